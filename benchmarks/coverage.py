@@ -1,0 +1,235 @@
+"""Does the 95 % interval cover? Simulated series through the shipped procedure, stop rule included.
+
+    python benchmarks/coverage.py [--series 2000] [--jobs 2] [--cells PATTERN] [--seed 1] [--markdown FILE]
+
+Needs numpy beside Prony. Exits with 1 when a cell misses its gate. What the columns mean, and what is
+simulated, is told in docs/statistics.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from multiprocessing import Pool
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+from coverage_series import SWITCH_GAP, SWITCH_WINDOW_S, Array, Cell, Series, all_cells
+from prony_node.stats import Estimate, StopRule, Tracker, mean_interval, normal_quantile
+
+RULE = StopRule()
+DRIFT = RULE.drift_limit
+NORMAL = normal_quantile(0.975)
+CHUNK = 100
+COVERAGE_GATE, COVERAGE_GATE_AR_09 = 0.93, 0.90
+WIDTH_GATE, FLAG_GATE, FALSE_FLAG_GATE = 1.5, 0.95, 0.05
+
+
+@dataclass
+class Tally:
+    """Sums over the series of a cell; two of them add up field by field."""
+
+    series: int = 0
+    covered: int = 0
+    batch_covered: int = 0
+    width: float = 0.0
+    ideal_width: float = 0.0
+    steps: float = 0.0
+    reached_tolerance: int = 0
+    false_flags: int = 0
+    drift_yes: int = 0
+    drift_no: int = 0
+    ideal_power: float = 0.0
+    several_levels: int = 0
+    unsteady: int = 0
+    ideal_jump: float = 0.0
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+
+def run_until_stop(cell: Cell, series: Series) -> tuple[Array, Estimate, bool]:
+    """Feed blocks until the tracker stops; the durations fed, the estimate, whether tolerance was met."""
+    tracker = Tracker(rule_of(cell))
+    k = cell.block_steps
+    parts: list[Array] = []
+    while True:
+        durations = series.more(max(128, sum(map(len, parts)) // 4))
+        for i, duration_s in enumerate(durations.tolist()):
+            tracker.add(duration_s, k)
+            if tracker.due():
+                decision = tracker.decide()
+                if decision.stop:
+                    assert decision.estimate is not None
+                    fed = np.concatenate([*parts, durations[: i + 1]])
+                    return fed, decision.estimate, decision.reason.startswith("the interval")
+        parts.append(durations)
+
+
+def rule_of(cell: Cell) -> StopRule:
+    if cell.kind == "switch":  # a change in mid-window needs a window that is known beforehand
+        return StopRule(min_time_s=SWITCH_WINDOW_S, max_time_s=SWITCH_WINDOW_S)
+    return RULE
+
+
+def with_drift(cell: Cell, durations: Array, window_s: float) -> Estimate:
+    """The same series with a rise of DRIFT over the window, looked at once, at the same length."""
+    k = cell.block_steps
+    middles = np.arange(len(durations)) + 0.5 - len(durations) / 2
+    rise = DRIFT * middles * k * cell.step_s / window_s
+    tracker = Tracker(rule_of(cell))
+    risen = durations + cell.step_s * k * cell.true_mean * rise
+    # Merged two by two as the tracker itself would do when full; only quicker.
+    merge = 1
+    while len(risen) // merge >= 512:
+        merge *= 2
+    whole = len(risen) - len(risen) % merge
+    for duration_s in risen[:whole].reshape(-1, merge).sum(axis=1).tolist():
+        tracker.add(duration_s, k * merge)
+    found = tracker.estimate()
+    assert found is not None
+    return found
+
+
+def twenty_batches_cover(durations: Array, block_steps: int, truth_s: float) -> bool:
+    """Plain batch means over everything that was fed, for comparison."""
+    batches = [float(np.mean(part)) / block_steps for part in np.array_split(durations, 20)]
+    plain = mean_interval(batches, 0.95)
+    return plain.low is not None and plain.high is not None and plain.low <= truth_s <= plain.high
+
+
+def run_chunk(task: tuple[Cell, int, int, int]) -> tuple[Cell, Tally]:
+    cell, seed, first, count = task
+    tally = Tally()
+    for index in range(first, first + count):
+        rng = np.random.default_rng([seed, *cell.name.encode(), index])
+        durations, found, reached = run_until_stop(cell, Series(cell, rng))
+        truth_s = cell.step_s * cell.true_mean
+        error = math.sqrt(cell.mean_variance(found.steps)) / cell.true_mean
+        drifting = with_drift(cell, durations, found.window_s)
+        tally.series += 1
+        tally.covered += found.step_time_low_s <= truth_s <= found.step_time_high_s
+        tally.batch_covered += twenty_batches_cover(durations, cell.block_steps, truth_s)
+        tally.width += found.relative_half_width
+        tally.ideal_width += NORMAL * error
+        tally.steps += found.steps + found.cut_steps
+        tally.reached_tolerance += reached
+        tally.false_flags += found.drifting == "yes"
+        tally.drift_yes += drifting.drifting == "yes"
+        tally.drift_no += drifting.drifting == "no"
+        tally.ideal_power += 0.5 * math.erfc((NORMAL - DRIFT / (math.sqrt(12.0) * error)) / math.sqrt(2.0))
+        tally.several_levels += found.levels > 1
+        tally.unsteady += found.levels > 1 or found.drifting == "yes"
+        tally.ideal_jump += SWITCH_GAP / (2.0 * error)
+    return cell, tally
+
+
+@dataclass(frozen=True)
+class Row:
+    """A cell's figures and its gate."""
+
+    cell: Cell
+    tally: Tally
+
+    def share(self, count: float) -> float:
+        return count / self.tally.series
+
+    @property
+    def width_ratio(self) -> float:
+        return self.tally.width / self.tally.ideal_width
+
+    @property
+    def detectable(self) -> bool:
+        """Whether a detector that knows the true noise would see the drift in 95 % of the series."""
+        return self.share(self.tally.ideal_power) >= FLAG_GATE
+
+    @property
+    def jump_visible(self) -> bool:
+        """Whether one who knows the noise, and tests at 0.1 % as the place is unknown, sees it in 95 %."""
+        return self.share(self.tally.ideal_jump) >= 3.29 + 1.645
+
+    def misses(self) -> list[str]:
+        tally = self.tally
+        if self.cell.kind == "switch":
+            return [] if not self.jump_visible or self.share(tally.several_levels) >= FLAG_GATE else ["jump missed"]
+        least = COVERAGE_GATE_AR_09 if self.cell.ar == 0.9 else COVERAGE_GATE
+        found = []
+        if self.share(tally.covered) < least:
+            found.append("coverage")
+        if self.width_ratio > WIDTH_GATE:
+            found.append("width")
+        if self.share(tally.false_flags) > FALSE_FLAG_GATE:
+            found.append("false flags")
+        if self.detectable and self.share(tally.drift_yes) < FLAG_GATE:
+            found.append("drift missed")
+        return found
+
+    def columns(self) -> list[str]:
+        tally, share = self.tally, self.share
+        unknown = tally.series - tally.drift_yes - tally.drift_no
+        return [
+            self.cell.kind, self.cell.loop, f"{100 * self.cell.variation:g}", f"{self.cell.ar:g}",
+            f"{100 * share(tally.covered):.1f}", f"{100 * share(tally.batch_covered):.1f}",
+            f"{self.width_ratio:.2f}", f"{100 * share(tally.width):.2g}", f"{share(tally.steps):.0f}",
+            f"{100 * share(tally.reached_tolerance):.0f}", f"{100 * share(tally.false_flags):.1f}",
+            f"{100 * share(tally.drift_yes):.1f}", f"{100 * share(tally.drift_no):.1f}",
+            f"{100 * share(unknown):.0f}", "yes" if self.detectable else "no",
+            f"{100 * share(tally.several_levels):.1f}", ", ".join(self.misses()) or "pass",
+        ]  # fmt: skip
+
+
+HEADER = [
+    "scenario", "loop", "CV %", "AR", "covered %", "20 batches %", "width ratio", "half width %", "steps",
+    "in tol. %", "false flags %", "drift yes %", "drift no %", "drift unknown %", "detectable",
+    "levels > 1 %", "gate",
+]  # fmt: skip
+
+
+def table(rows: Iterable[Row]) -> str:
+    lines = [HEADER, ["---"] * len(HEADER), *(row.columns() for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Coverage of Prony's intervals on simulated step times.")
+    parser.add_argument("--series", type=int, default=2000, help="series a cell")
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("--cells", default="", help="only cells whose name matches this expression")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--markdown", type=Path, help="also write the table here")
+    options = parser.parse_args()
+    cells = [cell for cell in all_cells() if re.search(options.cells, cell.name)]
+    tasks = [
+        (cell, options.seed, first, min(CHUNK, options.series - first))
+        for cell in cells
+        for first in range(0, options.series, CHUNK)
+    ]
+    tallies = {cell: Tally() for cell in cells}
+    started = time.monotonic()
+    with Pool(options.jobs) as pool:
+        for done, (cell, tally) in enumerate(pool.imap_unordered(run_chunk, tasks), start=1):
+            tallies[cell] += tally
+            print(
+                f"\r{done}/{len(tasks)} {time.monotonic() - started:.0f} s {cell.name:40}",
+                end="",
+                file=sys.stderr,
+            )
+    print(file=sys.stderr)
+    rows = [Row(cell, tally) for cell, tally in tallies.items()]
+    text = table(rows)
+    print(text)
+    if options.markdown:
+        options.markdown.write_text(text, encoding="utf-8")
+    return 1 if any(row.misses() for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

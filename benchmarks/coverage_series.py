@@ -1,0 +1,146 @@
+"""Simulated series of step times whose true mean, and the true variance of whose mean, are known.
+
+All times are relative to the undisturbed step. The noise is a Gaussian AR(1) series of single steps; the
+sums over blocks are drawn from their exact law, so that no step has to be simulated one by one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+OUTLIER_SHARE, OUTLIER_EXTRA = 0.01, 2.0  # one step in a hundred takes three times as long
+STALL_EVERY, STALL_EXTRA = 50, 1.0  # every 50th step waits for the loader as long as a step takes
+LEVEL_HALF_GAP, LEVEL_STAY_S = 0.015, 1.0  # two clocks 3 % apart, exponential stays of 1 s on average
+DECAY_HEIGHT, DECAY_S = 0.3, 0.5  # first steps 30 % slower, decaying with a time constant of 0.5 s
+BOOST_HEIGHT, BOOST_S = -0.05, 1.5  # first 1.5 s 5 % faster, then the power limit is reached
+SWITCH_GAP, SWITCH_WINDOW_S = 0.03, 20.0  # one change of clock by 3 % in the middle of a 20 s window
+
+KINDS = ("steady", "decay", "boost", "outliers", "stalls", "levels", "switch")
+# Loops as the measured loop delivers them: quick steps in blocks of 20 ms, slow ones one by one.
+LOOPS = {"fast": (0.002, 10), "slow": (0.050, 1)}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row of the table."""
+
+    kind: str
+    loop: str
+    variation: float
+    ar: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}-{self.loop}-cv{100 * self.variation:g}-ar{self.ar:g}"
+
+    @property
+    def step_s(self) -> float:
+        return LOOPS[self.loop][0]
+
+    @property
+    def block_steps(self) -> int:
+        return LOOPS[self.loop][1]
+
+    @property
+    def true_mean(self) -> float:
+        extra = {"outliers": OUTLIER_SHARE * OUTLIER_EXTRA, "stalls": STALL_EXTRA / STALL_EVERY}
+        return 1.0 + extra.get(self.kind, 0.0)
+
+    def mean_variance(self, steps: int) -> float:
+        """Variance of the mean over so many steps, from the true long-run variance."""
+        variance = self.variation**2 * (1.0 + self.ar) / (1.0 - self.ar) / steps
+        if self.kind == "outliers":
+            variance += OUTLIER_SHARE * (1.0 - OUTLIER_SHARE) * OUTLIER_EXTRA**2 / steps
+        if self.kind == "levels":
+            variance += LEVEL_HALF_GAP**2 * LEVEL_STAY_S / (steps * self.step_s)
+        if self.kind == "stalls":
+            # The phase is random: a window holds one stall more or less, unless it is whole periods.
+            part = (steps % STALL_EVERY) / STALL_EVERY
+            variance += part * (1.0 - part) * STALL_EXTRA**2 / steps**2
+        return variance
+
+
+class Series:
+    """The blocks of one run, made as they are asked for."""
+
+    def __init__(self, cell: Cell, rng: np.random.Generator) -> None:
+        self.cell = cell
+        self._rng = rng
+        self._steps = 0
+        self._phase = int(rng.integers(STALL_EVERY))
+        self._state = float(rng.normal()) * cell.variation
+        k, ar = cell.block_steps, cell.ar
+        powers = ar ** np.arange(k - 1, -1, -1.0)  # weight of each innovation in the block's last step
+        weights = np.cumsum(powers[::-1])[::-1]  # and in the sum over the block
+        self._carry = ar**k
+        self._lead = float(np.sum(ar ** np.arange(1.0, k + 1)))
+        innovation = cell.variation * math.sqrt(1.0 - ar * ar)
+        self._last_sd = innovation * float(np.sqrt(powers @ powers))
+        self._shared = innovation * float(weights @ powers) / float(np.sqrt(powers @ powers))
+        rest = innovation**2 * float(weights @ weights) - self._shared**2
+        self._own = math.sqrt(max(rest, 0.0))
+        self._switches = np.zeros(1)
+        self._first_level = 1.0 if rng.random() < 0.5 else -1.0
+
+    def more(self, blocks: int) -> Array:
+        """Durations in seconds of the next blocks."""
+        cell, k = self.cell, self.cell.block_steps
+        edges = self._steps + k * np.arange(blocks + 1)
+        self._steps += k * blocks
+        relative = k + self._noise(blocks) + np.diff(self._extra(edges))
+        if cell.kind == "outliers":
+            relative += OUTLIER_EXTRA * self._rng.binomial(k, OUTLIER_SHARE, blocks)
+        # At 20 % one step in four million would be negative; stopping it moves the mean by nothing.
+        return cell.step_s * np.maximum(relative, 0.01 * k)
+
+    def _noise(self, blocks: int) -> Array:
+        first, second = self._rng.normal(size=(2, blocks))
+        carry = self._carry
+        pushes = (first * self._last_sd).tolist()
+        states = np.array(list(accumulate(pushes, lambda x, e: carry * x + e, initial=self._state)))
+        self._state = float(states[-1])
+        return self._lead * states[:-1] + self._shared * first + self._own * second
+
+    def _extra(self, edges: NDArray[np.int64]) -> Array:
+        """What the disturbance has added up to each edge, in steps."""
+        cell = self.cell
+        times_s = edges * cell.step_s
+        if cell.kind == "stalls":
+            return STALL_EXTRA * ((edges + self._phase) // STALL_EVERY).astype(float)
+        if cell.kind == "decay":
+            return -DECAY_HEIGHT * DECAY_S / cell.step_s * np.exp(-times_s / DECAY_S)
+        if cell.kind == "boost":
+            return BOOST_HEIGHT * np.minimum(times_s, BOOST_S) / cell.step_s
+        if cell.kind == "switch":
+            return SWITCH_GAP * np.maximum(times_s - SWITCH_WINDOW_S / 2, 0.0) / cell.step_s
+        if cell.kind == "levels":
+            return LEVEL_HALF_GAP * self._telegraph(times_s) / cell.step_s
+        return np.zeros(len(edges))
+
+    def _telegraph(self, times_s: Array) -> Array:
+        """Time spent on the upper level less that on the lower, up to each time."""
+        while self._switches[-1] < times_s[-1]:
+            stays_s = self._rng.exponential(LEVEL_STAY_S, 64)
+            self._switches = np.append(self._switches, self._switches[-1] + np.cumsum(stays_s))
+        signs = self._first_level * (-1.0) ** np.arange(len(self._switches) - 1)
+        spent_s = np.append(0.0, np.cumsum(signs * np.diff(self._switches)))
+        return np.asarray(np.interp(times_s, self._switches, spent_s))
+
+
+def all_cells() -> list[Cell]:
+    """Every row of the table: the whole grid for quick steps, its corners for slow ones and the switch."""
+    return [
+        Cell(kind, loop, variation, ar)
+        for loop in LOOPS
+        for kind in KINDS
+        for variation in (0.005, 0.05, 0.20)
+        for ar in (0.0, 0.3, 0.6, 0.9)
+        if ar in (0.0, 0.9) or (loop == "fast" and kind != "switch")
+    ]

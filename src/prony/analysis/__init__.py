@@ -1,0 +1,1 @@
+"""From records to what they mean: pure functions, no files, no clock."""

@@ -1,0 +1,88 @@
+"""Effective settings of records: what they are and where they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from prony_node.contract.settings import SETTINGS
+
+Record = dict[str, Any]
+
+# A preset only chooses other settings, and those are compared themselves.
+LABELS = ("preset",)
+USUAL = ("mode", "batch_size", "precision")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something that is not the same on both sides; None where a side does not have it."""
+
+    name: str
+    a: Any
+    b: Any
+
+
+def settings_of(record: Record) -> dict[str, Any]:
+    """Effective settings; as requested where the run failed before they were known."""
+    trial = record["trial"]
+    return dict(trial.get("effective") or trial.get("settings") or {})
+
+
+def show_setting(value: Any) -> str:
+    """A value as a person would type it."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "-" if value is None else str(value)
+
+
+def setting_differences(a: Record, b: Record) -> list[Difference]:
+    """Settings that differ, the workload first, then in the order in which settings are listed."""
+    found = []
+    if a["trial"]["workload"] != b["trial"]["workload"]:
+        found.append(Difference("workload", a["trial"]["workload"], b["trial"]["workload"]))
+    ours, theirs = settings_of(a), settings_of(b)
+    for name in in_order(ours | theirs):
+        if ours.get(name) != theirs.get(name):
+            found.append(Difference(name, ours.get(name), theirs.get(name)))
+    return found
+
+
+def questions(differences: Sequence[Difference]) -> list[str]:
+    """The settings that a comparison is about.
+
+    A setting that one side alone has (the optimizer, against inference) follows from another one that
+    differs, and a preset is the sum of what it chose: neither is a question of its own, unless alone.
+    """
+    own = [d.name for d in differences if d.a is not None and d.b is not None and d.name not in LABELS]
+    return own or [d.name for d in differences]
+
+
+def varying(records: Sequence[Record]) -> list[str]:
+    """Settings that take more than one value over these records."""
+    every = [settings_of(record) for record in records]
+    names = in_order({name: None for settings in every for name in settings})
+    values = {name: {str(settings[name]) for settings in every if name in settings} for name in names}
+    found = [name for name in names if len(values[name]) > 1]
+    own = [name for name in found if name not in LABELS]
+    return own or found
+
+
+def shown_settings(records: Sequence[Record]) -> list[str]:
+    """The settings that a table of these records shows: the usual ones, and what a workload's runs vary.
+
+    What differs between workloads alone follows from the workload and would only widen the table.
+    """
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        groups.setdefault(record["trial"]["workload"], []).append(record)
+    usual = [name for name in USUAL if any(name in settings_of(record) for record in records)]
+    names = [*usual, *(name for group in groups.values() for name in varying(group))]
+    return in_order(dict.fromkeys(names))
+
+
+def in_order(names: dict[str, Any]) -> list[str]:
+    """Names in the order of the settings' table, a workload's own ones after them."""
+    table = [name for name in SETTINGS if name in names]
+    return table + sorted(name for name in names if name not in SETTINGS)

@@ -1,0 +1,108 @@
+"""`prony compare`: what differs between two runs, and which is faster."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from prony.cli.open_store import RUNS_HELP, open_store
+from prony_node.contract.errors import RequestError
+from prony_node.contract.record import read_record
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from prony.analysis.compare import Comparison, Side
+    from prony.analysis.settings import Difference
+    from prony.store import Store
+
+RUN_HELP = "A run as for `prony show`, or several repeats of it with commas between."
+MOST_FACTS = 12
+
+
+def compare(
+    a: Annotated[str, typer.Argument(metavar="RUN[,RUN...]", help=RUN_HELP)],
+    b: Annotated[str, typer.Argument(metavar="RUN[,RUN...]", help="What to compare with it, likewise.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the comparison alone, as JSON.")] = False,
+    runs: Annotated[Path | None, typer.Option("--runs", help=RUNS_HELP)] = None,
+) -> None:
+    """Say what differs between two runs in settings and facts, and the ratio of their rates."""
+    store, _ = open_store(runs)
+    ours, theirs = _records(store, a), _records(store, b)
+    both = {record["id"] for record in ours} & {record["id"] for record in theirs}
+    if both:
+        raise RequestError(f"{', '.join(sorted(both))} stands on both sides; a run is no comparison with itself")
+    from prony.analysis.compare import compare as compare_records
+
+    comparison = compare_records(ours, theirs)
+    if as_json:
+        print(json.dumps(comparison.to_json(), indent=1))
+        return
+    from prony.cli.tables import make_console
+
+    print_comparison(make_console(), comparison)
+
+
+def _records(store: Store, text: str) -> list[dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for word in filter(None, text.split(",")):
+        record = read_record(store.find(word).folder)
+        if record is None:
+            raise RequestError(f"{word} has no readable record.json")
+        found[record["id"]] = record
+    if not found:
+        raise RequestError(f"{text!r} names no run")
+    return list(found.values())
+
+
+def print_comparison(console: Console, comparison: Comparison) -> None:
+    """The comparison for a person: the answer first, then what differs."""
+    from rich.text import Text
+
+    from prony.analysis.sentences import sentences
+
+    for name, side in (("A", comparison.a), ("B", comparison.b)):
+        console.print(Text.assemble((f"{name}  ", "bold"), _side(side)), soft_wrap=True)
+    first, *others = sentences(comparison)
+    console.print(Text(first, "bold"))
+    for sentence in others:
+        console.print(Text(sentence))
+    _print_differences(console, "settings that differ", comparison.settings)
+    _print_differences(console, "facts that differ", comparison.facts)
+    _print_differences(console, "worth a note", comparison.noted)
+    if comparison.doubts:
+        console.print(Text("doubts", "bold"))
+        for doubt in comparison.doubts:
+            console.print(Text(f"  {doubt}", "yellow"), soft_wrap=True)
+
+
+def _side(side: Side) -> str:
+    from prony.report.numbers import format_rate
+
+    rate = format_rate(side.rate, side.unit, side.low, side.high)
+    covers = f" (95 %, {side.interval})" if side.interval != "none" else ""
+    return f"{rate}{covers}  {', '.join(side.runs)}"
+
+
+def _print_differences(console: Console, title: str, differences: list[Difference]) -> None:
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    from prony.analysis.settings import show_setting
+
+    if not differences:
+        return
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("", no_wrap=True)
+    table.add_column("A", overflow="fold")
+    table.add_column("B", overflow="fold")
+    for difference in differences[:MOST_FACTS]:
+        table.add_row(Text(difference.name), Text(show_setting(difference.a)), Text(show_setting(difference.b)))
+    console.print(Text(title, "bold"))
+    console.print(Padding(table, (0, 0, 0, 2)))
+    if len(differences) > MOST_FACTS:
+        console.print(Text(f"  and {len(differences) - MOST_FACTS} more; --json has all of them", "dim"))

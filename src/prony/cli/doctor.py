@@ -1,0 +1,211 @@
+"""`prony doctor`: this machine as Prony sees it. A node process answers, so that torch stays on its side."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from prony.launch.node import ask_node
+
+GIB = 2**30
+WIDTH = 100  # columns, where the output is no terminal
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the document alone, as JSON.")] = False,
+) -> None:
+    """Describe this machine: devices, topology, clocks, power sources, torch, and what is missing."""
+    with tempfile.TemporaryDirectory(prefix="prony-doctor-") as folder:
+        document = ask_node("doctor", Path(folder))
+    if as_json:
+        print(json.dumps(document, indent=1))
+    else:
+        show(document)
+
+
+def show(document: dict[str, Any], console: Any = None) -> None:
+    """The document for a person."""
+    from rich.console import Console
+    from rich.panel import Panel
+    from rich.table import Table
+    from rich.text import Text
+
+    out = console or Console(width=None if Console().is_terminal else WIDTH)
+
+    def panel(title: str, rows: list[tuple[str, str]]) -> None:
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="bold", no_wrap=True)
+        table.add_column(overflow="fold")
+        for label, text in rows:
+            table.add_row(label, Text(text))  # not markup: a value may hold brackets
+        out.print(Panel(table, title=title, title_align="left", width=min(out.width, WIDTH)))
+
+    panel("host", host_rows(document["host"], document["container"]))
+    for device in document["devices"]:
+        panel(f"device {device['device']}", device_rows(device))
+    links = link_rows(document["topology"])
+    if links:
+        panel("topology", links)
+    panel("torch", torch_rows(document["torch"], document["software"]))
+    panel("power, containers, schedulers", around_rows(document))
+    table = Table(title="missing", title_justify="left", width=min(out.width, WIDTH))
+    for column in ("what", "needed for", "how"):
+        table.add_column(column, overflow="fold")
+    for entry in document["missing"]:
+        table.add_row(*(Text(entry[name]) for name in ("what", "needed_for", "how")))
+    if document["missing"]:
+        out.print(table)
+    else:
+        out.print("Nothing is missing.")
+
+
+def host_rows(host: dict[str, Any], container: dict[str, Any]) -> list[tuple[str, str]]:
+    cpu, memory, group = host["cpu"], host["memory"], host["cgroup"]
+    nodes = [f"{node['node']}: {node['cpus'] or 'no CPUs'}, {gib(node['memory_bytes'])}" for node in host["numa"]]
+    limits = [
+        f"{group['cpu_limit_cores']:g} cores" if group["cpu_limit_cores"] else "",
+        f"{gib(group['memory_limit_bytes'])} of memory" if group["memory_limit_bytes"] else "",
+    ]
+    clock = cpu["frequency"]
+    governors = ", ".join(clock["governors"] or []) or "no governor shown"
+    highest, possible = said(clock["highest_allowed_mhz"]), said(clock["highest_possible_mhz"])
+    virtual = host["hypervisor"]
+    around = [entry["name"] for entry in container["runtimes"]]
+    return [
+        ("name", f"{said(host['hostname'])}, {said(host['product'])}"),
+        ("system", f"{said(host['os'])}, Linux {said(host['kernel'])}, {said(host['architecture'])}"),
+        ("CPU", f"{said(cpu['model'])}: sockets {said(cpu['sockets'])}, cores {said(cpu['cores'])}, "
+                f"threads {said(cpu['threads'])}; allowed {said(cpu['allowed']['cpus'])}"),
+        ("CPU clocks", f"{governors}; {highest} MHz allowed, {possible} MHz possible"
+         if clock["governors"] or clock["highest_allowed_mhz"] else "not shown by the kernel"),
+        ("memory", f"{gib(memory['total_bytes'])}, {gib(memory['available_bytes'])} available, "
+                   f"{gib(memory['swap_total_bytes'])} swap"),
+        ("NUMA nodes", "\n".join(nodes) or "unknown"),
+        ("limits", ", ".join(filter(None, limits)) or "none set by a control group"),
+        ("virtual", {True: virtual["name"] or "yes", False: "no"}.get(virtual["present"], "unknown")),
+        ("container", ", ".join(around) + (f", image {container['image']}" if container["image"] else "")
+         if around else "none seen"),
+    ]  # fmt: skip
+
+
+def device_rows(device: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = [("name", f"{said(device['name'])} ({said(device['counts_as'])}), {gib(device['memory_total_bytes'])}")]
+    if device["kind"] != "cpu":
+        rows += accelerator_rows(device)
+    can = device.get("abilities") or {}
+    plain = {name: entry for name, entry in can.items() if name != "attention"}
+    attention = {f"{name} attention": entry for name, entry in (can.get("attention") or {}).items()}
+    everything = plain | attention
+    rows.append(
+        (
+            "can",
+            ", ".join(words(name) for name, entry in everything.items() if entry["can"]) or "nothing tried",
+        )
+    )
+    cannot = [f"{words(name)} ({entry['reason']})" for name, entry in everything.items() if not entry["can"]]
+    if cannot:
+        rows.append(("cannot", "; ".join(cannot)))
+    return rows
+
+
+def accelerator_rows(device: dict[str, Any]) -> list[tuple[str, str]]:
+    clocks, limit, pci = (Said(device.get(name) or {}) for name in ("clocks", "power_limit", "pci"))
+    plain = Said(device)
+    return [
+        ("UUID", plain["uuid"]),
+        ("driver", f"{plain['driver']}, {plain['architecture']}, {plain['multiprocessors']} multiprocessors"),
+        ("PCI", f"{pci['address']}, generation {pci['generation_now']} of {pci['generation_max']}, "
+                f"{pci['width_now']} of {pci['width_max']} lanes"),
+        ("clocks", f"{clocks['sm_now_mhz']} MHz now, {clocks['sm_max_mhz']} at most; "
+                   f"memory {clocks['memory_now_mhz']} now, {clocks['memory_max_mhz']} at most"),
+        ("power limit", f"{limit['set_w']} W set, {limit['default_w']} default, {limit['max_w']} at most"),
+        ("modes", f"ECC {plain['ecc']}, MIG {plain['mig']}, persistence {plain['persistence']}, "
+                  f"compute {plain['compute_mode']}"),
+    ]  # fmt: skip
+
+
+def link_rows(topology: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = [
+        (near["device"], f"NUMA node {said(near['numa_node'])}, cores {said(near['cpus'])}")
+        for near in topology["near"]
+    ]
+    names = {device["uuid"]: str(index) for index, device in enumerate(topology["links"]["devices"])}
+    for device in topology["links"]["devices"]:
+        rows.append((f"GPU {names[device['uuid']]}", f"{said(device['nvlinks_active'])} NVLinks active"))
+    for pair in topology["links"]["pairs"]:
+        one, other = (names.get(uuid, uuid) for uuid in pair["between"])
+        path = "NVLink" if pair["nvlink"] else said(pair["pcie"])
+        rows.append((f"GPU {one} - {other}", path))
+    return rows
+
+
+def torch_rows(torch: dict[str, Any], software: dict[str, Any]) -> list[tuple[str, str]]:
+    python = ("Python", f"{software['python']}, prony_node {software['prony_node']}")
+    if not torch["installed"]:
+        return [python, ("torch", f"none: {torch['reason']}")]
+    labels = {
+        "CUDA": "cuda",
+        "ROCm": "hip",
+        "cuDNN": "cudnn",
+        "NCCL": "nccl",
+        "oneDNN": "onednn",
+        "BLAS": "blas",
+    }
+    parts = [f"{label} {torch[key]}" for label, key in labels.items() if torch.get(key)]
+    packages = [
+        f"{name} {version}" for name, version in software["packages"].items() if not name.startswith("nvidia-c")
+    ]
+    return [
+        python,
+        ("torch", ", ".join([torch["version"], *parts])),
+        ("threads", f"{said(torch['threads'])}, CPU kernels {said(torch['cpu_capability'])}"),
+        ("distributed", ", ".join(torch["distributed"]) or "none"),
+        ("packages", ", ".join(packages)),
+    ]
+
+
+def around_rows(document: dict[str, Any]) -> list[tuple[str, str]]:
+    sources = [
+        f"{source['kind']}: {source['covers']}" + ("" if source["readable"] else f" ({source['reason']})")
+        for source in document["power_sources"]
+    ]
+    present = {key: [name for name, there in document[key].items() if there] for key in ("runtimes", "schedulers")}
+    return [
+        ("power sources", "\n".join(sources) or "none found"),
+        ("containers", ", ".join(present["runtimes"]) or "no runtime on PATH"),
+        ("schedulers", ", ".join(present["schedulers"]) or "none on PATH"),
+        (
+            "environment",
+            "\n".join(f"{name}={value}" for name, value in document["environment"].items())
+            or "nothing set that changes results",
+        ),
+    ]
+
+
+class Said:
+    """Facts for a person: what was not found is the word for it."""
+
+    def __init__(self, facts: dict[str, Any]) -> None:
+        self.facts = facts
+
+    def __getitem__(self, name: str) -> str:
+        return said(self.facts.get(name))
+
+
+def said(value: Any) -> str:
+    """A value, or the word for one that was not found."""
+    if value is None:
+        return "unknown"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def gib(size_bytes: int | None) -> str:
+    return "unknown" if size_bytes is None else f"{size_bytes / GIB:.1f} GiB"
+
+
+def words(name: str) -> str:
+    return name.replace("_", " ")

@@ -1,0 +1,129 @@
+"""Making runs one after the other, for `run` and `sweep`: start, show, interrupt, collect, index."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+from prony import catalog
+from prony.cli.progress import Display
+from prony.launch.local import LocalRun
+from prony.plan.request import make_plan
+from prony_node.contract.plan import Stop
+from prony_node.contract.trial import Trial
+
+EXIT_OK, EXIT_FAILED, EXIT_REQUEST, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run to be made."""
+
+    trial: Trial
+    stop: Stop
+    repeat: int = 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A run that was made."""
+
+    folder: Path
+    record: dict[str, Any]
+
+
+class Interrupts:
+    """Counts Ctrl-C instead of raising at an arbitrary place: the first ends the run, the second kills it."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __enter__(self) -> Interrupts:
+        self._before = signal.signal(signal.SIGINT, self._on_interrupt)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+
+
+def runs_root(out: Path | None) -> Path:
+    """Where run folders lie: --out, else $PRONY_RUNS, else ./runs."""
+    return out if out is not None else Path(os.environ.get("PRONY_RUNS") or "runs")
+
+
+def execute(jobs: list[Job], root: Path, display: Display) -> tuple[list[Outcome], bool]:
+    """Make these runs; the outcomes, and whether a person interrupted before all were made."""
+    outcomes: list[Outcome] = []
+    with Interrupts() as interrupts:
+        for number, job in enumerate(jobs, start=1):
+            if interrupts.count:
+                return outcomes, True
+            title = str(job.trial) if len(jobs) == 1 else f"[{number}/{len(jobs)}] {job.trial}"
+            outcome = _run_one(job, root, display, title, interrupts)
+            index(root, outcome.folder)
+            outcomes.append(outcome)
+            if outcome.record["status"] != "ok":
+                display.note(f"{title}: {_first_line(outcome.record)}")
+        return outcomes, interrupts.count > 0
+
+
+def _run_one(job: Job, root: Path, display: Display, title: str, interrupts: Interrupts) -> Outcome:
+    plan = make_plan(job.trial, job.stop, tuple(catalog.peaks()), job.repeat)
+    run = LocalRun(plan, root)
+    run.start()
+    heard = 0
+    display.begin(title)
+    try:
+        for line in run.follow():
+            display.update(line)
+            if interrupts.count > heard:
+                heard = interrupts.count
+                if heard == 1:
+                    display.note("ending the run and writing its record; Ctrl-C again kills it at once")
+                    run.interrupt()
+                else:
+                    run.kill()
+    finally:
+        display.end()
+    return Outcome(run.folder, run.collect())
+
+
+def index(root: Path, folder: Path) -> None:
+    """Put a run into the index; the run folder is the truth, so a broken index loses nothing."""
+    from prony.store import Store
+
+    try:
+        Store(root).ingest(folder)
+    except Exception as error:
+        print(
+            f"prony: {folder.name} is not in the index yet ({error}); `prony runs` tries again",
+            file=sys.stderr,
+        )
+
+
+def exit_code(records: Iterable[dict[str, Any]], interrupted: bool) -> int:
+    """0 when all is good; 130 interrupted; 1 something failed; 2 when the machine refused every request."""
+    bad = [record for record in records if record["status"] != "ok"]
+    if interrupted or any(record["status"] == "interrupted" for record in bad):
+        return EXIT_INTERRUPTED
+    if not bad:
+        return EXIT_OK
+    refused = all(record["failure"]["kind"] == "request" for record in bad)
+    return EXIT_REQUEST if refused else EXIT_FAILED
+
+
+def _first_line(record: dict[str, Any]) -> str:
+    failure = record["failure"]
+    message = failure["message"].splitlines()[0]
+    return message if record["status"] == "interrupted" else f"failed ({failure['kind']}): {message}"

@@ -1,0 +1,99 @@
+"""`prony list`: what there is to measure, and with which settings."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from prony_node.contract.errors import unknown
+
+THINGS = ("workloads", "settings", "suites")
+
+
+def list_(
+    what: Annotated[str, typer.Argument(metavar="workloads|settings|suites", help="What to list.")] = "workloads",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the list alone, as JSON.")] = False,
+) -> None:
+    """List the workloads, settings or suites there are, a line each."""
+    if what not in THINGS:
+        raise unknown("thing to list", what, THINGS)
+    entries = {"workloads": _workloads, "settings": _settings, "suites": _suites}[what]()
+    if as_json:
+        print(json.dumps(entries, indent=1))
+    else:
+        _print(what, entries)
+
+
+def _workloads() -> list[dict[str, Any]]:
+    from prony_node.workloads import WORKLOADS
+
+    return [
+        {
+            "name": workload.name,
+            "help": workload.help,
+            "unit": workload.unit,
+            "parameters": workload.parameters,
+            "needs": workload.library or None,
+            "source": workload.source,
+        }
+        for workload in WORKLOADS.values()
+    ]
+
+
+def _settings() -> list[dict[str, Any]]:
+    from prony_node.contract.settings import SETTINGS
+    from prony_node.workloads import WORKLOADS
+
+    owners: dict[Any, list[str]] = {}
+    for workload in WORKLOADS.values():
+        for own in workload.settings:
+            owners.setdefault(own, []).append(workload.name)
+    every = [*SETTINGS.values(), *owners]
+    return [
+        {
+            "name": setting.name,
+            "help": setting.help,
+            "kind": setting.kind,
+            "values": setting.values(),
+            "choices": list(setting.words()),
+            "workloads": owners.get(setting),  # null: of every workload
+        }
+        for setting in every
+    ]
+
+
+def _suites() -> list[dict[str, Any]]:
+    from prony.plan.suites import load_suites
+
+    return [
+        {"name": suite.name, "help": suite.help, "trials": [_trial(entry) for entry in suite.trials]}
+        for suite in load_suites().values()
+    ]
+
+
+def _trial(entry: Any) -> dict[str, Any]:
+    trial = getattr(entry, "trial", entry)
+    return {**trial.to_json(), "on": getattr(entry, "on", None)}
+
+
+def _print(what: str, entries: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from prony.cli.tables import make_console
+    from prony.report.numbers import format_si
+
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for entry in entries:
+        if what == "workloads":
+            more = f"{entry['unit']}, {format_si(entry['parameters'], ' parameters')}"
+        elif what == "settings":
+            more = entry["values"] + (f"; of {', '.join(entry['workloads'])}" if entry["workloads"] else "")
+        else:
+            more = f"{len(entry['trials'])} trials"
+        table.add_row(Text(entry["name"], "bold"), Text.assemble(entry["help"], (f"  ({more})", "dim")))
+    make_console().print(table)

@@ -1,0 +1,118 @@
+"""The front door: which verbs there are. A verb's file is imported when that verb is used, and not before."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from prony import __version__
+from prony_node.contract.errors import RequestError, nearest
+
+EXIT_REQUEST, EXIT_INTERRUPTED = 2, 130
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A verb's function and the line that stands for it in `prony --help`."""
+
+    module: str
+    function: str
+    help: str
+
+
+VERBS = {
+    "run": Verb("prony.cli.run", "run", "Measure a workload, or every trial of a suite, on this machine."),
+    "sweep": Verb("prony.cli.sweep", "sweep", "Measure a grid of settings; what is finished is skipped."),
+    "list": Verb("prony.cli.list", "list_", "List the workloads, settings or suites there are."),
+    "show": Verb("prony.cli.show", "show", "Show the record of a run, with its phases and checks."),
+    "runs": Verb("prony.cli.runs", "runs", "List the runs here, newest first."),
+    "compare": Verb("prony.cli.compare", "compare", "Say what differs between two runs, and which is faster."),
+    "report": Verb("prony.cli.report", "report", "Write runs as one self-contained HTML file."),
+    "doctor": Verb("prony.cli.doctor", "doctor", "Describe this machine as Prony sees it."),
+}
+
+
+def main() -> None:
+    """The entry point of `prony`; it exits with 0, 1, 2 or 130."""
+    words = sys.argv[1:] or ["--help"]
+    verb = next((word for word in words if not word.startswith("-")), None)
+    if verb is not None and verb not in VERBS:
+        guess = nearest(verb, VERBS)
+        hint = f"; did you mean {guess!r}?" if guess else f"; known: {', '.join(VERBS)}"
+        refuse(f"unknown command {verb!r}{hint}")
+    try:
+        make_app(verb)(args=words, prog_name="prony")
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+
+
+def make_app(chosen: str | None) -> typer.Typer:
+    """The application, with the chosen verb's own function and a line for each of the others."""
+    app = typer.Typer(
+        help="Measure AI workloads on this machine, so that the number can be defended.",
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # plain help, in a third of the time
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    for name, verb in VERBS.items():
+        if name == chosen:
+            app.command(name)(guarded(_load(verb)))
+        else:
+            app.command(name, help=verb.help)(_not_loaded)
+    return app
+
+
+def guarded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A verb whose user's mistakes end as one sentence on stderr, without a traceback."""
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        try:
+            return function(*arguments, **options)
+        except RequestError as error:
+            refuse(str(error))
+        except KeyboardInterrupt:
+            print("prony: interrupted", file=sys.stderr)
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+
+    return call
+
+
+def refuse(sentence: str) -> None:
+    print(f"prony: {sentence}", file=sys.stderr)
+    sys.exit(EXIT_REQUEST)
+
+
+def _load(verb: Verb) -> Callable[..., Any]:
+    function: Callable[..., Any] = getattr(importlib.import_module(verb.module), verb.function)
+    return function
+
+
+def _not_loaded() -> None:
+    raise AssertionError("only the chosen verb is called")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"prony {__version__}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Measure AI workloads on this machine, so that the number can be defended."""
+
+
+if __name__ == "__main__":
+    main()

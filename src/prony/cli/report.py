@@ -1,0 +1,32 @@
+"""`prony report`: runs as one self-contained HTML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from prony.cli.open_store import RUNS_HELP, open_store
+from prony_node.contract.errors import RequestError
+
+
+def report(
+    chosen: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RUN]...", help="Runs as for `prony show`; none: all of them."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The file (else report.html beside the runs).")] = None,
+    runs: Annotated[Path | None, typer.Option("--runs", help=RUNS_HELP)] = None,
+) -> None:
+    """Write runs as one self-contained HTML file."""
+    store, _ = open_store(runs)
+    words = [word for text in chosen or [] for word in text.split(",") if word]
+    found = [store.find(word) for word in words] if words else store.runs()
+    if not found:
+        raise RequestError(f"there are no runs in {store.root} to report on")
+    from prony.report import build_report
+
+    folders = list(dict.fromkeys(run.folder for run in found))
+    written = build_report(folders, out or store.root / "report.html")
+    print(f"report: {written.absolute()}")

@@ -1,0 +1,153 @@
+"""`prony run`: measure a workload, or every trial of a suite, on this machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from prony.cli.execute import Job, Outcome, execute, exit_code, runs_root
+from prony.cli.progress import make_display
+from prony.launch.collect import collect_all
+from prony.launch.node import ask_node
+from prony.plan.request import check_target, make_stop, parse_trial, split_words
+from prony.plan.suites import Suite, load_suites
+from prony.plan.sweep import interleave
+from prony.report.numbers import format_number, format_rate, format_share
+from prony_node.contract.errors import RequestError
+from prony_node.contract.trial import Trial
+from prony_node.stats import between_run
+from prony_node.workloads import WORKLOADS, find_workload
+
+
+def run(
+    target: Annotated[str, typer.Argument(metavar="WORKLOAD|SUITE", help="What to measure: see `prony list`.")],
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="SETTING=VALUE", help="See `prony list settings`.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="Runs of each trial, in fresh processes.")] = 1,
+    tolerance: Annotated[str | None, typer.Option(help="Half-width of the 95 % interval to reach, such as 1%.")] = None,
+    max_time: Annotated[str | None, typer.Option(help="Most time to measure, such as 120s or 2m.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the record alone, as JSON.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Where run folders go (else $PRONY_RUNS, ./runs).")] = None,
+) -> None:
+    """Measure a workload, or every trial of a suite, on this machine."""
+    root = runs_root(out)
+    suites = load_suites()
+    check_target(target, suites)
+    suite = suites.get(target) if target not in WORKLOADS else None
+    jobs = _jobs(suite, target, settings or [], tolerance, max_time, repeats, root)
+    collect_all(root)
+    outcomes, interrupted = execute(jobs, root, make_display(Console(stderr=True)))
+    if as_json:
+        print_json([outcome.record for outcome in outcomes], several=len(jobs) > 1)
+    else:
+        _print_outcomes(outcomes, root)
+    if suite is not None and outcomes:
+        write_report(outcomes, root)
+    raise typer.Exit(exit_code((outcome.record for outcome in outcomes), interrupted))
+
+
+def _jobs(
+    suite: Suite | None,
+    target: str,
+    words: list[str],
+    tolerance: str | None,
+    max_time: str | None,
+    repeats: int,
+    root: Path,
+) -> list[Job]:
+    """Every run of the request, checked in full before anything starts."""
+    if suite is None:
+        trial = parse_trial(target, words)
+        once = [Job(trial, make_stop(tolerance, max_time))]
+    else:
+        given = split_words(words)
+        for entry in suite.trials:  # all of them, also those of another kind of device
+            _changed(entry.trial, given)
+        chosen = suite.trials_on(_device_kind(suite, given, root))
+        once = [Job(_changed(e.trial, given), make_stop(tolerance, max_time, e.stop)) for e in chosen]
+    return [Job(job.trial, job.stop, repeat) for job, repeat in interleave(once, repeats)]
+
+
+def _changed(trial: Trial, given: dict[str, str]) -> Trial:
+    """A suite's trial with settings of the command line on top."""
+    return Trial(trial.workload, find_workload(trial.workload).parse({**trial.settings, **given}))
+
+
+def _device_kind(suite: Suite, given: dict[str, str], root: Path) -> str:
+    """What a suite's choice of trials depends on: asked from a node process, since we have no torch."""
+    device = given.get("device", "auto")
+    if device != "auto":
+        return device.partition(":")[0]
+    if not suite.depends_on_device:
+        return "cpu"
+    answer = ask_node("devices", root)
+    if not answer.get("kind"):
+        raise RequestError(f"{answer.get('reason', 'torch finds no device')}; PRONY_PYTHON names a Python that can")
+    return str(answer["kind"])
+
+
+def print_json(records: list[dict[str, Any]], several: bool) -> None:
+    """The record alone on stdout; a list where several were asked for."""
+    document: Any = records if several else records[0] if records else None
+    json.dump(document, sys.stdout, indent=1)
+    sys.stdout.write("\n")
+
+
+def _print_outcomes(outcomes: list[Outcome], root: Path) -> None:
+    """One record in full, several as a table; each way ends with where the run folders are."""
+    from prony.cli.tables import make_console, print_record, results_table
+
+    console = make_console()
+    if len(outcomes) == 1:
+        print_record(console, outcomes[0].record, outcomes[0].folder)
+    elif outcomes:
+        console.print(results_table([outcome.record for outcome in outcomes]))
+        print_repeats(console, outcomes)
+        console.print(f"run folders: {root.absolute()}", markup=False, soft_wrap=True)
+
+
+def print_repeats(console: Console, outcomes: list[Outcome]) -> None:
+    """Within-run and between-run intervals, apart: a longer run does not give the second."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for outcome in outcomes:
+        rate = outcome.record["metrics"].get("throughput") or {}
+        if outcome.record["status"] == "ok" and rate.get("value"):
+            groups.setdefault(str(Trial.from_json(outcome.record["trial"])), []).append(rate)
+    for title, rates in groups.items():
+        if len(rates) < 2:
+            continue
+        unit = rates[0].get("unit")
+        between = between_run([float(rate["value"]) for rate in rates])
+        lines = [f"{title}: {len(rates)} runs in fresh processes"]
+        if between.low is not None and between.high is not None:
+            edges = f"{format_number(between.low)} to {format_number(between.high)}"
+            lines += [f"  between runs: {format_rate(between.mean, unit)}, 95 % interval {edges}"]
+        inside = [wide for rate in rates if (wide := _relative_half_width(rate)) is not None]
+        if inside:
+            lines += [f"  within a run: 95 % interval of ± {format_share(max(inside), 2)} at most"]
+        console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+
+
+def _relative_half_width(rate: dict[str, Any]) -> float | None:
+    if rate.get("low") is None or rate.get("high") is None:
+        return None
+    return float(max(rate["high"] - rate["value"], rate["value"] - rate["low"]) / rate["value"])
+
+
+def write_report(outcomes: list[Outcome], root: Path) -> None:
+    """A suite ends with its report; on stderr, so that --json stays alone on stdout."""
+    out = root.absolute() / "report.html"
+    try:
+        from prony.report import build_report
+
+        build_report([outcome.folder for outcome in outcomes], out)
+    except Exception as error:  # the records are there; a report can be made again
+        print(f"prony: no report was made: {type(error).__name__}: {error}", file=sys.stderr)
+        return
+    print(f"report: {out}", file=sys.stderr)

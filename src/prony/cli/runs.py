@@ -1,0 +1,80 @@
+"""`prony runs`: the runs here, newest first."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from prony.cli.open_store import RUNS_HELP, open_store
+
+WIDE = 100  # columns, from which on the settings have room too
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+    from prony.store import Run
+
+
+def runs(
+    where: Annotated[Path | None, typer.Option("--runs", "--out", help=RUNS_HELP)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the list alone, as JSON.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="The newest this many.")] = 50,
+) -> None:
+    """List the runs here, newest first."""
+    store, refreshed = open_store(where)
+    found = store.runs(limit=limit)
+    if as_json:
+        print(json.dumps([run.to_json() for run in found], indent=1))
+        return
+    from prony.cli.tables import make_console
+
+    console = make_console()
+    if not found and not refreshed.unfinished:
+        console.print(f"no runs in {store.root}", soft_wrap=True, markup=False)
+        return
+    _print(console, found, refreshed.unfinished)
+    if len(found) == limit:
+        console.print(f"the newest {limit}; --limit N shows more", style="dim")
+
+
+def _print(console: Console, found: list[Run], unfinished: list[Path]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from prony.report.numbers import format_rate
+
+    wide = console.width >= WIDE
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("run", no_wrap=True)
+    table.add_column("rate, 95 % interval", justify="right", no_wrap=True)
+    table.add_column("outcome")
+    if wide:
+        table.add_column("asked for")
+    for folder in unfinished:
+        table.add_row(Text(folder.name), "", Text("no record yet", "dim"))
+    for run in found:
+        rate = format_rate(run.rate, f"{run.unit}/s" if run.unit else None, run.rate_low, run.rate_high)
+        asked = [Text(_settings(run))] if wide else []
+        table.add_row(Text(run.id), Text(rate, "bold"), _outcome(run), *asked)
+    console.print(table)
+
+
+def _settings(run: Run) -> str:
+    from prony.analysis.settings import show_setting
+
+    return " ".join(f"{name}={show_setting(value)}" for name, value in run.settings.items())
+
+
+def _outcome(run: Run) -> Text:
+    from rich.text import Text
+
+    from prony.cli.tables import LEVEL_STYLES, STATUS_STYLES
+
+    if run.status == "ok":
+        return Text(f"checks {run.worst}", LEVEL_STYLES[run.worst])
+    kind = f", {run.failure_kind}" if run.failure_kind != run.status else ""
+    return Text(f"{run.status}{kind}", STATUS_STYLES[run.status])

@@ -1,0 +1,1 @@
+"""How runs are started, followed and collected; this machine is the first site."""

@@ -1,0 +1,91 @@
+"""Collecting: a run folder whose supervisor is gone gets the record that it could not write itself."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from prony_node.contract import files
+from prony_node.contract.assemble import Parts, assemble, make_failure, read_parts
+from prony_node.contract.errors import RequestError
+from prony_node.contract.plan import Plan
+from prony_node.contract.process import is_alive
+from prony_node.contract.record import read_record
+
+
+def collect(folder: Path, *, gone: bool = False, interrupted: bool = False) -> dict[str, Any] | None:
+    """The record of a run folder; None while its supervisor lives, here or perhaps on another machine.
+
+    `gone` says that the caller knows the supervisor has ended, `interrupted` that a person wanted it so.
+    """
+    record = read_record(folder)
+    if record is not None:
+        return record
+    plan = Plan.from_json(files.read_json(folder / files.PLAN))
+    holder = files.read_json(folder / files.SUPERVISOR)
+    if not gone and is_alive(holder) is not False:
+        return None
+    record = read_record(folder)  # the supervisor may have written it while it was being looked for
+    if record is not None:
+        return record
+    parts = read_parts(folder)
+    made = assemble(
+        plan,
+        parts,
+        started=_time_of(folder / files.PLAN),
+        ended=_last_sign(folder),
+        failure=_what_happened(folder, parts, holder, interrupted),
+    )
+    files.write_once(folder / files.RECORD, made)
+    return read_record(folder)  # ours, or the one that was there first
+
+
+def collect_all(root: Path) -> list[Path]:
+    """Write the missing record of every run folder under `root` that was left; the folders that got one."""
+    written = []
+    for plan_file in sorted(root.glob(f"[!.]*/{files.PLAN}")):
+        folder = plan_file.parent
+        if (folder / files.RECORD).exists():
+            continue
+        try:
+            if collect(folder) is not None:
+                written.append(folder)
+        except (RequestError, OSError):
+            continue  # a plan of a newer Prony, or a folder that may not be written: not ours to settle
+    return written
+
+
+def _what_happened(folder: Path, parts: Parts, holder: Any, interrupted: bool) -> dict[str, str] | None:
+    """A failure, in order of what is known: the rank's own, a person's wish, or a supervisor that is lost."""
+    if parts.result.get("status") == "failed" and parts.result.get("failure"):
+        return None
+    pid = holder.get("pid") if isinstance(holder, dict) else None
+    role = holder.get("role", "supervisor") if isinstance(holder, dict) else "supervisor"
+    if interrupted and not parts.complete:
+        return make_failure("interrupted", f"interrupted; the {role} (process {pid}) wrote no record")
+    if role == "controller":
+        said = _said(folder)
+        return make_failure("lost", f"no supervisor took over from the controller (process {pid}){said}")
+    text = f"the supervisor (process {pid}) ended without writing a record"
+    if parts.complete:
+        text += ", which was completed at collection from the rank's result"
+    return make_failure("lost", text + _said(folder))
+
+
+def _said(folder: Path) -> str:
+    try:
+        lines = (folder / files.SUPERVISOR_LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return f"; it said: {lines[-1]}" if lines else ""
+
+
+def _last_sign(folder: Path) -> str:
+    """When something was last written here: the best guess of when the run ended."""
+    names = (files.PLAN, files.PROGRESS, files.STEPS, files.DEVICE, files.RESULT, files.LOG)
+    return max(_time_of(folder / name) for name in names if (folder / name).exists())
+
+
+def _time_of(path: Path) -> str:
+    return datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")

@@ -1,0 +1,37 @@
+"""Following a run through its progress file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from prony_node.contract import files
+
+
+class ProgressTail:
+    """New lines of progress.jsonl since the last look. A line that is half written waits for its end."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / files.PROGRESS
+        self._offset = 0
+        self._rest = b""
+
+    def read(self) -> list[dict[str, Any]]:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                chunk = file.read()
+        except OSError:
+            return []
+        self._offset += len(chunk)
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        return [document for line in lines if (document := _parse(line)) is not None]
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        document = json.loads(line)
+    except ValueError:
+        return None
+    return document if isinstance(document, dict) else None

@@ -1,0 +1,97 @@
+"""The node program as the controller starts it: which Python, which command, which environment."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from prony_node.contract.errors import RequestError
+
+QUESTION_PATIENCE_S = 300.0  # importing torch from a cold network file system takes minutes
+
+
+def node_python(environment: Mapping[str, str] = os.environ) -> str:
+    """The interpreter that has torch: $PRONY_PYTHON, or the one we run in."""
+    return environment.get("PRONY_PYTHON") or sys.executable
+
+
+def supervisor_argv(python: str, plan_file: Path, folder: Path) -> list[str]:
+    return [python, "-m", "prony_node", str(plan_file), str(folder)]
+
+
+def node_environment(environment: Mapping[str, str], python: str, shipped: Path | None) -> dict[str, str]:
+    """What a node process inherits, with the node program on its path when it has none of its own."""
+    changed = dict(environment)
+    changed["PYTHONSAFEPATH"] = "1"  # a random.py where the user stands must not shadow Python's
+    if shipped is not None:
+        kept = environment.get("PYTHONPATH", "")
+        changed["PYTHONPATH"] = os.pathsep.join([str(shipped), *([kept] if kept else [])])
+    return changed
+
+
+def local_environment(root: Path, controller: bool = False) -> dict[str, str]:
+    """The environment of a node process on this machine; another interpreter gets the node as a zip."""
+    python = node_python()
+    shipped = None if _same_interpreter(python) else write_node_zip(root)
+    environment = node_environment(os.environ, python, shipped)
+    if controller:
+        environment["PRONY_CONTROLLER_PID"] = str(os.getpid())
+    return environment
+
+
+def _same_interpreter(python: str) -> bool:
+    # Not resolved: the python of a virtual environment is a link to one that has other packages.
+    return os.path.abspath(python) == os.path.abspath(sys.executable)  # noqa: PTH100
+
+
+def write_node_zip(folder: Path) -> Path:
+    """The node program as one file (with nvidia-ml-py beside it), made once for each content."""
+    members = {name: source.read_bytes() for name, source in sorted(_node_sources().items())}
+    content = hashlib.sha256(repr(sorted(members.items())).encode()).hexdigest()[:12]
+    path = folder / f".node-{content}.zip"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = folder / f".node-{content}.{os.getpid()}.tmp"
+        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, source in members.items():
+                archive.writestr(zipfile.ZipInfo(name), source)
+        temporary.replace(path)
+    return path
+
+
+def _node_sources() -> dict[str, Path]:
+    with resources.as_file(resources.files("prony_node")) as package:
+        found = {f"prony_node/{path.relative_to(package).as_posix()}": path for path in package.rglob("*.py")}
+    sensors = importlib.util.find_spec("pynvml")
+    if sensors is not None and sensors.origin and sensors.origin.endswith("pynvml.py"):
+        found["pynvml.py"] = Path(sensors.origin)
+    return found
+
+
+def ask_node(question: str, root: Path) -> dict[str, Any]:
+    """The answer of `python -m prony_node QUESTION`, for what the controller cannot know without torch."""
+    argv = [node_python(), "-m", "prony_node", question]
+    try:
+        done = subprocess.run(
+            argv,
+            env=local_environment(root),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=QUESTION_PATIENCE_S,
+            check=False,
+        )
+        answer: dict[str, Any] = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        last = done.stderr.strip().splitlines()[-1:] if isinstance(error, ValueError) else [str(error)]
+        raise RequestError(f"{' '.join(argv)} gave no answer: {' '.join(last) or 'it said nothing'}") from error
+    return answer

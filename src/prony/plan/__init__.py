@@ -1,0 +1,1 @@
+"""From words on a command line, or a file, to trials and the plans of their runs."""

@@ -1,0 +1,99 @@
+"""Command line words to a trial, and to when its runs have seen enough."""
+
+from __future__ import annotations
+
+import math
+import re
+import secrets
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+from prony_node.contract.errors import RequestError, nearest, unknown
+from prony_node.contract.plan import Peak, Plan, Stop
+from prony_node.contract.settings import SETTINGS, Setting
+from prony_node.contract.trial import Trial
+from prony_node.workloads import WORKLOADS, find_workload
+
+SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+def split_words(words: Iterable[str], known: Iterable[Setting] = ()) -> dict[str, str]:
+    """`setting=value` words as a dictionary; anything else is refused with what was probably meant."""
+    given: dict[str, str] = {}
+    settings = SETTINGS | {setting.name: setting for setting in known}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise RequestError(f"{word!r} is not a setting=value{_meant(word, settings)}")
+        if name not in settings:
+            raise unknown("setting", name, settings)
+        if name in given:
+            raise RequestError(f"{name} is given twice: {given[name]} and {value}")
+        given[name] = value
+    return given
+
+
+def _meant(word: str, settings: dict[str, Setting]) -> str:
+    for setting in settings.values():
+        if word in setting.choices:
+            return f"; did you mean {setting.name}={word}?"
+    guess = nearest(word, settings)
+    return f"; did you mean {guess}=...?" if guess else ""
+
+
+def parse_trial(workload_name: str, words: Iterable[str]) -> Trial:
+    """The trial that a command line asks for, every name and value checked."""
+    workload = find_workload(workload_name)
+    return Trial(workload.name, workload.parse(split_words(words, workload.settings)))
+
+
+def check_target(name: str, suites: Iterable[str]) -> None:
+    """Refuse a name that is neither workload nor suite, with the nearest of both."""
+    known = {*WORKLOADS, *suites}
+    if name not in known:
+        raise unknown("workload or suite", name, known)
+
+
+def parse_tolerance(text: str) -> float:
+    """`1%` or `0.01` as a share of the rate."""
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(%?)\s*", text)
+    value = float(match.group(1)) / (100.0 if match.group(2) else 1.0) if match else math.nan
+    if not 0.0 < value < 0.5:
+        raise RequestError(f"--tolerance {text} is not possible: give a share such as 1% or 0.01, below 50%")
+    return value
+
+
+def parse_seconds(text: str, option: str = "--max-time") -> float:
+    """`120s`, `2m`, `1h` or a bare number of seconds."""
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-z]*)\s*", text)
+    if match is None or match.group(2) not in SECONDS or float(match.group(1)) <= 0.0:
+        raise RequestError(f"{option} {text} is not possible: give a time such as 120s or 2m")
+    return float(match.group(1)) * SECONDS[match.group(2)]
+
+
+def make_stop(tolerance: str | None, max_time: str | None, otherwise: Stop | None = None) -> Stop:
+    """When to stop: what was asked for, else `otherwise`, else Prony's defaults."""
+    base = otherwise or Stop()
+    max_time_s = base.max_time_s if max_time is None else parse_seconds(max_time)
+    return Stop(
+        tolerance=base.tolerance if tolerance is None else parse_tolerance(tolerance),
+        min_time_s=min(base.min_time_s, max_time_s),
+        max_time_s=max_time_s,
+    )
+
+
+def new_run_id(workload: str, now: datetime | None = None) -> str:
+    """`<workload>-<UTC time>-<random>`; the random part keeps two runs of one second apart."""
+    moment = (now or datetime.now(UTC)).strftime("%Y%m%dT%H%M%S")
+    return f"{workload}-{moment}-{secrets.token_hex(3)}"
+
+
+def make_plan(trial: Trial, stop: Stop, peaks: tuple[Peak, ...], repeat: int = 0) -> Plan:
+    return Plan(
+        run_id=new_run_id(trial.workload),
+        trial=trial,
+        repeat=repeat,
+        stop=stop,
+        peaks=peaks,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )

@@ -1,0 +1,46 @@
+"""A grid of trials from lists of values, and the order in which runs are made."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import TypeVar
+
+from prony.plan.request import split_words
+from prony_node.contract.errors import RequestError
+from prony_node.contract.trial import Trial
+from prony_node.workloads import find_workload
+
+Item = TypeVar("Item")
+
+
+def make_grid(workload_name: str, words: Iterable[str]) -> list[Trial]:
+    """Every combination of the listed values, the last setting varying fastest; all of them checked.
+
+    Values are separated by commas; those of cores, which hold commas themselves, by semicolons.
+    """
+    workload = find_workload(workload_name)
+    lists = {name: _values(name, text) for name, text in split_words(words, workload.settings).items()}
+    trials: dict[str, Trial] = {}
+    for combination in itertools.product(*lists.values()):
+        trial = Trial(workload.name, workload.parse(dict(zip(lists, combination, strict=True))))
+        trials.setdefault(trial.hash, trial)
+    return list(trials.values())
+
+
+def _values(name: str, text: str) -> list[str]:
+    values = [value.strip() for value in text.split(";" if name == "cores" else ",")]
+    if not all(values):
+        raise RequestError(f"{name}={text} has an empty value in its list")
+    return list(dict.fromkeys(values))
+
+
+def interleave(items: list[Item], repeats: int) -> list[tuple[Item, int]]:
+    """Each item once before any is repeated, there and back again, so that a drift hits all alike."""
+    if repeats < 1:
+        raise RequestError(f"--repeats {repeats} is not possible: give at least 1")
+    rounds = []
+    for repeat in range(repeats):
+        ordered = items if repeat % 2 == 0 else list(reversed(items))
+        rounds += [(item, repeat) for item in ordered]
+    return rounds

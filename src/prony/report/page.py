@@ -1,0 +1,173 @@
+"""What a report shows, as plain values for its template: no markup here, no arithmetic there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from prony.analysis.facts import introduce
+from prony.analysis.headline import headline
+from prony.analysis.settings import Record, in_order, settings_of, show_setting, shown_settings
+from prony.report.numbers import NOTHING, format_headline, format_metric, format_rate, format_seconds
+from prony_node.contract.metrics import METRICS
+
+COLUMNS = (("step_time", "step time"), ("mfu", "MFU"), ("peak_memory", "peak memory"))
+PHASES = ("build", "cold_start", "warm_up", "steady", "latency", "teardown")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A record with the folder it came from, where it came from one."""
+
+    record: Record
+    folder: Path | None = None
+
+
+@dataclass
+class Page:
+    """Everything that the template needs."""
+
+    title: str
+    subtitle: str
+    machines: list[dict[str, Any]]
+    varying: list[str]
+    rows: list[dict[str, Any]]
+    sweeps: list[dict[str, Any]] = field(default_factory=list)
+    runs: list[dict[str, Any]] = field(default_factory=list)
+
+
+def page_of(entries: Sequence[Entry]) -> Page:
+    """The page without its plots."""
+    records = [entry.record for entry in entries]
+    names = shown_settings(records)
+    workloads = list(dict.fromkeys(record["trial"]["workload"] for record in records))
+    return Page(
+        title=", ".join(workloads) if len(workloads) <= 3 else f"{len(workloads)} workloads",
+        subtitle=_subtitle(records),
+        machines=_machines(records),
+        varying=names,
+        rows=[_row(record, names) for record in records],
+        runs=[_run(entry, names) for entry in entries],
+    )
+
+
+def _subtitle(records: Sequence[Record]) -> str:
+    days = sorted({str(record.get("started") or "")[:10] for record in records} - {""})
+    count = "1 run" if len(records) == 1 else f"{len(records)} runs"
+    if not days:
+        return count
+    return f"{count}, {days[0]}" if len(days) == 1 else f"{count}, {days[0]} to {days[-1]}"
+
+
+def _machines(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """Each combination of machine and software once, with how many runs it made."""
+    found: dict[tuple[tuple[str, str], ...], list[Record]] = {}
+    for record in records:
+        found.setdefault(tuple(introduce(record)), []).append(record)
+    return [{"facts": facts, "runs": len(made)} for facts, made in found.items()]
+
+
+def _row(record: Record, names: list[str]) -> dict[str, Any]:
+    line, metrics = headline(record), record["metrics"]
+    settings = settings_of(record)
+    return {
+        "id": record["id"],
+        "workload": record["trial"]["workload"],
+        "settings": [show_setting(settings.get(name)) for name in names],
+        "rate": format_rate(line.rate, line.unit, line.low, line.high),
+        "cells": [_short(name, metrics.get(name)) for name, _ in COLUMNS],
+        "worst": line.worst,
+        "worst_checks": ", ".join(line.worst_checks),
+        "status": line.status,
+        "failure": f"{line.failure_kind}: {line.failure_message}" if line.failure_kind else None,
+    }
+
+
+def _short(name: str, metric: dict[str, Any] | None) -> str:
+    """A value without its interval, for a column."""
+    if not metric or metric.get("value") is None:
+        return NOTHING
+    return format_metric(name, {**metric, "low": None, "high": None})
+
+
+def _run(entry: Entry, names: list[str]) -> dict[str, Any]:
+    record = entry.record
+    line, settings = headline(record), settings_of(record)
+    return {
+        "id": record["id"],
+        "workload": record["trial"]["workload"],
+        "varies": [f"{name}={show_setting(settings[name])}" for name in names if name in settings],
+        "headline": format_headline(line),
+        "status": line.status,
+        "worst": line.worst,
+        "worst_checks": ", ".join(line.worst_checks),
+        "failure": record.get("failure"),
+        "started": record.get("started"),
+        "stop_reason": (record.get("stop") or {}).get("reason"),
+        "synthetic": record.get("synthetic"),
+        "phases": _phases(record),
+        "checks": record["checks"],
+        "metrics": _metrics(record),
+        "settings": [
+            {
+                "name": name,
+                "value": show_setting(settings[name]),
+                "asked": name in record["trial"]["settings"],
+            }
+            for name in in_order(settings)
+        ],
+        "facts": [{"room": room, "lines": list(_lines(value))} for room, value in record["facts"].items() if value],
+        "plot": None,
+    }
+
+
+def _metrics(record: Record) -> list[dict[str, str]]:
+    ordered = [name for name in METRICS if name in record["metrics"]]
+    ordered += [name for name in record["metrics"] if name not in METRICS]
+    return [
+        {
+            "name": name.replace("_", " "),
+            "value": format_metric(name, record["metrics"][name]),
+            "source": str(record["metrics"][name].get("source") or ""),
+            "help": METRICS[name].help if name in METRICS else "",
+        }
+        for name in ordered
+    ]
+
+
+def _phases(record: Record) -> list[dict[str, Any]]:
+    phases = record["phases"]
+    names = [name for name in PHASES if name in phases] + [name for name in phases if name not in PHASES]
+    total_s = sum(float(phases[name].get("seconds") or 0.0) for name in names) or 1.0
+    return [
+        {
+            "name": name.replace("_", " "),
+            "css": name if name in PHASES else "other",
+            "share": round(100.0 * float(phases[name].get("seconds") or 0.0) / total_s, 2),
+            "seconds": format_seconds(phases[name].get("seconds")),
+            "steps": phases[name].get("steps"),
+            "note": _cache(phases[name].get("compile_cache")),
+        }
+        for name in names
+    ]
+
+
+def _cache(cache: dict[str, Any] | None) -> str:
+    if not cache or cache.get("state") in (None, "none"):
+        return ""
+    return f"compiler cache {cache['state']}: {cache.get('hits', 0)} hits, {cache.get('misses', 0)} misses"
+
+
+def _lines(value: Any, name: str = "") -> Any:
+    """Facts as lines of a table, by dotted name."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _lines(inner, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list) and any(isinstance(inner, dict) for inner in value):
+        for position, inner in enumerate(value):
+            yield from _lines(inner, f"{name}.{position}" if name else str(position))
+    elif value not in (None, "", [], {}):
+        text = ", ".join(map(str, value)) if isinstance(value, list) else show_setting(value)
+        yield name, text

@@ -1,0 +1,136 @@
+"""Plots as static SVG, whose colours are the page's own, so that they follow its light and dark."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import altair as alt
+import vl_convert
+
+from prony.report.series import Series
+from prony.report.sweep import Sweep
+
+WIDTH = 880
+TIME = "time since the first timed step, in s"
+FONT = "system-ui, sans-serif"
+COLOURS = [f"var(--series-{number})" for number in range(1, 9)]
+SHAPES = ["circle", "square", "triangle-up", "diamond"]
+SIGNS = ["●", "■", "▲", "◆"]  # the same shapes in text
+
+
+def sweep_svg(sweep: Sweep, name: str) -> str:
+    """The rate over the swept setting: a point a run, its interval as a bar, a line through the means."""
+    rows = [
+        {"x": point.x, "colour": point.colour or "", "rate": point.rate,
+         "low": point.rate if point.low is None else point.low,
+         "high": point.rate if point.high is None else point.high}
+        for point in sweep.points
+    ]  # fmt: skip
+    x_axis = alt.Axis(title=sweep.x_name, labelAngle=0, grid=False)
+    if sweep.numeric:
+        x_axis = alt.Axis(title=sweep.x_name, values=sorted({row["x"] for row in rows}), grid=False,
+                          format=",~r", labelOverlap="greedy")  # fmt: skip
+        scale = alt.Scale(type="log", base=2, nice=False, padding=24) if sweep.logarithmic else alt.Scale(
+            zero=False, nice=False, padding=24)  # fmt: skip
+        x = alt.X("x:Q", axis=x_axis, scale=scale)
+    else:
+        x = alt.X("x:N", axis=x_axis, sort=sweep.x_values, scale=alt.Scale(padding=0.5))
+    base = alt.Chart(alt.Data(values=rows)).encode(x=x)
+    rate = alt.Y("rate:Q", title=sweep.unit, scale=alt.Scale(zero=True, nice=True))
+    marks: dict[str, Any] = {"color": alt.value(COLOURS[0])}
+    points = marks
+    if sweep.colour_name:  # the page itself says which colour and shape is which
+        named = {"domain": sweep.colour_values}
+        colour = alt.Color("colour:N", legend=None, scale=alt.Scale(range=COLOURS, **named))
+        shape = alt.Shape("colour:N", legend=None, scale=alt.Scale(range=SHAPES, **named))
+        marks, points = {"color": colour}, {"color": colour, "shape": shape}
+    layers = [
+        base.mark_rule(strokeWidth=2).encode(y=alt.Y("low:Q", title=sweep.unit), y2="high:Q", **marks),
+        base.mark_point(filled=True, size=64, opacity=1).encode(y=rate, **points),
+    ]
+    if sweep.numeric:
+        mean = base.mark_line(strokeWidth=1.5, opacity=0.7).encode(y=alt.Y("mean(rate):Q", title=sweep.unit), **marks)
+        layers.insert(0, mean)
+    return _svg(alt.layer(*layers).properties(width=WIDTH, height=280), name)
+
+
+def sweep_keys(sweep: Sweep) -> list[dict[str, str]]:
+    """What each colour and shape of a sweep's plot stands for; none where there is one colour."""
+    return [
+        {"sign": SIGNS[number % len(SIGNS)], "colour": COLOURS[number % len(COLOURS)], "text": value}
+        for number, value in enumerate(sweep.colour_values)
+    ]
+
+
+def series_svg(series: Series, name: str) -> str:
+    """The step time over the run: the cut transient shaded, the mean of the window with its interval."""
+    unit, size = _time_unit(series)
+    rows = [
+        {"t": point.time_s, "mean": point.mean_s / size,
+         "least": point.least_s / size, "most": point.most_s / size}
+        for point in series.points
+    ]  # fmt: skip
+    x = alt.X("t:Q", title=TIME,
+              scale=alt.Scale(domain=[0, series.end_s], nice=False), axis=alt.Axis(grid=False))  # fmt: skip
+    domain, step_time = _domain(series, size), f"step time, in {unit}"
+    y = alt.Y("mean:Q", title=step_time, scale=alt.Scale(domain=domain, nice=True, zero=False))
+    base = alt.Chart(alt.Data(values=rows)).encode(x=x)
+    layers: list[Any] = []
+    if series.cut_s > 0.0:
+        cut = alt.Chart(alt.Data(values=[{"from": 0.0, "to": series.cut_s}]))
+        layers.append(cut.mark_rect(color="var(--shade)", opacity=1).encode(x=alt.X("from:Q", title=TIME), x2="to:Q"))
+    if any(row["least"] < row["most"] for row in rows):
+        band = base.mark_area(color=COLOURS[0], opacity=0.18, clip=True)
+        layers.append(band.encode(y=alt.Y("least:Q", title=step_time), y2="most:Q"))
+    layers.append(base.mark_line(color=COLOURS[0], strokeWidth=1.2, clip=True).encode(y=y))
+    if series.mean_s is not None:
+        steady = {"from": series.cut_s, "to": series.end_s, "mean": series.mean_s / size,
+                  "low": (series.low_s or series.mean_s) / size,
+                  "high": (series.high_s or series.mean_s) / size}  # fmt: skip
+        window = alt.Chart(alt.Data(values=[steady])).encode(x=alt.X("from:Q", title=TIME), x2="to:Q")
+        interval = window.mark_rect(color="var(--mean)", opacity=0.22)
+        layers.append(interval.encode(y=alt.Y("low:Q", title=step_time), y2="high:Q"))
+        layers.append(window.mark_rule(color="var(--mean)", strokeWidth=1.5).encode(y="mean:Q"))
+    return _svg(alt.layer(*layers).properties(width=WIDTH, height=150), name)
+
+
+def _time_unit(series: Series) -> tuple[str, float]:
+    typical_s = series.mean_s or series.points[-1].mean_s
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if typical_s >= size:
+            return unit, size
+    return "ns", 1e-9
+
+
+def _domain(series: Series, size: float) -> list[float]:
+    """The range that shows the window; a far outlier is cut off rather than flattening all the rest."""
+    means = sorted(point.mean_s for point in series.points)
+    middle = means[len(means) // 2]
+    least = min(min(point.least_s for point in series.points), series.low_s or middle)
+    most = max(max(point.most_s for point in series.points), series.high_s or middle)
+    margin = 0.01 * middle
+    return [max(0.0, max(least, 0.5 * middle) - margin) / size, (min(most, 2.0 * middle) + margin) / size]
+
+
+def _svg(chart: Any, name: str) -> str:
+    text = {
+        "labelFontSize": 12,
+        "titleFontSize": 12,
+        "titleFontWeight": "normal",
+        "titleColor": "var(--ink-soft)",
+    }
+    axis = {**text, "labelColor": "var(--ink-soft)", "gridColor": "var(--line)", "titlePadding": 8,
+            "domainColor": "var(--line-strong)", "tickColor": "var(--line-strong)"}  # fmt: skip
+    styled = chart.configure(font=FONT, background="transparent").configure_view(stroke=None)
+    spec = styled.configure_axis(**axis).to_dict(validate=False)
+    return fit_for_page(str(vl_convert.vegalite_to_svg(spec)), name)
+
+
+def fit_for_page(svg: str, name: str) -> str:
+    """An SVG that several may stand beside in one page: its own ids, a size that yields to the page."""
+    svg = svg[svg.index("<svg") :]
+    ids = set(re.findall(r'\bid="([^"]+)"', svg))
+    for own in sorted(ids, key=len, reverse=True):
+        svg = re.sub(rf'(\bid="|url\(#|href="#){re.escape(own)}(?=["\)])', rf"\g<1>{name}-{own}", svg)
+    return re.sub(r'<svg([^>]*?) width="[^"]*" height="[^"]*"', r"<svg\1", svg, count=1)

@@ -1,0 +1,36 @@
+"""Which run a person means by a few characters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prony.store.rows import Run
+from prony_node.contract.errors import RequestError, nearest
+
+SHOWN = 5
+
+
+def find_run(text: str, runs: list[Run], root: Path) -> Run:
+    """The one run that `text` stands for among `runs`, newest first."""
+    if not runs:
+        raise RequestError(f"there are no runs in {root}; --runs DIR or PRONY_RUNS names another place")
+    if text == "latest":
+        return runs[0]
+    for matches in (
+        [run for run in runs if text in (run.id, run.folder.name)],
+        [run for run in runs if text and run.id.startswith(text)],
+        [run for run in runs if text and run.id.endswith(text)],
+    ):
+        ids = list(dict.fromkeys(run.id for run in matches))
+        if len(ids) == 1:
+            return matches[0]
+        if ids:
+            raise _ambiguous(text, ids)
+    guess = nearest(text, [run.id for run in runs])
+    hint = f"; did you mean {guess!r}?" if guess else f"; the newest is {runs[0].id!r}"
+    raise RequestError(f"no run {text!r} in {root}{hint}")
+
+
+def _ambiguous(text: str, ids: list[str]) -> RequestError:
+    more = f" and {len(ids) - SHOWN} more" if len(ids) > SHOWN else ""
+    return RequestError(f"{text!r} stands for {len(ids)} runs: {', '.join(ids[:SHOWN])}{more}; say more of one")

@@ -1,0 +1,54 @@
+"""`python -m prony_node PLAN OUT` makes one run; a few words answer questions about this node."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+USAGE = """\
+usage: python -m prony_node PLAN OUT     make the run of the plan file PLAN into the new folder OUT
+       python -m prony_node doctor       this node as Prony sees it, as JSON
+       python -m prony_node devices      the devices that torch finds, as JSON
+       python -m prony_node fingerprint  hashes of machine and software, as JSON, without importing torch
+
+exit codes: 0 good; 1 it ran and failed; 2 the request was wrong and nothing ran; 130 interrupted
+"""
+
+
+def main(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(USAGE, end="")
+        return 0 if words else 2
+    if words == ["doctor"]:
+        return _doctor()
+    if words == ["fingerprint"]:
+        from prony_node.facts import fingerprint
+
+        return _print(fingerprint())
+    if words == ["devices"]:
+        from prony_node.supervise.devices import find_devices
+
+        return _print(find_devices())
+    if len(words) != 2:
+        print(f"prony_node: {' '.join(words)!r} is not a request it knows\n{USAGE}", end="", file=sys.stderr)
+        return 2
+    from prony_node.supervise.supervisor import supervise
+
+    return supervise(Path(words[0]), Path(words[1]))
+
+
+def _doctor() -> int:
+    from prony_node.supervise.doctor import doctor
+
+    return _print(doctor())
+
+
+def _print(document: Any) -> int:
+    print(json.dumps(document, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

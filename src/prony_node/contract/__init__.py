@@ -1,0 +1,26 @@
+"""What the two programs agree on: settings, trial, plan, record, metrics and the files of a run folder."""
+
+from prony_node.contract.errors import NewerSchema, RequestError, nearest
+from prony_node.contract.metrics import METRICS, measured, missing
+from prony_node.contract.plan import Peak, Plan, Stop
+from prony_node.contract.record import RECORD_SCHEMA, read_record, validate_record
+from prony_node.contract.settings import SETTINGS, Setting
+from prony_node.contract.trial import Trial
+
+__all__ = [
+    "METRICS",
+    "RECORD_SCHEMA",
+    "SETTINGS",
+    "NewerSchema",
+    "Peak",
+    "Plan",
+    "RequestError",
+    "Setting",
+    "Stop",
+    "Trial",
+    "measured",
+    "missing",
+    "nearest",
+    "read_record",
+    "validate_record",
+]

@@ -1,0 +1,35 @@
+"""Mistakes in a request, said in a sentence that names the nearest right thing."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class RequestError(ValueError):
+    """The request was wrong and nothing was started (exit code 2)."""
+
+
+class NewerSchema(RequestError):
+    """A file was written by a newer Prony than this one."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known name a person most likely meant, or None when nothing is near."""
+    by_folded = {name.casefold(): name for name in known}
+    folded = word.casefold()
+    if folded in by_folded:
+        return by_folded[folded]
+    close = difflib.get_close_matches(folded, by_folded, n=1, cutoff=0.5)
+    if close:
+        return by_folded[close[0]]
+    starts = sorted(name for fold, name in by_folded.items() if folded and fold.startswith(folded))
+    return starts[0] if starts else None
+
+
+def unknown(what: str, word: str, known: Iterable[str]) -> RequestError:
+    """An error for a name that is not among the known ones."""
+    names = sorted(known)
+    guess = nearest(word, names)
+    hint = f"; did you mean {guess!r}?" if guess else f"; known: {', '.join(names)}"
+    return RequestError(f"unknown {what} {word!r}{hint}")

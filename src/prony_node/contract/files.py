@@ -1,0 +1,124 @@
+"""Names of the files of a run folder, and writing them whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+PLAN = "plan.json"
+RECORD = "record.json"
+FACTS = "facts.json"  # host and software, by the supervisor
+DEVICE = "device.json"  # torch and device, by the rank
+RESULT = "result.json"  # what the rank measured, or how it failed
+PROGRESS = "progress.jsonl"  # a line now and then, for whoever watches
+STEPS = "steps.csv"  # the step series
+LOG = "rank0.log"  # stdout and stderr of the rank
+STACKS = "stacks.txt"  # where every thread stood when the rank hung
+SUPERVISOR = "supervisor.json"  # who is responsible for this folder
+SUPERVISOR_LOG = "supervisor.log"  # what the supervisor said, when a controller started it
+
+
+def to_json(document: Any) -> str:
+    return json.dumps(document, indent=1, sort_keys=False, allow_nan=False) + "\n"
+
+
+def canonical_json(document: Any) -> str:
+    """One text for one meaning, to be hashed."""
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def write_whole(path: Path, document: Any) -> None:
+    """Replace `path` by the JSON of `document`; a reader sees the old file or the new one."""
+    temporary = _write_temporary(path, document)
+    temporary.replace(path)
+    _sync_folder(path.parent)
+
+
+def write_once(path: Path, document: Any) -> bool:
+    """Create `path` whole, unless it exists: then change nothing and answer False.
+
+    A hard link to a finished file is the one way to create a file that is both complete and exclusive.
+    """
+    temporary = _write_temporary(path, document)
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without hard links: exclusive creation of the name, then the content
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync_folder(path.parent)
+    return True
+
+
+def create_folder(folder: Path, documents: dict[str, Any]) -> None:
+    """Create `folder` with these JSON files in it: a reader sees all of them, or no folder.
+
+    FileExistsError when there is a folder with something in it already.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        temporary.chmod(0o755)
+        for name, document in documents.items():
+            write_whole(temporary / name, document)
+        if folder.exists() and any(folder.iterdir()):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder))
+        try:
+            temporary.rename(folder)  # refused by the system when the folder was filled meanwhile
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder)) from error
+            if error.errno != errno.EBUSY:
+                raise
+            for name in documents:  # an empty mount point cannot be replaced, only filled
+                (temporary / name).replace(folder / name)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    shutil.rmtree(temporary, ignore_errors=True)
+    _sync_folder(folder.parent)
+
+
+def read_json(path: Path) -> Any | None:
+    """The content of a JSON file; None when it is absent or was never finished."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+
+
+def _write_temporary(path: Path, document: Any) -> Path:
+    text = to_json(document)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return temporary
+
+
+def _sync_folder(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,59 @@
+"""The metric vocabulary: what a record may hold, in which unit, and whether more is better."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A plain name; the unit `{unit}` stands for the workload's own (images, tokens)."""
+
+    name: str
+    unit: str
+    better: str  # "more", "less" or "neither"
+    help: str
+
+
+METRICS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric("throughput", "{unit}/s", "more", "work through the model a second, all devices"),
+        Metric("throughput_per_device", "{unit}/s", "more", "the same for one device"),
+        Metric("step_time", "s", "less", "mean time of a step in the steady window"),
+        Metric("latency_p50", "s", "less", "one batch alone, submitted to finished: median"),
+        Metric("latency_p90", "s", "less", "one batch alone: 90th percentile"),
+        Metric("latency_p99", "s", "less", "one batch alone: 99th percentile"),
+        Metric("cold_start", "s", "less", "first steps: compilation, autotuning, capture"),
+        Metric("data_wait_share", "1", "less", "share of the steady window that the host waited for data"),
+        Metric("flops_per_sample", "FLOP", "neither", "counted on the model, without recomputation"),
+        Metric("recomputed_flops_per_sample", "FLOP", "neither", "forward work done again in the backward pass"),
+        Metric("mfu", "1", "more", "model FLOP/s over the device's dense peak for this precision"),
+        Metric("peak_memory", "B", "less", "most device memory in live tensors"),
+        Metric("peak_memory_reserved", "B", "less", "most device memory held by the allocator"),
+        Metric("peak_memory_host", "B", "less", "most resident memory of the rank process"),
+        Metric("cpu_utilisation", "1", "neither", "CPU time of rank and loaders over steady time x cores allowed"),
+        Metric("loss_first", "1", "neither", "loss on held-out data before the first step"),
+        Metric("loss_last", "1", "less", "loss on held-out data after the last step"),
+    )
+}  # fmt: skip
+
+
+def measured(
+    value: float,
+    unit: str,
+    *,
+    scope: str,
+    source: str,
+    low: float | None = None,
+    high: float | None = None,
+    **more: Any,
+) -> dict[str, Any]:
+    """A metric that was measured."""
+    return {"value": value, "low": low, "high": high, "unit": unit, "scope": scope, "source": source, **more}
+
+
+def missing(reason: str) -> dict[str, Any]:
+    """A metric that was not measured, and why: never 0 and never a guess."""
+    return {"value": None, "reason": reason}

@@ -1,0 +1,82 @@
+"""The plan: everything the node needs to make one run."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from prony_node.contract.errors import NewerSchema, RequestError
+from prony_node.contract.trial import Trial
+
+PLAN_VERSION = 1
+PLAN_SCHEMA = f"prony.plan/{PLAN_VERSION}"
+
+
+@dataclass(frozen=True)
+class Stop:
+    """When a run has seen enough."""
+
+    tolerance: float = 0.01  # half-width of the 95 % interval over the rate
+    min_time_s: float = 5.0
+    max_time_s: float = 120.0
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The dense peak of a device at a precision, with where the figure comes from."""
+
+    device: str  # a pattern matched against the device's name
+    precision: str
+    flops: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run of one trial."""
+
+    run_id: str
+    trial: Trial
+    repeat: int = 0
+    stop: Stop = field(default_factory=Stop)
+    peaks: tuple[Peak, ...] = ()
+    hung_after_s: float = 300.0  # no step and no other sign of life for this long
+    time_limit_s: float | None = None  # for the whole run; None: as long as it takes
+    created: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        document = asdict(self)
+        document["trial"] = self.trial.to_json()
+        return {"schema": PLAN_SCHEMA, **document}
+
+    @classmethod
+    def from_json(cls, document: Any) -> Plan:
+        check_schema(document, "prony.plan", PLAN_VERSION)
+        try:
+            return cls(
+                run_id=str(document["run_id"]),
+                trial=Trial.from_json(document["trial"]),
+                repeat=int(document.get("repeat", 0)),
+                stop=Stop(**document.get("stop", {})),
+                peaks=tuple(Peak(**peak) for peak in document.get("peaks", ())),
+                hung_after_s=float(document.get("hung_after_s", 300.0)),
+                time_limit_s=document.get("time_limit_s"),
+                created=str(document.get("created", "")),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise RequestError(f"this is not a complete plan: {type(error).__name__} {error}") from error
+
+
+def check_schema(document: Any, name: str, newest: int) -> int:
+    """The version of a document, refused when it is not ours or newer than this Prony."""
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if not isinstance(schema, str) or not schema.startswith(f"{name}/"):
+        raise RequestError(f"expected a document of schema {name}/{newest}, found {schema!r}")
+    number = schema.partition("/")[2]
+    if not number.isascii() or not number.isdigit():
+        raise RequestError(f"{schema!r} has no version number")
+    if int(number) > newest:
+        raise NewerSchema(
+            f"{schema} was written by a newer Prony; this one reads up to {name}/{newest}. Upgrade Prony."
+        )
+    return int(number)

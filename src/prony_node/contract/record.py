@@ -1,0 +1,111 @@
+"""The record: the immutable result of a run, good or failed, with the facts it was obtained under."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from prony_node.contract import files
+from prony_node.contract.errors import RequestError
+from prony_node.contract.plan import Plan, check_schema
+
+RECORD_VERSION = 1
+RECORD_SCHEMA = f"prony.record/{RECORD_VERSION}"
+
+STATUSES = ("ok", "failed", "interrupted")
+LEVELS = ("pass", "unknown", "warn", "fail")  # from best to worst
+FAILURES = (
+    "out-of-memory", "exception", "killed", "hung", "lost", "missing-library", "missing-device",
+    "time-limit", "node-failure", "request", "interrupted",
+)  # fmt: skip
+
+# An upgrade takes the document of version N to version N + 1; version 1 is the first.
+UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+
+
+def new_record(plan: Plan, *, status: str, started: str, ended: str) -> dict[str, Any]:
+    """A record with every field, none of them filled beyond what the plan says."""
+    return {
+        "schema": RECORD_SCHEMA,
+        "id": plan.run_id,
+        "trial": {**plan.trial.to_json(), "effective": {}, "effective_hash": None},
+        "repeat": plan.repeat,
+        "status": status,
+        "failure": None,
+        "started": started,
+        "ended": ended,
+        "stop": {
+            "tolerance": plan.stop.tolerance,
+            "min_time_s": plan.stop.min_time_s,
+            "max_time_s": plan.stop.max_time_s,
+            "reason": None,
+        },
+        "unit": None,
+        "metrics": {},
+        "phases": {},
+        "steady": None,
+        "checks": [],
+        "work": {},
+        "fingerprint": {"machine": None, "software": None},
+        "facts": {},
+    }
+
+
+def worst_level(record: dict[str, Any]) -> str:
+    """What the headline carries: the worst level of any check."""
+    levels = [check["level"] for check in record["checks"]]
+    return max(levels, key=LEVELS.index) if levels else "unknown"
+
+
+def upgrade(document: Any) -> dict[str, Any]:
+    """A record of any older version as one of this version; a newer one is refused."""
+    version = check_schema(document, "prony.record", RECORD_VERSION)
+    while version < RECORD_VERSION:
+        if version not in UPGRADES:
+            raise RequestError(f"no upgrade from prony.record/{version} is known")
+        document = UPGRADES[version](document)
+        version += 1
+        document["schema"] = f"prony.record/{version}"
+    return dict(document)
+
+
+def validate_record(document: Any) -> dict[str, Any]:
+    """The record, upgraded, or a RequestError that says what is wrong with it."""
+    record = upgrade(document)
+    for key in ("id", "trial", "status", "metrics", "phases", "checks", "facts", "work", "fingerprint"):
+        if key not in record:
+            raise RequestError(f"the record has no {key!r}")
+    if record["status"] not in STATUSES:
+        raise RequestError(f"the record's status {record['status']!r} is none of {', '.join(STATUSES)}")
+    if (record["status"] == "ok") != (record.get("failure") is None):
+        raise RequestError("a record has a failure exactly when its status is not ok")
+    failure = record.get("failure")
+    if failure is not None and failure.get("kind") not in FAILURES:
+        raise RequestError(f"failure.kind {failure.get('kind')!r} is none of {', '.join(FAILURES)}")
+    for name, metric in record["metrics"].items():
+        _validate_metric(name, metric)
+    for check in record["checks"]:
+        if check.get("level") not in LEVELS or not check.get("name"):
+            raise RequestError(f"a check without name or level: {check!r}")
+    return record
+
+
+def _validate_metric(name: str, metric: Any) -> None:
+    if not isinstance(metric, dict) or "value" not in metric:
+        raise RequestError(f"metric {name} is not an object with a value")
+    if metric["value"] is None:
+        if not metric.get("reason"):
+            raise RequestError(f"metric {name} is null without a reason")
+        return
+    if not isinstance(metric["value"], (int, float)) or isinstance(metric["value"], bool):
+        raise RequestError(f"metric {name} is no number: {metric['value']!r}")
+    for key in ("unit", "scope", "source"):
+        if not metric.get(key):
+            raise RequestError(f"metric {name} has no {key}")
+
+
+def read_record(folder: Path) -> dict[str, Any] | None:
+    """The record of a run folder; None while there is none."""
+    document = files.read_json(folder / files.RECORD)
+    return None if document is None else validate_record(document)

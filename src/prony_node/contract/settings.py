@@ -1,0 +1,136 @@
+"""Every setting a trial can carry: its values, what it means, and how its text becomes a value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from prony_node.contract.errors import RequestError, nearest, unknown
+
+Value = str | int | bool
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One knob. `kind` is choice, count (a whole number of at least `least`), flag (on/off) or text."""
+
+    name: str
+    kind: str
+    help: str
+    choices: tuple[str, ...] = ()  # of a choice, or words that a count also takes (batch_size=auto)
+    least: int = 1
+    pattern: str = ""  # what a text must match
+    example: str = ""
+
+    def parse(self, text: object) -> Value:
+        """The typed value of `text`, or a RequestError that says what is right."""
+        if self.kind == "flag":
+            return self._flag(text)
+        if self.kind == "count":
+            return self._count(text)
+        if not isinstance(text, str):
+            raise self._refuse(text)
+        if self.kind == "choice" and text not in self.choices:
+            raise self._refuse(text)
+        if self.kind == "text" and not re.fullmatch(self.pattern, text):
+            raise self._refuse(text)
+        return text
+
+    def _flag(self, text: object) -> bool:
+        if isinstance(text, bool):
+            return text
+        if text in ("on", "off"):
+            return text == "on"
+        raise self._refuse(text)
+
+    def _count(self, text: object) -> Value:
+        if isinstance(text, str) and text in self.choices:
+            return text
+        if isinstance(text, int) and not isinstance(text, bool):
+            number = text
+        elif isinstance(text, str) and re.fullmatch(r"[+-]?[0-9]{1,12}", text):
+            number = int(text)
+        else:
+            raise self._refuse(text)
+        if number < self.least:
+            raise self._refuse(text)
+        return number
+
+    def _refuse(self, text: object) -> RequestError:
+        shown = "on" if text is True else "off" if text is False else str(text)
+        guess = nearest(shown, self.words()) if self.words() else None
+        hint = f"; did you mean {self.name}={guess}?" if guess else ""
+        return RequestError(f"{self.name}={shown} is not possible: {self.name} is {self.values()}{hint}")
+
+    def words(self) -> tuple[str, ...]:
+        return ("on", "off") if self.kind == "flag" else self.choices
+
+    def values(self) -> str:
+        """The possible values, for a person."""
+        if self.kind == "flag":
+            return "on | off"
+        if self.kind == "choice":
+            return " | ".join(self.choices)
+        if self.kind == "count":
+            words = "".join(f" | {word}" for word in self.choices)
+            return f"a whole number of at least {self.least}{words}"
+        return self.example
+
+    def show(self, value: Value | None) -> str:
+        """A value as a person would type it."""
+        if value is True:
+            return "on"
+        if value is False:
+            return "off"
+        return "-" if value is None else str(value)
+
+
+SETTINGS: dict[str, Setting] = {
+    setting.name: setting
+    for setting in (
+        Setting("preset", "choice", "fast: what an expert picks here; plain: eager fp32, a beginner's loop",
+                ("fast", "plain")),
+        Setting("mode", "choice", "train (forward, backward, optimizer) or infer (forward)",
+                ("train", "infer")),
+        Setting("data", "choice", "where batches come from: device memory, or host memory by a DataLoader",
+                ("device", "host")),
+        Setting("batch_size", "count", "samples a step on a device; auto: the largest that fits", ("auto",)),
+        Setting("precision", "choice", "bf16 and fp16 keep fp32 weights; bf16-pure has no fp32 at all",
+                ("fp32", "tf32", "bf16", "bf16-pure", "fp16")),
+        Setting("compile", "choice", "torch.compile and its mode",
+                ("off", "default", "reduce-overhead", "max-autotune")),
+        Setting("compile_cache", "choice", "cold: compile into an empty cache; warm: keep the cache of earlier runs",
+                ("cold", "warm")),
+        Setting("graphs", "flag", "the whole step as one device graph (CUDA, ROCm)"),
+        Setting("memory_format", "choice", "layout of image tensors", ("contiguous", "channels_last")),
+        Setting("optimizer", "choice", "how parameters are updated", ("sgd", "adam", "adamw")),
+        Setting("fused", "flag", "the optimizer's fused form: one kernel for all parameters"),
+        Setting("grad_accumulation", "count", "micro-batches a step; a step has batch_size x this many samples"),
+        Setting("recompute", "flag", "recompute activations in the backward pass, to save memory"),
+        Setting("workers", "count", "DataLoader processes (data=host)", least=0),
+        Setting("prefetch", "count", "batches each loader worker prepares ahead (data=host)"),
+        Setting("pin_memory", "flag", "page-locked batches, copied while the device computes (data=host)"),
+        Setting("cores", "text", "CPU cores to use: how many, or which (0-3,8)",
+                pattern=r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*",
+                example="a number of cores, or a list such as 0-3,8"),
+        Setting("seed", "count", "of weights and data", least=0),
+        Setting("device", "text", "where to run: auto, cpu, cuda, cuda:1, xpu, mps",
+                pattern=r"auto|cpu|mps|(cuda|xpu)(:[0-9]{1,3})?",
+                choices=("auto", "cpu", "cuda", "xpu", "mps"),
+                example="auto | cpu | cuda | cuda:N | xpu | xpu:N | mps"),
+        Setting("steps", "count", "a fixed length: this many steps, whatever the interval"),
+        Setting("epochs", "count", "a fixed length: this many passes over the data set's number of samples"),
+    )
+}  # fmt: skip
+
+
+def parse_settings(given: Mapping[str, object], extra: Iterable[Setting] = ()) -> dict[str, Value]:
+    """Typed settings of a request; `extra` are the ones that only this workload has."""
+    known = SETTINGS | {setting.name: setting for setting in extra}
+    parsed: dict[str, Value] = {}
+    for name, text in given.items():
+        if name not in known:
+            raise unknown("setting", name, known)
+        parsed[name] = known[name].parse(text)
+    return parsed

@@ -1,0 +1,84 @@
+"""A trial: a workload with its settings as requested. Its hash is its identity."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any
+
+from prony_node.contract.errors import RequestError
+from prony_node.contract.files import canonical_json
+from prony_node.contract.settings import Value
+
+
+def settings_hash(workload: str, settings: dict[str, Value]) -> str:
+    """The identity of a workload with these settings, whatever their order."""
+    text = canonical_json({"workload": workload, "settings": settings})
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What was asked for; a setting that was not asked for takes its default on the machine."""
+
+    workload: str
+    settings: dict[str, Value] = field(default_factory=dict)
+
+    @property
+    def hash(self) -> str:
+        return settings_hash(self.workload, self.settings)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"hash": self.hash, "workload": self.workload, "settings": self.settings}
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> Trial:
+        return cls(document["workload"], dict(document["settings"]))
+
+    def __str__(self) -> str:
+        shown = {True: "on", False: "off"}
+        words = [f"{name}={shown.get(value, value)}" if isinstance(value, bool) else f"{name}={value}"
+                 for name, value in self.settings.items()]  # fmt: skip
+        return " ".join([self.workload, *words])
+
+
+TRAINING_ONLY = ("optimizer", "fused", "grad_accumulation", "recompute")
+LOADER_ONLY = ("workers", "prefetch", "pin_memory")
+
+
+def check_combination(settings: dict[str, Value], given: set[str] | None = None) -> None:
+    """Refuse what cannot work together, whether as requested or as resolved on a machine.
+
+    `given` are the names that a person set; only those can be out of place, a default never is.
+    """
+    asked = set(settings) if given is None else given
+    if settings.get("mode") == "infer":
+        for name in TRAINING_ONLY:
+            if name in asked:
+                raise RequestError(f"{name} has no meaning with mode=infer; leave it out")
+    if settings.get("data", "device") == "device":
+        for name in LOADER_ONLY:
+            if name in asked:
+                raise RequestError(f"{name} has no meaning with data=device; add data=host or leave it out")
+    if settings.get("compile") == "off" and "compile_cache" in asked:
+        raise RequestError("compile_cache has no meaning with compile=off; leave one of them out")
+    if settings.get("compile") == "reduce-overhead" and settings.get("graphs"):
+        raise RequestError(
+            "compile=reduce-overhead makes device graphs of its own, so graphs=on cannot capture it; "
+            "use compile=default graphs=on, or graphs=off"
+        )
+    if "steps" in settings and "epochs" in settings:
+        raise RequestError("steps and epochs are both lengths; give one of them")
+    if settings.get("precision") == "fp16" and settings.get("graphs") and settings.get("fused") is False:
+        raise RequestError(
+            "precision=fp16 graphs=on needs fused=on: other optimizers ask the host about overflow each step"
+        )
+    if settings.get("workers") == 0 and "prefetch" in asked:
+        raise RequestError("prefetch needs loader workers; workers=0 loads in the rank itself")
+    device = str(settings.get("device", "auto"))
+    if settings.get("graphs") and device in ("cpu", "mps"):
+        raise RequestError(f"graphs=on needs a device with graphs (CUDA, ROCm); device={device} has none")
+    if settings.get("precision") == "tf32" and device in ("cpu", "mps"):
+        raise RequestError(f"precision=tf32 is a mode of CUDA's matrix units; device={device} has none")
+    if settings.get("batch_size") == "auto" and device == "cpu":
+        raise RequestError("batch_size=auto looks for what fits a device's own memory; device=cpu has none")

@@ -1,0 +1,26 @@
+"""What a result depends on: host, devices, software, container, environment, source.
+
+Nothing here imports torch until `device_facts` is called, and nothing here raises: a fact that could not be
+found is null, with its reason in the `missing` list beside it.
+"""
+
+from prony_node.facts.container import container_facts
+from prony_node.facts.device import device_facts
+from prony_node.facts.environment import environment_facts
+from prony_node.facts.fingerprint import fingerprint
+from prony_node.facts.host import host_facts
+from prony_node.facts.software import software_facts
+from prony_node.facts.source import source_facts
+from prony_node.facts.watch import Watch, watch_checks
+
+__all__ = [
+    "Watch",
+    "container_facts",
+    "device_facts",
+    "environment_facts",
+    "fingerprint",
+    "host_facts",
+    "software_facts",
+    "source_facts",
+    "watch_checks",
+]

@@ -1,0 +1,1 @@
+"""The measured loop: clocks, the step, and the checks made while running."""

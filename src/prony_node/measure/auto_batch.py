@@ -1,0 +1,71 @@
+"""batch_size=auto: the largest batch that fits, found from small ones and then tried."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+import torch
+
+from prony_node.contract.errors import RequestError
+from prony_node.contract.settings import Value
+from prony_node.measure import memory
+from prony_node.measure.protocol import Task
+from prony_node.measure.step import Step
+
+SHARE = 0.94  # of the free memory: compiled code and a graph's own pool come on top of what is probed
+ATTEMPTS = 8
+
+
+def largest_batch(task: Task, settings: dict[str, Value], device: torch.device, note: Callable[[str], None]) -> int:
+    """Two small batches tell what a sample costs; the batch that this predicts is tried, and mended."""
+    if device.type == "cpu":
+        raise RequestError("batch_size=auto looks for what fits a device's own memory; this machine has only a CPU")
+    known = memory.free_and_total(device)
+    if known is None:
+        raise RequestError(f"batch_size=auto needs to know the memory of {device}, which torch does not tell")
+    room = known[0] * SHARE
+    small, large = 8, 32
+    first, second = _peak(task, settings, device, small), _peak(task, settings, device, large)
+    if first is None or second is None:
+        small, large = 1, 2
+        first, second = _peak(task, settings, device, small), _peak(task, settings, device, large)
+    if first is None:
+        raise memory.OutOfMemory(f"not even one sample fits in the {memory.gib(known[0])} free on {device}")
+    if second is None:
+        return small
+    cost = max((second - first) / (large - small), 1.0)
+    batch = _round(small + (room - first) / cost)
+    for _ in range(ATTEMPTS):
+        note(f"trying batch_size={batch}")
+        peak = _peak(task, settings, device, batch)
+        if peak is not None and peak <= room:
+            return batch
+        batch = min(batch - 1, _round(batch * 0.95))
+    return max(small, batch)
+
+
+def _round(batch: float) -> int:
+    whole = max(1, int(batch))
+    return whole - whole % 8 if whole >= 64 else whole
+
+
+def _peak(task: Task, settings: dict[str, Value], device: torch.device, batch: int) -> int | None:
+    """Most memory that two eager steps of this batch reserve; None when it does not fit."""
+    probe = {**settings, "batch_size": batch, "compile": "off", "graphs": False}
+    samples = batch * int(settings.get("grad_accumulation", 1))
+    module = torch.get_device_module(device)
+    step: Step | None = None
+    try:
+        memory.reset_peak(device)
+        step = Step(task, probe, device)
+        step.finish_model()
+        step.prepare(step.place(task.sample(torch.Generator(device).manual_seed(0), samples)))
+        torch.accelerator.synchronize()
+        return int(module.max_memory_allocated(device))
+    except torch.OutOfMemoryError:
+        return None
+    finally:
+        step = None  # before the cache is emptied
+        gc.collect()
+        module.empty_cache()

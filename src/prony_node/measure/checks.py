@@ -1,0 +1,113 @@
+"""Checks made on a run by the rank itself: each a level and a sentence."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from prony_node.measure.loop import Window
+from prony_node.stats import Estimate, StopRule
+
+Check = dict[str, str]
+FEW_STEPS = 30  # of training, under which a loss that did not fall says nothing
+
+
+def check(name: str, level: str, message: str) -> Check:
+    return {"name": name, "level": level, "message": message}
+
+
+def series_checks(estimate: Estimate | None, rule: StopRule, fixed: bool) -> list[Check]:
+    """Steady, levels, blocks, tolerance."""
+    if estimate is None:
+        reason = "too few steps were timed to judge"
+        return [check(name, "unknown", reason) for name in ("steady", "levels", "blocks", "tolerance")]
+    width = f"{estimate.relative_half_width:.2%}"
+    checks = []
+    drift = "too few blocks to fit"
+    if estimate.drift is not None and estimate.drift_half_width is not None:
+        drift = f"{estimate.drift:+.2%} over the window (± {estimate.drift_half_width:.2%})"
+    if estimate.drifting == "yes":
+        checks.append(check("steady", "warn", f"the step time drifted: {drift}"))
+    elif estimate.drifting == "no":
+        checks.append(check("steady", "pass", f"no drift shown: {drift}"))
+    else:
+        text = f"a drift of {rule.drift_limit:.0%} could not have been told from this noise: {drift}"
+        checks.append(check("steady", "unknown", text))
+    if estimate.levels > 1:
+        values = ", ".join(f"{value * 1e3:.4g} ms" for value in estimate.level_values_s)
+        checks.append(check("levels", "warn", f"the step time jumped between {estimate.levels} levels: {values}"))
+    else:
+        checks.append(check("levels", "pass", "one level of step time"))
+    enough = estimate.independent_blocks >= rule.min_independent_blocks
+    text = f"{estimate.independent_blocks:.0f} effectively independent blocks of steps"
+    checks.append(check("blocks", "pass" if enough else "warn", text + ("" if enough else ": too few to trust")))
+    if fixed:
+        checks.append(check("tolerance", "unknown", f"a run of fixed length; the interval is ± {width}"))
+    elif estimate.relative_half_width <= rule.tolerance:
+        checks.append(check("tolerance", "pass", f"± {width} is within the asked ± {rule.tolerance:.2%}"))
+    else:
+        text = f"± {width} after {rule.max_time_s:g} s; ± {rule.tolerance:.2%} was asked for"
+        checks.append(check("tolerance", "warn", text))
+    return checks
+
+
+def clock_check(window: Window) -> Check:
+    """Device time and host time of the same window must be the same time."""
+    host_s = window.monotonic[1] - window.monotonic[0]
+    device_s = window.duration_s
+    gap = device_s / host_s - 1 if host_s > 0 else 0.0
+    # The first submission and the last synchronisation lie between the two: milliseconds.
+    level = "pass" if abs(gap) < 0.01 or abs(device_s - host_s) < 0.02 else "warn"
+    return check("clock", level, f"{device_s:.3f} s by {window.clock}, {host_s:.3f} s on the host")
+
+
+def learning_checks(first: float, last: float, steps: int, moved: int, parameters: int, finite: bool) -> list[Check]:
+    """Training must train."""
+    checks = []
+    losses = f"held-out loss {first:.4g} before and {last:.4g} after {steps} steps"
+    if not (math.isfinite(first) and math.isfinite(last)):
+        checks.append(check("loss", "fail", losses))
+    elif last < first:
+        checks.append(check("loss", "pass", losses))
+    elif steps < FEW_STEPS:
+        checks.append(check("loss", "unknown", f"{losses}: too few steps to judge"))
+    else:
+        checks.append(check("loss", "warn", f"{losses}: it did not fall"))
+    text = f"{moved} of {parameters} parameter tensors changed"
+    checks.append(check("parameters", "pass" if moved == parameters else "fail", text))
+    text = "every parameter and the last loss are finite" if finite else "a parameter or the last loss is not finite"
+    checks.append(check("finite", "pass" if finite else "fail", text))
+    return checks
+
+
+OUTPUT_BOUND = {"fp32": 1e-3, "tf32": 1e-2, "bf16": 6e-2, "bf16-pure": 6e-2, "fp16": 1e-2}
+
+
+def output_checks(error: float, finite: bool, precision: str) -> list[Check]:
+    """Inference must answer, and what fp32 would have answered."""
+    bound = OUTPUT_BOUND[precision]
+    text = f"relative distance to the fp32 answer {error:.2e}, at most {bound:.0e} in {precision}"
+    return [
+        check("outputs", "pass" if error <= bound else "fail", text),
+        check(
+            "finite",
+            "pass" if finite else "fail",
+            "outputs are finite" if finite else "an output is not finite",
+        ),
+    ]
+
+
+def loader_check(share: float | None) -> Check:
+    if share is None:
+        return check("loader", "pass", "batches lie in device memory; there is no loader to wait for")
+    text = f"{share:.1%} of step time waiting for data"
+    return check("loader", "pass" if share < 0.02 else "warn", text if share < 0.02 else f"input-bound: {text}")
+
+
+def utilisation_check(mfu: dict[str, Any]) -> Check:
+    if mfu["value"] is None:
+        return check("utilisation", "unknown", mfu["reason"])
+    text = f"{mfu['value']:.1%} of the peak ({mfu['source']})"
+    if mfu["value"] > 1:
+        return check("utilisation", "fail", f"{text}: more than possible, so a count or a peak is wrong")
+    return check("utilisation", "pass", text)

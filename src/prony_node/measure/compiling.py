@@ -1,0 +1,36 @@
+"""Where compiled kernels are kept, and whether they were there already."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from prony_node.contract.settings import Value
+
+
+def use_cache(settings: dict[str, Value], folder: Path) -> None:
+    """Point the compiler at an empty cache inside the run folder, or at the one that runs share."""
+    if settings["compile"] == "off":
+        return
+    if settings["compile_cache"] == "cold":
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "compile_cache")
+        os.environ["TRITON_CACHE_DIR"] = str(folder / "compile_cache" / "triton")
+    elif "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+        home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(home) / "prony" / "compile")
+
+
+def cache_state(settings: dict[str, Value]) -> dict[str, Any]:
+    """What the compiler found in its cache during cold start."""
+    if settings["compile"] == "off":
+        return {"state": "none", "hits": 0, "misses": 0}
+    from torch._dynamo.utils import counters
+
+    inductor, autograd = counters["inductor"], counters["aot_autograd"]
+    hits = inductor["fxgraph_cache_hit"] + autograd["autograd_cache_hit"]
+    misses = inductor["fxgraph_cache_miss"] + autograd["autograd_cache_miss"]
+    if hits + misses == 0:
+        return {"state": "unknown", "hits": 0, "misses": 0}
+    state = "warm" if misses == 0 else "cold" if hits == 0 else "partly warm"
+    return {"state": state, "hits": hits, "misses": misses}

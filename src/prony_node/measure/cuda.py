@@ -1,0 +1,49 @@
+"""What only CUDA (and ROCm under its name) has: graphs, matrix modes, attention kernels."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import torch
+
+WARM_STEPS = 3  # before a capture: lazy initialisation and autotuning must be over
+
+
+def set_matrix_modes(precision: str, *, autotune: bool) -> None:
+    """fp32 means fp32: torch lets convolutions use tf32 unless told otherwise."""
+    tf32 = precision != "fp32"
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
+    torch.backends.cudnn.benchmark = autotune
+
+
+@contextlib.contextmanager
+def attention_order() -> Iterator[None]:
+    """Prefer cuDNN's attention, written for these devices, over the portable kernels behind it."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    order = [
+        SDPBackend.CUDNN_ATTENTION,
+        SDPBackend.FLASH_ATTENTION,
+        SDPBackend.EFFICIENT_ATTENTION,
+        SDPBackend.MATH,
+    ]
+    with sdpa_kernel(order, set_priority=True):
+        yield
+
+
+def capture(step: Callable[[], None], side_steps: int = WARM_STEPS) -> Callable[[], None]:
+    """The whole step as one graph; answers its replay."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(side_steps):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    replay: Callable[[], None] = graph.replay
+    return replay

@@ -1,0 +1,48 @@
+"""FLOPs counted on the model, on the meta device: no memory, no arithmetic, and no fused kernel that hides work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from prony_node.measure.protocol import Task
+
+SAMPLES = 2  # a batch norm of one sample may have nothing to normalise over
+
+
+@dataclass(frozen=True)
+class Flops:
+    """A multiply-add is two. `recomputed` is forward work done a second time, never part of `per_sample`."""
+
+    per_sample: float
+    recomputed: float
+    convention: str
+
+
+def count_flops(task: Task, *, training: bool, recompute: bool) -> Flops:
+    convention = "multiply-add is 2; " + ("forward and backward" if training else "forward")
+    if task.attention == "full":
+        convention += "; causal attention counted as full"
+    per_sample = _count(task, training=training, recompute=False)
+    again = _count(task, training=training, recompute=True) - per_sample if recompute else 0.0
+    return Flops(per_sample, again, convention)
+
+
+def _count(task: Task, *, training: bool, recompute: bool) -> float:
+    shapes = task.sample(torch.Generator().manual_seed(0), SAMPLES)
+    batch = tuple(torch.empty_like(tensor, device="meta") for tensor in shapes)
+    with torch.device("meta"):
+        model = task.model()
+    if recompute and task.recompute:
+        task.recompute(model)
+    counter = FlopCounterMode(display=False)
+    with counter, sdpa_kernel(SDPBackend.MATH):
+        if training:
+            task.loss(model, batch).backward()
+        else:
+            with torch.no_grad():
+                task.predict(model.eval(), batch)
+    return counter.get_total_flops() / SAMPLES

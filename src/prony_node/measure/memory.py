@@ -1,0 +1,83 @@
+"""Memory: what a model needs at least, what was free, what was used at most."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from prony_node.contract.metrics import measured, missing
+from prony_node.contract.settings import Value
+
+
+class OutOfMemory(RuntimeError):
+    """Known to be too large before anything was allocated."""
+
+
+def free_and_total(device: torch.device) -> tuple[int, int] | None:
+    """Bytes free and in all: of the device, or of the host for a CPU."""
+    if device.type == "cpu":
+        return _host_memory()
+    module = torch.get_device_module(device)
+    if hasattr(module, "mem_get_info"):
+        free, total = module.mem_get_info(device)
+        return int(free), int(total)
+    return None
+
+
+def _host_memory() -> tuple[int, int] | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    values = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if len(line.split()) > 1}
+    return values.get("MemAvailable", 0), values.get("MemTotal", 0)
+
+
+def state_bytes(parameters: int, settings: dict[str, Value]) -> int:
+    """What weights, gradients and optimizer state take: less than any run of this trial needs."""
+    width = 2 if settings["precision"] == "bf16-pure" else 4
+    if settings["mode"] == "infer":
+        return parameters * (2 if settings["precision"] in ("bf16", "fp16", "bf16-pure") else 4)
+    copies = {"sgd": 3, "adam": 4, "adamw": 4}[str(settings["optimizer"])]
+    return parameters * width * copies
+
+
+def refuse_hopeless(parameters: int, settings: dict[str, Value], device: torch.device) -> None:
+    """Say at once what would otherwise take minutes, or the host's OOM killer, to find out."""
+    known = free_and_total(device)
+    needed = state_bytes(parameters, settings)
+    if known and needed > known[0]:
+        raise OutOfMemory(
+            f"weights, gradients and optimizer state alone need {gib(needed)}; "
+            f"{gib(known[0])} of {gib(known[1])} were free on {device}"
+        )
+
+
+def gib(count: float) -> str:
+    return f"{count / 2**30:.1f} GiB"
+
+
+def reset_peak(device: torch.device) -> None:
+    if device.type != "cpu":
+        module = torch.get_device_module(device)
+        if hasattr(module, "reset_peak_memory_stats"):
+            module.reset_peak_memory_stats(device)
+
+
+def memory_metrics(device: torch.device) -> dict[str, dict[str, Any]]:
+    peak_host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    metrics = {"peak_memory_host": measured(peak_host, "B", scope="rank process", source="getrusage")}
+    module = torch.get_device_module(device)
+    if device.type == "cpu" or not hasattr(module, "max_memory_allocated"):
+        reason = f"{device.type} has no allocator that counts; see peak_memory_host"
+        return metrics | {"peak_memory": missing(reason), "peak_memory_reserved": missing(reason)}
+    source = "torch's allocator, from the first timed step"
+    allocated, reserved = module.max_memory_allocated(device), module.max_memory_reserved(device)
+    return metrics | {
+        "peak_memory": measured(allocated, "B", scope="one device", source=source),
+        "peak_memory_reserved": measured(reserved, "B", scope="one device", source=source),
+    }

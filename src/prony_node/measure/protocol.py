@@ -1,0 +1,29 @@
+"""What a workload hands to the measured loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+Batch = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model and what is done with it; the loop owns device, precision, optimizer and timing."""
+
+    unit: str  # images, tokens
+    units_per_sample: int
+    model: Callable[[], nn.Module]  # built on torch's current default device, in fp32
+    loss: Callable[[nn.Module, Batch], Tensor]  # of a training batch
+    predict: Callable[[nn.Module, Batch], Tensor]  # what inference answers
+    sample: Callable[[torch.Generator, int], Batch]  # a synthetic batch on the generator's device, learnable
+    learning_rate: float
+    weight_decay: float = 0.0
+    attention: str = "none"  # FLOP convention: none, or full (causal attention counted as full)
+    # Inference wants a model of its own shape at times (batch norms folded into convolutions).
+    for_inference: Callable[[nn.Module], nn.Module] = lambda model: model
+    recompute: Callable[[nn.Module], None] | None = None  # switch activation recomputation on

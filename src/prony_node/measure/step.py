@@ -1,0 +1,163 @@
+"""From a task and its settings to a step: what one call does on the device."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prony_node.contract.settings import Value
+from prony_node.measure import cuda
+from prony_node.measure.protocol import Batch, Task
+
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+PURE = {"bf16-pure": torch.bfloat16}
+# An inference has no weights to update, so a low precision is the precision of its weights.
+INFERENCE = {"bf16": torch.bfloat16, "bf16-pure": torch.bfloat16, "fp16": torch.float16}
+FIRST_STEPS = cuda.WARM_STEPS + 1  # taken by `prepare`, with and without a graph
+
+
+class Step:
+    """One training or inference step. Call `prepare` once, then the object with each batch."""
+
+    def __init__(self, task: Task, settings: dict[str, Value], device: torch.device) -> None:
+        self.task, self.settings, self.device = task, settings, device
+        self.training = settings["mode"] == "train"
+        self.precision = str(settings["precision"])
+        self.output: Tensor | None = None  # the last loss or answer, on the device
+        self._inputs: Batch = ()
+        self._replay: Callable[[], None] | None = None
+        if device.type == "cuda":
+            cuda.set_matrix_modes(self.precision, autotune=settings["preset"] != "plain")
+        torch.manual_seed(int(settings["seed"]))
+        with device:
+            self.model = task.model()
+        if settings.get("recompute") and task.recompute:
+            task.recompute(self.model)
+
+    @property
+    def input_dtype(self) -> torch.dtype:
+        kinds = PURE if self.training else INFERENCE
+        return kinds.get(self.precision, torch.float32)
+
+    def place(self, batch: Batch) -> Batch:
+        """A batch as this step takes it: device, precision, layout. Nothing is copied that fits already."""
+        placed = []
+        for tensor in batch:
+            if tensor.is_floating_point():
+                layout = self._layout() if tensor.dim() == 4 else torch.preserve_format
+                tensor = tensor.to(self.device, self.input_dtype, non_blocking=True, memory_format=layout)
+            else:
+                tensor = tensor.to(self.device, non_blocking=True)
+            placed.append(tensor)
+        return tuple(placed)
+
+    def _layout(self) -> torch.memory_format:
+        return torch.channels_last if self.settings["memory_format"] == "channels_last" else torch.contiguous_format
+
+    def finish_model(self) -> None:
+        """Bring the model into its final shape, precision and layout."""
+        if not self.training:
+            self.model.eval().requires_grad_(False)
+            if self.settings["preset"] != "plain":
+                self.model = self.task.for_inference(self.model)
+        self.model.to(self.input_dtype)
+        if self._layout() is torch.channels_last:
+            self.model.to(memory_format=torch.channels_last)
+
+    def prepare(self, batch: Batch) -> None:
+        """The first steps: optimizer state, compilation, autotuning, capture. They are steps like any other."""
+        self._inputs = batch
+        work = self._train if self.training else self._infer
+        if self.training:
+            self._make_optimizer()
+        self._forward = self._compiled(self._loss if self.training else self._answer)
+        self._work = work
+        if self.settings["graphs"]:
+            self._inputs = tuple(tensor.clone() for tensor in batch)
+            self._replay = cuda.capture(work)
+            self._replay()
+        else:
+            for _ in range(FIRST_STEPS):
+                work()
+
+    def __call__(self, batch: Batch) -> None:
+        if self._replay is not None:
+            for target, source in zip(self._inputs, batch, strict=True):
+                target.copy_(source, non_blocking=True)
+            self._replay()
+        else:
+            self._inputs = batch
+            self._work()
+
+    def kernels(self) -> AbstractContextManager[Any]:
+        """Which attention kernels are preferred; entered once, around everything that the step does."""
+        fast = self.device.type == "cuda" and self.settings["preset"] != "plain"
+        return cuda.attention_order() if fast else contextlib.nullcontext()
+
+    def _compiled(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        mode = str(self.settings["compile"])
+        if mode == "off":
+            return function
+        if mode == "max-autotune" and self.settings["graphs"]:
+            mode = "max-autotune-no-cudagraphs"  # the whole step is captured by us
+        compiled: Callable[..., Tensor] = torch.compile(function, mode=mode, dynamic=False)
+        return compiled
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        dtype = AUTOCAST.get(self.precision) if self.training else None
+        # A cache of cast weights would outlive the graph that filled it.
+        return torch.autocast(self.device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None,
+                              cache_enabled=False)  # fmt: skip
+
+    def _loss(self, *batch: Tensor) -> Tensor:
+        with self.autocast():
+            return self.task.loss(self.model, batch)
+
+    def _answer(self, *batch: Tensor) -> Tensor:
+        return self.task.predict(self.model, batch)
+
+    def _infer(self) -> None:
+        if self.settings["compile"] == "reduce-overhead":
+            torch.compiler.cudagraph_mark_step_begin()
+        with torch.no_grad():
+            self.output = self._forward(*self._inputs)
+
+    def _train(self) -> None:
+        pieces = int(self.settings["grad_accumulation"])
+        if self.settings["compile"] in ("reduce-overhead", "max-autotune"):
+            torch.compiler.cudagraph_mark_step_begin()
+        for piece in zip(*(tensor.chunk(pieces) for tensor in self._inputs), strict=True):
+            loss = self._forward(*piece)
+            self.scaler.scale(loss / pieces if pieces > 1 else loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.output = loss.detach()
+
+    def _make_optimizer(self) -> None:
+        task, settings = self.task, self.settings
+        options: dict[str, Any] = {"lr": task.learning_rate, "weight_decay": task.weight_decay}
+        options["fused"] = bool(settings["fused"]) or None  # None, not False: torch's own default beside it
+        if settings["optimizer"] == "sgd":
+            options["momentum"] = 0.9
+        elif settings["graphs"]:
+            options["capturable"] = True
+        kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+        self.optimizer = kinds[str(settings["optimizer"])](self.model.parameters(), **options)
+        # A scaler that is not enabled passes losses and steps through unchanged.
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
+
+    def held_out_loss(self, batch: Batch) -> float:
+        """The loss on data that no step sees; with synchronisation, so never inside the window."""
+        with torch.no_grad():
+            return float(self._loss(*batch))
+
+
+def parameter_norms(model: nn.Module) -> Tensor:
+    """One number a parameter, to see that each is finite and that training moved it."""
+    return torch.stack([parameter.detach().double().square().sum() for parameter in model.parameters()])

@@ -1,0 +1,39 @@
+"""Keeping a rank and its loaders on the cores that the trial names."""
+
+from __future__ import annotations
+
+import os
+
+from prony_node.contract.errors import RequestError
+
+
+def allowed_cores() -> list[int]:
+    """The cores this process may use, which is not always all that the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def wanted_cores(text: str, allowed: list[int]) -> list[int]:
+    """`4` is the first four allowed cores; `0-3,8` are those cores."""
+    if text.isdigit():
+        count = int(text)
+        if not 1 <= count <= len(allowed):
+            raise RequestError(f"cores={text}: this machine lets us use {len(allowed)} cores")
+        return allowed[:count]
+    chosen: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        chosen.update(range(int(first), int(last or first) + 1))
+    outside = sorted(chosen - set(allowed))
+    if outside or not chosen:
+        raise RequestError(f"cores={text}: core {outside[0] if outside else '?'} is not among the allowed {allowed}")
+    return sorted(chosen)
+
+
+def bind(cores: list[int]) -> bool:
+    """Bind this process, and what it will start, to these cores; False where the system cannot."""
+    if not hasattr(os, "sched_setaffinity"):
+        return False
+    os.sched_setaffinity(0, cores)
+    return True

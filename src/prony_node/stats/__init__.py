@@ -1,0 +1,21 @@
+"""Intervals, steady state and stopping. Standard library only; used by both programs."""
+
+from .estimate import Estimate
+from .intervals import MeanInterval, RatioInterval, between_run, mean_interval, percentile, ratio_interval
+from .stopping import Decision, StopRule, Tracker
+from .student import normal_quantile, t_quantile
+
+__all__ = [
+    "Decision",
+    "Estimate",
+    "MeanInterval",
+    "RatioInterval",
+    "StopRule",
+    "Tracker",
+    "between_run",
+    "mean_interval",
+    "normal_quantile",
+    "percentile",
+    "ratio_interval",
+    "t_quantile",
+]

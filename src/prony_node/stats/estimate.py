@@ -1,0 +1,117 @@
+"""From blocks to the estimate: cut the transient, then mean, interval and the doubts about it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from .blocks import Blocks
+from .longrun import ar_coefficient, centred, cosine_count, independent_batches, lag_one, long_run
+from .periodic import without_regular_stalls
+from .shape import drift, levels, outlier_share
+from .steady import clipped, transient_length
+from .student import two_sided_t
+
+MOST_BATCHES = 128
+WIDEST = 1e6
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The mean time a step over the steady window, with its interval and what speaks against it.
+
+    The rate is the inverse of the step time, and its interval the inverted one.
+    """
+
+    step_time_s: float
+    step_time_low_s: float
+    step_time_high_s: float
+    relative_half_width: float
+    confidence: float
+    steps: int
+    blocks: int
+    independent_blocks: float
+    window_s: float
+    cut_steps: int
+    cut_s: float
+    drift: float
+    drift_half_width: float | None
+    drifting: str
+    levels: int
+    level_values_s: list[float] = field(default_factory=list)
+    autocorrelation: float = 0.0
+    outlier_share: float = 0.0
+
+
+@dataclass(frozen=True)
+class SteadyWindow:
+    """What the stop rule needs, without the rest: the blocks after the transient, their mean and interval."""
+
+    blocks: Blocks
+    batches: Blocks
+    cut_s: float
+    window_s: float
+    steps: int
+    relative_half_width: float
+    independent_blocks: float
+
+    @property
+    def step_time_s(self) -> float:
+        return self.window_s / self.steps
+
+
+def steady_window(blocks: Blocks, confidence: float) -> SteadyWindow | None:
+    """Cut the transient and find the interval; None with fewer than two blocks, or when no time has passed."""
+    coarse, size = blocks.grouped(MOST_BATCHES)
+    cut = transient_length(coarse.step_times_s()) * size
+    window = blocks.after(cut)
+    window_s, steps = math.fsum(window.times_s), sum(window.steps)
+    if len(window) < 2 or window_s <= 0.0:
+        return None
+    batches, _ = window.grouped(MOST_BATCHES)
+    relative, independent = _relative_half_width(batches, window_s / steps, confidence)
+    cut_s = math.fsum(blocks.times_s[:cut])
+    return SteadyWindow(window, batches, cut_s, window_s, steps, relative, independent)
+
+
+def estimate(blocks: Blocks, window: SteadyWindow, confidence: float, drift_limit: float) -> Estimate:
+    """The full estimate: the interval of the steady window, and the doubts about it."""
+    step_time_s, relative = window.step_time_s, window.relative_half_width
+    values = window.blocks.step_times_s()
+    rise = drift(window.batches.step_times_s(), confidence, drift_limit)
+    found = levels(values)
+    cut = len(blocks) - len(window.blocks)
+    return Estimate(
+        step_time_s=step_time_s,
+        step_time_low_s=step_time_s / (1.0 + relative),
+        step_time_high_s=step_time_s * (1.0 + relative),
+        relative_half_width=relative,
+        confidence=confidence,
+        steps=window.steps,
+        blocks=len(window.blocks),
+        independent_blocks=window.independent_blocks,
+        window_s=window.window_s,
+        cut_steps=sum(blocks.steps[:cut]),
+        cut_s=window.cut_s,
+        drift=rise.change,
+        drift_half_width=rise.half_width if math.isfinite(rise.half_width) else None,
+        drifting=rise.verdict,
+        levels=len(found),
+        level_values_s=found,
+        autocorrelation=lag_one(centred(values)),
+        outlier_share=outlier_share(values),
+    )
+
+
+def _relative_half_width(batches: Blocks, step_time_s: float, confidence: float) -> tuple[float, float]:
+    """Half width relative to the mean, and the effective number of independent batches."""
+    count = len(batches)
+    residuals = [t - step_time_s * k for t, k in zip(batches.times_s, batches.steps, strict=True)]
+    # Rare stalls would hide the autocorrelation of all other steps, so it is read with them pulled in.
+    pulled_in = clipped(batches.step_times_s())
+    ar, independent = ar_coefficient(centred(pulled_in)), independent_batches(pulled_in)
+    calm, edge_s = without_regular_stalls(residuals)
+    noise = long_run(calm, ar, cosine_count(count, independent))
+    error_s = math.hypot(math.sqrt(noise.variance * count), edge_s)
+    relative = two_sided_t(confidence, noise.degrees) * error_s / math.fsum(batches.times_s)
+    return min(relative, WIDEST), independent

@@ -1,0 +1,93 @@
+"""Small intervals for values that are already independent: repeats, ratios, percentiles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .student import two_sided_t
+
+
+@dataclass(frozen=True)
+class MeanInterval:
+    """A mean and the interval that holds it; low and high are None where one value cannot give them."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    standard_deviation: float | None
+    count: int
+
+
+@dataclass(frozen=True)
+class RatioInterval:
+    """The ratio of two independent estimates with its interval."""
+
+    ratio: float
+    low: float
+    high: float
+
+
+def mean_interval(values: Sequence[float], confidence: float = 0.95) -> MeanInterval:
+    """Student's interval of the mean of independent values."""
+    if not values:
+        raise ValueError("the mean of no values does not exist")
+    if not 0.0 < confidence < 1.0:
+        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
+    count = len(values)
+    mean = math.fsum(values) / count
+    if count == 1:
+        return MeanInterval(mean, None, None, None, 1)
+    variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
+    half_width = two_sided_t(confidence, count - 1) * math.sqrt(variance / count)
+    return MeanInterval(mean, mean - half_width, mean + half_width, math.sqrt(variance), count)
+
+
+def between_run(values: Sequence[float], confidence: float = 0.95) -> MeanInterval:
+    """Interval of the mean over repeats, one positive value a run, taken on the log scale.
+
+    Rates and times of repeats are positive and compared as ratios, so the interval is one of the
+    geometric mean: inverting the values inverts the interval. The standard deviation is relative.
+    One run has no between-run interval, however long it was: low and high are None.
+    """
+    if any(value <= 0.0 for value in values):
+        raise ValueError("repeats are compared on the log scale and must be positive")
+    logs = mean_interval([math.log(value) for value in values], confidence)
+    if logs.low is None or logs.high is None:
+        return MeanInterval(values[0], None, None, None, 1)
+    # Two wildly different repeats give an interval beyond what a float holds.
+    low, high = math.exp(max(logs.low, -700.0)), math.exp(min(logs.high, 700.0))
+    return MeanInterval(math.exp(logs.mean), low, high, logs.standard_deviation, logs.count)
+
+
+def ratio_interval(
+    a_mean: float, a_low: float, a_high: float, b_mean: float, b_low: float, b_high: float
+) -> RatioInterval:
+    """Interval of a / b for independent estimates that have intervals of the same confidence.
+
+    On the log scale the two sides add in squares, each side of the ratio taking the half of a and
+    the opposite half of b that push it that way.
+    """
+    if min(a_mean, a_low, b_mean, b_low) <= 0.0:
+        raise ValueError("a ratio on the log scale needs positive estimates and positive lower ends")
+    if not (a_low <= a_mean <= a_high and b_low <= b_mean <= b_high):
+        raise ValueError("each estimate must lie inside its own interval")
+    ratio = a_mean / b_mean
+    down = math.hypot(math.log(a_mean / a_low), math.log(b_high / b_mean))
+    up = math.hypot(math.log(a_high / a_mean), math.log(b_mean / b_low))
+    return RatioInterval(ratio, ratio * math.exp(-down), ratio * math.exp(up))
+
+
+def percentile(values: Sequence[float], q: float) -> float:
+    """The q-th percentile (0 to 100), interpolated linearly between the two nearest order statistics."""
+    if not values:
+        raise ValueError("a percentile of no values does not exist")
+    if not 0.0 <= q <= 100.0:
+        raise ValueError(f"a percentile lies between 0 and 100, got {q}")
+    ordered = sorted(values)
+    position = (len(ordered) - 1) * q / 100.0
+    below = math.floor(position)
+    above = min(below + 1, len(ordered) - 1)
+    share = position - below
+    return ordered[below] * (1.0 - share) + ordered[above] * share

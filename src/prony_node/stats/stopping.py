@@ -1,0 +1,118 @@
+"""When to stop measuring, decided while the measured loop runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .blocks import BlockStore
+from .estimate import Estimate, SteadyWindow, estimate, steady_window
+from .longrun import MOST_COSINES
+from .student import two_sided_t
+
+# Looks grow apart by this factor: each look is a chance to stop on an interval that is small by luck.
+LOOK_GROWTH = 1.3
+# A long cut may have been a clock that will come back: what is left must outlast it.
+WINDOW_TO_CUT = 2.0
+
+
+@dataclass(frozen=True)
+class StopRule:
+    """When a measurement is good enough, and when it has taken long enough.
+
+    tolerance: relative half width of the interval of the rate at which to stop.
+    confidence: of that interval.
+    min_time_s: the steady window, transient excluded, lasts at least so long.
+    max_time_s: no measurement lasts longer, transient included, good or not.
+    min_independent_blocks: effectively independent blocks in the window before its interval is believed.
+    min_steps: steps in the window; an event rarer than one in so many may well not have occurred in it.
+    drift_limit: the relative change over the window that must not go unseen.
+    """
+
+    tolerance: float = 0.01
+    confidence: float = 0.95
+    min_time_s: float = 5.0
+    max_time_s: float = 120.0
+    min_independent_blocks: float = 24.0
+    min_steps: int = 1
+    drift_limit: float = 0.02
+
+    def __post_init__(self) -> None:
+        if not self.tolerance > 0.0:
+            raise ValueError(f"tolerance must be positive, got {self.tolerance}")
+        if not 0.0 < self.confidence < 1.0:
+            raise ValueError(f"confidence must lie between 0 and 1, got {self.confidence}")
+        if not 0.0 <= self.min_time_s <= self.max_time_s:
+            raise ValueError(f"min_time_s {self.min_time_s} must not exceed max_time_s {self.max_time_s}")
+        if not self.drift_limit > 0.0:
+            raise ValueError(f"drift_limit must be positive, got {self.drift_limit}")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether to stop, why, and the estimate when it stops (None while the measurement goes on)."""
+
+    stop: bool
+    reason: str
+    estimate: Estimate | None
+
+
+class Tracker:
+    """Takes the timed blocks of one run and says when there are enough of them."""
+
+    __slots__ = ("_next_look_s", "_store", "rule")
+
+    def __init__(self, rule: StopRule) -> None:
+        self.rule = rule
+        self._store = BlockStore()
+        self._next_look_s = rule.min_time_s
+        for degrees in range(1, MOST_COSINES + 1):  # cached here, so that the first look is no slower
+            two_sided_t(rule.confidence, degrees)
+
+    def add(self, duration_s: float, steps: int = 1) -> None:
+        """Add one timed block of `steps` steps."""
+        self._store.add(duration_s, steps)
+
+    def due(self) -> bool:
+        """Whether a look at the data is worth its cost now."""
+        return self._store.elapsed_s >= self._next_look_s
+
+    def decide(self) -> Decision:
+        """Look at the data, and say whether to stop. Bounded work, whatever the length of the run."""
+        rule, elapsed_s = self.rule, self._store.elapsed_s
+        last_look = elapsed_s >= rule.max_time_s
+        if not last_look:
+            self._next_look_s = min(rule.max_time_s, max(elapsed_s, rule.min_time_s / LOOK_GROWTH) * LOOK_GROWTH)
+            if elapsed_s < rule.min_time_s:
+                return Decision(False, "the minimum time is not over", None)
+        blocks = self._store.snapshot()
+        window = steady_window(blocks, rule.confidence)
+        reason = self._missing(window)
+        if reason and not last_look:
+            return Decision(False, reason, None)
+        found = None if window is None else estimate(blocks, window, rule.confidence, rule.drift_limit)
+        if reason:
+            return Decision(True, f"the maximum time is over, but {reason}", found)
+        return Decision(True, "the interval is within the tolerance", found)
+
+    def estimate(self) -> Estimate | None:
+        """The full estimate from all blocks so far; None with fewer than two, or when no time has passed."""
+        rule, blocks = self.rule, self._store.snapshot()
+        window = steady_window(blocks, rule.confidence)
+        return None if window is None else estimate(blocks, window, rule.confidence, rule.drift_limit)
+
+    def _missing(self, found: SteadyWindow | None) -> str:
+        """What keeps the estimate from being good enough; empty when nothing does."""
+        rule = self.rule
+        if found is None:
+            return "there are too few blocks for an estimate"
+        if found.window_s < rule.min_time_s:
+            return f"the steady window of {found.window_s:.3g} s is shorter than {rule.min_time_s:.3g} s"
+        if found.window_s < WINDOW_TO_CUT * found.cut_s:
+            return f"{found.cut_s:.3g} s were cut as a transient, and the steady window is not yet twice as long"
+        if found.steps < rule.min_steps:
+            return f"the steady window has {found.steps} steps of the {rule.min_steps} asked"
+        if found.independent_blocks < rule.min_independent_blocks:
+            return f"only {found.independent_blocks:.0f} blocks are effectively independent"
+        if found.relative_half_width > rule.tolerance:
+            return f"the interval of {100 * found.relative_half_width:.2g} % is wider than the tolerance"
+        return ""

@@ -1,0 +1,59 @@
+"""Before anything starts: is the plan right, and is the run folder ours to fill?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from prony_node.contract import files
+from prony_node.contract.errors import RequestError
+from prony_node.contract.plan import Plan
+from prony_node.contract.process import identify, is_alive
+from prony_node.workloads import find_workload
+
+
+def load_plan(path: Path) -> Plan:
+    """The plan of a file, with its workload and settings checked."""
+    try:
+        document = files.read_json(path)
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read: {error.strerror}") from error
+    if document is None:
+        why = "it is not JSON" if path.exists() else "no such file"
+        raise RequestError(f"there is no plan in {path}: {why}")
+    plan = Plan.from_json(document)
+    find_workload(plan.trial.workload).parse(plan.trial.settings)
+    return plan
+
+
+def claim(plan: Plan, folder: Path) -> None:
+    """Make `folder` this supervisor's, or refuse: nothing is overwritten."""
+    responsible = {"role": "supervisor", **identify()}
+    if not (folder.exists() and any(folder.iterdir())):
+        _create(folder, {files.PLAN: plan.to_json(), files.SUPERVISOR: responsible})
+        return
+    if (folder / files.RECORD).exists():
+        raise RequestError(f"{folder} already holds a record; nothing is overwritten, choose another folder")
+    prepared = files.read_json(folder / files.PLAN)
+    if prepared is None:
+        raise RequestError(f"{folder} is not empty and not a run folder; choose another folder")
+    if Plan.from_json(prepared) != plan:
+        raise RequestError(f"{folder} was prepared for another plan; choose another folder")
+    _refuse_if_taken(folder)
+    files.write_whole(folder / files.SUPERVISOR, responsible)
+
+
+def _create(folder: Path, documents: dict[str, Any]) -> None:
+    try:
+        files.create_folder(folder, documents)
+    except FileExistsError as error:
+        raise RequestError(f"{folder} is already in use; choose another folder") from error
+
+
+def _refuse_if_taken(folder: Path) -> None:
+    holder = files.read_json(folder / files.SUPERVISOR)
+    if not isinstance(holder, dict) or holder.get("role") != "supervisor":
+        return  # prepared by a controller that now hands it over
+    if is_alive(holder) is False:
+        raise RequestError(f"{folder} was left by a supervisor that is gone; choose another folder")
+    raise RequestError(f"{folder} is being filled by process {holder.get('pid')} on {holder.get('host')}")

@@ -1,0 +1,132 @@
+"""What the supervisor learns of the machine: facts at its start, conditions about once a second.
+
+Both live in threads of their own: a driver that does not answer must not stop the watching of the rank.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from prony_node.contract import files
+from prony_node.contract.assemble import make_check
+
+SAMPLE_EVERY_S = 1.0
+FACTS_PATIENCE_S = 20.0
+SAMPLER_PATIENCE_S = 5.0
+
+
+def gather_facts() -> dict[str, Any]:
+    """Host, software, container, environment, source and fingerprint; what fails leaves its reason."""
+    facts: dict[str, Any] = {}
+    for name, ask in _questions().items():
+        try:
+            facts[name] = ask()
+        except Exception as error:  # one fact that cannot be had must not cost the others, or the run
+            facts[name] = {"reason": f"{type(error).__name__}: {error}"}
+    if "reason" in facts["fingerprint"]:
+        facts["fingerprint"] = {"machine": None, "software": None, **facts["fingerprint"]}
+    return facts
+
+
+def _questions() -> dict[str, Callable[[], dict[str, Any]]]:
+    def ask(name: str, *arguments: Any) -> Callable[[], dict[str, Any]]:
+        def call() -> dict[str, Any]:
+            from prony_node import facts
+
+            answer: dict[str, Any] = getattr(facts, name)(*arguments)
+            return answer
+
+        return call
+
+    return {
+        "host": ask("host_facts"),
+        "software": ask("software_facts"),
+        "container": ask("container_facts"),
+        "environment": ask("environment_facts"),
+        "source": ask("source_facts", Path.cwd()),
+        "fingerprint": ask("fingerprint"),
+    }
+
+
+class FactsWriter:
+    """Writes facts.json in the background."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / files.FACTS
+        self._thread = threading.Thread(target=self._write, name="facts", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Wait for the file, but not for ever."""
+        if self._thread.ident is not None:
+            self._thread.join(FACTS_PATIENCE_S)
+
+    def _write(self) -> None:
+        try:
+            files.write_whole(self._path, gather_facts())
+        except (OSError, ValueError, TypeError) as error:
+            print(f"prony_node: no facts were written: {error}", flush=True)
+
+
+class Conditions:
+    """Samples of clocks, throttling and foreign processes, from when the rank has named its device."""
+
+    def __init__(self, folder: Path) -> None:
+        self._device_file = folder / files.DEVICE
+        self._samples: list[dict[str, Any]] = []
+        self._reason = "the rank named no device"
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start_when_ready(self) -> None:
+        if self._thread is None and self._device_file.exists():
+            self._thread = threading.Thread(target=self._sample, name="conditions", daemon=True)
+            self._thread.start()
+
+    def finish(self, window: Any) -> list[dict[str, str]]:
+        """The checks of these conditions within the steady window; without one, none are made."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(SAMPLER_PATIENCE_S)
+        if not (isinstance(window, list) and len(window) == 2):
+            return []
+        try:
+            from prony_node.facts.watch import watch_checks
+
+            edges = (float(window[0]), float(window[1]))
+            return watch_checks(list(self._samples), edges, self._device())
+        except Exception as error:
+            reason = self._reason or f"{type(error).__name__}: {error}"
+            return [make_check("throttled", "unknown", f"conditions could not be judged: {reason}")]
+
+    def _device(self) -> dict[str, Any]:
+        """The facts of the (first) device, as the rank wrote them."""
+        document = files.read_json(self._device_file)
+        if isinstance(document, dict) and isinstance(document.get("devices"), list):
+            document = next(iter(document["devices"]), None)
+        return document if isinstance(document, dict) else {}
+
+    def _sample(self) -> None:
+        try:
+            from prony_node.facts.watch import Watch
+
+            watch = Watch(self._device())
+        except Exception as error:
+            self._reason = f"{type(error).__name__}: {error}"
+            return
+        self._reason = ""
+        next_s = time.monotonic()
+        while not self._stop.is_set():
+            try:
+                self._samples.append(watch.sample())
+            except Exception as error:
+                self._reason = f"{type(error).__name__}: {error}"
+                return
+            next_s = max(next_s + SAMPLE_EVERY_S, time.monotonic())
+            self._stop.wait(next_s - time.monotonic())

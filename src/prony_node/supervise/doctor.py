@@ -1,0 +1,164 @@
+"""This machine as Prony sees it, in one document: what is here, what it can do, what is missing for what."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+from prony_node.facts import (
+    container_facts,
+    device_facts,
+    environment_facts,
+    fingerprint,
+    host_facts,
+    software_facts,
+)
+from prony_node.facts.abilities import compile_ability, device_abilities, distributed_backends
+from prony_node.facts.nvidia_links import nvidia_links
+from prony_node.facts.power_sources import power_sources
+from prony_node.facts.torch_build import torch_facts
+from prony_node.facts.tree import Missing
+from prony_node.workloads import WORKLOADS
+
+DOCTOR_SCHEMA = "prony.doctor/1"
+RUNTIMES = ("apptainer", "singularity", "podman", "docker", "enroot")
+SCHEDULERS = {"slurm": "sbatch", "kubernetes": "kubectl", "pbs": "qsub", "lsf": "bsub"}
+KINDS = (
+    "cuda",
+    "xpu",
+    "mps",
+    "hpu",
+    "npu",
+    "mtia",
+)  # torch.accelerator names one of them, a build may hold more
+
+
+def doctor() -> dict[str, Any]:
+    """The whole document; works, and says so, without torch."""
+    host, software = host_facts(), software_facts()
+    torch = _torch()
+    devices = [device_facts(name) for name in _device_names()] if torch["installed"] else []
+    for device in devices:
+        device["abilities"] = device_abilities(device["device"])
+        device.pop("torch", None)  # the same for all, and stated once
+    document: dict[str, Any] = {
+        "schema": DOCTOR_SCHEMA,
+        "host": host,
+        "devices": devices,
+        "topology": topology(host, devices, with_nvml=not torch.get("hip")),
+        "software": software,
+        "torch": torch,
+        "container": container_facts(),
+        "environment": environment_facts(),
+        "power_sources": power_sources(),
+        "runtimes": {name: shutil.which(name) is not None for name in RUNTIMES},
+        "schedulers": {name: shutil.which(command) is not None for name, command in SCHEDULERS.items()},
+        "fingerprint": fingerprint(),
+    }
+    return document | {"missing": missing_for(document)}
+
+
+def _torch() -> dict[str, Any]:
+    """The torch of this Python, or why there is none."""
+    try:
+        import torch  # noqa: F401
+    except Exception as error:  # absent, or broken: a library it wants is not there
+        absent = importlib.util.find_spec("torch") is None
+        reason = "torch is not installed in this Python" if absent else f"torch cannot be imported: {error}"
+        return {"installed": False, "reason": reason}
+    missing = Missing()
+    facts = torch_facts(missing)
+    return {"installed": True, **facts, "distributed": distributed_backends(), "missing": missing.entries}
+
+
+def _device_names() -> list[str]:
+    """Every device of every kind that torch sees, the CPU last."""
+    import torch
+
+    names: list[str] = []
+    for kind in KINDS:
+        try:
+            module = torch.get_device_module(kind)
+            count = int(module.device_count()) if module.is_available() else 0
+        except Exception:  # a kind that this build does not have
+            continue
+        names += [kind] if kind == "mps" and count else [f"{kind}:{index}" for index in range(count)]
+    return [*names, "cpu"]
+
+
+def topology(host: dict[str, Any], devices: list[dict[str, Any]], with_nvml: bool) -> dict[str, Any]:
+    """Each device with the NUMA node and cores near it, and the links between devices."""
+    missing = Missing()
+    cpus_of = {node["node"]: node["cpus"] for node in host["numa"]}
+    near = []
+    for device in devices:
+        if device["kind"] == "cpu":
+            continue
+        pci = device.get("pci") or {}
+        node = pci.get("numa_node")
+        if node is None:
+            missing.add(device["device"], "the firmware does not say which NUMA node it is near")
+        near.append(
+            {
+                "device": device["device"],
+                "address": pci.get("address"),
+                "numa_node": node,
+                "cpus": cpus_of.get(node) or pci.get("cpus"),
+            }
+        )
+    has_nvidia = with_nvml and any(device["kind"] == "cuda" for device in devices)
+    links = nvidia_links(missing) if has_nvidia else {"devices": [], "pairs": []}
+    return {"near": near, "links": links, "missing": missing.entries}
+
+
+def missing_for(document: dict[str, Any]) -> list[dict[str, str]]:
+    """What is not here, what would need it, and how to get it."""
+    rows = [
+        *_missing_software(document),
+        *_missing_hardware(document),
+        *_missing_power(document["power_sources"]),
+    ]
+    if not any(document["runtimes"].values()):
+        rows.append(("a container runtime", "runs inside of a container", "install apptainer, podman or docker"))
+    return [{"what": what, "needed_for": needed_for, "how": how} for what, needed_for, how in rows]
+
+
+def _missing_software(document: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    torch, devices = document["torch"], document["devices"]
+    if not torch["installed"]:
+        how = "install torch here, or let PRONY_PYTHON name a Python that has it"
+        yield "torch", f"every run ({torch['reason']})", how
+    libraries: dict[str, list[str]] = {}
+    for workload in WORKLOADS.values():
+        if workload.library and importlib.util.find_spec(workload.library) is None:
+            libraries.setdefault(workload.library, []).append(workload.name)
+    for library, names in libraries.items():
+        yield library, ", ".join(names), f"pip install {library}, in the version that belongs to this torch"
+    for kind in sorted({device["kind"] for device in devices}):
+        ready = compile_ability(kind)
+        if not ready["can"]:
+            yield f"torch.compile: {ready['reason']}", f"compile=default on {kind}", "install what it names"
+
+
+def _missing_hardware(document: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    torch, devices = document["torch"], document["devices"]
+    if torch["installed"] and all(device["kind"] == "cpu" for device in devices):
+        if document["software"]["drivers"]:
+            how = "a driver is loaded: install a torch that is built for it"
+            yield "an accelerator that torch can use", "device=cuda or xpu", how
+        else:
+            yield "an accelerator", "device=cuda, xpu or mps", "no driver of one is loaded; runs use the CPU"
+    if any(device["kind"] == "cuda" and not device.get("clocks") for device in devices):
+        how = "pip install nvidia-ml-py"
+        yield "the device's sensors", "checks of clocks, throttling and foreign processes", how
+
+
+def _missing_power(sources: list[dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
+    for kind in sorted({source["kind"] for source in sources if not source["readable"]}):
+        reasons = sorted({str(source["reason"]) for source in sources if source["kind"] == kind and source["reason"]})
+        how = f"it is present, but: {'; '.join(reasons)}"
+        yield f"reading of {kind}", "energy of what it covers", how
+    if not any(source["readable"] for source in sources):
+        yield "a readable power source", "energy", "none is present that this user may read"

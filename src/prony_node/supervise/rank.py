@@ -1,0 +1,67 @@
+"""The process that holds the device: `python -m prony_node.supervise.rank PLAN FOLDER`, started by the supervisor."""
+
+from __future__ import annotations
+
+import faulthandler
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from prony_node.contract import files
+from prony_node.contract.errors import RequestError
+from prony_node.contract.plan import Plan
+
+
+def main(argv: list[str]) -> int:
+    plan_file, folder = Path(argv[0]), Path(argv[1])
+    stacks = (folder / files.STACKS).open("w")
+    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+    plan = Plan.from_json(files.read_json(plan_file))
+    found: dict[str, Any] = {}
+    try:
+        from prony_node.supervise.run import Run  # imports torch: its absence is a failure with a reason
+
+        Run(plan, folder, found).execute()
+        found["status"] = "ok"
+    except Exception as error:
+        traceback.print_exc()
+        found |= {"status": "failed", "failure": describe(error)}
+    files.write_whole(folder / files.RESULT, found)
+    stacks.close()
+    if not (folder / files.STACKS).stat().st_size:
+        (folder / files.STACKS).unlink()
+    return 0 if found["status"] == "ok" else 1
+
+
+def describe(error: Exception) -> dict[str, str]:
+    """A failure's kind, and a sentence."""
+    if isinstance(error, RequestError):
+        return {"kind": "request", "message": str(error)}
+    if isinstance(error, ModuleNotFoundError):
+        library = (error.name or "?").partition(".")[0]
+        return {
+            "kind": "missing-library",
+            "message": f"this workload needs {library}, which is not installed here",
+        }
+    name = type(error).__name__
+    text = " ".join(str(error).split())
+    if name == "MissingDevice":
+        return {"kind": "missing-device", "message": text}
+    if is_out_of_memory(error):
+        return {"kind": "out-of-memory", "message": text[:600]}
+    return {"kind": "exception", "message": f"{name}: {text[:600]}"}
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Torch says it in several ways, and not always by type."""
+    if isinstance(error, MemoryError) or type(error).__name__ in ("OutOfMemoryError", "OutOfMemory"):
+        return True
+    text = str(error).lower()
+    signs = ("out of memory", "can't allocate memory", "not enough memory", "cublas_status_alloc_failed")
+    return isinstance(error, RuntimeError) and any(sign in text for sign in signs)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,178 @@
+"""One run, from plan to record: starts the rank, watches it, and writes the record whatever happens."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from prony_node.contract import files
+from prony_node.contract.assemble import Parts, assemble, make_failure, read_parts
+from prony_node.contract.errors import RequestError
+from prony_node.contract.plan import Plan
+from prony_node.supervise.claim import claim, load_plan
+from prony_node.supervise.conditions import Conditions, FactsWriter
+from prony_node.supervise.host_memory import OutOfMemoryWitness
+from prony_node.supervise.parent import (
+    adopt_orphans,
+    controller_is_gone,
+    controller_pid,
+    end_adopted,
+    end_with_parent,
+)
+from prony_node.supervise.rank_process import RankProcess, read_tail
+from prony_node.supervise.wake import Wake
+from prony_node.supervise.watchdog import Watchdog
+
+LOOK_EVERY_S = 0.5  # at the files; the rank's own end and signals are noticed at once
+EXIT_OK, EXIT_FAILED, EXIT_REQUEST, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+
+def supervise(plan_file: Path, folder: Path) -> int:
+    """Make the run that the plan asks for; the exit code."""
+    started = _utc_now()
+    with Wake() as wake:
+        try:
+            plan = load_plan(plan_file)
+            claim(plan, folder)
+        except RequestError as error:
+            print(f"prony_node: {error}", file=sys.stderr)
+            return EXIT_REQUEST
+        except OSError as error:
+            print(f"prony_node: {folder} cannot be filled: {error.strerror or error}", file=sys.stderr)
+            return EXIT_FAILED
+        if controller_pid() is not None:
+            end_with_parent(signal.SIGTERM)
+        adopt_orphans()
+        ending = _run(plan, folder, wake)
+        end_adopted()
+        return _write_record(plan, folder, ending, started)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the rank ended, where the rank itself could not say, and what was seen of the machine meanwhile."""
+
+    failure: dict[str, str] | None
+    checks: list[dict[str, str]]
+
+
+def _run(plan: Plan, folder: Path, wake: Wake) -> Ending:
+    conditions = Conditions(folder)
+    facts = FactsWriter(folder)
+    try:
+        failure = _watch_rank(plan, folder, wake, conditions, facts)
+    except Exception as error:  # ours, not the rank's: it must end as a record too
+        failure = make_failure("exception", f"the supervisor failed: {type(error).__name__}: {error}")
+    facts.finish()
+    return Ending(failure, conditions.finish(read_parts(folder).result.get("window_monotonic")))
+
+
+def _watch_rank(
+    plan: Plan, folder: Path, wake: Wake, conditions: Conditions, facts: FactsWriter
+) -> dict[str, str] | None:
+    """Start the rank and stay until it has ended, by itself or by us."""
+    if wake.interrupted_by is not None or controller_is_gone():
+        who = "the controller went away" if controller_is_gone() else "interrupted"
+        return make_failure("interrupted", f"{who} before the rank was started")
+    witness = OutOfMemoryWitness()
+    rank = RankProcess(folder / files.PLAN, folder, wake.wait)
+    try:
+        facts.start()  # while the rank imports torch, so that nothing of this runs beside the measuring
+        watchdog = Watchdog(plan, folder, time.monotonic())
+        while not rank.has_ended():
+            wake.wait(LOOK_EVERY_S)
+            if rank.has_ended():
+                break
+            if wake.interrupted_by is not None or controller_is_gone():
+                return _ended(rank, make_failure("interrupted", _who_interrupted(wake, watchdog)))
+            alarm = watchdog.look(time.monotonic())
+            if alarm is not None:
+                stack = rank.dump_stacks() if alarm.kind == "hung" else ""
+                message = f"{alarm.message}; it stood at {stack}" if stack else alarm.message
+                return _ended(rank, make_failure(alarm.kind, message))
+            conditions.start_when_ready()
+    finally:
+        rank.end()
+    return _own_end(rank, watchdog, witness, read_parts(folder), folder)
+
+
+def _ended(rank: RankProcess, failure: dict[str, str]) -> dict[str, str]:
+    """End the rank for this reason; when it cannot be ended the reason says so."""
+    if rank.end():
+        return failure
+    stuck = f"{failure['message']}; process {rank.pid} could not be ended even by SIGKILL"
+    return make_failure(failure["kind"], stuck)
+
+
+def _who_interrupted(wake: Wake, watchdog: Watchdog) -> str:
+    if controller_is_gone():
+        return f"the controller went away {watchdog.whereabouts()}"
+    name = wake.interrupted_by.name if wake.interrupted_by else "a signal"
+    return f"interrupted by {name} {watchdog.whereabouts()}"
+
+
+def _own_end(
+    rank: RankProcess, watchdog: Watchdog, witness: OutOfMemoryWitness, parts: Parts, folder: Path
+) -> dict[str, str] | None:
+    """What the rank's end means; None when its result says it all."""
+    status = rank.exit_status()
+    if parts.result.get("failure") or (status == 0 and parts.complete):
+        return None
+    if status is not None and status < 0:
+        name = _signal_name(-status)
+        evidence = witness.evidence(rank.pid) if -status == signal.SIGKILL else None
+        if evidence:
+            text = f"killed by {name} {watchdog.whereabouts()}: host memory ran out, {evidence}"
+            return make_failure("out-of-memory", text)
+        return make_failure("killed", f"the rank was killed by {name} {watchdog.whereabouts()}")
+    last = read_tail(folder / files.LOG)
+    how = "without a result" if status == 0 else f"with exit code {status}"
+    end = last.splitlines()[-1].strip() if last else "it said nothing"
+    return make_failure("exception", f"the rank ended {how} {watchdog.whereabouts()}: {end}\n{last}".rstrip())
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _write_record(plan: Plan, folder: Path, ending: Ending, started: str) -> int:
+    """The one record of this run. Whole or not at all: on a full disk there is none, and we say so."""
+    record = assemble(
+        plan,
+        read_parts(folder),
+        started=started,
+        ended=_utc_now(),
+        failure=ending.failure,
+        checks=ending.checks,
+    )
+    try:
+        if not files.write_once(folder / files.RECORD, record):
+            print(f"prony_node: {folder} got a record from someone else; it was kept", file=sys.stderr)
+            return EXIT_FAILED
+    except OSError as error:
+        reason = error.strerror or str(error)
+        print(f"prony_node: the record could not be written in {folder}: {reason}", file=sys.stderr)
+        return EXIT_FAILED
+    return _exit_code(record)
+
+
+def _exit_code(record: dict[str, Any]) -> int:
+    if record["status"] == "ok":
+        return EXIT_OK
+    failure = record["failure"]
+    print(f"prony_node: {failure['kind']}: {failure['message']}", file=sys.stderr)
+    if record["status"] == "interrupted":
+        return EXIT_INTERRUPTED
+    return EXIT_REQUEST if failure["kind"] == "request" else EXIT_FAILED
+
+
+def _utc_now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

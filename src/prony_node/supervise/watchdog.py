@@ -1,0 +1,84 @@
+"""Decides from the run folder alone whether the rank still gets somewhere."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prony_node.contract import files
+from prony_node.contract.plan import Plan
+
+SIGNS_OF_LIFE = (files.PROGRESS, files.STEPS, files.DEVICE, files.RESULT, files.LOG)
+EXIT_GRACE_S = 60.0  # for a rank that has written its result to end by itself
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """Why the rank must be ended."""
+
+    kind: str  # hung or time-limit
+    message: str
+
+
+class Watchdog:
+    """Knows when the rank last gave a sign of life. Times are of the monotonic clock."""
+
+    def __init__(self, plan: Plan, folder: Path, now_s: float) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._start_s = self._life_s = now_s
+        self._seen = self._signs()
+
+    def look(self, now_s: float) -> Alarm | None:
+        signs = self._signs()
+        if signs != self._seen:
+            self._seen, self._life_s = signs, now_s
+        limit_s = self._plan.time_limit_s
+        if limit_s is not None and now_s - self._start_s >= limit_s:
+            return Alarm("time-limit", f"the time limit of {limit_s:g} s was over {self.whereabouts()}")
+        silent_s = now_s - self._life_s
+        has_result = (self._folder / files.RESULT).exists()
+        patience_s = min(self._plan.hung_after_s, EXIT_GRACE_S) if has_result else self._plan.hung_after_s
+        if silent_s >= patience_s:
+            return Alarm("hung", f"no step and no other sign of life for {silent_s:.0f} s {self.whereabouts()}")
+        return None
+
+    def whereabouts(self) -> str:
+        """The last known phase and step, for a message."""
+        last = last_progress(self._folder)
+        if last is None:
+            return "before its first line of progress (starting Python and torch)"
+        steps = last.get("steps")
+        at = f" after {steps} steps" if isinstance(steps, int) and steps > 0 else ""
+        return f"in phase {last.get('phase', 'unknown')}{at}"
+
+    def _signs(self) -> tuple[tuple[int, int] | None, ...]:
+        return tuple(_size_and_time(self._folder / name) for name in SIGNS_OF_LIFE)
+
+
+def last_progress(folder: Path) -> dict[str, Any] | None:
+    """The last whole line of progress; a line that is being written does not count."""
+    try:
+        with (folder / files.PROGRESS).open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - 8192))
+            lines = file.read().split(b"\n")[:-1]
+    except OSError:
+        return None
+    for line in reversed(lines):
+        try:
+            document = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(document, dict):
+            return document
+    return None
+
+
+def _size_and_time(path: Path) -> tuple[int, int] | None:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_size, stat.st_mtime_ns

@@ -1,0 +1,114 @@
+"""What every workload states about itself, torch-free, and how its defaults follow from the device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from prony_node.contract.errors import RequestError
+from prony_node.contract.settings import Setting, Value, parse_settings
+from prony_node.contract.trial import LOADER_ONLY, TRAINING_ONLY, check_combination
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the defaults depend on, as found on the machine."""
+
+    device: str  # cpu, cuda, xpu, mps
+    memory_gib: float | None = None  # of the device
+    cores: int = 1
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model with its task."""
+
+    name: str
+    help: str
+    module: str  # has build(workload, settings) -> Task
+    unit: str  # what is counted: images, tokens
+    parameters: int
+    source: str
+    batch: Mapping[str, int]  # default batch size by "mode/device kind", device kind cpu or accelerator
+    memory_gib: Mapping[str, float]  # device memory that this default batch needs in the default precision, by mode
+    optimizer: str = "sgd"
+    memory_format: str = "contiguous"
+    epoch_samples: int | None = None  # samples of the data set that stands behind an epoch
+    settings: tuple[Setting, ...] = ()  # that only this workload has
+    fixed: Mapping[str, Value] = field(default_factory=dict)  # defaults of those settings
+    shape: Mapping[str, int] = field(default_factory=dict)  # the model's dimensions
+    can_recompute: bool = False
+    library: str = ""  # besides torch
+
+    def parse(self, given: Mapping[str, object]) -> dict[str, Value]:
+        """Typed settings of a request for this workload, refused when they cannot work together."""
+        parsed = parse_settings(given, self.settings)
+        check_combination(parsed, set(parsed))
+        self._check_own(parsed)
+        return parsed
+
+    def _check_own(self, settings: Mapping[str, Value]) -> None:
+        if "epochs" in settings and self.epoch_samples is None:
+            raise RequestError(f"{self.name} has no data set of a known size, so no epochs; use steps=N")
+        if settings.get("recompute") and not self.can_recompute:
+            raise RequestError(
+                f"recompute=on is not offered for {self.name}: running its batch norms twice would change "
+                "their statistics"
+            )
+
+    def effective(self, requested: Mapping[str, Value], machine: Machine) -> dict[str, Value]:
+        """Every effective value: what was asked for, and the defaults of this machine for the rest."""
+        values = self.defaults(requested, machine) | dict(requested)
+        values["device"] = machine.device if requested.get("device", "auto") == "auto" else requested["device"]
+        if values["mode"] == "infer":
+            values = {name: value for name, value in values.items() if name not in TRAINING_ONLY}
+        if values["data"] == "device":
+            values = {name: value for name, value in values.items() if name not in LOADER_ONLY}
+        if values.get("workers") == 0:
+            values.pop("prefetch", None)
+        if values["compile"] == "off":
+            values.pop("compile_cache", None)
+        check_combination(values, set(requested))
+        self._check_own(values)
+        return values
+
+    def defaults(self, requested: Mapping[str, Value], machine: Machine) -> dict[str, Value]:
+        """What an expert would pick on this machine (preset=fast), or a beginner (preset=plain)."""
+        mode = str(requested.get("mode", "train"))
+        on_cpu = machine.device == "cpu"
+        with_graphs = machine.device == "cuda"
+        values: dict[str, Value] = {
+            "preset": "fast",
+            "mode": mode,
+            "data": "device",
+            "batch_size": self._batch(mode, machine),
+            "precision": "fp32" if machine.device in ("cpu", "mps") else "bf16",
+            "compile": "default" if with_graphs else "off",
+            "compile_cache": "warm",
+            "graphs": with_graphs and requested.get("compile") != "reduce-overhead",
+            "memory_format": self.memory_format,
+            "optimizer": self.optimizer,
+            "fused": machine.device != "mps",
+            "grad_accumulation": 1,
+            "recompute": False,
+            "workers": max(1, min(8, machine.cores - 1)),
+            "prefetch": 4,
+            "pin_memory": not on_cpu,
+            "cores": str(machine.cores),
+            "seed": 0,
+        }
+        values.update(self.fixed)
+        if requested.get("preset") == "plain":
+            values |= {
+                "precision": "fp32", "compile": "off", "graphs": False, "memory_format": "contiguous",
+                "fused": False, "workers": 0, "pin_memory": False,
+            }  # fmt: skip
+        return values
+
+    def _batch(self, mode: str, machine: Machine) -> int:
+        kind = "cpu" if machine.device == "cpu" else "accelerator"
+        batch = self.batch[f"{mode}/{kind}"]
+        needed = self.memory_gib[mode]
+        while machine.memory_gib is not None and kind != "cpu" and batch > 1 and needed > 0.9 * machine.memory_gib:
+            batch, needed = batch // 2, needed / 2
+        return batch

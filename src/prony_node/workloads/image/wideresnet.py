@@ -1,0 +1,66 @@
+"""WideResNet for small images: wide basic blocks, max-pooling between the stages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from prony_node.measure.protocol import Task
+from prony_node.workloads.image.task import image_task
+
+if TYPE_CHECKING:
+    from prony_node.contract.settings import Value
+    from prony_node.workloads.config import Workload
+
+STEM = 16
+STAGES = (160, 320, 640)
+BLOCKS = 2
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions beside a shortcut."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.shortcut = nn.Conv2d(inputs, outputs, 1, bias=False) if inputs != outputs else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(self.conv1(x)))
+        y = self.bn2(self.conv2(y))
+        return F.relu(y + self.shortcut(x))
+
+
+class WideResNet(nn.Module):
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, STEM, 3, padding=1, bias=False)
+        self.bn = nn.BatchNorm2d(STEM)
+        stages: list[nn.Module] = []
+        inputs = STEM
+        for number, outputs in enumerate(STAGES):
+            if number:
+                stages.append(nn.MaxPool2d(2))
+            for _ in range(BLOCKS):
+                stages.append(Block(inputs, outputs))
+                inputs = outputs
+        self.stages = nn.Sequential(*stages)
+        self.fc = nn.Linear(inputs, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn(self.conv(x)))
+        x = self.stages(x)
+        return self.fc(x.mean((2, 3)))
+
+
+def build(workload: Workload, settings: dict[str, Value]) -> Task:
+    classes = workload.shape["classes"]
+    return image_task(lambda: WideResNet(classes), classes, int(settings["image_size"]), learning_rate=0.05)

@@ -1,0 +1,125 @@
+"""A decoder-only transformer in plain torch: rotary positions, fused attention, tied embedding."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from prony_node.data.synthetic import token_sampler
+from prony_node.measure.protocol import Batch, Task
+
+if TYPE_CHECKING:
+    from prony_node.contract.settings import Value
+    from prony_node.workloads.config import Workload
+
+
+def rotary_tables(sequence: int, width: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the rotation of each pair of channels at each position."""
+    frequency = 10000.0 ** -(torch.arange(0, width, 2, dtype=torch.float32) / width)
+    angle = torch.outer(torch.arange(sequence, dtype=torch.float32), frequency)
+    return angle.cos(), angle.sin()
+
+
+def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Rotate the pairs (i, i + width/2) of the last dimension."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1).type_as(x)
+
+
+class Layer(nn.Module):
+    """Attention and feed-forward, each behind a norm and beside the residual stream."""
+
+    def __init__(self, hidden: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1 = nn.LayerNorm(hidden, bias=False)
+        self.qkv = nn.Linear(hidden, 3 * hidden, bias=False)
+        self.out = nn.Linear(hidden, hidden, bias=False)
+        self.norm2 = nn.LayerNorm(hidden, bias=False)
+        self.up = nn.Linear(hidden, 4 * hidden, bias=False)
+        self.down = nn.Linear(4 * hidden, hidden, bias=False)
+
+    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        x = x + self.attend(self.norm1(x), cosine, sine)
+        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+
+    def attend(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        batch, sequence, hidden = x.shape
+        qkv = self.qkv(x).view(batch, sequence, 3, self.heads, hidden // self.heads)
+        q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
+        q, k = rotate(q, cosine, sine), rotate(k, cosine, sine)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(y.transpose(1, 2).reshape(batch, sequence, hidden))
+
+
+class GPT(nn.Module):
+    cosine: Tensor
+    sine: Tensor
+
+    def __init__(self, layers: int, hidden: int, heads: int, vocabulary: int, sequence: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocabulary, hidden)
+        self.layers = nn.ModuleList(Layer(hidden, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(hidden, bias=False)
+        self.recompute = False
+        cosine, sine = rotary_tables(sequence, hidden // heads)
+        self.register_buffer("cosine", cosine, persistent=False)
+        self.register_buffer("sine", sine, persistent=False)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 2:
+                # Branches into the residual stream start smaller: its variance must not grow with depth.
+                into_stream = name.endswith(("out.weight", "down.weight"))
+                nn.init.normal_(parameter, std=0.02 / (2 * layers) ** 0.5 if into_stream else 0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Hidden states after the last norm, ready for the output matrix."""
+        x = self.embed(tokens)
+        if not x.is_meta and torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))  # else the residual stream would stay fp32
+        for layer in self.layers:
+            if self.recompute:
+                x = checkpoint(layer, x, self.cosine, self.sine, use_reentrant=False)
+            else:
+                x = layer(x, self.cosine, self.sine)
+        return self.norm(x)
+
+    def logits(self, hidden_states: Tensor) -> Tensor:
+        return F.linear(hidden_states, self.embed.weight)
+
+
+def next_token_loss(model: nn.Module, batch: Batch) -> Tensor:
+    tokens, targets = batch
+    logits = F.linear(model(tokens), model.embed.weight)
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+
+def predict_last(model: nn.Module, batch: Batch) -> Tensor:
+    """Logits of the next token: what prefill answers."""
+    states = model(batch[0])
+    return F.linear(states[:, -1], model.embed.weight)
+
+
+def switch_recompute_on(model: nn.Module) -> None:
+    model.recompute = True
+
+
+def build(workload: Workload, settings: dict[str, Value]) -> Task:
+    shape = workload.shape
+    sequence = int(settings["sequence"])
+    return Task(
+        unit="tokens",
+        units_per_sample=sequence,
+        model=partial(GPT, shape["layers"], shape["hidden"], shape["heads"], shape["vocabulary"], sequence),
+        loss=next_token_loss,
+        predict=predict_last,
+        sample=token_sampler(shape["vocabulary"], sequence),
+        learning_rate=3e-4,
+        weight_decay=0.1,
+        attention="full",
+        recompute=switch_recompute_on,
+    )

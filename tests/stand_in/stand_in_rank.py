@@ -1,0 +1,99 @@
+"""A rank without torch, for tests of what surrounds a rank: same files, same phases, a chosen end.
+
+PRONY_STAND_IN holds words: a phase with what happens in it (`measure=hang`, `build=crash`, `end=segfault`),
+and `pace=SECONDS` for the length of each phase.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from prony_node.contract import files
+from prony_node.contract.plan import Plan
+
+PHASES = ("build", "cold_start", "measure", "teardown")
+
+
+def main(plan_file: str, out: str) -> int:
+    folder = Path(out)
+    wishes = dict(word.split("=", 1) for word in os.environ.get("PRONY_STAND_IN", "").split())
+    pace_s = float(wishes.pop("pace", "0.05"))
+    misbehave(wishes.get("import"), folder)
+    plan = Plan.from_json(json.loads(Path(plan_file).read_text()))
+    with (folder / files.STACKS).open("w") as stacks, (folder / files.PROGRESS).open("a") as progress:
+        faulthandler.register(signal.SIGUSR1, file=stacks)
+        for number, phase in enumerate(PHASES):
+            if phase == "cold_start":
+                files.write_whole(folder / files.DEVICE, {"devices": [{"name": "stand-in", "kind": "cpu"}]})
+            line = {"time": time.time(), "phase": phase, "steps": 10 * number, "rate": 5.0}
+            line |= {
+                "unit": "images/s",
+                "half_width": 0.02,
+                "target": plan.stop.tolerance,
+                "elapsed_s": 0.0,
+                "left_s": 1.0,
+            }
+            progress.write(json.dumps(line) + "\n")
+            progress.flush()
+            time.sleep(pace_s)
+            misbehave(wishes.get(phase), folder)
+        files.write_whole(folder / files.RESULT, result(plan))
+        misbehave(wishes.get("end"), folder)
+    return 0
+
+
+def misbehave(wish: str | None, folder: Path) -> None:
+    if wish == "hang":
+        time.sleep(600)
+    elif wish == "deaf":  # hangs and does not listen to SIGTERM either
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(600)
+    elif wish == "crash":
+        raise ValueError("the stand-in was asked to crash")
+    elif wish == "segfault":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    elif wish == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif wish == "leave":  # ends without a result
+        sys.exit(0)
+    elif wish == "orphan":  # leaves a process behind that has left the group as well
+        argv = [sys.executable, "-c", "import time; time.sleep(600)"]
+        child = subprocess.Popen(argv, start_new_session=True)
+        (folder / "orphan.pid").write_text(str(child.pid))
+    elif wish in ("request", "missing-library", "out-of-memory"):
+        failure = {"kind": wish, "message": f"the stand-in was asked for {wish}"}
+        files.write_whole(folder / files.RESULT, {"status": "failed", "failure": failure})
+        sys.exit(1)
+    elif wish == "nonsense":
+        metrics = {"throughput": {"value": "much"}}
+        files.write_whole(folder / files.RESULT, {"status": "ok", "metrics": metrics})
+        sys.exit(0)
+
+
+def result(plan: Plan) -> dict[str, object]:
+    rate = {"value": 5.0, "low": 4.9, "high": 5.1, "unit": "images/s", "source": "invented"}
+    rate |= {"scope": "all devices", "interval": "within one run"}
+    now_s = time.monotonic()
+    return {
+        "status": "ok",
+        "unit": "images",
+        "effective": {**plan.trial.settings, "batch_size": 4},
+        "metrics": {"throughput": rate},
+        "phases": {"steady": {"seconds": 1.0, "steps": 10}},
+        "steady": None,
+        "checks": [{"name": "steady", "level": "pass", "message": "invented"}],
+        "work": {"samples": 40, "steps": 10, "devices": 1},
+        "stop_reason": "tolerance",
+        "window_monotonic": [now_s - 0.1, now_s],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2]))

@@ -1,0 +1,98 @@
+"""The node needs torch and nothing else, and the oldest torch that is supported is one that runs here.
+
+The environment is made with pip once and kept in $PRONY_TEST_CACHE (else ~/.cache/prony-tests).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prony.launch.node import node_environment, supervisor_argv, write_node_zip
+from prony_node.contract import Plan, Stop, Trial, read_record
+
+OLDEST = "2.6.0"
+PINNED = "2.10.0"
+
+pytestmark = pytest.mark.slow
+
+
+def torch_version() -> str:
+    """On x86_64 the oldest torch is gigabytes of CUDA, so that there it is asked for by name."""
+    small = platform.machine() in ("aarch64", "arm64")
+    return OLDEST if small or os.environ.get("PRONY_TEST_OLD_TORCH") == "1" else PINNED
+
+
+@pytest.fixture(scope="module")
+def python() -> Path:
+    """The interpreter of an environment that has torch alone."""
+    cache = Path(os.environ.get("PRONY_TEST_CACHE") or Path.home() / ".cache" / "prony-tests")
+    version = torch_version()
+    tag = f"torch-{version}-python{sys.version_info.major}.{sys.version_info.minor}-{platform.machine()}"
+    folder = cache / tag
+    interpreter = folder / "bin" / "python"
+    if not (folder / "complete").exists():
+        make_environment(folder, interpreter, version)
+    return interpreter
+
+
+def make_environment(folder: Path, interpreter: Path, version: str) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for argv in (
+        [sys.executable, "-m", "venv", "--clear", str(folder)],
+        [str(interpreter), "-m", "pip", "install", "--quiet", f"torch=={version}", "setuptools<81"],
+    ):
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=540)
+        if done.returncode != 0:
+            last = (done.stderr.strip() or done.stdout.strip() or "it said nothing").splitlines()[-1]
+            pytest.skip(f"pip cannot install torch {version} here: {last}")
+    (folder / "complete").touch()
+
+
+def make_run(python: Path, tmp_path: Path, trial: Trial) -> tuple[int, dict[str, Any]]:
+    """The node, shipped as a zip, by hand: no controller and nothing installed."""
+    shipped = write_node_zip(tmp_path)
+    plan = Plan(run_id="alone", trial=trial, stop=Stop(min_time_s=0.1, max_time_s=5.0), hung_after_s=120.0)
+    (tmp_path / "plan.json").write_text(json.dumps(plan.to_json()))
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PRONY_"))}
+    environment = node_environment(clean, str(python), shipped)
+    argv = supervisor_argv(str(python), tmp_path / "plan.json", tmp_path / "out")
+    done = subprocess.run(argv, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    record = read_record(tmp_path / "out")
+    assert record is not None, done.stderr
+    return done.returncode, record
+
+
+def test_the_environment_has_torch_alone(python: Path) -> None:
+    code = (
+        "import importlib.util as u, torch; names = ('numpy', 'torchvision', 'pynvml', 'prony', 'typer');"
+        "print(torch.__version__, [name for name in names if u.find_spec(name)])"
+    )
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run([str(python), "-W", "ignore", "-c", code], env=clean, capture_output=True, text=True)
+    version, _, found = done.stdout.strip().partition(" ")
+    assert version.startswith(torch_version())
+    assert found == "[]"
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_a_run_with_torch_alone_is_good(python: Path, tmp_path: Path, mode: str) -> None:
+    trial = Trial("gpt-tiny", {"mode": mode, "steps": 3, "device": "cpu"})
+    code, record = make_run(python, tmp_path, trial)
+    assert (code, record["status"]) == (0, "ok"), record["failure"]
+    assert record["metrics"]["throughput"]["value"] > 0
+    assert record["facts"]["devices"]
+
+
+def test_a_missing_model_library_is_a_record_that_names_it(python: Path, tmp_path: Path) -> None:
+    code, record = make_run(python, tmp_path, Trial("resnet50", {"steps": 3, "device": "cpu"}))
+    assert code == 1
+    assert record["failure"]["kind"] == "missing-library"
+    assert "torchvision" in record["failure"]["message"]

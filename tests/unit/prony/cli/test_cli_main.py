@@ -1,0 +1,101 @@
+"""The front door: help without weight, mistakes as one sentence, exit codes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from prony.cli.main import VERBS, guarded, main
+from prony_node.contract import RequestError
+
+ROOT = Path(__file__).parents[4]
+
+
+def prony(*words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "200"}
+    return subprocess.run([sys.executable, "-m", "prony", *words], env=environment, capture_output=True, text=True)
+
+
+def test_help_names_every_verb_in_a_third_of_a_second() -> None:
+    times_s = []
+    for _ in range(5):
+        began = time.perf_counter()
+        done = prony("--help")
+        times_s.append(time.perf_counter() - began)
+        assert done.returncode == 0
+        assert all(verb in done.stdout for verb in VERBS)
+    assert min(times_s) < 0.3
+
+
+def test_no_words_at_all_are_answered_with_help() -> None:
+    assert prony().stdout == prony("--help").stdout
+
+
+def test_the_version() -> None:
+    done = prony("--version")
+    assert (done.returncode, done.stdout.split()[0]) == (0, "prony")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["rum"], "unknown command 'rum'; did you mean 'run'?"),
+        (["run", "gpt-tinny"], "did you mean 'gpt-tiny'?"),
+        (["run", "quik"], "did you mean 'quick'?"),
+        (["run", "gpt-tiny", "batchsize=4"], "did you mean 'batch_size'?"),
+        (["run", "gpt-tiny", "precision=bf61"], "did you mean precision=bf16?"),
+        (["run", "quick", "precison=bf16"], "did you mean 'precision'?"),
+        (["run", "gpt-tiny", "--tolerance", "much"], "--tolerance much is not possible"),
+        (["run", "gpt-tiny", "--repeats", "0"], "--repeats 0 is not possible"),
+        (["sweep", "gpt-tiny", "precision=fp32,bf61"], "did you mean precision=bf16?"),
+        (["sweep", "gpt-tinny", "seed=1,2"], "did you mean 'gpt-tiny'?"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_starts_nothing(tmp_path: Path, words: list[str], says: str) -> None:
+    out = ["--out", str(tmp_path / "runs")] if len(words) > 1 else []
+    done = prony(*words, *out)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert done.stdout == ""
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_unknown_option_is_refused_with_2() -> None:
+    done = prony("run", "gpt-tiny", "--nonsense")
+    assert done.returncode == 2
+    assert "--nonsense" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("verb", sorted(VERBS))
+def test_every_verb_can_be_loaded_and_explains_itself(verb: str) -> None:
+    done = prony(verb, "--help")
+    assert done.returncode == 0, done.stderr
+    assert f"prony {verb}" in done.stdout
+
+
+def test_a_verb_that_refuses_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    def verb() -> None:
+        raise RequestError("that cannot be")
+
+    with pytest.raises(SystemExit) as end:
+        guarded(verb)()
+    assert end.value.code == 2
+    assert capsys.readouterr().err == "prony: that cannot be\n"
+
+
+def test_an_interrupted_verb_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def verb() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("prony.cli.main._load", lambda chosen: verb)
+    monkeypatch.setattr(sys, "argv", ["prony", "run"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 130

@@ -1,0 +1,143 @@
+"""What the verbs that read records print, held against tests/golden.
+
+PRONY_GOLDEN=write renews those files; look at the difference before committing it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from prony.cli.main import make_app
+from prony.cli.tables import print_record, results_table
+
+GOLDEN = Path(__file__).parents[3] / "golden"
+GetRecord = Callable[[str], dict[str, Any]]
+Call = Callable[..., Any]
+
+
+@pytest.fixture
+def call(root: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """A verb with its words, on the synthetic runs."""
+    monkeypatch.setenv("PRONY_RUNS", str(root))
+    monkeypatch.setenv("COLUMNS", "110")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    def run(*words: str) -> Any:
+        return CliRunner().invoke(make_app(words[0]), list(words))
+
+    return run
+
+
+def hold(name: str, text: str, root: Path | None = None) -> None:
+    """The text must be the golden file's."""
+    shown = "\n".join(line.rstrip() for line in text.replace(str(root), "RUNS").splitlines()) + "\n"
+    path = GOLDEN / name
+    if os.environ.get("PRONY_GOLDEN") == "write":
+        path.write_text(shown, encoding="utf-8")
+    assert shown == path.read_text(encoding="utf-8"), f"{path} differs; PRONY_GOLDEN=write renews it"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("show-good.txt", ["show", "d00001"]),
+        ("show-failed.txt", ["show", "b00f07"]),
+        ("show-interrupted.txt", ["show", "latest"]),
+        ("runs.txt", ["runs"]),
+        ("compare-one-setting.txt", ["compare", "a00203", "a00200"]),
+        ("compare-repeats.txt", ["compare", "c00000,c00001,c00002", "d00001"]),
+        ("compare-no-difference.txt", ["compare", "c00000", "c00001"]),
+        ("compare-units.txt", ["compare", "e00001", "c00000"]),
+    ],
+)
+def test_output_for_a_person(call: Call, root: Path, name: str, words: list[str]) -> None:
+    result = call(*words)
+    assert result.exit_code == 0, result.stderr
+    hold(name, result.stdout, root)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_results_table(get_record: GetRecord, width: int) -> None:
+    records = [get_record(end) for end in ("a00200", "a04002", "a00203", "b00f07", "e00001")]
+    console = Console(file=io.StringIO(), width=width, no_color=True)
+    console.print(results_table(records, width))
+    hold(f"results-table-{width}.txt", console.file.getvalue())  # type: ignore[attr-defined]
+
+
+def test_brackets_in_a_record_are_shown_not_obeyed(get_record: GetRecord) -> None:
+    record = get_record("b00f07")
+    record["failure"]["message"] = "[bold]tried[/bold] [/] to allocate"
+    console = Console(file=io.StringIO(), width=110, no_color=True)
+    print_record(console, record, None)
+    console.print(results_table([record]))
+    assert console.file.getvalue().count("[bold]tried[/bold] [/]") == 2  # type: ignore[attr-defined]
+
+
+def test_show_json_is_the_record(call: Call, get_record: GetRecord) -> None:
+    assert json.loads(call("show", "d00001", "--json").stdout) == get_record("d00001")
+
+
+def test_runs_json_and_limit(call: Call) -> None:
+    found = json.loads(call("runs", "--json", "--limit", "3").stdout)
+    assert [run["status"] for run in found] == ["interrupted", "ok", "ok"]
+    assert "the newest 3" in call("runs", "--limit", "3").stdout
+
+
+def test_runs_of_another_place(call: Call, tmp_path: Path) -> None:
+    for option in ("--runs", "--out"):
+        assert "no runs in" in call("runs", option, str(tmp_path / "none")).stdout
+
+
+def test_skipped_folder_is_told_on_stderr(call: Call, root: Path) -> None:
+    (root / "newer").mkdir()
+    (root / "newer" / "record.json").write_text('{"schema": "prony.record/99"}', encoding="utf-8")
+    result = call("runs", "--json")
+    assert "newer Prony" in result.stderr
+    assert len(json.loads(result.stdout)) == 13
+
+
+def test_compare_json(call: Call) -> None:
+    document = json.loads(call("compare", "a00203", "a00200", "--json").stdout)
+    assert (document["verdict"], document["question"]) == ("faster", "precision")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["compare", "c00000", "c00000"], "stands on both sides"),
+        (["compare", ",", "c00000"], "names no run"),
+        (["show", "resnet50"], "stands for 4 runs"),
+        (["show", "nothing-like-it-at-all"], "no run"),
+        (["list", "workload"], "did you mean 'workloads'"),
+        (["report", "--runs", "/nonexistent"], "there are no runs"),
+        (["report", "d00001", "--out", "/nonexistent/x.html"], "is not a folder"),
+    ],
+)
+def test_mistakes_are_sentences_and_exit_2(call: Call, words: list[str], sentence: str) -> None:
+    result = call(*words)
+    assert result.exit_code == 2
+    assert sentence in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_report_of_chosen_and_of_all_runs(call: Call, root: Path, tmp_path: Path) -> None:
+    one = call("report", "c00000,c00001", "d00001", "--out", str(tmp_path / "three.html"))
+    assert one.exit_code == 0, one.stderr
+    assert "3 runs" in (tmp_path / "three.html").read_text(encoding="utf-8")
+    assert call("report").exit_code == 0
+    assert "13 runs" in (root / "report.html").read_text(encoding="utf-8")
+
+
+def test_list_names_everything_there_is(call: Call) -> None:
+    for what, name in (("workloads", "gpt-800m"), ("settings", "image_size"), ("suites", "quick")):
+        assert name in call("list", what).stdout
+        assert name in {entry["name"] for entry in json.loads(call("list", what, "--json").stdout)}

@@ -1,0 +1,71 @@
+"""A number that is read wrongly was measured for nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from prony.report.numbers import (
+    format_bytes,
+    format_metric,
+    format_number,
+    format_rate,
+    format_seconds,
+    format_si,
+)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0"), (12650.0, "12,650"), (999.96, "1,000"), (9999.6, "10,000"), (0.05312, "0.05312"),
+     (1234567.0, "1,235,000"), (6.843, "6.843"), (-2.5, "-2.500")],
+)  # fmt: skip
+def test_number_has_four_digits_that_mean_something(value: float, text: str) -> None:
+    assert format_number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0 s"), (3.2e-7, "320.0 ns"), (9.9999e-4, "1.000 ms"), (0.04048, "40.48 ms"),
+     (0.9999999, "1.000 s"), (12.3, "12.30 s"), (119.6, "119.6 s"), (125.0, "2 min 05 s"),
+     (3725.0, "1 h 02 min"), (None, "–")],
+)  # fmt: skip
+def test_seconds(value: float | None, text: str) -> None:
+    assert format_seconds(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0 B"), (1023, "1,023 B"), (2048, "2.000 KiB"), (44.2 * 2**30, "44.20 GiB"), (None, "–")],
+)
+def test_bytes_are_binary(value: float | None, text: str) -> None:
+    assert format_bytes(value) == text
+
+
+def test_rate_shows_the_wider_half_of_its_interval() -> None:
+    assert format_rate(1000.0, "images/s", 990.0, 1020.0) == "1,000 images/s ± 2.0 %"
+    assert format_rate(1000.0, "images/s") == "1,000 images/s"
+    assert format_rate(None, "images/s") == "–"
+    assert format_rate(23456789.0, "tokens/s") == "23.46 M tokens/s"
+
+
+def test_counts_have_si_prefixes() -> None:
+    assert format_si(24.5e9, "FLOP") == "24.50 GFLOP"
+    assert format_si(12.0, "FLOP") == "12.00 FLOP"
+
+
+@pytest.mark.parametrize(
+    ("name", "metric", "text"),
+    [
+        ("mfu", {"value": 0.188, "low": 0.187, "high": 0.189, "unit": "1"}, "18.8 % (18.7 % to 18.9 %)"),
+        ("loss_last", {"value": 6.42, "unit": "1"}, "6.420"),
+        ("peak_memory", {"value": 2.0**30, "unit": "B"}, "1.000 GiB"),
+        ("step_time", {"value": 0.04, "low": 0.0396, "high": 0.0404, "unit": "s"}, "40.00 ms ± 1.0 %"),
+        ("throughput", {"value": 84120.0, "unit": "tokens/s"}, "84,120 tokens/s"),
+        ("mfu", {"value": None, "reason": "no peak is known"}, "– (no peak is known)"),
+        ("mfu", None, "–"),
+    ],
+)
+def test_metric_in_human_units(name: str, metric: dict[str, Any] | None, text: str) -> None:
+    assert format_metric(name, metric) == text

@@ -1,0 +1,66 @@
+"""The plot must put along its axis what was swept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from prony.report.series import MOST_POINTS, read_series
+from prony.report.sweep import sweeps
+
+GetRecord = Callable[[str], dict[str, Any]]
+SWEEP = ("a00200", "a01001", "a04002", "a00203", "a01004", "a04005")
+
+
+def test_numbers_along_the_axis_words_in_colour(get_record: GetRecord) -> None:
+    (sweep,) = sweeps([get_record(end) for end in SWEEP])
+    assert (sweep.x_name, sweep.colour_name, sweep.logarithmic) == ("batch_size", "precision", True)
+    assert sweep.x_values == ["32", "256", "1024"]
+    assert sweep.colour_values == ["fp32", "bf16"]  # in the setting's own order
+    assert len(sweep.points) == 6
+
+
+def test_narrow_range_has_a_linear_axis(get_record: GetRecord) -> None:
+    records = [get_record("a00200"), get_record("a01001")]
+    records[1]["trial"]["effective"]["batch_size"] = 64
+    assert not sweeps(records)[0].logarithmic
+
+
+def test_words_alone_along_the_axis(get_record: GetRecord) -> None:
+    (sweep,) = sweeps([get_record("a00200"), get_record("a00203")])
+    assert (sweep.x_name, sweep.numeric, sweep.x_values) == ("precision", False, ["fp32", "bf16"])
+
+
+def test_zero_workers_do_not_break_a_logarithmic_axis(get_record: GetRecord) -> None:
+    records = [get_record(end) for end in ("a00200", "a01001")]
+    for record, workers in zip(records, (0, 16), strict=True):
+        record["trial"]["effective"] |= {"workers": workers, "batch_size": 32}
+    (sweep,) = sweeps(records)
+    assert (sweep.x_name, sweep.logarithmic) == ("workers", False)
+
+
+def test_failed_runs_single_runs_and_three_settings_make_no_plot(get_record: GetRecord) -> None:
+    assert sweeps([get_record("b00f07"), get_record("d00001")]) == []
+    records = [get_record("a00200"), get_record("a01004")]
+    records[0]["trial"]["effective"]["compile"] = "off"
+    assert sweeps(records) == []
+
+
+def test_devices_are_not_mixed_in_one_plot(get_record: GetRecord) -> None:
+    records = [get_record("a00200"), get_record("a01001")]
+    records[1]["facts"]["devices"][0]["name"] = "another"
+    assert sweeps(records) == []
+
+
+def test_long_series_keeps_its_extremes_and_its_cut(tmp_path: Path) -> None:
+    lines = ["block,steps,end_s,duration_s,data_wait_s"]
+    for block in range(10_000):
+        duration_s = 0.9 if block == 7777 else 0.1
+        lines.append(f"{block},10,{(block + 1) * 0.1:.3f},{duration_s},0")
+    (tmp_path / "steps.csv").write_text("\n".join(lines), encoding="utf-8")
+    series = read_series(tmp_path, {"steady": {"cut_steps": 100, "step_time_s": 0.01}})
+    assert series is not None
+    assert len(series.points) <= MOST_POINTS
+    assert max(point.most_s for point in series.points) == 0.09
+    assert series.cut_s == 1.0

@@ -1,0 +1,144 @@
+"""The index is a convenience: whatever happens to it, the folders must answer."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from prony.store import Store
+from prony_node.contract.errors import RequestError
+
+
+def write_record(folder: Path, record: dict[str, object]) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / "record.json").write_text(json.dumps(record), encoding="utf-8")
+
+
+def test_refresh_indexes_every_folder_once(root: Path) -> None:
+    store = Store(root)
+    assert len(store.refresh().ingested) == 13
+    assert store.refresh().ingested == []
+    assert len(store.runs()) == 13
+
+
+def test_runs_are_newest_first_and_filtered(root: Path) -> None:
+    store = Store(root)
+    started = [run.started for run in store.runs()]
+    assert started == sorted(started, reverse=True)
+    assert [run.id for run in store.runs(limit=1)] == ["gpt-tiny-20260303T081000-e00002"]
+    assert {run.status for run in store.runs(status="failed")} == {"failed"}
+    assert len(store.runs(workload="resnet50")) == 4
+
+
+def test_row_holds_what_lists_show(root: Path) -> None:
+    run = Store(root).find("d00001")
+    assert (run.workload, run.unit, run.rate, run.worst) == ("resnet50", "images", 22730.0, "pass")
+    assert run.settings == {"mode": "infer"}
+    assert run.effective["graphs"] is True
+    assert run.folder == root / "resnet50-20260302T100000-d00001"
+    assert json.loads(json.dumps(run.to_json()))["rate"] == 22730.0
+
+
+def test_ingest_twice_leaves_one_row(root: Path) -> None:
+    store = Store(root)
+    folder = next(root.glob("resnet50*"))
+    store.ingest(folder)
+    store.ingest(folder)
+    assert len([run for run in store.runs() if run.folder == folder]) == 1
+
+
+def test_ingest_refuses_a_folder_elsewhere(root: Path, replay: Path) -> None:
+    with pytest.raises(RequestError, match="copy it there"):
+        Store(root).ingest(next(replay.glob("resnet50*")))
+
+
+def test_ingest_of_an_unfinished_run_says_so(root: Path) -> None:
+    (root / "running").mkdir()
+    with pytest.raises(RequestError, match=r"no readable record\.json"):
+        Store(root).ingest(root / "running")
+
+
+def test_folder_that_is_gone_is_dropped(root: Path) -> None:
+    store = Store(root)
+    store.refresh()
+    shutil.rmtree(root / "resnet50-20260302T100000-d00001")
+    assert store.refresh().dropped == ["resnet50-20260302T100000-d00001"]
+    assert len(store.runs()) == 12
+
+
+def test_broken_and_newer_records_are_skipped_and_reported(root: Path) -> None:
+    write_record(root / "newer", {"schema": "prony.record/99"})
+    write_record(root / "incomplete", {"schema": "prony.record/1", "id": "x"})
+    (root / "torn").mkdir()
+    (root / "torn" / "record.json").write_text('{"schema": "prony.rec', encoding="utf-8")
+    (root / "running").mkdir()
+    (root / "running" / "plan.json").write_text("{}", encoding="utf-8")
+    refreshed = Store(root).rebuild()
+    reasons = {skipped.folder.name: skipped.reason for skipped in refreshed.skipped}
+    assert set(reasons) == {"newer", "incomplete", "torn"}
+    assert "newer Prony" in reasons["newer"]
+    assert [folder.name for folder in refreshed.unfinished] == ["running"]
+    assert len(refreshed.ingested) == 13
+
+
+def test_record_with_odd_types_is_skipped_not_fatal(root: Path, get_record: object) -> None:
+    record = get_record("d00001")  # type: ignore[operator]
+    record["trial"] = "not an object"
+    write_record(root / "odd", record)
+    assert [skipped.folder.name for skipped in Store(root).refresh().skipped] == ["odd"]
+
+
+@pytest.mark.parametrize("damage", ["garbage", "empty", "newer", "foreign", "torn", "absent"])
+def test_index_in_any_state_is_rebuilt(root: Path, damage: str) -> None:
+    store, index = Store(root), root / "index.sqlite"
+    store.refresh()
+    if damage == "garbage":
+        index.write_bytes(b"this is no database" * 500)
+    elif damage == "empty":
+        index.write_bytes(b"")
+    elif damage == "torn":
+        index.write_bytes(index.read_bytes()[:5000])
+    elif damage == "absent":
+        index.unlink()
+    else:
+        with sqlite3.connect(index) as connection:
+            change = "UPDATE version SET version = 99" if damage == "newer" else "DROP TABLE version"
+            connection.execute(change)
+        connection.close()
+    assert len(Store(root).runs()) == 13
+    assert len(store.runs()) == 13
+
+
+def test_finished_tells_trial_repeat_machine_and_software_apart(root: Path) -> None:
+    store = Store(root)
+    run = store.find("c00001")
+    found = store.finished(run.trial_hash, 1, run.machine, run.software)
+    assert [(other.id, other.status) for other in found] == [(run.id, "ok")]
+    assert store.finished(run.trial_hash, 7, run.machine, run.software) == []
+    assert store.finished(run.trial_hash, 1, "another", run.software) == []
+    assert store.finished(run.trial_hash, 1, run.machine, None) == []
+    failed = store.find("b00f07")
+    assert store.finished(failed.trial_hash, 0, failed.machine, failed.software)[0].status == "failed"
+
+
+def test_missing_fingerprint_is_found_as_missing(root: Path, get_record: object) -> None:
+    record = get_record("d00001")  # type: ignore[operator]
+    record["id"], record["fingerprint"] = "unknown-machine", {"machine": None, "software": None}
+    write_record(root / "unknown-machine", record)
+    store = Store(root)
+    assert [run.id for run in store.finished(record["trial"]["hash"], 0, None, None)] == ["unknown-machine"]
+
+
+def test_root_that_does_not_exist_has_no_runs(tmp_path: Path) -> None:
+    assert Store(tmp_path / "nothing").runs() == []
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_root_that_cannot_be_written_is_read(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prony.store.index.os.access", lambda path, mode: False)
+    assert len(Store(root).runs()) == 13
+    assert not (root / "index.sqlite").exists()

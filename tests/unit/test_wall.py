@@ -1,0 +1,202 @@
+"""The wall between the two programs, and which room may import which."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[2] / "src"
+
+# What each room may import of its own program, as the design says; its own room goes without saying.
+NODE_ROOMS = {
+    "contract": set(),
+    "stats": set(),
+    "measure": {"contract", "stats"},
+    "power": {"contract", "stats"},
+    "facts": {"contract"},
+    "parallel": {"contract"},
+    "data": {"contract"},
+    "workloads": {"contract", "data", "parallel", "measure"},
+    "supervise": {"contract", "stats", "measure", "power", "facts", "parallel", "data", "workloads"},
+    "__main__": {"contract", "facts", "supervise"},
+    "__init__": set(),
+}
+CONTROLLER_ROOMS = {
+    "catalog": set(),
+    "plan": {"catalog"},
+    "launch": set(),
+    "store": set(),
+    "analysis": {"catalog"},
+    "report": {"analysis"},
+    "cli": {"__init__", "catalog", "plan", "launch", "store", "analysis", "report"},
+    "__main__": {"cli"},
+    "__init__": set(),
+}
+# What each room of the controller may see of the node besides the contract, which all share.
+SEEN_OF_NODE: dict[str, set[str]] = {
+    "catalog": set(),
+    "plan": {"stats", "workloads"},
+    "launch": set(),
+    "store": set(),
+    "analysis": {"stats"},
+    "report": set(),
+    "cli": {"stats", "workloads"},
+    "__main__": set(),
+    "__init__": {"__init__"},  # the version
+}
+NODE_LIBRARIES = {"torch", "torchvision", "pynvml", "triton", "numpy"}
+WITHOUT_TORCH = ("contract", "stats", "facts", "__main__", "__init__")
+
+
+@dataclass(frozen=True)
+class Import:
+    file: Path
+    line: int
+    name: str
+    lazy: bool  # inside a function, so only when it is called
+    typing_only: bool
+
+    @property
+    def top(self) -> str:
+        return self.name.partition(".")[0]
+
+    @property
+    def room(self) -> str:
+        """Which room of src this import stands in."""
+        parts = self.file.relative_to(SRC).with_suffix("").parts
+        return parts[1]
+
+    def target_room(self) -> str:
+        parts = self.name.split(".")
+        return parts[1] if len(parts) > 1 else "__init__"
+
+    def __str__(self) -> str:
+        return f"{self.file.relative_to(SRC)}:{self.line} imports {self.name}"
+
+
+def imports_of(package: str) -> list[Import]:
+    found = []
+    for path in sorted((SRC / package).rglob("*.py")):
+        found += list(_walk(ast.parse(path.read_text(encoding="utf-8")), path, False, False))
+    assert found, f"no imports in {SRC / package}: the walk is broken"
+    return found
+
+
+def _walk(node: ast.AST, path: Path, lazy: bool, typing_only: bool) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            for alias in child.names:
+                yield Import(path, child.lineno, alias.name, lazy, typing_only)
+        elif isinstance(child, ast.ImportFrom):
+            for name in _absolute(child, path):
+                yield Import(path, child.lineno, name, lazy, typing_only)
+        else:
+            inside = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+            typing = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+            yield from _walk(child, path, lazy or inside, typing_only or typing)
+
+
+def _absolute(node: ast.ImportFrom, path: Path) -> list[str]:
+    """The modules of a `from` import: `from prony_node import facts` is an import of that room."""
+    base = node.module or ""
+    if node.level:
+        package = path.relative_to(SRC).with_suffix("").parts[: -node.level]
+        base = ".".join([*package, *([node.module] if node.module else [])])
+    if base not in ("prony", "prony_node") and not base.endswith(".workloads"):
+        return [base]
+    return [f"{base}.{alias.name}" if _is_module(f"{base}.{alias.name}") else base for alias in node.names]
+
+
+def _is_module(name: str) -> bool:
+    path = SRC.joinpath(*name.split("."))
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
+NODE = imports_of("prony_node")
+CONTROLLER = imports_of("prony")
+
+
+def test_the_controller_never_imports_torch_or_a_model_library() -> None:
+    assert [str(found) for found in CONTROLLER if found.top in NODE_LIBRARIES] == []
+
+
+def test_the_controller_sees_only_contract_stats_and_torch_free_configs() -> None:
+    wrong = []
+    for found in CONTROLLER:
+        if found.top != "prony_node":
+            continue
+        is_seen = found.target_room() in {"contract", *SEEN_OF_NODE[found.room]}
+        is_config = found.name == "prony_node.workloads" or found.name.endswith(".config")
+        if not is_seen or (found.target_room() == "workloads" and not is_config):
+            wrong.append(str(found))
+    assert wrong == []
+
+
+def test_the_node_never_imports_the_controller() -> None:
+    assert [str(found) for found in NODE if found.top == "prony"] == []
+
+
+def test_the_node_needs_the_standard_library_and_torch_alone() -> None:
+    known = {*sys.stdlib_module_names, "prony_node", "torch"}
+    assert [str(found) for found in NODE if not found.lazy and found.top not in known] == []
+    assert [str(found) for found in NODE if found.top not in known | NODE_LIBRARIES] == []
+
+
+def test_what_runs_before_the_rank_has_no_torch_of_its_own() -> None:
+    torch_free = [found for found in NODE if found.room in WITHOUT_TORCH or found.file.name == "config.py"]
+    assert [str(found) for found in torch_free if found.top == "torch" and not found.lazy] == []
+
+
+@pytest.mark.parametrize(
+    ("imports", "program", "rooms"),
+    [(NODE, "prony_node", NODE_ROOMS), (CONTROLLER, "prony", CONTROLLER_ROOMS)],
+    ids=["node", "controller"],
+)
+def test_each_room_imports_only_what_the_design_allows(
+    imports: list[Import], program: str, rooms: dict[str, set[str]]
+) -> None:
+    wrong = []
+    for found in imports:
+        assert found.room in rooms, f"{found.room} is a room without a line in the design's table"
+        if found.top != program or found.target_room() in (found.room, "__init__"):
+            continue
+        if found.target_room() not in rooms[found.room]:
+            wrong.append(str(found))
+    assert wrong == []
+
+
+def test_workloads_see_only_the_protocol_of_the_measuring_room() -> None:
+    seen = {found.name for found in NODE if found.room == "workloads" and found.target_room() == "measure"}
+    assert {name for name in seen if name.startswith("prony_node.")} <= {"prony_node.measure.protocol"}
+
+
+def run_python(code: str) -> subprocess.CompletedProcess[str]:
+    code = f"import sys; sys.path.insert(0, {str(SRC)!r}); {code}"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+
+def test_help_imports_nothing_heavy() -> None:
+    done = run_python(
+        "sys.argv = ['prony', '--help']; import prony.cli.main as main\n"
+        "try:\n    main.main()\n"
+        "except SystemExit as end:\n    assert not end.code, end.code\n"
+        "heavy = {'torch', 'sqlalchemy', 'altair', 'vl_convert', 'numpy', 'jinja2'} & set(sys.modules)\n"
+        "sys.exit(f'imported: {heavy}' if heavy else 0)"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "sweep" in done.stdout
+
+
+def test_the_torch_free_side_of_the_node_imports_no_torch() -> None:
+    done = run_python(
+        "import prony_node.contract, prony_node.stats, prony_node.workloads, prony_node.facts; "
+        "import prony_node.supervise.supervisor, prony_node.supervise.rank, prony_node.__main__; "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert done.returncode == 0, done.stderr

@@ -2,7 +2,8 @@
 
     python benchmarks/coverage.py [--series 2000] [--jobs 2] [--cells PATTERN] [--seed 1] [--markdown FILE]
 
-Needs numpy beside Prony. Exits with 1 when a cell misses its gate. What the columns mean, and what is
+Needs numpy beside Prony. Exits with 1 when a cell misses its gate; the few cells that are known limits,
+marked as such in the table, do so with --strict only. What the columns mean, and what is
 simulated, is told in docs/statistics.md.
 """
 
@@ -13,8 +14,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import replace
 from multiprocessing import Pool
 from pathlib import Path
 
@@ -23,37 +23,13 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from coverage_series import SWITCH_GAP, SWITCH_WINDOW_S, Array, Cell, Series, all_cells
+from coverage_table import Row, Tally, table
 from prony_node.stats import Estimate, StopRule, Tracker, mean_interval, normal_quantile
 
 RULE = StopRule()
 DRIFT = RULE.drift_limit
 NORMAL = normal_quantile(0.975)
 CHUNK = 100
-COVERAGE_GATE, COVERAGE_GATE_AR_09 = 0.93, 0.90
-WIDTH_GATE, FLAG_GATE, FALSE_FLAG_GATE = 1.5, 0.95, 0.05
-
-
-@dataclass
-class Tally:
-    """Sums over the series of a cell; two of them add up field by field."""
-
-    series: int = 0
-    covered: int = 0
-    batch_covered: int = 0
-    width: float = 0.0
-    ideal_width: float = 0.0
-    steps: float = 0.0
-    reached_tolerance: int = 0
-    false_flags: int = 0
-    drift_yes: int = 0
-    drift_no: int = 0
-    ideal_power: float = 0.0
-    several_levels: int = 0
-    unsteady: int = 0
-    ideal_jump: float = 0.0
-
-    def __add__(self, other: Tally) -> Tally:
-        return Tally(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
 
 def run_until_stop(cell: Cell, series: Series) -> tuple[Array, Estimate, bool]:
@@ -77,6 +53,9 @@ def run_until_stop(cell: Cell, series: Series) -> tuple[Array, Estimate, bool]:
 def rule_of(cell: Cell) -> StopRule:
     if cell.kind == "switch":  # a change in mid-window needs a window that is known beforehand
         return StopRule(min_time_s=SWITCH_WINDOW_S, max_time_s=SWITCH_WINDOW_S)
+    if cell.remedy:
+        name, value = cell.remedy.split("=")
+        return replace(RULE, **{name: int(value)})
     return RULE
 
 
@@ -132,78 +111,13 @@ def run_chunk(task: tuple[Cell, int, int, int]) -> tuple[Cell, Tally]:
     return cell, tally
 
 
-@dataclass(frozen=True)
-class Row:
-    """A cell's figures and its gate."""
-
-    cell: Cell
-    tally: Tally
-
-    def share(self, count: float) -> float:
-        return count / self.tally.series
-
-    @property
-    def width_ratio(self) -> float:
-        return self.tally.width / self.tally.ideal_width
-
-    @property
-    def detectable(self) -> bool:
-        """Whether a detector that knows the true noise would see the drift in 95 % of the series."""
-        return self.share(self.tally.ideal_power) >= FLAG_GATE
-
-    @property
-    def jump_visible(self) -> bool:
-        """Whether one who knows the noise, and tests at 0.1 % as the place is unknown, sees it in 95 %."""
-        return self.share(self.tally.ideal_jump) >= 3.29 + 1.645
-
-    def misses(self) -> list[str]:
-        tally = self.tally
-        if self.cell.kind == "switch":
-            return [] if not self.jump_visible or self.share(tally.several_levels) >= FLAG_GATE else ["jump missed"]
-        least = COVERAGE_GATE_AR_09 if self.cell.ar == 0.9 else COVERAGE_GATE
-        found = []
-        if self.share(tally.covered) < least:
-            found.append("coverage")
-        if self.width_ratio > WIDTH_GATE:
-            found.append("width")
-        if self.share(tally.false_flags) > FALSE_FLAG_GATE:
-            found.append("false flags")
-        if self.detectable and self.share(tally.drift_yes) < FLAG_GATE:
-            found.append("drift missed")
-        return found
-
-    def columns(self) -> list[str]:
-        tally, share = self.tally, self.share
-        unknown = tally.series - tally.drift_yes - tally.drift_no
-        return [
-            self.cell.kind, self.cell.loop, f"{100 * self.cell.variation:g}", f"{self.cell.ar:g}",
-            f"{100 * share(tally.covered):.1f}", f"{100 * share(tally.batch_covered):.1f}",
-            f"{self.width_ratio:.2f}", f"{100 * share(tally.width):.2g}", f"{share(tally.steps):.0f}",
-            f"{100 * share(tally.reached_tolerance):.0f}", f"{100 * share(tally.false_flags):.1f}",
-            f"{100 * share(tally.drift_yes):.1f}", f"{100 * share(tally.drift_no):.1f}",
-            f"{100 * share(unknown):.0f}", "yes" if self.detectable else "no",
-            f"{100 * share(tally.several_levels):.1f}", ", ".join(self.misses()) or "pass",
-        ]  # fmt: skip
-
-
-HEADER = [
-    "scenario", "loop", "CV %", "AR", "covered %", "20 batches %", "width ratio", "half width %", "steps",
-    "in tol. %", "false flags %", "drift yes %", "drift no %", "drift unknown %", "detectable",
-    "levels > 1 %", "gate",
-]  # fmt: skip
-
-
-def table(rows: Iterable[Row]) -> str:
-    lines = [HEADER, ["---"] * len(HEADER), *(row.columns() for row in rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description="Coverage of Prony's intervals on simulated step times.")
     parser.add_argument("--series", type=int, default=2000, help="series a cell")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--cells", default="", help="only cells whose name matches this expression")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--strict", action="store_true", help="let known limits fail the run as well")
     parser.add_argument("--markdown", type=Path, help="also write the table here")
     options = parser.parse_args()
     cells = [cell for cell in all_cells() if re.search(options.cells, cell.name)]
@@ -228,7 +142,10 @@ def main() -> int:
     print(text)
     if options.markdown:
         options.markdown.write_text(text, encoding="utf-8")
-    return 1 if any(row.misses() for row in rows) else 0
+    missed = [row for row in rows if row.misses()]
+    known = [row for row in missed if row.limit()]
+    print(f"{len(rows)} cells: {len(rows) - len(missed)} pass, {len(missed)} miss ({len(known)} known limits)")
+    return 1 if len(missed) > (0 if options.strict else len(known)) else 0
 
 
 if __name__ == "__main__":

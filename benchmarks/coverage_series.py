@@ -17,12 +17,13 @@ Array = NDArray[np.float64]
 
 OUTLIER_SHARE, OUTLIER_EXTRA = 0.01, 2.0  # one step in a hundred takes three times as long
 STALL_EVERY, STALL_EXTRA = 50, 1.0  # every 50th step waits for the loader as long as a step takes
-LEVEL_HALF_GAP, LEVEL_STAY_S = 0.015, 1.0  # two clocks 3 % apart, exponential stays of 1 s on average
+LEVEL_HALF_GAP = 0.015  # two clocks 3 % apart
+LEVEL_STAY_S = {"levels": 0.2, "slow levels": 1.0}  # the stays are exponential, so long on average
 DECAY_HEIGHT, DECAY_S = 0.3, 0.5  # first steps 30 % slower, decaying with a time constant of 0.5 s
 BOOST_HEIGHT, BOOST_S = -0.05, 1.5  # first 1.5 s 5 % faster, then the power limit is reached
 SWITCH_GAP, SWITCH_WINDOW_S = 0.03, 20.0  # one change of clock by 3 % in the middle of a 20 s window
 
-KINDS = ("steady", "decay", "boost", "outliers", "stalls", "levels", "switch")
+KINDS = ("steady", "decay", "boost", "outliers", "stalls", "levels", "slow levels", "switch")
 # Loops as the measured loop delivers them: quick steps in blocks of 20 ms, slow ones one by one.
 LOOPS = {"fast": (0.002, 10), "slow": (0.050, 1)}
 
@@ -35,10 +36,12 @@ class Cell:
     loop: str
     variation: float
     ar: float
+    remedy: str = ""  # what was asked of the stop rule beside its defaults, for cells beyond them
 
     @property
     def name(self) -> str:
-        return f"{self.kind}-{self.loop}-cv{100 * self.variation:g}-ar{self.ar:g}"
+        parts = [self.kind, self.loop, f"cv{100 * self.variation:g}", f"ar{self.ar:g}", self.remedy]
+        return "-".join(part for part in parts if part)
 
     @property
     def step_s(self) -> float:
@@ -58,8 +61,8 @@ class Cell:
         variance = self.variation**2 * (1.0 + self.ar) / (1.0 - self.ar) / steps
         if self.kind == "outliers":
             variance += OUTLIER_SHARE * (1.0 - OUTLIER_SHARE) * OUTLIER_EXTRA**2 / steps
-        if self.kind == "levels":
-            variance += LEVEL_HALF_GAP**2 * LEVEL_STAY_S / (steps * self.step_s)
+        if self.kind in LEVEL_STAY_S:
+            variance += LEVEL_HALF_GAP**2 * LEVEL_STAY_S[self.kind] / (steps * self.step_s)
         if self.kind == "stalls":
             # The phase is random: a window holds one stall more or less, unless it is whole periods.
             part = (steps % STALL_EVERY) / STALL_EVERY
@@ -120,14 +123,14 @@ class Series:
             return BOOST_HEIGHT * np.minimum(times_s, BOOST_S) / cell.step_s
         if cell.kind == "switch":
             return SWITCH_GAP * np.maximum(times_s - SWITCH_WINDOW_S / 2, 0.0) / cell.step_s
-        if cell.kind == "levels":
+        if cell.kind in LEVEL_STAY_S:
             return LEVEL_HALF_GAP * self._telegraph(times_s) / cell.step_s
         return np.zeros(len(edges))
 
     def _telegraph(self, times_s: Array) -> Array:
         """Time spent on the upper level less that on the lower, up to each time."""
         while self._switches[-1] < times_s[-1]:
-            stays_s = self._rng.exponential(LEVEL_STAY_S, 64)
+            stays_s = self._rng.exponential(LEVEL_STAY_S[self.cell.kind], 64)
             self._switches = np.append(self._switches, self._switches[-1] + np.cumsum(stays_s))
         signs = self._first_level * (-1.0) ** np.arange(len(self._switches) - 1)
         spent_s = np.append(0.0, np.cumsum(signs * np.diff(self._switches)))
@@ -136,7 +139,7 @@ class Series:
 
 def all_cells() -> list[Cell]:
     """Every row of the table: the whole grid for quick steps, its corners for slow ones and the switch."""
-    return [
+    grid = [
         Cell(kind, loop, variation, ar)
         for loop in LOOPS
         for kind in KINDS
@@ -144,3 +147,6 @@ def all_cells() -> list[Cell]:
         for ar in (0.0, 0.3, 0.6, 0.9)
         if ar in (0.0, 0.9) or (loop == "fast" and kind != "switch")
     ]
+    rare = [Cell("outliers", "slow", v, ar, "min_steps=1000") for v in (0.005, 0.05) for ar in (0.0, 0.9)]
+    wait = [Cell("slow levels", "fast", v, 0.6, "min_time_s=20") for v in (0.005, 0.05, 0.20)]
+    return grid + rare + wait

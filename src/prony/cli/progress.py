@@ -54,7 +54,7 @@ def describe(line: dict[str, Any]) -> str:
     elapsed_s, left_s = _number(line, "elapsed_s"), _number(line, "left_s")
     if elapsed_s is not None and elapsed_s >= 1.0:
         words.append(f"{elapsed_s:.0f} s")
-    if left_s is not None:
+    if left_s is not None and left_s >= 1.0:
         words.append(f"about {left_s:.0f} s left")
     if line.get("note"):
         words.append(str(line["note"]))

@@ -41,6 +41,7 @@ class Plan:
     stop: Stop = field(default_factory=Stop)
     peaks: tuple[Peak, ...] = ()
     hung_after_s: float = 300.0  # no step and no other sign of life for this long
+    cold_start_after_s: float = 1800.0  # the same during cold start, when a compiler is silent for long
     time_limit_s: float | None = None  # for the whole run; None: as long as it takes
     created: str = ""
 
@@ -60,6 +61,7 @@ class Plan:
                 stop=Stop(**document.get("stop", {})),
                 peaks=tuple(Peak(**peak) for peak in document.get("peaks", ())),
                 hung_after_s=float(document.get("hung_after_s", 300.0)),
+                cold_start_after_s=float(document.get("cold_start_after_s", 1800.0)),
                 time_limit_s=document.get("time_limit_s"),
                 created=str(document.get("created", "")),
             )

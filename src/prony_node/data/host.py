@@ -27,32 +27,44 @@ class HostSamples(Dataset[tuple[Tensor, ...]]):
         return tuple(tensor[index % STOCK] for tensor in self._stock)
 
 
-def host_batches(
-    sampler: Sampler,
-    batch_size: int,
-    *,
-    length: int,
-    seed: int,
-    workers: int,
-    prefetch: int | None,
-    pin_memory: bool,
-) -> tuple[Iterator[tuple[Tensor, ...]], DataLoader[tuple[Tensor, ...]]]:
-    """Batches without end, and the loader behind them."""
-    loader = DataLoader(
-        HostSamples(sampler, max(length, 2 * batch_size), seed),
-        batch_size=batch_size,
-        shuffle=True,
-        drop_last=True,
-        num_workers=workers,
-        prefetch_factor=prefetch if workers else None,
-        pin_memory=pin_memory,
-        persistent_workers=workers > 0,
-        generator=torch.Generator().manual_seed(seed),
-    )
+class HostBatches:
+    """Batches without end. Closed by whoever opened it: workers left to the interpreter's exit end slowly."""
 
-    def endless() -> Iterator[tuple[Tensor, ...]]:
-        while True:
-            for batch in loader:
-                yield tuple(batch)
+    def __init__(
+        self,
+        samples: Dataset[tuple[Tensor, ...]],
+        batch_size: int,
+        *,
+        seed: int,
+        workers: int,
+        prefetch: int | None,
+        pin_memory: bool,
+    ) -> None:
+        self._loader: DataLoader[tuple[Tensor, ...]] | None = DataLoader(
+            samples,
+            batch_size=batch_size,
+            shuffle=True,
+            drop_last=True,
+            num_workers=workers,
+            prefetch_factor=prefetch if workers else None,
+            pin_memory=pin_memory,
+            persistent_workers=workers > 0,
+            generator=torch.Generator().manual_seed(seed),
+        )
+        self._epoch: Iterator[tuple[Tensor, ...]] | None = iter(self._loader)
 
-    return endless(), loader
+    def __iter__(self) -> HostBatches:
+        return self
+
+    def __next__(self) -> tuple[Tensor, ...]:
+        assert self._loader is not None
+        assert self._epoch is not None
+        batch = next(self._epoch, None)
+        if batch is None:
+            self._epoch = iter(self._loader)
+            batch = next(self._epoch)
+        return tuple(batch)
+
+    def close(self) -> None:
+        """End the workers now: dropping the last reference to their iterator does it."""
+        self._epoch = self._loader = None

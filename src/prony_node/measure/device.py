@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from prony_node.workloads.config import Machine
+from prony_node.contract.machine import Machine
 
 
 class MissingDevice(RuntimeError):

@@ -75,7 +75,7 @@ def memory_metrics(device: torch.device) -> dict[str, dict[str, Any]]:
     if device.type == "cpu" or not hasattr(module, "max_memory_allocated"):
         reason = f"{device.type} has no allocator that counts; see peak_memory_host"
         return metrics | {"peak_memory": missing(reason), "peak_memory_reserved": missing(reason)}
-    source = "torch's allocator, from the first timed step"
+    source = "torch's allocator, from the first step on"
     allocated, reserved = module.max_memory_allocated(device), module.max_memory_reserved(device)
     return metrics | {
         "peak_memory": measured(allocated, "B", scope="one device", source=source),

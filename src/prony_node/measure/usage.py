@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from prony_node.contract.metrics import measured, missing
-from prony_node.parallel.cores import allowed_cores
 
 
 class CpuUsage:
     """CPU time from here to `metric()`, of this process and of the children that live then."""
 
-    def __init__(self) -> None:
+    def __init__(self, cores: int) -> None:
+        self._cores = cores
         self._began = time.perf_counter()
         self._own_s = time.process_time()
         self._workers_s = self._workers()
@@ -35,9 +35,8 @@ class CpuUsage:
         used_s = time.process_time() - self._own_s
         for pid, seconds in self._workers().items():
             used_s += seconds - self._workers_s.get(pid, 0.0)
-        cores = len(allowed_cores())
-        scope = f"rank and loader workers, of {cores} cores"
-        return measured(used_s / elapsed_s / cores, "1", scope=scope, source="CPU time of the processes")
+        scope = f"rank and loader workers, of {self._cores} cores"
+        return measured(used_s / elapsed_s / self._cores, "1", scope=scope, source="CPU time of the processes")
 
 
 def _cpu_seconds(pid: int) -> float | None:

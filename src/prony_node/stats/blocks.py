@@ -32,7 +32,7 @@ class BlockStore:
     def add(self, duration_s: float, steps: int = 1) -> None:
         """Add one block. Runs inside the measured loop: a few attribute operations, no analysis."""
         if not 0.0 <= duration_s < _INFINITY or steps < 1:
-            raise ValueError(f"a block needs a finite time and at least one step, got {duration_s} s, {steps} steps")
+            raise ValueError(f"a block takes a finite time for 1 step or more, got {duration_s} s for {steps}")
         self.elapsed_s += duration_s
         self.steps += steps
         self._open_s += duration_s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .blocks import Blocks
 from .longrun import ar_coefficient, centred, cosine_count, independent_batches, lag_one, long_run
@@ -34,10 +34,10 @@ class Estimate:
     window_s: float
     cut_steps: int
     cut_s: float
-    drift: float
-    drift_half_width: float | None
-    drifting: str
-    levels: int
+    drift: float = 0.0
+    drift_half_width: float | None = None
+    drifting: str = "unknown"
+    levels: int = 0
     level_values_s: list[float] = field(default_factory=list)
     autocorrelation: float = 0.0
     outlier_share: float = 0.0
@@ -50,10 +50,12 @@ class SteadyWindow:
     blocks: Blocks
     batches: Blocks
     cut_s: float
+    cut_steps: int
     window_s: float
     steps: int
     relative_half_width: float
     independent_blocks: float
+    slow: bool
 
     @property
     def step_time_s(self) -> float:
@@ -61,7 +63,7 @@ class SteadyWindow:
 
 
 def steady_window(blocks: Blocks, confidence: float) -> SteadyWindow | None:
-    """Cut the transient and find the interval; None with fewer than two blocks, or when no time has passed."""
+    """Cut the transient and find the interval; None with fewer than two blocks, or when no time passed."""
     coarse, size = blocks.grouped(MOST_BATCHES)
     cut = transient_length(coarse.step_times_s()) * size
     window = blocks.after(cut)
@@ -69,18 +71,23 @@ def steady_window(blocks: Blocks, confidence: float) -> SteadyWindow | None:
     if len(window) < 2 or window_s <= 0.0:
         return None
     batches, _ = window.grouped(MOST_BATCHES)
-    relative, independent = _relative_half_width(batches, window_s / steps, confidence)
-    cut_s = math.fsum(blocks.times_s[:cut])
-    return SteadyWindow(window, batches, cut_s, window_s, steps, relative, independent)
+    relative, independent, slow = _relative_half_width(batches, window_s / steps, confidence)
+    return SteadyWindow(
+        blocks=window,
+        batches=batches,
+        cut_s=math.fsum(blocks.times_s[:cut]),
+        cut_steps=sum(blocks.steps[:cut]),
+        window_s=window_s,
+        steps=steps,
+        relative_half_width=relative,
+        independent_blocks=independent,
+        slow=slow,
+    )
 
 
-def estimate(blocks: Blocks, window: SteadyWindow, confidence: float, drift_limit: float) -> Estimate:
-    """The full estimate: the interval of the steady window, and the doubts about it."""
+def interim_estimate(window: SteadyWindow, confidence: float) -> Estimate:
+    """What is known while the measurement goes on: drift is unknown, and levels were not looked for (0)."""
     step_time_s, relative = window.step_time_s, window.relative_half_width
-    values = window.blocks.step_times_s()
-    rise = drift(window.batches.step_times_s(), confidence, drift_limit)
-    found = levels(values)
-    cut = len(blocks) - len(window.blocks)
     return Estimate(
         step_time_s=step_time_s,
         step_time_low_s=step_time_s / (1.0 + relative),
@@ -91,8 +98,18 @@ def estimate(blocks: Blocks, window: SteadyWindow, confidence: float, drift_limi
         blocks=len(window.blocks),
         independent_blocks=window.independent_blocks,
         window_s=window.window_s,
-        cut_steps=sum(blocks.steps[:cut]),
+        cut_steps=window.cut_steps,
         cut_s=window.cut_s,
+    )
+
+
+def full_estimate(window: SteadyWindow, confidence: float, drift_limit: float) -> Estimate:
+    """The interval of the steady window, and the doubts about it."""
+    values = window.blocks.step_times_s()
+    rise = drift(window.batches.step_times_s(), confidence, drift_limit)
+    found = levels(values)
+    return replace(
+        interim_estimate(window, confidence),
         drift=rise.change,
         drift_half_width=rise.half_width if math.isfinite(rise.half_width) else None,
         drifting=rise.verdict,
@@ -103,8 +120,8 @@ def estimate(blocks: Blocks, window: SteadyWindow, confidence: float, drift_limi
     )
 
 
-def _relative_half_width(batches: Blocks, step_time_s: float, confidence: float) -> tuple[float, float]:
-    """Half width relative to the mean, and the effective number of independent batches."""
+def _relative_half_width(batches: Blocks, step_time_s: float, confidence: float) -> tuple[float, float, bool]:
+    """Half width relative to the mean, effective number of independent batches, slow variation or not."""
     count = len(batches)
     residuals = [t - step_time_s * k for t, k in zip(batches.times_s, batches.steps, strict=True)]
     # Rare stalls would hide the autocorrelation of all other steps, so it is read with them pulled in.
@@ -114,4 +131,4 @@ def _relative_half_width(batches: Blocks, step_time_s: float, confidence: float)
     noise = long_run(calm, ar, cosine_count(count, independent))
     error_s = math.hypot(math.sqrt(noise.variance * count), edge_s)
     relative = two_sided_t(confidence, noise.degrees) * error_s / math.fsum(batches.times_s)
-    return min(relative, WIDEST), independent
+    return min(relative, WIDEST), independent, noise.slow

@@ -22,8 +22,10 @@ from operator import mul
 FEWEST_COSINES = 6
 MOST_COSINES = 16
 SLOWEST = 4
+# Of white noise the slowest four cosines exceed the mean of the others by so much one time in four.
+SLOW_RATIO = 1.5
 # One cosine for so many effectively independent batches: fewer, and the bend spoils the estimate.
-BATCHES_A_COSINE = 3.0
+BATCHES_A_COSINE = 4.0
 STRONGEST_AR = 0.97
 
 
@@ -33,6 +35,7 @@ class LongRun:
 
     variance: float
     degrees: int
+    slow: bool  # the slowest cosines stand out: the window is too short for the slowest variation in it
 
 
 def centred(values: Sequence[float]) -> list[float]:
@@ -43,10 +46,11 @@ def centred(values: Sequence[float]) -> list[float]:
 
 def lag_one(residuals: Sequence[float]) -> float:
     """Lag-1 autocorrelation of centred values; 0 for a constant series."""
-    power = sum(map(mul, residuals, residuals))
+    power: float = sum(map(mul, residuals, residuals))
     if power <= 0.0:
         return 0.0
-    return max(-1.0, min(1.0, sum(map(mul, residuals[:-1], residuals[1:])) / power))
+    shifted: float = sum(map(mul, residuals[:-1], residuals[1:]))
+    return max(-1.0, min(1.0, shifted / power))
 
 
 def ar_coefficient(residuals: Sequence[float]) -> float:
@@ -56,6 +60,17 @@ def ar_coefficient(residuals: Sequence[float]) -> float:
         return 0.0
     observed = lag_one(residuals)
     return max(0.0, min(STRONGEST_AR, observed + (1.0 + 3.0 * observed) / count))
+
+
+def change_variance(residuals: list[float], first: int = 1) -> LongRun:
+    """Variance against which a change of level is judged: the long-run one, or the plain one if larger.
+
+    Regular stalls count for nothing over a long window, but they do in the mean of a short head.
+    """
+    ar = ar_coefficient(residuals)
+    found = long_run(residuals, ar, cosine_count(len(residuals), independent_batches(residuals)), first)
+    plain = sum(map(mul, residuals, residuals)) / (len(residuals) - 1)
+    return LongRun(max(found.variance, plain), found.degrees, found.slow)
 
 
 def cosine_count(count: int, independent: float) -> int:
@@ -84,29 +99,36 @@ def long_run(residuals: Sequence[float], ar: float, cosines: int, first: int = 1
     first = min(first, cosines)
     degrees = cosines - first + 1
     widths = {max(slowest, degrees // 4), max(slowest, degrees // 2), degrees}
-    total, largest = 0.0, 0.0
+    total, largest, slowest_total = 0.0, 0.0, 0.0
     for used, row in enumerate(_cosine_rows(count)[first - 1 : cosines], start=1):
         projection = sum(map(mul, row, residuals))
         angle = math.pi * (first + used - 1) / count
         total += projection * projection * (1.0 - 2.0 * ar * math.cos(angle) + ar * ar)
+        if used == SLOWEST:
+            slowest_total = total
         if used in widths:
             largest = max(largest, total / used)
-    return LongRun(2.0 / count * largest / (1.0 - ar) ** 2, degrees)
+    rest = total - slowest_total
+    slow = degrees > SLOWEST and slowest_total / SLOWEST > SLOW_RATIO * rest / (degrees - SLOWEST)
+    return LongRun(2.0 / count * largest / (1.0 - ar) ** 2, degrees, slow)
 
 
 def independent_batches(values: list[float]) -> float:
     """Effective number of independent batches, the smallest seen at several resolutions.
 
     Noise of single steps hides a slow wander from fine batches, coarse ones show it. A coarse
-    resolution has few batches, so there half a standard error of the autocorrelation is forgiven.
+    resolution has few batches, so there half a standard error of the autocorrelation is forgiven, and
+    the correlation is taken to decay exponentially, else the number of batches itself would be the limit.
     """
     smallest = float(len(values))
     while len(values) >= 24:
-        residuals = centred(values)
-        ar = ar_coefficient(residuals)
-        if len(values) < 64:
-            ar = max(0.0, ar - 0.5 * math.sqrt((1.0 - ar * ar) / len(values)))
-        if ar > 0.0:
-            smallest = min(smallest, len(values) * (1.0 - ar) / (1.0 + ar))
+        count = len(values)
+        ar = ar_coefficient(centred(values))
+        if count >= 64:
+            smallest = min(smallest, count * (1.0 - ar) / (1.0 + ar))
+        else:
+            ar -= 0.5 * math.sqrt((1.0 - ar * ar) / count)
+            if ar > 0.0:
+                smallest = min(smallest, -0.5 * count * math.log(ar))
         values = [a + b for a, b in zip(values[::2], values[1::2], strict=False)]
     return smallest

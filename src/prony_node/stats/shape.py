@@ -7,16 +7,8 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from statistics import median
 
-from .longrun import ar_coefficient, centred, cosine_count, independent_batches, long_run
-from .steady import (
-    SINGLE_TEST_ERROR,
-    STEP_OVER_LINE,
-    clipped,
-    detrended,
-    line_explains,
-    slope,
-    strongest_step,
-)
+from .longrun import ar_coefficient, centred, change_variance, cosine_count, independent_batches, long_run
+from .steady import STEP_OVER_LINE, clipped, detrended, line_explains, slope, strongest_step
 from .student import t_quantile, two_sided_t
 
 FEWEST_BATCHES_FOR_DRIFT = 12
@@ -27,6 +19,8 @@ SMALLEST_LEVEL_SHARE = 0.05
 SHORTEST_STAY_BATCHES = 2.0
 SMALLEST_GAP = 1e-3  # no level anyone asks about, however quiet the machine
 MOST_LEVELS = 4
+# Of one test at one place; a hundred places are tried.
+SINGLE_JUMP_ERROR = 0.002
 OUTLIER_DEVIATIONS = 6.0
 
 
@@ -92,9 +86,8 @@ def _two_sides(values: list[float]) -> list[float]:
         return [mean]
     sides = [math.fsum(values[:at]) / at, math.fsum(values[at:]) / (count - at)]
     within = centred(pulled_in[:at]) + centred(pulled_in[at:])
-    ar = ar_coefficient(within)
-    noise = long_run(within, ar, cosine_count(count, independent_batches(within)), first=2)
-    needed = t_quantile(1.0 - SINGLE_TEST_ERROR, noise.degrees) ** 2 * noise.variance
+    noise = change_variance(within, first=2)
+    needed = t_quantile(1.0 - SINGLE_JUMP_ERROR, noise.degrees) ** 2 * noise.variance
     small = abs(sides[1] - sides[0]) <= SMALLEST_GAP * mean
     return [mean] if explained <= needed or small else sorted(sides)
 

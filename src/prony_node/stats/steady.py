@@ -15,7 +15,7 @@ from itertools import accumulate
 from operator import mul
 from statistics import median
 
-from .longrun import ar_coefficient, centred, cosine_count, independent_batches, long_run
+from .longrun import centred, change_variance
 from .student import t_quantile
 
 FEWEST_BATCHES = 16
@@ -46,8 +46,7 @@ def transient_length(values: list[float]) -> int:
         return 0
     values = clipped(values, HEAD_CLIP_DEVIATIONS)
     settled = detrended(values[count // 2 :])
-    ar = ar_coefficient(settled)
-    noise = long_run(settled, ar, cosine_count(len(settled), independent_batches(settled)), first=2)
+    noise = change_variance(settled, first=2)
     # A perfectly constant tail has no noise at all: changes below a millionth are no transient either.
     variance = max(noise.variance, (1e-6 * values[-1]) ** 2, 1e-300)
     enough = t_quantile(1.0 - SINGLE_TEST_ERROR, noise.degrees) ** 2 * variance
@@ -70,7 +69,7 @@ def _transient_head(values: list[float], longest: int, enough: float) -> int:
 
 
 def strongest_step(residuals: list[float], shortest: int, longest: int, beside_line: bool = False) -> tuple[int, float]:
-    """The changepoint in this range that explains most of centred residuals, and the sum of squares it explains.
+    """The changepoint in this range that explains most of centred residuals, and how much (a sum of squares).
 
     With `beside_line` the residuals are those around a fitted line, and the step is fitted beside it.
     """
@@ -95,7 +94,7 @@ def _positions(count: int) -> list[float]:
 def slope(values: list[float]) -> float:
     """Slope of the straight line fitted by least squares, a value."""
     count = len(values)
-    moment = sum(map(mul, _positions(count), centred(values)))
+    moment: float = sum(map(mul, _positions(count), centred(values)))
     return moment * 12.0 / (count * (count * count - 1.0))
 
 

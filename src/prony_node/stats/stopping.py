@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .blocks import BlockStore
-from .estimate import Estimate, SteadyWindow, estimate, steady_window
+from .estimate import Estimate, SteadyWindow, full_estimate, interim_estimate, steady_window
 from .longrun import MOST_COSINES
 from .student import two_sided_t
 
@@ -13,6 +13,8 @@ from .student import two_sided_t
 LOOK_GROWTH = 1.3
 # A long cut may have been a clock that will come back: what is left must outlast it.
 WINDOW_TO_CUT = 2.0
+# By how much an interval may be too narrow that was taken from a window shorter than the slowest variation.
+SLOW_FACTOR = 3.0
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class StopRule:
     confidence: float = 0.95
     min_time_s: float = 5.0
     max_time_s: float = 120.0
-    min_independent_blocks: float = 24.0
+    min_independent_blocks: float = 30.0
     min_steps: int = 1
     drift_limit: float = 0.02
 
@@ -49,7 +51,11 @@ class StopRule:
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether to stop, why, and the estimate when it stops (None while the measurement goes on)."""
+    """Whether to stop, and why.
+
+    The estimate is full when the measurement stops. While it goes on the interval is there, but drift is
+    "unknown" and levels is 0: they are looked for once, at the end.
+    """
 
     stop: bool
     reason: str
@@ -81,38 +87,39 @@ class Tracker:
         rule, elapsed_s = self.rule, self._store.elapsed_s
         last_look = elapsed_s >= rule.max_time_s
         if not last_look:
-            self._next_look_s = min(rule.max_time_s, max(elapsed_s, rule.min_time_s / LOOK_GROWTH) * LOOK_GROWTH)
+            base_s = max(elapsed_s, rule.min_time_s / LOOK_GROWTH)
+            self._next_look_s = min(rule.max_time_s, base_s * LOOK_GROWTH)
             if elapsed_s < rule.min_time_s:
                 return Decision(False, "the minimum time is not over", None)
-        blocks = self._store.snapshot()
-        window = steady_window(blocks, rule.confidence)
+        window = steady_window(self._store.snapshot(), rule.confidence)
         reason = self._missing(window)
         if reason and not last_look:
-            return Decision(False, reason, None)
-        found = None if window is None else estimate(blocks, window, rule.confidence, rule.drift_limit)
-        if reason:
-            return Decision(True, f"the maximum time is over, but {reason}", found)
-        return Decision(True, "the interval is within the tolerance", found)
+            return Decision(False, reason, interim_estimate(window, rule.confidence) if window else None)
+        why = f"the maximum time is over, but {reason}" if reason else "the interval is within the tolerance"
+        return Decision(True, why, self._full(window))
 
     def estimate(self) -> Estimate | None:
         """The full estimate from all blocks so far; None with fewer than two, or when no time has passed."""
-        rule, blocks = self.rule, self._store.snapshot()
-        window = steady_window(blocks, rule.confidence)
-        return None if window is None else estimate(blocks, window, rule.confidence, rule.drift_limit)
+        return self._full(steady_window(self._store.snapshot(), self.rule.confidence))
+
+    def _full(self, window: SteadyWindow | None) -> Estimate | None:
+        return full_estimate(window, self.rule.confidence, self.rule.drift_limit) if window else None
 
     def _missing(self, found: SteadyWindow | None) -> str:
         """What keeps the estimate from being good enough; empty when nothing does."""
         rule = self.rule
         if found is None:
             return "there are too few blocks for an estimate"
-        if found.window_s < rule.min_time_s:
+        if found.window_s < rule.min_time_s * (1.0 - 1e-9):  # a look due by one sum must not fail by another
             return f"the steady window of {found.window_s:.3g} s is shorter than {rule.min_time_s:.3g} s"
-        if found.window_s < WINDOW_TO_CUT * found.cut_s:
-            return f"{found.cut_s:.3g} s were cut as a transient, and the steady window is not yet twice as long"
+        if found.cut_s and found.window_s < max(WINDOW_TO_CUT * found.cut_s, rule.min_time_s + found.cut_s):
+            return f"{found.cut_s:.3g} s were cut as a transient, and the steady window must outlast them"
         if found.steps < rule.min_steps:
             return f"the steady window has {found.steps} steps of the {rule.min_steps} asked"
         if found.independent_blocks < rule.min_independent_blocks:
             return f"only {found.independent_blocks:.0f} blocks are effectively independent"
+        if found.slow and SLOW_FACTOR * found.relative_half_width > rule.tolerance:
+            return "the slowest variation is as long as the window, so its interval cannot be trusted yet"
         if found.relative_half_width > rule.tolerance:
             return f"the interval of {100 * found.relative_half_width:.2g} % is wider than the tolerance"
         return ""

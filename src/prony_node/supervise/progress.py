@@ -25,7 +25,7 @@ class Progress:
     def phase(self, name: str, note: str = "") -> None:
         self._phase = name
         self._began = time.monotonic()
-        self.write(note=note)
+        self.write(**({"note": note} if note else {}))
 
     def write(self, **more: Any) -> None:
         elapsed_s = round(time.monotonic() - self._began, 3)
@@ -38,6 +38,9 @@ class Progress:
             **more,
         }
         self._file.write(json.dumps(line) + "\n")
+
+    def note(self, text: str) -> None:
+        self.write(note=text)
 
     def measuring(self, steps: int, decision: Decision | None) -> None:
         """A line from inside the measured loop, at most two a second."""

@@ -39,11 +39,16 @@ class Watchdog:
         if limit_s is not None and now_s - self._start_s >= limit_s:
             return Alarm("time-limit", f"the time limit of {limit_s:g} s was over {self.whereabouts()}")
         silent_s = now_s - self._life_s
-        has_result = (self._folder / files.RESULT).exists()
-        patience_s = min(self._plan.hung_after_s, EXIT_GRACE_S) if has_result else self._plan.hung_after_s
-        if silent_s >= patience_s:
+        if silent_s >= min(EXIT_GRACE_S, self._plan.hung_after_s) and silent_s >= self._patience_s():
             return Alarm("hung", f"no step and no other sign of life for {silent_s:.0f} s {self.whereabouts()}")
         return None
+
+    def _patience_s(self) -> float:
+        if (self._folder / files.RESULT).exists():
+            return min(self._plan.hung_after_s, EXIT_GRACE_S)
+        if (last_progress(self._folder) or {}).get("phase") == "cold_start":
+            return max(self._plan.hung_after_s, self._plan.cold_start_after_s)
+        return self._plan.hung_after_s
 
     def whereabouts(self) -> str:
         """The last known phase and step, for a message."""

@@ -6,17 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from prony_node.contract.errors import RequestError
+from prony_node.contract.machine import Machine
 from prony_node.contract.settings import Setting, Value, parse_settings
 from prony_node.contract.trial import LOADER_ONLY, TRAINING_ONLY, check_combination
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What the defaults depend on, as found on the machine."""
-
-    device: str  # cpu, cuda, xpu, mps
-    memory_gib: float | None = None  # of the device
-    cores: int = 1
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,119 @@
+"""The table of benchmarks/coverage.py: what is counted in a cell, and what its gate asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+
+from coverage_series import Cell
+
+COVERAGE_GATE, COVERAGE_GATE_AR_09 = 0.93, 0.90
+WIDTH_GATE, FLAG_GATE, FALSE_FLAG_GATE = 1.5, 0.95, 0.05
+
+
+@dataclass
+class Tally:
+    """Sums over the series of a cell; two of them add up field by field."""
+
+    series: int = 0
+    covered: int = 0
+    batch_covered: int = 0
+    width: float = 0.0
+    ideal_width: float = 0.0
+    steps: float = 0.0
+    reached_tolerance: int = 0
+    false_flags: int = 0
+    drift_yes: int = 0
+    drift_no: int = 0
+    ideal_power: float = 0.0
+    several_levels: int = 0
+    unsteady: int = 0
+    ideal_jump: float = 0.0
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+
+@dataclass(frozen=True)
+class Row:
+    """A cell's figures and its gate."""
+
+    cell: Cell
+    tally: Tally
+
+    def share(self, count: float) -> float:
+        return count / self.tally.series
+
+    @property
+    def width_ratio(self) -> float:
+        return self.tally.width / self.tally.ideal_width
+
+    @property
+    def detectable(self) -> bool:
+        """Whether a detector that knows the true noise would see the drift in 95 % of the series."""
+        return self.share(self.tally.ideal_power) >= FLAG_GATE
+
+    @property
+    def jump_visible(self) -> bool:
+        """Whether one who knows the noise, and tests at 0.1 % as the place is unknown, sees it in 95 %."""
+        return self.share(self.tally.ideal_jump) >= 3.29 + 1.645
+
+    def misses(self) -> list[str]:
+        tally = self.tally
+        if self.cell.kind == "switch":
+            marked = self.share(tally.unsteady) >= FLAG_GATE
+            return [] if marked or not self.jump_visible else ["jump missed"]
+        least = COVERAGE_GATE_AR_09 if self.cell.ar == 0.9 else COVERAGE_GATE
+        found = []
+        if self.share(tally.covered) < least:
+            found.append("coverage")
+        if self.width_ratio > WIDTH_GATE:
+            found.append("width")
+        if self.share(tally.false_flags) > FALSE_FLAG_GATE:
+            found.append("false flags")
+        if self.detectable and self.share(tally.drift_yes) < FLAG_GATE:
+            found.append("drift missed")
+        return found
+
+    def limit(self) -> str:
+        """Why a miss of this cell is a known limit of any procedure with this rule; empty when it is not."""
+        cell = self.cell
+        if cell.remedy:
+            return ""
+        if cell.kind == "outliers" and cell.loop == "slow":
+            return "limit: a 1 % event may not occur in so few steps"
+        if cell.kind == "slow levels":
+            return "limit: stays of 1 s in a window of 5 s"
+        return ""
+
+    def verdict(self) -> str:
+        missed = ", ".join(self.misses())
+        if not missed:
+            return "pass"
+        return f"**{missed}** ({self.limit()})" if self.limit() else f"**{missed}**"
+
+    def columns(self) -> list[str]:
+        tally, share = self.tally, self.share
+        unknown = tally.series - tally.drift_yes - tally.drift_no
+        return [
+            f"{self.cell.kind} {self.cell.remedy}".strip(), self.cell.loop,
+            f"{100 * self.cell.variation:g}", f"{self.cell.ar:g}",
+            f"{100 * share(tally.covered):.1f}", f"{100 * share(tally.batch_covered):.1f}",
+            f"{self.width_ratio:.2f}", f"{100 * share(tally.width):.2g}", f"{share(tally.steps):.0f}",
+            f"{100 * share(tally.reached_tolerance):.0f}", f"{100 * share(tally.false_flags):.1f}",
+            f"{100 * share(tally.drift_yes):.1f}", f"{100 * share(tally.drift_no):.1f}",
+            f"{100 * share(unknown):.0f}", "yes" if self.detectable else "no",
+            f"{100 * share(tally.several_levels):.1f}", self.verdict(),
+        ]  # fmt: skip
+
+
+HEADER = [
+    "scenario", "loop", "CV %", "AR", "covered %", "20 batches %", "width ratio", "half width %", "steps",
+    "in tol. %", "false flags %", "drift yes %", "drift no %", "drift unknown %", "detectable",
+    "levels > 1 %", "gate",
+]  # fmt: skip
+
+
+def table(rows: Iterable[Row]) -> str:
+    lines = [HEADER, ["---"] * len(HEADER), *(row.columns() for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"

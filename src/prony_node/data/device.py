@@ -1,0 +1,31 @@
+"""Batches that lie in device memory, coming round again and again."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from prony_node.data.synthetic import Sampler
+
+POOL_BYTES = 2**30
+FEWEST, MOST = 4, 64  # batches: training must see more than one, and making them takes time
+
+
+def device_batches(
+    sampler: Sampler,
+    place: Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]],
+    samples: int,
+    *,
+    device: torch.device,
+    seed: int,
+) -> Iterator[tuple[Tensor, ...]]:
+    """A cycle over a pool of batches; `place` gives each the precision and layout that the step takes."""
+    generator = torch.Generator(device).manual_seed(seed)
+    pool = [place(sampler(generator, samples))]
+    size = sum(tensor.nbytes for tensor in pool[0])
+    for _ in range(max(FEWEST, min(MOST, POOL_BYTES // size)) - 1):
+        pool.append(place(sampler(generator, samples)))
+    return itertools.cycle(pool)

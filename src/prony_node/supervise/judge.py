@@ -1,0 +1,106 @@
+"""What a run's figures are worth: metrics and checks from the measured window and from what the model did."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from prony_node.contract.metrics import measured, missing
+from prony_node.measure import checks
+from prony_node.measure.latency import latency_metrics
+from prony_node.measure.loop import Window
+from prony_node.measure.protocol import Batch, Task
+from prony_node.measure.step import parameter_norms
+from prony_node.supervise.headline import rate_metrics, utilisation_metrics
+
+if TYPE_CHECKING:
+    from prony_node.supervise.run import Run
+
+HELD_OUT = {"cpu": 16}  # samples that no step sees, by kind of device
+HELD_OUT_DEFAULT = 64
+HELD_OUT_UNITS = 8192  # and no more tokens than this
+
+
+def held_out(task: Task, device: torch.device, seed: int) -> Batch:
+    """Samples that no step sees."""
+    count = min(HELD_OUT.get(device.type, HELD_OUT_DEFAULT), max(2, HELD_OUT_UNITS // task.units_per_sample))
+    return task.sample(torch.Generator(device).manual_seed(seed), count)
+
+
+def reference_answer(task: Task, model: nn.Module, batch: Batch) -> Tensor:
+    """What the model answers in fp32, as it was built."""
+    with torch.no_grad():
+        return task.predict(model.eval(), batch).float().cpu()
+
+
+def series(run: Run, window: Window) -> None:
+    """Rates, utilisation, work done, and the checks of the step series."""
+    estimate = run.tracker.estimate()
+    run.found["steady"] = dataclasses.asdict(estimate) if estimate else None
+    cut_s, cut_steps = (estimate.cut_s, estimate.cut_steps) if estimate else (0.0, 0)
+    run.found["window_monotonic"] = [window.monotonic[0] + cut_s, window.monotonic[1]]
+    steps = window.steps - cut_steps
+    run.phases["warm_up"]["seconds"] += cut_s
+    run.phases["warm_up"]["steps"] += cut_steps
+    run.phases["steady"] = {"seconds": window.duration_s - cut_s, "steps": steps}
+    run.found["work"] = work_done(run, steps)
+
+    unit, from_host = run.task.unit, run.settings["data"] == "host"
+    run.metrics |= rate_metrics(window, estimate, run.units_per_step, unit, from_host)
+    cold = run.phases["cold_start"]
+    source = f"host clock, compile cache {cold['compile_cache']['state']}"
+    run.metrics["cold_start"] = measured(cold["seconds"], "s", scope="rank", source=source)
+    samples_per_s = run.metrics["throughput_per_device"]["value"] / run.task.units_per_sample
+    achieved = samples_per_s * run.flops.per_sample
+    run.metrics |= utilisation_metrics(run.flops, achieved, run.plan.peaks, run.device, run.settings)
+
+    run.checks += checks.series_checks(estimate, run.rule, run.fixed_steps() is not None)
+    run.checks.append(checks.clock_check(window))
+    run.checks.append(checks.loader_check(run.metrics["data_wait_share"]["value"]))
+    run.checks.append(checks.utilisation_check(run.metrics["mfu"]))
+
+
+def work_done(run: Run, steps: int) -> dict[str, Any]:
+    return {
+        "samples": steps * run.samples_per_step,
+        "units": steps * run.units_per_step,
+        "steps": steps,
+        "devices": 1,
+        "window": "steady",
+        "total_samples": run.steps_taken() * run.samples_per_step,
+        "total_steps": run.steps_taken(),
+    }
+
+
+def training(run: Run) -> None:
+    """Did it train? Parameters are looked at first: a held-out loss moves the statistics of batch norms."""
+    norms = parameter_norms(run.step.model)
+    moved = int((norms != run.norms_first).sum())
+    assert run.step.output is not None
+    finite = bool(torch.isfinite(norms).all()) and bool(torch.isfinite(run.step.output).all())
+    last = run.step.held_out_loss(run.step.place(run.held_out))
+    source = f"mean over {len(run.held_out[0])} held-out samples"
+    for name, value in (("loss_first", run.loss_first), ("loss_last", last)):
+        if math.isfinite(value):
+            run.metrics[name] = measured(value, "1", scope="model", source=source)
+        else:
+            run.metrics[name] = missing(f"the held-out loss was {value}")
+    run.checks += checks.learning_checks(run.loss_first, last, run.steps_taken(), moved, len(norms), finite)
+
+
+def inference(run: Run) -> None:
+    """Latency, and whether the answers are those of fp32."""
+    with run.phase("latency"):
+        metrics, requests = latency_metrics(run.step, run.batches, run.synchronise)
+    run.phases["latency"]["steps"] = requests
+    run.metrics |= metrics
+    with torch.no_grad():
+        answer = run.task.predict(run.step.model, run.step.place(run.held_out)).float().cpu()
+    error = float((answer - run.reference).norm() / run.reference.norm())
+    assert run.step.output is not None
+    finite = bool(torch.isfinite(answer).all()) and bool(torch.isfinite(run.step.output).all())
+    run.checks += checks.output_checks(error, finite, run.step.precision)

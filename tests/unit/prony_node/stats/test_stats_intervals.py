@@ -1,0 +1,78 @@
+"""If these fail, repeats and comparisons of runs are reported with wrong intervals."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prony_node.stats import between_run, mean_interval, percentile, ratio_interval
+
+positive = st.floats(1e-3, 1e3)
+
+
+def test_mean_interval_of_a_worked_example() -> None:
+    found = mean_interval([1.0, 2.0, 3.0, 4.0, 5.0], 0.95)
+    assert found.mean == 3.0
+    assert found.low == pytest.approx(3.0 - 2.7764 * (2.5 / 5) ** 0.5, abs=1e-3)
+    assert found.high == pytest.approx(3.0 + 2.7764 * (2.5 / 5) ** 0.5, abs=1e-3)
+
+
+def test_one_value_has_no_interval() -> None:
+    assert mean_interval([2.0]).low is None
+    assert between_run([2.0]).high is None
+    assert between_run([2.0]).mean == 2.0
+
+
+def test_mean_interval_covers() -> None:
+    rng = random.Random(3)
+    hits = 0
+    for _ in range(600):
+        found = mean_interval([rng.gauss(10.0, 1.0) for _ in range(4)])
+        hits += found.low is not None and found.high is not None and found.low <= 10.0 <= found.high
+    assert 0.92 <= hits / 600 <= 0.98
+
+
+@given(st.lists(positive, min_size=2, max_size=8))
+def test_between_run_of_rates_is_that_of_times_inverted(values: list[float]) -> None:
+    rate, time = between_run(values), between_run([1.0 / value for value in values])
+    assert rate.low is not None
+    assert rate.high is not None
+    assert time.high is not None
+    assert rate.low <= rate.mean * (1 + 1e-9)
+    assert rate.mean <= rate.high * (1 + 1e-9)
+    if rate.low > 1e-250:
+        assert rate.low * time.high == pytest.approx(1.0, rel=1e-6)
+
+
+def test_repeats_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="positive"):
+        between_run([1.0, 0.0])
+
+
+@given(positive, st.floats(0, 0.5), positive, st.floats(0, 0.5))
+def test_a_ratio_swaps_with_its_sides(a: float, a_width: float, b: float, b_width: float) -> None:
+    a_ends, b_ends = (a, a / (1 + a_width), a * (1 + a_width)), (b, b / (1 + b_width), b * (1 + b_width))
+    there, back = ratio_interval(*a_ends, *b_ends), ratio_interval(*b_ends, *a_ends)
+    assert there.low <= there.ratio * (1 + 1e-12)
+    assert there.ratio <= there.high * (1 + 1e-12)
+    assert there.low * back.high == pytest.approx(1.0)
+    assert there.ratio * back.ratio == pytest.approx(1.0)
+
+
+def test_a_ratio_of_exact_values_is_exact_and_widths_add_in_squares() -> None:
+    assert ratio_interval(6, 6, 6, 3, 3, 3).high == 2.0
+    found = ratio_interval(1.0, 1 / 1.03, 1.03, 1.0, 1 / 1.04, 1.04)
+    assert found.high == pytest.approx(1.05, abs=1e-3)
+
+
+def test_percentiles_interpolate_between_order_statistics() -> None:
+    values = [4.0, 1.0, 3.0, 2.0]
+    assert percentile(values, 0) == 1.0
+    assert percentile(values, 50) == 2.5
+    assert percentile(values, 100) == 4.0
+    assert percentile([7.0], 99) == 7.0
+    with pytest.raises(ValueError, match="percentile"):
+        percentile(values, 101)

@@ -35,6 +35,7 @@ $(VENV)/.installed-system: pyproject.toml constraints.txt
 	@echo "prony: setting up $(VENV) beside the torch of $(PYTHON)" >&2
 	$(PYTHON) scripts/check_python.py --torch
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv --system-site-packages $(VENV)
+	$(PYTHON) scripts/use_system_torch.py $(VENV)
 	$(PIP) install --constraint constraints.txt --editable .
 	touch $@
 

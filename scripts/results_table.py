@@ -1,0 +1,87 @@
+"""Write the table of results/h200 into README.md, from the records alone.
+
+python scripts/results_table.py [--results results/h200] [--readme README.md]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+START, END = "<!-- h200-table -->", "<!-- /h200-table -->"
+HEAD = ["work", "batch", "precision", "rate, median of the runs", "lowest to highest", "MFU", "cold start, cache warm",
+        "plain eager bf16 loop", "ratio"]  # fmt: skip
+
+
+def load(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Good records by their trial, in the order in which the trials were first run."""
+    records = [json.loads(path.read_text()) for path in folder.glob("*/record.json")]
+    trials: dict[str, list[dict[str, Any]]] = {}
+    for record in sorted(records, key=lambda record: record["started"]):
+        if record["status"] == "ok":
+            trials.setdefault(record["trial"]["hash"], []).append(record)
+    return trials
+
+
+def key(record: dict[str, Any]) -> tuple[Any, ...]:
+    """What a fast trial and its plain loop have in common."""
+    effective = record["trial"]["effective"]
+    return record["trial"]["workload"], effective["mode"], effective["batch_size"]
+
+
+def rates(records: list[dict[str, Any]]) -> list[float]:
+    return [record["metrics"]["throughput"]["value"] for record in records]
+
+
+def rows(trials: dict[str, list[dict[str, Any]]]) -> list[list[str]]:
+    plain = {key(records[0]): records for records in trials.values() if is_plain(records[0])}
+    table = []
+    for records in trials.values():
+        first = records[0]
+        if is_plain(first):
+            continue
+        workload, mode, batch = key(first)
+        found, beside = rates(records), plain.get(key(first))
+        middle, unit = statistics.median(found), first["metrics"]["throughput"]["unit"]
+        mfu = statistics.median(record["metrics"]["mfu"]["value"] for record in records)
+        warm = [record["metrics"]["cold_start"]["value"] for record in records
+                if record["phases"]["cold_start"]["compile_cache"]["state"] == "warm"]  # fmt: skip
+        other = statistics.median(rates(beside)) if beside else None
+        table.append([
+            f"{workload}, {mode}", str(batch), str(first["trial"]["effective"]["precision"]),
+            f"**{middle:,.0f} {unit}** ({len(records)} runs)", f"{min(found):,.0f} to {max(found):,.0f}", f"{mfu:.1%}",
+            f"{statistics.median(warm):.1f} s" if warm else "-",
+            f"{other:,.0f} {unit}" if other else "-", f"{middle / other:.2f}" if other else "-",
+        ])  # fmt: skip
+    return table
+
+
+def is_plain(record: dict[str, Any]) -> bool:
+    return bool(record["trial"]["effective"]["preset"] == "plain")
+
+
+def markdown(trials: dict[str, list[dict[str, Any]]]) -> str:
+    lines = ["| " + " | ".join(row) + " |" for row in [HEAD, ["---"] * len(HEAD), *rows(trials)]]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=Path("results/h200"))
+    parser.add_argument("--readme", type=Path, default=Path("README.md"))
+    options = parser.parse_args()
+    text = options.readme.read_text()
+    before, _, rest = text.partition(START)
+    _, _, after = rest.partition(END)
+    if not rest or not after:
+        raise SystemExit(f"{options.readme} has no {START} ... {END}")
+    table = markdown(load(options.results))
+    options.readme.write_text(f"{before}{START}\n{table}\n{END}{after}")
+    print(table)
+
+
+if __name__ == "__main__":
+    main()

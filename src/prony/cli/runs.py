@@ -23,9 +23,12 @@ def runs(
     where: Annotated[Path | None, typer.Option("--runs", "--out", help=RUNS_HELP)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the list alone, as JSON.")] = False,
     limit: Annotated[int, typer.Option(min=1, help="The newest this many.")] = 50,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Index every run folder anew first.")] = False,
 ) -> None:
     """List the runs here, newest first."""
     store, refreshed = open_store(where)
+    if rebuild:
+        refreshed = store.rebuild()
     found = store.runs(limit=limit)
     if as_json:
         print(json.dumps([run.to_json() for run in found], indent=1))

@@ -54,18 +54,19 @@ class Plan:
     def from_json(cls, document: Any) -> Plan:
         check_schema(document, "prony.plan", PLAN_VERSION)
         try:
+            limit_s = document.get("time_limit_s")
             return cls(
                 run_id=str(document["run_id"]),
                 trial=Trial.from_json(document["trial"]),
                 repeat=int(document.get("repeat", 0)),
-                stop=Stop(**document.get("stop", {})),
+                stop=Stop(**{name: float(value) for name, value in document.get("stop", {}).items()}),
                 peaks=tuple(Peak(**peak) for peak in document.get("peaks", ())),
                 hung_after_s=float(document.get("hung_after_s", 300.0)),
                 cold_start_after_s=float(document.get("cold_start_after_s", 1800.0)),
-                time_limit_s=document.get("time_limit_s"),
+                time_limit_s=None if limit_s is None else float(limit_s),
                 created=str(document.get("created", "")),
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise RequestError(f"this is not a complete plan: {type(error).__name__} {error}") from error
 
 
@@ -75,7 +76,7 @@ def check_schema(document: Any, name: str, newest: int) -> int:
     if not isinstance(schema, str) or not schema.startswith(f"{name}/"):
         raise RequestError(f"expected a document of schema {name}/{newest}, found {schema!r}")
     number = schema.partition("/")[2]
-    if not number.isascii() or not number.isdigit():
+    if not number.isascii() or not number.isdigit() or len(number) > 9:
         raise RequestError(f"{schema!r} has no version number")
     if int(number) > newest:
         raise NewerSchema(

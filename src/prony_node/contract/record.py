@@ -19,6 +19,7 @@ FAILURES = (
     "out-of-memory", "exception", "killed", "hung", "lost", "missing-library", "missing-device",
     "time-limit", "node-failure", "request", "interrupted",
 )  # fmt: skip
+OBJECTS = ("trial", "metrics", "phases", "facts", "work", "fingerprint")
 
 # An upgrade takes the document of version N to version N + 1; version 1 is the first.
 UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
@@ -80,15 +81,29 @@ def validate_record(document: Any) -> dict[str, Any]:
         raise RequestError(f"the record's status {record['status']!r} is none of {', '.join(STATUSES)}")
     if (record["status"] == "ok") != (record.get("failure") is None):
         raise RequestError("a record has a failure exactly when its status is not ok")
-    failure = record.get("failure")
-    if failure is not None and failure.get("kind") not in FAILURES:
-        raise RequestError(f"failure.kind {failure.get('kind')!r} is none of {', '.join(FAILURES)}")
+    for key in OBJECTS:
+        if not isinstance(record[key], dict):
+            raise RequestError(f"the record's {key!r} is not an object")
+    if not isinstance(record["trial"].get("workload"), str) or not isinstance(record["trial"].get("settings"), dict):
+        raise RequestError("the record's trial has no workload with settings")
+    _validate_failure(record.get("failure"))
     for name, metric in record["metrics"].items():
         _validate_metric(name, metric)
+    if not isinstance(record["checks"], list):
+        raise RequestError("the record's 'checks' is not a list")
     for check in record["checks"]:
-        if check.get("level") not in LEVELS or not check.get("name"):
+        if not isinstance(check, dict) or check.get("level") not in LEVELS or not check.get("name"):
             raise RequestError(f"a check without name or level: {check!r}")
     return record
+
+
+def _validate_failure(failure: Any) -> None:
+    if failure is None:
+        return
+    if not isinstance(failure, dict):
+        raise RequestError("the record's failure is not an object with kind and message")
+    if failure.get("kind") not in FAILURES:
+        raise RequestError(f"failure.kind {failure.get('kind')!r} is none of {', '.join(FAILURES)}")
 
 
 def _validate_metric(name: str, metric: Any) -> None:
@@ -98,8 +113,9 @@ def _validate_metric(name: str, metric: Any) -> None:
         if not metric.get("reason"):
             raise RequestError(f"metric {name} is null without a reason")
         return
-    if not isinstance(metric["value"], (int, float)) or isinstance(metric["value"], bool):
-        raise RequestError(f"metric {name} is no number: {metric['value']!r}")
+    number = isinstance(metric["value"], (int, float)) and not isinstance(metric["value"], bool)
+    if not number or not abs(metric["value"]) < float("inf"):
+        raise RequestError(f"metric {name} is no finite number: {metric['value']!r}")
     for key in ("unit", "scope", "source"):
         if not metric.get(key):
             raise RequestError(f"metric {name} has no {key}")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from prony_node.contract.errors import RequestError, nearest, unknown
 
 Value = str | int | bool
+COUNT_LIMIT = 10**12  # no count is larger, whether it came as text or as a number
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,12 @@ class Setting:
             number = int(text)
         else:
             raise self._refuse(text)
-        if number < self.least:
+        if not self.least <= number < COUNT_LIMIT:
             raise self._refuse(text)
         return number
 
     def _refuse(self, text: object) -> RequestError:
-        shown = "on" if text is True else "off" if text is False else str(text)
+        shown = "on" if text is True else "off" if text is False else _shown(text)
         guess = nearest(shown, self.words()) if self.words() else None
         hint = f"; did you mean {self.name}={guess}?" if guess else ""
         return RequestError(f"{self.name}={shown} is not possible: {self.name} is {self.values()}{hint}")
@@ -84,6 +85,14 @@ class Setting:
         if value is False:
             return "off"
         return "-" if value is None else str(value)
+
+
+def _shown(value: object) -> str:
+    try:
+        text = str(value)
+    except ValueError:  # Python refuses to write out a number of thousands of digits
+        text = f"a {type(value).__name__} too long to show"
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 SETTINGS: dict[str, Setting] = {

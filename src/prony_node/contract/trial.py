@@ -33,7 +33,12 @@ class Trial:
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> Trial:
-        return cls(document["workload"], dict(document["settings"]))
+        workload, settings = document["workload"], dict(document["settings"])
+        if not isinstance(workload, str) or not all(isinstance(name, str) for name in settings):
+            raise TypeError("a trial is the name of a workload and settings by name")
+        if not all(isinstance(value, str | int) for value in settings.values()):
+            raise TypeError("a setting is a word, a whole number or on/off")
+        return cls(workload, settings)
 
     def __str__(self) -> str:
         shown = {True: "on", False: "off"}
@@ -76,9 +81,12 @@ def check_combination(settings: dict[str, Value], given: set[str] | None = None)
     if settings.get("workers") == 0 and "prefetch" in asked:
         raise RequestError("prefetch needs loader workers; workers=0 loads in the rank itself")
     device = str(settings.get("device", "auto"))
-    if settings.get("graphs") and device in ("cpu", "mps"):
+    kind = device.partition(":")[0]
+    if settings.get("graphs") and kind in ("cpu", "mps", "xpu"):
         raise RequestError(f"graphs=on needs a device with graphs (CUDA, ROCm); device={device} has none")
-    if settings.get("precision") == "tf32" and device in ("cpu", "mps"):
+    if settings.get("precision") == "tf32" and kind in ("cpu", "mps", "xpu"):
         raise RequestError(f"precision=tf32 is a mode of CUDA's matrix units; device={device} has none")
-    if settings.get("batch_size") == "auto" and device == "cpu":
+    if settings.get("pin_memory") and kind in ("cpu", "mps"):
+        raise RequestError(f"pin_memory=on is for copies to a device's own memory; device={device} has none")
+    if settings.get("batch_size") == "auto" and kind == "cpu":
         raise RequestError("batch_size=auto looks for what fits a device's own memory; device=cpu has none")

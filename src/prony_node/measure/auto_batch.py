@@ -39,15 +39,17 @@ def largest_batch(task: Task, settings: dict[str, Value], device: torch.device, 
     for _ in range(ATTEMPTS):
         note(f"trying batch_size={batch}")
         peak = _peak(task, settings, device, batch)
-        if peak is not None and peak <= room:
-            return batch
+        if batch <= small or (peak is not None and peak <= room):
+            return max(small, batch)
         batch = min(batch - 1, _round(batch * 0.95))
     return max(small, batch)
 
 
 def _round(batch: float) -> int:
+    """Down to a multiple that suits matrix units, where that costs less than 5 % of the batch."""
     whole = max(1, int(batch))
-    return whole - whole % 8 if whole >= 64 else whole
+    multiple = 8 if whole >= 160 else 4 if whole >= 64 else 1
+    return whole - whole % multiple
 
 
 def _peak(task: Task, settings: dict[str, Value], device: torch.device, batch: int) -> int | None:

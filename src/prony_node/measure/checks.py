@@ -61,7 +61,9 @@ def clock_check(window: Window) -> Check:
     return check("clock", level, f"{device_s:.3f} s by {window.clock}, {host_s:.3f} s on the host")
 
 
-def learning_checks(first: float, last: float, steps: int, moved: int, parameters: int, finite: bool) -> list[Check]:
+def learning_checks(
+    first: float, last: float, steps: int, moved: int, parameters: int, finite: bool, precision: str = "fp32"
+) -> list[Check]:
     """Training must train."""
     checks = []
     losses = f"held-out loss {first:.4g} before and {last:.4g} after {steps} steps"
@@ -74,7 +76,12 @@ def learning_checks(first: float, last: float, steps: int, moved: int, parameter
     else:
         checks.append(check("loss", "warn", f"{losses}: it did not fall"))
     text = f"{moved} of {parameters} parameter tensors changed"
-    checks.append(check("parameters", "pass" if moved == parameters else "fail", text))
+    if 0 < moved < parameters and precision == "bf16-pure":
+        # 1.0 has no neighbour nearer than 0.4 % in bf16, so the scales of norms stay put at usual learning rates.
+        text += "; weights in bf16 lose an update that is smaller than half their spacing"
+        checks.append(check("parameters", "warn", text))
+    else:
+        checks.append(check("parameters", "pass" if moved == parameters else "fail", text))
     text = "every parameter and the last loss are finite" if finite else "a parameter or the last loss is not finite"
     checks.append(check("finite", "pass" if finite else "fail", text))
     return checks

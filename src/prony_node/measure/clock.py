@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
 
-@dataclass(frozen=True)
-class Block:
-    """A timed run of steps."""
+class Block(NamedTuple):
+    """A timed run of steps. A tuple, since one is made inside the measured loop."""
 
     steps: int
     duration_s: float

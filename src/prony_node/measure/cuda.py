@@ -19,6 +19,18 @@ def set_matrix_modes(precision: str, *, autotune: bool) -> None:
 
 
 @contextlib.contextmanager
+def exact_fp32() -> Iterator[None]:
+    """No tf32 in here, whatever the step's own precision is: a reference must not share its rounding."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
+@contextlib.contextmanager
 def attention_order() -> Iterator[None]:
     """Prefer cuDNN's attention, written for these devices, over the portable kernels behind it."""
     from torch.nn.attention import SDPBackend, sdpa_kernel

@@ -51,10 +51,15 @@ def refuse_hopeless(parameters: int, settings: dict[str, Value], device: torch.d
     known = free_and_total(device)
     needed = state_bytes(parameters, settings)
     if known and needed > known[0]:
-        raise OutOfMemory(
-            f"weights, gradients and optimizer state alone need {gib(needed)}; "
-            f"{gib(known[0])} of {gib(known[1])} were free on {device}"
-        )
+        what = "the weights" if settings["mode"] == "infer" else "weights, gradients and optimizer state"
+        raise OutOfMemory(f"{what} alone need {gib(needed)}; {free_words(device)}")
+
+
+def free_words(device: torch.device) -> str:
+    known = free_and_total(device)
+    if known is None:
+        return f"how much was free on {device} is not known"
+    return f"{gib(known[0])} of {gib(known[1])} were free on {device}"
 
 
 def gib(count: float) -> str:

@@ -122,7 +122,7 @@ class Step:
         return self.task.predict(self.model, batch)
 
     def _infer(self) -> None:
-        if self.settings["compile"] == "reduce-overhead":
+        if self.settings["compile"] in ("reduce-overhead", "max-autotune"):
             torch.compiler.cudagraph_mark_step_begin()
         with torch.no_grad():
             self.output = self._forward(*self._inputs)
@@ -160,4 +160,9 @@ class Step:
 
 def parameter_norms(model: nn.Module) -> Tensor:
     """One number a parameter, to see that each is finite and that training moved it."""
-    return torch.stack([parameter.detach().double().square().sum() for parameter in model.parameters()])
+    return torch.stack([_wide(parameter.detach()).square().sum() for parameter in model.parameters()])
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """In fp64, so that one small change in a large tensor shows; MPS has none, its tensors are fetched."""
+    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()

@@ -24,10 +24,12 @@ def wanted_cores(text: str, allowed: list[int]) -> list[int]:
     chosen: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
+        if int(last or first) < int(first):
+            raise RequestError(f"cores={text}: {part} runs backwards; write {last}-{first}")
         chosen.update(range(int(first), int(last or first) + 1))
     outside = sorted(chosen - set(allowed))
-    if outside or not chosen:
-        raise RequestError(f"cores={text}: core {outside[0] if outside else '?'} is not among the allowed {allowed}")
+    if outside:
+        raise RequestError(f"cores={text}: core {outside[0]} is not among the allowed {allowed}")
     return sorted(chosen)
 
 

@@ -69,7 +69,9 @@ def levels(values: list[float]) -> list[float]:
             break
         for most in (MOST_LEVELS, 2):  # batches that straddle a jump can pose as a level between two
             found = _clusters(sorted(batches), most)
-            if len(found) > 1 and _stays(batches, found):
+            if len(found) == 1:
+                break
+            if _stays(batches, found):
                 return [math.fsum(cluster) / len(cluster) for cluster in found]
     return _two_sides(_grouped_means(values, -(-len(values) // 128)))
 

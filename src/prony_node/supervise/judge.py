@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from prony_node.contract.metrics import measured, missing
 from prony_node.measure import checks
+from prony_node.measure.cuda import exact_fp32
 from prony_node.measure.latency import latency_metrics
 from prony_node.measure.loop import Window
 from prony_node.measure.protocol import Batch, Task
@@ -33,7 +34,7 @@ def held_out(task: Task, device: torch.device, seed: int) -> Batch:
 
 def reference_answer(task: Task, model: nn.Module, batch: Batch) -> Tensor:
     """What the model answers in fp32, as it was built."""
-    with torch.no_grad():
+    with torch.no_grad(), exact_fp32():
         return task.predict(model.eval(), batch).float().cpu()
 
 
@@ -89,7 +90,18 @@ def training(run: Run) -> None:
             run.metrics[name] = measured(value, "1", scope="model", source=source)
         else:
             run.metrics[name] = missing(f"the held-out loss was {value}")
-    run.checks += checks.learning_checks(run.loss_first, last, run.steps_taken(), moved, len(norms), finite)
+    run.checks += checks.learning_checks(
+        run.loss_first, last, run.steps_taken(), moved, len(norms), finite, run.step.precision
+    )
+
+
+def measured_answer(run: Run) -> Tensor:
+    """Held-out samples through the very step that was measured, compiled or captured, repeated to fill its batch."""
+    count = len(run.held_out[0])
+    rows = torch.arange(run.samples_per_step, device=run.held_out[0].device) % count
+    run.step(run.step.place(tuple(tensor[rows] for tensor in run.held_out)))
+    assert run.step.output is not None
+    return run.step.output[:count].float().cpu()
 
 
 def inference(run: Run) -> None:
@@ -98,9 +110,10 @@ def inference(run: Run) -> None:
         metrics, requests = latency_metrics(run.step, run.batches, run.synchronise)
     run.phases["latency"]["steps"] = requests
     run.metrics |= metrics
-    with torch.no_grad():
-        answer = run.task.predict(run.step.model, run.step.place(run.held_out)).float().cpu()
-    error = float((answer - run.reference).norm() / run.reference.norm())
     assert run.step.output is not None
-    finite = bool(torch.isfinite(answer).all()) and bool(torch.isfinite(run.step.output).all())
+    finite = bool(torch.isfinite(run.step.output).all())
+    answer = measured_answer(run)
+    finite = finite and bool(torch.isfinite(answer).all())
+    reference = run.reference[: len(answer)]
+    error = float((answer - reference).norm() / reference.norm())
     run.checks += checks.output_checks(error, finite, run.step.precision)

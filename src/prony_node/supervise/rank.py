@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
         found["status"] = "ok"
     except Exception as error:
         traceback.print_exc()
-        found |= {"status": "failed", "failure": describe(error)}
+        found |= {"status": "failed", "failure": describe(error, found.get("memory_free", ""))}
     files.write_whole(folder / files.RESULT, found)
     stacks.close()
     if not (folder / files.STACKS).stat().st_size:
@@ -35,8 +35,8 @@ def main(argv: list[str]) -> int:
     return 0 if found["status"] == "ok" else 1
 
 
-def describe(error: Exception) -> dict[str, str]:
-    """A failure's kind, and a sentence."""
+def describe(error: Exception, memory_free: str = "") -> dict[str, str]:
+    """A failure's kind, and a sentence; `memory_free` is what was free before anything was allocated."""
     if isinstance(error, RequestError):
         return {"kind": "request", "message": str(error)}
     if isinstance(error, ModuleNotFoundError):
@@ -50,7 +50,8 @@ def describe(error: Exception) -> dict[str, str]:
     if name == "MissingDevice":
         return {"kind": "missing-device", "message": text}
     if is_out_of_memory(error):
-        return {"kind": "out-of-memory", "message": text[:600]}
+        free = f"; before the run {memory_free}" if memory_free and "free" not in text else ""
+        return {"kind": "out-of-memory", "message": f"{text[:600]}{free}"}
     return {"kind": "exception", "message": f"{name}: {text[:600]}"}
 
 

@@ -116,6 +116,7 @@ class Run:
 
     def build(self) -> None:
         settings, seed = self.settings, int(self.settings["seed"])
+        self.found["memory_free"] = memory.free_words(self.device)
         memory.refuse_hopeless(self.workload.parameters, settings, self.device)
         self.task = build_task(self.workload, settings)
         training, recompute = settings["mode"] == "train", bool(settings.get("recompute"))
@@ -139,9 +140,7 @@ class Run:
         assert len(self.first[0]) == self.samples_per_step  # work is counted by steps of this many samples
 
     def device_data(self, seed: int) -> Iterator[Batch]:
-        return device_batches(
-            self.task.sample, self.step.place, self.samples_per_step, device=self.device, seed=seed
-        )
+        return device_batches(self.task.sample, self.step.place, self.samples_per_step, device=self.device, seed=seed)
 
     def host_data(self, seed: int) -> Iterator[Batch]:
         settings = self.settings

@@ -48,6 +48,9 @@ class Workload:
                 "their statistics"
             )
 
+        if settings.get("memory_format") == "channels_last" and self.unit != "images":
+            raise RequestError(f"memory_format=channels_last is a layout of images; {self.name} has none")
+
     def effective(self, requested: Mapping[str, Value], machine: Machine) -> dict[str, Value]:
         """Every effective value: what was asked for, and the defaults of this machine for the rest."""
         values = self.defaults(requested, machine) | dict(requested)
@@ -67,7 +70,6 @@ class Workload:
     def defaults(self, requested: Mapping[str, Value], machine: Machine) -> dict[str, Value]:
         """What an expert would pick on this machine (preset=fast), or a beginner (preset=plain)."""
         mode = str(requested.get("mode", "train"))
-        on_cpu = machine.device == "cpu"
         with_graphs = machine.device == "cuda"
         values: dict[str, Value] = {
             "preset": "fast",
@@ -85,7 +87,7 @@ class Workload:
             "recompute": False,
             "workers": max(1, min(8, machine.cores - 1)),
             "prefetch": 4,
-            "pin_memory": not on_cpu,
+            "pin_memory": machine.device in ("cuda", "xpu"),
             "cores": str(machine.cores),
             "seed": 0,
         }

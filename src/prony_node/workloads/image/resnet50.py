@@ -16,9 +16,4 @@ def build(workload: Workload, settings: dict[str, Value]) -> Task:
     from torchvision.models import resnet50
 
     classes = workload.shape["classes"]
-    return image_task(
-        lambda: resnet50(weights=None, num_classes=classes),
-        classes,
-        int(settings["image_size"]),
-        learning_rate=0.05,
-    )
+    return image_task(lambda: resnet50(weights=None, num_classes=classes), classes, settings)

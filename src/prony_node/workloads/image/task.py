@@ -10,22 +10,34 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from prony_node.contract.settings import Value
 from prony_node.data.synthetic import image_sampler
 from prony_node.measure.protocol import Batch, Task
 
 
-def image_task(model: Callable[[], nn.Module], classes: int, size: int, learning_rate: float) -> Task:
+LEARNING_RATE, RATE_SAMPLES = 0.05, 256  # the rate is for steps of so many samples
+
+
+def image_task(model: Callable[[], nn.Module], classes: int, settings: dict[str, Value]) -> Task:
     return Task(
         unit="images",
         units_per_sample=1,
         model=model,
         loss=classification_loss,
         predict=lambda network, batch: network(batch[0]),
-        sample=image_sampler(classes, size),
-        learning_rate=learning_rate,
+        sample=image_sampler(classes, int(settings["image_size"])),
+        learning_rate=learning_rate(settings),
         weight_decay=5e-5,
         for_inference=fold_batch_norms,
     )
+
+
+def learning_rate(settings: dict[str, Value]) -> float:
+    """Smaller steps take a proportionally smaller rate; the full one blows a batch of four up."""
+    if settings["batch_size"] == "auto":
+        return LEARNING_RATE
+    samples = int(settings["batch_size"]) * int(settings.get("grad_accumulation", 1))
+    return LEARNING_RATE * min(1.0, samples / RATE_SAMPLES)
 
 
 def classification_loss(network: nn.Module, batch: Batch) -> Tensor:

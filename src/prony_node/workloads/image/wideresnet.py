@@ -63,4 +63,4 @@ class WideResNet(nn.Module):
 
 def build(workload: Workload, settings: dict[str, Value]) -> Task:
     classes = workload.shape["classes"]
-    return image_task(lambda: WideResNet(classes), classes, int(settings["image_size"]), learning_rate=0.05)
+    return image_task(lambda: WideResNet(classes), classes, settings)

@@ -1,0 +1,150 @@
+"""A record is valid or refused with a sentence; an older one is upgraded, a newer one is refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prony_node.contract import (
+    METRICS, NewerSchema, Plan, RequestError, Trial, files, measured, missing, read_record, validate_record,
+)  # fmt: skip
+from prony_node.contract import record as room
+from prony_node.contract.record import LEVELS, new_record, worst_level
+
+PLAN = Plan(run_id="gpt-tiny-1", trial=Trial("gpt-tiny", {"seed": 1}), repeat=1)
+
+
+def good() -> dict[str, Any]:
+    record = new_record(PLAN, status="ok", started="2026-01-01T00:00:00+00:00", ended="2026-01-01T00:01:00+00:00")
+    record["metrics"] = {
+        "throughput": measured(5.0, "tokens/s", scope="all devices", source="counted", low=4.9, high=5.1),
+        "mfu": missing("no peak is known for cpu"),
+    }
+    record["checks"] = [{"name": "steady", "level": "pass", "message": "no drift shown"}]
+    return record
+
+
+def failed() -> dict[str, Any]:
+    return {**good(), "status": "failed", "failure": {"kind": "hung", "message": "no step for 300 s"}}
+
+
+def test_a_record_comes_back_from_its_file(tmp_path: Path) -> None:
+    assert read_record(tmp_path) is None
+    for record in (good(), failed()):
+        files.write_whole(tmp_path / files.RECORD, record)
+        assert read_record(tmp_path) == record
+
+
+def test_a_record_that_was_never_finished_is_no_record(tmp_path: Path) -> None:
+    (tmp_path / files.RECORD).write_text(files.to_json(good())[:-40])
+    assert read_record(tmp_path) is None
+
+
+BROKEN: list[tuple[dict[str, Any], str]] = [
+    ({"metrics": {"mfu": {"value": None}}}, "metric mfu is null without a reason"),
+    ({"metrics": {"mfu": {"value": None, "reason": ""}}}, "metric mfu is null without a reason"),
+    ({"metrics": {"mfu": 3.0}}, "metric mfu is not an object with a value"),
+    ({"metrics": {"mfu": {"value": "3", "unit": "1", "scope": "a", "source": "b"}}}, "is no finite number"),
+    ({"metrics": {"mfu": {"value": True, "unit": "1", "scope": "a", "source": "b"}}}, "is no finite number"),
+    ({"metrics": {"mfu": {"value": float("nan"), "unit": "1", "scope": "a", "source": "b"}}}, "no finite number"),
+    ({"metrics": {"mfu": {"value": 1.0, "scope": "a", "source": "b"}}}, "metric mfu has no unit"),
+    ({"metrics": {"mfu": {"value": 1.0, "unit": "1", "source": "b"}}}, "metric mfu has no scope"),
+    ({"metrics": {"mfu": {"value": 1.0, "unit": "1", "scope": "a"}}}, "metric mfu has no source"),
+    ({"status": "fine"}, "status 'fine' is none of ok, failed, interrupted"),
+    ({"status": "failed"}, "a failure exactly when its status is not ok"),
+    ({"failure": {"kind": "hung", "message": ""}}, "a failure exactly when its status is not ok"),
+    ({"status": "failed", "failure": {"kind": "tired", "message": ""}}, "failure.kind 'tired' is none of"),
+    ({"status": "failed", "failure": "it broke"}, "not an object with kind and message"),
+    ({"checks": [{"name": "steady", "level": "good"}]}, "a check without name or level"),
+    ({"checks": [{"level": "pass"}]}, "a check without name or level"),
+    ({"checks": ["steady"]}, "a check without name or level"),
+    ({"checks": {}}, "'checks' is not a list"),
+    ({"metrics": []}, "'metrics' is not an object"),
+    ({"trial": {"hash": "a"}}, "no workload with settings"),
+]
+
+
+@pytest.mark.parametrize(("change", "sentence"), BROKEN, ids=lambda part: str(part)[:50])
+def test_a_broken_record_is_refused_with_a_sentence(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        validate_record({**good(), **change})
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["id", "trial", "status", "metrics", "phases", "checks", "facts", "work"])
+def test_a_record_without_a_field_is_refused_by_its_name(key: str) -> None:
+    record = good()
+    del record[key]
+    with pytest.raises(RequestError, match=f"the record has no '{key}'"):
+        validate_record(record)
+
+
+def test_a_newer_record_is_refused_and_says_so() -> None:
+    with pytest.raises(NewerSchema, match=r"prony\.record/2 was written by a newer Prony.*Upgrade Prony"):
+        validate_record({**good(), "schema": "prony.record/2"})
+
+
+def test_an_older_record_is_upgraded_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "RECORD_VERSION", 3)
+    monkeypatch.setitem(room.UPGRADES, 1, lambda old: {**old, "colour": old["schema"]})
+    monkeypatch.setitem(room.UPGRADES, 2, lambda old: {**old, "shade": old["colour"] + old["schema"]})
+    old = good()
+    kept = copy.deepcopy(old)
+    new = validate_record(old)
+    assert (new["schema"], new["colour"]) == ("prony.record/3", "prony.record/1")
+    assert new["shade"] == "prony.record/1prony.record/2"
+    assert old == kept  # what was read from the file is not changed on the way
+    with pytest.raises(RequestError, match="no upgrade from prony.record/0 is known"):
+        validate_record({**good(), "schema": "prony.record/0"})
+
+
+def test_the_headline_carries_the_worst_level() -> None:
+    record = good()
+    for number, level in enumerate(LEVELS):
+        record["checks"] = [{"name": "a", "level": word} for word in LEVELS[: number + 1]]
+        assert worst_level(record) == level
+    record["checks"] = []
+    assert worst_level(record) == "unknown"  # what was not checked is never a pass
+
+
+def test_a_metric_that_was_not_measured_is_null_with_a_reason() -> None:
+    assert missing("no sensor") == {"value": None, "reason": "no sensor"}
+    assert all(metric.better in ("more", "less", "neither") and metric.unit for metric in METRICS.values())
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(base=st.sampled_from([good(), failed()]), key=st.sampled_from(sorted(good())), value=JSON)
+def test_a_fuzzed_field_raises_nothing_but_a_request_error(base: dict[str, Any], key: str, value: Any) -> None:
+    try:
+        record = validate_record({**base, key: value})
+    except RequestError:
+        return
+    worst_level(record)  # what was accepted can be used
+
+
+@given(value=JSON, name=st.sampled_from(["metrics", "failure", "checks", "trial"]), inner=st.text(max_size=5))
+def test_a_fuzzed_part_raises_nothing_but_a_request_error(value: Any, name: str, inner: str) -> None:
+    part = [value] if name == "checks" else {inner: value, "value": value, "kind": value}
+    try:
+        validate_record({**failed(), name: part})
+    except RequestError:
+        return
+
+
+@given(JSON)
+def test_any_document_is_refused_as_a_record(document: Any) -> None:
+    with pytest.raises(RequestError):
+        validate_record(document)
+    json.dumps(good(), allow_nan=False)

@@ -1,0 +1,224 @@
+"""What one step does: precision, optimizer, accumulation, and that training trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from prony_node.measure.protocol import Batch, Task
+from prony_node.measure.step import FIRST_STEPS, Step, parameter_norms
+from prony_node.workloads.image import wideresnet
+from prony_node.workloads.image.task import fold_batch_norms, learning_rate
+
+Make = Callable[..., tuple[Step, Task]]
+BatchOf = Callable[..., Batch]
+
+
+def parameters(step: Step) -> torch.Tensor:
+    return torch.cat([parameter.detach().float().flatten() for parameter in step.model.parameters()])
+
+
+def test_two_micro_batches_of_four_are_one_batch_of_eight(make_step: Make, batch_of: BatchOf) -> None:
+    ends = []
+    for accumulation in (1, 2):
+        step, task = make_step("gpt-tiny", optimizer="sgd", grad_accumulation=accumulation, batch_size=8 // accumulation)
+        step.prepare(batch_of(step, task, 8))
+        step(batch_of(step, task, 8, 1))
+        ends.append(parameters(step))
+    step, _ = make_step("gpt-tiny", optimizer="sgd")
+    assert (ends[0] - parameters(step)).abs().max() > 1e-4  # else the two would agree for having done nothing
+    torch.testing.assert_close(ends[0], ends[1], atol=1e-5, rtol=0)
+
+
+def test_preparing_takes_as_many_steps_as_it_says(make_step: Make, batch_of: BatchOf) -> None:
+    step, task = make_step("gpt-tiny")
+    batch = batch_of(step, task, 2)
+    step.prepare(batch)
+    assert {int(state["step"]) for state in step.optimizer.state.values()} == {FIRST_STEPS}
+    step(batch)
+    assert {int(state["step"]) for state in step.optimizer.state.values()} == {FIRST_STEPS + 1}
+
+
+@pytest.mark.parametrize(
+    ("precision", "weights", "states"),
+    [
+        ("fp32", torch.float32, torch.float32),
+        ("bf16", torch.float32, torch.bfloat16),
+        ("bf16-pure", torch.bfloat16, torch.bfloat16),
+        ("fp16", torch.float32, torch.float16),
+    ],
+)
+def test_a_precision_is_that_of_weights_and_of_products(
+    make_step: Make, batch_of: BatchOf, precision: str, weights: torch.dtype, states: torch.dtype
+) -> None:
+    step, task = make_step("gpt-tiny", precision=precision)
+    products: set[torch.dtype] = set()
+    step.model.layers[0].up.register_forward_hook(lambda module, inputs, output: products.add(output.dtype))
+    before = parameters(step)
+    step.prepare(batch_of(step, task, 2))
+    assert {parameter.dtype for parameter in step.model.parameters()} == {weights}
+    assert {state["exp_avg"].dtype for state in step.optimizer.state.values()} == {weights}
+    assert products == {states}
+    assert step.output is not None
+    assert torch.isfinite(step.output)
+    assert not step.output.requires_grad  # a graph kept alive would be memory that no step needs
+    assert (parameters(step) != before).float().mean() > 0.5
+    assert all(parameter.grad is None for parameter in step.model.parameters())
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_the_loss_scaler_skips_a_step_that_overflowed(make_step: Make, batch_of: BatchOf, fused: bool) -> None:
+    step, task = make_step("gpt-tiny", precision="fp16", fused=fused, optimizer="sgd")
+    batch = batch_of(step, task, 2)
+    step.prepare(batch)
+    assert step.scaler.is_enabled()
+    scale = step.scaler.get_scale()
+    before = parameters(step)
+    step.scaler.update(1e38)  # so large that a gradient must overflow
+    step(batch)
+    assert torch.equal(parameters(step), before)
+    assert step.scaler.get_scale() < 1e38
+    step.scaler.update(scale)
+    step(batch)
+    assert not torch.equal(parameters(step), before)
+    assert torch.isfinite(parameters(step)).all()
+
+
+def test_a_scaled_step_is_the_unscaled_one(make_step: Make, batch_of: BatchOf) -> None:
+    """With the scale taken out again, fp16 walks where fp32 walks."""
+    ends = []
+    for precision in ("fp32", "fp16"):
+        step, task = make_step("gpt-tiny", precision=precision, optimizer="sgd", fused=True)
+        start = parameters(step)
+        step.prepare(batch_of(step, task, 4))
+        ends.append(parameters(step) - start)
+    assert (ends[0] - ends[1]).norm() < 0.05 * ends[0].norm()
+
+
+@pytest.mark.parametrize("name", ["wideresnet", "resnet50"])
+def test_folded_batch_norms_answer_as_the_model_does(make_step: Make, batch_of: BatchOf, name: str) -> None:
+    plain, task = make_step(name, mode="infer", preset="plain")
+    batch = batch_of(plain, task, 2)
+    with torch.no_grad():
+        for module in plain.model.modules():  # as trained ones are: not those of a new model
+            if isinstance(module, nn.BatchNorm2d):
+                module.running_mean.normal_(generator=torch.Generator().manual_seed(1))
+                module.running_var.uniform_(0.5, 2.0, generator=torch.Generator().manual_seed(2))
+                module.weight.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(3))
+        folded = fold_batch_norms(plain.model)
+        assert not [module for module in folded.modules() if isinstance(module, nn.BatchNorm2d)]
+        expected, answer = task.predict(plain.model, batch), task.predict(folded, batch)
+    assert (expected - answer).norm() < 1e-4 * expected.norm()
+    fast, _ = make_step(name, mode="infer")
+    assert not [module for module in fast.model.modules() if isinstance(module, nn.BatchNorm2d)]
+    assert [module for module in plain.model.modules() if isinstance(module, nn.BatchNorm2d)]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_inference_runs_in_the_precision_of_its_weights(make_step: Make, batch_of: BatchOf, precision: str) -> None:
+    step, task = make_step("gpt-tiny", mode="infer", precision=precision)
+    step.prepare(batch_of(step, task, 2))
+    kind = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    assert {parameter.dtype for parameter in step.model.parameters()} == {kind}
+    assert step.output is not None
+    assert step.output.dtype == kind
+    assert step.output.shape == (2, 1024)
+    assert not any(parameter.requires_grad for parameter in step.model.parameters())
+
+
+@pytest.mark.parametrize(("name", "kind"), [("sgd", "SGD"), ("adam", "Adam"), ("adamw", "AdamW")])
+@pytest.mark.parametrize("fused", [True, False])
+def test_the_optimizer_is_the_one_asked_for(
+    make_step: Make, batch_of: BatchOf, monkeypatch: pytest.MonkeyPatch, name: str, kind: str, fused: bool
+) -> None:
+    calls: list[str] = []
+    for kernel in ("_fused_sgd_", "_fused_adam_", "_fused_adamw_"):
+        real = getattr(torch, kernel)
+
+        def spy(*args: Any, _real: Any = real, _kernel: str = kernel, **options: Any) -> Any:
+            calls.append(_kernel)
+            return _real(*args, **options)
+
+        monkeypatch.setattr(torch, kernel, spy)
+    step, task = make_step("gpt-tiny", optimizer=name, fused=fused)
+    step.prepare(batch_of(step, task, 2))
+    assert type(step.optimizer).__name__ == kind
+    assert set(calls) == ({f"_fused_{name}_"} if fused else set())
+    assert step.optimizer.defaults["lr"] == task.learning_rate
+    assert step.optimizer.defaults["weight_decay"] == task.weight_decay
+
+
+def train(step: Step, task: Task, batch_of: BatchOf, samples: int, steps: int) -> tuple[float, float]:
+    """The held-out loss before and after; every parameter must have moved."""
+    held_out = batch_of(step, task, 32, 99)
+    before = step.held_out_loss(held_out)
+    norms = parameter_norms(step.model)
+    step.prepare(batch_of(step, task, samples))
+    for number in range(steps):
+        step(batch_of(step, task, samples, 1 + number))
+    assert (parameter_norms(step.model) != norms).all()  # before the held-out loss moves batch norms
+    return before, step.held_out_loss(held_out)
+
+
+def test_a_decoder_learns(make_step: Make, batch_of: BatchOf) -> None:
+    step, task = make_step("gpt-tiny", batch_size=4)
+    before, after = train(step, task, batch_of, 4, 16)
+    assert after < before - 0.1
+
+
+def test_an_image_classifier_learns(make_step: Make, batch_of: BatchOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wideresnet, "STAGES", (8, 16, 32))  # the same network, thin enough for a test
+    step, task = make_step("wideresnet", batch_size=64, image_size=32)
+    before, after = train(step, task, batch_of, 64, 12)
+    assert after < before - 0.1
+
+
+def test_a_small_step_takes_a_small_rate() -> None:
+    """The full rate blew up a batch of four, the default on a CPU."""
+    rates = [learning_rate({"batch_size": batch, "grad_accumulation": 2}) for batch in (2, 64, 128, 1024, "auto")]
+    assert rates == [0.05 / 64, 0.025, 0.05, 0.05, 0.05]
+
+
+def test_a_seed_gives_the_same_run_and_another_another(make_step: Make, batch_of: BatchOf) -> None:
+    ends = []
+    for seed in (0, 0, 1):
+        step, task = make_step("gpt-tiny", seed=seed)
+        step.prepare(batch_of(step, task, 2))
+        ends.append(parameters(step))
+    assert torch.equal(ends[0], ends[1])
+    assert not torch.equal(ends[0], ends[2])
+
+
+def test_recomputation_changes_no_gradient(make_step: Make, batch_of: BatchOf) -> None:
+    ends = []
+    for recompute in (False, True):
+        step, task = make_step("gpt-tiny", recompute=recompute, optimizer="sgd")
+        assert step.model.recompute is recompute
+        step.prepare(batch_of(step, task, 2))
+        ends.append(parameters(step))
+    torch.testing.assert_close(ends[0], ends[1], atol=1e-6, rtol=0)
+
+
+def test_a_batch_is_placed_in_its_layout_and_precision(make_step: Make) -> None:
+    images, labels = torch.randn(2, 3, 32, 32), torch.zeros(2, dtype=torch.long)
+    step, _ = make_step("wideresnet", precision="bf16-pure")
+    placed = step.place((images, labels))
+    assert placed[0].is_contiguous(memory_format=torch.channels_last)
+    assert (placed[0].dtype, placed[1].dtype) == (torch.bfloat16, torch.long)
+    assert step.model.conv.weight.is_contiguous(memory_format=torch.channels_last)
+    step, _ = make_step("wideresnet", memory_format="contiguous")
+    placed = step.place((images, labels))
+    assert placed[0] is images  # nothing is copied that fits already
+    assert placed[1] is labels
+
+
+def test_one_small_change_in_a_large_parameter_shows() -> None:
+    model = nn.Linear(1000, 1000)
+    before = parameter_norms(model)
+    with torch.no_grad():
+        model.weight[3, 5] += 1e-6
+    assert (parameter_norms(model) != before).tolist() == [True, False]

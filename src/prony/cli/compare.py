@@ -27,7 +27,7 @@ def compare(
     a: Annotated[str, typer.Argument(metavar="RUN[,RUN...]", help=RUN_HELP)],
     b: Annotated[str, typer.Argument(metavar="RUN[,RUN...]", help="What to compare with it, likewise.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the comparison alone, as JSON.")] = False,
-    runs: Annotated[Path | None, typer.Option("--runs", help=RUNS_HELP)] = None,
+    runs: Annotated[Path | None, typer.Option("--runs", "--out", help=RUNS_HELP)] = None,
 ) -> None:
     """Say what differs between two runs in settings and facts, and the ratio of their rates."""
     store, _ = open_store(runs)

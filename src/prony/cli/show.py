@@ -16,7 +16,7 @@ from prony_node.contract.record import read_record
 def show(
     run: Annotated[str, typer.Argument(metavar="RUN", help="An id, its end or beginning, a folder, or latest.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the record alone, as JSON.")] = False,
-    runs: Annotated[Path | None, typer.Option("--runs", help=RUNS_HELP)] = None,
+    runs: Annotated[Path | None, typer.Option("--runs", "--out", help=RUNS_HELP)] = None,
 ) -> None:
     """Show the record of a run, with its phases and checks."""
     store, _ = open_store(runs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,6 +15,7 @@ from prony.launch.collect import collect_all
 from prony.launch.node import ask_node
 from prony.plan.request import make_stop
 from prony.plan.sweep import interleave, make_grid
+from prony.report.numbers import format_share
 from prony_node.contract.record import read_record
 
 
@@ -70,8 +71,15 @@ def split_finished(
             left.append(job)
             continue
         done.append(Outcome(folder, record))
-        display.note(f"{job.trial}, repeat {job.repeat}: finished before ({record['status']}), skipped")
+        display.note(f"{job.trial}, repeat {job.repeat}: finished before ({_how(record)}), skipped")
     return done, left
+
+
+def _how(record: dict[str, Any]) -> str:
+    """How a finished run ended, and how well it knows its rate: a new tolerance does not make it unfinished."""
+    width = (record.get("steady") or {}).get("relative_half_width")
+    known = f", ± {format_share(width, 2)}" if width is not None else ""
+    return f"{record['status']}{known}"
 
 
 def _print_sweep(outcomes: list[Outcome], root: Path) -> None:

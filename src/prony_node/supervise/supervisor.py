@@ -69,6 +69,9 @@ def _run(plan: Plan, folder: Path, wake: Wake) -> Ending:
     except Exception as error:  # ours, not the rank's: it must end as a record too
         failure = make_failure("exception", f"the supervisor failed: {type(error).__name__}: {error}")
     facts.finish()
+    stacks = folder / files.STACKS  # opened by the rank at its start, in case it hangs
+    if stacks.exists() and not stacks.stat().st_size:
+        stacks.unlink()
     return Ending(failure, conditions.finish(read_parts(folder).result.get("window_monotonic")))
 
 

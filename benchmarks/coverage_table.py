@@ -61,8 +61,8 @@ class Row:
     def misses(self) -> list[str]:
         tally = self.tally
         if self.cell.kind == "switch":
-            marked = self.share(tally.unsteady) >= FLAG_GATE
-            return [] if marked or not self.jump_visible else ["jump missed"]
+            told = self.share(tally.several_levels) >= FLAG_GATE
+            return [] if told or not self.jump_visible else ["levels missed"]
         least = COVERAGE_GATE_AR_09 if self.cell.ar == 0.9 else COVERAGE_GATE
         found = []
         if self.share(tally.covered) < least:
@@ -75,22 +75,19 @@ class Row:
             found.append("drift missed")
         return found
 
-    def limit(self) -> str:
-        """Why a miss of this cell is a known limit of any procedure with this rule; empty when it is not."""
-        cell = self.cell
-        if cell.remedy:
+    def reason(self) -> str:
+        """Why coverage is missed where the default rule is known to be too short; empty elsewhere."""
+        if self.cell.remedy or "coverage" not in self.misses():
             return ""
-        if cell.kind == "outliers" and cell.loop == "slow":
-            return "limit: a 1 % event may not occur in so few steps"
-        if cell.kind == "slow levels":
-            return "limit: stays of 1 s in a window of 5 s"
+        if self.cell.kind == "outliers" and self.cell.loop == "slow":
+            return "a 1 % event may not occur in so few steps; see min_steps"
+        if self.cell.kind == "slow levels":
+            return "stays of 1 s against a minimum of 5 s; see min_time_s"
         return ""
 
     def verdict(self) -> str:
-        missed = ", ".join(self.misses())
-        if not missed:
-            return "pass"
-        return f"**{missed}** ({self.limit()})" if self.limit() else f"**{missed}**"
+        missed, reason = ", ".join(self.misses()), self.reason()
+        return f"**{missed}**" + (f" ({reason})" if reason else "") if missed else "pass"
 
     def columns(self) -> list[str]:
         tally, share = self.tally, self.share
@@ -103,14 +100,15 @@ class Row:
             f"{100 * share(tally.reached_tolerance):.0f}", f"{100 * share(tally.false_flags):.1f}",
             f"{100 * share(tally.drift_yes):.1f}", f"{100 * share(tally.drift_no):.1f}",
             f"{100 * share(unknown):.0f}", "yes" if self.detectable else "no",
-            f"{100 * share(tally.several_levels):.1f}", self.verdict(),
+            f"{100 * share(tally.several_levels):.1f}",
+            f"{100 * share(tally.unsteady):.1f}" if self.cell.kind == "switch" else "", self.verdict(),
         ]  # fmt: skip
 
 
 HEADER = [
     "scenario", "loop", "CV %", "AR", "covered %", "20 batches %", "width ratio", "half width %", "steps",
     "in tol. %", "false flags %", "drift yes %", "drift no %", "drift unknown %", "detectable",
-    "levels > 1 %", "gate",
+    "levels > 1 %", "marked %", "gate",
 ]  # fmt: skip
 
 

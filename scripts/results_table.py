@@ -27,44 +27,40 @@ def load(folder: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def key(record: dict[str, Any]) -> tuple[Any, ...]:
-    """What a fast trial and its plain loop have in common."""
+    """What a trial and its plain loop have in common."""
     effective = record["trial"]["effective"]
     return record["trial"]["workload"], effective["mode"], effective["batch_size"]
 
 
-def rates(records: list[dict[str, Any]]) -> list[float]:
-    return [record["metrics"]["throughput"]["value"] for record in records]
+def plain_loops(folder: Path) -> dict[tuple[Any, ...], float]:
+    """What benchmarks/plain.py found, by workload, mode and batch size."""
+    loops = json.loads((folder / "plain.json").read_text())["loops"]
+    return {(loop["workload"], loop["mode"], loop["batch_size"]): statistics.mean(loop["rates"]) for loop in loops}
 
 
-def rows(trials: dict[str, list[dict[str, Any]]]) -> list[list[str]]:
-    plain = {key(records[0]): records for records in trials.values() if is_plain(records[0])}
+def rows(trials: dict[str, list[dict[str, Any]]], plain: dict[tuple[Any, ...], float]) -> list[list[str]]:
     table = []
     for records in trials.values():
         first = records[0]
-        if is_plain(first):
-            continue
         workload, mode, batch = key(first)
-        found, beside = rates(records), plain.get(key(first))
+        found, beside = [record["metrics"]["throughput"]["value"] for record in records], plain.get(key(first))
         middle, unit = statistics.median(found), first["metrics"]["throughput"]["unit"]
         mfu = statistics.median(record["metrics"]["mfu"]["value"] for record in records)
         warm = [record["metrics"]["cold_start"]["value"] for record in records
                 if record["phases"]["cold_start"]["compile_cache"]["state"] == "warm"]  # fmt: skip
-        other = statistics.median(rates(beside)) if beside else None
+        runs = "1 run" if len(records) == 1 else f"{len(records)} runs"
         table.append([
             f"{workload}, {mode}", str(batch), str(first["trial"]["effective"]["precision"]),
-            f"**{middle:,.0f} {unit}** ({len(records)} runs)", f"{min(found):,.0f} to {max(found):,.0f}", f"{mfu:.1%}",
+            f"**{middle:,.0f} {unit}** ({runs})", f"{min(found):,.0f} to {max(found):,.0f}", f"{mfu:.1%}",
             f"{statistics.median(warm):.1f} s" if warm else "-",
-            f"{other:,.0f} {unit}" if other else "-", f"{middle / other:.2f}" if other else "-",
+            f"{beside:,.0f} {unit}" if beside else "-", f"{middle / beside:.2f}" if beside else "-",
         ])  # fmt: skip
-    return table
+    return sorted(table)
 
 
-def is_plain(record: dict[str, Any]) -> bool:
-    return bool(record["trial"]["effective"]["preset"] == "plain")
-
-
-def markdown(trials: dict[str, list[dict[str, Any]]]) -> str:
-    lines = ["| " + " | ".join(row) + " |" for row in [HEAD, ["---"] * len(HEAD), *rows(trials)]]
+def markdown(folder: Path) -> str:
+    table = rows(load(folder), plain_loops(folder))
+    lines = ["| " + " | ".join(row) + " |" for row in [HEAD, ["---"] * len(HEAD), *table]]
     return "\n".join(lines)
 
 
@@ -78,7 +74,7 @@ def main() -> None:
     _, _, after = rest.partition(END)
     if not rest or not after:
         raise SystemExit(f"{options.readme} has no {START} ... {END}")
-    table = markdown(load(options.results))
+    table = markdown(options.results)
     options.readme.write_text(f"{before}{START}\n{table}\n{END}{after}")
     print(table)
 

@@ -86,6 +86,12 @@ def check_combination(settings: dict[str, Value], given: set[str] | None = None)
         raise RequestError(f"graphs=on needs a device with graphs (CUDA, ROCm); device={device} has none")
     if settings.get("precision") == "tf32" and kind in ("cpu", "mps", "xpu"):
         raise RequestError(f"precision=tf32 is a mode of CUDA's matrix units; device={device} has none")
+    pure_sgd = (settings.get("precision"), settings.get("optimizer")) == ("bf16-pure", "sgd")
+    if pure_sgd and settings.get("fused") and kind == "cpu":
+        raise RequestError(
+            "torch's fused sgd leaves 16-bit weights as they are on a CPU, so that nothing would be trained; "
+            "use fused=off with precision=bf16-pure"
+        )
     if settings.get("pin_memory") and kind in ("cpu", "mps"):
         raise RequestError(f"pin_memory=on is for copies to a device's own memory; device={device} has none")
     if settings.get("batch_size") == "auto" and kind == "cpu":

@@ -26,6 +26,7 @@ def device_batches(
     generator = torch.Generator(device).manual_seed(seed)
     pool = [place(sampler(generator, samples))]
     size = sum(tensor.nbytes for tensor in pool[0])
-    for _ in range(max(FEWEST, min(MOST, POOL_BYTES // size)) - 1):
-        pool.append(place(sampler(generator, samples)))
+    count = max(FEWEST, min(MOST, POOL_BYTES // size))
+    rest = sampler(generator, (count - 1) * samples)  # at once: a sampler may take as long for one as for many
+    pool += [place(batch) for batch in zip(*(tensor.split(samples) for tensor in rest), strict=True)]
     return itertools.cycle(pool)

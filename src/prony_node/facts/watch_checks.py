@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from statistics import median
 from typing import Any
 
 Sample = dict[str, Any]
 
-CLOCK_DROP = 0.05  # below the highest clock seen
+CLOCK_DROP = 0.05  # from the first half of the window to the second
 FOREIGN_SHARE = 0.10  # of the machine's CPU time
 OFTEN = 0.10  # of the samples
 UNACCOUNTED_BYTES = 1 << 30
@@ -81,17 +82,14 @@ def _clocks(samples: list[Sample], name: str) -> dict[str, str]:
         return check("clocks", "unknown", f"the {what}'s clock could not be read: {_reason(samples)}")
     if len(clocks_mhz) < 2:
         return check("clocks", "unknown", f"one sample of the {what}'s clock cannot show a drop")
-    highest, lowest = max(clocks_mhz), min(clocks_mhz)
-    low = sum(clock < (1 - CLOCK_DROP) * highest for clock in clocks_mhz)
-    if low:
-        share = 1 - lowest / highest
-        return check(
-            "clocks",
-            "warn",
-            f"the {what}'s clock dropped by up to {share:.0%}, from {highest:.0f} to {lowest:.0f} MHz, "
-            f"in {low} of {len(clocks_mhz)} samples",
-        )
-    return check("clocks", "pass", f"the {what}'s clock stayed within {lowest:.0f} to {highest:.0f} MHz")
+    # Under a power limit a clock wanders by several percent all the time; what matters is whether its level fell.
+    half = len(clocks_mhz) // 2
+    early, late = median(clocks_mhz[:half]), median(clocks_mhz[-half:])
+    spread = f"{min(clocks_mhz):.0f} to {max(clocks_mhz):.0f} MHz in {len(clocks_mhz)} samples"
+    if late < (1 - CLOCK_DROP) * early:
+        dropped = f"dropped by {1 - late / early:.0%}, from {early:.0f} to {late:.0f} MHz"
+        return check("clocks", "warn", f"the {what}'s clock {dropped} between the halves of the window ({spread})")
+    return check("clocks", "pass", f"the {what}'s clock kept its level: {spread}")
 
 
 def _foreign_on_device(samples: list[Sample]) -> dict[str, str]:

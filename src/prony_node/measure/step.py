@@ -149,6 +149,11 @@ class Step:
             options["capturable"] = True
         kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
         self.optimizer = kinds[str(settings["optimizer"])](self.model.parameters(), **options)
+        if settings["optimizer"] == "sgd" and settings["fused"]:
+            # Torch makes these in the first step and leaves them unwritten when that step overflows, as the first
+            # one in fp16 does; from zero the first update is the same.
+            for parameter in self.model.parameters():
+                self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         # A scaler that is not enabled passes losses and steps through unchanged.
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
 

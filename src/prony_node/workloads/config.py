@@ -82,7 +82,7 @@ class Workload:
             "graphs": with_graphs and requested.get("compile") != "reduce-overhead",
             "memory_format": self.memory_format,
             "optimizer": self.optimizer,
-            "fused": machine.device != "mps",
+            "fused": self._fused(requested, machine),
             "grad_accumulation": 1,
             "recompute": False,
             "workers": max(1, min(8, machine.cores - 1)),
@@ -98,6 +98,11 @@ class Workload:
                 "fused": False, "workers": 0, "pin_memory": False,
             }  # fmt: skip
         return values
+
+    def _fused(self, requested: Mapping[str, Value], machine: Machine) -> bool:
+        if machine.device == "cpu" and requested.get("precision") == "bf16-pure":
+            return requested.get("optimizer", self.optimizer) != "sgd"  # there torch's kernel does nothing
+        return machine.device != "mps"
 
     def _batch(self, mode: str, machine: Machine) -> int:
         kind = "cpu" if machine.device == "cpu" else "accelerator"

@@ -14,8 +14,8 @@ from prony_node.contract.settings import Value
 from prony_node.data.synthetic import image_sampler
 from prony_node.measure.protocol import Batch, Task
 
-
-LEARNING_RATE, RATE_SAMPLES = 0.05, 256  # the rate is for steps of so many samples
+LEARNING_RATE = {"sgd": 0.05, "adam": 1e-3, "adamw": 1e-3}
+SGD_SAMPLES = 256  # its rate is for steps of so many samples
 
 
 def image_task(model: Callable[[], nn.Module], classes: int, settings: dict[str, Value]) -> Task:
@@ -33,11 +33,12 @@ def image_task(model: Callable[[], nn.Module], classes: int, settings: dict[str,
 
 
 def learning_rate(settings: dict[str, Value]) -> float:
-    """Smaller steps take a proportionally smaller rate; the full one blows a batch of four up."""
-    if settings["batch_size"] == "auto":
-        return LEARNING_RATE
+    """Of the optimizer; smaller steps of SGD take a proportionally smaller one, the full one blows four images up."""
+    optimizer = str(settings.get("optimizer", "sgd"))
+    if optimizer != "sgd" or settings.get("batch_size", "auto") == "auto":
+        return LEARNING_RATE[optimizer]
     samples = int(settings["batch_size"]) * int(settings.get("grad_accumulation", 1))
-    return LEARNING_RATE * min(1.0, samples / RATE_SAMPLES)
+    return LEARNING_RATE[optimizer] * min(1.0, samples / SGD_SAMPLES)
 
 
 def classification_loss(network: nn.Module, batch: Batch) -> Tensor:

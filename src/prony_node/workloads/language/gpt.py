@@ -111,6 +111,7 @@ def switch_recompute_on(model: nn.Module) -> None:
 def build(workload: Workload, settings: dict[str, Value]) -> Task:
     shape = workload.shape
     sequence = int(settings["sequence"])
+    plain = settings.get("optimizer") == "sgd"  # its steps are not normalised, and its decay not decoupled
     return Task(
         unit="tokens",
         units_per_sample=sequence,
@@ -118,8 +119,8 @@ def build(workload: Workload, settings: dict[str, Value]) -> Task:
         loss=next_token_loss,
         predict=predict_last,
         sample=token_sampler(shape["vocabulary"], sequence),
-        learning_rate=3e-4,
-        weight_decay=0.1,
+        learning_rate=0.1 if plain else 3e-4,
+        weight_decay=1e-4 if plain else 0.1,
         attention="full",
         recompute=switch_recompute_on,
     )

@@ -53,9 +53,7 @@ def test_without_hard_links_the_first_writer_still_wins(tmp_path: Path, monkeypa
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_without_hard_links_eight_writers_leave_one_whole_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_hard_links_eight_writers_leave_one_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "link", no_links)  # and so in the forked writers
     test_of_eight_writers_at_once_one_wins_and_the_file_is_whole(tmp_path)
 

@@ -12,7 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prony_node.contract import (
-    METRICS, NewerSchema, Plan, RequestError, Trial, files, measured, missing, read_record, validate_record,
+    METRICS,
+    NewerSchema,
+    Plan,
+    RequestError,
+    Trial,
+    files,
+    measured,
+    missing,
+    read_record,
+    validate_record,
 )  # fmt: skip
 from prony_node.contract import record as room
 from prony_node.contract.record import LEVELS, new_record, worst_level
@@ -100,7 +109,7 @@ def test_an_older_record_is_upgraded_step_by_step(monkeypatch: pytest.MonkeyPatc
     assert (new["schema"], new["colour"]) == ("prony.record/3", "prony.record/1")
     assert new["shade"] == "prony.record/1prony.record/2"
     assert old == kept  # what was read from the file is not changed on the way
-    with pytest.raises(RequestError, match="no upgrade from prony.record/0 is known"):
+    with pytest.raises(RequestError, match=r"no upgrade from prony\.record/0 is known"):
         validate_record({**good(), "schema": "prony.record/0"})
 
 

@@ -61,6 +61,7 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
     *[({"graphs": "on", "device": device}, "needs a device with graphs") for device in ("cpu", "mps", "xpu:1")],
     *[({"precision": "tf32", "device": device}, "mode of CUDA's matrix units") for device in ("cpu", "mps", "xpu")],
     *[({"data": "host", "pin_memory": "on", "device": device}, "a device's own memory") for device in ("cpu", "mps")],
+    ({"precision": "bf16-pure", "optimizer": "sgd", "fused": "on", "device": "cpu"}, "nothing would be trained"),
     ({"batch_size": "auto", "device": "cpu"}, "batch_size=auto looks for what fits a device's own memory"),
 ]  # fmt: skip
 
@@ -85,8 +86,15 @@ def test_what_a_workload_cannot_is_refused_by_its_name() -> None:
 @pytest.mark.parametrize("device", ["cpu", "cuda", "xpu", "mps"])
 @pytest.mark.parametrize("workload", WORKLOADS.values(), ids=lambda workload: workload.name)
 def test_every_default_passes_its_own_check(workload: Workload, device: str) -> None:
-    for mode, preset, data, cores in itertools.product(("train", "infer"), ("fast", "plain"), ("device", "host"), (1, 64)):
-        request = workload.parse({"mode": mode, "preset": preset, "data": data})
+    choices = (
+        ("train", "infer"),
+        ("fast", "plain"),
+        ("device", "host"),
+        (1, 64),
+        ("fp32", "bf16", "bf16-pure", "fp16"),
+    )
+    for mode, preset, data, cores, precision in itertools.product(*choices):
+        request = workload.parse({"mode": mode, "preset": preset, "data": data, "precision": precision})
         values = workload.effective(request, Machine(device, None if device in ("cpu", "mps") else 16.0, cores))
         check_combination(values)  # as if a person had typed all of it
         own = {setting.name: setting for setting in workload.settings}
@@ -100,7 +108,8 @@ def test_every_default_passes_its_own_check(workload: Workload, device: str) -> 
 def test_a_request_that_only_the_machine_makes_impossible_is_refused_there() -> None:
     workload = WORKLOADS["wideresnet"]
     on_cpu, on_cuda = Machine("cpu", None, 4), Machine("cuda", 80.0, 4)
-    for request in ({"graphs": "on"}, {"precision": "tf32"}, {"batch_size": "auto"}, {"compile_cache": "cold"}):
+    silent = {"precision": "bf16-pure", "fused": "on"}  # sgd is the default here
+    for request in ({"graphs": "on"}, {"precision": "tf32"}, {"batch_size": "auto"}, {"compile_cache": "cold"}, silent):
         parsed = workload.parse(request)
         assert workload.effective(parsed, on_cuda)["device"] == "cuda"
         with pytest.raises(RequestError):

@@ -10,7 +10,7 @@ from prony_node.workloads import build_task, find_workload
 
 def counted(name: str, *, training: bool = True, recompute: bool = False, **own: int) -> Flops:
     workload = find_workload(name)
-    task = build_task(workload, {"batch_size": 1, **workload.fixed, **own})
+    task = build_task(workload, {**workload.fixed, **own})
     return count_flops(task, training=training, recompute=recompute)
 
 

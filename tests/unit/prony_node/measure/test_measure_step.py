@@ -25,7 +25,9 @@ def parameters(step: Step) -> torch.Tensor:
 def test_two_micro_batches_of_four_are_one_batch_of_eight(make_step: Make, batch_of: BatchOf) -> None:
     ends = []
     for accumulation in (1, 2):
-        step, task = make_step("gpt-tiny", optimizer="sgd", grad_accumulation=accumulation, batch_size=8 // accumulation)
+        step, task = make_step(
+            "gpt-tiny", optimizer="sgd", grad_accumulation=accumulation, batch_size=8 // accumulation
+        )
         step.prepare(batch_of(step, task, 8))
         step(batch_of(step, task, 8, 1))
         ends.append(parameters(step))
@@ -152,35 +154,41 @@ def test_the_optimizer_is_the_one_asked_for(
     assert step.optimizer.defaults["weight_decay"] == task.weight_decay
 
 
-def train(step: Step, task: Task, batch_of: BatchOf, samples: int, steps: int) -> tuple[float, float]:
-    """The held-out loss before and after; every parameter must have moved."""
+def train(step: Step, task: Task, batch_of: BatchOf, samples: int, steps: int) -> tuple[float, float, float]:
+    """The held-out loss before and after, and the share of parameters that moved."""
     held_out = batch_of(step, task, 32, 99)
     before = step.held_out_loss(held_out)
     norms = parameter_norms(step.model)
     step.prepare(batch_of(step, task, samples))
     for number in range(steps):
         step(batch_of(step, task, samples, 1 + number))
-    assert (parameter_norms(step.model) != norms).all()  # before the held-out loss moves batch norms
-    return before, step.held_out_loss(held_out)
+    moved = (parameter_norms(step.model) != norms).float().mean()
+    return before, step.held_out_loss(held_out), float(moved)
 
 
-def test_a_decoder_learns(make_step: Make, batch_of: BatchOf) -> None:
-    step, task = make_step("gpt-tiny", batch_size=4)
-    before, after = train(step, task, batch_of, 4, 16)
+@pytest.mark.parametrize(
+    ("optimizer", "precision"), [("adamw", "fp32"), ("adam", "fp32"), ("sgd", "fp32"), ("sgd", "bf16-pure")]
+)
+def test_a_decoder_learns(make_step: Make, batch_of: BatchOf, optimizer: str, precision: str) -> None:
+    step, task = make_step("gpt-tiny", batch_size=4, optimizer=optimizer, precision=precision)
+    before, after, moved = train(step, task, batch_of, 4, 16)
     assert after < before - 0.1
+    assert moved == 1.0 if precision == "fp32" else moved > 0.5  # in bf16 small updates of the norms are lost
 
 
 def test_an_image_classifier_learns(make_step: Make, batch_of: BatchOf, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wideresnet, "STAGES", (8, 16, 32))  # the same network, thin enough for a test
-    step, task = make_step("wideresnet", batch_size=64, image_size=32)
-    before, after = train(step, task, batch_of, 64, 12)
+    step, task = make_step("wideresnet", batch_size=64, image_size=16)
+    before, after, moved = train(step, task, batch_of, 64, 12)
     assert after < before - 0.1
+    assert moved == 1.0
 
 
 def test_a_small_step_takes_a_small_rate() -> None:
     """The full rate blew up a batch of four, the default on a CPU."""
     rates = [learning_rate({"batch_size": batch, "grad_accumulation": 2}) for batch in (2, 64, 128, 1024, "auto")]
     assert rates == [0.05 / 64, 0.025, 0.05, 0.05, 0.05]
+    assert learning_rate({"optimizer": "adamw", "batch_size": 2}) == 1e-3
 
 
 def test_a_seed_gives_the_same_run_and_another_another(make_step: Make, batch_of: BatchOf) -> None:

@@ -1,0 +1,196 @@
+"""A step does the same on a device, captured, compiled or neither, and never waits for the host."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from prony_node.contract import Plan, Stop, Trial, files
+from prony_node.contract.settings import Value
+from prony_node.measure.auto_batch import largest_batch
+from prony_node.measure.device import choose_device, machine_of
+from prony_node.measure.protocol import Batch, Task
+from prony_node.measure.step import FIRST_STEPS, Step
+from prony_node.workloads import build_task, find_workload
+
+pytestmark = pytest.mark.gpu
+
+ROOT = Path(__file__).parents[2]
+EAGER: dict[str, Value] = {"compile": "off", "graphs": False}
+GRAPHS: dict[str, Value] = {"compile": "off", "graphs": True}
+
+
+@pytest.fixture
+def device() -> torch.device:
+    found = choose_device("auto")
+    if found.type != "cuda":
+        pytest.skip("graphs are CUDA's and ROCm's, and there is neither here")
+    return found
+
+
+def make_step(device: torch.device, name: str = "gpt-tiny", **given: Value) -> tuple[Step, Task]:
+    workload = find_workload(name)
+    settings = workload.effective({"batch_size": 8, **given}, machine_of(device, 4))
+    task = build_task(workload, settings)
+    step = Step(task, settings, device)
+    step.finish_model()
+    return step, task
+
+
+def batch_of(step: Step, task: Task, samples: int, seed: int) -> Batch:
+    return step.place(task.sample(torch.Generator(step.device).manual_seed(seed), samples))
+
+
+def trained(device: torch.device, samples: int = 8, steps: int = 4, **given: Value) -> tuple[Step, torch.Tensor]:
+    step, task = make_step(device, sequence=32, **given)
+    with step.kernels():
+        step.prepare(batch_of(step, task, samples, 0))
+        for number in range(steps):
+            step(batch_of(step, task, samples, 1 + number))
+        torch.accelerator.synchronize()
+    return step, weights(step)
+
+
+def weights(step: Step) -> torch.Tensor:
+    return torch.cat([parameter.detach().float().flatten() for parameter in step.model.parameters()])
+
+
+def distance(one: torch.Tensor, two: torch.Tensor, start: torch.Tensor) -> float:
+    """How far apart two trainings ended, over how far one of them went."""
+    return float((one - two).norm() / (one - start).norm())
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_captured_step_trains_as_an_eager_one(device: torch.device, optimizer: str, fused: bool) -> None:
+    given: dict[str, Value] = {"precision": "fp32", "optimizer": optimizer, "fused": fused}
+    start = weights(make_step(device, sequence=32, precision="fp32")[0])
+    _, eager = trained(device, **EAGER, **given)
+    step, captured = trained(device, **GRAPHS, **given)
+    assert distance(eager, captured, start) < 1e-2
+    if optimizer == "adamw":
+        steps = {int(state["step"]) for state in step.optimizer.state.values()}
+        assert steps == {FIRST_STEPS + 4}  # what is counted as work is what the optimizer did
+
+
+@pytest.mark.parametrize("how", [EAGER, GRAPHS, {"compile": "reduce-overhead", "graphs": False}])
+def test_micro_batches_add_up(device: torch.device, how: dict[str, Value]) -> None:
+    given: dict[str, Value] = {"precision": "fp32", "optimizer": "sgd", **how}
+    start = weights(make_step(device, sequence=32, precision="fp32")[0])
+    _, whole = trained(device, **{**given, **EAGER})
+    step, pieces = trained(device, **given, batch_size=4, grad_accumulation=2)
+    assert distance(whole, pieces, start) < 1e-2
+    assert step.output is not None
+    assert torch.isfinite(step.output)  # kept from the last step, and still readable
+
+
+@pytest.mark.parametrize("how", [EAGER, GRAPHS])
+def test_an_overflow_skips_the_step_on_the_device(device: torch.device, how: dict[str, Value]) -> None:
+    step, before = trained(device, precision="fp16", optimizer="adamw", fused=True, **how)
+    step.scaler._scale.fill_(1e38)  # in place: a captured step reads this very tensor
+    step(tuple(tensor.clone() for tensor in step._inputs))
+    torch.accelerator.synchronize()
+    assert torch.equal(weights(step), before)
+    assert step.scaler.get_scale() < 1e38
+    step.scaler._scale.fill_(1024.0)
+    step(tuple(tensor.clone() for tensor in step._inputs))
+    assert not torch.equal(weights(step), before)
+    assert torch.isfinite(weights(step)).all()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"precision": "bf16", **EAGER}, {"precision": "bf16", **GRAPHS}, {"precision": "fp16", **EAGER},
+        {"precision": "fp16", **GRAPHS}, {"precision": "bf16-pure", **GRAPHS, "grad_accumulation": 2},
+        {"precision": "bf16", **GRAPHS, "mode": "infer"},
+    ],
+    ids=lambda given: " ".join(str(value) for value in given.values()),
+)  # fmt: skip
+def test_no_step_waits_for_the_device(device: torch.device, given: dict[str, Value]) -> None:
+    step, task = make_step(device, sequence=32, **given)
+    samples = 8 * int(given.get("grad_accumulation", 1))
+    batches = [batch_of(step, task, samples, seed) for seed in range(3)]
+    step.prepare(batches[0])
+    torch.accelerator.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for batch in batches:
+            step(batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("compile_", ["off", "default", "reduce-overhead", "max-autotune"])
+def test_inference_answers_the_same_however_it_is_compiled(device: torch.device, compile_: str) -> None:
+    step, task = make_step(device, mode="infer", precision="fp32", sequence=32, compile=compile_, graphs=False)
+    batches = [batch_of(step, task, 8, seed) for seed in range(3)]
+    step.prepare(batches[0])
+    for batch in batches:
+        step(batch)
+        assert step.output is not None
+        with torch.no_grad():
+            expected = task.predict(step.model, batch)
+        torch.testing.assert_close(step.output, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_fp32_is_not_tf32(device: torch.device) -> None:
+    make_step(device, sequence=32, precision="fp32")
+    one = torch.randn(512, 512, device=device)
+    exact = one.double() @ one.double()
+
+    def error() -> float:
+        return float(((one @ one).double() - exact).norm() / exact.norm())
+
+    assert error() < 1e-6
+    make_step(device, sequence=32, precision="tf32")
+    assert error() > 1e-6  # products of 10 bits; if this fails, the device has no tf32
+
+
+def test_auto_finds_a_batch_that_fits(device: torch.device) -> None:
+    workload = find_workload("wideresnet")
+    settings = workload.effective({"batch_size": "auto"}, machine_of(device, 4))
+    task = build_task(workload, settings)
+    notes: list[str] = []
+    batch = largest_batch(task, settings, device, notes.append)
+    free, total = torch.cuda.mem_get_info(device)
+    assert batch >= 64
+    assert free > 0.9 * total  # what was probed was given back
+    step = Step(task, {**settings, "batch_size": batch, **EAGER}, device)
+    step.finish_model()
+    step.prepare(batch_of(step, task, batch, 0))
+    torch.accelerator.synchronize()
+    assert torch.cuda.max_memory_allocated(device) > 0.7 * total
+
+
+def run_rank(folder: Path, workload: str, settings: dict[str, Value]) -> dict[str, Any]:
+    plan = Plan(run_id="x", trial=Trial(workload, settings), stop=Stop(0.02, 1.0, 10.0))
+    files.write_whole(folder / files.PLAN, plan.to_json())
+    argv = [sys.executable, "-m", "prony_node.supervise.rank", str(folder / files.PLAN), str(folder)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    subprocess.run(argv, env=environment, timeout=500, capture_output=True)
+    result = files.read_json(folder / files.RESULT)
+    assert isinstance(result, dict)
+    return result
+
+
+def test_a_batch_too_large_says_what_was_free(tmp_path: Path, device: torch.device) -> None:
+    given: dict[str, Value] = {"batch_size": 400_000, "compile": "off", "graphs": False, "steps": 2}
+    result = run_rank(tmp_path, "wideresnet", given)
+    assert result["failure"]["kind"] == "out-of-memory"
+    assert "free" in result["failure"]["message"]
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_the_defaults_of_this_device_make_a_good_run(tmp_path: Path, device: torch.device, mode: str) -> None:
+    result = run_rank(tmp_path, "gpt-tiny", {"mode": mode, "precision": "bf16"})
+    assert result["status"] == "ok", result["failure"]
+    assert not [check for check in result["checks"] if check["level"] == "fail"]
+    assert result["metrics"]["peak_memory"]["value"] > 0
+    assert "device events" in result["metrics"]["throughput"]["source"]

@@ -1,0 +1,194 @@
+"""Each setting through a real rank on this machine's CPU: it takes effect, or it is refused with its kind."""
+
+from __future__ import annotations
+
+import csv
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from prony_node.contract import Plan, Stop, Trial, files
+from prony_node.contract.assemble import assemble, read_parts
+from prony_node.contract.settings import Value
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+STOP = Stop(tolerance=0.05, min_time_s=0.2, max_time_s=1.0)
+TINY: dict[str, Value] = {"device": "cpu", "sequence": 8, "batch_size": 2, "cores": "1", "steps": 3}
+LANGUAGE_ONLY = ("sequence",)
+MEMORY_LIMIT_B = 16 * 2**30
+
+
+def limit_memory() -> None:
+    """What is too large must be refused here, not taken from whoever shares this machine."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_B, MEMORY_LIMIT_B))
+
+
+def settings_of(workload: str, given: dict[str, Value]) -> dict[str, Value]:
+    images = workload == "wideresnet"
+    return {name: value for name, value in TINY.items() if not (images and name in LANGUAGE_ONLY)} | given
+
+
+def make_run(folder: Path, workload: str = "gpt-tiny", settings: dict[str, Value] | None = None) -> dict[str, Any]:
+    """The record of one rank, started as the supervisor starts it; nothing of it may be left running."""
+    folder.mkdir(exist_ok=True)
+    plan = Plan(run_id="x", trial=Trial(workload, TINY if settings is None else settings), stop=STOP)
+    files.write_whole(folder / files.PLAN, plan.to_json())
+    argv = [sys.executable, "-m", "prony_node.supervise.rank", str(folder / files.PLAN), str(folder)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "XDG_CACHE_HOME": str(folder / "home")}
+    with (folder / files.LOG).open("wb") as log:
+        rank = subprocess.Popen(
+            argv, env=environment, stdout=log, stderr=log, start_new_session=True, preexec_fn=limit_memory
+        )
+        code = rank.wait(timeout=240)
+    with pytest.raises(ProcessLookupError):
+        os.killpg(rank.pid, 0)
+    record = assemble(plan, read_parts(folder), started="then", ended="now")
+    assert code == (0 if record["status"] == "ok" else 1)
+    return record
+
+
+def good_run(folder: Path, workload: str = "gpt-tiny", **given: Value) -> dict[str, Any]:
+    """A run that ended well, with what must hold for every such run."""
+    asked = settings_of(workload, given)
+    record = make_run(folder, workload, asked)
+    assert record["failure"] is None, (folder / files.LOG).read_text()[-3000:]
+    effective, work = record["trial"]["effective"], record["work"]
+    assert asked.items() <= effective.items()
+    assert not [check for check in record["checks"] if check["level"] == "fail"]
+    samples = effective["batch_size"] * effective.get("grad_accumulation", 1)
+    assert work["samples"] == work["steps"] * samples
+    phases = record["phases"]
+    assert work["total_steps"] == sum(phases[name]["steps"] for name in ("cold_start", "warm_up", "steady"))
+    with (folder / files.STEPS).open() as file:
+        rows = list(csv.DictReader(file))
+    assert sum(int(row["steps"]) for row in rows) == effective["steps"]
+    assert record["metrics"]["throughput"]["value"] > 0
+    assert record["metrics"]["flops_per_sample"]["value"] > 0
+    assert record["facts"]["devices"]
+    return record
+
+
+@pytest.fixture(scope="module")
+def plain_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return good_run(tmp_path_factory.mktemp("fp32"))
+
+
+def loss(record: dict[str, Any]) -> float:
+    return float(record["metrics"]["loss_first"]["value"])
+
+
+def test_defaults_on_a_cpu_are_those_of_an_expert(plain_run: dict[str, Any]) -> None:
+    effective = plain_run["trial"]["effective"]
+    assert (effective["precision"], effective["compile"], effective["graphs"]) == ("fp32", "off", False)
+    assert (effective["optimizer"], effective["fused"], effective["data"]) == ("adamw", True, "device")
+    assert plain_run["unit"] == "tokens"
+    assert plain_run["metrics"]["data_wait_share"]["value"] is None
+
+
+def test_another_seed_is_another_run(plain_run: dict[str, Any], tmp_path: Path) -> None:
+    assert loss(good_run(tmp_path, seed=1)) != loss(plain_run)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"precision": "bf16", "grad_accumulation": 2},
+        {"precision": "bf16-pure", "optimizer": "sgd"},
+        {"precision": "fp16", "fused": False},
+        {"precision": "fp16", "fused": True, "optimizer": "adam"},
+        {"grad_accumulation": 3, "optimizer": "sgd", "fused": False},
+        {"preset": "plain"},
+    ],
+    ids=lambda given: " ".join(f"{name}={value}" for name, value in given.items()),
+)
+def test_a_training_run_with(tmp_path: Path, given: dict[str, Value]) -> None:
+    record = good_run(tmp_path, **given)
+    checks = {check["name"]: check["level"] for check in record["checks"]}
+    assert checks["finite"] == "pass"
+    if given.get("preset") == "plain":
+        effective = record["trial"]["effective"]
+        assert (effective["precision"], effective["fused"]) == ("fp32", False)
+
+
+def test_recomputed_work_is_recorded_apart(plain_run: dict[str, Any], tmp_path: Path) -> None:
+    record = good_run(tmp_path, recompute=True)
+    assert record["metrics"]["recomputed_flops_per_sample"]["value"] > 0
+    assert record["metrics"]["flops_per_sample"] == plain_run["metrics"]["flops_per_sample"]
+    assert loss(record) == loss(plain_run)  # the same seed: the same weights and samples
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_from_the_host(tmp_path: Path, workers: int) -> None:
+    more: dict[str, Value] = {"prefetch": 2} if workers else {}
+    record = good_run(tmp_path, data="host", workers=workers, **more)
+    assert 0 <= record["metrics"]["data_wait_share"]["value"] <= 1
+    assert record["metrics"]["cpu_utilisation"]["value"] > 0
+
+
+def test_inference(tmp_path: Path) -> None:
+    record = good_run(tmp_path, mode="infer", precision="bf16")
+    checks = {check["name"]: check["level"] for check in record["checks"]}
+    assert (checks["outputs"], checks["finite"]) == ("pass", "pass")
+    latency = [record["metrics"][f"latency_p{q}"]["value"] for q in (50, 90, 99)]
+    assert latency == sorted(latency)
+    assert record["phases"]["latency"]["steps"] >= 20
+    assert "optimizer" not in record["trial"]["effective"]
+
+
+@pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler here")
+def test_a_compiled_run_says_what_its_cache_was(tmp_path: Path) -> None:
+    record = good_run(tmp_path, mode="infer", compile="default", compile_cache="cold")
+    assert {check["name"]: check["level"] for check in record["checks"]}["outputs"] == "pass"
+    cache = record["phases"]["cold_start"]["compile_cache"]
+    assert (cache["state"], cache["hits"]) == ("cold", 0)
+    assert cache["misses"] > 0
+    assert "cold" in record["metrics"]["cold_start"]["source"]
+    assert not (tmp_path / "compile_cache").exists()  # bulky, and of no use to anyone
+
+
+def test_a_run_of_images(tmp_path: Path) -> None:
+    record = good_run(tmp_path, "wideresnet", mode="infer", image_size=32, batch_size=1, steps=2)
+    assert record["unit"] == "images"
+    assert record["trial"]["effective"]["memory_format"] == "channels_last"
+
+
+def test_epochs_need_a_data_set(tmp_path: Path) -> None:
+    given = {name: value for name, value in TINY.items() if name != "steps"}
+    record = make_run(tmp_path, settings={**given, "epochs": 1})
+    assert record["failure"]["kind"] == "request"
+    assert "gpt-tiny has no data set of a known size" in record["failure"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("workload", "given", "kind", "sentence"),
+    [
+        ("gpt-tiny", {"steps": 2, "epochs": 1}, "request", "steps and epochs are both lengths"),
+        ("gpt-tiny", {"cores": "999"}, "request", "this machine lets us use"),
+        ("gpt-tiny", {"graphs": True}, "request", "needs a device with graphs"),
+        ("gpt-tyni", {}, "request", "did you mean 'gpt-tiny'?"),
+        ("gpt-175b", {"sequence": 2048}, "out-of-memory", "GiB were free on cpu"),
+        ("gpt-tiny", {"batch_size": 10**9}, "out-of-memory", "were free on cpu"),
+    ],
+)
+def test_what_cannot_be_is_a_failure_of_its_kind(
+    tmp_path: Path, workload: str, given: dict[str, Value], kind: str, sentence: str
+) -> None:
+    record = make_run(tmp_path, workload, settings_of(workload, given))
+    assert record["failure"]["kind"] == kind
+    assert sentence in record["failure"]["message"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has what this test wants to be missing")
+def test_a_device_that_is_not_here(tmp_path: Path) -> None:
+    record = make_run(tmp_path, settings={**TINY, "device": "cuda"})
+    assert record["failure"]["kind"] == "missing-device"
+    assert "device=cuda is not here" in record["failure"]["message"]

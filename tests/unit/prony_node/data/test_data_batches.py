@@ -1,0 +1,105 @@
+"""Batches come without end, whole, and leave no worker behind."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import time
+
+import pytest
+import torch
+from torch import Tensor
+
+from prony_node.data import device as device_room
+from prony_node.data.device import FEWEST, MOST, device_batches
+from prony_node.data.host import STOCK, HostBatches, HostSamples
+from prony_node.data.synthetic import image_sampler, token_sampler
+
+CPU = torch.device("cpu")
+
+
+def host_batches(length: int, batch: int, workers: int, seed: int = 0, drawn: int = 1) -> HostBatches:
+    samples = HostSamples(image_sampler(10, 8), length, drawn)
+    prefetch = 2 if workers else None
+    return HostBatches(samples, batch, seed=seed, workers=workers, prefetch=prefetch, pin_memory=False)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_host_batches_are_whole_and_without_end(workers: int) -> None:
+    batches = host_batches(length=20, batch=8, workers=workers)
+    try:
+        seen = list(itertools.islice(batches, 7))  # three epochs of two batches and one more
+    finally:
+        batches.close()
+    assert {(images.shape, labels.shape) for images, labels in seen} == {((8, 3, 8, 8), (8,))}
+    first_epoch, second_epoch = (torch.cat([batch[0] for batch in seen[at : at + 2]]) for at in (0, 2))
+    assert not torch.equal(first_epoch, second_epoch)  # shuffled anew
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_closing_ends_the_workers(workers: int) -> None:
+    before = set(multiprocessing.active_children())
+    batches = host_batches(length=64, batch=4, workers=workers)
+    next(batches)
+    started = set(multiprocessing.active_children()) - before
+    assert len(started) == workers
+    batches.close()
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and any(worker.is_alive() for worker in started):
+        time.sleep(0.02)
+    assert not [worker for worker in started if worker.is_alive()]
+    batches.close()  # once more does no harm
+
+
+def test_a_seed_gives_the_same_host_batches() -> None:
+    def first(seed: int, drawn: int) -> Tensor:
+        batches = host_batches(64, 8, 0, seed, drawn)
+        return next(batches)[0]
+
+    assert torch.equal(first(0, 1), first(0, 1))
+    assert not torch.equal(first(0, 1), first(1, 1))  # another order
+    assert not torch.equal(first(0, 1), first(0, 2))  # other samples
+
+
+def test_a_long_data_set_comes_round_in_its_stock() -> None:
+    samples = HostSamples(token_sampler(100, 8), 10**7, 0)
+    assert len(samples) == 10**7
+    assert torch.equal(samples[STOCK + 3][0], samples[3][0])
+    assert not torch.equal(samples[4][0], samples[3][0])
+
+
+def pool_of(sample_bytes: int, samples: int) -> list[tuple[Tensor, ...]]:
+    made: list[tuple[Tensor, ...]] = []
+
+    def sampler(generator: torch.Generator, batch_size: int) -> tuple[Tensor, ...]:
+        made.append((torch.zeros(batch_size, sample_bytes, dtype=torch.uint8),))
+        return made[-1]
+
+    batches = device_batches(sampler, lambda batch: batch, samples, device=CPU, seed=0)
+    around = list(itertools.islice(batches, 2 * len(made)))
+    assert [id(batch) for batch in around] == [id(batch) for batch in made] * 2  # each in turn, then again
+    return made
+
+
+@pytest.mark.parametrize(
+    ("batch_bytes", "batches"), [(1, MOST), (2**20 // MOST, MOST), (2**20 // 10, 10), (2**20, FEWEST), (2**21, FEWEST)]
+)
+def test_the_pool_on_the_device_is_bounded(monkeypatch: pytest.MonkeyPatch, batch_bytes: int, batches: int) -> None:
+    monkeypatch.setattr(device_room, "POOL_BYTES", 2**20)
+    assert len(pool_of(batch_bytes, 1)) == batches
+
+
+def test_the_pool_is_counted_as_the_step_takes_it() -> None:
+    """A batch is placed before it is weighed: in bf16 twice as many fit."""
+    placed: list[torch.dtype] = []
+
+    def place(batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        placed.append(torch.bfloat16)
+        return tuple(tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor for tensor in batch)
+
+    batches = device_batches(image_sampler(10, 8), place, 4, device=CPU, seed=3)
+    images, labels = next(batches)
+    assert (images.dtype, labels.dtype) == (torch.bfloat16, torch.long)
+    assert len(placed) == MOST
+    again = next(device_batches(image_sampler(10, 8), place, 4, device=CPU, seed=3))
+    assert torch.equal(again[0], images)

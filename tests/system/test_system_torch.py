@@ -26,7 +26,7 @@ def test_the_torch_that_is_there_is_kept(tmp_path: Path) -> None:
         pytest.skip("pip reaches no package index")
     assert done.returncode == 0, done.stdout + done.stderr
 
-    own = list((venv / "lib").glob("python*/site-packages"))[0]
+    own = next(iter((venv / "lib").glob("python*/site-packages")))
     assert not (own / "torch").exists(), "a second torch was installed"
     words = ["run", "gpt-tiny", "device=cpu", "steps=3", "--json", "--out", str(tmp_path / "runs")]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

@@ -68,17 +68,23 @@ def test_a_long_data_set_comes_round_in_its_stock() -> None:
     assert not torch.equal(samples[4][0], samples[3][0])
 
 
-def pool_of(sample_bytes: int, samples: int) -> list[tuple[Tensor, ...]]:
-    made: list[tuple[Tensor, ...]] = []
+def pool_size(sample_bytes: int, samples: int) -> int:
+    """How many distinct batches come round; every sample that was made is in one of them."""
+    made = 0
 
     def sampler(generator: torch.Generator, batch_size: int) -> tuple[Tensor, ...]:
-        made.append((torch.zeros(batch_size, sample_bytes, dtype=torch.uint8),))
-        return made[-1]
+        nonlocal made
+        numbers = torch.arange(made, made + batch_size).to(torch.uint8)
+        made += batch_size
+        return (numbers[:, None].expand(batch_size, sample_bytes).contiguous(),)
 
     batches = device_batches(sampler, lambda batch: batch, samples, device=CPU, seed=0)
-    around = list(itertools.islice(batches, 2 * len(made)))
-    assert [id(batch) for batch in around] == [id(batch) for batch in made] * 2  # each in turn, then again
-    return made
+    count = made // samples
+    around = [batch[0] for batch in itertools.islice(batches, 2 * count)]
+    assert {batch.shape for batch in around} == {(samples, sample_bytes)}
+    seen = torch.cat([batch[:, 0] for batch in around]).tolist()
+    assert seen == list(range(count * samples)) * 2  # each in turn, then again
+    return count
 
 
 @pytest.mark.parametrize(
@@ -86,20 +92,21 @@ def pool_of(sample_bytes: int, samples: int) -> list[tuple[Tensor, ...]]:
 )
 def test_the_pool_on_the_device_is_bounded(monkeypatch: pytest.MonkeyPatch, batch_bytes: int, batches: int) -> None:
     monkeypatch.setattr(device_room, "POOL_BYTES", 2**20)
-    assert len(pool_of(batch_bytes, 1)) == batches
+    assert pool_size(batch_bytes, 1) == batches
+    assert pool_size(max(1, batch_bytes // 2), 2) == batches
 
 
 def test_the_pool_is_counted_as_the_step_takes_it() -> None:
     """A batch is placed before it is weighed: in bf16 twice as many fit."""
-    placed: list[torch.dtype] = []
+    placed: list[int] = []
 
     def place(batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        placed.append(torch.bfloat16)
+        placed.append(len(batch[0]))
         return tuple(tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor for tensor in batch)
 
     batches = device_batches(image_sampler(10, 8), place, 4, device=CPU, seed=3)
     images, labels = next(batches)
     assert (images.dtype, labels.dtype) == (torch.bfloat16, torch.long)
-    assert len(placed) == MOST
+    assert placed == [4] * MOST
     again = next(device_batches(image_sampler(10, 8), place, 4, device=CPU, seed=3))
     assert torch.equal(again[0], images)

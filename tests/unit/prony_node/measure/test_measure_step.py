@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -88,6 +89,20 @@ def test_the_loss_scaler_skips_a_step_that_overflowed(make_step: Make, batch_of:
     step(batch)
     assert not torch.equal(parameters(step), before)
     assert torch.isfinite(parameters(step)).all()
+
+
+def test_a_first_step_that_overflows_leaves_no_garbage_behind(
+    make_step: Make, batch_of: BatchOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch makes the momentum in the first step, and did not write it when that step was skipped."""
+    monkeypatch.setattr(torch.amp, "GradScaler", partial(torch.amp.GradScaler, init_scale=2.0**120))
+    step, task = make_step("gpt-tiny", precision="fp16", optimizer="sgd", fused=True)
+    before = parameters(step)
+    step.prepare(batch_of(step, task, 2))
+    assert torch.equal(parameters(step), before)
+    momenta = [state["momentum_buffer"] for state in step.optimizer.state.values()]
+    assert len(momenta) == 26
+    assert all(not momentum.any() for momentum in momenta)
 
 
 def test_a_scaled_step_is_the_unscaled_one(make_step: Make, batch_of: BatchOf) -> None:

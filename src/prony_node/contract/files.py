@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +51,9 @@ def write_once(path: Path, document: Any) -> bool:
         os.link(temporary, path)
     except FileExistsError:
         return False
-    except OSError:  # a file system without hard links: exclusive creation of the name, then the content
-        try:
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL))
-        except FileExistsError:
+    except OSError:
+        if not _replace_exclusively(temporary, path):
             return False
-        temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
     _sync_folder(path.parent)
@@ -89,6 +87,22 @@ def create_folder(folder: Path, documents: dict[str, Any]) -> None:
         raise
     shutil.rmtree(temporary, ignore_errors=True)
     _sync_folder(folder.parent)
+
+
+def _replace_exclusively(temporary: Path, path: Path) -> bool:
+    """The same on a file system without hard links: whoever makes the lock's name may move the file in place."""
+    lock = path.with_name(f".{path.name}.lock")
+    try:
+        os.close(os.open(lock, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        time.sleep(1.0)  # someone is about to finish, or died here and left the lock
+    try:
+        if path.exists():
+            return False
+        temporary.replace(path)
+        return True
+    finally:
+        lock.unlink(missing_ok=True)
 
 
 def read_json(path: Path) -> Any | None:

@@ -26,7 +26,7 @@ METRICS: dict[str, Metric] = {
         Metric("latency_p90", "s", "less", "one batch alone: 90th percentile"),
         Metric("latency_p99", "s", "less", "one batch alone: 99th percentile"),
         Metric("cold_start", "s", "less", "first steps: compilation, autotuning, capture"),
-        Metric("data_wait_share", "1", "less", "share of the steady window that the host waited for data"),
+        Metric("data_wait_share", "1", "less", "share of steady time waiting for data, its copy included"),
         Metric("flops_per_sample", "FLOP", "neither", "counted on the model, without recomputation"),
         Metric("recomputed_flops_per_sample", "FLOP", "neither", "forward work done again in the backward pass"),
         Metric("mfu", "1", "more", "model FLOP/s over the device's dense peak for this precision"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from statistics import median
+from statistics import fmean
 from typing import Any
 
 Sample = dict[str, Any]
@@ -84,7 +84,7 @@ def _clocks(samples: list[Sample], name: str) -> dict[str, str]:
         return check("clocks", "unknown", f"one sample of the {what}'s clock cannot show a drop")
     # Under a power limit a clock wanders by several percent all the time; what matters is whether its level fell.
     half = len(clocks_mhz) // 2
-    early, late = median(clocks_mhz[:half]), median(clocks_mhz[-half:])
+    early, late = fmean(clocks_mhz[:half]), fmean(clocks_mhz[-half:])
     spread = f"{min(clocks_mhz):.0f} to {max(clocks_mhz):.0f} MHz in {len(clocks_mhz)} samples"
     if late < (1 - CLOCK_DROP) * early:
         dropped = f"dropped by {1 - late / early:.0%}, from {early:.0f} to {late:.0f} MHz"

@@ -10,6 +10,7 @@ import torch
 from prony_node.contract.errors import RequestError
 from prony_node.contract.settings import Value
 from prony_node.measure import memory
+from prony_node.measure.out_of_memory import OutOfMemory, is_out_of_memory
 from prony_node.measure.protocol import Task
 from prony_node.measure.step import Step
 
@@ -31,7 +32,7 @@ def largest_batch(task: Task, settings: dict[str, Value], device: torch.device, 
         small, large = 1, 2
         first, second = _peak(task, settings, device, small), _peak(task, settings, device, large)
     if first is None:
-        raise memory.OutOfMemory(f"not even one sample fits in the {memory.gib(known[0])} free on {device}")
+        raise OutOfMemory(f"not even one sample fits in the {memory.gib(known[0])} free on {device}")
     if second is None:
         return small
     cost = max((second - first) / (large - small), 1.0)
@@ -65,7 +66,9 @@ def _peak(task: Task, settings: dict[str, Value], device: torch.device, batch: i
         step.prepare(step.place(task.sample(torch.Generator(device).manual_seed(0), samples)))
         torch.accelerator.synchronize()
         return int(module.max_memory_allocated(device))
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
         return None
     finally:
         step = None  # before the cache is emptied

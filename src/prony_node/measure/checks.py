@@ -9,7 +9,7 @@ from prony_node.measure.loop import Window
 from prony_node.stats import Estimate, StopRule
 
 Check = dict[str, str]
-FEW_STEPS = 30  # of training, under which a loss that did not fall says nothing
+FEW_STEPS = 100  # of training, under which a loss that did not fall says nothing
 
 
 def check(name: str, level: str, message: str) -> Check:

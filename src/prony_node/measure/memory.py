@@ -11,10 +11,7 @@ import torch
 
 from prony_node.contract.metrics import measured, missing
 from prony_node.contract.settings import Value
-
-
-class OutOfMemory(RuntimeError):
-    """Known to be too large before anything was allocated."""
+from prony_node.measure.out_of_memory import OutOfMemory
 
 
 def free_and_total(device: torch.device) -> tuple[int, int] | None:
@@ -34,7 +31,20 @@ def _host_memory() -> tuple[int, int] | None:
     except OSError:
         return None
     values = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if len(line.split()) > 1}
-    return values.get("MemAvailable", 0), values.get("MemTotal", 0)
+    free, total = values.get("MemAvailable", 0), values.get("MemTotal", 0)
+    limit, used = (_group_bytes(name) for name in ("memory.max", "memory.current"))
+    if limit is not None and used is not None and limit < total:
+        return min(free, max(0, limit - used)), limit
+    return free, total
+
+
+def _group_bytes(name: str) -> int | None:
+    """A figure of the control group that limits a container, seen from inside of it; None when there is none."""
+    try:
+        text = (Path("/sys/fs/cgroup") / name).read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
 
 
 def state_bytes(parameters: int, settings: dict[str, Value]) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.plan import Plan
+from prony_node.measure.out_of_memory import is_out_of_memory
 
 
 def main(argv: list[str]) -> int:
@@ -39,29 +40,19 @@ def describe(error: Exception, memory_free: str = "") -> dict[str, str]:
     """A failure's kind, and a sentence; `memory_free` is what was free before anything was allocated."""
     if isinstance(error, RequestError):
         return {"kind": "request", "message": str(error)}
-    if isinstance(error, ModuleNotFoundError):
-        library = (error.name or "?").partition(".")[0]
-        return {
-            "kind": "missing-library",
-            "message": f"this workload needs {library}, which is not installed here",
-        }
     name = type(error).__name__
     text = " ".join(str(error).split())
+    if isinstance(error, ModuleNotFoundError):
+        library = (error.name or "?").partition(".")[0]
+        return {"kind": "missing-library", "message": f"this workload needs {library}, which is not installed here"}
+    if isinstance(error, ImportError):
+        return {"kind": "missing-library", "message": f"a library could not be loaded here: {text[:600]}"}
     if name == "MissingDevice":
         return {"kind": "missing-device", "message": text}
     if is_out_of_memory(error):
         free = f"; before the run {memory_free}" if memory_free and "free" not in text else ""
         return {"kind": "out-of-memory", "message": f"{text[:600]}{free}"}
     return {"kind": "exception", "message": f"{name}: {text[:600]}"}
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Torch says it in several ways, and not always by type."""
-    if isinstance(error, MemoryError) or type(error).__name__ in ("OutOfMemoryError", "OutOfMemory"):
-        return True
-    text = str(error).lower()
-    signs = ("out of memory", "can't allocate memory", "not enough memory", "cublas_status_alloc_failed")
-    return isinstance(error, RuntimeError) and any(sign in text for sign in signs)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import torch
 from prony_node.contract import Plan, RequestError, Trial, files
 from prony_node.contract.record import FAILURES
 from prony_node.measure.device import MissingDevice
-from prony_node.measure.memory import OutOfMemory
+from prony_node.measure.out_of_memory import OutOfMemory
 from prony_node.supervise import rank
 
 FREE = "5.0 GiB of 8.0 GiB were free on cpu"

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# No deadline and no complaint about slow drawing: these machines are shared, and no test may depend on their speed.
+settings.register_profile("prony", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("prony")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -35,7 +35,7 @@ FREE = "5.0 GiB of 8.0 GiB were free on cpu"
         (MemoryError(), "out-of-memory", ""),
         (ValueError("ran out of memory of what to say"), "exception", "ValueError: ran out"),
         (RuntimeError("shape\n  mismatch"), "exception", "RuntimeError: shape mismatch"),
-        (ImportError("libcudart.so.12: cannot open shared object file"), "exception", "ImportError: libcudart"),
+        (ImportError("libcudart.so.12: cannot open shared object file"), "missing-library", "loaded here: libcudart"),
     ],
 )  # fmt: skip
 def test_a_failure_has_its_kind_and_a_sentence(error: Exception, kind: str, message: str) -> None:

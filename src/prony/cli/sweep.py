@@ -16,15 +16,16 @@ from prony.launch.node import ask_node
 from prony.plan.request import make_stop
 from prony.plan.sweep import interleave, make_grid
 from prony.report.numbers import format_share
+from prony_node.contract.errors import RequestError
 from prony_node.contract.record import read_record
 
 
 def sweep(
     workload: Annotated[str, typer.Argument(metavar="WORKLOAD", help="What to measure.")],
     settings: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(metavar="SETTING=VALUE,VALUE", help="Lists of values; every combination is run."),
-    ],
+    ] = None,
     repeats: Annotated[int, typer.Option(help="Runs of each trial, in fresh processes.")] = 1,
     tolerance: Annotated[str | None, typer.Option(help="Half-width of the 95 % interval to reach, such as 1%.")] = None,
     max_time: Annotated[str | None, typer.Option(help="Most time to measure each run, such as 120s or 2m.")] = None,
@@ -33,6 +34,8 @@ def sweep(
     out: Annotated[Path | None, typer.Option(help="Where run folders go (else $PRONY_RUNS, ./runs).")] = None,
 ) -> None:
     """Measure a grid of settings; what is finished is skipped when started again."""
+    if not settings:
+        raise RequestError("a sweep needs settings with values to try, such as batch_size=16,32,64")
     root = runs_root(out)
     stop = make_stop(tolerance, max_time)
     trials = make_grid(workload, settings)

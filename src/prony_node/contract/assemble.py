@@ -25,6 +25,7 @@ class Parts:
     result: dict[str, Any] = field(default_factory=dict)  # by the rank, at its end
     facts: dict[str, Any] = field(default_factory=dict)  # by the supervisor, at its start
     device: dict[str, Any] = field(default_factory=dict)  # by the rank, once it has the device
+    effective: dict[str, Any] = field(default_factory=dict)  # by the rank, before its first step
 
     @property
     def complete(self) -> bool:
@@ -39,7 +40,7 @@ def read_parts(folder: Path) -> Parts:
         document = files.read_json(folder / name)
         return document if isinstance(document, dict) else {}
 
-    return Parts(part(files.RESULT), part(files.FACTS), part(files.DEVICE))
+    return Parts(part(files.RESULT), part(files.FACTS), part(files.DEVICE), part(files.EFFECTIVE))
 
 
 def make_failure(kind: str, message: str) -> dict[str, str]:
@@ -104,7 +105,8 @@ def _record(
             record[name] = parts.result[name]
     record["checks"] = [*record["checks"], *checks]
     record["stop"]["reason"] = parts.result.get("stop_reason")
-    effective = parts.result.get("effective") or {}
+    record["unit"] = record["unit"] or parts.effective.get("unit")
+    effective = parts.result.get("effective") or parts.effective.get("effective") or {}
     if effective:
         record["trial"]["effective"] = effective
         record["trial"]["effective_hash"] = settings_hash(plan.trial.workload, effective)

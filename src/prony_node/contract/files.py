@@ -16,6 +16,7 @@ PLAN = "plan.json"
 RECORD = "record.json"
 FACTS = "facts.json"  # host and software, by the supervisor
 DEVICE = "device.json"  # torch and device, by the rank
+EFFECTIVE = "effective.json"  # the unit and every effective setting, by the rank before its first step
 RESULT = "result.json"  # what the rank measured, or how it failed
 PROGRESS = "progress.jsonl"  # a line now and then, for whoever watches
 STEPS = "steps.csv"  # the step series

@@ -113,6 +113,8 @@ class Run:
     def note_effective(self) -> None:
         self.found["effective"] = self.settings
         self.found["effective_hash"] = settings_hash(self.workload.name, self.settings)
+        known = {"unit": self.workload.unit, "effective": self.settings}
+        files.write_whole(self.folder / files.EFFECTIVE, known)  # for the record of a run that ends before its result
 
     def build(self) -> None:
         settings, seed = self.settings, int(self.settings["seed"])

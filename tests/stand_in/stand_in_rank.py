@@ -31,7 +31,7 @@ def main(plan_file: str, out: str) -> int:
         faulthandler.register(signal.SIGUSR1, file=stacks)
         for number, phase in enumerate(PHASES):
             if phase == "cold_start":
-                files.write_whole(folder / files.DEVICE, {"devices": [{"name": "stand-in", "kind": "cpu"}]})
+                files.write_whole(folder / files.DEVICE, {"name": "stand-in", "kind": "cpu"})
             line = {"time": time.time(), "phase": phase, "steps": 10 * number, "rate": 5.0}
             line |= {
                 "unit": "images/s",

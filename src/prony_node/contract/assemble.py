@@ -119,12 +119,11 @@ def _record(
 
 
 def _facts(parts: Parts) -> dict[str, Any]:
-    """Facts of both writers; what the rank saw of the software (torch) stands beside the rest."""
+    """Facts of both writers; what the rank saw of torch is software and stands with it."""
     facts: dict[str, Any] = {name: parts.facts[name] for name in ROOMS_OF_FACTS if name in parts.facts}
-    devices = parts.device.get("devices")
-    facts["devices"] = devices if isinstance(devices, list) else [parts.device] if parts.device else []
-    for name in ROOMS_OF_FACTS:
-        seen = parts.device.get(name) if isinstance(devices, list) else None
-        if isinstance(seen, dict):
-            facts[name] = {**facts.get(name, {}), **seen}
+    device = dict(parts.device)
+    torch = device.pop("torch", None)
+    if isinstance(torch, dict):
+        facts["software"] = {**facts.get("software", {}), "torch": torch}
+    facts["devices"] = [device] if device else []
     return facts

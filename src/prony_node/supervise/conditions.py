@@ -106,10 +106,8 @@ class Conditions:
             return [make_check("throttled", "unknown", f"conditions could not be judged: {reason}")]
 
     def _device(self) -> dict[str, Any]:
-        """The facts of the (first) device, as the rank wrote them."""
+        """The facts of the device, as the rank wrote them."""
         document = files.read_json(self._device_file)
-        if isinstance(document, dict) and isinstance(document.get("devices"), list):
-            document = next(iter(document["devices"]), None)
         return document if isinstance(document, dict) else {}
 
     def _sample(self) -> None:

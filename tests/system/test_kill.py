@@ -6,7 +6,6 @@ Most runs have a stand-in for the rank, which has the same phases in less time; 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import random
 import signal
@@ -33,7 +32,6 @@ STAND_IN = [(victim, phase, turn) for victim in VICTIMS for phase in PHASES for 
     ("controller", "indexing", 1),
 ]
 REAL = [(victim, phase, 0) for victim in VICTIMS for phase in ("import", "cold_start", "measure", "writing")]
-HAS_RANK = importlib.util.find_spec("prony_node.supervise.rank") is not None
 
 # Fifty in all, so that the promise is held at more than a lucky moment.
 assert len(STAND_IN) + len(REAL) == 50
@@ -57,7 +55,6 @@ def test_a_kill_leaves_one_record_and_no_process(root: Path, victim: str, phase:
     kill_somewhere(root, environment, victim, phase, f"{victim} {phase} {turn}")
 
 
-@pytest.mark.skipif(not HAS_RANK, reason="there is no rank to kill in this source tree")
 @pytest.mark.parametrize(("victim", "phase", "turn"), REAL)
 def test_a_kill_of_the_real_thing(root: Path, victim: str, phase: str, turn: int) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}

@@ -140,7 +140,7 @@ def main() -> int:
     print(text)
     if options.markdown:
         options.markdown.write_text(text, encoding="utf-8")
-    missed = sum(bool(row.misses()) for row in rows)
+    missed = sum(row.fails for row in rows)
     print(f"{len(rows)} cells: {len(rows) - missed} pass, {missed} miss")
     return 1 if missed else 0
 

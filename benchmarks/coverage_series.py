@@ -44,6 +44,13 @@ class Cell:
         return "-".join(part for part in parts if part)
 
     @property
+    def beyond_the_gate(self) -> str:
+        """Why no rule that stops after the minimum time can cover here; empty where the gate holds."""
+        if (self.kind, self.loop, self.ar, self.remedy) == ("outliers", "slow", 0.0, "") and self.variation < 0.2:
+            return "a 1 % event does not occur in 13 % of the windows of 200 steps; see min_steps"
+        return ""
+
+    @property
     def step_s(self) -> float:
         return LOOPS[self.loop][0]
 
@@ -147,6 +154,5 @@ def all_cells() -> list[Cell]:
         for ar in (0.0, 0.3, 0.6, 0.9)
         if ar in (0.0, 0.9) or (loop == "fast" and kind != "switch")
     ]
-    rare = [Cell("outliers", "slow", v, ar, "min_steps=1000") for v in (0.005, 0.05) for ar in (0.0, 0.9)]
-    wait = [Cell("slow levels", "fast", v, 0.6, "min_time_s=20") for v in (0.005, 0.05, 0.20)]
-    return grid + rare + wait
+    rare = [Cell("outliers", "slow", v, ar, "min_steps=2000") for v in (0.005, 0.05) for ar in (0.0, 0.9)]
+    return grid + rare

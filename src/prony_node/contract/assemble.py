@@ -33,6 +33,15 @@ class Parts:
         return self.result.get("status") == "ok"
 
 
+@dataclass(frozen=True)
+class Energy:
+    """What the run cost, as the supervisor knows it from the sampler."""
+
+    metrics: dict[str, Any] = field(default_factory=dict)
+    checks: list[dict[str, str]] = field(default_factory=list)
+    detail: dict[str, Any] = field(default_factory=dict)
+
+
 def read_parts(folder: Path) -> Parts:
     """The parts as far as they were written whole."""
 
@@ -59,20 +68,21 @@ def assemble(
     ended: str,
     failure: dict[str, str] | None = None,
     checks: Iterable[dict[str, str]] = (),
+    energy: Energy | None = None,
 ) -> dict[str, Any]:
     """The record of a run. `failure` is how the run ended, where someone other than the rank knows it.
 
     A result that was whole before the run ended badly stays good: what was measured was measured.
     The bad end is then a check.
     """
-    more = list(checks)
+    more = [*checks, *(energy.checks if energy else ())]
     if parts.complete and failure is not None:
         more.append(make_check("supervisor", "warn", f"all was measured, but then: {failure['message']}"))
         failure = None
     elif not parts.complete:
         failure = failure or _failure_of(parts.result)
     try:
-        return _record(plan, parts, started, ended, failure, more)
+        return _record(plan, parts, started, ended, failure, more, energy)
     except UNUSABLE as error:
         broken = failure or make_failure("exception", f"the rank's result does not make a record: {error}")
     try:
@@ -96,6 +106,7 @@ def _record(
     ended: str,
     failure: dict[str, str] | None,
     checks: list[dict[str, str]],
+    energy: Energy | None = None,
 ) -> dict[str, Any]:
     status = "ok" if failure is None else "interrupted" if failure["kind"] == "interrupted" else "failed"
     record = new_record(plan, status=status, started=started, ended=ended)
@@ -104,6 +115,9 @@ def _record(
         if parts.result.get(name) is not None:
             record[name] = parts.result[name]
     record["checks"] = [*record["checks"], *checks]
+    if energy is not None:
+        record["metrics"] = {**record["metrics"], **energy.metrics}
+        record["energy"] = energy.detail
     record["stop"]["reason"] = parts.result.get("stop_reason")
     record["unit"] = record["unit"] or parts.effective.get("unit")
     effective = parts.result.get("effective") or parts.effective.get("effective") or {}

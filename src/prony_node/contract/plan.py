@@ -17,7 +17,7 @@ class Stop:
     """When a run has seen enough."""
 
     tolerance: float = 0.01  # half-width of the 95 % interval over the rate
-    min_time_s: float = 5.0
+    min_time_s: float = 10.0
     max_time_s: float = 120.0
 
 
@@ -43,6 +43,7 @@ class Plan:
     hung_after_s: float = 300.0  # no step and no other sign of life for this long
     cold_start_after_s: float = 1800.0  # the same during cold start, when a compiler is silent for long
     time_limit_s: float | None = None  # for the whole run; None: as long as it takes
+    energy: bool = True  # sample power beside the run, where there is a sensor
     created: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -64,6 +65,7 @@ class Plan:
                 hung_after_s=float(document.get("hung_after_s", 300.0)),
                 cold_start_after_s=float(document.get("cold_start_after_s", 1800.0)),
                 time_limit_s=None if limit_s is None else float(limit_s),
+                energy=bool(document.get("energy", True)),
                 created=str(document.get("created", "")),
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:

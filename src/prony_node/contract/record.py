@@ -48,6 +48,7 @@ def new_record(plan: Plan, *, status: str, started: str, ended: str) -> dict[str
         "steady": None,
         "checks": [],
         "work": {},
+        "energy": None,
         "fingerprint": {"machine": None, "software": None},
         "facts": {},
     }

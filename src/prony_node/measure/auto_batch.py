@@ -11,10 +11,12 @@ from prony_node.contract.errors import RequestError
 from prony_node.contract.settings import Value
 from prony_node.measure import memory
 from prony_node.measure.out_of_memory import OutOfMemory, is_out_of_memory
-from prony_node.measure.protocol import Task
+from prony_node.measure.protocol import Batch, Task
 from prony_node.measure.step import Step
 
-SHARE = 0.94  # of the free memory: compiled code and a graph's own pool come on top of what is probed
+SHARE = 0.94  # of the free memory: compiled code comes on top of what is probed
+SHARE_WITH_GRAPHS = 0.86  # a graph's own pool cannot reuse what lies cached beside it, nor give anything back
+BATCHES_HELD = 5  # the fewest that lie on the device, and the graph's own inputs
 ATTEMPTS = 8
 
 
@@ -25,7 +27,7 @@ def largest_batch(task: Task, settings: dict[str, Value], device: torch.device, 
     known = memory.free_and_total(device)
     if known is None:
         raise RequestError(f"batch_size=auto needs to know the memory of {device}, which torch does not tell")
-    room = known[0] * SHARE
+    room = known[0] * (SHARE_WITH_GRAPHS if settings["graphs"] else SHARE)
     small, large = 8, 32
     first, second = _peak(task, settings, device, small), _peak(task, settings, device, large)
     if first is None or second is None:
@@ -54,16 +56,19 @@ def _round(batch: float) -> int:
 
 
 def _peak(task: Task, settings: dict[str, Value], device: torch.device, batch: int) -> int | None:
-    """Most memory that two eager steps of this batch reserve; None when it does not fit."""
+    """Most memory that a few eager steps of this batch take beside the batches held; None when it does not fit."""
     probe = {**settings, "batch_size": batch, "compile": "off", "graphs": False}
     samples = batch * int(settings.get("grad_accumulation", 1))
     module = torch.get_device_module(device)
     step: Step | None = None
+    held: list[Batch] = []
     try:
         memory.reset_peak(device)
         step = Step(task, probe, device)
         step.finish_model()
-        step.prepare(step.place(task.sample(torch.Generator(device).manual_seed(0), samples)))
+        generator = torch.Generator(device).manual_seed(0)
+        held = [step.place(task.sample(generator, samples)) for _ in range(BATCHES_HELD)]
+        step.prepare(held[0])
         torch.accelerator.synchronize()
         return int(module.max_memory_allocated(device))
     except RuntimeError as error:
@@ -71,6 +76,6 @@ def _peak(task: Task, settings: dict[str, Value], device: torch.device, batch: i
             raise
         return None
     finally:
-        step = None  # before the cache is emptied
+        step, held = None, []  # before the cache is emptied
         gc.collect()
         module.empty_cache()

@@ -15,6 +15,10 @@ LOOK_GROWTH = 1.3
 WINDOW_TO_CUT = 2.0
 # By how much an interval may be too narrow that was taken from a window shorter than the slowest variation.
 SLOW_FACTOR = 3.0
+# Clocks and loaders vary over seconds. A window shorter than this may not show it, so it is believed only where
+# its interval is so many times narrower than asked.
+LONG_WINDOW_S = 20.0
+SHORT_WINDOW_FACTOR = 4.0
 
 
 @dataclass(frozen=True)
@@ -32,9 +36,9 @@ class StopRule:
 
     tolerance: float = 0.01
     confidence: float = 0.95
-    min_time_s: float = 5.0
+    min_time_s: float = 10.0
     max_time_s: float = 120.0
-    min_independent_blocks: float = 30.0
+    min_independent_blocks: float = 35.0
     min_steps: int = 1
     drift_limit: float = 0.02
 
@@ -120,6 +124,8 @@ class Tracker:
             return f"only {found.independent_blocks:.0f} blocks are effectively independent"
         if found.slow and SLOW_FACTOR * found.relative_half_width > rule.tolerance:
             return "the slowest variation is as long as the window, so its interval cannot be trusted yet"
+        if found.window_s < LONG_WINDOW_S and SHORT_WINDOW_FACTOR * found.relative_half_width > rule.tolerance:
+            return f"a window under {LONG_WINDOW_S:.0f} s must be {SHORT_WINDOW_FACTOR:.0f} times better than asked"
         if found.relative_half_width > rule.tolerance:
             return f"the interval of {100 * found.relative_half_width:.2g} % is wider than the tolerance"
         return ""

@@ -43,6 +43,7 @@ def series(run: Run, window: Window) -> None:
     estimate = run.tracker.estimate()
     run.found["steady"] = dataclasses.asdict(estimate) if estimate else None
     cut_s, cut_steps = (estimate.cut_s, estimate.cut_steps) if estimate else (0.0, 0)
+    run.found["loop_monotonic"] = list(window.monotonic)
     run.found["window_monotonic"] = [window.monotonic[0] + cut_s, window.monotonic[1]]
     steps = window.steps - cut_steps
     run.phases["warm_up"]["seconds"] += cut_s

@@ -32,6 +32,7 @@ from prony_node.measure.usage import CpuUsage
 from prony_node.parallel.cores import allowed_cores, bind, wanted_cores
 from prony_node.stats import StopRule, Tracker
 from prony_node.supervise import judge
+from prony_node.supervise.energy import with_energy
 from prony_node.supervise.progress import Progress
 from prony_node.workloads import build_task, find_workload
 
@@ -96,6 +97,7 @@ class Run:
         self.workload = find_workload(self.plan.trial.workload)
         allowed = allowed_cores()
         self.cores = wanted_cores(str(requested["cores"]), allowed) if "cores" in requested else allowed
+        self.found["device_from_monotonic"] = time.monotonic()  # until here the device was not ours
         self.device = choose_device(str(requested.get("device", "auto")))
         files.write_whole(self.folder / files.DEVICE, device_facts(str(self.device)))
         self.settings = self.workload.effective(requested, machine_of(self.device, len(self.cores)))
@@ -184,6 +186,7 @@ class Run:
 
     def measure(self, step_s: float) -> Window:
         block_steps = steps_per_block(step_s)
+        self.rule = with_energy(self.rule, self.folder, self.device.type)
         self.tracker = Tracker(self.rule)
         self.progress.rule = self.rule
         self.progress.phase("measure")

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from prony_node.contract import files
-from prony_node.contract.assemble import Parts, assemble, make_failure, read_parts
+from prony_node.contract.assemble import Energy, Parts, assemble, make_failure, read_parts
 from prony_node.contract.errors import RequestError
 from prony_node.contract.plan import Plan
 from prony_node.supervise.claim import claim, load_plan
 from prony_node.supervise.conditions import Conditions, FactsWriter
+from prony_node.supervise.energy import energy_of_run, start_sampler
 from prony_node.supervise.host_memory import OutOfMemoryWitness
 from prony_node.supervise.parent import (
     adopt_orphans,
@@ -59,20 +60,26 @@ class Ending:
 
     failure: dict[str, str] | None
     checks: list[dict[str, str]]
+    energy: Energy
 
 
 def _run(plan: Plan, folder: Path, wake: Wake) -> Ending:
     conditions = Conditions(folder)
     facts = FactsWriter(folder)
+    sampler = start_sampler(plan, folder)
     try:
         failure = _watch_rank(plan, folder, wake, conditions, facts)
     except Exception as error:  # ours, not the rank's: it must end as a record too
         failure = make_failure("exception", f"the supervisor failed: {type(error).__name__}: {error}")
+    if sampler is not None:
+        sampler.end()
     facts.finish()
     stacks = folder / files.STACKS  # opened by the rank at its start, in case it hangs
     if stacks.exists() and not stacks.stat().st_size:
         stacks.unlink()
-    return Ending(failure, conditions.finish(read_parts(folder).result.get("window_monotonic")))
+    parts = read_parts(folder)
+    checks = conditions.finish(parts.result.get("window_monotonic"))
+    return Ending(failure, checks, energy_of_run(plan, folder, parts))
 
 
 def _watch_rank(
@@ -155,6 +162,7 @@ def _write_record(plan: Plan, folder: Path, ending: Ending, started: str) -> int
         ended=_utc_now(),
         failure=ending.failure,
         checks=ending.checks,
+        energy=ending.energy,
     )
     try:
         if not files.write_once(folder / files.RECORD, record):

@@ -1,0 +1,198 @@
+"""From a recording to figures: the energy of each part over a window, and of the node without counting anything twice."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from prony_node.power.recording import Recording, Trace
+from prony_node.power.sensor import Sensor
+from prony_node.power.window import NoEnergy, WindowEnergy, energy_of, integrated
+
+MEASURED = "measured"
+LOWER_BOUND = "sum of devices, a lower bound"
+IDLE_AT_LEAST_S = 1.0
+
+
+@dataclass(frozen=True)
+class PartEnergy:
+    """The energy of one part, and what stands beside it."""
+
+    part: str
+    scope: str
+    label: str
+    figure: WindowEnergy | None
+    reason: str = ""  # why there is no figure
+    beside: WindowEnergy | None = None  # the same window by another way
+    peak_w: float | None = None
+    peak_sensor: str = ""
+    thirds_w: tuple[float, ...] = ()
+    notes: tuple[str, ...] = ()  # of its sensors, within the window
+
+    @property
+    def difference(self) -> float | None:
+        """How far the other way is off, relative to the figure."""
+        if self.figure is None or self.beside is None or self.figure.energy_j <= 0:
+            return None
+        return self.beside.energy_j / self.figure.energy_j - 1.0
+
+    @property
+    def allowed(self) -> float | None:
+        """How far it may be off by the uncertainties of both."""
+        if self.figure is None or self.beside is None or self.figure.energy_j <= 0:
+            return None
+        return math.hypot(self.figure.uncertainty_j, self.beside.uncertainty_j) / self.figure.energy_j
+
+    @property
+    def drift(self) -> float | None:
+        """Largest difference between the mean powers of the thirds of the window, relative."""
+        mean_w = sum(self.thirds_w) / len(self.thirds_w) if self.thirds_w else 0.0
+        return (max(self.thirds_w) - min(self.thirds_w)) / mean_w if mean_w > 0 else None
+
+
+@dataclass(frozen=True)
+class NodeEnergy:
+    """The node: one sensor that measures all of it, or the sum of what was measured of it."""
+
+    how: str
+    energy_j: float
+    uncertainty_j: float
+    seconds: float
+    power_w: float
+    parts: list[str] = field(default_factory=list)
+
+
+def part_energies(recording: Recording, start_s: float, end_s: float) -> list[PartEnergy]:
+    """Every part of the recording, in its order."""
+    parts = dict.fromkeys((trace.sensor.part for trace in recording.traces))
+    return [part_energy(recording.of_part(part), start_s, end_s) for part in parts]
+
+
+def part_energy(traces: list[Trace], start_s: float, end_s: float) -> PartEnergy:
+    """The best figure that these traces of one part give: a counter before an integral, a certain before an unsure."""
+    first = traces[0].sensor
+    reasons: list[str] = []
+    counted, summed = [], []
+    for trace in traces:
+        try:
+            found = energy_of(trace, start_s, end_s)
+        except NoEnergy as no:
+            reasons.append(f"{trace.sensor.id.partition(' ')[0]}: {no}")
+            continue
+        (counted if found.method == "counter" else summed).append(found)
+    best = min(counted or summed, key=lambda found: found.uncertainty_j, default=None)
+    notes = tuple(
+        f"{trace.sensor.id.partition(' ')[0]}: {note}"
+        for trace in traces
+        for at_s, note in trace.notes
+        if start_s <= at_s <= end_s
+    )
+    if best is None:
+        lost = [note for trace in traces for _, note in trace.notes]
+        why = "; ".join([*reasons, *lost[-1:]]) or "no sensor of it gave a reading"
+        return PartEnergy(first.part, first.scope, _part_label(first), None, why, notes=notes)
+    trace = next(trace for trace in traces if trace.sensor == best.sensor)
+    peak_w, peak_sensor = _peak(traces, best.start_s, best.end_s)
+    return PartEnergy(
+        part=best.sensor.part,
+        scope=best.sensor.scope,
+        label=_part_label(best.sensor),
+        figure=best,
+        beside=_beside(traces, best),
+        peak_w=peak_w,
+        peak_sensor=peak_sensor,
+        thirds_w=_thirds(trace, best),
+        notes=notes,
+    )
+
+
+def _part_label(sensor: Sensor) -> str:
+    """What the part is called: a sensor's label without what it says of the sensor."""
+    return sensor.label.partition(",")[0]
+
+
+def _beside(traces: list[Trace], best: WindowEnergy) -> WindowEnergy | None:
+    """Power readings integrated between the same two instants: those that are surest."""
+    found = []
+    for trace in traces:
+        if trace.sensor.kind == "counter" or trace.sensor == best.sensor:
+            continue
+        try:
+            found.append(integrated(trace, best.start_s, best.end_s))
+        except NoEnergy:
+            continue
+    return min(found, key=lambda one: one.uncertainty_j, default=None)
+
+
+def _peak(traces: list[Trace], start_s: float, end_s: float) -> tuple[float | None, str]:
+    """The highest reading of the quickest power sensor; a counter alone tells none."""
+    order = {"instantaneous": 0, "average": 1, "model": 2}
+    able = [t for t in traces if t.sensor.kind in order]
+    for trace in sorted(able, key=lambda t: (order[t.sensor.kind], t.sensor.period_s or math.inf)):
+        values = [r.value for r in trace.readings if start_s <= r.after_s <= end_s]
+        if values:
+            return max(values), trace.sensor.id
+    return None, ""
+
+
+def _thirds(trace: Trace, best: WindowEnergy) -> tuple[float, ...]:
+    third_s = best.seconds / 3.0
+    found = []
+    for number in range(3):
+        start_s = best.start_s + number * third_s
+        try:
+            found.append(energy_of(trace, start_s, start_s + third_s).power_w)
+        except NoEnergy:
+            return ()  # the window is too short to be cut
+    return tuple(found)
+
+
+def idle_power(recording: Recording, part: str, before_s: float) -> tuple[float | None, str]:
+    """Mean power of a part before this instant, where it was idle; or the reason why it is not known."""
+    busy = (recording.about.get("busy_at_start") or {}).get(part)
+    if busy is None:
+        return None, "whether it was idle before the run cannot be told"
+    if busy:
+        return None, f"it was not idle before the run: {busy}"
+    for trace in recording.of_part(part):
+        if trace.sensor.kind not in ("instantaneous", "average"):
+            continue
+        inside = [r for r in trace.readings if r.after_s <= before_s]
+        if len(inside) >= 5 and inside[-1].after_s - inside[0].after_s >= IDLE_AT_LEAST_S:
+            return math.fsum(r.value for r in inside) / len(inside), trace.sensor.id
+    return None, f"it was sampled for less than {IDLE_AT_LEAST_S:.0f} s before the run"
+
+
+def node_energy(parts: list[PartEnergy], sensors: list[Sensor]) -> NodeEnergy | None:
+    """The node from its own sensor; else the sum of the parts that no other part contains."""
+    known = [part for part in parts if part.figure is not None]
+    for part in known:
+        if part.scope == "node":
+            return _sum(MEASURED, [part])
+    inside = contained(sensors)
+    outermost = [part for part in known if part.part not in inside]
+    return _sum(LOWER_BOUND, outermost) if outermost else None
+
+
+def contained(sensors: list[Sensor]) -> set[str]:
+    """The parts that lie inside another part that is measured here.
+
+    A module's own meter knows that it holds GPUs, not which; and NVIDIA's driver may tell of the same module a second
+    time: with the kernel's meters of the modules present, every GPU and every module of the driver is inside them.
+    """
+    inside = {name for sensor in sensors for name in sensor.contains}
+    if any(name.startswith("gpus-of-module") for name in inside):
+        inside |= {s.part for s in sensors if s.reader == "nvidia"}
+    return inside
+
+
+def _sum(how: str, parts: list[PartEnergy]) -> NodeEnergy:
+    figures = [part.figure for part in parts if part.figure is not None]
+    return NodeEnergy(
+        how=how,
+        energy_j=math.fsum(f.energy_j for f in figures),
+        uncertainty_j=math.hypot(*(f.uncertainty_j for f in figures)),
+        seconds=max(f.seconds for f in figures),
+        power_w=math.fsum(f.power_w for f in figures),
+        parts=[part.part for part in parts],
+    )

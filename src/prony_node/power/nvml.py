@@ -1,0 +1,179 @@
+"""NVML's questions and answers in watts and joules. What NVML refuses, or answers with nonsense, raises SensorLost."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import Any
+
+from prony_node.power.sensor import SensorLost, Unavailable
+
+# Numbers of NVML's interface, which it keeps for ever (nvml.h).
+FIELD_AVERAGE, FIELD_INSTANT = 185, 186
+GPU_ALONE, MODULE = 0, 1  # scopes of a power field
+TOTAL_POWER_SAMPLES = 0
+ERROR_NOT_FOUND, ERROR_INSUFFICIENT_SIZE = 6, 7
+VALUE_TYPES = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
+MOST_W = 100e3  # NVML's word for "not available" is the largest number of its type; no GPU is near this
+
+
+class Nvml:
+    """NVML, started; ended by `close`."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+        self.mig_uuids: set[str] = set()
+
+    def ask(self, function: str, *arguments: Any) -> Any:
+        call = getattr(self.module, function, None)
+        if call is None:
+            raise SensorLost(f"this nvidia-ml-py does not know {function}; a newer one may")
+        try:
+            answer = call(*arguments)
+        except Exception as error:  # NVML's own errors, and ctypes' where driver and bindings disagree
+            raise SensorLost(f"NVML refuses {function}: {str(error) or type(error).__name__}") from error
+        return answer.decode("utf-8", "replace") if isinstance(answer, bytes) else answer
+
+    def handles(self) -> tuple[dict[str, Any], list[str]]:
+        """The GPUs that may be opened, by UUID in the order of the PCI bus, and a note on those that may not."""
+        try:
+            count = int(self.ask("nvmlDeviceGetCount"))
+        except (SensorLost, TypeError, ValueError) as error:
+            raise Unavailable(f"NVML does not say how many GPUs there are: {error}") from error
+        found, refused = {}, ""
+        for index in range(min(count, 1024)):
+            try:
+                handle = self.ask("nvmlDeviceGetHandleByIndex", index)
+                found[str(self.ask("nvmlDeviceGetUUID", handle))] = handle
+            except SensorLost as error:
+                refused = str(error)
+        closed = count - len(found)
+        return found, [f"{closed} of {count} GPUs may not be opened: {refused}"] if closed else []
+
+    def slices(self, uuid: str, handle: Any) -> tuple[tuple[str, ...], ...]:
+        """The names of each MIG slice, new form and old; none when the GPU is not sliced."""
+        names: list[tuple[str, ...]] = []
+        try:
+            now, _ = self.ask("nvmlDeviceGetMigMode", handle)
+            if now != 1:
+                return ()
+            self.mig_uuids.add(uuid)
+            count = int(self.ask("nvmlDeviceGetMaxMigDeviceCount", handle))
+        except (SensorLost, TypeError, ValueError):  # a GPU that cannot be sliced refuses the question
+            return ()
+        for index in range(min(count, 64)):
+            try:
+                piece = self.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
+                new = str(self.ask("nvmlDeviceGetUUID", piece))
+                where = [self.ask(f"nvmlDeviceGet{what}InstanceId", piece) for what in ("Gpu", "Compute")]
+            except SensorLost:  # fewer slices than could be
+                continue
+            names.append((new, f"MIG-{uuid}/{where[0]}/{where[1]}"))
+        return tuple(names)
+
+    def is_mig(self, uuid: str) -> bool:
+        return uuid in self.mig_uuids
+
+    def name(self, handle: Any) -> str:
+        try:
+            return str(self.ask("nvmlDeviceGetName", handle))
+        except SensorLost:
+            return "NVIDIA GPU"
+
+    def capability(self, handle: Any) -> tuple[int, int] | None:
+        try:
+            major, minor = self.ask("nvmlDeviceGetCudaComputeCapability", handle)
+            return int(major), int(minor)
+        except (SensorLost, TypeError, ValueError):
+            return None
+
+    def energy_j(self, handle: Any) -> float:
+        return _number(self.ask("nvmlDeviceGetTotalEnergyConsumption", handle), 1e15, "energy in mJ") / 1000
+
+    def usage_w(self, handle: Any) -> float:
+        return _watts(self.ask("nvmlDeviceGetPowerUsage", handle))
+
+    def field_w(self, handle: Any, number: int, scope: int = GPU_ALONE) -> float:
+        """A power field; of the GPU it is asked without scope, which bindings before that word also understand."""
+        values = self.ask("nvmlDeviceGetFieldValues", handle, [(number, scope) if scope else number])
+        try:
+            value = values[0]
+            code = value.nvmlReturn
+            answer = getattr(value.value, VALUE_TYPES[value.valueType]) if code == 0 else None
+        except (AttributeError, KeyError, TypeError, IndexError) as error:
+            raise SensorLost(f"NVML answers field {number} in a form that is not known: {error}") from error
+        if answer is None:
+            raise SensorLost(f"NVML refuses field {number} of scope {scope} with its error {code}")
+        return _watts(answer)
+
+    def samples(self, handle: Any, since_us: int) -> list[tuple[int, float]]:
+        """Stamps in microseconds of the wall clock, and watts, oldest first; empty when there is nothing new."""
+        try:
+            kind, rows = self.ask("nvmlDeviceGetSamples", handle, TOTAL_POWER_SAMPLES, since_us)
+            found = [(int(row.timeStamp), getattr(row.sampleValue, VALUE_TYPES[kind])) for row in rows]
+        except SensorLost as lost:
+            if getattr(lost.__cause__, "value", None) in (ERROR_NOT_FOUND, ERROR_INSUFFICIENT_SIZE):
+                return []
+            raise
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+            raise SensorLost(f"NVML answers its power samples in a form that is not known: {error}") from error
+        good = [(stamp, value / 1000) for stamp, value in found if stamp > 0 and _is_power(value)]
+        if found and not good:
+            raise SensorLost(f"NVML's power samples hold no power: {found[-1][1]!r} mW")
+        return good
+
+    def pids(self, handle: Any) -> list[int] | None:
+        """Of compute and graphics processes that NVML shows here; None when it refuses both lists."""
+        pids: set[int] = set()
+        refused = 0
+        for kind in ("Compute", "Graphics"):
+            try:
+                pids |= {int(one.pid) for one in self.ask(f"nvmlDeviceGet{kind}RunningProcesses", handle)}
+            except (SensorLost, TypeError, ValueError, AttributeError):
+                refused += 1
+        return None if refused == 2 else sorted(pids)
+
+    def utilisation_percent(self, handle: Any) -> int | None:
+        try:
+            return int(self.ask("nvmlDeviceGetUtilizationRates", handle).gpu)
+        except (SensorLost, TypeError, ValueError, AttributeError, OverflowError):
+            return None
+
+    def limit_w(self, handle: Any) -> float | None:
+        try:
+            return _watts(self.ask("nvmlDeviceGetEnforcedPowerLimit", handle))
+        except SensorLost:
+            return None
+
+    def close(self) -> None:
+        with contextlib.suppress(SensorLost):  # nothing is left that it could be told
+            self.ask("nvmlShutdown")
+
+
+def open_nvml() -> Nvml:
+    """NVML ready to be asked; Unavailable with the reason."""
+    try:
+        import pynvml
+    except Exception as error:  # absent, or a broken installation
+        why = f"nvidia-ml-py cannot be imported ({type(error).__name__}: {error}); install it to read NVIDIA GPUs"
+        raise Unavailable(why) from error
+    nvml = Nvml(pynvml)
+    try:
+        nvml.ask("nvmlInit")
+    except SensorLost as error:
+        raise Unavailable(f"NVML does not start, so no NVIDIA driver is at work here: {error}") from error
+    return nvml
+
+
+def _is_power(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value) and 0 <= value <= MOST_W * 1000
+
+
+def _watts(value: Any) -> float:
+    return _number(value, MOST_W * 1000, "power in mW") / 1000
+
+
+def _number(value: Any, most: float, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= most:
+        raise SensorLost(f"NVML answers {what} with {value!r}, which is none")
+    return float(value)

@@ -1,0 +1,137 @@
+"""What the sampler writes and everyone else reads: power.json says which sensors, power.csv what they read.
+
+The CSV grows line by line while sampling goes on; a line that was cut by a kill or a full disk is passed over.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, TextIO
+
+from prony_node.contract import files
+from prony_node.contract.errors import RequestError
+from prony_node.contract.plan import check_schema
+from prony_node.power.sensor import Reading, Sensor
+
+POWER_VERSION = 1
+POWER_SCHEMA = f"prony.power/{POWER_VERSION}"
+HEADER = ("before_s", "after_s", "sensor", "value", "note")
+FLUSH_EVERY_S = 0.25
+
+
+@dataclass
+class Trace:
+    """The readings of one sensor in the order of time, and what happened to it."""
+
+    sensor: Sensor
+    readings: list[Reading] = field(default_factory=list)
+    notes: list[tuple[float, str]] = field(default_factory=list)  # when, and what: gone, came back
+
+
+@dataclass
+class Recording:
+    """The traces of a node, by sensor, and why readers were not there."""
+
+    traces: list[Trace] = field(default_factory=list)
+    reasons: dict[str, str] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)
+
+    def of_part(self, part: str) -> list[Trace]:
+        return [trace for trace in self.traces if trace.sensor.part == part]
+
+
+class Writer:
+    """Writes a recording as it is made."""
+
+    def __init__(self, folder: Path, sensors: Iterable[Sensor], about: dict[str, Any]) -> None:
+        self._sensors = list(sensors)
+        self._number = {sensor.id: number for number, sensor in enumerate(self._sensors)}
+        self._folder, self._about = folder, about
+        self._file: TextIO = (folder / files.POWER_SAMPLES).open("w", encoding="utf-8", newline="")
+        self._csv = csv.writer(self._file)
+        self._csv.writerow(HEADER)
+        self._flushed_s = time.monotonic()
+        self.describe({})
+
+    def describe(self, more: dict[str, Any]) -> None:
+        """Write power.json, whole: at the start, and once more when the sampler knows more."""
+        document = {"schema": POWER_SCHEMA, **self._about, **more, "sensors": [asdict(s) for s in self._sensors]}
+        files.write_whole(self._folder / files.POWER, document)
+
+    def add(self, sensor: Sensor, readings: Iterable[Reading]) -> None:
+        number = self._number[sensor.id]
+        for reading in readings:
+            times = (f"{reading.before_s:.6f}", f"{reading.after_s:.6f}")
+            self._csv.writerow((*times, number, f"{reading.value:.10g}", ""))
+        self._flush_now_and_then()
+
+    def note(self, sensor: Sensor, at_s: float, text: str) -> None:
+        self._csv.writerow((f"{at_s:.6f}", f"{at_s:.6f}", self._number[sensor.id], "", text))
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _flush_now_and_then(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._flushed_s >= FLUSH_EVERY_S:
+            self._file.flush()
+            self._flushed_s = now_s
+
+
+def read_recording(folder: Path) -> Recording | None:
+    """The recording in a folder, as far as it was written; None when there is none. The samples may be gzipped."""
+    document = files.read_json(folder / files.POWER)
+    if document is None:
+        return None
+    check_schema(document, "prony.power", POWER_VERSION)
+    try:
+        sensors = [sensor_from_json(entry) for entry in document["sensors"]]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RequestError(f"{folder / files.POWER} does not describe sensors: {error}") from error
+    about = {name: value for name, value in document.items() if name not in ("schema", "sensors", "reasons")}
+    recording = Recording([Trace(sensor) for sensor in sensors], dict(document.get("reasons") or {}), about)
+    for line in csv.reader(_lines(folder / files.POWER_SAMPLES)):
+        _add_line(recording.traces, line)
+    for trace in recording.traces:
+        trace.readings.sort(key=lambda reading: reading.after_s)
+    return recording
+
+
+def sensor_from_json(entry: dict[str, Any]) -> Sensor:
+    """A sensor of a recording; words that a newer Prony added are passed over."""
+    known = {f.name for f in fields(Sensor)}
+    values = {name: value for name, value in entry.items() if name in known}
+    values["contains"] = tuple(values.get("contains") or ())
+    return Sensor(**values)
+
+
+def _lines(path: Path) -> Iterable[str]:
+    packed = path.with_name(path.name + ".gz")
+    try:
+        data = gzip.decompress(packed.read_bytes()) if packed.exists() else path.read_bytes()
+    except (FileNotFoundError, EOFError, gzip.BadGzipFile):
+        return []
+    return io.StringIO(data.decode("utf-8", "replace").replace("\0", ""))
+
+
+def _add_line(traces: list[Trace], line: list[str]) -> None:
+    try:
+        before_s, after_s, number = float(line[0]), float(line[1]), int(line[2])
+        value, note = line[3], line[4]
+        if number < 0 or not math.isfinite(before_s) or not before_s <= after_s < math.inf:
+            return
+        trace = traces[number]
+        if note:
+            trace.notes.append((before_s, note))
+        elif math.isfinite(float(value)):
+            trace.readings.append(Reading(before_s, after_s, float(value)))
+    except (ValueError, IndexError):
+        return  # the header, or a line that was never finished

@@ -1,0 +1,179 @@
+"""The sampler: one process a node that reads every sensor and writes as it goes.
+
+    python -m prony_node.power.sampler FOLDER [--interval 0.05] [--readers nvidia,rapl] [--users FILE]
+
+One thread a reader, so that a management controller that takes a second does not keep a GPU waiting. Reads are
+jittered: a periodic load must not meet a periodic reader. It ends on SIGTERM or SIGINT, when its parent is gone, or, with
+--users, when no process holds that file's lock any more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from prony_node.power.recording import Writer
+from prony_node.power.sensor import Reader, Reading, Sensor, SensorLost
+from prony_node.power.table import open_readers
+
+INTERVAL_S = 0.05
+BUFFER_EVERY_S = 0.5  # of a driver that keeps its readings itself
+JITTER = (0.75, 1.25)
+MOST_BUSY = 0.1  # a reader spends at most this share of its time asking
+RETRY_S = 1.0
+GIVE_UP_AFTER = 30
+LOOK_EVERY_S = 0.25
+NICENESS = 5
+
+
+class ReaderThread(threading.Thread):
+    """Reads the sensors of one reader in turn until told to stop."""
+
+    def __init__(self, reader: Reader, writer: Writer, lock: threading.Lock, interval_s: float) -> None:
+        super().__init__(name=f"power {reader.id}", daemon=True)
+        self._reader, self._writer, self._lock = reader, writer, lock
+        self._interval_s = interval_s
+        self._due_s = dict.fromkeys(reader.sensors, 0.0)
+        self._failures = dict.fromkeys(reader.sensors, 0)
+        self.stop = threading.Event()
+
+    def run(self) -> None:
+        while self._due_s and not self.stop.is_set():
+            sensor = min(self._due_s, key=self._due_s.__getitem__)
+            wait_s = self._due_s[sensor] - time.monotonic()
+            if wait_s > 0 and self.stop.wait(wait_s):
+                break
+            self._read(sensor)
+        for sensor in list(self._due_s):  # once more, so that the end of a window is inside
+            self._read(sensor)
+
+    def _read(self, sensor: Sensor) -> None:
+        before_s = time.monotonic()
+        try:
+            answer = self._reader.read(sensor)
+        except SensorLost as lost:
+            self._lose(sensor, before_s, str(lost))
+            return
+        except Exception as error:  # a vendor's library in a bad moment: as good as lost
+            self._lose(sensor, before_s, f"{type(error).__name__}: {error}")
+            return
+        after_s = time.monotonic()
+        several = isinstance(answer, list)
+        readings = answer if isinstance(answer, list) else [Reading(before_s, after_s, float(answer))]
+        with self._lock:
+            if self._failures[sensor]:
+                self._writer.note(sensor, after_s, "it answers again")
+            self._writer.add(sensor, readings)
+        self._failures[sensor] = 0
+        interval_s = BUFFER_EVERY_S if several else self._interval_s * random.uniform(*JITTER)
+        self._due_s[sensor] = after_s + max(interval_s, (after_s - before_s) / MOST_BUSY)
+
+    def _lose(self, sensor: Sensor, at_s: float, reason: str) -> None:
+        self._failures[sensor] += 1
+        if self._failures[sensor] == 1:
+            with self._lock:
+                self._writer.note(sensor, at_s, f"it does not answer: {reason}")
+        if self._failures[sensor] >= GIVE_UP_AFTER:
+            del self._due_s[sensor]
+        else:
+            self._due_s[sensor] = time.monotonic() + RETRY_S
+
+
+def sample(folder: Path, *, interval_s: float, readers: list[str], stop: threading.Event, users: Path | None) -> int:
+    """Sample into `folder` until told to stop; the exit code."""
+    opened = open_readers(readers)
+    sensors = [sensor for reader in opened.readers for sensor in reader.sensors]
+    started = {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "started_monotonic_s": time.monotonic(),
+        "interval_s": interval_s,
+        "reasons": opened.reasons,
+        **_state(opened.readers),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        writer = Writer(folder, sensors, started)
+    except OSError as error:
+        print(f"the sampler cannot write in {folder}: {error.strerror or error}", file=sys.stderr)
+        return 1
+    lock = threading.Lock()
+    threads = [ReaderThread(reader, writer, lock, interval_s) for reader in opened.readers]
+    for thread in threads:
+        thread.start()
+    parent = os.getppid()
+    while not stop.wait(LOOK_EVERY_S):
+        if (os.getppid() != parent if users is None else not _in_use(users)) or not sensors:
+            break
+    for thread in threads:
+        thread.stop.set()
+    for thread in threads:
+        thread.join(2.0)
+    with lock:
+        writer.describe({"ended_monotonic_s": time.monotonic()})
+        writer.close()
+    for reader in opened.readers:
+        reader.close()
+    return 0
+
+
+def _state(readers: list[Reader]) -> dict[str, Any]:
+    """What each device was doing when sampling began, its power limit, and notes of the readers."""
+    busy: dict[str, str | None] = {}
+    limits_w: dict[str, float] = {}
+    notes: list[str] = []
+    for reader in readers:
+        for part in dict.fromkeys(sensor.part for sensor in reader.sensors):
+            busy[part] = reader.busy(part)
+            limit_w = reader.limit_w(part) if hasattr(reader, "limit_w") else None
+            if limit_w:
+                limits_w[part] = limit_w
+        notes += getattr(reader, "notes", [])
+    return {"busy_at_start": busy, "limits_w": limits_w, "notes": notes}
+
+
+def _in_use(users: Path) -> bool:
+    """Whether any process holds the lock of this file; one that was killed does not."""
+    try:
+        with users.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def main(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m prony_node.power.sampler", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--interval", type=float, default=INTERVAL_S, help="seconds between two reads of a sensor")
+    parser.add_argument("--readers", default="", help="names with commas between; all by default")
+    parser.add_argument("--users", type=Path, help="sample as long as someone holds the lock of this file")
+    options = parser.parse_args(words)
+    stop = threading.Event()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, signal.SIG_IGN if options.users else end)
+    try:
+        os.nice(NICENESS)
+    except OSError:
+        pass
+    readers = [name for name in options.readers.split(",") if name]
+    return sample(options.folder, interval_s=options.interval, readers=readers, stop=stop, users=options.users)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,86 @@
+"""What a reader is, and what it states of each of its sensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+KINDS = ("counter", "average", "instantaneous", "model")
+SCOPES = ("gpu", "module", "package", "dram", "node")
+EVIDENCE = ("hardware", "recording", "documented format")
+
+
+class Unavailable(Exception):
+    """A reader, or one sensor, cannot be had here; the message is a sentence that says why and what would help."""
+
+
+class SensorLost(Exception):
+    """A sensor that was there does not answer any more, or answers nonsense; the message says what it said."""
+
+
+@dataclass(frozen=True)
+class Sensor:
+    """One quantity of one part of this node, with what its reader knows of it.
+
+    A counter reads joules, everything else watts. `part` names what is measured (a device's UUID, "package-0",
+    "node") and `contains` the parts that lie inside it, so that nothing is added twice. What it averages over,
+    how often it changes and how true it is are what the vendor or a study states: the period is probed while sampling.
+    """
+
+    id: str  # unique on the node: "nvidia.energy GPU-5f1c..."
+    reader: str
+    kind: str
+    scope: str
+    part: str
+    label: str  # for a person: "NVIDIA H200, energy counter"
+    contains: tuple[str, ...] = ()
+    evidence: str = "documented format"
+    period_s: float | None = None  # between two changes, as stated
+    window_s: float | None = None  # that one reading averages over
+    seen_share: float = 1.0  # of the time that the sensor looks at
+    resolution: float = 0.0  # smallest step of a reading, in its unit
+    wraps_at_j: float | None = None  # where a counter starts again from zero
+    uncertainty: float | None = None  # of the calibration, relative
+    uncertainty_source: str = ""
+    privileged: bool = False  # needs rights that a user commonly lacks
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS or self.scope not in SCOPES or self.evidence not in EVIDENCE:
+            raise ValueError(f"sensor {self.id} states kind {self.kind}, scope {self.scope}, evidence {self.evidence}")
+
+    @property
+    def unit(self) -> str:
+        return "J" if self.kind == "counter" else "W"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A value and when it held: for a value asked for, some instant between `before_s` and `after_s`.
+
+    Times are those of the monotonic clock. A driver that stamps its readings itself gives both the same.
+    """
+
+    before_s: float
+    after_s: float
+    value: float
+
+
+class Reader(Protocol):
+    """One way to ask a machine for its power. Opening one finds its sensors, or raises Unavailable.
+
+    Made by `open_reader` in the reader's file. Third parties add theirs through the entry point `prony.power_readers`.
+    """
+
+    id: str
+    sensors: Sequence[Sensor]
+
+    def read(self, sensor: Sensor) -> float | list[Reading]:
+        """The value now; or the readings since the last call, from a driver that keeps them. Raises SensorLost."""
+        ...
+
+    def busy(self, part: str) -> str | None:
+        """What keeps this part from being idle now, in words; empty when it is idle, None when nobody can tell."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,202 @@
+"""What a run cost: the sampler beside it, and its energy over the steady window with the work done between the same ticks."""
+
+from __future__ import annotations
+
+import csv
+import math
+from bisect import bisect_left
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from prony_node.contract import files
+from prony_node.contract.assemble import Energy, Parts, make_check
+from prony_node.contract.metrics import measured, missing
+from prony_node.contract.plan import Plan
+from prony_node.power import quality
+from prony_node.power.figures import NodeEnergy, PartEnergy, idle_power, node_energy, part_energies
+from prony_node.power.process import SamplerProcess
+from prony_node.power.recording import Recording, read_recording
+from prony_node.stats import StopRule
+
+LEAST_WINDOW_S = 10.0  # a counter that ticks every 100 ms needs it for 1 %
+NAMES = (
+    "energy", "energy_per_sample", "samples_per_wh", "power", "power_peak", "power_idle", "node_energy", "node_power",
+)  # fmt: skip
+OWN_SCOPES = {"cpu": ("package", "dram")}  # of a run on this kind of device; of any other it is the device's own
+JOULES_A_WH = 3600.0
+
+
+def start_sampler(plan: Plan, folder: Path) -> SamplerProcess | None:
+    """Begin before the rank does, so that the device is seen idle first. A sampler that fails costs no run."""
+    if not plan.energy:
+        return None
+    try:
+        return SamplerProcess(folder)
+    except OSError as error:
+        print(f"prony_node: no power is sampled: {error}", flush=True)
+        return None
+
+
+def with_energy(rule: StopRule, folder: Path, device_kind: str) -> StopRule:
+    """The stop rule where energy is measured: ten seconds at least, and a hundred ticks for 1 %."""
+    document = files.read_json(folder / files.POWER)
+    sensors = document.get("sensors") if isinstance(document, dict) else None
+    scopes = OWN_SCOPES.get(device_kind, ("gpu", "module"))
+    periods_s = [
+        float(sensor.get("period_s") or 0.0)
+        for sensor in (sensors if isinstance(sensors, list) else [])
+        if isinstance(sensor, dict) and sensor.get("scope") in scopes and sensor.get("kind") == "counter"
+    ]
+    if not periods_s:
+        return rule
+    least_s = max(rule.min_time_s, LEAST_WINDOW_S, min(periods_s) / rule.tolerance)
+    return replace(rule, min_time_s=min(least_s, rule.max_time_s))
+
+
+def energy_of_run(plan: Plan, folder: Path, parts: Parts) -> Energy:
+    """Metrics, checks and details of what the run cost; what is not known is null with its reason."""
+    if not plan.energy:
+        return _nothing("energy was not asked for (--no-energy)")
+    window = parts.result.get("window_monotonic")
+    if not (isinstance(window, list) and len(window) == 2):
+        return _nothing("the run has no steady window")
+    try:
+        recording = read_recording(folder)
+        if recording is None:
+            return _nothing("the sampler did not start")
+        return _figures(recording, folder, parts, float(window[0]), float(window[1]))
+    except Exception as error:  # the run was good; what it cost is then not known
+        return _nothing(f"the samples could not be judged: {type(error).__name__}: {error}", doubt=True)
+
+
+def _nothing(reason: str, *, doubt: bool = False) -> Energy:
+    """No figure. Where there is no sensor that is no doubt about the run; where one failed it is."""
+    checks = [make_check("energy", "unknown", f"no energy figure: {reason}")] if doubt else []
+    return Energy({name: missing(reason) for name in NAMES}, checks)
+
+
+def _figures(recording: Recording, folder: Path, parts: Parts, start_s: float, end_s: float) -> Energy:
+    sensors = [trace.sensor for trace in recording.traces]
+    found = part_energies(recording, start_s, end_s)
+    node = node_energy(found, sensors)
+    device_from_s = float(parts.result.get("device_from_monotonic") or start_s)
+    idle = {part.part: idle_power(recording, part.part, device_from_s) for part in found}
+    detail = {
+        "parts": [quality.part_json(part, idle[part.part]) for part in found],
+        "node": quality.node_json(node, recording),
+        "reasons": recording.reasons,
+        "notes": recording.about.get("notes") or [],
+    }
+    own, why_not = _own(found, parts.device, recording)
+    known = [part for part in own if part.figure is not None]
+    checks = quality.node_checks(node, found, sensors)
+    if known and len(known) == len(own):
+        limits_w = recording.about.get("limits_w") or {}
+        checks += [check for part in own for check in quality.part_checks(part, limits_w.get(part.part))]
+        checks.append(quality.covered([part.part for part in own], own))
+        metrics = _device_metrics(known, Work(folder, parts.result), parts.result)
+        metrics["power_idle"] = _idle_metric([idle[part.part] for part in known])
+    else:
+        nothing = _nothing(why_not or "; ".join(part.reason for part in own), doubt=bool(own))
+        metrics, checks = nothing.metrics, checks + nothing.checks
+    return Energy(metrics | _node_metrics(node), checks, detail)
+
+
+def _node_metrics(node: NodeEnergy | None) -> dict[str, Any]:
+    if node is None:
+        return {name: missing("nothing of the node was measured") for name in ("node_energy", "node_power")}
+    low, high = node.energy_j - node.uncertainty_j, node.energy_j + node.uncertainty_j
+    return {
+        "node_energy": measured(node.energy_j, "J", low=low, high=high, scope="node", source=node.how),
+        "node_power": measured(node.power_w, "W", scope="node", source=node.how),
+    }
+
+
+def _own(found: list[PartEnergy], device: dict[str, Any], recording: Recording) -> tuple[list[PartEnergy], str]:
+    """The parts that the run computed on, and why there are none."""
+    if not found:
+        reasons = "; ".join(f"{name}: {why}" for name, why in recording.reasons.items())
+        return [], f"no power sensor answers here ({reasons})"
+    kind = str(device.get("kind") or "cpu")
+    if kind == "cpu":
+        own = [part for part in found if part.scope in OWN_SCOPES["cpu"]]
+        return own, "" if own else "no sensor of the CPU answers here"
+    uuid = str(device.get("uuid") or "")
+    if uuid.startswith("MIG-"):
+        return [], "a MIG slice has no energy of its own, only the whole GPU does"
+    address = str((device.get("pci") or {}).get("address") or "")
+    own = [part for part in found if _same(part.part, uuid) or _same(part.part, address)]
+    return own, "" if own else f"none of the parts with a sensor is the device of this run ({uuid or address or kind})"
+
+
+def _same(one: str, other: str) -> bool:
+    def bare(text: str) -> str:
+        return text.lower().removeprefix("gpu-").replace("-", "")
+
+    return bool(other) and bare(one) == bare(other)
+
+
+class Work:
+    """Units of work done until an instant, from the step series."""
+
+    def __init__(self, folder: Path, result: dict[str, Any]) -> None:
+        work, begin = result.get("work") or {}, result.get("loop_monotonic") or [math.nan, math.nan]
+        self._units_per_step = work["units"] / work["steps"]
+        with (folder / files.STEPS).open(newline="", encoding="utf-8") as file:
+            rows = [(float(row["end_s"]), int(row["steps"])) for row in csv.DictReader(file)]
+        self._times_s = [begin[0], *(begin[0] + end_s for end_s, _ in rows)]
+        self._steps = [0, *accumulate(steps for _, steps in rows)]
+
+    def between(self, start_s: float, end_s: float) -> float:
+        return (self._until(end_s) - self._until(start_s)) * self._units_per_step
+
+    def _until(self, at_s: float) -> float:
+        right = min(max(bisect_left(self._times_s, at_s), 1), len(self._times_s) - 1)
+        span_s = self._times_s[right] - self._times_s[right - 1]
+        share = min(1.0, max(0.0, (at_s - self._times_s[right - 1]) / span_s)) if span_s > 0 else 1.0
+        return self._steps[right - 1] + share * (self._steps[right] - self._steps[right - 1])
+
+
+def _device_metrics(known: list[PartEnergy], work: Work, result: dict[str, Any]) -> dict[str, Any]:
+    figures = [part.figure for part in known if part.figure is not None]
+    energy_j = math.fsum(figure.energy_j for figure in figures)
+    relative = math.hypot(*(figure.uncertainty_j for figure in figures)) / energy_j
+    first = figures[0]
+    units = work.between(first.start_s, first.end_s)
+    unit = str(result.get("unit") or "units").partition("/")[0]
+    sensors = ", ".join(dict.fromkeys(figure.sensor.id.partition(" ")[0] for figure in figures))
+    calibration = first.sensor.uncertainty
+    apart = f"; calibration ± {100 * calibration:.2g} % apart" if calibration else "; calibration unknown"
+    how: dict[str, Any] = {
+        "scope": "+".join(dict.fromkeys(part.scope for part in known)),
+        "source": f"{sensors}, {first.method}, {first.readings} readings over {first.seconds:.2f} s{apart}",
+        "interval": "95 %, of this window",
+    }
+
+    def with_ends(value: float, unit: str) -> dict[str, Any]:
+        return measured(value, unit, low=value / (1.0 + relative), high=value * (1.0 + relative), **how)
+
+    peaks = [part.peak_w for part in known if part.peak_w is not None]
+    metrics = {
+        "energy": with_ends(energy_j, "J"),
+        "power": with_ends(math.fsum(figure.power_w for figure in figures), "W"),
+        "power_peak": measured(max(peaks), "W", scope="one device", source=known[0].peak_sensor.partition(" ")[0])
+        if peaks
+        else missing("a counter alone tells no peak"),
+    }
+    if units > 0:
+        metrics["energy_per_sample"] = with_ends(energy_j / units, f"J/{unit.removesuffix('s')}")
+        metrics["samples_per_wh"] = with_ends(units * JOULES_A_WH / energy_j, f"{unit}/Wh")
+    else:
+        reason = "no step ended between the first and the last tick"
+        metrics |= {name: missing(reason) for name in ("energy_per_sample", "samples_per_wh")}
+    return metrics
+
+
+def _idle_metric(idle: list[tuple[float | None, str]]) -> dict[str, Any]:
+    known = [power_w for power_w, _ in idle if power_w is not None]
+    if len(known) < len(idle):
+        return missing(next(why for power_w, why in idle if power_w is None))
+    return measured(math.fsum(known), "W", scope="devices of the run", source=idle[0][1].partition(" ")[0])

@@ -4,8 +4,8 @@
 
 A steady load, square waves of random periods from 50 ms to 3 s, a wave whose period changes all the time, and a real
 training run. For each: the energy from the counter between its ticks and the driver's power samples integrated between
-the same two instants. The gate: they agree within the printed uncertainty in every case, and the uncertainty of the steady
-10 s is at most 1.5 %. The traces are kept in DIR, for replay. Exits with 1 when the gate is missed.
+the same two instants. The gate: they agree within the printed uncertainty in every case, and the uncertainty of the
+steady 10 s is at most 1.5 %. The traces are kept in DIR, for replay. Exits with 1 when the gate is missed.
 """
 
 from __future__ import annotations

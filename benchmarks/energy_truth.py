@@ -10,6 +10,7 @@ or when too many cases have no figure.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import tempfile
 from collections.abc import Callable
@@ -21,66 +22,13 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from energy_truth_series import MARGIN_S, RAPL_WRAPS_AT_J, Curve, Faults, noise, record, square, steps, straight
+from energy_truth_series import (  # noqa: I001 (one name a line says no more)
+    COUNTERS, MARGIN_S, RAPL_WRAPS_AT_J, SENSORS, STAMPED, Case, Faults, record, square, steps, straight,
+)  # fmt: skip
 from prony_node.power.recording import Trace, Writer, read_recording
-from prony_node.power.sensor import Sensor
 from prony_node.power.window import NoEnergy, WindowEnergy, energy_of
 
 COVERED_GATE, MEDIAN_GATE, WITHOUT_GATE = 0.95, 0.02, 0.05
-
-
-def _sensor(name: str, kind: str, period_s: float, **stated: float) -> Sensor:
-    stated = {"resolution": 0.001, **stated}
-    return Sensor(name, "truth", kind, "gpu", "part", name, evidence="recording", period_s=period_s, **stated)  # type: ignore[arg-type]
-
-
-COUNTERS = [
-    _sensor("counter 1 ms", "counter", 0.001, resolution=6.1e-5),
-    _sensor("counter 20 ms", "counter", 0.02),
-    _sensor("counter 100 ms", "counter", 0.1),
-    _sensor("counter 1 s", "counter", 1.0, resolution=1.0),
-]
-STAMPED = [_sensor("stamped 20 ms", "instantaneous", 0.02), _sensor("stamped 100 ms", "instantaneous", 0.1)]
-POLLED = [_sensor("polled 20 ms", "instantaneous", 0.02), _sensor("polled 100 ms", "instantaneous", 0.1)]
-AVERAGE = _sensor("average 1 s", "average", 0.1, window_s=1.0)
-PART_TIME = _sensor("part-time", "instantaneous", 0.1, window_s=0.025, seen_share=0.25)
-SENSORS = [*COUNTERS, *STAMPED, *POLLED, AVERAGE, PART_TIME]
-
-
-@dataclass
-class Case:
-    """One window: the truth, the sensor, and what goes wrong."""
-
-    rng: np.random.Generator
-    window_s: float
-    level_w: float
-    sensor: Sensor
-    curve: Curve
-    faults: Faults
-
-    @property
-    def start_s(self) -> float:
-        return MARGIN_S
-
-    @property
-    def end_s(self) -> float:
-        return MARGIN_S + self.window_s
-
-    @property
-    def length_s(self) -> float:
-        return self.window_s + 2.0 * MARGIN_S
-
-    def inside_s(self) -> float:
-        return float(self.rng.uniform(self.start_s, self.end_s))
-
-    def is_drawn(self, probability: float) -> bool:
-        return bool(self.rng.random() < probability)
-
-    def add(self, curve: Curve) -> None:
-        self.curve = self.curve + curve
-
-    def add_noise(self) -> None:
-        self.add(noise(self.rng, self.length_s, self.level_w * self.rng.uniform(0.002, 0.03)))
 
 
 def constant(case: Case) -> None:
@@ -156,10 +104,11 @@ def square_wave(case: Case) -> None:
 
 
 def quantised(case: Case) -> None:
-    """A coarse sensor."""
-    coarse = case.level_w * np.exp(case.rng.uniform(np.log(0.001), np.log(0.03)))
-    is_slow = case.sensor.kind == "counter" and (case.sensor.period_s or 0.0) > 0.5
-    case.sensor = replace(case.sensor, resolution=float(coarse * (1.0 if is_slow else 0.1 if case.sensor.kind == "counter" else 1.0)))
+    """A coarse sensor: steps of 0.1 to 3 % of the power, or of the energy of a tick or of a tenth of a second."""
+    coarse = case.level_w * float(np.exp(case.rng.uniform(np.log(0.001), np.log(0.03))))
+    if case.sensor.kind == "counter":
+        coarse *= max(0.1, case.sensor.period_s or 0.0)
+    case.sensor = replace(case.sensor, resolution=coarse)
     case.add_noise()
 
 
@@ -171,7 +120,7 @@ def mixture(case: Case) -> None:
             add(case)
     if case.sensor == COUNTERS[0] and case.is_drawn(0.5):
         wrap(case)
-    elif case.sensor.kind == "counter" and case.is_drawn(0.05):
+    if case.sensor.kind == "counter" and case.is_drawn(0.05):
         case.faults.reset_at_s = case.inside_s()
     if case.sensor in STAMPED and case.is_drawn(0.3):
         set_clock(case)
@@ -197,6 +146,7 @@ class Outcome:
     truth_j: float = 0.0
     figure: WindowEnergy | None = None
     reason: str = ""
+    is_refusable: bool = False  # there was a reset, a hole over an edge, or no room for enough ticks
 
     @property
     def error_j(self) -> float:
@@ -220,7 +170,7 @@ def run(kind: str, seed: int, number: int, folder: Path) -> Outcome:
     age = float(rng.uniform(0.0, 0.5)) if rng.random() < 0.5 else 0.0
     stamped = case.sensor.id.startswith("stamped")
     trace = written_and_read(record(rng, curve, case.sensor, case.faults, stamped=stamped, age=age), folder)
-    outcome = Outcome(kind, case.sensor.id)
+    outcome = Outcome(kind, case.sensor.id, is_refusable=case.is_refusable)
     try:
         found = energy_of(trace, case.start_s, case.end_s)
     except NoEnergy as no:
@@ -244,19 +194,19 @@ HEADER = ["", "cases", "no figure", "covered %", "median unc. %", "90th unc. %",
 
 
 def row(name: str, outcomes: list[Outcome]) -> list[str]:
-    figures = [one for one in outcomes if one.figure is not None]
-    if not figures:
-        return [name, str(len(outcomes)), str(len(outcomes)), "", "", "", ""]
-    relative = [one.figure.relative_uncertainty for one in figures if one.figure is not None]
-    ratios = [one.error_j / max(one.figure.uncertainty_j, 1e-9) for one in figures if one.figure is not None]
+    figures = [one.figure for one in outcomes if one.figure is not None]
+    relative = [figure.relative_uncertainty for figure in figures] or [np.nan]
+    ratios = [one.error_j / max(one.figure.uncertainty_j, 1e-9) for one in outcomes if one.figure] or [np.nan]
     return [
-        name, str(len(outcomes)), str(len(outcomes) - len(figures)), f"{100 * covered(figures):.1f}",
+        name, str(len(outcomes)), str(len(outcomes) - len(figures)), f"{100 * covered(outcomes):.1f}",
         f"{100 * median(relative):.2f}", f"{100 * float(np.quantile(relative, 0.9)):.2f}", f"{median(ratios):.2f}",
     ]  # fmt: skip
 
 
-def covered(figures: list[Outcome]) -> float:
-    return sum(one.is_covered for one in figures) / max(len(figures), 1)
+def covered(outcomes: list[Outcome]) -> float:
+    """The share of those that have a figure or should have one."""
+    asked = [one.is_covered for one in outcomes if one.figure is not None or not one.is_refusable]
+    return sum(asked) / max(len(asked), 1)
 
 
 def table(outcomes: list[Outcome]) -> str:
@@ -266,7 +216,8 @@ def table(outcomes: list[Outcome]) -> str:
     lines += [row(name, [one for one in outcomes if one.sensor == name]) for name in sensors]
     lines.append(row("all", outcomes))
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
-    reasons = sorted(one.reason for one in outcomes if one.figure is None)
+    # Which counter ticked how often does not matter here.
+    reasons = sorted(re.sub(r"[0-9.]+ (times|s,)", r"N \1", one.reason) for one in outcomes if one.figure is None)
     named = [f"- {reasons.count(reason)} without a figure: {reason}" for reason in dict.fromkeys(reasons)]
     return "\n".join([text, *named]) + "\n"
 
@@ -285,13 +236,14 @@ def main() -> int:
     print(text)
     if options.markdown:
         options.markdown.write_text(text, encoding="utf-8")
-    figures = [one for one in outcomes if one.figure is not None]
-    share, middle = covered(figures), median(one.figure.relative_uncertainty for one in figures if one.figure)
+    figures = [one.figure for one in outcomes if one.figure is not None]
+    share, middle = covered(outcomes), median(figure.relative_uncertainty for figure in figures)
     without = 1.0 - len(figures) / len(outcomes)
     passed = share >= COVERED_GATE and middle < MEDIAN_GATE and without <= WITHOUT_GATE
     print(
         f"{len(outcomes)} cases: the truth within the uncertainty in {100 * share:.1f} % (gate 95), median uncertainty "
-        f"{100 * middle:.2f} % (gate 2), {100 * without:.1f} % without a figure (gate 5): {'pass' if passed else 'MISS'}"
+        f"{100 * middle:.2f} % (gate 2), {100 * without:.1f} % without a figure (gate 5): "
+        + ("pass" if passed else "MISS")
     )
     return 0 if passed else 1
 

@@ -22,6 +22,24 @@ READ_EVERY_S, BUFFER_EVERY_S, BUFFER_HOLDS_S = 0.05, 0.5, 2.4
 RAPL_WRAPS_AT_J = (262143.328850, 65532.610987)
 
 
+def _sensor(name: str, kind: str, period_s: float, **stated: float) -> Sensor:
+    stated = {"resolution": 0.001, **stated}
+    return Sensor(name, "truth", kind, "gpu", "part", name, evidence="recording", period_s=period_s, **stated)  # type: ignore[arg-type]
+
+
+COUNTERS = [
+    _sensor("counter 1 ms", "counter", 0.001, resolution=6.1e-5),
+    _sensor("counter 20 ms", "counter", 0.02),
+    _sensor("counter 100 ms", "counter", 0.1),
+    _sensor("counter 1 s", "counter", 1.0, resolution=1.0),
+]
+STAMPED = [_sensor("stamped 20 ms", "instantaneous", 0.02), _sensor("stamped 100 ms", "instantaneous", 0.1)]
+POLLED = [_sensor("polled 20 ms", "instantaneous", 0.02), _sensor("polled 100 ms", "instantaneous", 0.1)]
+AVERAGE = _sensor("average 1 s", "average", 0.1, window_s=1.0)
+PART_TIME = _sensor("part-time", "instantaneous", 0.1, window_s=0.025, seen_share=0.25)
+SENSORS = [*COUNTERS, *STAMPED, *POLLED, AVERAGE, PART_TIME]
+
+
 @dataclass(frozen=True)
 class Curve:
     """Power over time: from `at_s[i]` to `at_s[i + 1]` it goes straight from `left_w[i]` to `right_w[i]`."""
@@ -111,7 +129,9 @@ class Faults:
     clock_step_how: str = "shipped"  # as DriverStamps places them; or "shifted", "caught up", with some "missing"
 
 
-def record(rng: np.random.Generator, curve: Curve, sensor: Sensor, faults: Faults, *, stamped: bool, age: float) -> Trace:
+def record(
+    rng: np.random.Generator, curve: Curve, sensor: Sensor, faults: Faults, *, stamped: bool, age: float
+) -> Trace:
     """What is recorded of a curve: `age` is how old a value is when it appears, in periods of the sensor."""
     assert sensor.period_s is not None
     length_s = float(curve.at_s[-1])
@@ -119,10 +139,7 @@ def record(rng: np.random.Generator, curve: Curve, sensor: Sensor, faults: Fault
     updates_s = np.arange(rng.uniform(0, 1), length_s / sensor.period_s) * sensor.period_s
     updates_s += rng.uniform(-wander_s, wander_s, len(updates_s))
     seen_s = updates_s - age * sensor.period_s
-    if sensor.kind == "counter":
-        values = curve.energy_j(seen_s)
-    else:
-        values = curve.mean_w(seen_s, sensor.window_s or 0.001)
+    values = curve.energy_j(seen_s) if sensor.kind == "counter" else curve.mean_w(seen_s, sensor.window_s or 0.001)
     if stamped:
         readings = _stamped(updates_s, _rounded(values, sensor), faults)
     else:
@@ -143,17 +160,19 @@ def _rounded(values: Array, sensor: Sensor) -> Array:
 
 def _counted(rng: np.random.Generator, energy_j: Array, updates_s: Array, sensor: Sensor, faults: Faults) -> Array:
     """A counter began to count long ago, goes round, and may be reset."""
+    before_j = rng.uniform(1e5, 1e8)
     if sensor.wraps_at_j:
-        before_wrap_j = energy_j[-1] * rng.uniform(0.0, 1.0)  # it wraps within what is recorded
-        return np.mod(energy_j + sensor.wraps_at_j - before_wrap_j, sensor.wraps_at_j)
-    values = energy_j + rng.uniform(1e5, 1e8)
+        before_j = sensor.wraps_at_j - energy_j[-1] * rng.uniform(0.0, 1.0)  # it wraps within what is recorded
+    values = energy_j + before_j
     if faults.reset_at_s is not None:
         after = updates_s >= faults.reset_at_s
         values[after] -= values[after][0]
-    return values
+    return np.mod(values, sensor.wraps_at_j) if sensor.wraps_at_j else values
 
 
-def _polled(rng: np.random.Generator, updates_s: Array, values: Array, faults: Faults, length_s: float) -> list[Reading]:
+def _polled(
+    rng: np.random.Generator, updates_s: Array, values: Array, faults: Faults, length_s: float
+) -> list[Reading]:
     """Asked about every 50 ms; an answer takes 0.1 to 5 ms, and is what the sensor showed at some instant of these."""
     count = int(length_s / (0.75 * READ_EVERY_S)) + 1
     usual_s = float(np.exp(rng.uniform(np.log(1e-4), np.log(4e-3))))
@@ -204,3 +223,52 @@ def _placed(updates_s: Array, values: Array, steps_s: Array) -> list[Reading]:
             Reading(at_s, at_s, float(values[i])) for at_s, i in zip(times_s, held, strict=True) if at_s is not None
         ]
     return found
+
+
+@dataclass
+class Case:
+    """One window: the truth, the sensor, and what goes wrong."""
+
+    rng: np.random.Generator
+    window_s: float
+    level_w: float
+    sensor: Sensor
+    curve: Curve
+    faults: Faults
+
+    @property
+    def start_s(self) -> float:
+        return MARGIN_S
+
+    @property
+    def end_s(self) -> float:
+        return MARGIN_S + self.window_s
+
+    @property
+    def length_s(self) -> float:
+        return self.window_s + 2.0 * MARGIN_S
+
+    @property
+    def is_refusable(self) -> bool:
+        """Whether it is right to give no figure: after a reset, with a hole over an edge, with too few ticks."""
+        hole_s = self.faults.hole_s or (self.start_s + 1.0, self.start_s + 1.0)
+        seen_s = self.window_s - (min(hole_s[1], self.end_s) - hole_s[0])
+        too_few = seen_s < 10.0 * (self.sensor.period_s or 0.0) or seen_s < 2.5
+        return (
+            self.faults.reset_at_s is not None
+            or hole_s[1] > self.end_s - 0.5
+            or hole_s[0] < self.start_s + 0.5
+            or too_few
+        )
+
+    def inside_s(self) -> float:
+        return float(self.rng.uniform(self.start_s, self.end_s))
+
+    def is_drawn(self, probability: float) -> bool:
+        return bool(self.rng.random() < probability)
+
+    def add(self, curve: Curve) -> None:
+        self.curve = self.curve + curve
+
+    def add_noise(self) -> None:
+        self.add(noise(self.rng, self.length_s, self.level_w * self.rng.uniform(0.002, 0.03)))

@@ -13,7 +13,7 @@ from typing import Any
 
 START, END = "<!-- h200-table -->", "<!-- /h200-table -->"
 HEAD = ["work", "batch", "precision", "rate, median of the runs", "lowest to highest", "MFU", "cold start, cache warm",
-        "plain eager bf16 loop", "ratio"]  # fmt: skip
+        "plain eager bf16 loop", "ratio", "work a watt-hour (GPU)", "mean power"]  # fmt: skip
 
 
 def load(folder: Path) -> dict[str, list[dict[str, Any]]]:
@@ -38,6 +38,19 @@ def plain_loops(folder: Path) -> dict[tuple[Any, ...], float]:
     return {(loop["workload"], loop["mode"], loop["batch_size"]): statistics.mean(loop["rates"]) for loop in loops}
 
 
+def energy(records: list[dict[str, Any]]) -> list[str]:
+    """Median work a watt-hour with the widest uncertainty of a run, and median power; dashes where there is none."""
+    found = [record["metrics"].get("samples_per_wh") or {} for record in records]
+    known = [metric for metric in found if metric.get("value") is not None]
+    if not known:
+        return ["-", "-"]
+    middle, unit = statistics.median(metric["value"] for metric in known), known[0]["unit"]
+    unsure = max(metric["high"] / metric["value"] - 1.0 for metric in known)
+    power_w = statistics.median(record["metrics"]["power"]["value"] for record in records
+                                if record["metrics"]["power"]["value"] is not None)  # fmt: skip
+    return [f"{middle:,.0f} {unit} ± {unsure:.1%}", f"{power_w:,.0f} W"]
+
+
 def rows(trials: dict[str, list[dict[str, Any]]], plain: dict[tuple[Any, ...], float]) -> list[list[str]]:
     table = []
     for records in trials.values():
@@ -54,6 +67,7 @@ def rows(trials: dict[str, list[dict[str, Any]]], plain: dict[tuple[Any, ...], f
             f"**{middle:,.0f} {unit}** ({runs})", f"{min(found):,.0f} to {max(found):,.0f}", f"{mfu:.1%}",
             f"{statistics.median(warm):.1f} s" if warm else "-",
             f"{beside:,.0f} {unit}" if beside else "-", f"{middle / beside:.2f}" if beside else "-",
+            *energy(records),
         ])  # fmt: skip
     return sorted(table)
 

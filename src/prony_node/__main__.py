@@ -12,6 +12,7 @@ usage: python -m prony_node PLAN OUT     make the run of the plan file PLAN into
        python -m prony_node doctor       this node as Prony sees it, as JSON
        python -m prony_node devices      the devices that torch finds, as JSON
        python -m prony_node fingerprint  hashes of machine and software, as JSON, without importing torch
+       python -m prony_node power ...    the energy of any command, or live power; power --help says more
 
 exit codes: 0 good; 1 it ran and failed; 2 the request was wrong and nothing ran; 130 interrupted
 """
@@ -21,6 +22,10 @@ def main(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
         return 0 if words else 2
+    if words[0] == "power":
+        from prony_node.power.options import main as power
+
+        return power(words[1:])
     if words == ["doctor"]:
         return _doctor()
     if words == ["fingerprint"]:

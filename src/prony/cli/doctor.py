@@ -51,7 +51,8 @@ def show(document: dict[str, Any], console: Any = None) -> None:
     if links:
         panel("topology", links)
     panel("torch", torch_rows(document["torch"], document["software"]))
-    panel("power, containers, schedulers", around_rows(document))
+    panel("power", power_rows(document["power"]))
+    panel("containers, schedulers", around_rows(document))
     table = Table(title="missing", title_justify="left", width=min(out.width, WIDTH))
     for column in ("what", "needed for", "how"):
         table.add_column(column, overflow="fold")
@@ -168,14 +169,34 @@ def torch_rows(torch: dict[str, Any], software: dict[str, Any]) -> list[tuple[st
     ]
 
 
+def power_rows(power: dict[str, Any]) -> list[tuple[str, str]]:
+    """Every sensor with what its reader states of it, then the readers that are not here."""
+    rows = []
+    for sensor in power["sensors"]:
+        stated, probed = sensor["period_s"], sensor["probed_period_s"]
+        period = f"changes every {milliseconds(probed)}" if probed else f"every {milliseconds(stated)} as stated"
+        about = [
+            f"{sensor['kind']}, scope {sensor['scope']}",
+            period if probed or stated else "how often it changes is not known",
+            f"averages {milliseconds(sensor['window_s'])}" if sensor["window_s"] else "",
+            f"± {100 * sensor['uncertainty']:g} %" if sensor["uncertainty"] else "calibration unknown",
+            f"contains {', '.join(sensor['contains'])}" if sensor["contains"] else "",
+            "needs privileges" if sensor["privileged"] else "",
+            f"evidence: {sensor['evidence']}",
+        ]
+        value = f"{sensor['value_now']:,.1f} {sensor['unit']}" if sensor["value_now"] is not None else sensor["note"]
+        rows.append((sensor["id"].partition(" ")[0], f"{sensor['label']}: {value}; {', '.join(filter(None, about))}"))
+    rows += [(f"no {name}", reason) for name, reason in power["reasons"].items()]
+    return rows + [("note", note) for note in power["notes"]]
+
+
+def milliseconds(seconds: float | None) -> str:
+    return "unknown" if seconds is None else f"{seconds:g} s" if seconds >= 1 else f"{1e3 * seconds:.0f} ms"
+
+
 def around_rows(document: dict[str, Any]) -> list[tuple[str, str]]:
-    sources = [
-        f"{source['kind']}: {source['covers']}" + ("" if source["readable"] else f" ({source['reason']})")
-        for source in document["power_sources"]
-    ]
     present = {key: [name for name, there in document[key].items() if there] for key in ("runtimes", "schedulers")}
     return [
-        ("power sources", "\n".join(sources) or "none found"),
         ("containers", ", ".join(present["runtimes"]) or "no runtime on PATH"),
         ("schedulers", ", ".join(present["schedulers"]) or "none on PATH"),
         (

@@ -28,6 +28,7 @@ class Job:
     trial: Trial
     stop: Stop
     repeat: int = 0
+    energy: bool = True
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def execute(jobs: list[Job], root: Path, display: Display) -> tuple[list[Outcome
 
 
 def _run_one(job: Job, root: Path, display: Display, title: str, interrupts: Interrupts) -> Outcome:
-    plan = make_plan(job.trial, job.stop, tuple(catalog.peaks()), job.repeat)
+    plan = make_plan(job.trial, job.stop, tuple(catalog.peaks()), job.repeat, energy=job.energy)
     run = LocalRun(plan, root)
     run.start()
     heard = 0

@@ -24,6 +24,7 @@ class Verb:
     module: str
     function: str
     help: str
+    wraps: bool = False  # a command follows: from its first word on nothing is an option of ours
 
 
 VERBS = {
@@ -34,6 +35,7 @@ VERBS = {
     "runs": Verb("prony.cli.runs", "runs", "List the runs here, newest first."),
     "compare": Verb("prony.cli.compare", "compare", "Say what differs between two runs, and which is faster."),
     "report": Verb("prony.cli.report", "report", "Write runs as one self-contained HTML file."),
+    "power": Verb("prony.cli.power", "power", "Measure the energy of any command, or show live power.", wraps=True),
     "doctor": Verb("prony.cli.doctor", "doctor", "Describe this machine as Prony sees it."),
 }
 
@@ -64,7 +66,8 @@ def make_app(chosen: str | None) -> typer.Typer:
     app.callback()(_root)
     for name, verb in VERBS.items():
         if name == chosen:
-            app.command(name)(guarded(_load(verb)))
+            settings = {"allow_interspersed_args": not verb.wraps}
+            app.command(name, context_settings=settings)(guarded(_load(verb)))
         else:
             app.command(name, help=verb.help)(_not_loaded)
     return app

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,6 +33,7 @@ def run(
     repeats: Annotated[int, typer.Option(help="Runs of each trial, in fresh processes.")] = 1,
     tolerance: Annotated[str | None, typer.Option(help="Half-width of the 95 % interval to reach, such as 1%.")] = None,
     max_time: Annotated[str | None, typer.Option(help="Most time to measure, such as 120s or 2m.")] = None,
+    energy: Annotated[bool, typer.Option(help="Sample power beside the run, where there is a sensor.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the record alone, as JSON.")] = False,
     out: Annotated[Path | None, typer.Option(help="Where run folders go (else $PRONY_RUNS, ./runs).")] = None,
 ) -> None:
@@ -40,7 +42,9 @@ def run(
     suites = load_suites()
     check_target(target, suites)
     suite = suites.get(target) if target not in WORKLOADS else None
-    jobs = _jobs(suite, target, settings or [], tolerance, max_time, repeats, root)
+    jobs = [
+        replace(job, energy=energy) for job in _jobs(suite, target, settings or [], tolerance, max_time, repeats, root)
+    ]
     collect_all(root)
     outcomes, interrupted = execute(jobs, root, make_display(Console(stderr=True)))
     if as_json:

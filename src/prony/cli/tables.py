@@ -12,9 +12,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from prony.analysis.energy import energy_lines
 from prony.analysis.facts import introduce
 from prony.analysis.headline import Headline, headline
 from prony.analysis.settings import in_order, settings_of, show_setting, shown_settings
+from prony.report.metric_lines import metric_lines
 from prony.report.numbers import (
     NOTHING,
     format_bytes,
@@ -24,7 +26,6 @@ from prony.report.numbers import (
     format_seconds,
 )
 from prony_node.contract import files
-from prony_node.contract.metrics import METRICS
 
 __all__ = [
     "format_bytes",
@@ -40,8 +41,8 @@ Record = dict[str, Any]
 LEVEL_STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "unknown": "dim"}
 STATUS_STYLES = {"ok": "green", "failed": "bold red", "interrupted": "yellow"}
 WIDTH = 120  # columns
-METRIC_COLUMNS = {"step_time": 108, "mfu": 92, "peak_memory": 118}  # shown from this width on
-FILES = (files.RECORD, files.STEPS, files.LOG, files.SUPERVISOR_LOG, files.STACKS)
+METRIC_COLUMNS = {"step_time": 108, "mfu": 92, "peak_memory": 118, "samples_per_wh": 100}  # shown from this width on
+FILES = (files.RECORD, files.STEPS, files.POWER_SAMPLES, files.LOG, files.SUPERVISOR_LOG, files.STACKS)
 
 
 def make_console() -> Console:
@@ -61,6 +62,7 @@ def print_record(console: Console, record: Record, folder: Path | None) -> None:
     console.print(Text.assemble("  ", (format_headline(line), style)), soft_wrap=True)
     console.print(Text.assemble("  ", worst_check(line)), soft_wrap=True)
     _section(console, "metrics", _metrics(record))
+    _section(console, "energy", _energy(record))
     _section(console, "phases", _phases(record))
     _section(console, "checks", _checks(record))
     _section(console, "settings, effective", _settings(record))
@@ -152,9 +154,12 @@ def _pairs(pairs: Sequence[tuple[str, str]]) -> Table:
 
 
 def _metrics(record: Record) -> Table:
-    known = [name for name in METRICS if name in record["metrics"]]
-    names = known + [name for name in record["metrics"] if name not in METRICS]
-    return _pairs([(name, format_metric(name, record["metrics"][name])) for name in names])
+    return _pairs([(line.name, line.value) for line in metric_lines(record)])
+
+
+def _energy(record: Record) -> Table:
+    """Where the energy figures come from, part by part; their checks stand with the others."""
+    return _pairs(energy_lines(record))
 
 
 def _phases(record: Record) -> Table:

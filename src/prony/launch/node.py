@@ -16,6 +16,10 @@ from typing import Any
 
 from prony_node.contract.errors import RequestError
 
+FROM_ZIP = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); "
+    "from prony_node.__main__ import main; sys.exit(main(sys.argv[1:]))"
+)
 QUESTION_PATIENCE_S = 300.0  # importing torch from a cold network file system takes minutes
 
 
@@ -46,6 +50,19 @@ def local_environment(root: Path, controller: bool = False) -> dict[str, str]:
     if controller:
         environment["PRONY_CONTROLLER_PID"] = str(os.getpid())
     return environment
+
+
+def replacing_argv(root: Path) -> list[str]:
+    """The node program for a process that becomes it and runs a user's command: its environment stays as it is."""
+    python = node_python()
+    shipped = None
+    if not _same_interpreter(python):
+        try:
+            shipped = write_node_zip(root)
+        except OSError:  # nowhere to put it: ours has no torch, and for what needs none it is as good
+            python = sys.executable
+    start = [python, "-P"]  # a random.py where the user stands must not shadow Python's
+    return [*start, "-c", FROM_ZIP, str(shipped.absolute())] if shipped else [*start, "-m", "prony_node"]
 
 
 def _same_interpreter(python: str) -> bool:

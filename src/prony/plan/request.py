@@ -88,12 +88,13 @@ def new_run_id(workload: str, now: datetime | None = None) -> str:
     return f"{workload}-{moment}-{secrets.token_hex(3)}"
 
 
-def make_plan(trial: Trial, stop: Stop, peaks: tuple[Peak, ...], repeat: int = 0) -> Plan:
+def make_plan(trial: Trial, stop: Stop, peaks: tuple[Peak, ...], repeat: int = 0, *, energy: bool = True) -> Plan:
     return Plan(
         run_id=new_run_id(trial.workload),
         trial=trial,
         repeat=repeat,
         stop=stop,
         peaks=peaks,
+        energy=energy,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )

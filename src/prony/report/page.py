@@ -7,13 +7,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from prony.analysis.energy import energy_lines
 from prony.analysis.facts import introduce
 from prony.analysis.headline import headline
 from prony.analysis.settings import Record, in_order, settings_of, show_setting, shown_settings
+from prony.report.metric_lines import metric_lines
 from prony.report.numbers import NOTHING, format_headline, format_metric, format_rate, format_seconds
-from prony_node.contract.metrics import METRICS
 
-COLUMNS = (("step_time", "step time"), ("mfu", "MFU"), ("peak_memory", "peak memory"))
+COLUMNS = (
+    ("step_time", "step time"),
+    ("mfu", "MFU"),
+    ("peak_memory", "peak memory"),
+    ("samples_per_wh", "per watt-hour"),
+)
 PHASES = ("build", "cold_start", "warm_up", "steady", "latency", "teardown")
 
 
@@ -110,6 +116,7 @@ def _run(entry: Entry, names: list[str]) -> dict[str, Any]:
         "phases": _phases(record),
         "checks": record["checks"],
         "metrics": _metrics(record),
+        "energy": energy_lines(record),
         "settings": [
             {
                 "name": name,
@@ -124,16 +131,9 @@ def _run(entry: Entry, names: list[str]) -> dict[str, Any]:
 
 
 def _metrics(record: Record) -> list[dict[str, str]]:
-    ordered = [name for name in METRICS if name in record["metrics"]]
-    ordered += [name for name in record["metrics"] if name not in METRICS]
     return [
-        {
-            "name": name.replace("_", " "),
-            "value": format_metric(name, record["metrics"][name]),
-            "source": str(record["metrics"][name].get("source") or ""),
-            "help": METRICS[name].help if name in METRICS else "",
-        }
-        for name in ordered
+        {"name": line.name.replace("_", " "), "value": line.value, "source": line.source, "help": line.help}
+        for line in metric_lines(record)
     ]
 
 

@@ -37,7 +37,8 @@ class CrayReader:
         self._folder, self._now = folder, now
         self.sensors = sensors
         self.notes = notes
-        self._startup = dict.fromkeys((sensor.id for sensor in sensors), folder.text(f"{COUNTERS}/startup"))
+        startup = folder.text(f"{COUNTERS}/startup")
+        self._startup = {sensor.id: startup for sensor in sensors}
         self._fresh: tuple[str | None, float] = (None, now())
 
     def read(self, sensor: Sensor) -> float:

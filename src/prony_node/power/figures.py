@@ -1,4 +1,4 @@
-"""From a recording to figures: the energy of each part over a window, and of the node without counting anything twice."""
+"""From a recording to figures: the energy of each part over a window, and of the node, nothing counted twice."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from prony_node.power.window import NoEnergy, WindowEnergy, energy_of, integrate
 
 MEASURED = "measured"
 LOWER_BOUND = "sum of devices, a lower bound"
+PLATFORM = "psys"
 IDLE_AT_LEAST_S = 1.0
 
 
@@ -64,15 +65,16 @@ class NodeEnergy:
 
 def part_energies(recording: Recording, start_s: float, end_s: float) -> list[PartEnergy]:
     """Every part of the recording, in its order."""
-    parts = dict.fromkeys((trace.sensor.part for trace in recording.traces))
+    parts = dict.fromkeys(trace.sensor.part for trace in recording.traces)
     return [part_energy(recording.of_part(part), start_s, end_s) for part in parts]
 
 
 def part_energy(traces: list[Trace], start_s: float, end_s: float) -> PartEnergy:
-    """The best figure that these traces of one part give: a counter before an integral, a certain before an unsure."""
+    """The best figure that these traces of one part give: a counter before an integral."""
     first = traces[0].sensor
     reasons: list[str] = []
-    counted, summed = [], []
+    counted: list[WindowEnergy] = []
+    summed: list[WindowEnergy] = []
     for trace in traces:
         try:
             found = energy_of(trace, start_s, end_s)
@@ -80,7 +82,7 @@ def part_energy(traces: list[Trace], start_s: float, end_s: float) -> PartEnergy
             reasons.append(f"{trace.sensor.id.partition(' ')[0]}: {no}")
             continue
         (counted if found.method == "counter" else summed).append(found)
-    best = min(counted or summed, key=lambda found: found.uncertainty_j, default=None)
+    best = min(counted, key=lambda found: found.uncertainty_j, default=None) or _surest(summed)
     notes = tuple(
         f"{trace.sensor.id.partition(' ')[0]}: {note}"
         for trace in traces
@@ -112,7 +114,7 @@ def _part_label(sensor: Sensor) -> str:
 
 
 def _beside(traces: list[Trace], best: WindowEnergy) -> WindowEnergy | None:
-    """Power readings integrated between the same two instants: those that are surest."""
+    """Power readings integrated between the same two instants."""
     found = []
     for trace in traces:
         if trace.sensor.kind == "counter" or trace.sensor == best.sensor:
@@ -121,7 +123,12 @@ def _beside(traces: list[Trace], best: WindowEnergy) -> WindowEnergy | None:
             found.append(integrated(trace, best.start_s, best.end_s))
         except NoEnergy:
             continue
-    return min(found, key=lambda one: one.uncertainty_j, default=None)
+    return _surest(found)
+
+
+def _surest(found: list[WindowEnergy]) -> WindowEnergy | None:
+    """The integral to trust: of a sensor that looks all the time, and often; a slow average hides its own error."""
+    return min(found, key=lambda one: (one.sensor.seen_share < 1.0, one.period_s, one.uncertainty_j), default=None)
 
 
 def _peak(traces: list[Trace], start_s: float, end_s: float) -> tuple[float | None, str]:
@@ -154,10 +161,13 @@ def idle_power(recording: Recording, part: str, before_s: float) -> tuple[float 
         return None, "whether it was idle before the run cannot be told"
     if busy:
         return None, f"it was not idle before the run: {busy}"
+    from_s = float(recording.about.get("started_monotonic_s") or -math.inf)
     for trace in recording.of_part(part):
         if trace.sensor.kind not in ("instantaneous", "average"):
             continue
-        inside = [r for r in trace.readings if r.after_s <= before_s]
+        # A driver's buffer, and an average, reach back to before, when nobody looked whether the device was idle.
+        since_s = from_s + (trace.sensor.window_s or 0.0)
+        inside = [r for r in trace.readings if since_s <= r.after_s <= before_s]
         if len(inside) >= 5 and inside[-1].after_s - inside[0].after_s >= IDLE_AT_LEAST_S:
             return math.fsum(r.value for r in inside) / len(inside), trace.sensor.id
     return None, f"it was sampled for less than {IDLE_AT_LEAST_S:.0f} s before the run"
@@ -166,23 +176,25 @@ def idle_power(recording: Recording, part: str, before_s: float) -> tuple[float 
 def node_energy(parts: list[PartEnergy], sensors: list[Sensor]) -> NodeEnergy | None:
     """The node from its own sensor; else the sum of the parts that no other part contains."""
     known = [part for part in parts if part.figure is not None]
+    has_devices = any(part.scope in ("gpu", "module") for part in parts)
     for part in known:
-        if part.scope == "node":
+        # The platform of a server's CPU (psys) may leave out its accelerators: there it is not the node.
+        if part.scope == "node" and not (part.part == PLATFORM and has_devices):
             return _sum(MEASURED, [part])
-    inside = contained(sensors)
-    outermost = [part for part in known if part.part not in inside]
+    inside = contained([sensor for sensor in sensors if sensor.part != PLATFORM])
+    outermost = [part for part in known if part.part not in inside and part.part != PLATFORM]
     return _sum(LOWER_BOUND, outermost) if outermost else None
 
 
 def contained(sensors: list[Sensor]) -> set[str]:
     """The parts that lie inside another part that is measured here.
 
-    A module's own meter knows that it holds GPUs, not which; and NVIDIA's driver may tell of the same module a second
-    time: with the kernel's meters of the modules present, every GPU and every module of the driver is inside them.
+    A module's or a blade's own meter knows that it holds GPUs, not which; and a GPU's driver may tell of the same
+    module a second time: with such meters present, every GPU and every module of a driver is inside them.
     """
     inside = {name for sensor in sensors for name in sensor.contains}
-    if any(name.startswith("gpus-of-module") for name in inside):
-        inside |= {s.part for s in sensors if s.reader == "nvidia"}
+    if any(name.startswith("gpus-of-") for name in inside):
+        inside |= {s.part for s in sensors if s.reader in ("nvidia", "amd")}
     return inside
 
 

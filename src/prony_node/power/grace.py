@@ -5,8 +5,8 @@ and `power1_oem_info`, which says what it measures: "Module Power Socket 0" and 
 guide, chapter on power telemetry; Linux: Documentation/hwmon/acpi_power_meter).
 
 The module holds Grace, its memory and the GPU with its own, regulators included; Grace holds the CPU rail, the SysIO
-rail and the memory. Which GPU lies in the module cannot be known here: `contains` names it "gpus-of-module-0", and
-whoever adds up reads that as the GPUs near CPU 0's NUMA node, or else adds no GPU to a module at all.
+rail and the memory. Which GPU lies in the module cannot be known here, since the meters do not say its UUID: `contains`
+names it "gpus-of-module-0", and whoever adds up must not add a GPU beside a module.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ METERS = "/sys/class/hwmon/hwmon*"
 WHAT = re.compile(r"(module|grace|cpu|sysio) power socket ([0-9]{1,3})", re.ASCII | re.IGNORECASE)
 SCOPES = {"module": "module", "grace": "package", "cpu": "package", "sysio": "package"}
 LABELS = {
-    "module": "Grace Hopper module {}: CPU, GPU, memory and regulators",
-    "grace": "Grace socket {}: CPU, memory and I/O",
-    "cpu": "CPU rail of Grace {}",
-    "sysio": "SysIO rail of Grace {}",
+    "module": "Grace Hopper module {}, everything on it with its regulators",
+    "grace": "Grace {}, the socket with its memory",
+    "cpu": "CPU rail of Grace {}, average power",
+    "sysio": "SysIO rail of Grace {}, average power",
 }
 CONTAINS = {"module": ("grace-{}", "cpu-{}", "sysio-{}", "gpus-of-module-{}"), "grace": ("cpu-{}", "sysio-{}")}
 RESOLUTION_W = 0.001  # the firmware tells the kernel milliwatts
@@ -124,6 +124,6 @@ def _why_none(others: list[str], lost: list[SensorLost]) -> str:
     if others:
         return f"the ACPI power meters here are not Grace's: they call themselves {', '.join(map(repr, others[:4]))}"
     return (
-        "there is no ACPI power meter in /sys/class/hwmon: this is no Grace, or the kernel's module acpi_power_meter is "
-        "not loaded (modprobe acpi_power_meter)"
+        "there is no ACPI power meter in /sys/class/hwmon: this is no Grace, or the kernel's module acpi_power_meter "
+        "is not loaded (modprobe acpi_power_meter)"
     )

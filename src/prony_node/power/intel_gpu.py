@@ -44,7 +44,7 @@ class IntelGpuReader:
 
 def open_reader(root: Path) -> IntelGpuReader:
     folder = Folder(root)
-    files: dict[str, str] = {}
+    files: dict[tuple[str, str], str] = {}  # by PCI address, and "card" or "package"
     lost: list[SensorLost] = []
     seen = False
     for address, monitor in _monitors(folder):
@@ -55,10 +55,10 @@ def open_reader(root: Path) -> IntelGpuReader:
             except SensorLost as error:
                 lost.append(error)
                 continue
-            files.setdefault(f"{address} {name}", file)
+            files.setdefault((address, name), file)
     if not files:
         raise Unavailable(_why_none(seen, lost))
-    sensors = [_sensor(*key.split(" "), files) for key in files]
+    sensors = [_sensor(address, name, (address, "package") in files) for address, name in files]
     by_id = {sensor.id: file for sensor, file in zip(sensors, files.values(), strict=True)}
     return IntelGpuReader(folder, by_id, sensors, [f"a counter is left out: {error}" for error in lost])
 
@@ -102,17 +102,16 @@ def _counters(folder: Folder, monitor: str) -> dict[str, str]:
     return found
 
 
-def _sensor(address: str, name: str, files: dict[str, str]) -> Sensor:
+def _sensor(address: str, name: str, has_package: bool) -> Sensor:
     package = f"{address}/package"
-    inside = (package,) if name == "card" and f"{address} package" in files else ()
     return Sensor(
         id=f"intel_gpu.energy {address if name == 'card' else package}",
         reader="intel_gpu",
         kind="counter",
         scope="gpu",
         part=address if name == "card" else package,
-        label=f"Intel GPU at {address}, energy counter of the {name}",
-        contains=inside,
+        label=f"{'' if name == 'card' else 'package of the '}Intel GPU at {address}, energy counter",
+        contains=(package,) if name == "card" and has_package else (),
         resolution=RESOLUTION_J,
     )
 

@@ -1,7 +1,7 @@
 """The node, through its management controller: `ipmitool dcmi power reading`.
 
 The answer has the power now, and the least, most and mean over a "sampling period" that on many controllers is the time
-since it was last set back (weeks), so only the first is of use: in DCMI 1.5, section 6.6.1, "current power". How often the
+since it was last set back (weeks), so only the first is of use: the "current power" of DCMI 1.5. How often the
 controller renews it is not stated. A read takes about a second.
 """
 
@@ -58,8 +58,8 @@ def open_reader(root: Path) -> IpmiReader:
     folder = Folder(root)
     if not any(folder.path(device).exists() for device in DEVICES):
         raise Unavailable(
-            "there is no /dev/ipmi0: this node has no management controller, the kernel's modules ipmi_si and ipmi_devintf "
-            "are not loaded, or a container hides it"
+            "there is no /dev/ipmi0: this node has no management controller, the kernel's modules ipmi_si and "
+            "ipmi_devintf are not loaded, or a container hides it"
         )
     reader = IpmiReader()
     try:

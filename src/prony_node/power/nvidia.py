@@ -39,6 +39,7 @@ class Device:
     name: str
     capability: tuple[int, int] | None
     is_sliced: bool = False
+    gpus_of_node: int = 1
 
     @property
     def evidence(self) -> str:
@@ -96,6 +97,13 @@ class NvidiaReader:
         device = self.devices.get(part)  # a module has a limit of its own, which NVML does not give
         return None if device is None else self.nvml.limit_w(device.handle)
 
+    def conditions(self, part: str) -> dict[str, Any] | None:
+        """What holds the GPU's clocks back now, and how many processes compute on it; null for what NVML refuses."""
+        handle = self._handle(part)
+        if handle is None:
+            return None
+        return {"throttle": self.nvml.throttle(handle), "processes": self.nvml.computing(handle)}
+
     def close(self) -> None:
         self._asks.clear()
         self.nvml.close()
@@ -133,7 +141,7 @@ def _open(nvml: Nvml) -> NvidiaReader:
     for uuid in visible.uuids:
         handle = handles[uuid]
         is_sliced = uuid in visible.sliced or nvml.is_mig(uuid)
-        devices[uuid] = Device(uuid, handle, nvml.name(handle), nvml.capability(handle), is_sliced)
+        devices[uuid] = Device(uuid, handle, nvml.name(handle), nvml.capability(handle), is_sliced, len(handles))
     models = {nvml.name(handle) for handle in handles.values()}
     return NvidiaReader(nvml, devices, tuple(notes + _notes(visible, devices, models)))
 
@@ -192,8 +200,11 @@ def _sensors(nvml: Nvml, device: Device) -> list[tuple[Sensor, Callable[[], floa
 
 def _offer_module(nvml: Nvml, device: Device, offer: Callable[..., bool]) -> None:
     """Grace and Hopper together. Never from the energy field (83), which ignores the scope: seen on an H200."""
+    # Which socket's Grace it holds NVML does not say. Naming all of them adds none of them twice.
+    graces = (f"{rail}-{socket}" for socket in range(device.gpus_of_node) for rail in ("grace", "cpu", "sysio"))
+    inside = (device.uuid, "grace", *graces)
     part = f"module of {device.uuid}"
-    stated = {"scope": "module", "part": part, "contains": (device.uuid, "grace"), "evidence": "documented format"}
+    stated = {"scope": "module", "part": part, "contains": inside, "evidence": "documented format"}
     for name, kind, number, window_s in (
         ("module", "instantaneous", FIELD_INSTANT, None),
         ("module_average", "average", FIELD_AVERAGE, 1.0),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from typing import Any
 
 from prony_node.power.sensor import SensorLost, Unavailable
@@ -14,6 +13,11 @@ GPU_ALONE, MODULE = 0, 1  # scopes of a power field
 TOTAL_POWER_SAMPLES = 0
 ERROR_NOT_FOUND, ERROR_INSUFFICIENT_SIZE = 6, 7
 VALUE_TYPES = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
+THROTTLE = {
+    0x1: "idle", 0x2: "application clocks", 0x4: "power limit", 0x8: "hardware slowdown", 0x10: "sync boost",
+    0x20: "software thermal", 0x40: "hardware thermal", 0x80: "power brake", 0x100: "display clocks",
+    0x200: "board limit", 0x400: "reliability",
+}  # fmt: skip
 MOST_W = 100e3  # NVML's word for "not available" is the largest number of its type; no GPU is near this
 
 
@@ -38,17 +42,23 @@ class Nvml:
         """The GPUs that may be opened, by UUID in the order of the PCI bus, and a note on those that may not."""
         try:
             count = int(self.ask("nvmlDeviceGetCount"))
-        except (SensorLost, TypeError, ValueError) as error:
+        except (SensorLost, TypeError, ValueError, OverflowError) as error:
             raise Unavailable(f"NVML does not say how many GPUs there are: {error}") from error
         found, refused = {}, ""
         for index in range(min(count, 1024)):
             try:
                 handle = self.ask("nvmlDeviceGetHandleByIndex", index)
-                found[str(self.ask("nvmlDeviceGetUUID", handle))] = handle
+                found[self._uuid(handle)] = handle
             except SensorLost as error:
                 refused = str(error)
         closed = count - len(found)
         return found, [f"{closed} of {count} GPUs may not be opened: {refused}"] if closed else []
+
+    def _uuid(self, handle: Any) -> str:
+        uuid = self.ask("nvmlDeviceGetUUID", handle)
+        if not isinstance(uuid, str) or not uuid:
+            raise SensorLost(f"NVML answers a UUID with {str(uuid)[:40]!r}")
+        return uuid
 
     def slices(self, uuid: str, handle: Any) -> tuple[tuple[str, ...], ...]:
         """The names of each MIG slice, new form and old; none when the GPU is not sliced."""
@@ -59,12 +69,12 @@ class Nvml:
                 return ()
             self.mig_uuids.add(uuid)
             count = int(self.ask("nvmlDeviceGetMaxMigDeviceCount", handle))
-        except (SensorLost, TypeError, ValueError):  # a GPU that cannot be sliced refuses the question
+        except (SensorLost, TypeError, ValueError, OverflowError):  # a GPU that cannot be sliced refuses the question
             return ()
         for index in range(min(count, 64)):
             try:
                 piece = self.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
-                new = str(self.ask("nvmlDeviceGetUUID", piece))
+                new = self._uuid(piece)
                 where = [self.ask(f"nvmlDeviceGet{what}InstanceId", piece) for what in ("Gpu", "Compute")]
             except SensorLost:  # fewer slices than could be
                 continue
@@ -84,7 +94,7 @@ class Nvml:
         try:
             major, minor = self.ask("nvmlDeviceGetCudaComputeCapability", handle)
             return int(major), int(minor)
-        except (SensorLost, TypeError, ValueError):
+        except (SensorLost, TypeError, ValueError, OverflowError):
             return None
 
     def energy_j(self, handle: Any) -> float:
@@ -117,9 +127,9 @@ class Nvml:
             raise
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise SensorLost(f"NVML answers its power samples in a form that is not known: {error}") from error
-        good = [(stamp, value / 1000) for stamp, value in found if stamp > 0 and _is_power(value)]
+        good = [(stamp, value / 1000) for stamp, value in found if 0 < stamp < 2**64 and _is_power(value)]
         if found and not good:
-            raise SensorLost(f"NVML's power samples hold no power: {found[-1][1]!r} mW")
+            raise SensorLost(f"NVML's power samples hold no power: {str(found[-1][1])[:40]!r} in mW")
         return good
 
     def pids(self, handle: Any) -> list[int] | None:
@@ -129,13 +139,33 @@ class Nvml:
         for kind in ("Compute", "Graphics"):
             try:
                 pids |= {int(one.pid) for one in self.ask(f"nvmlDeviceGet{kind}RunningProcesses", handle)}
-            except (SensorLost, TypeError, ValueError, AttributeError):
+            except (SensorLost, TypeError, ValueError, AttributeError, OverflowError):
                 refused += 1
         return None if refused == 2 else sorted(pids)
 
+    def computing(self, handle: Any) -> int | None:
+        """How many processes compute on it, as far as NVML shows them here."""
+        try:
+            return len(self.ask("nvmlDeviceGetComputeRunningProcesses", handle))
+        except (SensorLost, TypeError):
+            return None
+
+    def throttle(self, handle: Any) -> list[str] | None:
+        """What holds the clocks back, in words."""
+        for name in ("Event", "Throttle"):  # the second is its name before driver 535
+            try:
+                bits = int(self.ask(f"nvmlDeviceGetCurrentClocks{name}Reasons", handle))
+            except (SensorLost, TypeError, ValueError):
+                continue
+            words = [word for bit, word in THROTTLE.items() if bits & bit]
+            unknown = bits & ~sum(THROTTLE)
+            return [*words, f"reason 0x{unknown:x}"] if unknown else words
+        return None
+
     def utilisation_percent(self, handle: Any) -> int | None:
         try:
-            return int(self.ask("nvmlDeviceGetUtilizationRates", handle).gpu)
+            percent = int(self.ask("nvmlDeviceGetUtilizationRates", handle).gpu)
+            return percent if 0 <= percent <= 100 else None
         except (SensorLost, TypeError, ValueError, AttributeError, OverflowError):
             return None
 
@@ -166,7 +196,8 @@ def open_nvml() -> Nvml:
 
 
 def _is_power(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value) and 0 <= value <= MOST_W * 1000
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and bool(0 <= value <= MOST_W * 1000)  # not-a-number is in no range
 
 
 def _watts(value: Any) -> float:
@@ -175,5 +206,5 @@ def _watts(value: Any) -> float:
 
 def _number(value: Any, most: float, what: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= most:
-        raise SensorLost(f"NVML answers {what} with {value!r}, which is none")
+        raise SensorLost(f"NVML answers {what} with {str(value)[:40]}, which is none")
     return float(value)

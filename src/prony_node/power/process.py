@@ -20,12 +20,20 @@ class SamplerProcess:
     """A sampler writing into `folder`. It ends with whoever started it."""
 
     def __init__(
-        self, folder: Path, *, interval_s: float | None = None, readers: list[str] | None = None, users: Path | None = None
+        self,
+        folder: Path,
+        *,
+        interval_s: float | None = None,
+        readers: list[str] | None = None,
+        users: Path | None = None,
+        remove: bool = False,
     ) -> None:
-        argv = [sys.executable, "-m", MODULE, str(folder)]
+        # -P: a random.py where the user stands must not shadow Python's.
+        argv = [sys.executable, "-P", "-m", MODULE, str(folder), "--parent", str(os.getpid())]
         argv += ["--interval", str(interval_s)] if interval_s else []
         argv += ["--readers", ",".join(readers)] if readers else []
         argv += ["--users", str(users)] if users else []
+        argv += ["--remove"] if remove else []
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / files.POWER_LOG).open("ab") as log:
@@ -50,6 +58,13 @@ class SamplerProcess:
     def hold(self, still: bool) -> None:
         """Hold the sampler still, or let it go on: to see what it costs."""
         self._process.send_signal(signal.SIGSTOP if still else signal.SIGCONT)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def ended(self) -> bool:
+        return self._process.poll() is not None
 
     def end(self) -> None:
         """Ask it to finish its files, and see that it does."""

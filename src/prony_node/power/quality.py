@@ -11,10 +11,12 @@ from prony_node.power.recording import Recording
 from prony_node.power.sensor import Sensor
 
 AGREE_PASS, AGREE_WARN = 0.02, 0.05
-DRIFT_PASS, DRIFT_WARN = 0.02, 0.05
+DRIFT_PASS = 0.02
 WORST_UNCERTAINTY = 0.015
 GAP_PERIODS = 10.0
 LIMIT_MARGIN = 1.05  # sensors are a few percent off, and a limit holds on average
+
+NAMES = {"energy-foreign": "foreign processes", "energy-span": "window"}  # in the lines for a person
 
 Check = dict[str, str]
 
@@ -27,9 +29,9 @@ def part_checks(part: PartEnergy, limit_w: float | None) -> list[Check]:
     found = [_window(part), _agreement(part), _gap(part), _drift(part)]
     if limit_w:
         level = "pass" if figure.power_w <= LIMIT_MARGIN * limit_w else "fail"
-        found.append(make_check("energy_limit", level, f"{figure.power_w:.0f} W mean under a limit of {limit_w:.0f} W"))
+        found.append(make_check("energy-limit", level, f"{figure.power_w:.0f} W mean under a limit of {limit_w:.0f} W"))
     if part.notes:
-        found.append(make_check("energy_sensor", "warn", "; ".join(part.notes[:3])))
+        found.append(make_check("energy-sensor", "warn", "; ".join(part.notes[:3])))
     return found
 
 
@@ -41,13 +43,13 @@ def _window(part: PartEnergy) -> Check:
         f"± {100 * figure.relative_uncertainty:.2g} % (95 %, calibration apart) from {figure.readings} {name} of"
         f" {1e3 * figure.period_s:.0f} ms over {figure.seconds:.1f} s"
     )
-    return make_check("energy_window", "pass" if figure.relative_uncertainty <= WORST_UNCERTAINTY else "warn", text)
+    return make_check("energy-window", "pass" if figure.relative_uncertainty <= WORST_UNCERTAINTY else "warn", text)
 
 
 def _agreement(part: PartEnergy) -> Check:
     difference, allowed = part.difference, part.allowed
     if difference is None or allowed is None or part.beside is None:
-        return make_check("energy_agreement", "unknown", "there is no second way to measure it here")
+        return make_check("energy-agreement", "unknown", "there is no second way to measure it here")
     figure = part.figure
     assert figure is not None
     text = (
@@ -56,7 +58,7 @@ def _agreement(part: PartEnergy) -> Check:
     )
     off = abs(difference)
     level = "pass" if off <= max(AGREE_PASS, allowed) else "warn" if off <= AGREE_WARN else "fail"
-    return make_check("energy_agreement", level, text)
+    return make_check("energy-agreement", level, text)
 
 
 def _gap(part: PartEnergy) -> Check:
@@ -65,16 +67,16 @@ def _gap(part: PartEnergy) -> Check:
     large = figure.largest_gap_s > max(GAP_PERIODS * figure.period_s, 0.5)
     text = f"the longest time without a reading was {1e3 * figure.largest_gap_s:.0f} ms"
     # A counter goes on counting while nobody reads it.
-    return make_check("energy_gap", "warn" if large and figure.method == "integral" else "pass", text)
+    return make_check("energy-gap", "warn" if large and figure.method == "integral" else "pass", text)
 
 
 def _drift(part: PartEnergy) -> Check:
     drift = part.drift
     if drift is None:
-        return make_check("energy_drift", "unknown", "the window is too short to be cut into thirds")
+        return make_check("energy-drift", "unknown", "the window is too short to be cut into thirds")
     level = "pass" if drift <= DRIFT_PASS else "warn"
     thirds = ", ".join(f"{power_w:.0f}" for power_w in part.thirds_w)
-    return make_check("energy_drift", level, f"mean power of the thirds: {thirds} W, {100 * drift:.2g} % apart")
+    return make_check("energy-drift", level, f"mean power of the thirds: {thirds} W, {100 * drift:.2g} % apart")
 
 
 def node_checks(node: NodeEnergy | None, parts: list[PartEnergy], sensors: list[Sensor]) -> list[Check]:
@@ -86,7 +88,7 @@ def node_checks(node: NodeEnergy | None, parts: list[PartEnergy], sensors: list[
     total_w = sum(figure.power_w for figure in devices)
     slack_w = 0.05 * total_w + node.uncertainty_j / node.seconds
     level = "pass" if node.power_w + slack_w >= total_w else "fail"
-    return [make_check("energy_node", level, f"the node's {node.power_w:.0f} W against {total_w:.0f} W of its devices")]
+    return [make_check("energy-node", level, f"the node's {node.power_w:.0f} W against {total_w:.0f} W of its devices")]
 
 
 def covered(wanted: Iterable[str], parts: list[PartEnergy]) -> Check:
@@ -95,9 +97,11 @@ def covered(wanted: Iterable[str], parts: list[PartEnergy]) -> Check:
     known = {part.part for part in parts if part.figure is not None}
     missed = [name for name in names if name not in known]
     if not names:
-        return make_check("energy_devices", "unknown", "no device is known to have taken part")
+        return make_check("energy-devices", "unknown", "no device is known to have taken part")
     text = f"{len(names) - len(missed)} of {len(names)} devices measured"
-    return make_check("energy_devices", "warn" if missed else "pass", text + (f"; not {', '.join(missed)}" if missed else ""))
+    return make_check(
+        "energy-devices", "warn" if missed else "pass", text + (f"; not {', '.join(missed)}" if missed else "")
+    )
 
 
 def quality_lines(part: PartEnergy, checks: list[Check]) -> list[str]:
@@ -107,15 +111,26 @@ def quality_lines(part: PartEnergy, checks: list[Check]) -> list[str]:
         return [f"no figure: {part.reason}"]
     sensor = figure.sensor
     calibration = (
-        f"calibration ± {100 * sensor.uncertainty:.2g} % ({sensor.uncertainty_source})"
+        f"calibration ± {100 * sensor.uncertainty:.2g} %"
+        + (f" ({sensor.uncertainty_source})" if sensor.uncertainty_source else "")
         if sensor.uncertainty
         else "calibration unknown"
     )
-    lines = [
-        f"source: {_short(sensor)} ({figure.method}, evidence: {sensor.evidence}), scope {part.scope}; {calibration}",
-        f"window: {figure.seconds:.2f} s",
+    has_span = any(check["name"] == "energy-span" for check in checks)
+    return [
+        f"source: {_short(sensor)} ({figure.method}, evidence: {sensor.evidence}); {calibration}",
+        f"scope: {part.scope}",
+        *([] if has_span else [f"window: {figure.seconds:.2f} s"]),
+        *(said(check, figure.method) for check in checks),
     ]
-    return lines + [f"{check['name'].removeprefix('energy_')}: {check['message']} [{check['level']}]" for check in checks]
+
+
+def said(check: Check, method: str = "") -> str:
+    """A check for a person; what is good needs no mark."""
+    name = NAMES.get(check["name"], check["name"].removeprefix("energy-"))
+    if name == "window" and check["name"] != "energy-span":
+        name = "ticks" if method == "counter" else "readings"
+    return f"{name}: {check['message']}" + ("" if check["level"] == "pass" else f" [{check['level']}]")
 
 
 def _short(sensor: Sensor) -> str:

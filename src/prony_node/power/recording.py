@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import csv
 import gzip
-import io
 import math
 import time
+import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -24,6 +24,8 @@ POWER_VERSION = 1
 POWER_SCHEMA = f"prony.power/{POWER_VERSION}"
 HEADER = ("before_s", "after_s", "sensor", "value", "note")
 FLUSH_EVERY_S = 0.25
+WORDS = ("id", "reader", "part", "label")
+NUMBERS = ("period_s", "window_s", "seen_share", "resolution", "wraps_at_j", "uncertainty")
 
 
 @dataclass
@@ -69,11 +71,12 @@ class Writer:
         number = self._number[sensor.id]
         for reading in readings:
             times = (f"{reading.before_s:.6f}", f"{reading.after_s:.6f}")
-            self._csv.writerow((*times, number, f"{reading.value:.10g}", ""))
+            self._csv.writerow((*times, number, f"{reading.value:.15g}", ""))
         self._flush_now_and_then()
 
     def note(self, sensor: Sensor, at_s: float, text: str) -> None:
-        self._csv.writerow((f"{at_s:.6f}", f"{at_s:.6f}", self._number[sensor.id], "", text))
+        one_line = " ".join(text.split())  # what a driver says may have several; a row has one
+        self._csv.writerow((f"{at_s:.6f}", f"{at_s:.6f}", self._number[sensor.id], "", one_line))
         self._file.flush()
 
     def close(self) -> None:
@@ -94,12 +97,14 @@ def read_recording(folder: Path) -> Recording | None:
     check_schema(document, "prony.power", POWER_VERSION)
     try:
         sensors = [sensor_from_json(entry) for entry in document["sensors"]]
+        reasons = dict(document.get("reasons") or {})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RequestError(f"{folder / files.POWER} does not describe sensors: {error}") from error
     about = {name: value for name, value in document.items() if name not in ("schema", "sensors", "reasons")}
-    recording = Recording([Trace(sensor) for sensor in sensors], dict(document.get("reasons") or {}), about)
-    for line in csv.reader(_lines(folder / files.POWER_SAMPLES)):
-        _add_line(recording.traces, line)
+    recording = Recording([Trace(sensor) for sensor in sensors], reasons, about)
+    for line in _lines(folder / files.POWER_SAMPLES):
+        # Line by line and without the rules of quoting: a stray quote must cost its line, not all that follow.
+        _add_line(recording.traces, line.split(",", len(HEADER) - 1))
     for trace in recording.traces:
         trace.readings.sort(key=lambda reading: reading.after_s)
     return recording
@@ -108,8 +113,13 @@ def read_recording(folder: Path) -> Recording | None:
 def sensor_from_json(entry: dict[str, Any]) -> Sensor:
     """A sensor of a recording; words that a newer Prony added are passed over."""
     known = {f.name for f in fields(Sensor)}
-    values = {name: value for name, value in entry.items() if name in known}
+    values = {name: value for name, value in entry.items() if name in known and value is not None}
     values["contains"] = tuple(values.get("contains") or ())
+    for name in NUMBERS:
+        if not 0.0 <= values.get(name, 0.0) < math.inf:
+            raise ValueError(f"{name} is {values[name]}")
+    if not all(isinstance(word, str) for word in (*(values[name] for name in WORDS), *values["contains"])):
+        raise ValueError("names must be words")
     return Sensor(**values)
 
 
@@ -117,9 +127,9 @@ def _lines(path: Path) -> Iterable[str]:
     packed = path.with_name(path.name + ".gz")
     try:
         data = gzip.decompress(packed.read_bytes()) if packed.exists() else path.read_bytes()
-    except (FileNotFoundError, EOFError, gzip.BadGzipFile):
+    except (FileNotFoundError, EOFError, gzip.BadGzipFile, zlib.error):
         return []
-    return io.StringIO(data.decode("utf-8", "replace").replace("\0", ""))
+    return data.decode("utf-8", "replace").splitlines()
 
 
 def _add_line(traces: list[Trace], line: list[str]) -> None:
@@ -130,7 +140,7 @@ def _add_line(traces: list[Trace], line: list[str]) -> None:
             return
         trace = traces[number]
         if note:
-            trace.notes.append((before_s, note))
+            trace.notes.append((before_s, note.strip('"').replace('""', '"')))
         elif math.isfinite(float(value)):
             trace.readings.append(Reading(before_s, after_s, float(value)))
     except (ValueError, IndexError):

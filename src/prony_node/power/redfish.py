@@ -32,9 +32,9 @@ class RedfishReader:
         self._service, self._chassis = service, chassis
         self._resource, power_w, energy_kwh = self._find()
         self.sensors: list[Sensor] = []
-        if power_w is not None:
+        if as_number(power_w) is not None:
             self.sensors.append(_sensor("power", "instantaneous", chassis, 0.0))
-        if energy_kwh is not None:
+        if as_number(energy_kwh) is not None:
             self.sensors.append(_sensor("energy", "counter", chassis, _step(energy_kwh) * J_PER_KWH))
         if not self.sensors:
             raise Unavailable(f"the chassis {chassis} of the management controller states neither power nor energy")

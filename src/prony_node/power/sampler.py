@@ -1,27 +1,31 @@
 """The sampler: one process a node that reads every sensor and writes as it goes.
 
-    python -m prony_node.power.sampler FOLDER [--interval 0.05] [--readers nvidia,rapl] [--users FILE]
+    python -m prony_node.power.sampler FOLDER [--interval 0.05] [--readers nvidia,rapl] [--users FILE] [--remove]
 
 One thread a reader, so that a management controller that takes a second does not keep a GPU waiting. Reads are
-jittered: a periodic load must not meet a periodic reader. It ends on SIGTERM or SIGINT, when its parent is gone, or, with
---users, when no process holds that file's lock any more.
+jittered: a periodic load must not meet a periodic reader. It ends on SIGTERM or SIGINT, when its parent is gone, or,
+with --users, when no process holds that file's lock any more: it then holds it itself, so that none can join.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import os
 import random
+import shutil
 import signal
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, BinaryIO, Protocol
 
+from prony_node.power.conditions import Conditions
 from prony_node.power.recording import Writer
 from prony_node.power.sensor import Reader, Reading, Sensor, SensorLost
 from prony_node.power.table import open_readers
@@ -34,26 +38,44 @@ RETRY_S = 1.0
 GIVE_UP_AFTER = 30
 LOOK_EVERY_S = 0.25
 NICENESS = 5
+DESCRIBE_EVERY_S = 5.0  # what is counted while sampling goes on; a block of a longer job reads it then
+
+
+class Sink(Protocol):
+    """Where readings go: a file, or what is shown live."""
+
+    def add(self, sensor: Sensor, readings: Iterable[Reading]) -> None: ...
+
+    def note(self, sensor: Sensor, at_s: float, text: str) -> None: ...
 
 
 class ReaderThread(threading.Thread):
     """Reads the sensors of one reader in turn until told to stop."""
 
-    def __init__(self, reader: Reader, writer: Writer, lock: threading.Lock, interval_s: float) -> None:
+    def __init__(self, reader: Reader, writer: Sink, lock: threading.Lock, interval_s: float) -> None:
         super().__init__(name=f"power {reader.id}", daemon=True)
         self._reader, self._writer, self._lock = reader, writer, lock
         self._interval_s = interval_s
+        self.conditions = Conditions(reader)
         self._due_s = dict.fromkeys(reader.sensors, 0.0)
         self._failures = dict.fromkeys(reader.sensors, 0)
+        self._takes_s = dict.fromkeys(reader.sensors, 0.0)
         self.stop = threading.Event()
 
     def run(self) -> None:
+        try:
+            self._sample()
+        except OSError as error:  # a full disk; what was written so far counts
+            print(f"the readings of {self._reader.id} cannot be written: {error.strerror or error}", file=sys.stderr)
+
+    def _sample(self) -> None:
         while self._due_s and not self.stop.is_set():
             sensor = min(self._due_s, key=self._due_s.__getitem__)
             wait_s = self._due_s[sensor] - time.monotonic()
             if wait_s > 0 and self.stop.wait(wait_s):
                 break
             self._read(sensor)
+            self.conditions.look()
         for sensor in list(self._due_s):  # once more, so that the end of a window is inside
             self._read(sensor)
 
@@ -76,7 +98,10 @@ class ReaderThread(threading.Thread):
             self._writer.add(sensor, readings)
         self._failures[sensor] = 0
         interval_s = BUFFER_EVERY_S if several else self._interval_s * random.uniform(*JITTER)
-        self._due_s[sensor] = after_s + max(interval_s, (after_s - before_s) / MOST_BUSY)
+        # As a rule, not each time: one slow answer must not cost the ticks of the next half second.
+        takes_s = min(after_s - before_s, 10.0 * self._takes_s[sensor] or after_s - before_s)
+        self._takes_s[sensor] = 0.8 * (self._takes_s[sensor] or takes_s) + 0.2 * takes_s
+        self._due_s[sensor] = after_s + max(interval_s, self._takes_s[sensor] / MOST_BUSY)
 
     def _lose(self, sensor: Sensor, at_s: float, reason: str) -> None:
         self._failures[sensor] += 1
@@ -89,8 +114,44 @@ class ReaderThread(threading.Thread):
             self._due_s[sensor] = time.monotonic() + RETRY_S
 
 
-def sample(folder: Path, *, interval_s: float, readers: list[str], stop: threading.Event, users: Path | None) -> int:
-    """Sample into `folder` until told to stop; the exit code."""
+class Stay:
+    """How long to sample: until told to stop, the parent is gone, or nobody holds a shared lock on the users' file.
+
+    A process that was killed holds no lock. Once nobody does, the lock is the sampler's to the end: whoever comes later
+    cannot join, and starts another sampler.
+    """
+
+    def __init__(self, stop: threading.Event, parent: int, users: Path | None) -> None:
+        self.stop, self.users = stop, users
+        self._parent = parent
+        self._lock: BinaryIO | None = None
+
+    def longer(self) -> bool:
+        if self.stop.wait(LOOK_EVERY_S):
+            return False
+        if self.users is None:
+            return os.getppid() == self._parent
+        try:
+            self._lock = self._lock or self.users.open("rb")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # the file is gone, so nobody can hold it
+            return False
+        return False
+
+
+def sample(
+    folder: Path,
+    *,
+    interval_s: float,
+    readers: list[str],
+    stop: threading.Event,
+    users: Path | None = None,
+    parent: int | None = None,
+) -> int:
+    """Sample into `folder` as long as there is reason to; the exit code."""
+    stay = Stay(stop, os.getppid() if parent is None else parent, users)
     opened = open_readers(readers)
     sensors = [sensor for reader in opened.readers for sensor in reader.sensors]
     started = {
@@ -110,20 +171,30 @@ def sample(folder: Path, *, interval_s: float, readers: list[str], stop: threadi
     threads = [ReaderThread(reader, writer, lock, interval_s) for reader in opened.readers]
     for thread in threads:
         thread.start()
-    parent = os.getppid()
-    while not stop.wait(LOOK_EVERY_S):
-        if (os.getppid() != parent if users is None else not _in_use(users)) or not sensors:
-            break
+    described_s = time.monotonic()
+    while stay.longer() and (threads or stay.users):
+        if time.monotonic() - described_s >= DESCRIBE_EVERY_S and _conditions(threads)["conditions"]:
+            with lock, contextlib.suppress(OSError):
+                writer.describe(_conditions(threads))
+            described_s = time.monotonic()
     for thread in threads:
         thread.stop.set()
     for thread in threads:
         thread.join(2.0)
-    with lock:
-        writer.describe({"ended_monotonic_s": time.monotonic()})
-        writer.close()
     for reader in opened.readers:
         reader.close()
+    try:
+        with lock:
+            writer.describe({**_conditions(threads), "ended_monotonic_s": time.monotonic()})
+            writer.close()
+    except OSError as error:
+        print(f"the sampler cannot write in {folder}: {error.strerror or error}", file=sys.stderr)
+        return 1
     return 0
+
+
+def _conditions(threads: list[ReaderThread]) -> dict[str, Any]:
+    return {"conditions": {part: seen for thread in threads for part, seen in thread.conditions.to_json().items()}}
 
 
 def _state(readers: list[Reader]) -> dict[str, Any]:
@@ -141,24 +212,16 @@ def _state(readers: list[Reader]) -> dict[str, Any]:
     return {"busy_at_start": busy, "limits_w": limits_w, "notes": notes}
 
 
-def _in_use(users: Path) -> bool:
-    """Whether any process holds the lock of this file; one that was killed does not."""
-    try:
-        with users.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
-
-
 def main(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m prony_node.power.sampler", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m prony_node.power.sampler", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--interval", type=float, default=INTERVAL_S, help="seconds between two reads of a sensor")
     parser.add_argument("--readers", default="", help="names with commas between; all by default")
     parser.add_argument("--users", type=Path, help="sample as long as someone holds the lock of this file")
+    parser.add_argument("--remove", action="store_true", help="remove the folder at the end")
+    parser.add_argument("--parent", type=int, default=os.getppid(), help="whose end is the end of sampling")
     options = parser.parse_args(words)
     stop = threading.Event()
 
@@ -167,12 +230,21 @@ def main(words: list[str]) -> int:
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, signal.SIG_IGN if options.users else end)
-    try:
+    with contextlib.suppress(OSError):
         os.nice(NICENESS)
-    except OSError:
-        pass
     readers = [name for name in options.readers.split(",") if name]
-    return sample(options.folder, interval_s=options.interval, readers=readers, stop=stop, users=options.users)
+    try:
+        return sample(
+            options.folder,
+            interval_s=options.interval,
+            readers=readers,
+            stop=stop,
+            users=options.users,
+            parent=options.parent,
+        )
+    finally:
+        if options.remove:
+            shutil.rmtree(options.folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

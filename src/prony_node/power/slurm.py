@@ -1,9 +1,9 @@
 """The node, through Slurm's energy accounting (AcctGatherEnergyType), where the job has the node alone.
 
-`scontrol show node` tells CurrentWatts, and as JSON also consumed_energy in joules and when slurmd collected both; older
-ones write ConsumedJoules in the text. AveWatts is the mean since slurmd started, so it says nothing of a window and is
-not read. AcctGatherNodeFreq (slurm.conf) is how often the figures are renewed; 0 is never. Plugins that count a part of
-the node (rapl: the packages; gpu: the GPUs) are left out: their own readers here say more.
+`scontrol show node` tells CurrentWatts, and as JSON also consumed_energy in joules and when slurmd collected both;
+older ones write ConsumedJoules in the text. AveWatts is the mean since slurmd started, so it says nothing of a window
+and is not read. AcctGatherNodeFreq (slurm.conf) is how often the figures are renewed; 0 is never. Plugins that count a
+part of the node (rapl: the packages; gpu: the GPUs) are left out: their own readers here say more.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ STAMP_S = 1.0  # slurmd stamps in whole seconds, cut off
 
 
 @dataclass(frozen=True)
-class NodeEnergy:
+class Said:
     """What Slurm says of the node; None where it is "n/s", not supported."""
 
     power_w: float | None = None
@@ -41,7 +41,7 @@ class SlurmReader:
 
     id = "slurm"
 
-    def __init__(self, node: str, as_json: bool, first: NodeEnergy, plugin: str, period_s: float) -> None:
+    def __init__(self, node: str, as_json: bool, first: Said, plugin: str, period_s: float) -> None:
         self._node, self._as_json = node, as_json
         self._told: dict[str, tuple[float, float]] = {}  # of each sensor: when it was collected, and what
         known = (("power", "instantaneous", first.power_w), ("energy", "counter", first.energy_j))
@@ -95,10 +95,9 @@ class SlurmReader:
 
 def open_reader(root: Path) -> SlurmReader:
     job, node = _job_and_node(os.environ)
-    scontrol: Callable[..., str] = lambda *words: ask(("scontrol", *words), TIMEOUT_S)  # noqa: E731
     try:
-        plugin, period_s = parse_config(scontrol("show", "config"))
-        check_alone(scontrol("--oneliner", "show", "job", job), scontrol("--oneliner", "show", "node", node))
+        plugin, period_s = parse_config(_scontrol("show", "config"))
+        check_alone(_scontrol("--oneliner", "show", "job", job), _scontrol("--oneliner", "show", "node", node))
         as_json, first = _first(node)
     except CommandFailed as error:
         raise Unavailable(f"Slurm cannot be asked here: {error}") from error
@@ -119,7 +118,7 @@ def _job_and_node(environment: Mapping[str, str]) -> tuple[str, str]:
     return job, node
 
 
-def _first(node: str) -> tuple[bool, NodeEnergy]:
+def _first(node: str) -> tuple[bool, Said]:
     """The richer form where this Slurm has it."""
     try:
         said = _ask_node(node, as_json=True)
@@ -130,10 +129,14 @@ def _first(node: str) -> tuple[bool, NodeEnergy]:
     return False, _ask_node(node, as_json=False)
 
 
-def _ask_node(node: str, as_json: bool) -> NodeEnergy:
+def _ask_node(node: str, as_json: bool) -> Said:
     if as_json:
-        return parse_node_json(ask(("scontrol", "show", "node", node, "--json"), TIMEOUT_S))
-    return parse_node_text(ask(("scontrol", "--oneliner", "show", "node", node), TIMEOUT_S))
+        return parse_node_json(_scontrol("show", "node", node, "--json"))
+    return parse_node_text(_scontrol("--oneliner", "show", "node", node))
+
+
+def _scontrol(*words: str) -> str:
+    return ask(("scontrol", *words), TIMEOUT_S)
 
 
 def parse_config(text: str) -> tuple[str, float]:
@@ -175,20 +178,20 @@ def check_alone(job_text: str, node_text: str) -> None:
 
 
 def value_of(text: str, key: str) -> str | None:
-    """The value of `key=value`; None when it is absent, or said twice with a difference (a job's name can hold anything)."""
+    """The value of `key=value`; None when it is absent, or said twice and not alike: a job's name can hold anything."""
     values = set(re.findall(rf"(?<!\S){key}=(\S{{1,200}})", text))
     return values.pop() if len(values) == 1 else None
 
 
-def parse_node_text(text: str) -> NodeEnergy:
+def parse_node_text(text: str) -> Said:
     def number(key: str) -> int | None:
         value = value_of(text, key) or ""
         return int(value) if re.fullmatch("[0-9]{1,20}", value, re.ASCII) else None
 
-    return NodeEnergy(_known(number("CurrentWatts"), MOST_W), _known(number("ConsumedJoules"), MOST_J))
+    return Said(_known(number("CurrentWatts"), MOST_W), _known(number("ConsumedJoules"), MOST_J))
 
 
-def parse_node_json(text: str) -> NodeEnergy:
+def parse_node_json(text: str) -> Said:
     try:
         document: Any = json.loads(text)
         energy = document["nodes"][0]["energy"]
@@ -199,7 +202,7 @@ def parse_node_json(text: str) -> NodeEnergy:
         watts = watts.get("number") if watts.get("set") is True else None
     collected_unix_s = as_number(collected)
     stamped = collected_unix_s is not None and collected_unix_s > 0.0
-    return NodeEnergy(_known(watts, MOST_W), _known(joules, MOST_J), collected_unix_s if stamped else None)
+    return Said(_known(watts, MOST_W), _known(joules, MOST_J), collected_unix_s if stamped else None)
 
 
 def _known(value: object, most: float) -> float | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import math
+import re
 from pathlib import Path
 
 from prony_node.power.sensor import SensorLost, Unavailable
@@ -47,7 +49,7 @@ class Folder:
             raise SensorLost(f"{path} is not there") from error
         except OSError as error:
             raise SensorLost(f"{path}: {errno.errorcode.get(error.errno or 0, 'error')} {error.strerror}") from error
-        try:
-            return float(text.split()[0])
-        except (ValueError, IndexError) as error:
-            raise SensorLost(f"{path} holds no number: {text[:40]!r}") from error
+        first = text.split()[0] if text else ""
+        if not re.fullmatch(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?", first) or not math.isfinite(float(first)):
+            raise SensorLost(f"{path} holds no number: {text[:40]!r}")
+        return float(first)

@@ -11,16 +11,16 @@ import math
 from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median
+from statistics import fmean, median
 
 from prony_node.power.recording import Trace
 from prony_node.power.sensor import Reading, Sensor
+from prony_node.power.ticks import MOST_PLAUSIBLE_W, Tick, ticks
 
 SHORTEST_S = 2.0  # under this there is no energy figure
 FEWEST_READINGS = 8
-MOST_PLAUSIBLE_W = 100_000.0  # of one counter: what looks like more is a reset, not a wrap
 TWO_EDGES = 1.1  # 95 % of the sum of two uniform errors, over their root sum of squares
-LATE_TICKS = 1.3  # ticks come at most so many periods apart
+SMALL_PART = 0.05  # of a window, that may go unseen at an edge
 
 
 class NoEnergy(Exception):
@@ -54,19 +54,6 @@ class WindowEnergy:
         return self.uncertainty_j / self.energy_j if self.energy_j > 0 else math.inf
 
 
-@dataclass(frozen=True)
-class Tick:
-    """The counter read `value_j` from some instant between these two on."""
-
-    before_s: float
-    after_s: float
-    value_j: float
-
-    @property
-    def middle_s(self) -> float:
-        return 0.5 * (self.before_s + self.after_s)
-
-
 def energy_of(trace: Trace, start_s: float, end_s: float) -> WindowEnergy:
     """The energy between the first and last tick inside this window; integrated, between its edges."""
     if end_s - start_s < SHORTEST_S:
@@ -88,6 +75,8 @@ def _counted(trace: Trace, start_s: float, end_s: float) -> WindowEnergy:
     for one, other in pairwise(inside):
         if other.value_j < one.value_j:
             raise NoEnergy("the counter was reset within the window")
+        if other.value_j - one.value_j > MOST_PLAUSIBLE_W * (other.after_s - one.before_s):
+            raise NoEnergy(f"the counter jumped by {other.value_j - one.value_j:.3g} J within the window")
     few = max(2, min(len(inside) // 4, math.ceil(0.5 / max(period_s, 1e-3))))
     first_w, last_w = _power(inside[: few + 1]), _power(inside[-few - 1 :])
     edges_j = math.hypot(
@@ -112,40 +101,6 @@ def _power(inside: list[Tick]) -> float:
     return (inside[-1].value_j - inside[0].value_j) / seconds if seconds > 0 else 0.0
 
 
-def ticks(readings: list[Reading], sensor: Sensor) -> tuple[list[Tick], float]:
-    """Where the counter was seen to move on, unwrapped, and how often it does.
-
-    A value that is new lies between the read before and this one. If the counter ticks faster than it is read,
-    the tick was at most a period before the read.
-    """
-    changes: list[tuple[Reading, Reading]] = []  # the read before, and the first of the new value
-    for before, after in pairwise(readings):
-        if after.value != before.value:
-            changes.append((before, after))
-    period_s = _tick_period(changes, readings, sensor)
-    found, wrapped_j = [], 0.0
-    for before, after in changes:
-        fell_j = before.value - after.value
-        if fell_j > 0 and sensor.wraps_at_j:
-            rise_j = sensor.wraps_at_j - fell_j
-            if 0.0 <= rise_j <= MOST_PLAUSIBLE_W * (after.after_s - before.before_s):
-                wrapped_j += sensor.wraps_at_j
-        earliest_s = max(before.before_s, after.before_s - LATE_TICKS * period_s)
-        found.append(Tick(min(earliest_s, after.after_s), after.after_s, after.value + wrapped_j))
-    return found, period_s
-
-
-def _tick_period(changes: list[tuple[Reading, Reading]], readings: list[Reading], sensor: Sensor) -> float:
-    """Seconds between ticks: as seen where reads are frequent enough to see it, and else as stated."""
-    if len(changes) < 2:
-        return sensor.period_s or 0.1
-    seen_s = median(b[1].after_s - a[1].after_s for a, b in pairwise(changes))
-    every_s = median(b.after_s - a.after_s for a, b in pairwise(readings))
-    if seen_s > 1.5 * every_s:
-        return seen_s
-    return min(seen_s, sensor.period_s) if sensor.period_s else seen_s
-
-
 def integrated(trace: Trace, start_s: float, end_s: float) -> WindowEnergy:
     """Power readings integrated with trapezoids, held to the edges of the window."""
     sensor = trace.sensor
@@ -157,7 +112,11 @@ def integrated(trace: Trace, start_s: float, end_s: float) -> WindowEnergy:
     inside = [i for i, time_s in enumerate(times_s) if start_s < time_s < end_s]
     if len(inside) < FEWEST_READINGS:
         raise NoEnergy(f"the sensor gave {len(inside)} readings in the window; {FEWEST_READINGS} are asked")
-    reach_s = 3.0 * period_s + shift_s
+    most_w = max(abs(value_w) for value_w in values_w)
+    if most_w > MOST_PLAUSIBLE_W:
+        raise NoEnergy(f"the sensor read {most_w:.3g} W, which is nonsense")
+    # A reader that stalls at an edge costs certainty, not the figure, as long as it is a small part of the window.
+    reach_s = max(3.0 * period_s, SMALL_PART * (end_s - start_s)) + shift_s
     if times_s[inside[0]] - start_s > reach_s or end_s - times_s[inside[-1]] > reach_s:
         raise NoEnergy("the sensor gave no readings at an edge of the window")
     points = [(start_s, _at(times_s, values_w, start_s))]
@@ -177,7 +136,9 @@ def integrated(trace: Trace, start_s: float, end_s: float) -> WindowEnergy:
     )
 
 
-def distinct(readings: list[Reading], sensor: Sensor, start_s: float, end_s: float) -> tuple[list[tuple[float, float]], float]:
+def distinct(
+    readings: list[Reading], sensor: Sensor, start_s: float, end_s: float
+) -> tuple[list[tuple[float, float]], float]:
     """One point an update of the sensor, and how often it updates.
 
     A sensor that is read more often than it updates repeats itself: such a read tells nothing new. But one that
@@ -206,7 +167,7 @@ def _integral_uncertainty(points: list[tuple[float, float]], sensor: Sensor, per
     """What happens between readings is guessed from how neighbours differ; at the edges, from how much changes there.
 
     Three things can be wrong: power that jumps between readings, a part-time sensor that looks when the load
-    happens to be low, and readings that come late, which matters where the power changes at an edge.
+    happens to be low, and readings that come late, which matters where the power changes between the edges or at one.
     """
     gaps_s = [b[0] - a[0] for a, b in pairwise(points)]
     steps_w = [b[1] - a[1] for a, b in pairwise(points)]
@@ -222,8 +183,10 @@ def _integral_uncertainty(points: list[tuple[float, float]], sensor: Sensor, per
     late_s = 0.5 * period_s + shift_s
     reach = max(2, math.ceil(2.0 * late_s / max(usual_s, 1e-6)) + 1)
     edges_j = late_s * math.hypot(_range(values_w[:reach]), _range(values_w[-reach:]))
+    # A reading may be as old as a period: over a ramp that is as much as the power between its ends for so long.
+    ramp_j = period_s * abs(fmean(values_w[-reach:]) - fmean(values_w[:reach]))
     rounding_j = 0.5 * sensor.resolution * sum(gaps_s)
-    return math.hypot(between_j, unseen_j, holes_j, edges_j, rounding_j)
+    return math.hypot(between_j, unseen_j, holes_j, edges_j, ramp_j, rounding_j)
 
 
 def _range(values: list[float]) -> float:

@@ -22,7 +22,7 @@ MOST_LEVELS = 4
 # Of one test at one place; a hundred places are tried.
 SINGLE_JUMP_ERROR = 0.002
 OUTLIER_DEVIATIONS = 6.0
-NOISY_LIMITS, NOISY_FACTOR = 3.0, 1.1
+NOISY_LIMITS, NOISY_FACTOR, QUIET_FACTOR = 3.0, 1.1, 0.8
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,10 @@ def drift(values: list[float], confidence: float, limit: float) -> Drift:
     # The rise over the window is the slope times the count, and Var(slope) = 12 variance / count**3.
     error = math.sqrt(12.0 * noise.variance / count) / mean
     half_width = two_sided_t(confidence, noise.degrees) * error
-    # In noise that hides the limit by far, one series in twenty would be flagged by chance: there the flag must be surer.
-    needed = half_width if half_width < NOISY_LIMITS * limit else NOISY_FACTOR * half_width
+    # In noise that hides the limit by far one series in twenty would be flagged by chance: there it must be surer.
+    # In little noise the half width, made from the largest of several variances, is wider than it need be.
+    noisy, quiet = half_width > NOISY_LIMITS * limit, half_width < limit
+    needed = half_width * (NOISY_FACTOR if noisy else QUIET_FACTOR if quiet else 1.0)
     if abs(change) > needed and abs(change) >= 0.5 * limit:
         return Drift(change, half_width, "yes")
     excluded = abs(change) + t_quantile(confidence, noise.degrees) * error < limit

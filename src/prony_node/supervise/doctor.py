@@ -17,14 +17,15 @@ from prony_node.facts import (
 )
 from prony_node.facts.abilities import compile_ability, device_abilities, distributed_backends
 from prony_node.facts.nvidia_links import nvidia_links
-from prony_node.facts.power_sources import power_sources
 from prony_node.facts.torch_build import torch_facts
 from prony_node.facts.tree import Missing
+from prony_node.power.survey import survey
 from prony_node.workloads import WORKLOADS
 
 DOCTOR_SCHEMA = "prony.doctor/1"
 RUNTIMES = ("apptainer", "singularity", "podman", "docker", "enroot")
 SCHEDULERS = {"slurm": "sbatch", "kubernetes": "kubectl", "pbs": "qsub", "lsf": "bsub"}
+REFUSED = ("permission", "denied", "may not", "privilege")
 KINDS = (
     "cuda",
     "xpu",
@@ -52,7 +53,7 @@ def doctor() -> dict[str, Any]:
         "torch": torch,
         "container": container_facts(),
         "environment": environment_facts(),
-        "power_sources": power_sources(),
+        "power": survey(),
         "runtimes": {name: shutil.which(name) is not None for name in RUNTIMES},
         "schedulers": {name: shutil.which(command) is not None for name, command in SCHEDULERS.items()},
         "fingerprint": fingerprint(),
@@ -118,7 +119,7 @@ def missing_for(document: dict[str, Any]) -> list[dict[str, str]]:
     rows = [
         *_missing_software(document),
         *_missing_hardware(document),
-        *_missing_power(document["power_sources"]),
+        *_missing_power(document["power"]),
     ]
     if not any(document["runtimes"].values()):
         rows.append(("a container runtime", "runs inside of a container", "install apptainer, podman or docker"))
@@ -155,10 +156,9 @@ def _missing_hardware(document: dict[str, Any]) -> Iterator[tuple[str, str, str]
         yield "the device's sensors", "checks of clocks, throttling and foreign processes", how
 
 
-def _missing_power(sources: list[dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
-    for kind in sorted({source["kind"] for source in sources if not source["readable"]}):
-        reasons = sorted({str(source["reason"]) for source in sources if source["kind"] == kind and source["reason"]})
-        how = f"it is present, but: {'; '.join(reasons)}"
-        yield f"reading of {kind}", "energy of what it covers", how
-    if not any(source["readable"] for source in sources):
-        yield "a readable power source", "energy", "none is present that this user may read"
+def _missing_power(power: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    for name, reason in power["reasons"].items():
+        if any(word in reason for word in REFUSED):  # it is there, and this user may not have it
+            yield f"the power reader {name}", "energy of what it covers", reason
+    if not power["sensors"]:
+        yield "a power sensor", "energy", "none is present that this user may read"

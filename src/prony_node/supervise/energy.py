@@ -1,4 +1,4 @@
-"""What a run cost: the sampler beside it, and its energy over the steady window with the work done between the same ticks."""
+"""What a run cost: the sampler beside it, and energy and work between the same two ticks of the steady window."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from prony_node.power import quality
 from prony_node.power.figures import NodeEnergy, PartEnergy, idle_power, node_energy, part_energies
 from prony_node.power.process import SamplerProcess
 from prony_node.power.recording import Recording, read_recording
+from prony_node.power.sensor import Sensor
 from prony_node.stats import StopRule
 
 LEAST_WINDOW_S = 10.0  # a counter that ticks every 100 ms needs it for 1 %
@@ -89,7 +90,7 @@ def _figures(recording: Recording, folder: Path, parts: Parts, start_s: float, e
         "reasons": recording.reasons,
         "notes": recording.about.get("notes") or [],
     }
-    own, why_not = _own(found, parts.device, recording)
+    own, why_not = _own(found, parts.device, sensors)
     known = [part for part in own if part.figure is not None]
     checks = quality.node_checks(node, found, sensors)
     if known and len(known) == len(own):
@@ -114,11 +115,10 @@ def _node_metrics(node: NodeEnergy | None) -> dict[str, Any]:
     }
 
 
-def _own(found: list[PartEnergy], device: dict[str, Any], recording: Recording) -> tuple[list[PartEnergy], str]:
+def _own(found: list[PartEnergy], device: dict[str, Any], sensors: list[Sensor]) -> tuple[list[PartEnergy], str]:
     """The parts that the run computed on, and why there are none."""
     if not found:
-        reasons = "; ".join(f"{name}: {why}" for name, why in recording.reasons.items())
-        return [], f"no power sensor answers here ({reasons})"
+        return [], "no power sensor answers here; `prony doctor` says why"
     kind = str(device.get("kind") or "cpu")
     if kind == "cpu":
         own = [part for part in found if part.scope in OWN_SCOPES["cpu"]]
@@ -127,8 +127,14 @@ def _own(found: list[PartEnergy], device: dict[str, Any], recording: Recording) 
     if uuid.startswith("MIG-"):
         return [], "a MIG slice has no energy of its own, only the whole GPU does"
     address = str((device.get("pci") or {}).get("address") or "")
-    own = [part for part in found if _same(part.part, uuid) or _same(part.part, address)]
+    # One sensor may speak for two dies of a card: the device is then inside the part.
+    names = {part.part: [part.part, *_dies(part.part, sensors)] for part in found}
+    own = [part for part in found if any(_same(name, one) for name in names[part.part] for one in (uuid, address))]
     return own, "" if own else f"none of the parts with a sensor is the device of this run ({uuid or address or kind})"
+
+
+def _dies(part: str, sensors: list[Sensor]) -> list[str]:
+    return [name for sensor in sensors if sensor.part == part and sensor.scope == "gpu" for name in sensor.contains]
 
 
 def _same(one: str, other: str) -> bool:

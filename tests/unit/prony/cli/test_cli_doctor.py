@@ -80,19 +80,35 @@ def test_a_full_machine_fits_and_brackets_are_not_markup(document: dict[str, Any
         "devices": [device],
         "topology": {"near": near, "links": links, "missing": []},
         "environment": {"NCCL_SOCKET_IFNAME": "[red]eth0[/red]"},
-        "power_sources": [
-            {
-                "kind": "powercap zone",
-                "covers": "package-0",
-                "readable": False,
-                "reason": "no permission to read it",
-            }
-        ],
+        "power": {
+            "sensors": [
+                {
+                    "id": "nvidia.energy GPU-aaaaaaaa",
+                    "label": "NVIDIA H200, energy counter",
+                    "kind": "counter",
+                    "scope": "gpu",
+                    "unit": "J",
+                    "period_s": 0.1,
+                    "probed_period_s": 0.0999,
+                    "window_s": None,
+                    "uncertainty": 0.05,
+                    "contains": [],
+                    "privileged": False,
+                    "evidence": "hardware",
+                    "value_now": 2791.768,
+                    "note": None,
+                }
+            ],
+            "reasons": {"rapl": "no permission to read it"},
+            "notes": [],
+        },
     }
     text = shown(full)
     assert "NVIDIA H200" in text
     assert "[red]eth0[/red]" in text
     assert "18 NVLinks active" in text
     assert "no permission" in text
+    assert "changes every 100 ms" in text
+    assert "evidence: hardware" in text
     assert max(map(len, text.splitlines())) <= 100
     assert shown(full, width=60)

@@ -15,7 +15,6 @@ from prony_node.facts.amd import amd_facts, counts_as
 from prony_node.facts.device import merged, properties_facts
 from prony_node.facts.nvidia import nvidia_facts, throttle_words, uuid_forms
 from prony_node.facts.nvidia_links import nvidia_links
-from prony_node.facts.power_sources import power_sources
 from prony_node.facts.tree import Missing, Tree
 
 Nvml = Callable[..., dict[str, Any]]
@@ -154,11 +153,3 @@ def test_links_between_two_gpus(nvml: Nvml) -> None:
     links = nvidia_links(Missing())
     assert [device["nvlinks_active"] for device in links["devices"]] == [18, 18]
     assert links["pairs"] == [{"between": ["GPU-gpu0", "GPU-gpu1"], "nvlink": True, "pcie": "across NUMA nodes"}]
-
-
-def test_power_sources_of_a_cray_and_of_grace(machine: Callable[[str], Path]) -> None:
-    cray = {source["kind"] for source in power_sources(machine("x86_two_sockets"))}
-    assert {"powercap zone", "Cray pm_counters", "IPMI", "hwmon"} <= cray
-    (grace,) = power_sources(machine("grace_hopper"))
-    assert grace["covers"] == "power_meter: Module Power Socket 0"
-    assert grace["readable"]

@@ -16,7 +16,6 @@ from prony_node.facts.cpu import cpu_model, parse_cpuinfo
 from prony_node.facts.fingerprint import fingerprint
 from prony_node.facts.memory import parse_meminfo
 from prony_node.facts.pci import generation, normal_address
-from prony_node.facts.power_sources import power_sources
 from prony_node.facts.processes import parse_stat
 from prony_node.facts.software import parse_nvidia_version
 from prony_node.facts.tree import Missing, Tree, cpu_list, parse_cpu_list, whole_number
@@ -62,7 +61,7 @@ def test_a_broken_tree_gives_facts_and_never_raises(files: dict[str, bytes]) -> 
             path = root / name.lstrip("/")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-        facts = [host_facts(root), container_facts(root, {}), power_sources(root), fingerprint(root)]
+        facts = [host_facts(root), container_facts(root, {}), fingerprint(root)]
         facts.append(amd_facts(Tree(root), "0000:c1:00.0", None, Missing()))
         facts.append(Watch({"kind": "cpu"}, root).sample())
         json.dumps(facts, allow_nan=False)

@@ -1,0 +1,43 @@
+"""The energy of a run in words: what was measured of which part, by which sensor, and what of the node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Record = dict[str, Any]
+JOULES_A_WH = 3600.0
+
+
+def energy_lines(record: Record) -> list[tuple[str, str]]:
+    """A label and a sentence for each part that was sampled, the node, and what a person should know of them."""
+    detail = record.get("energy") or {}
+    lines = [(part["label"], _part(part)) for part in detail.get("parts") or []]
+    node = detail.get("node") or {}
+    if node.get("energy_j") is not None:
+        text = f"{_joules(node['energy_j'])}, {node['power_w']:,.0f} W mean ({node['how']})"
+        lines.append(("node", text))
+    lines += [("note", note) for note in detail.get("notes") or []]
+    return lines
+
+
+def _part(part: dict[str, Any]) -> str:
+    idle = f", {part['idle_power_w']:,.0f} W idle before the run" if part.get("idle_power_w") is not None else ""
+    if part.get("energy_j") is None:
+        return f"no figure: {part.get('reason')}{idle}"
+    peak = f", {part['power_peak_w']:,.0f} W peak" if part.get("power_peak_w") is not None else ""
+    window = part["window_s"][1] - part["window_s"][0]
+    share = part["uncertainty_j"] / part["energy_j"] if part["energy_j"] else 0.0
+    calibration = f", calibration ± {100 * part['calibration']:.2g} %" if part.get("calibration") else ""
+    what = "ticks" if part["method"] == "counter" else "readings"
+    source = (
+        f"{part['sensor'].partition(' ')[0]} ({part['method']}, scope {part['scope']}, evidence: {part['evidence']}),"
+        f" {part['readings']} {what} of {1e3 * part['period_s']:.0f} ms{calibration}"
+    )
+    return (
+        f"{_joules(part['energy_j'])} ± {100 * share:.2g} % in {window:.2f} s,"
+        f" {part['power_w']:,.0f} W mean{peak}{idle}; {source}"
+    )
+
+
+def _joules(energy_j: float) -> str:
+    return f"{energy_j:,.0f} J ({energy_j / JOULES_A_WH:.3g} Wh)"

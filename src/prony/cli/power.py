@@ -1,0 +1,45 @@
+"""`prony power`: energy for any command, or live power. The node program measures; this one makes way for it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from prony.cli.execute import runs_root
+from prony.launch.node import replacing_argv
+from prony_node.contract.cost import find_rates
+from prony_node.contract.errors import RequestError
+
+
+def power(
+    command: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND ...", help="What to run.")] = None,
+    interval: Annotated[str, typer.Option(help="Between two reads of a sensor.")] = "50ms",
+    readers: Annotated[str, typer.Option(metavar="NAMES", help="Which readers, with commas between; all.")] = "",
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Keep the samples here, not in runs/power-...")
+    ] = None,
+    as_json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures here.")] = None,
+    carbon: Annotated[str | None, typer.Option(metavar="G_PER_KWH", help="Grams CO2e of your site's kWh.")] = None,
+    price: Annotated[str | None, typer.Option(metavar="AMOUNT_PER_KWH", help="Of a kWh: 0.31 or 0.31EUR.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Show live power of this machine's devices.")] = False,
+    list_readers: Annotated[bool, typer.Option("--list-readers", help="Say which readers there are.")] = False,
+) -> None:
+    """Measure the energy of any command; its input, output, signals and exit code stay its own."""
+    if not command and not watch and not list_readers:
+        raise RequestError("there is no command to measure: prony power -- COMMAND ..., or prony power --watch")
+    find_rates(carbon, price, os.environ)
+    given = {"--interval": interval, "--readers": readers, "--out": out, "--json": as_json, "--carbon": carbon,
+             "--price": price}  # fmt: skip
+    words = [f"{name}={value}" for name, value in given.items() if value not in (None, "")]
+    words += [name for name, wanted in (("--watch", watch), ("--list-readers", list_readers)) if wanted]
+    argv = [*replacing_argv(runs_root(None)), "power", *words, *(["--", *command] if command else [])]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execvp(argv[0], argv)
+    except OSError as error:
+        raise RequestError(f"the node program cannot be started: {argv[0]}: {error.strerror or error}") from error

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from prony_node.power.readers.stamps import DriverStamps
 from prony_node.power.recording import Trace
 from prony_node.power.sensor import Reading, Sensor
-from prony_node.power.stamps import DriverStamps
 
 Array = NDArray[np.float64]
 

@@ -40,15 +40,16 @@ def plain_loops(folder: Path) -> dict[tuple[Any, ...], float]:
 
 def energy(records: list[dict[str, Any]]) -> list[str]:
     """Median work a watt-hour with the widest uncertainty of a run, and median power; dashes where there is none."""
-    found = [record["metrics"].get("samples_per_wh") or {} for record in records]
-    known = [metric for metric in found if metric.get("value") is not None]
+    known = [record["metrics"] for record in records
+             if (record["metrics"].get("samples_per_wh") or {}).get("value") is not None]  # fmt: skip
     if not known:
         return ["-", "-"]
-    middle, unit = statistics.median(metric["value"] for metric in known), known[0]["unit"]
-    unsure = max(metric["high"] / metric["value"] - 1.0 for metric in known)
-    power_w = statistics.median(record["metrics"]["power"]["value"] for record in records
-                                if record["metrics"]["power"]["value"] is not None)  # fmt: skip
-    return [f"{middle:,.0f} {unit} ± {unsure:.1%}", f"{power_w:,.0f} W"]
+    work = [metrics["samples_per_wh"] for metrics in known]
+    unsure = max(metric["high"] / metric["value"] - 1.0 for metric in work)
+    power_w = statistics.median(metrics["power"]["value"] for metrics in known)
+    middle = statistics.median(metric["value"] for metric in work)
+    runs = "1 run" if len(known) == 1 else f"{len(known)} runs"
+    return [f"{middle:,.0f} {work[0]['unit']} ± {unsure:.1%} ({runs})", f"{power_w:,.0f} W"]
 
 
 def rows(trials: dict[str, list[dict[str, Any]]], plain: dict[tuple[Any, ...], float]) -> list[list[str]]:

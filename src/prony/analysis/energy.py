@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from prony_node.contract.cost import Rates, carbon_g, price
+
 Record = dict[str, Any]
 JOULES_A_WH = 3600.0
 
 
-def energy_lines(record: Record) -> list[tuple[str, str]]:
+NO_RATES = Rates()
+
+
+def energy_lines(record: Record, rates: Rates = NO_RATES) -> list[tuple[str, str]]:
     """A label and a sentence for each part that was sampled, the node, and what a person should know of them."""
     detail = record.get("energy") or {}
     lines = [(part["label"], _part(part)) for part in detail.get("parts") or []]
@@ -16,7 +21,20 @@ def energy_lines(record: Record) -> list[tuple[str, str]]:
     if node.get("energy_j") is not None:
         text = f"{_joules(node['energy_j'])}, {node['power_w']:,.0f} W mean ({node['how']})"
         lines.append(("node", text))
+        lines += _cost(float(node["energy_j"]), rates)
     lines += [("note", note) for note in detail.get("notes") or []]
+    return lines
+
+
+def _cost(energy_j: float, rates: Rates) -> list[tuple[str, str]]:
+    """Carbon and money of the node's energy in the window, where a site gave its numbers."""
+    lines = []
+    if rates.carbon is not None:
+        lines.append(("carbon", f"{carbon_g(energy_j, rates.carbon):.3g} g CO2e at {rates.carbon}"))
+    if rates.price is not None:
+        lines.append(
+            ("price", f"{price(energy_j, rates.price):.3g} {rates.price.unit}".rstrip() + f" at {rates.price}")
+        )
     return lines
 
 

@@ -24,6 +24,8 @@ from prony_node.contract.trial import Trial
 from prony_node.stats import between_run
 from prony_node.workloads import WORKLOADS, find_workload
 
+REPEATED = ("throughput", "samples_per_wh")
+
 
 def run(
     target: Annotated[str, typer.Argument(metavar="WORKLOAD|SUITE", help="What to measure: see `prony list`.")],
@@ -120,22 +122,29 @@ def print_repeats(console: Console, outcomes: list[Outcome]) -> None:
     """Within-run and between-run intervals, apart: a longer run does not give the second."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for outcome in outcomes:
-        rate = outcome.record["metrics"].get("throughput") or {}
-        if outcome.record["status"] == "ok" and rate.get("value"):
-            groups.setdefault(str(Trial.from_json(outcome.record["trial"])), []).append(rate)
-    for title, rates in groups.items():
-        if len(rates) < 2:
-            continue
-        unit = rates[0].get("unit")
-        between = between_run([float(rate["value"]) for rate in rates])
-        lines = [f"{title}: {len(rates)} runs in fresh processes"]
-        if between.low is not None and between.high is not None:
-            edges = f"{format_number(between.low)} to {format_number(between.high)}"
-            lines += [f"  between runs: {format_rate(between.mean, unit)}, 95 % interval {edges}"]
-        inside = [wide for rate in rates if (wide := _relative_half_width(rate)) is not None]
-        if inside:
-            lines += [f"  within a run: 95 % interval of ± {format_share(max(inside), 2)} at most"]
-        console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+        if outcome.record["status"] == "ok":
+            groups.setdefault(str(Trial.from_json(outcome.record["trial"])), []).append(outcome.record["metrics"])
+    for title, runs in groups.items():
+        lines = [line for name in REPEATED for line in _repeats(name, runs)]
+        if lines:
+            lines.insert(0, f"{title}: {len(runs)} runs in fresh processes")
+            console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+
+
+def _repeats(name: str, runs: list[dict[str, Any]]) -> list[str]:
+    """One metric over repeats: its interval between runs, and the widest within one."""
+    known = [run[name] for run in runs if (run.get(name) or {}).get("value")]
+    if len(known) < 2:
+        return []
+    lines = []
+    between = between_run([float(metric["value"]) for metric in known])
+    if between.low is not None and between.high is not None:
+        edges = f"{format_number(between.low)} to {format_number(between.high)}"
+        lines += [f"  between runs: {format_rate(between.mean, known[0].get('unit'))}, 95 % interval {edges}"]
+    inside = [wide for metric in known if (wide := _relative_half_width(metric)) is not None]
+    if inside:
+        lines += [f"  within a run: 95 % interval of ± {format_share(max(inside), 2)} at most"]
+    return lines
 
 
 def _relative_half_width(rate: dict[str, Any]) -> float | None:

@@ -26,6 +26,7 @@ from prony.report.numbers import (
     format_seconds,
 )
 from prony_node.contract import files
+from prony_node.contract.cost import find_rates
 
 __all__ = [
     "format_bytes",
@@ -41,7 +42,8 @@ Record = dict[str, Any]
 LEVEL_STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "unknown": "dim"}
 STATUS_STYLES = {"ok": "green", "failed": "bold red", "interrupted": "yellow"}
 WIDTH = 120  # columns
-METRIC_COLUMNS = {"step_time": 108, "mfu": 92, "peak_memory": 118, "samples_per_wh": 100}  # shown from this width on
+METRIC_COLUMNS = {"step_time": 108, "mfu": 92, "peak_memory": 118}  # shown from this width on
+ENERGY_COLUMN, ENERGY_WIDTH, ENERGY_FROM = "samples_per_wh", 20, 100  # where any record has it
 FILES = (files.RECORD, files.STEPS, files.POWER_SAMPLES, files.LOG, files.SUPERVISOR_LOG, files.STACKS)
 
 
@@ -85,7 +87,10 @@ def worst_check(line: Headline) -> Text:
 def results_table(records: Sequence[Record], width: int | None = None) -> Table:
     """Several records, a line each; a narrow terminal gets fewer metrics rather than broken lines."""
     width = make_console().width if width is None else width
-    metrics = [name for name, least in METRIC_COLUMNS.items() if width >= least]
+    with_energy = any((r["metrics"].get(ENERGY_COLUMN) or {}).get("value") is not None for r in records)
+    room = width - ENERGY_WIDTH if with_energy and width >= ENERGY_FROM else width
+    metrics = [name for name, least in METRIC_COLUMNS.items() if room >= least]
+    metrics += [ENERGY_COLUMN] if room < width else []
     names = shown_settings(records)
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("workload", no_wrap=True)
@@ -159,7 +164,7 @@ def _metrics(record: Record) -> Table:
 
 def _energy(record: Record) -> Table:
     """Where the energy figures come from, part by part; their checks stand with the others."""
-    return _pairs(energy_lines(record))
+    return _pairs(energy_lines(record, find_rates(None, None, os.environ)))
 
 
 def _phases(record: Record) -> Table:

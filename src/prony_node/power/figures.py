@@ -162,9 +162,10 @@ def idle_power(recording: Recording, part: str, before_s: float) -> tuple[float 
     if busy:
         return None, f"it was not idle before the run: {busy}"
     from_s = float(recording.about.get("started_monotonic_s") or -math.inf)
-    for trace in recording.of_part(part):
-        if trace.sensor.kind not in ("instantaneous", "average"):
-            continue
+    able = [trace for trace in recording.of_part(part) if trace.sensor.kind in ("instantaneous", "average")]
+    if not able:
+        return None, "it has no sensor that reads power"
+    for trace in able:
         # A driver's buffer, and an average, reach back to before, when nobody looked whether the device was idle.
         since_s = from_s + (trace.sensor.window_s or 0.0)
         inside = [r for r in trace.readings if since_s <= r.after_s <= before_s]
@@ -181,8 +182,10 @@ def node_energy(parts: list[PartEnergy], sensors: list[Sensor]) -> NodeEnergy | 
         # The platform of a server's CPU (psys) may leave out its accelerators: there it is not the node.
         if part.scope == "node" and not (part.part == PLATFORM and has_devices):
             return _sum(MEASURED, [part])
-    inside = contained([sensor for sensor in sensors if sensor.part != PLATFORM])
-    outermost = [part for part in known if part.part not in inside and part.part != PLATFORM]
+    # What holds others and has no figure itself must not keep them out of the sum.
+    names = {part.part for part in known} - {PLATFORM}
+    inside = contained([sensor for sensor in sensors if sensor.part in names])
+    outermost = [part for part in known if part.part in names - inside]
     return _sum(LOWER_BOUND, outermost) if outermost else None
 
 
@@ -190,11 +193,12 @@ def contained(sensors: list[Sensor]) -> set[str]:
     """The parts that lie inside another part that is measured here.
 
     A module's or a blade's own meter knows that it holds GPUs, not which; and a GPU's driver may tell of the same
-    module a second time: with such meters present, every GPU and every module of a driver is inside them.
+    module a second time: with such meters present, every other GPU and module is inside them, whoever tells of it.
     """
     inside = {name for sensor in sensors for name in sensor.contains}
-    if any(name.startswith("gpus-of-") for name in inside):
-        inside |= {s.part for s in sensors if s.reader in ("nvidia", "amd")}
+    meters = {s.part for s in sensors if any(name.startswith("gpus-of-") for name in s.contains)}
+    if meters:
+        inside |= {s.part for s in sensors if s.scope in ("gpu", "module")} - meters
     return inside
 
 

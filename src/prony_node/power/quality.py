@@ -83,9 +83,9 @@ def node_checks(node: NodeEnergy | None, parts: list[PartEnergy], sensors: list[
     """A node cannot use less than its devices together."""
     if node is None or node.how != "measured":
         return []
-    inside = contained([s for s in sensors if s.scope != "node"])
-    devices = [p.figure for p in parts if p.figure is not None and p.scope != "node" and p.part not in inside]
-    total_w = sum(figure.power_w for figure in devices)
+    known = {part.part: part.figure for part in parts if part.figure is not None and part.scope != "node"}
+    inside = contained([sensor for sensor in sensors if sensor.part in known])
+    total_w = sum(figure.power_w for part, figure in known.items() if part not in inside)
     slack_w = 0.05 * total_w + node.uncertainty_j / node.seconds
     level = "pass" if node.power_w + slack_w >= total_w else "fail"
     return [make_check("energy-node", level, f"the node's {node.power_w:.0f} W against {total_w:.0f} W of its devices")]

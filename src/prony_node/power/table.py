@@ -62,7 +62,7 @@ def open_readers(wanted: Sequence[str] = (), root: Path = Path("/")) -> Opened:
 
 def _open(name: str, root: Path) -> Reader:
     if name in READERS:
-        opener = import_module(f"prony_node.power.{name}").open_reader
+        opener = import_module(f"prony_node.power.readers.{name}").open_reader
     else:
         points = [point for point in entry_points(group=ENTRY_POINTS) if point.name == name]
         if not points:

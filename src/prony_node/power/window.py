@@ -123,6 +123,8 @@ def integrated(trace: Trace, start_s: float, end_s: float) -> WindowEnergy:
     points += [(times_s[i], values_w[i]) for i in inside]
     points.append((end_s, _at(times_s, values_w, end_s)))
     energy_j = math.fsum((b[0] - a[0]) * 0.5 * (a[1] + b[1]) for a, b in pairwise(points))
+    if energy_j <= 0.0:
+        raise NoEnergy(f"the sensor read {energy_j / (end_s - start_s):.3g} W on average: it does not measure")
     return WindowEnergy(
         sensor=sensor,
         method="integral",

@@ -15,9 +15,9 @@ from prony_node.contract.assemble import Energy, Parts, make_check
 from prony_node.contract.metrics import measured, missing
 from prony_node.contract.plan import Plan
 from prony_node.power import quality
-from prony_node.power.figures import NodeEnergy, PartEnergy, idle_power, node_energy, part_energies
+from prony_node.power.figures import NodeEnergy, PartEnergy, contained, idle_power, node_energy, part_energies
 from prony_node.power.process import SamplerProcess
-from prony_node.power.recording import Recording, read_recording
+from prony_node.power.recording import Recording, read_recording, sensor_from_json
 from prony_node.power.sensor import Sensor
 from prony_node.stats import StopRule
 
@@ -42,17 +42,16 @@ def start_sampler(plan: Plan, folder: Path) -> SamplerProcess | None:
 
 def with_energy(rule: StopRule, folder: Path, device_kind: str) -> StopRule:
     """The stop rule where energy is measured: ten seconds at least, and a hundred ticks for 1 %."""
-    document = files.read_json(folder / files.POWER)
-    sensors = document.get("sensors") if isinstance(document, dict) else None
     scopes = OWN_SCOPES.get(device_kind, ("gpu", "module"))
-    periods_s = [
-        float(sensor.get("period_s") or 0.0)
-        for sensor in (sensors if isinstance(sensors, list) else [])
-        if isinstance(sensor, dict) and sensor.get("scope") in scopes and sensor.get("kind") == "counter"
-    ]
-    if not periods_s:
+    try:
+        document = files.read_json(folder / files.POWER) or {}
+        own = [sensor for sensor in map(sensor_from_json, document["sensors"]) if sensor.scope in scopes]
+    except (OSError, KeyError, TypeError, ValueError, AttributeError):
+        return rule  # there is none, or nobody can read it: then there is no energy to wait for
+    if not own:
         return rule
-    least_s = max(rule.min_time_s, LEAST_WINDOW_S, min(periods_s) / rule.tolerance)
+    tick_s = min((sensor.period_s or 0.0 for sensor in own if sensor.kind == "counter"), default=0.0)
+    least_s = max(rule.min_time_s, LEAST_WINDOW_S, tick_s / rule.tolerance)
     return replace(rule, min_time_s=min(least_s, rule.max_time_s))
 
 
@@ -67,7 +66,9 @@ def energy_of_run(plan: Plan, folder: Path, parts: Parts) -> Energy:
         recording = read_recording(folder)
         if recording is None:
             return _nothing("the sampler did not start")
-        return _figures(recording, folder, parts, float(window[0]), float(window[1]))
+        found = _figures(recording, folder, parts, float(window[0]), float(window[1]))
+        files.to_json([found.metrics, found.detail])  # a number that JSON cannot hold must not cost the record
+        return found
     except Exception as error:  # the run was good; what it cost is then not known
         return _nothing(f"the samples could not be judged: {type(error).__name__}: {error}", doubt=True)
 
@@ -100,7 +101,7 @@ def _figures(recording: Recording, folder: Path, parts: Parts, start_s: float, e
         metrics = _device_metrics(known, Work(folder, parts.result), parts.result)
         metrics["power_idle"] = _idle_metric([idle[part.part] for part in known])
     else:
-        nothing = _nothing(why_not or "; ".join(part.reason for part in own), doubt=bool(own))
+        nothing = _nothing(why_not or "; ".join(part.reason for part in own if part.reason), doubt=bool(own))
         metrics, checks = nothing.metrics, checks + nothing.checks
     return Energy(metrics | _node_metrics(node), checks, detail)
 
@@ -122,6 +123,10 @@ def _own(found: list[PartEnergy], device: dict[str, Any], sensors: list[Sensor])
     kind = str(device.get("kind") or "cpu")
     if kind == "cpu":
         own = [part for part in found if part.scope in OWN_SCOPES["cpu"]]
+        # Grace tells of a socket and of its rails: what lies inside another of these is not added to it.
+        known = {part.part for part in own if part.figure is not None}
+        inside = contained([sensor for sensor in sensors if sensor.part in known])
+        own = [part for part in own if part.part not in inside]
         return own, "" if own else "no sensor of the CPU answers here"
     uuid = str(device.get("uuid") or "")
     if uuid.startswith("MIG-"):
@@ -170,7 +175,8 @@ def _device_metrics(known: list[PartEnergy], work: Work, result: dict[str, Any])
     energy_j = math.fsum(figure.energy_j for figure in figures)
     relative = math.hypot(*(figure.uncertainty_j for figure in figures)) / energy_j
     first = figures[0]
-    units = work.between(first.start_s, first.end_s)
+    # Each part over its own window: the ticks of two counters fall apart, and one of them may be lost midway.
+    units = [work.between(figure.start_s, figure.end_s) for figure in figures]
     unit = str(result.get("unit") or "units").partition("/")[0]
     sensors = ", ".join(dict.fromkeys(figure.sensor.id.partition(" ")[0] for figure in figures))
     calibration = first.sensor.uncertainty
@@ -184,17 +190,18 @@ def _device_metrics(known: list[PartEnergy], work: Work, result: dict[str, Any])
     def with_ends(value: float, unit: str) -> dict[str, Any]:
         return measured(value, unit, low=value / (1.0 + relative), high=value * (1.0 + relative), **how)
 
-    peaks = [part.peak_w for part in known if part.peak_w is not None]
+    peaks = [(part.peak_w, part.peak_sensor.partition(" ")[0]) for part in known if part.peak_w is not None]
     metrics = {
         "energy": with_ends(energy_j, "J"),
         "power": with_ends(math.fsum(figure.power_w for figure in figures), "W"),
-        "power_peak": measured(max(peaks), "W", scope="one device", source=known[0].peak_sensor.partition(" ")[0])
+        "power_peak": measured(max(peaks)[0], "W", scope="one device", source=max(peaks)[1])
         if peaks
         else missing("a counter alone tells no peak"),
     }
-    if units > 0:
-        metrics["energy_per_sample"] = with_ends(energy_j / units, f"J/{unit.removesuffix('s')}")
-        metrics["samples_per_wh"] = with_ends(units * JOULES_A_WH / energy_j, f"{unit}/Wh")
+    if all(done > 0 for done in units):
+        each_j = math.fsum(figure.energy_j / done for figure, done in zip(figures, units, strict=True))
+        metrics["energy_per_sample"] = with_ends(each_j, f"J/{unit.removesuffix('s')}")
+        metrics["samples_per_wh"] = with_ends(JOULES_A_WH / each_j, f"{unit}/Wh")
     else:
         reason = "no step ended between the first and the last tick"
         metrics |= {name: missing(reason) for name in ("energy_per_sample", "samples_per_wh")}

@@ -16,9 +16,9 @@ from fake_nvml import ALL_TYPES, FakeNvml, NVMLError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prony_node.power import amd, apple, graphcore, habana, nvidia
+from prony_node.power.readers import amd, apple, graphcore, habana, nvidia
+from prony_node.power.readers.vendor import number_in
 from prony_node.power.sensor import KINDS, Reader, Reading, SensorLost, Unavailable
-from prony_node.power.vendor import number_in
 
 ROOT = Path("/nowhere")
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")

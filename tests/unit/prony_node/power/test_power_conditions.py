@@ -12,7 +12,7 @@ import pytest
 from fake_nvml import NOT_SUPPORTED, FakeNvml
 
 from prony_node.power import conditions
-from prony_node.power.nvml import Nvml
+from prony_node.power.readers.nvml import Nvml
 from prony_node.power.sampler import Stay
 from prony_node.power.sensor import Sensor
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from fake_machine import forbid, write_tree
 
-from prony_node.power.grace import open_reader
+from prony_node.power.readers.grace import open_reader
 from prony_node.power.sensor import Reader, SensorLost, Unavailable
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from fake_machine import put_program, write_tree
 
-from prony_node.power import ipmi
-from prony_node.power.ipmi import open_reader, parse_reading
+from prony_node.power.readers import ipmi
+from prony_node.power.readers.ipmi import open_reader, parse_reading
 from prony_node.power.sensor import Reader, SensorLost, Unavailable
 
 ANSWER = """

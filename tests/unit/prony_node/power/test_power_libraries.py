@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from prony_node.power import amd, apple, graphcore, habana
+from prony_node.power.readers import amd, apple, graphcore, habana
 from prony_node.power.sensor import SensorLost, Unavailable
 
 ROOT = Path("/nowhere")  # so that no test reads this machine's own files

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from fake_nvml import LOST, NOT_SUPPORTED, FakeNvml, NVMLError, refuse, union
 
-from prony_node.power import nvidia
-from prony_node.power.nvidia import NvidiaReader, open_reader
+from prony_node.power.readers import nvidia
+from prony_node.power.readers.nvidia import NvidiaReader, open_reader
 from prony_node.power.sensor import Reader, Reading, Sensor, SensorLost, Unavailable
 
 UUID = "GPU-5f1c0a3e-0000-4000-8000-000000000001"

@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from prony_node.power import redfish_client
-from prony_node.power.redfish import open_reader
-from prony_node.power.redfish_client import Service, checked_url
+from prony_node.power.readers import redfish_client
+from prony_node.power.readers.redfish import open_reader
+from prony_node.power.readers.redfish_client import Service, checked_url
 from prony_node.power.sensor import Reader, SensorLost, Unavailable
 
 PASSWORD = "correct-horse-battery"

@@ -13,9 +13,16 @@ from typing import Any
 import pytest
 from fake_machine import put_program
 
-from prony_node.power import slurm
+from prony_node.power.readers import slurm
+from prony_node.power.readers.slurm import (
+    check_alone,
+    open_reader,
+    parse_config,
+    parse_node_json,
+    parse_node_text,
+    value_of,
+)
 from prony_node.power.sensor import Reader, SensorLost, Unavailable
-from prony_node.power.slurm import check_alone, open_reader, parse_config, parse_node_json, parse_node_text, value_of
 
 CONFIG = """Configuration data as of 2024-02-15T08:36:01
 AcctGatherEnergyType    = acct_gather_energy/ipmi

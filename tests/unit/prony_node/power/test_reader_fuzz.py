@@ -18,13 +18,13 @@ from fake_machine import write_tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prony_node.power import cray, grace, intel_gpu, rapl
-from prony_node.power.ipmi import parse_reading
-from prony_node.power.plausible import as_number, plausible_j, plausible_w
-from prony_node.power.redfish import parse, parse_members, parse_power
-from prony_node.power.redfish_client import Refused, checked_url
+from prony_node.power.readers import cray, grace, intel_gpu, rapl
+from prony_node.power.readers.ipmi import parse_reading
+from prony_node.power.readers.plausible import as_number, plausible_j, plausible_w
+from prony_node.power.readers.redfish import parse, parse_members, parse_power
+from prony_node.power.readers.redfish_client import Refused, checked_url
+from prony_node.power.readers.slurm import check_alone, parse_config, parse_node_json, parse_node_text
 from prony_node.power.sensor import Reader, SensorLost, Unavailable
-from prony_node.power.slurm import check_alone, parse_config, parse_node_json, parse_node_text
 
 ODD = [
     "",

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from prony_node.power.readers.replay import FOLDER, ReplayReader, open_reader
 from prony_node.power.recording import Recording, Trace, Writer, read_recording
-from prony_node.power.replay import FOLDER, ReplayReader, open_reader
 from prony_node.power.sensor import Reading, Sensor, SensorLost, Unavailable
 from prony_node.power.window import energy_of
 

@@ -9,7 +9,7 @@ import torch
 
 from prony_node.contract.errors import RequestError
 from prony_node.contract.settings import Value
-from prony_node.measure import memory
+from prony_node.measure import cuda, memory
 from prony_node.measure.out_of_memory import OutOfMemory, is_out_of_memory
 from prony_node.measure.protocol import Batch, Task
 from prony_node.measure.step import Step
@@ -68,8 +68,9 @@ def _peak(task: Task, settings: dict[str, Value], device: torch.device, batch: i
         step.finish_model()
         generator = torch.Generator(device).manual_seed(0)
         held = [step.place(task.sample(generator, samples)) for _ in range(BATCHES_HELD)]
-        step.prepare(held[0])
-        torch.accelerator.synchronize()
+        with cuda.untuned():
+            step.prepare(held[0])
+            torch.accelerator.synchronize()
         return int(module.max_memory_allocated(device))
     except RuntimeError as error:
         if not is_out_of_memory(error):

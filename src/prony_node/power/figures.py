@@ -161,7 +161,8 @@ def idle_power(recording: Recording, part: str, before_s: float) -> tuple[float 
         return None, "whether it was idle before the run cannot be told"
     if busy:
         return None, f"it was not idle before the run: {busy}"
-    from_s = float(recording.about.get("started_monotonic_s") or -math.inf)
+    started_s = recording.about.get("started_monotonic_s")
+    from_s = -math.inf if started_s is None else float(started_s)
     able = [trace for trace in recording.of_part(part) if trace.sensor.kind in ("instantaneous", "average")]
     if not able:
         return None, "it has no sensor that reads power"

@@ -165,8 +165,8 @@ class Work:
 
     def _until(self, at_s: float) -> float:
         right = min(max(bisect_left(self._times_s, at_s), 1), len(self._times_s) - 1)
-        span_s = self._times_s[right] - self._times_s[right - 1]
-        share = min(1.0, max(0.0, (at_s - self._times_s[right - 1]) / span_s)) if span_s > 0 else 1.0
+        span_s, since_s = self._times_s[right] - self._times_s[right - 1], at_s - self._times_s[right - 1]
+        share = min(1.0, max(0.0, since_s / span_s)) if span_s > 0 else float(since_s >= 0)
         return self._steps[right - 1] + share * (self._steps[right] - self._steps[right - 1])
 
 

@@ -14,6 +14,8 @@ from prony_node.contract.errors import RequestError
 from prony_node.contract.plan import Plan
 from prony_node.measure.out_of_memory import is_out_of_memory
 
+TORCH_ADVICE = "If reserved but unallocated memory is large"  # from here on it is about the allocator's settings
+
 
 def main(argv: list[str]) -> int:
     plan_file, folder = Path(argv[0]), Path(argv[1])
@@ -50,8 +52,9 @@ def describe(error: Exception, memory_free: str = "") -> dict[str, str]:
     if name == "MissingDevice":
         return {"kind": "missing-device", "message": text}
     if is_out_of_memory(error):
-        free = f"; before the run {memory_free}" if memory_free and "free" not in text else ""
-        return {"kind": "out-of-memory", "message": f"{text[:600]}{free}"}
+        said = text.partition(TORCH_ADVICE)[0].strip()[:600]
+        free = f"; before the run {memory_free}" if memory_free and "free" not in said else ""
+        return {"kind": "out-of-memory", "message": f"{said}{free}"}
     return {"kind": "exception", "message": f"{name}: {text[:600]}"}
 
 

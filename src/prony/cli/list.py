@@ -35,6 +35,9 @@ def _workloads() -> list[dict[str, Any]]:
             "help": workload.help,
             "unit": workload.unit,
             "parameters": workload.parameters,
+            "flops": workload.flops,
+            "flops_source": workload.flops_source or None,
+            "sizes": ["full", "tiny"] if workload.tiny is not None else ["full"],
             "needs": workload.library or None,
             "source": workload.source,
         }
@@ -48,7 +51,7 @@ def _settings() -> list[dict[str, Any]]:
 
     owners: dict[Any, list[str]] = {}
     for workload in WORKLOADS.values():
-        for own in workload.settings:
+        for own in workload.own_settings():
             owners.setdefault(own, []).append(workload.name)
     every = [*SETTINGS.values(), *owners]
     return [
@@ -90,7 +93,9 @@ def _print(what: str, entries: list[dict[str, Any]]) -> None:
     table.add_column(overflow="fold")
     for entry in entries:
         if what == "workloads":
-            more = f"{entry['unit']}, {format_si(entry['parameters'], ' parameters')}"
+            parts = [entry["unit"], format_si(entry["parameters"], " parameters") if entry["parameters"] else ""]
+            parts.append(f"{format_si(entry['flops'], 'FLOP')} forward a sample" if entry["flops"] else "")
+            more = "; ".join([", ".join(filter(None, parts)), entry["source"]])
         elif what == "settings":
             more = entry["values"] + (f"; of {', '.join(entry['workloads'])}" if entry["workloads"] else "")
         else:

@@ -44,7 +44,7 @@ def _meant(word: str, settings: dict[str, Setting]) -> str:
 def parse_trial(workload_name: str, words: Iterable[str]) -> Trial:
     """The trial that a command line asks for, every name and value checked."""
     workload = find_workload(workload_name)
-    return Trial(workload.name, workload.parse(split_words(words, workload.settings)))
+    return Trial(workload.name, workload.parse(split_words(words, workload.own_settings())))
 
 
 def check_target(name: str, suites: Iterable[str]) -> None:

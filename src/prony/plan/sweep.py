@@ -20,7 +20,7 @@ def make_grid(workload_name: str, words: Iterable[str]) -> list[Trial]:
     Values are separated by commas; those of cores, which hold commas themselves, by semicolons.
     """
     workload = find_workload(workload_name)
-    lists = {name: _values(name, text) for name, text in split_words(words, workload.settings).items()}
+    lists = {name: _values(name, text) for name, text in split_words(words, workload.own_settings()).items()}
     trials: dict[str, Trial] = {}
     for combination in itertools.product(*lists.values()):
         trial = Trial(workload.name, workload.parse(dict(zip(lists, combination, strict=True))))

@@ -11,6 +11,10 @@ from prony_node.contract.settings import Setting, Value, parse_settings
 from prony_node.contract.trial import LOADER_ONLY, TRAINING_ONLY, check_combination
 
 
+SIZE = Setting("size", "choice", "full, or tiny: a small model of the same kind, for a CPU and tests", ("full", "tiny"))
+TINY_BATCH = 8
+
+
 @dataclass(frozen=True)
 class Workload:
     """A model with its task."""
@@ -31,13 +35,20 @@ class Workload:
     shape: Mapping[str, int] = field(default_factory=dict)  # the model's dimensions
     can_recompute: bool = False
     library: str = ""  # besides torch
+    flops: float | None = None  # of the forward pass of a sample at the defaults, a multiply-add being two
+    flops_source: str = ""  # where that figure stands in the literature
+    tiny: Mapping[str, Value] | None = None  # settings of size=tiny (image_size, sequence); None: it has no tiny size
 
     def parse(self, given: Mapping[str, object]) -> dict[str, Value]:
         """Typed settings of a request for this workload, refused when they cannot work together."""
-        parsed = parse_settings(given, self.settings)
+        parsed = parse_settings(given, self.own_settings())
         check_combination(parsed, set(parsed))
         self._check_own(parsed)
         return parsed
+
+    def own_settings(self) -> tuple[Setting, ...]:
+        """The settings that not every workload has."""
+        return self.settings if self.tiny is None else (*self.settings, SIZE)
 
     def _check_own(self, settings: Mapping[str, Value]) -> None:
         if "epochs" in settings and self.epoch_samples is None:
@@ -92,6 +103,10 @@ class Workload:
             "seed": 0,
         }
         values.update(self.fixed)
+        if self.tiny is not None:
+            values["size"] = "full"
+            if requested.get("size") == "tiny":
+                values |= {"batch_size": TINY_BATCH, **self.tiny}
         if requested.get("preset") == "plain":
             values |= {
                 "precision": "fp32", "compile": "off", "graphs": False, "memory_format": "contiguous",

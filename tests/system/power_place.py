@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -57,8 +58,18 @@ class Place:
 
     def start(self, *words: str) -> subprocess.Popen[bytes]:
         pipe = subprocess.PIPE
+
+        def listen() -> None:
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may ignore it, as nohup does
+
         return subprocess.Popen(
-            [*PRONY, *words], cwd=self.here, env=self.environment, stdout=pipe, stderr=pipe, start_new_session=True
+            [*PRONY, *words],
+            cwd=self.here,
+            env=self.environment,
+            stdout=pipe,
+            stderr=pipe,
+            start_new_session=True,
+            preexec_fn=listen,
         )
 
     def samplers(self) -> list[str]:

@@ -27,7 +27,7 @@ def largest_batch(task: Task, settings: dict[str, Value], device: torch.device, 
     known = memory.free_and_total(device)
     if known is None:
         raise RequestError(f"batch_size=auto needs to know the memory of {device}, which torch does not tell")
-    room = known[0] * (SHARE_WITH_GRAPHS if settings["graphs"] else SHARE)
+    room = known[0] * (SHARE_WITH_GRAPHS if settings.get("graphs") else SHARE)
     small, large = 8, 32
     first, second = _peak(task, settings, device, small), _peak(task, settings, device, large)
     if first is None or second is None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from prony_node.contract import Plan, Trial, files, read_record
+from prony_node.contract.assemble import Energy
 from prony_node.supervise import supervisor
 
 STAND_IN = Path(__file__).parents[3] / "stand_in"
@@ -213,7 +214,7 @@ def test_a_full_disk_leaves_no_half_record(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    ending = supervisor.Ending({"kind": "exception", "message": "it broke"}, [])
+    ending = supervisor.Ending({"kind": "exception", "message": "it broke"}, [], Energy())
     assert supervisor._write_record(plan, tmp_path, ending, "2026-01-01T00:00:00+00:00") == 1
     assert "No space left on device" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

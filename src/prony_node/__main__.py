@@ -12,6 +12,8 @@ usage: python -m prony_node PLAN OUT     make the run of the plan file PLAN into
        python -m prony_node doctor       this node as Prony sees it, as JSON
        python -m prony_node devices      the devices that torch finds, as JSON
        python -m prony_node fingerprint  hashes of machine and software, as JSON, without importing torch
+       python -m prony_node workload X   whether this node can build the workload X (timm/NAME), as JSON
+       python -m prony_node model FILE   what a user's own model file states, or what is wrong with it, as JSON
        python -m prony_node power ...    the energy of any command, or live power; power --help says more
 
 exit codes: 0 good; 1 it ran and failed; 2 the request was wrong and nothing ran; 130 interrupted
@@ -36,6 +38,14 @@ def main(words: list[str]) -> int:
         from prony_node.supervise.devices import find_devices
 
         return _print(find_devices())
+    if len(words) == 2 and words[0] == "workload":
+        from prony_node.supervise.names import check_name
+
+        return _print(check_name(words[1]))
+    if len(words) == 2 and words[0] == "model":
+        from prony_node.supervise.model_file import describe_model_file
+
+        return _print(describe_model_file(Path(words[1])))
     if len(words) != 2:
         print(f"prony_node: {' '.join(words)!r} is not a request it knows\n{USAGE}", end="", file=sys.stderr)
         return 2

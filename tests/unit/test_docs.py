@@ -107,7 +107,7 @@ def test_the_picture_is_small() -> None:
 
 def test_the_workload_of_the_guide_is_built_and_trains() -> None:
     torch = pytest.importorskip("torch")
-    entry, module = re.findall(r"```python\n(.*?)```", read("docs/add-a-workload.md"), re.DOTALL)
+    entry, module, _ = re.findall(r"```python\n(.*?)```", read("docs/add-a-workload.md"), re.DOTALL)
     workload = eval(entry.strip().rstrip(","), {"Workload": Workload, "IMAGE_SIZE": IMAGE_SIZE})
     built = types.ModuleType(workload.module)
     exec(compile(module, "docs/add-a-workload.md", "exec"), built.__dict__)

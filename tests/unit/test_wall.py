@@ -50,7 +50,7 @@ SEEN_OF_NODE: dict[str, set[str]] = {
     "__main__": set(),
     "__init__": {"__init__"},  # the version
 }
-NODE_LIBRARIES = {"torch", "torchvision", "pynvml", "triton", "numpy"}
+NODE_LIBRARIES = {"torch", "torchvision", "timm", "safetensors", "transformers", "pynvml", "triton", "numpy", "PIL"}
 WITHOUT_TORCH = ("contract", "stats", "facts", "__main__", "__init__")
 
 

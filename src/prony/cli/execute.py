@@ -14,9 +14,12 @@ from typing import Any
 from prony import catalog
 from prony.cli.progress import Display
 from prony.launch.local import LocalRun
+from prony.launch.node import ask_node
 from prony.plan.request import make_plan
+from prony_node.contract.errors import RequestError
 from prony_node.contract.plan import Stop
 from prony_node.contract.trial import Trial
+from prony_node.workloads import find_workload
 
 EXIT_OK, EXIT_FAILED, EXIT_REQUEST, EXIT_INTERRUPTED = 0, 1, 2, 130
 
@@ -29,6 +32,7 @@ class Job:
     stop: Stop
     repeat: int = 0
     energy: bool = True
+    file: dict[str, Any] | None = None  # what a user's own model file states
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,22 @@ def runs_root(out: Path | None) -> Path:
     return out if out is not None else Path(os.environ.get("PRONY_RUNS") or "runs")
 
 
+def refuse_unknown_models(jobs: Iterable[Job], root: Path) -> None:
+    """Ask a node process about names that only a model library knows, so that a misspelt one starts nothing.
+
+    Where it cannot tell (no torch, no such library), the run goes ahead, and its record says what is missing.
+    """
+    for name in dict.fromkeys(job.trial.workload for job in jobs if job.file is None):
+        if not find_workload(name).asks_node:
+            continue
+        try:
+            answer = ask_node("workload", root, name)
+        except RequestError:
+            continue
+        if answer.get("refused"):
+            raise RequestError(str(answer["refused"]))
+
+
 def execute(jobs: list[Job], root: Path, display: Display) -> tuple[list[Outcome], bool]:
     """Make these runs; the outcomes, and whether a person interrupted before all were made."""
     outcomes: list[Outcome] = []
@@ -80,7 +100,7 @@ def execute(jobs: list[Job], root: Path, display: Display) -> tuple[list[Outcome
 
 
 def _run_one(job: Job, root: Path, display: Display, title: str, interrupts: Interrupts) -> Outcome:
-    plan = make_plan(job.trial, job.stop, tuple(catalog.peaks()), job.repeat, energy=job.energy)
+    plan = make_plan(job.trial, job.stop, tuple(catalog.peaks()), job.repeat, energy=job.energy, file=job.file)
     run = LocalRun(plan, root)
     run.start()
     heard = 0

@@ -27,8 +27,9 @@ def list_(
 
 
 def _workloads() -> list[dict[str, Any]]:
-    from prony_node.workloads import WORKLOADS
+    from prony_node.workloads import LIBRARIES, WORKLOADS
 
+    of_libraries = [make("NAME") for make in LIBRARIES.values()]
     return [
         {
             "name": workload.name,
@@ -41,7 +42,7 @@ def _workloads() -> list[dict[str, Any]]:
             "needs": workload.library or None,
             "source": workload.source,
         }
-        for workload in WORKLOADS.values()
+        for workload in (*WORKLOADS.values(), *of_libraries)
     ]
 
 

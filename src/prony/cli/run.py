@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from prony.cli.execute import Job, Outcome, execute, exit_code, runs_root
+from prony.cli.execute import Job, Outcome, execute, exit_code, refuse_unknown_models, runs_root
+from prony.cli.model_file import find_model_file
 from prony.cli.progress import make_display
 from prony.launch.collect import collect_all
 from prony.launch.node import ask_node
@@ -23,12 +24,13 @@ from prony_node.contract.errors import RequestError
 from prony_node.contract.trial import Trial
 from prony_node.stats import between_run
 from prony_node.workloads import WORKLOADS, find_workload
+from prony_node.workloads.config import Workload
 
 REPEATED = ("throughput", "samples_per_wh")
 
 
 def run(
-    target: Annotated[str, typer.Argument(metavar="WORKLOAD|SUITE", help="What to measure: see `prony list`.")],
+    target: Annotated[str, typer.Argument(metavar="WORKLOAD|SUITE|FILE", help="See `prony list`; or ./mymodel.py.")],
     settings: Annotated[
         list[str] | None, typer.Argument(metavar="SETTING=VALUE", help="See `prony list settings`.")
     ] = None,
@@ -42,11 +44,16 @@ def run(
     """Measure a workload, or every trial of a suite, on this machine."""
     root = runs_root(out)
     suites = load_suites()
-    check_target(target, suites)
+    model = find_model_file(target, root)
+    if model is None:
+        check_target(target, suites)
     suite = suites.get(target) if target not in WORKLOADS else None
+    wanted = target if model is None else model.workload
     jobs = [
-        replace(job, energy=energy) for job in _jobs(suite, target, settings or [], tolerance, max_time, repeats, root)
+        replace(job, energy=energy, file=model.plan if model else None)
+        for job in _jobs(suite, wanted, settings or [], tolerance, max_time, repeats, root)
     ]
+    refuse_unknown_models(jobs, root)
     collect_all(root)
     outcomes, interrupted = execute(jobs, root, make_display(Console(stderr=True)))
     if as_json:
@@ -60,7 +67,7 @@ def run(
 
 def _jobs(
     suite: Suite | None,
-    target: str,
+    target: str | Workload,
     words: list[str],
     tolerance: str | None,
     max_time: str | None,

@@ -1,10 +1,10 @@
-"""`prony show`: the record of a run, for a person or as it is."""
+"""`prony show`: the record of a run, for a person or as it is; beside a ceiling, the share of it that was reached."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,21 +12,54 @@ from prony.cli.open_store import RUNS_HELP, open_store
 from prony_node.contract.errors import RequestError
 from prony_node.contract.record import read_record
 
+if TYPE_CHECKING:
+    from prony.analysis.ceiling import Share
+    from prony.store import Store
+
 
 def show(
     run: Annotated[str, typer.Argument(metavar="RUN", help="An id, its end or beginning, a folder, or latest.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the record alone, as JSON.")] = False,
+    against: Annotated[
+        str | None, typer.Option(metavar="CEILING", help="A run of gemm, conv or attention: the share of it reached.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the record, or the share, alone, as JSON.")] = False,
     runs: Annotated[Path | None, typer.Option("--runs", "--out", help=RUNS_HELP)] = None,
 ) -> None:
     """Show the record of a run, with its phases and checks."""
     store, _ = open_store(runs)
+    folder, record = _read(store, run)
+    share = None
+    if against is not None:
+        from prony.analysis.ceiling import share_of_ceiling
+
+        share = share_of_ceiling(record, _read(store, against)[1])
+    if as_json:
+        print(json.dumps(record if share is None else share.to_json(), indent=1))
+        return
+    from prony.cli.tables import make_console, print_record
+
+    console = make_console()
+    print_record(console, record, folder)
+    if share is not None:
+        console.print("\n".join(share_lines(share)), highlight=False, markup=False, soft_wrap=True)
+
+
+def share_lines(share: Share) -> list[str]:
+    """What a run reached of a ceiling, in a line, and what speaks against it."""
+    from prony.report.numbers import format_rate, format_share
+
+    interval = ""
+    if share.low is not None and share.high is not None:
+        interval = f" ({format_share(share.low)} to {format_share(share.high)}, 95 %, within these two runs)"
+    rates = f"{format_rate(share.achieved, share.unit)} of {format_rate(share.reached, share.unit)}"
+    lines = [f"{format_share(share.share)}{interval} of the ceiling {share.ceiling}"]
+    lines.append(f"  {rates} in {share.precision} on {share.device}, by {share.ceiling_run}")
+    return lines + [f"  doubt: {doubt}" for doubt in share.doubts]
+
+
+def _read(store: Store, run: str) -> tuple[Path, dict[str, Any]]:
     folder = store.find(run).folder
     record = read_record(folder)
     if record is None:
         raise RequestError(f"{folder} has no readable record.json any more")
-    if as_json:
-        print(json.dumps(record, indent=1))
-        return
-    from prony.cli.tables import make_console, print_record
-
-    print_record(make_console(), record, folder)
+    return folder, record

@@ -8,7 +8,17 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from prony.cli.execute import EXIT_FAILED, EXIT_REQUEST, Job, Outcome, execute, exit_code, runs_root
+from prony.cli.execute import (
+    EXIT_FAILED,
+    EXIT_REQUEST,
+    Job,
+    Outcome,
+    execute,
+    exit_code,
+    refuse_unknown_models,
+    runs_root,
+)
+from prony.cli.model_file import find_model_file
 from prony.cli.progress import Display, make_display
 from prony.cli.run import print_json, print_repeats
 from prony.launch.collect import collect_all
@@ -21,7 +31,7 @@ from prony_node.contract.record import read_record
 
 
 def sweep(
-    workload: Annotated[str, typer.Argument(metavar="WORKLOAD", help="What to measure.")],
+    workload: Annotated[str, typer.Argument(metavar="WORKLOAD|FILE", help="What to measure.")],
     settings: Annotated[
         list[str] | None,
         typer.Argument(metavar="SETTING=VALUE,VALUE", help="Lists of values; every combination is run."),
@@ -38,8 +48,11 @@ def sweep(
         raise RequestError("a sweep needs settings with values to try, such as batch_size=16,32,64")
     root = runs_root(out)
     stop = make_stop(tolerance, max_time)
-    trials = make_grid(workload, settings)
-    jobs = [Job(trial, stop, repeat) for trial, repeat in interleave(trials, repeats)]
+    model = find_model_file(workload, root)
+    file = model.plan if model else None
+    trials = make_grid(model.workload if model else workload, settings)
+    jobs = [Job(trial, stop, repeat, file=file) for trial, repeat in interleave(trials, repeats)]
+    refuse_unknown_models(jobs, root)
     display = make_display(Console(stderr=True))
     collect_all(root)
     done, left = split_finished(jobs, root, retry_failed, display)

@@ -94,9 +94,9 @@ def _node_sources() -> dict[str, Path]:
     return found
 
 
-def ask_node(question: str, root: Path) -> dict[str, Any]:
-    """The answer of `python -m prony_node QUESTION`, for what the controller cannot know without torch."""
-    argv = [node_python(), "-m", "prony_node", question]
+def ask_node(question: str, root: Path, *words: str) -> dict[str, Any]:
+    """The answer of `python -m prony_node QUESTION WORDS`, for what the controller cannot know without torch."""
+    argv = [node_python(), "-m", "prony_node", question, *words]
     try:
         done = subprocess.run(
             argv,

@@ -7,12 +7,14 @@ import re
 import secrets
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from typing import Any
 
 from prony_node.contract.errors import RequestError, nearest, unknown
 from prony_node.contract.plan import Peak, Plan, Stop
 from prony_node.contract.settings import SETTINGS, Setting
 from prony_node.contract.trial import Trial
 from prony_node.workloads import WORKLOADS, find_workload
+from prony_node.workloads.config import Workload
 
 SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
@@ -41,16 +43,18 @@ def _meant(word: str, settings: dict[str, Setting]) -> str:
     return f"; did you mean {guess}=...?" if guess else ""
 
 
-def parse_trial(workload_name: str, words: Iterable[str]) -> Trial:
+def parse_trial(target: str | Workload, words: Iterable[str]) -> Trial:
     """The trial that a command line asks for, every name and value checked."""
-    workload = find_workload(workload_name)
+    workload = find_workload(target) if isinstance(target, str) else target
     return Trial(workload.name, workload.parse(split_words(words, workload.own_settings())))
 
 
 def check_target(name: str, suites: Iterable[str]) -> None:
     """Refuse a name that is neither workload nor suite, with the nearest of both."""
     known = {*WORKLOADS, *suites}
-    if name not in known:
+    if "/" in name:
+        find_workload(name)
+    elif name not in known:
         raise unknown("workload or suite", name, known)
 
 
@@ -83,12 +87,24 @@ def make_stop(tolerance: str | None, max_time: str | None, otherwise: Stop | Non
 
 
 def new_run_id(workload: str, now: datetime | None = None) -> str:
-    """`<workload>-<UTC time>-<random>`; the random part keeps two runs of one second apart."""
+    """`<workload>-<UTC time>-<random>`; the random part keeps two runs of one second apart.
+
+    It names a folder, so what a file system or a shell would take amiss (the slash of timm/NAME) becomes a dash.
+    """
     moment = (now or datetime.now(UTC)).strftime("%Y%m%dT%H%M%S")
-    return f"{workload}-{moment}-{secrets.token_hex(3)}"
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", workload).strip("-.") or "run"
+    return f"{name[:80]}-{moment}-{secrets.token_hex(3)}"
 
 
-def make_plan(trial: Trial, stop: Stop, peaks: tuple[Peak, ...], repeat: int = 0, *, energy: bool = True) -> Plan:
+def make_plan(
+    trial: Trial,
+    stop: Stop,
+    peaks: tuple[Peak, ...],
+    repeat: int = 0,
+    *,
+    energy: bool = True,
+    file: dict[str, Any] | None = None,
+) -> Plan:
     return Plan(
         run_id=new_run_id(trial.workload),
         trial=trial,
@@ -96,5 +112,6 @@ def make_plan(trial: Trial, stop: Stop, peaks: tuple[Peak, ...], repeat: int = 0
         stop=stop,
         peaks=peaks,
         energy=energy,
+        file=file,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )

@@ -10,16 +10,17 @@ from prony.plan.request import split_words
 from prony_node.contract.errors import RequestError
 from prony_node.contract.trial import Trial
 from prony_node.workloads import find_workload
+from prony_node.workloads.config import Workload
 
 Item = TypeVar("Item")
 
 
-def make_grid(workload_name: str, words: Iterable[str]) -> list[Trial]:
+def make_grid(target: str | Workload, words: Iterable[str]) -> list[Trial]:
     """Every combination of the listed values, the last setting varying fastest; all of them checked.
 
     Values are separated by commas; those of cores, which hold commas themselves, by semicolons.
     """
-    workload = find_workload(workload_name)
+    workload = find_workload(target) if isinstance(target, str) else target
     lists = {name: _values(name, text) for name, text in split_words(words, workload.own_settings()).items()}
     trials: dict[str, Trial] = {}
     for combination in itertools.product(*lists.values()):

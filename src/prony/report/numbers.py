@@ -9,6 +9,8 @@ from prony.analysis.headline import Headline
 
 NOTHING = "–"
 SHARES = ("mfu", "data_wait_share", "cpu_utilisation")
+SMALL = 1e-9  # under which there are more zeros than a reader counts: joules a FLOP
+WITH_PREFIX = ("FLOP/", "B/")  # rates in units that take SI prefixes, as images do not
 _SI = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _BYTES = ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"))
 _SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
@@ -18,6 +20,8 @@ def format_number(value: float, digits: int = 4) -> str:
     """A number with this many digits that mean something, thousands set apart: 12,650 or 0.05312."""
     if value == 0.0 or not math.isfinite(value):
         return f"{value:g}"
+    if abs(value) < SMALL:
+        return f"{value:.{digits}g}"
     decimals = digits - 1 - math.floor(math.log10(abs(value)))
     rounded = round(value, decimals)
     if rounded and math.floor(math.log10(abs(rounded))) > math.floor(math.log10(abs(value))):
@@ -29,6 +33,8 @@ def format_rate(value: float | None, unit: str | None, low: float | None = None,
     """A rate with its unit and, where there is one, half of its interval: 6,843 images/s ± 0.31 %."""
     if value is None:
         return NOTHING
+    if unit and unit.startswith(WITH_PREFIX):  # a ceiling's own: 712.3 TFLOP/s
+        return format_si(value, unit) + format_half_width(value, low, high)
     number = f"{format_number(value / 1e6)} M" if abs(value) >= 1e7 else format_number(value)
     return f"{number} {unit or ''}".rstrip() + format_half_width(value, low, high)
 

@@ -19,6 +19,7 @@ DEVICE = "device.json"  # torch and device, by the rank
 EFFECTIVE = "effective.json"  # the unit and every effective setting, by the rank before its first step
 RESULT = "result.json"  # what the rank measured, or how it failed
 PROGRESS = "progress.jsonl"  # a line now and then, for whoever watches
+MODEL_FILE = "model_file.py"  # a user's own model file, as the rank ran it
 STEPS = "steps.csv"  # the step series
 POWER = "power.json"  # which power sensors were sampled, by the sampler
 POWER_SAMPLES = "power.csv"  # and what they read

@@ -43,6 +43,7 @@ class Plan:
     hung_after_s: float = 300.0  # no step and no other sign of life for this long
     cold_start_after_s: float = 1800.0  # the same during cold start, when a compiler is silent for long
     time_limit_s: float | None = None  # for the whole run; None: as long as it takes
+    file: dict[str, Any] | None = None  # a user's own model file: its path, sha256 and what it states (workload)
     energy: bool = True  # sample power beside the run, where there is a sensor
     created: str = ""
 
@@ -65,6 +66,7 @@ class Plan:
                 hung_after_s=float(document.get("hung_after_s", 300.0)),
                 cold_start_after_s=float(document.get("cold_start_after_s", 1800.0)),
                 time_limit_s=None if limit_s is None else float(limit_s),
+                file=None if document.get("file") is None else dict(document["file"]),
                 energy=bool(document.get("energy", True)),
                 created=str(document.get("created", "")),
             )

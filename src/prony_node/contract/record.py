@@ -27,10 +27,13 @@ UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 
 def new_record(plan: Plan, *, status: str, started: str, ended: str) -> dict[str, Any]:
     """A record with every field, none of them filled beyond what the plan says."""
+    trial: dict[str, Any] = {**plan.trial.to_json(), "effective": {}, "effective_hash": None}
+    if plan.file is not None:
+        trial["file"] = {name: plan.file.get(name) for name in ("path", "sha256")}
     return {
         "schema": RECORD_SCHEMA,
         "id": plan.run_id,
-        "trial": {**plan.trial.to_json(), "effective": {}, "effective_hash": None},
+        "trial": trial,
         "repeat": plan.repeat,
         "status": status,
         "failure": None,

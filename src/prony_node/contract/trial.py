@@ -48,6 +48,7 @@ class Trial:
 
 
 TRAINING_ONLY = ("optimizer", "fused", "grad_accumulation", "recompute")
+INFERENCE_ONLY = ("phase",)
 LOADER_ONLY = ("workers", "prefetch", "pin_memory")
 
 
@@ -61,6 +62,15 @@ def check_combination(settings: dict[str, Value], given: set[str] | None = None)
         for name in TRAINING_ONLY:
             if name in asked:
                 raise RequestError(f"{name} has no meaning with mode=infer; leave it out")
+    if settings.get("mode") == "train":
+        for name in INFERENCE_ONLY:
+            if name in asked:
+                raise RequestError(f"{name} has no meaning with mode=train; add mode=infer or leave it out")
+    if settings.get("phase", "forward") != "forward" and settings.get("batch_size") == "auto":
+        raise RequestError(
+            f"phase={settings['phase']} has a KV cache that is made with the model, for a batch of a known size; "
+            "batch_size=auto cannot look for it"
+        )
     if settings.get("data", "device") == "device":
         for name in LOADER_ONLY:
             if name in asked:

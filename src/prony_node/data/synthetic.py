@@ -54,3 +54,25 @@ def token_sampler(vocabulary: int, sequence: int) -> Sampler:
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
     return sample
+
+
+PATTERNS = 8  # of which every picture is a blend: so few numbers describe it
+
+
+def blend_sampler(channels: int, size: int) -> Sampler:
+    """Pictures with values from 0 to 1 that are blends of a few smooth patterns, with a little noise over them."""
+    structure = torch.Generator().manual_seed(STRUCTURE_SEED)
+    coarse = torch.randn(PATTERNS, channels, 7, 7, generator=structure)
+    patterns = F.interpolate(coarse, size=(size, size), mode="bilinear").flatten(1)
+    placed: dict[torch.device, Tensor] = {}
+
+    def sample(generator: torch.Generator, batch_size: int) -> tuple[Tensor, ...]:
+        device = generator.device
+        if device not in placed:
+            placed[device] = patterns.to(device)
+        shares = torch.randn(batch_size, PATTERNS, generator=generator, device=device)
+        pictures = (shares @ placed[device]).sigmoid_()
+        noise = torch.randn(pictures.shape, generator=generator, device=device)
+        return (pictures.add_(noise, alpha=0.02).clamp_(0, 1).view(batch_size, channels, size, size),)
+
+    return sample

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -31,6 +34,20 @@ def count_flops(task: Task, *, training: bool, recompute: bool) -> Flops:
     return Flops(per_sample, again, convention)
 
 
+def _convolution_backward(
+    grad_out: Sequence[int], x: Sequence[int], weight: Sequence[int], *rest: Any, out_shape: object
+) -> int:
+    """Each of the two gradients is the forward pass's products again.
+
+    Torch's own count of the gradient by the weight leaves groups out: a depthwise convolution of a thousand channels
+    would count a thousand times.
+    """
+    _bias, _stride, _padding, _dilation, transposed, _output_padding, _groups, wanted = rest
+    positions = (x if transposed else grad_out)[2:]
+    forward = 2 * x[0] * math.prod(positions) * math.prod(weight)
+    return forward * sum(map(bool, wanted[:2]))
+
+
 def _count(task: Task, *, training: bool, recompute: bool) -> float:
     shapes = task.sample(torch.Generator().manual_seed(0), SAMPLES)
     batch = tuple(torch.empty_like(tensor, device="meta") for tensor in shapes)
@@ -38,7 +55,9 @@ def _count(task: Task, *, training: bool, recompute: bool) -> float:
         model = task.model()
     if recompute and task.recompute:
         task.recompute(model)
-    counter = FlopCounterMode(display=False)
+    counter = FlopCounterMode(
+        display=False, custom_mapping={torch.ops.aten.convolution_backward: _convolution_backward}
+    )
     with counter, sdpa_kernel(SDPBackend.MATH):
         if training:
             task.loss(model, batch).backward()

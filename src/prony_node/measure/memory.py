@@ -12,6 +12,7 @@ import torch
 from prony_node.contract.metrics import measured, missing
 from prony_node.contract.settings import Value
 from prony_node.measure.out_of_memory import OutOfMemory
+from prony_node.measure.protocol import Task
 
 
 def free_and_total(device: torch.device) -> tuple[int, int] | None:
@@ -56,9 +57,17 @@ def state_bytes(parameters: int, settings: dict[str, Value]) -> int:
     return parameters * width * copies
 
 
-def refuse_hopeless(parameters: int, settings: dict[str, Value], device: torch.device) -> None:
-    """Say at once what would otherwise take minutes, or the host's OOM killer, to find out."""
+def parameters_of(task: Task) -> int:
+    """Counted on a model that takes no memory: for one whose size nobody stated."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in task.model().parameters())
+
+
+def refuse_hopeless(parameters: int | None, settings: dict[str, Value], device: torch.device) -> None:
+    """Say at once what would otherwise take minutes, or the host's OOM killer, to find out; None: not known."""
     known = free_and_total(device)
+    if parameters is None:
+        return
     needed = state_bytes(parameters, settings)
     if known and needed > known[0]:
         what = "the weights" if settings["mode"] == "infer" else "weights, gradients and optimizer state"

@@ -9,7 +9,7 @@ from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.plan import Plan
 from prony_node.contract.process import identify, is_alive
-from prony_node.workloads import find_workload
+from prony_node.workloads import workload_of
 
 
 def load_plan(path: Path) -> Plan:
@@ -22,7 +22,7 @@ def load_plan(path: Path) -> Plan:
         why = "it is not JSON" if path.exists() else "no such file"
         raise RequestError(f"there is no plan in {path}: {why}")
     plan = Plan.from_json(document)
-    find_workload(plan.trial.workload).parse(plan.trial.settings)
+    workload_of(plan).parse(plan.trial.settings)
     return plan
 
 

@@ -20,7 +20,7 @@ from prony_node.facts.nvidia_links import nvidia_links
 from prony_node.facts.torch_build import torch_facts
 from prony_node.facts.tree import Missing
 from prony_node.power.survey import survey
-from prony_node.workloads import WORKLOADS
+from prony_node.workloads import LIBRARIES, WORKLOADS
 
 DOCTOR_SCHEMA = "prony.doctor/1"
 RUNTIMES = ("apptainer", "singularity", "podman", "docker", "enroot")
@@ -132,7 +132,8 @@ def _missing_software(document: dict[str, Any]) -> Iterator[tuple[str, str, str]
         how = "install torch here, or let PRONY_PYTHON name a Python that has it"
         yield "torch", f"every run ({torch['reason']})", how
     libraries: dict[str, list[str]] = {}
-    for workload in WORKLOADS.values():
+    of_libraries = (make("NAME") for make in LIBRARIES.values())
+    for workload in (*WORKLOADS.values(), *of_libraries):
         if workload.library and importlib.util.find_spec(workload.library) is None:
             libraries.setdefault(workload.library, []).append(workload.name)
     for library, names in libraries.items():

@@ -59,6 +59,9 @@ def utilisation_metrics(
     flops: Flops, achieved: float, peaks: tuple[Peak, ...], device: torch.device, settings: dict[str, Value]
 ) -> dict[str, Any]:
     """FLOPs as counted, and their rate over the peak that the plan carries for this device."""
+    if flops.per_sample == 0:
+        reason = "it moves data and has no matrix product, the only work that is counted"
+        return {"flops_per_sample": missing(reason), "mfu": missing(reason)}
     counted: dict[str, Any] = {
         "scope": "one sample",
         "source": f"counted on the meta device; {flops.convention}",

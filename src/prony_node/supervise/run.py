@@ -33,8 +33,9 @@ from prony_node.parallel.cores import allowed_cores, bind, wanted_cores
 from prony_node.stats import StopRule, Tracker
 from prony_node.supervise import judge
 from prony_node.supervise.energy import with_energy
+from prony_node.supervise.model_file import keep_model_file
 from prony_node.supervise.progress import Progress
-from prony_node.workloads import build_task, find_workload
+from prony_node.workloads import build_task, workload_of
 
 
 class Run:
@@ -94,7 +95,7 @@ class Run:
     def resolve(self) -> None:
         """The effective value of every setting on this machine."""
         requested = self.plan.trial.settings
-        self.workload = find_workload(self.plan.trial.workload)
+        self.workload = workload_of(self.plan)
         allowed = allowed_cores()
         self.cores = wanted_cores(str(requested["cores"]), allowed) if "cores" in requested else allowed
         self.found["device_from_monotonic"] = time.monotonic()  # until here the device was not ours
@@ -121,8 +122,13 @@ class Run:
     def build(self) -> None:
         settings, seed = self.settings, int(self.settings["seed"])
         self.found["memory_free"] = memory.free_words(self.device)
-        memory.refuse_hopeless(self.workload.parameters, settings, self.device)
+        memory.refuse_hopeless(self.workload.known_parameters(settings), settings, self.device)
         self.task = build_task(self.workload, settings)
+        if self.workload.known_parameters(settings) is None:
+            memory.refuse_hopeless(memory.parameters_of(self.task), settings, self.device)
+        if self.plan.file is not None:
+            keep_model_file(self.workload, self.folder)
+        self.note_effective()  # a library that was asked may have filled an `auto` in
         training, recompute = settings["mode"] == "train", bool(settings.get("recompute"))
         self.flops = count_flops(self.task, training=training, recompute=recompute)
         if settings["batch_size"] == "auto":

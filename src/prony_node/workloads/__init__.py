@@ -3,29 +3,55 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prony_node.contract.errors import unknown
+from prony_node.contract.errors import RequestError, unknown
+from prony_node.workloads.ceilings.config import CEILINGS
 from prony_node.workloads.config import Workload
-from prony_node.workloads.image.config import IMAGE_WORKLOADS
-from prony_node.workloads.language.config import LANGUAGE_WORKLOADS
+from prony_node.workloads.image.config import IMAGE_LIBRARIES, IMAGE_WORKLOADS
+from prony_node.workloads.language.config import LANGUAGE_LIBRARIES, LANGUAGE_WORKLOADS
+from prony_node.workloads.model_file.config import workload_of_file
+from prony_node.workloads.reconstruct.config import RECONSTRUCT_WORKLOADS
 
 if TYPE_CHECKING:
+    from prony_node.contract.plan import Plan
     from prony_node.contract.settings import Value
     from prony_node.measure.protocol import Task
 
-WORKLOADS: dict[str, Workload] = {workload.name: workload for workload in (*IMAGE_WORKLOADS, *LANGUAGE_WORKLOADS)}
+WORKLOADS: dict[str, Workload] = {
+    workload.name: workload for workload in (*IMAGE_WORKLOADS, *LANGUAGE_WORKLOADS, *RECONSTRUCT_WORKLOADS, *CEILINGS)
+}
+
+# Any model of these libraries is a workload: timm/NAME.
+LIBRARIES: dict[str, Callable[[str], Workload]] = {**IMAGE_LIBRARIES, **LANGUAGE_LIBRARIES}
 
 
 def find_workload(name: str) -> Workload:
     """The workload of that name, or an error that names the nearest."""
+    library, slash, model = name.partition("/")
+    if slash and library in LIBRARIES:
+        return LIBRARIES[library](model)
     if name not in WORKLOADS:
-        raise unknown("workload", name, WORKLOADS)
+        raise unknown("workload", name, [*WORKLOADS, *(f"{known}/{model}" for known in LIBRARIES if slash)])
     return WORKLOADS[name]
 
 
+def workload_of(plan: Plan) -> Workload:
+    """The workload that a plan asks for: of the table, or what a user's own model file states."""
+    return find_workload(plan.trial.workload) if plan.file is None else workload_of_file(plan)
+
+
 def build_task(workload: Workload, settings: dict[str, Value]) -> Task:
-    """Import the family's code (and so torch and its model library) and build the task."""
+    """Import the family's code (and so torch and its model library), or run a user's own file, and build the task."""
+    if workload.module.endswith(".py"):
+        from prony_node.workloads.model_file.load import load_model_file
+
+        loaded = load_model_file(Path(workload.module))
+        if loaded.workload.name != workload.name:
+            raise RequestError(f"{workload.module} was changed after the run was planned; start it again")
+        return loaded.build(workload, settings)
     module = importlib.import_module(workload.module)
     task: Task = module.build(workload, settings)
     return task

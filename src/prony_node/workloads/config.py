@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.contract.settings import Setting, Value, parse_settings
-from prony_node.contract.trial import LOADER_ONLY, TRAINING_ONLY, check_combination
-
+from prony_node.contract.trial import INFERENCE_ONLY, LOADER_ONLY, TRAINING_ONLY, check_combination
 
 SIZE = Setting("size", "choice", "full, or tiny: a small model of the same kind, for a CPU and tests", ("full", "tiny"))
 TINY_BATCH = 8
@@ -23,7 +22,7 @@ class Workload:
     help: str
     module: str  # has build(workload, settings) -> Task
     unit: str  # what is counted: images, tokens
-    parameters: int
+    parameters: int | None  # None: only its library knows
     source: str
     batch: Mapping[str, int]  # default batch size by "mode/device kind", device kind cpu or accelerator
     memory_gib: Mapping[str, float]  # device memory that this default batch needs in the default precision, by mode
@@ -38,19 +37,34 @@ class Workload:
     flops: float | None = None  # of the forward pass of a sample at the defaults, a multiply-add being two
     flops_source: str = ""  # where that figure stands in the literature
     tiny: Mapping[str, Value] | None = None  # settings of size=tiny (image_size, sequence); None: it has no tiny size
+    operation: bool = False  # a ceiling of the device: one operation on operands of its own, no gradients, no data set
+    pinned: bool = False  # it copies from page-locked host memory, which only some devices have a use for
+    fixed_on_cpu: Mapping[str, Value] = field(default_factory=dict)  # the defaults that are others on a CPU
+    asks_node: bool = False  # whether there is such a model can only be told where its library is
 
     def parse(self, given: Mapping[str, object]) -> dict[str, Value]:
         """Typed settings of a request for this workload, refused when they cannot work together."""
         parsed = parse_settings(given, self.own_settings())
-        check_combination(parsed, set(parsed))
+        check_combination({"mode": self.modes[0], **parsed}, set(parsed))
         self._check_own(parsed)
         return parsed
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """The modes that it has, its default first."""
+        return ("infer",) if self.operation else ("train", "infer")
 
     def own_settings(self) -> tuple[Setting, ...]:
         """The settings that not every workload has."""
         return self.settings if self.tiny is None else (*self.settings, SIZE)
 
+    def known_parameters(self, settings: Mapping[str, Value]) -> int | None:
+        """How many parameters the model of these settings is known to have."""
+        return None if settings.get("size") == "tiny" else self.parameters
+
     def _check_own(self, settings: Mapping[str, Value]) -> None:
+        if self.operation:
+            self._check_operation(settings)
         if "epochs" in settings and self.epoch_samples is None:
             raise RequestError(f"{self.name} has no data set of a known size, so no epochs; use steps=N")
         if settings.get("recompute") and not self.can_recompute:
@@ -59,15 +73,36 @@ class Workload:
                 "their statistics"
             )
 
-        if settings.get("memory_format") == "channels_last" and self.unit != "images":
+        size, patch = settings.get("image_size"), self.shape.get("patch", 1)
+        if isinstance(size, int) and size % patch:
+            raise RequestError(
+                f"image_size={size} is not possible: {self.name} cuts an image into patches of {patch} pixels; "
+                f"image_size={max(1, round(size / patch)) * patch} would do"
+            )
+        length, most = settings.get("sequence"), self.shape.get("positions")
+        if isinstance(length, int) and most is not None and length > most:
+            raise RequestError(f"sequence={length} is not possible: {self.name} has {most} positions")
+        has_images = self.unit == "images" or self.memory_format == "channels_last"
+        if settings.get("memory_format") == "channels_last" and not has_images:
             raise RequestError(f"memory_format=channels_last is a layout of images; {self.name} has none")
+
+    def _check_operation(self, settings: Mapping[str, Value]) -> None:
+        if settings.get("mode") == "train":
+            raise RequestError(f"{self.name} measures what the device itself can do, so it has mode=infer alone")
+        if settings.get("data") == "host":
+            raise RequestError(f"{self.name} works on operands of its own, so there is no data=host to load")
+        if settings.get("batch_size") == "auto":
+            raise RequestError(f"{self.name} gains nothing from memory; batch_size is how many operations a step has")
+        kind = str(settings.get("device", "auto")).partition(":")[0]
+        if self.pinned and kind in ("cpu", "mps"):
+            raise RequestError(f"{self.name} copies to a device's own memory; device={kind} has none")
 
     def effective(self, requested: Mapping[str, Value], machine: Machine) -> dict[str, Value]:
         """Every effective value: what was asked for, and the defaults of this machine for the rest."""
         values = self.defaults(requested, machine) | dict(requested)
         values["device"] = machine.device if requested.get("device", "auto") == "auto" else requested["device"]
-        if values["mode"] == "infer":
-            values = {name: value for name, value in values.items() if name not in TRAINING_ONLY}
+        out_of_place = TRAINING_ONLY if values["mode"] == "infer" else INFERENCE_ONLY
+        values = {name: value for name, value in values.items() if name not in out_of_place or name in requested}
         if values["data"] == "device":
             values = {name: value for name, value in values.items() if name not in LOADER_ONLY}
         if values.get("workers") == 0:
@@ -80,7 +115,7 @@ class Workload:
 
     def defaults(self, requested: Mapping[str, Value], machine: Machine) -> dict[str, Value]:
         """What an expert would pick on this machine (preset=fast), or a beginner (preset=plain)."""
-        mode = str(requested.get("mode", "train"))
+        mode = str(requested.get("mode", self.modes[0]))
         with_graphs = machine.device == "cuda"
         values: dict[str, Value] = {
             "preset": "fast",
@@ -103,6 +138,8 @@ class Workload:
             "seed": 0,
         }
         values.update(self.fixed)
+        if machine.device == "cpu":
+            values.update(self.fixed_on_cpu)
         if self.tiny is not None:
             values["size"] = "full"
             if requested.get("size") == "tiny":

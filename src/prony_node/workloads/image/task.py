@@ -13,32 +13,52 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from prony_node.contract.settings import Value
 from prony_node.data.synthetic import image_sampler
 from prony_node.measure.protocol import Batch, Task
+from prony_node.workloads.weights import with_weights
 
-LEARNING_RATE = {"sgd": 0.05, "adam": 1e-3, "adamw": 1e-3}
+SGD_RATE = 0.05
 SGD_SAMPLES = 256  # its rate is for steps of so many samples
+DECAY = 5e-5
+TINY_CLASSES = 10  # of size=tiny: few enough to be told apart after seconds on a CPU
 
 
-def image_task(model: Callable[[], nn.Module], classes: int, settings: dict[str, Value]) -> Task:
+def image_task(
+    model: Callable[[], nn.Module],
+    classes: int,
+    settings: dict[str, Value],
+    *,
+    sgd_rate: float | None = None,
+    adam_rate: float = 1e-3,
+    adamw_decay: float = DECAY,
+    for_inference: Callable[[nn.Module], nn.Module] | None = None,
+) -> Task:
+    """A classifier with these classes; the setting `weights` is filled in here, for all of them."""
     return Task(
         unit="images",
         units_per_sample=1,
-        model=model,
+        model=with_weights(model, str(settings["weights"]) if "weights" in settings else None),
         loss=classification_loss,
         predict=lambda network, batch: network(batch[0]),
         sample=image_sampler(classes, int(settings["image_size"])),
-        learning_rate=learning_rate(settings),
-        weight_decay=5e-5,
-        for_inference=fold_batch_norms,
+        learning_rate=learning_rate(settings, sgd_rate, adam_rate),
+        weight_decay=adamw_decay if settings.get("optimizer") == "adamw" else DECAY,
+        for_inference=for_inference or fold_batch_norms,
     )
 
 
-def learning_rate(settings: dict[str, Value]) -> float:
+def is_tiny(settings: dict[str, Value]) -> bool:
+    return settings.get("size") == "tiny"
+
+
+def learning_rate(settings: dict[str, Value], sgd_rate: float | None = None, adam_rate: float = 1e-3) -> float:
     """Of the optimizer; smaller steps of SGD take a proportionally smaller one, the full one blows four images up."""
-    optimizer = str(settings.get("optimizer", "sgd"))
-    if optimizer != "sgd" or settings.get("batch_size", "auto") == "auto":
-        return LEARNING_RATE[optimizer]
+    if settings.get("optimizer", "sgd") != "sgd":
+        return adam_rate
+    if sgd_rate is not None:
+        return sgd_rate
+    if settings.get("batch_size", "auto") == "auto":
+        return SGD_RATE
     samples = int(settings["batch_size"]) * int(settings.get("grad_accumulation", 1))
-    return LEARNING_RATE[optimizer] * min(1.0, samples / SGD_SAMPLES)
+    return SGD_RATE * min(1.0, samples / SGD_SAMPLES)
 
 
 def classification_loss(network: nn.Module, batch: Batch) -> Tensor:
@@ -50,14 +70,16 @@ def fold_batch_norms(network: nn.Module) -> nn.Module:
     """The same function with each batch norm folded into the convolution before it.
 
     In these models a batch norm stands right after its convolution in the module that holds both; the run's
-    own check of outputs against the unfolded model would show it if one did not.
+    own check of outputs against the unfolded model would show it if one did not. A kind of batch norm of its own
+    (timm's hold their activation) is left alone.
     """
     folded = copy.deepcopy(network).eval()
     for parent in folded.modules():
         names = dict(parent.named_children())
         for conv_name, norm_name in itertools.pairwise(names):
             conv, norm = names[conv_name], names[norm_name]
-            if isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
+            follows = type(conv) is nn.Conv2d and type(norm) is nn.BatchNorm2d
+            if follows and conv.out_channels == norm.num_features:
                 setattr(parent, conv_name, fuse_conv_bn_eval(conv, norm))
                 setattr(parent, norm_name, nn.Identity())
     return folded

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from prony_node.measure.protocol import Task
-from prony_node.workloads.image.task import image_task
+from prony_node.workloads.image.task import TINY_CLASSES, image_task, is_tiny
 
 if TYPE_CHECKING:
     from prony_node.contract.settings import Value
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 STEM = 16
 STAGES = (160, 320, 640)
 BLOCKS = 2
+TINY_STAGES = (16, 32, 64)
 
 
 class Block(nn.Module):
@@ -37,16 +39,16 @@ class Block(nn.Module):
 
 
 class WideResNet(nn.Module):
-    def __init__(self, classes: int) -> None:
+    def __init__(self, classes: int, channels: tuple[int, ...] = STAGES, blocks: int = BLOCKS) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, STEM, 3, padding=1, bias=False)
         self.bn = nn.BatchNorm2d(STEM)
         stages: list[nn.Module] = []
         inputs = STEM
-        for number, outputs in enumerate(STAGES):
+        for number, outputs in enumerate(channels):
             if number:
                 stages.append(nn.MaxPool2d(2))
-            for _ in range(BLOCKS):
+            for _ in range(blocks):
                 stages.append(Block(inputs, outputs))
                 inputs = outputs
         self.stages = nn.Sequential(*stages)
@@ -62,5 +64,7 @@ class WideResNet(nn.Module):
 
 
 def build(workload: Workload, settings: dict[str, Value]) -> Task:
+    if is_tiny(settings):
+        return image_task(partial(WideResNet, TINY_CLASSES, TINY_STAGES, 1), TINY_CLASSES, settings, sgd_rate=0.05)
     classes = workload.shape["classes"]
     return image_task(lambda: WideResNet(classes), classes, settings)

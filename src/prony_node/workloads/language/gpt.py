@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from prony_node.data.synthetic import token_sampler
 from prony_node.measure.protocol import Batch, Task
+from prony_node.workloads.language.config import dimensions
 
 if TYPE_CHECKING:
     from prony_node.contract.settings import Value
@@ -45,16 +46,20 @@ class Layer(nn.Module):
         self.down = nn.Linear(4 * hidden, hidden, bias=False)
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        x = x + self.attend(self.norm1(x), cosine, sine)
-        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+        q, k, v = self.project(x, cosine, sine)
+        return self.finish(x, F.scaled_dot_product_attention(q, k, v, is_causal=True))
 
-    def attend(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    def project(self, x: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values: batch, heads, sequence, width of a head."""
         batch, sequence, hidden = x.shape
-        qkv = self.qkv(x).view(batch, sequence, 3, self.heads, hidden // self.heads)
+        qkv = self.qkv(self.norm1(x)).view(batch, sequence, 3, self.heads, hidden // self.heads)
         q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
-        q, k = rotate(q, cosine, sine), rotate(k, cosine, sine)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.out(y.transpose(1, 2).reshape(batch, sequence, hidden))
+        return rotate(q, cosine, sine), rotate(k, cosine, sine), v
+
+    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+        """What attention found, and the feed-forward, into the residual stream."""
+        x = x + self.out(attended.transpose(1, 2).reshape(x.shape))
+        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
 
 
 class GPT(nn.Module):
@@ -109,10 +114,10 @@ def switch_recompute_on(model: nn.Module) -> None:
 
 
 def build(workload: Workload, settings: dict[str, Value]) -> Task:
-    shape = workload.shape
+    shape = dimensions(workload, settings)
     sequence = int(settings["sequence"])
     plain = settings.get("optimizer") == "sgd"  # its steps are not normalised, and its decay not decoupled
-    return Task(
+    task = Task(
         unit="tokens",
         units_per_sample=sequence,
         model=partial(GPT, shape["layers"], shape["hidden"], shape["heads"], shape["vocabulary"], sequence),
@@ -124,3 +129,8 @@ def build(workload: Workload, settings: dict[str, Value]) -> Task:
         attention="full",
         recompute=switch_recompute_on,
     )
+    if settings.get("phase", "forward") == "forward":
+        return task
+    from prony_node.workloads.language.cached_gpt import with_cache
+
+    return with_cache(task, shape, settings)

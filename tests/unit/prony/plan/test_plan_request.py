@@ -92,3 +92,21 @@ def test_run_ids_differ_within_a_second() -> None:
 def test_a_plan_survives_its_file() -> None:
     plan = make_plan(Trial("gpt-tiny", {"steps": 3}), Stop(), (), repeat=2)
     assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_a_run_id_names_a_folder_whatever_the_workload_is_called() -> None:
+    now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    assert new_run_id("timm/vit_tiny_patch16_224.augreg", now).startswith("timm-vit_tiny_patch16_224.augreg-20260102T")
+    for name in ("../../x", "timm/a b", "x" * 300):
+        assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,110}", new_run_id(name, now)), name
+
+
+def test_a_library_s_name_is_a_target_and_part_of_the_trial_s_identity() -> None:
+    check_target("timm/resnet18", ["quick"])
+    with pytest.raises(RequestError, match="did you mean 'timm/resnet18'"):
+        check_target("tim/resnet18", ["quick"])
+    trials = [
+        parse_trial(name, ["image_size=64"]) for name in ("timm/resnet18", "timm/resnet34", "torchvision/resnet18")
+    ]
+    assert trials[0].workload == "timm/resnet18"
+    assert len({trial.hash for trial in trials}) == 3

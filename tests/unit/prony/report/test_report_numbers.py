@@ -19,7 +19,8 @@ from prony.report.numbers import (
 @pytest.mark.parametrize(
     ("value", "text"),
     [(0.0, "0"), (12650.0, "12,650"), (999.96, "1,000"), (9999.6, "10,000"), (0.05312, "0.05312"),
-     (1234567.0, "1,235,000"), (6.843, "6.843"), (-2.5, "-2.500")],
+     (1234567.0, "1,235,000"), (6.843, "6.843"), (-2.5, "-2.500"),
+     (6.5432e-13, "6.543e-13")],
 )  # fmt: skip
 def test_number_has_four_digits_that_mean_something(value: float, text: str) -> None:
     assert format_number(value) == text
@@ -69,3 +70,11 @@ def test_counts_have_si_prefixes() -> None:
 )
 def test_metric_in_human_units(name: str, metric: dict[str, Any] | None, text: str) -> None:
     assert format_metric(name, metric) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [(712.34e12, "FLOP/s", "712.3 TFLOP/s"), (4.123e12, "B/s", "4.123 TB/s"), (5.1e15, "FLOP/Wh", "5.100 PFLOP/Wh")],
+)
+def test_the_rate_of_a_ceiling_has_a_prefix(value: float, unit: str, text: str) -> None:
+    assert format_rate(value, unit, 0.99 * value, 1.01 * value) == f"{text} ± 1.0 %"

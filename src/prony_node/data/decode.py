@@ -1,0 +1,117 @@
+"""From the bytes of an image to pixels of one size: decoding, cropping and resizing, on the CPU or on the device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from prony_node.contract import RequestError
+
+AREA = (0.08, 1.0)  # share of an image that a random crop takes, and its aspect: Inception's (Szegedy et al. 2014)
+LOG_ASPECT = (math.log(3 / 4), math.log(4 / 3))
+ATTEMPTS = 10
+EVALUATED_SHARE = 0.875  # of the shorter side that a centre crop keeps: 224 of 256
+
+
+@dataclass(frozen=True)
+class Crop:
+    top: int
+    left: int
+    height: int
+    width: int
+    flip: bool
+
+
+def seed_of(seed: int, epoch: int, index: int) -> int:
+    """One number for one sample of one epoch, so that the same crop is drawn whichever worker draws it."""
+    return hash((seed, epoch, index)) & (2**63 - 1)
+
+
+def random_crop(height: int, width: int, generator: torch.Generator) -> Crop:
+    """A random part of random aspect, mirrored by chance."""
+    flip, *chances = torch.rand(1 + 4 * ATTEMPTS, generator=generator, dtype=torch.float64).tolist()
+    for attempt in range(ATTEMPTS):
+        area, aspect, at_row, at_column = chances[4 * attempt : 4 * attempt + 4]
+        pixels = height * width * (AREA[0] + area * (AREA[1] - AREA[0]))
+        ratio = math.exp(LOG_ASPECT[0] + aspect * (LOG_ASPECT[1] - LOG_ASPECT[0]))
+        wide, high = round(math.sqrt(pixels * ratio)), round(math.sqrt(pixels / ratio))
+        if 0 < wide <= width and 0 < high <= height:
+            top, left = int(at_row * (height - high + 1)), int(at_column * (width - wide + 1))
+            return Crop(top, left, high, wide, flip < 0.5)
+    side = min(height, width)
+    return Crop((height - side) // 2, (width - side) // 2, side, side, flip < 0.5)
+
+
+def centre_crop(height: int, width: int) -> Crop:
+    """The middle of an image, as after a resize of its shorter side to 256 of 224."""
+    side = max(1, round(EVALUATED_SHARE * min(height, width)))
+    return Crop((height - side) // 2, (width - side) // 2, side, side, False)
+
+
+def crop_for(height: int, width: int, augment: bool, seed: int) -> Crop:
+    if not augment:
+        return centre_crop(height, width)
+    return random_crop(height, width, torch.Generator().manual_seed(seed))
+
+
+def decode_on_cpu(data: Tensor, size: int, augment: bool, seed: int) -> Tensor:
+    """uint8, 3 x size x size."""
+    from torchvision.transforms.v2 import functional as transform
+
+    image = decoded(data)
+    crop = crop_for(image.shape[-2], image.shape[-1], augment, seed)
+    image = transform.resized_crop(image, crop.top, crop.left, crop.height, crop.width, [size, size], antialias=True)
+    return transform.horizontal_flip(image) if crop.flip else image
+
+
+def decoded(data: Tensor) -> Tensor:
+    from torchvision.io import ImageReadMode, decode_image
+
+    try:
+        return decode_image(data, ImageReadMode.RGB)
+    except RuntimeError as error:
+        first = str(error).split("\n", 1)[0]
+        raise RequestError(f"an image of {len(data):,} bytes cannot be decoded: {first}") from error
+
+
+def decode_on_device(
+    images: Sequence[Tensor], size: int, augment: bool, seeds: Sequence[int], device: torch.device
+) -> Tensor:
+    """A batch of encoded images decoded, cropped and resized on the device: uint8, n x 3 x size x size."""
+    batch = torch.empty((len(images), 3, size, size), dtype=torch.uint8, device=device)
+    for at, (image, seed) in enumerate(zip(_decoded_on(images, device), seeds, strict=True)):
+        crop = crop_for(image.shape[-2], image.shape[-1], augment, seed)
+        part = image[None, :, crop.top : crop.top + crop.height, crop.left : crop.left + crop.width]
+        part = F.interpolate(part.float(), (size, size), mode="bilinear", antialias=True)
+        part = part.flip(-1) if crop.flip else part
+        batch[at] = part[0].add_(0.5).clamp_(0, 255)
+    return batch
+
+
+def _decoded_on(images: Sequence[Tensor], device: torch.device) -> Sequence[Tensor]:
+    """By the device's own decoder all at once; one that it cannot take (a PNG, four colours) by the CPU."""
+    if device.type != "cuda":
+        return [decoded(data).to(device) for data in images]
+    from torchvision.io import ImageReadMode, decode_jpeg
+
+    try:
+        found: Any = decode_jpeg(list(images), mode=ImageReadMode.RGB, device=device)
+        return list(found)
+    except RuntimeError:
+        return [_one_on_device(data, device) for data in images]
+
+
+def _one_on_device(data: Tensor, device: torch.device) -> Tensor:
+    from torchvision.io import ImageReadMode, decode_jpeg
+
+    try:
+        found: Tensor = decode_jpeg(data, mode=ImageReadMode.RGB, device=device)
+        return found
+    except RuntimeError:
+        return decoded(data).to(device)

@@ -1,0 +1,156 @@
+"""What a folder of made data holds: each file's size and checksum, and whether it is finished."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from prony_node.contract import RequestError
+from prony_node.contract.files import read_json, write_whole
+from prony_node.data.dataset import named
+
+MANIFEST = ".prony-manifest.json"  # there when the set is whole
+FILES = ".prony-files.jsonl"  # a line for each finished part, while it grows and after
+REQUEST = ".prony-request.json"  # what is being made here
+LOCK = ".prony-lock"
+CHUNK = 2**22
+
+
+class Made(NamedTuple):
+    """One finished file."""
+
+    name: str
+    size_bytes: int
+    sha256: str
+
+
+def write_file(folder: Path, name: str, data: bytes) -> Made:
+    """The file, whole or not at all."""
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=".prony-new-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return Made(name, len(data), hashlib.sha256(data).hexdigest())
+
+
+def hash_file(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def append_part(folder: Path, part: int, files: Iterable[Made]) -> None:
+    with (folder / FILES).open("a", encoding="utf-8") as file:
+        file.write(json.dumps([part, [list(made) for made in files]]) + "\n")
+
+
+def finished_parts(folder: Path) -> dict[int, list[Made]]:
+    """The parts that are there, by their number: listed whole, every file of the size it had."""
+    parts: dict[int, list[Made]] = {}
+    for number, files in _lines(folder / FILES):
+        if all(_size(folder / made.name) == made.size_bytes for made in files):
+            parts[number] = files
+    return parts
+
+
+def rewrite_parts(folder: Path, parts: dict[int, list[Made]]) -> None:
+    """The list without what was half written when someone was killed."""
+    text = "".join(json.dumps([number, [list(made) for made in files]]) + "\n" for number, files in parts.items())
+    write_file(folder, FILES, text.encode())
+
+
+def finish(folder: Path, request: dict[str, Any], parts: dict[int, list[Made]]) -> dict[str, Any]:
+    files = [made for number in sorted(parts) for made in parts[number]]
+    document = {
+        **request,
+        "files": len(files),
+        "bytes": sum(made.size_bytes for made in files),
+        "list_sha256": hash_file(folder / FILES),
+    }
+    write_whole(folder / MANIFEST, document)
+    return document
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """The manifest of a finished set; None when there is none."""
+    document = read_json(folder / MANIFEST)
+    whole = isinstance(document, dict) and isinstance(document.get("files"), int) and "list_sha256" in document
+    return document if whole else None
+
+
+def verify(folder: Path | str) -> dict[str, Any]:
+    """Every file against its checksum. The manifest, or a RequestError that names what is damaged."""
+    folder = Path(folder)
+    document = read_manifest(folder)
+    if document is None:
+        raise RequestError(f"{folder} holds no finished generated data set: it has no {MANIFEST}")
+    if not (folder / FILES).is_file() or hash_file(folder / FILES) != document["list_sha256"]:
+        raise RequestError(f"{folder} has lost or changed its list of files; generate it again elsewhere")
+    damaged = [made.name for _, files in _lines(folder / FILES) for made in files if not _is_right(folder, made)]
+    if damaged:
+        raise RequestError(f"{folder} is damaged: {len(damaged):,} of {document['files']:,} files: {named(damaged)}")
+    return document
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Only one at a time writes into a folder."""
+    import fcntl
+
+    with (folder / LOCK).open("w", encoding="ascii") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RequestError(f"another process is writing into {folder}") from error
+        yield
+
+
+def check_room(folder: Path, needed_bytes: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if needed_bytes > free:
+        raise RequestError(
+            f"{folder} has {free / 1e9:,.2f} GB free, and {needed_bytes / 1e9:,.2f} GB are needed; "
+            "ask for fewer samples or another folder"
+        )
+
+
+def _lines(path: Path) -> Iterator[tuple[int, list[Made]]]:
+    """The lines that are whole; one that is not was being written when its writer was killed."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return
+    for line in lines:
+        try:
+            number, files = json.loads(line)
+            yield int(number), [Made(str(name), int(size), str(checksum)) for name, size, checksum in files]
+        except (ValueError, TypeError, RecursionError):
+            continue
+
+
+def _is_right(folder: Path, made: Made) -> bool:
+    path = folder / made.name
+    return _size(path) == made.size_bytes and hash_file(path) == made.sha256
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None

@@ -1,0 +1,106 @@
+"""Open a data set in its own layout: `open_dataset(path, kind, split)`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from prony_node.contract import RequestError
+from prony_node.contract.errors import unknown
+from prony_node.data.cifar import find_layout, is_cifar100, open_cifar
+from prony_node.data.dataset import SPLITS, DataSet, listing, refuse
+from prony_node.data.folders import is_food101, is_imagenet, open_food101, open_imagenet
+from prony_node.data.idx import is_idx, open_idx
+from prony_node.data.shards import find_shards, open_shards
+from prony_node.data.squad import is_squad, open_squad
+from prony_node.data.tokens import find_texts, find_token_files, open_text, open_tokens
+
+DEFAULT_SEQUENCE = {"squad": 384, "text": 1024, "tokens": 1024}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a folder is recognised, and how it is opened."""
+
+    expected: str  # what lies in such a folder, for a sentence
+    recognise: Callable[[Path], bool]
+    open: Callable[[Path, str, int], DataSet]
+
+
+# In the order in which a folder is looked at: the most particular names first.
+KINDS = {
+    "cifar10": Kind(
+        "data_batch_1 to 5 and test_batch, plain, .bin or .png",
+        lambda path: find_layout(path, "cifar10") is not None,
+        lambda path, split, _: open_cifar(path, "cifar10", split),
+    ),
+    "mnist": Kind(
+        "train-images-idx3-ubyte and the like, plain or .gz",
+        is_idx,
+        lambda path, split, _: open_idx(path, "mnist", split),
+    ),
+    "fashion-mnist": Kind(
+        "the same names, other content", lambda _: False, lambda path, split, _: open_idx(path, "fashion-mnist", split)
+    ),
+    "squad": Kind(
+        "train-v1.1.json and dev-v1.1.json", is_squad, lambda path, split, length: open_squad(path, split, length)
+    ),
+    "food101": Kind("meta/*.txt and images/CLASS/", is_food101, lambda path, split, _: open_food101(path, split)),
+    "shards": Kind(
+        "train-*.tar and val-*.tar",
+        lambda path: any(find_shards(path, split) for split in SPLITS),
+        lambda path, split, _: open_shards(path, split),
+    ),
+    "imagenet": Kind("train/CLASS/ and val/CLASS/", is_imagenet, lambda path, split, _: open_imagenet(path, split)),
+    "cifar100": Kind(
+        "train and test, plain or .bin",
+        is_cifar100,
+        lambda path, split, _: open_cifar(path, "cifar100", split),
+    ),
+    "tokens": Kind(
+        "train*.bin and val*.bin with a .json",
+        lambda path: any(find_token_files(path, split) for split in SPLITS),
+        open_tokens,
+    ),
+    "text": Kind("*.txt", lambda path: bool(find_texts(path)), open_text),
+}
+
+
+def open_dataset(
+    path: Path | str, kind: str | None = None, split: str = "train", sequence: int | None = None
+) -> DataSet:
+    """The data set in that folder; a RequestError says what was expected and what was found.
+
+    `sequence` is the length of a sample where it is made of tokens.
+    """
+    place = Path(path).expanduser()
+    if split not in SPLITS:
+        raise unknown("split", split, SPLITS)
+    if kind is not None and kind not in KINDS:
+        raise unknown("kind of data set", kind, KINDS)
+    if sequence is not None and sequence < 8:
+        raise RequestError(f"a sequence of {sequence} tokens is too short; expected 8 or more")
+    try:
+        if not place.exists():
+            raise RequestError(f"{place} does not exist; expected a folder with {_every_kind(kind)}")
+        found = kind or _recognise(place)
+        if found == "mnist" and kind is None:
+            return open_idx(place, None, split)
+        return KINDS[found].open(place, split, sequence or DEFAULT_SEQUENCE.get(found, 0))
+    except OSError as error:
+        raise RequestError(f"{error.filename or place} cannot be read: {error.strerror or error}") from error
+
+
+def _recognise(place: Path) -> str:
+    if place.is_file() and place.suffix == ".txt":
+        return "text"
+    for name, kind in KINDS.items():
+        if kind.recognise(place):
+            return name
+    raise refuse(place, "data set", _every_kind(None), listing(place))
+
+
+def _every_kind(kind: str | None) -> str:
+    chosen = {kind: KINDS[kind]} if kind else KINDS
+    return "; or ".join(f"{known.expected} ({name})" for name, known in chosen.items())

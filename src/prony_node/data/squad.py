@@ -1,0 +1,133 @@
+"""SQuAD v1.1: questions on a passage, answered by a span of it.
+
+Word pieces belong to the checkpoint that a user has, so a tokenizer is passed in. `byte_words` is Prony's own and is
+no one's vocabulary: words and marks, each numbered by a checksum. It measures speed and trains from scratch.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from prony_node.contract import RequestError
+from prony_node.data.dataset import DataSet, Origin, listing, refuse
+
+Token = tuple[int, int, int]  # number, first character, the one after its last
+Tokenizer = Callable[[str], list[Token]]
+FILES = {"train": "train-v1.1.json", "test": "dev-v1.1.json"}
+PADDING, START, SEPARATOR, RESERVED = 0, 101, 102, 1000  # BERT's own numbers; words of `byte_words` come after them
+MOST_QUESTION_TOKENS = 64  # as BERT's own fine-tuning cuts them
+WORD = re.compile(r"\w+|[^\w\s]")
+
+
+@dataclass(frozen=True)
+class Question:
+    context: str
+    question: str
+    answers: tuple[str, ...]  # any of them is right
+    start: int  # the first answer's first character in the context
+
+
+def byte_words(vocabulary: int = 30522) -> Tokenizer:
+    """Words and single marks, lower case, numbered by a checksum of their bytes."""
+
+    def tokenize(text: str) -> list[Token]:
+        span = vocabulary - RESERVED
+        return [
+            (
+                RESERVED + zlib.crc32(found[0].lower().encode("utf-8", "surrogatepass")) % span,
+                found.start(),
+                found.end(),
+            )
+            for found in WORD.finditer(text)
+        ]
+
+    return tokenize
+
+
+class SpanQuestions(DataSet):
+    """A sample is (tokens, segments, start, end): question and passage in one sequence, and where the answer lies."""
+
+    def __init__(self, origin: Origin, questions: list[Question], sequence: int, tokenizer: Tokenizer) -> None:
+        super().__init__(origin, (), torch.zeros(len(questions), dtype=torch.int64))
+        self.questions = questions
+        self.sequence = sequence
+        self._tokenizer = tokenizer
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        question = self.questions[index]
+        asked = self._tokenizer(question.question)[: min(MOST_QUESTION_TOKENS, self.sequence // 2)]
+        passage = self._tokenizer(question.context)
+        room = self.sequence - len(asked) - 3
+        first, last = _span(passage, question.start, question.start + len(question.answers[0]))
+        # A long passage is read from where the answer is in sight; BERT's own reader makes several windows of it.
+        begin = max(0, min(first - room // 2, len(passage) - room)) if last >= room else 0
+        window = passage[begin : begin + room]
+        head = len(asked) + 2
+        ids = [START, *(token[0] for token in asked), SEPARATOR, *(token[0] for token in window), SEPARATOR]
+        segments = [0] * head + [1] * (len(window) + 1)
+        padding = [PADDING] * (self.sequence - len(ids))
+        place = [min(max(at - begin + head, head), self.sequence - 2) for at in (first, last)]
+        return torch.tensor(ids + padding), torch.tensor(segments + padding), *(torch.tensor(at) for at in place)
+
+
+def is_squad(path: Path) -> bool:
+    return any((path / name).is_file() for name in FILES.values()) or path.name in FILES.values()
+
+
+def open_squad(path: Path, split: str, sequence: int = 384, tokenizer: Tokenizer | None = None) -> SpanQuestions:
+    folder = path.parent if path.is_file() else path
+    file = folder / FILES[split]
+    if not file.is_file():
+        raise refuse(folder, "SQuAD v1.1 folder", f"{FILES['train']} and {FILES['test']}", listing(folder))
+    questions = parse_squad(file.read_bytes(), file)
+    if not questions:
+        raise refuse(folder, "SQuAD v1.1 folder", f"questions in {file.name}", "none")
+    return SpanQuestions(Origin("squad", split, folder, (file,)), questions, sequence, tokenizer or byte_words())
+
+
+def parse_squad(data: bytes, where: Path | str) -> list[Question]:
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{where} is no JSON: {error}") from error
+    try:
+        return [
+            _question(paragraph["context"], asked)
+            for article in document["data"]
+            for paragraph in article["paragraphs"]
+            for asked in paragraph["qas"]
+        ]
+    except (KeyError, TypeError) as error:
+        raise RequestError(f"{where} is not laid out as SQuAD v1.1: {type(error).__name__} {error}") from error
+    except RequestError as error:
+        raise RequestError(f"{where} is not SQuAD v1.1: {error}") from error
+
+
+def _question(context: Any, asked: Any) -> Question:
+    text, answers = asked["question"], asked["answers"]
+    if not isinstance(context, str) or not isinstance(text, str) or not isinstance(answers, list):
+        raise TypeError("a context, question or list of answers is of another type")
+    if not answers or asked.get("is_impossible"):
+        raise RequestError(f"the question {text[:60]!r} has no answer (v2.0 has such questions)")
+    first = answers[0]
+    start = first["answer_start"]
+    if type(start) is not int or not all(isinstance(answer["text"], str) and answer["text"] for answer in answers):
+        raise TypeError("an answer's place or text is of another type")
+    if start < 0 or context[start : start + len(first["text"])] != first["text"]:
+        raise RequestError(f"the answer {first['text'][:40]!r} does not stand at {start} in its passage")
+    return Question(context, text, tuple(answer["text"] for answer in answers), start)
+
+
+def _span(tokens: list[Token], start: int, end: int) -> tuple[int, int]:
+    """The first and last token that touch these characters."""
+    touching = [at for at, (_, begins, ends) in enumerate(tokens) if begins < end and ends > start]
+    return (touching[0], touching[-1]) if touching else (0, 0)

@@ -1,0 +1,96 @@
+"""Classifiers as torchvision builds them, and a tiny model of each kind."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from prony_node.measure.protocol import Task
+from prony_node.workloads.image.task import TINY_CLASSES, image_task, is_tiny, learning_rate
+
+if TYPE_CHECKING:
+    from prony_node.contract.settings import Value
+    from prony_node.workloads.config import Workload
+
+CONSTRUCTORS = {
+    "resnet50": "resnet50",
+    "resnet152": "resnet152",
+    "vit-l": "vit_l_16",
+    "vit-h": "vit_h_14",
+    "swin-t": "swin_t",
+    "swin-b": "swin_b",
+    "efficientnet-b0": "efficientnet_b0",
+    "efficientnet-b4": "efficientnet_b4",
+    "mobilenetv3-small": "mobilenet_v3_small",
+    "mobilenetv3-large": "mobilenet_v3_large",
+}
+
+
+def build(workload: Workload, settings: dict[str, Value]) -> Task:
+    from torchvision.models import get_model
+
+    name, size, patch = workload.name, int(settings["image_size"]), workload.shape.get("patch", 0)
+    # Adam's usual 1e-3 is for a rate that is warmed up, which a run of a minute is not.
+    rates: dict[str, Any] = {"adam_rate": 1e-4, "adamw_decay": 0.05} if name.startswith(("vit", "swin")) else {}
+    if name.startswith("mobilenet"):  # its layers start small: at SGD's usual rate a minute's run learns little
+        rates = {"sgd_rate": 4 * learning_rate(settings)}
+    if is_tiny(settings):
+        # Bottlenecks blow up where depthwise convolutions, which start small, have not begun to learn.
+        rates = {"sgd_rate": 0.01 if name.startswith("resnet") else 0.05}
+        return image_task(partial(tiny_model, name, size, patch), TINY_CLASSES, settings, **rates)
+    classes = workload.shape["classes"]
+    sized = {"image_size": size} if patch else {}  # positions are learned, so their number is the model's
+    model = partial(get_model, CONSTRUCTORS[name], weights=None, num_classes=classes, **sized)
+    return image_task(model, classes, settings, **rates)
+
+
+def tiny_model(name: str, size: int, patch: int) -> nn.Module:
+    """A model of the same kind that a CPU trains in seconds: torchvision's own classes, narrow and shallow."""
+    family = name.partition("-")[0]
+    if family == "vit":
+        return _tiny_vit(size, patch)
+    if family == "swin":
+        return _tiny_swin(blocks={"swin-t": 2, "swin-b": 4}[name])
+    if family == "efficientnet":
+        return _tiny_efficientnet(*{"efficientnet-b0": (1.0, 1.0), "efficientnet-b4": (1.4, 1.8)}[name])
+    if family == "mobilenetv3":
+        from torchvision.models import get_model
+
+        tiny: nn.Module = get_model(CONSTRUCTORS[name], weights=None, num_classes=TINY_CLASSES, width_mult=0.25,
+                                    reduced_tail=True, dropout=0.0)  # fmt: skip
+        return tiny
+    return _tiny_resnet({"resnet50": [1, 1, 1, 1], "resnet152": [1, 2, 2, 1]}[name])
+
+
+def _tiny_resnet(blocks: list[int]) -> nn.Module:
+    from torchvision.models.resnet import Bottleneck, ResNet
+
+    class Narrow(Bottleneck):
+        expansion = 1  # else a block's output is four times as wide, whatever its inside
+
+    return ResNet(Narrow, blocks, num_classes=TINY_CLASSES, width_per_group=32)
+
+
+def _tiny_vit(size: int, patch: int) -> nn.Module:
+    from torchvision.models import VisionTransformer
+
+    return VisionTransformer(size, patch, num_layers=2, num_heads=4, hidden_dim=64, mlp_dim=128,
+                             num_classes=TINY_CLASSES)  # fmt: skip
+
+
+def _tiny_swin(blocks: int) -> nn.Module:
+    from torchvision.models import SwinTransformer
+
+    return SwinTransformer([4, 4], embed_dim=32, depths=[2, blocks], num_heads=[2, 4], window_size=[4, 4],
+                           stochastic_depth_prob=0.0, num_classes=TINY_CLASSES)  # fmt: skip
+
+
+def _tiny_efficientnet(width: float, depth: float) -> nn.Module:
+    from torchvision.models import EfficientNet
+    from torchvision.models.efficientnet import MBConvConfig
+
+    stages = [(1, 3, 1, 16, 8, 1), (6, 3, 2, 8, 16, 1), (6, 5, 2, 16, 32, 2)]
+    scaled = [MBConvConfig(*stage, width, depth) for stage in stages]
+    return EfficientNet(scaled, dropout=0.0, stochastic_depth_prob=0.0, num_classes=TINY_CLASSES)

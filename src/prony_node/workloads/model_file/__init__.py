@@ -1,0 +1,1 @@
+"""Workloads that a user has in a file of their own."""

@@ -1,0 +1,1 @@
+"""Images described by few numbers and made again from them."""

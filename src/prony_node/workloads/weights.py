@@ -1,0 +1,83 @@
+"""`weights=PATH`: a checkpoint that the user has, put into a model that was just built. None is ever downloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prony_node.contract.errors import RequestError
+
+WRAPPED_IN = ("state_dict", "model")  # under which training scripts keep the weights beside other things
+SHOWN = 3  # names of tensors in a sentence
+
+
+def with_weights(model: Callable[[], nn.Module], path: str | None) -> Callable[[], nn.Module]:
+    """The same model with the weights of that file; refused at once where there is no such file."""
+    if path is None:
+        return model
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise RequestError(f"weights={path} is not possible: there is no such file")
+
+    def build() -> nn.Module:
+        network = model()
+        if not any(parameter.is_meta for parameter in network.parameters()):
+            fill(network, read_weights(file), path)
+        return network
+
+    return build
+
+
+def read_weights(file: Path) -> dict[str, Tensor]:
+    """The tensors of a checkpoint by name: safetensors by its ending, else what torch.save wrote."""
+    if file.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        try:
+            loaded: Any = load_file(file)
+        except Exception as error:  # safetensors has an exception of its own kind for a broken file
+            raise RequestError(f"weights={file} is not a safetensors file: {error}") from error
+    else:
+        try:
+            loaded = torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:  # of what is no checkpoint torch's reader raises nearly anything
+            first = str(error).strip().splitlines()[:1]
+            raise RequestError(
+                f"weights={file} is not a file of tensors alone that torch.save wrote, and nothing else is opened: "
+                f"{' '.join(first)}"
+            ) from error
+    for key in WRAPPED_IN:
+        if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
+            loaded = loaded[key]
+    if not isinstance(loaded, Mapping) or not all(isinstance(value, Tensor) for value in loaded.values()):
+        raise RequestError(f"weights={file} holds no state_dict: a dictionary from names to tensors was expected")
+    # Distributed training wraps a model, and so its names.
+    return {str(name).removeprefix("module."): value for name, value in loaded.items()}
+
+
+def fill(network: nn.Module, weights: dict[str, Tensor], path: str) -> None:
+    """Every tensor of the model from the file, and nothing left over, or a sentence that says what does not fit."""
+    own = network.state_dict()
+    missing = [name for name in own if name not in weights]
+    strange = [name for name in weights if name not in own]
+    shapes = [
+        f"{name} is {list(weights[name].shape)} there and {list(own[name].shape)} here"
+        for name in own
+        if name in weights and weights[name].shape != own[name].shape
+    ]
+    said = [
+        f"{len(names)} {what} ({', '.join(names[:SHOWN])}{', ...' if len(names) > SHOWN else ''})"
+        for names, what in (
+            (missing, "tensors of the model are not in it"),
+            (strange, "of its tensors are not the model's"),
+            (shapes, "have another shape"),
+        )
+        if names
+    ]
+    if said:
+        raise RequestError(f"weights={path} does not fit this model: {'; '.join(said)}")
+    network.load_state_dict(weights)

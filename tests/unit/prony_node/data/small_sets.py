@@ -1,0 +1,78 @@
+"""Small data sets in every layout, for the tests of this folder."""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+import tarfile
+from pathlib import Path
+
+import torch
+
+
+def jpeg(seed: int, width: int = 48, height: int = 32) -> bytes:
+    from PIL import Image
+
+    pixels = torch.randint(256, (height, width, 3), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+    file = io.BytesIO()
+    Image.frombytes("RGB", (width, height), pixels.numpy().tobytes()).save(file, "JPEG", quality=90)
+    return file.getvalue()
+
+
+def write(path: Path, data: bytes | str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data.encode() if isinstance(data, str) else data)
+    return path
+
+
+def idx(shape: tuple[int, ...], data: bytes) -> bytes:
+    return bytes((0, 0, 8, len(shape))) + struct.pack(f">{len(shape)}I", *shape) + data
+
+
+def imagenet(folder: Path, classes: int = 3, each: int = 4) -> Path:
+    for split, count in (("train", each), ("val", 2)):
+        for label in range(classes):
+            for number in range(count):
+                write(folder / split / f"n{label}" / f"n{label}_{number}.JPEG", jpeg(100 * label + number))
+    return folder
+
+
+def food101(folder: Path) -> Path:
+    write(folder / "meta" / "classes.txt", "pie\nsoup\n")
+    write(folder / "meta" / "train.txt", "pie/1\npie/2\nsoup/3\n")
+    write(folder / "meta" / "test.txt", "soup/4\n")
+    for number, name in ((1, "pie"), (2, "pie"), (3, "soup"), (4, "soup")):
+        write(folder / "images" / name / f"{number}.jpg", jpeg(number))
+    return folder
+
+
+def tar(members: list[tuple[str, bytes]]) -> bytes:
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as archive:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return data.getvalue()
+
+
+def shards(folder: Path) -> Path:
+    for number in range(2):
+        members = [
+            pair
+            for at in range(3)
+            for pair in ((f"{number}{at}.jpg", jpeg(10 * number + at)), (f"{number}{at}.cls", str(at).encode()))
+        ]
+        write(folder / f"train-{number:06d}.tar", tar(members))
+    write(folder / "val-000000.tar", tar([("9.jpg", jpeg(9)), ("9.cls", b"2")]))
+    return folder
+
+
+CONTEXT = "Prony built a brake in 1821. It measured what an engine delivers."
+
+
+def squad(answer: str = "1821", start: int = 23, version: str = "1.1", **more: object) -> bytes:
+    asked = {"id": "a", "question": "When?", "answers": [{"answer_start": start, "text": answer}], **more}
+    document = {"version": version, "data": [{"title": "t", "paragraphs": [{"context": CONTEXT, "qas": [asked]}]}]}
+    return json.dumps(document).encode()

@@ -105,7 +105,7 @@ class Restricted(pickle._Unpickler):
         try:
             return KNOWN[module, name]
         except KeyError:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}") from None
+            raise pickle.UnpicklingError(f"it asks for {module!r}, {name!r}") from None
 
 
 def unpickle(data: bytes) -> Any:
@@ -117,4 +117,5 @@ def unpickle(data: bytes) -> Any:
     except KeyError as error:
         raise RequestError(f"it holds an instruction that a data file does not need: {error}") from error
     except Exception as error:  # an interpreter fed with noise fails in every way there is
-        raise RequestError(f"it is no pickle of plain data: {error or type(error).__name__}") from error
+        said = " ".join(str(error).split()) or type(error).__name__  # what the file says may hold line breaks
+        raise RequestError(f"it is no pickle of plain data: {said}") from error

@@ -100,6 +100,7 @@ PICKLES = [pickle.dumps({b"data": ARRAY, b"labels": [1, 2]}, protocol=protocol) 
 @example(b"cnumpy\nndarray\n}b.")
 @example(b"cbuiltins\neval\n(V1+1\ntR.")
 @example(b"(" * 5000 + b"t" * 5000 + b".")
+@example(b"\x80\x04\x8c\x03\n\na\x8c\x01b\x93.")  # a name with line breaks
 def test_cifar_pickle(data: bytes) -> None:
     only_a_sentence(lambda: unpickle(data))
     only_a_sentence(lambda: parse_pickle(data, "cifar10", 2, HERE))

@@ -51,7 +51,7 @@ class DataSet(Dataset[tuple[Tensor, ...]]):
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not say how it reads a sample")
 
     def fingerprint(self) -> str:
         """The same for the same files: their names, their sizes and the content of a few of them."""

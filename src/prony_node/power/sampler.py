@@ -59,7 +59,6 @@ class ReaderThread(threading.Thread):
         self.conditions = Conditions(reader)
         self._due_s = dict.fromkeys(reader.sensors, 0.0)
         self._failures = dict.fromkeys(reader.sensors, 0)
-        self._takes_s = dict.fromkeys(reader.sensors, 0.0)
         self.stop = threading.Event()
 
     def run(self) -> None:
@@ -98,10 +97,7 @@ class ReaderThread(threading.Thread):
             self._writer.add(sensor, readings)
         self._failures[sensor] = 0
         interval_s = BUFFER_EVERY_S if several else self._interval_s * random.uniform(*JITTER)
-        # As a rule, not each time: one slow answer must not cost the ticks of the next half second.
-        takes_s = min(after_s - before_s, 10.0 * self._takes_s[sensor] or after_s - before_s)
-        self._takes_s[sensor] = 0.8 * (self._takes_s[sensor] or takes_s) + 0.2 * takes_s
-        self._due_s[sensor] = after_s + max(interval_s, self._takes_s[sensor] / MOST_BUSY)
+        self._due_s[sensor] = after_s + max(interval_s, (after_s - before_s) / MOST_BUSY)
 
     def _lose(self, sensor: Sensor, at_s: float, reason: str) -> None:
         self._failures[sensor] += 1

@@ -20,18 +20,19 @@ from prony_node.data.device import device_batches
 from prony_node.data.host import HostBatches, HostSamples
 from prony_node.facts import device_facts
 from prony_node.measure import memory
-from prony_node.measure.auto_batch import largest_batch
 from prony_node.measure.clock import clock_for
 from prony_node.measure.compiling import cache_state, use_cache
 from prony_node.measure.device import choose_device, machine_of
 from prony_node.measure.flops import count_flops
 from prony_node.measure.loop import Window, measured_loop, steps_per_block
+from prony_node.measure.memory_cap import cap_memory
 from prony_node.measure.protocol import Batch
 from prony_node.measure.step import FIRST_STEPS, Step, parameter_norms
 from prony_node.measure.usage import CpuUsage
 from prony_node.parallel.cores import allowed_cores, bind, wanted_cores
 from prony_node.stats import StopRule, Tracker
 from prony_node.supervise import judge
+from prony_node.supervise.auto_batch import largest_batch
 from prony_node.supervise.energy import with_energy
 from prony_node.supervise.model_file import keep_model_file
 from prony_node.supervise.progress import Progress
@@ -73,6 +74,7 @@ class Run:
         self.phases["cold_start"]["compile_cache"] = cache_state(self.settings)
         window = self.measure(self.calibrate())
         self.metrics |= memory.memory_metrics(self.device)
+        self.found["memory_held"] = self.room.held_at_most()
         judge.series(self, window)
         if self.step.training:
             judge.training(self)
@@ -102,12 +104,18 @@ class Run:
         self.device = choose_device(str(requested.get("device", "auto")))
         files.write_whole(self.folder / files.DEVICE, device_facts(str(self.device)))
         self.settings = self.workload.effective(requested, machine_of(self.device, len(self.cores)))
+        if self.settings["batch_size"] == "auto":  # now, before this process takes memory of the device itself
+            self.note_effective()
+            tries = self.found.setdefault("auto_batch", [])
+            self.settings["batch_size"] = largest_batch(self.plan, self.folder, self.progress.note, tries)
         if "cores" in requested:
             bind(self.cores)
         if self.device.type == "cpu":
             torch.set_num_threads(len(self.cores))
         else:
             torch.accelerator.set_device_index(self.device.index or 0)
+        self.room = cap_memory(self.device, requested.get("memory_cap"), self.plan.memory_share)
+        self.found["memory_room"] = self.room.room
         self.found["unit"] = self.workload.unit
         self.progress.unit = self.workload.unit
         self.note_effective()
@@ -121,7 +129,7 @@ class Run:
 
     def build(self) -> None:
         settings, seed = self.settings, int(self.settings["seed"])
-        self.found["memory_free"] = memory.free_words(self.device)
+        self.found["memory_free"] = memory.free_words(self.device, settings.get("memory_cap"))
         memory.refuse_hopeless(self.workload.known_parameters(settings), settings, self.device)
         self.task = build_task(self.workload, settings)
         if self.workload.known_parameters(settings) is None:
@@ -131,9 +139,6 @@ class Run:
         self.note_effective()  # a library that was asked may have filled an `auto` in
         training, recompute = settings["mode"] == "train", bool(settings.get("recompute"))
         self.flops = count_flops(self.task, training=training, recompute=recompute)
-        if settings["batch_size"] == "auto":
-            settings["batch_size"] = largest_batch(self.task, settings, self.device, self.progress.note)
-            self.note_effective()
         self.samples_per_step = int(settings["batch_size"]) * int(settings.get("grad_accumulation", 1))
         self.units_per_step = self.samples_per_step * self.task.units_per_sample
         self.progress.units_per_step = self.units_per_step

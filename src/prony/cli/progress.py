@@ -20,6 +20,8 @@ PHASE_NAMES = {
     "cold_start": "cold start",
     "measure": "measuring",
     "latency": "measuring latency",
+    "data": "reading the data set",
+    "evaluation": "evaluating",
     "teardown": "ending",
 }
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from prony.cli.execute import Job, Outcome, execute, exit_code, refuse_unknown_models, runs_root
+from prony.cli.execute import Job, Outcome, execute, exit_code, refuse_missing_paths, refuse_unknown_models, runs_root
 from prony.cli.model_file import find_model_file
 from prony.cli.progress import make_display
 from prony.launch.collect import collect_all
@@ -53,6 +53,7 @@ def run(
         replace(job, energy=energy, file=model.plan if model else None)
         for job in _jobs(suite, wanted, settings or [], tolerance, max_time, repeats, root)
     ]
+    refuse_missing_paths(jobs)
     refuse_unknown_models(jobs, root)
     collect_all(root)
     outcomes, interrupted = execute(jobs, root, make_display(Console(stderr=True)))

@@ -15,6 +15,7 @@ from prony.cli.execute import (
     Outcome,
     execute,
     exit_code,
+    refuse_missing_paths,
     refuse_unknown_models,
     runs_root,
 )
@@ -52,6 +53,7 @@ def sweep(
     file = model.plan if model else None
     trials = make_grid(model.workload if model else workload, settings)
     jobs = [Job(trial, stop, repeat, file=file) for trial, repeat in interleave(trials, repeats)]
+    refuse_missing_paths(jobs)
     refuse_unknown_models(jobs, root)
     display = make_display(Console(stderr=True))
     collect_all(root)

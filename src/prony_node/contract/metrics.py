@@ -44,6 +44,9 @@ METRICS: dict[str, Metric] = {
         Metric("node_power", "W", "less", "mean power of the node, likewise"),
         Metric("loss_first", "1", "neither", "loss on held-out data before the first step"),
         Metric("loss_last", "1", "less", "loss on held-out data after the last step"),
+        Metric("quality", "{score}", "neither", "score on the data set's test split after the last epoch"),
+        Metric("time_to_quality", "s", "less", "training, evaluation apart, until the asked quality was seen"),
+        Metric("energy_to_quality", "J", "less", "of the devices in that time"),
     )
 }  # fmt: skip
 

@@ -37,6 +37,7 @@ Report = Callable[[int, int], None]  # samples there, samples asked for
 HEADERS = -1  # the number of the part that holds names and lists
 PROBED = 4  # images made to see how long one takes here
 TOKENS_PER_S = 4e6  # of one process, on a core of 2024; an order of magnitude
+FEW_SAMPLES = 256  # made sooner than processes are started
 SHARE_MORE = 1.05  # room asked for beyond the estimate
 BLOCK = 4096  # of a file system: every file takes whole ones
 TAR_BLOCK = 512  # a header for image and label each, and the label's own block
@@ -112,7 +113,8 @@ def generate(
         if HEADERS not in done:
             done[HEADERS] = headers(folder, request)
             append_part(folder, HEADERS, done[HEADERS])
-        for part, files in _made(folder, request, todo, processes or default_processes()):
+        several = 1 if every - there < FEW_SAMPLES else default_processes()
+        for part, files in _made(folder, request, todo, processes or several):
             append_part(folder, part.number, files)
             done[part.number] = files
             there += part.count

@@ -83,7 +83,8 @@ def open_dataset(
         raise RequestError(f"a sequence of {sequence} tokens is too short; expected 8 or more")
     try:
         if not place.exists():
-            raise RequestError(f"{place} does not exist; expected a folder with {_every_kind(kind)}")
+            kinds = kind or ", ".join(KINDS)
+            raise RequestError(f"{place} does not exist; expected a folder with a data set in its own layout: {kinds}")
         found = kind or _recognise(place)
         if found == "mnist" and kind is None:
             return open_idx(place, None, split)

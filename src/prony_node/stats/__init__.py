@@ -1,7 +1,15 @@
 """Intervals, steady state and stopping. Standard library only; used by both programs."""
 
 from .estimate import Estimate
-from .intervals import MeanInterval, RatioInterval, between_run, mean_interval, percentile, ratio_interval
+from .intervals import (
+    MeanInterval,
+    RatioInterval,
+    between_run,
+    mean_interval,
+    percentile,
+    ratio_interval,
+    share_interval,
+)
 from .stopping import Decision, StopRule, Tracker
 from .student import normal_quantile, t_quantile
 
@@ -17,5 +25,6 @@ __all__ = [
     "normal_quantile",
     "percentile",
     "ratio_interval",
+    "share_interval",
     "t_quantile",
 ]

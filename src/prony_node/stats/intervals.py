@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .student import two_sided_t
+from .student import normal_quantile, two_sided_t
 
 
 @dataclass(frozen=True)
@@ -91,3 +91,11 @@ def percentile(values: Sequence[float], q: float) -> float:
     above = min(below + 1, len(ordered) - 1)
     share = position - below
     return ordered[below] * (1.0 - share) + ordered[above] * share
+
+
+def share_interval(share: float, count: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Wilson's interval of a share that was seen in so many independent tries (Wilson 1927)."""
+    z = normal_quantile(0.5 + confidence / 2)
+    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half_width = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
+    return max(0.0, middle - half_width), min(1.0, middle + half_width)

@@ -12,8 +12,8 @@ from rich.text import Text
 
 from prony.analysis.spread import SPREAD, Group, Spread, groups
 from prony.cli.execute import Outcome
-from prony.report.numbers import NOTHING, format_number, format_rate, format_share
-from prony_node.contract.trial import Trial
+from prony.report.numbers import format_number, format_rate, format_share
+from prony.report.spread_lines import SPREAD_COLUMNS, WIDEST, spread_notes, spread_row, spread_title
 from prony_node.stats import between_run
 
 REPEATED = ("throughput", "samples_per_wh")  # ratios: their repeats are averaged on the log scale
@@ -25,23 +25,19 @@ def print_repeats(console: Console, outcomes: Sequence[Outcome]) -> None:
     for group in groups([outcome.record for outcome in outcomes]):
         if len(group.records) < 2:
             continue
-        title = str(Trial(group.workload, group.settings))
         if len(group.seeds) > 1:
-            _print_seeds(console, group, title)
+            _print_seeds(console, group)
         else:
-            _print_runs(console, group, title)
+            _print_runs(console, group)
 
 
-def _print_seeds(console: Console, group: Group, title: str) -> None:
-    named = ", ".join(map(str, group.seeds)) if len(group.seeds) <= 10 else f"{group.seeds[0]} to {group.seeds[-1]}"
-    more = len(group.records) > len(group.seeds)
-    runs = f", {len(group.records)} runs; those of a seed are averaged first" if more else ""
-    _say(console, [f"{title}: {len(group.seeds)} seeds ({named}){runs}"])
+def _print_seeds(console: Console, group: Group) -> None:
+    _say(console, [spread_title(group)])
     _print_spreads(console, group.spreads, "seeds")
-    _say(console, [*_within(group, "throughput"), *_notes(group)])
+    _say(console, [*_within(group, "throughput"), *(f"  {note}" for note in spread_notes(group))])
 
 
-def _print_runs(console: Console, group: Group, title: str) -> None:
+def _print_runs(console: Console, group: Group) -> None:
     """Within-run and between-run intervals, apart: a longer run does not give the second."""
     metrics = [record["metrics"] for record in group.records]
     lines = []
@@ -51,47 +47,21 @@ def _print_runs(console: Console, group: Group, title: str) -> None:
     learned = [spread for spread in group.spreads if spread.name in LEARNED and spread.count > 1]
     if not lines and not learned:
         return
-    seed = f" of seed {group.seeds[0]}" if learned else ""
-    _say(console, [f"{title}: {len(group.records)} runs{seed} in fresh processes", *lines])
+    _say(console, [spread_title(group), *lines])
     if learned:
         _print_spreads(console, learned, "runs")
-        _say(console, _notes(group))
+        _say(console, [f"  {note}" for note in spread_notes(group)])
 
 
 def _print_spreads(console: Console, spreads: Sequence[Spread], counted: str) -> None:
     """A line a metric; a narrow terminal breaks names rather than numbers."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("")
-    for title in ("mean", "95 % of the mean", "standard\ndeviation", "least to most", counted):
-        table.add_column(title, justify="right", no_wrap=True, vertical="bottom")
+    for title in (*SPREAD_COLUMNS, counted):
+        table.add_column(title.replace(" ", "\n", 1) if title == WIDEST else title, justify="right", no_wrap=True)
     for spread in spreads:
-        deviation = NOTHING if spread.deviation is None else format_number(spread.deviation, 2)
-        interval, edges = _range(spread.low, spread.high), _range(spread.least, spread.most)
-        cells = [format_number(spread.mean), interval, deviation, edges, str(spread.count)]
-        table.add_row(Text(_label(spread)), *map(Text, cells))
+        table.add_row(*map(Text, spread_row(spread)))
     console.print(Padding(table, (0, 0, 0, 2)))
-
-
-def _label(spread: Spread) -> str:
-    return spread.unit if spread.name == "quality" else f"{spread.name.replace('_', ' ')}, {spread.unit}"
-
-
-def _range(low: float | None, high: float | None) -> str:
-    return NOTHING if low is None or high is None else f"{format_number(low)} to {format_number(high)}"
-
-
-def _notes(group: Group) -> list[str]:
-    """What the reader of a mean must know: who is not in it."""
-    missed = len(group.records) - group.reached
-    lines = []
-    if group.until and missed:
-        lines.append(
-            f"  {missed} of {len(group.records)} runs did not reach {group.until}: "
-            "time and energy to it are of the others alone, which flatters both"
-        )
-    if group.left_out:
-        lines.append(f"  {group.left_out} more failed or ended early and are left out")
-    return lines
 
 
 def _between(name: str, runs: list[dict[str, Any]]) -> list[str]:

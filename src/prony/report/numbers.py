@@ -7,6 +7,7 @@ from typing import Any
 
 from prony.analysis.headline import Headline
 from prony.analysis.learning import Quality
+from prony.analysis.stated import number
 
 NOTHING = "–"
 NOT_REACHED = "not reached"
@@ -41,8 +42,8 @@ def format_rate(value: float | None, unit: str | None, low: float | None = None,
         return format_si(value, unit) + format_half_width(value, low, high)
     if unit == "J" and abs(value) >= LARGE:
         return format_si(value, unit) + format_half_width(value, low, high)
-    number = f"{format_number(value / 1e6)} M" if abs(value) >= LARGE else format_number(value)
-    return f"{number} {unit or ''}".rstrip() + format_half_width(value, low, high)
+    shown = f"{format_number(value / 1e6)} M" if abs(value) >= LARGE else format_number(value)
+    return f"{shown} {unit or ''}".rstrip() + format_half_width(value, low, high)
 
 
 def format_half_width(value: float, low: float | None, high: float | None) -> str:
@@ -99,7 +100,7 @@ def format_metric(name: str, metric: dict[str, Any] | None) -> str:
     if value is None:
         return f"{NOTHING} ({metric['reason']})" if metric.get("reason") else NOTHING
     if name == "quality":
-        return format_score(str(unit), value, metric.get("low"), metric.get("high"))
+        return format_score(str(unit), value, number(metric.get("low")), number(metric.get("high")))
     if unit == "s":
         text = format_seconds(value)
     elif unit == "B":

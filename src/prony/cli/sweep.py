@@ -21,7 +21,8 @@ from prony.cli.execute import (
 )
 from prony.cli.model_file import find_model_file
 from prony.cli.progress import Display, make_display
-from prony.cli.run import print_json, print_repeats
+from prony.cli.repeats import print_repeats
+from prony.cli.run import print_json
 from prony.launch.collect import collect_all
 from prony.launch.node import ask_node
 from prony.plan.request import make_stop

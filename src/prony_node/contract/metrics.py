@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Metric:
-    """A plain name; the unit `{unit}` stands for the workload's own (images, tokens)."""
+    """A plain name; `{unit}` stands for the workload's own (images, tokens), `{score}` for a score's (accuracy)."""
 
     name: str
     unit: str
@@ -44,9 +44,9 @@ METRICS: dict[str, Metric] = {
         Metric("node_power", "W", "less", "mean power of the node, likewise"),
         Metric("loss_first", "1", "neither", "loss on held-out data before the first step"),
         Metric("loss_last", "1", "less", "loss on held-out data after the last step"),
-        Metric("quality", "{score}", "neither", "score on the data set's test split after the last epoch"),
-        Metric("time_to_quality", "s", "less", "training, evaluation apart, until the asked quality was seen"),
-        Metric("energy_to_quality", "J", "less", "of the devices in that time"),
+        Metric("quality", "{score}", "neither", "score of the test split; more is better, of a loss less"),
+        Metric("time_to_quality", "s", "less", "training until the target was first reached, without evaluation"),
+        Metric("energy_to_quality", "J", "less", "of the devices that took part, over the same training"),
     )
 }  # fmt: skip
 

@@ -2,9 +2,11 @@
 
 from .estimate import Estimate
 from .intervals import (
+    DifferenceInterval,
     MeanInterval,
     RatioInterval,
     between_run,
+    difference_interval,
     mean_interval,
     percentile,
     ratio_interval,
@@ -15,12 +17,14 @@ from .student import normal_quantile, t_quantile
 
 __all__ = [
     "Decision",
+    "DifferenceInterval",
     "Estimate",
     "MeanInterval",
     "RatioInterval",
     "StopRule",
     "Tracker",
     "between_run",
+    "difference_interval",
     "mean_interval",
     "normal_quantile",
     "percentile",

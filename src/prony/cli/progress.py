@@ -24,7 +24,6 @@ PHASE_NAMES = {
     "evaluation": "evaluating",
     "latency": "measuring latency",
     "data": "reading the data set",
-    "evaluation": "evaluating",
     "teardown": "ending",
 }
 

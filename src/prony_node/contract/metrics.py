@@ -25,6 +25,7 @@ METRICS: dict[str, Metric] = {
         Metric("latency_p50", "s", "less", "one batch alone, submitted to finished: median"),
         Metric("latency_p90", "s", "less", "one batch alone: 90th percentile"),
         Metric("latency_p99", "s", "less", "one batch alone: 99th percentile"),
+        Metric("time_to_first_token", "s", "less", "prompts submitted to their first token: median (phase=prefill)"),
         Metric("cold_start", "s", "less", "first steps: compilation, autotuning, capture"),
         Metric("data_wait_share", "1", "less", "share of steady time waiting for data, its copy included"),
         Metric("flops_per_sample", "FLOP", "neither", "counted on the model, without recomputation"),

@@ -111,6 +111,8 @@ def inference(run: Run) -> None:
         metrics, requests = latency_metrics(run.step, run.batches, run.synchronise)
     run.phases["latency"]["steps"] = requests
     run.metrics |= metrics
+    if run.settings.get("phase") == "prefill":
+        run.metrics["time_to_first_token"] = {**metrics["latency_p50"], "scope": "a batch of prompts"}
     assert run.step.output is not None
     finite = bool(torch.isfinite(run.step.output).all())
     answer = measured_answer(run)

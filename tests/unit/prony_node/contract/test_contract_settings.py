@@ -17,7 +17,7 @@ WORDS: dict[str, list[tuple[object, Value]]] = {
     "cores": [("2", "2"), ("0-3,8", "0-3,8")],
     "device": [("auto", "auto"), ("cpu", "cpu"), ("cuda", "cuda"), ("cuda:1", "cuda:1"), ("xpu:0", "xpu:0"),
                ("mps", "mps")],
-    "data": [("device", "device"), ("host", "host"), ("generated", "generated"), ("./set", "./set"), ("~/a b", "~/a b")],
+    "data": [("device", "device"), ("host", "host"), ("generated", "generated"), ("./set", "./set"), ("~/b", "~/b")],
     "stage": [("/local/disk", "/local/disk")],
     "until": [("accuracy>=0.93", "accuracy>=0.93"), ("loss<=2", "loss<=2")],
     "learning_rate": [("0.1", "0.1"), ("3e-4", "3e-4")],

@@ -44,7 +44,7 @@ def test_the_list_of_workloads_has_a_row_for_each_with_its_figures_and_source() 
         row = next(line for line in shown.splitlines() if line.startswith(f"{workload.name} "))
         assert row.split()[1] == workload.unit
         for figure in (workload.parameters, workload.flops):
-            assert figure is None or format_si(figure, "") in row
+            assert not figure or format_si(figure, "") in row
         assert workload.source.partition(";")[0] in shown
 
 

@@ -1,6 +1,6 @@
 """Make the records that results/ holds of a device: warm the compiler's cache in parallel, then run trials one by one.
 
-    python scripts/device_results.py SUITE OUT [--part 1/3] [--repeats N] [--warm N] [--only WORD ...] [setting=value ...]
+    python scripts/device_results.py SUITE OUT [--part 1/3] [--repeats N] [--warm N] [--only WORD] [setting=value]
 
 Compiling takes most of a run's time and hardly any of the device, so every trial is first compiled, several at
 once. The runs that count come after, alone, in fresh processes. What is bulky (step series, samples) is left out

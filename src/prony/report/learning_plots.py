@@ -29,7 +29,7 @@ def learning_svg(curves: Curves, axis: str, name: str) -> str:
         for point in line.points
         if getattr(point, axis) is not None and point.score is not None
     ]
-    ticks = alt.Axis(title=title, grid=False, format="~s" if axis == "samples" else "")
+    ticks = alt.Axis(title=title, grid=False, format="~s" if axis == "samples" else ",~r")
     x = alt.X("x:Q", axis=ticks, scale=alt.Scale(zero=True, nice=False, padding=8))
     y = alt.Y("y:Q", title=curves.score, scale=alt.Scale(zero=False, nice=True))
     base = alt.Chart(alt.Data(values=rows)).encode(x=x, y=y, detail="run:N")

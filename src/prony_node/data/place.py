@@ -8,6 +8,7 @@ from pathlib import Path
 
 from prony_node.contract.errors import RequestError
 
+FORMS = ("files", "shards")
 DEFAULT_SAMPLES = {"imagenet": 20_000, "food101": 20_000, "tokens": 16_384}  # to train, by kind
 
 

@@ -13,6 +13,7 @@ from prony_node.contract.trial import reads_data_set
 from prony_node.data.batches import Batches, as_input, evaluation_batches, preparation, training_batches
 from prony_node.data.device import device_batches
 from prony_node.data.host import HostBatches, HostSamples
+from prony_node.data.loader import FileBatches
 from prony_node.data.source import Opened, fit_settings, open_source
 from prony_node.data.squad import SpanQuestions
 from prony_node.measure.protocol import Batch, Task
@@ -132,6 +133,12 @@ class Inputs:
     def _keep(self, source: Batches) -> Batches:
         self._open.append(source)
         return source
+
+    def settle(self) -> None:
+        """Nothing of the loaders is at work on the device until the next batch is taken: so a step can be captured."""
+        for source in self._open:
+            if isinstance(source, FileBatches):
+                source.settle()
 
     def close(self) -> None:
         """End the loaders; those left to the interpreter's exit end slowly."""

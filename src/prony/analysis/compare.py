@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from prony.analysis.compare_quality import QualityDifference, compare_quality
 from prony.analysis.facts import FactDifferences, fact_differences
-from prony.analysis.settings import Difference, Record, questions, setting_differences
+from prony.analysis.settings import DRAWN, Difference, Record, questions, setting_differences, settings_of
 from prony_node.stats import between_run, ratio_interval
 
 FASTER, SLOWER, SAME, UNKNOWN, NOT_COMPARABLE = (
@@ -48,6 +49,7 @@ class Comparison:
     saved_low: float | None = None
     saved_high: float | None = None
     doubts: list[str] = field(default_factory=list)  # what speaks against either side
+    quality: QualityDifference | None = None  # where both sides have one
 
     @property
     def confounded(self) -> bool:
@@ -58,13 +60,14 @@ class Comparison:
 
 
 def compare(a: Record | Sequence[Record], b: Record | Sequence[Record]) -> Comparison:
-    """Side B against side A; a side is one record, or several repeats of one trial."""
+    """Side B against side A; a side is one record, or several repeats of one trial, with one seed or several."""
     ours, theirs = _as_list(a), _as_list(b)
     side_a, side_b = side(ours), side(theirs)
-    settings = setting_differences(ours[0], theirs[0])
+    settings = _settings(ours, theirs)
     facts = fact_differences(ours[0], theirs[0])
     question, confounded_by = _question(settings, facts)
-    reason = _hindrance(ours, "A") or _hindrance(theirs, "B") or _different_units(side_a, side_b)
+    mixed = _not_repeats(ours, "A") or _not_repeats(theirs, "B")
+    reason = _no_rate(ours, "A") or _no_rate(theirs, "B") or mixed or _different_units(side_a, side_b)
     parts: dict[str, Any] = {"verdict": NOT_COMPARABLE} if reason else _ratio(side_a, side_b)
     return Comparison(
         a=side_a,
@@ -76,6 +79,7 @@ def compare(a: Record | Sequence[Record], b: Record | Sequence[Record]) -> Compa
         confounded_by=confounded_by,
         question=question,
         doubts=_doubts(ours, theirs),
+        quality=None if mixed else compare_quality(ours, theirs),
         **parts,
     )
 
@@ -101,6 +105,22 @@ def _as_list(records: Record | Sequence[Record]) -> list[Record]:
     return [records] if isinstance(records, dict) else list(records)
 
 
+def _settings(ours: list[Record], theirs: list[Record]) -> list[Difference]:
+    """Settings that differ between the sides; of what is drawn, a side has all that its runs drew."""
+    chosen = [one for one in setting_differences(ours[0], theirs[0]) if one.name not in DRAWN]
+    drawn = [Difference(name, _drawn(ours, name), _drawn(theirs, name)) for name in DRAWN]
+    return chosen + [one for one in drawn if one.a != one.b]
+
+
+def _drawn(records: list[Record], name: str) -> Any:
+    values = {str(value): value for value in (settings_of(record).get(name) for record in records)}
+    return next(iter(values.values())) if len(values) == 1 else ", ".join(sorted(values, key=_by_size))
+
+
+def _by_size(text: str) -> tuple[int, str]:
+    return len(text), text
+
+
 def _question(settings: list[Difference], facts: FactDifferences) -> tuple[str | None, list[str]]:
     """The one thing that differs, or everything that differs when it is more than one."""
     asked = questions(settings) + facts.groups()
@@ -109,7 +129,7 @@ def _question(settings: list[Difference], facts: FactDifferences) -> tuple[str |
     return None, asked
 
 
-def _hindrance(records: list[Record], name: str) -> str | None:
+def _no_rate(records: list[Record], name: str) -> str | None:
     """Why this side has no rate to compare."""
     for record in records:
         rate = record["metrics"].get("throughput") or {}
@@ -120,6 +140,11 @@ def _hindrance(records: list[Record], name: str) -> str | None:
             return f"{record['id']} has no rate: {rate.get('reason') or 'it was not measured'}"
     if len({(record["metrics"]["throughput"]["unit"]) for record in records}) > 1:
         return f"the runs of side {name} count in different units"
+    return None
+
+
+def _not_repeats(records: list[Record], name: str) -> str | None:
+    """Why these runs are not repeats of one trial; another seed is a repeat."""
     for other in records[1:]:
         differ = questions(setting_differences(records[0], other))
         if differ:

@@ -1,10 +1,11 @@
-"""The one line that stands for a record: the rate with its interval, and the worst thing to know about it."""
+"""The one line that stands for a record: the rate with its interval, the quality, and the worst thing to know."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
+from prony.analysis.learning import Quality, quality_of
 from prony_node.contract.record import LEVELS, worst_level
 
 Record = dict[str, Any]
@@ -27,6 +28,7 @@ class Headline:
     failure_message: str | None
     worst: str  # level of the worst check
     worst_checks: tuple[str, ...]  # the checks that are that bad; none when all pass
+    quality: Quality | None = None  # of a run that learned from a data set
 
     @property
     def relative_half_width(self) -> float | None:
@@ -56,4 +58,5 @@ def headline(record: Record) -> Headline:
         failure_message=failure.get("message"),
         worst=worst,
         worst_checks=named if worst != LEVELS[0] else (),
+        quality=quality_of(record),
     )

@@ -6,12 +6,13 @@ They give the ratio of rates and the saved share of time; "p % faster" could mea
 from __future__ import annotations
 
 from prony.analysis.compare import NOT_COMPARABLE, SAME, UNKNOWN, WITHIN, Comparison, Side
+from prony.analysis.quality_sentences import quality_sentences
 
 
 def sentences(comparison: Comparison) -> list[str]:
     """What a comparison says, the most important first."""
     if comparison.verdict == NOT_COMPARABLE:
-        return [f"Not comparable: {comparison.reason}."]
+        return [f"Not comparable: {comparison.reason}.", *quality_sentences(comparison.quality)]
     said = [_ratio(comparison)]
     if comparison.verdict != UNKNOWN:
         said.append(_coverage(comparison.a, comparison.b))
@@ -19,7 +20,7 @@ def sentences(comparison: Comparison) -> list[str]:
     if any(difference.name == "workload" for difference in comparison.settings):
         counted = (comparison.a.unit or "samples").removesuffix("/s")
         said.append(f"The workloads differ: the same number of {counted} is not the same work.")
-    return said
+    return said + quality_sentences(comparison.quality)
 
 
 def _ratio(comparison: Comparison) -> str:
@@ -53,6 +54,9 @@ def _cause(comparison: Comparison) -> str:
     if comparison.confounded:
         differ = _listed(comparison.confounded_by)
         return f"Confounded: {differ} differ, so the ratio belongs to none of them alone."
+    if comparison.question is None and comparison.settings:
+        drawn = _listed([f"the {difference.name}" for difference in comparison.settings])
+        return f"Only {drawn} differs: the two sides are repeats of one trial."
     if comparison.question is None:
         return "Nothing that is known to matter differs between the two sides."
     return f"Only {comparison.question} differs."

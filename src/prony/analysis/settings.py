@@ -12,6 +12,8 @@ Record = dict[str, Any]
 
 # A preset only chooses other settings, and those are compared themselves.
 LABELS = ("preset",)
+# Runs that differ in these alone are repeats: a seed is drawn, not chosen.
+DRAWN = ("seed",)
 USUAL = ("mode", "batch_size", "precision")
 
 
@@ -54,9 +56,16 @@ def questions(differences: Sequence[Difference]) -> list[str]:
 
     A setting that one side alone has (the optimizer, against inference) follows from another one that
     differs, and a preset is the sum of what it chose: neither is a question of its own, unless alone.
+    A seed never is one.
     """
-    own = [d.name for d in differences if d.a is not None and d.b is not None and d.name not in LABELS]
-    return own or [d.name for d in differences]
+    chosen = [d for d in differences if d.name not in DRAWN]
+    own = [d.name for d in chosen if d.a is not None and d.b is not None and d.name not in LABELS]
+    return own or [d.name for d in chosen]
+
+
+def chosen_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings without those that tell repeats apart."""
+    return {name: value for name, value in settings.items() if name not in DRAWN}
 
 
 def varying(records: Sequence[Record]) -> list[str]:

@@ -18,9 +18,11 @@ from prony.launch.node import ask_node
 from prony.plan.request import make_plan
 from prony_node.contract.errors import RequestError
 from prony_node.contract.plan import Stop
+from prony_node.contract.settings import SYNTHETIC_DATA
 from prony_node.contract.trial import Trial
 from prony_node.workloads import find_workload
 
+PATHS = ("data", "weights", "vocab")  # settings that name what must be there
 EXIT_OK, EXIT_FAILED, EXIT_REQUEST, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 
@@ -81,6 +83,15 @@ def refuse_unknown_models(jobs: Iterable[Job], root: Path) -> None:
             continue
         if answer.get("refused"):
             raise RequestError(str(answer["refused"]))
+
+
+def refuse_missing_paths(jobs: Iterable[Job]) -> None:
+    """A file or folder that a setting names must be here, where the run will look for it."""
+    for job in jobs:
+        for name in PATHS:
+            value = str(job.trial.settings.get(name, ""))
+            if value and value not in SYNTHETIC_DATA and not Path(value).expanduser().exists():
+                raise RequestError(f"{name}={value} is not possible: there is no such file or folder")
 
 
 def execute(jobs: list[Job], root: Path, display: Display) -> tuple[list[Outcome], bool]:

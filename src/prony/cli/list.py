@@ -87,19 +87,40 @@ def _print(what: str, entries: list[dict[str, Any]]) -> None:
     from rich.text import Text
 
     from prony.cli.tables import make_console
-    from prony.report.numbers import format_si
 
+    if what == "workloads":
+        make_console().print(_workload_table(entries))
+        return
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for entry in entries:
-        if what == "workloads":
-            parts = [entry["unit"], format_si(entry["parameters"], " parameters") if entry["parameters"] else ""]
-            parts.append(f"{format_si(entry['flops'], 'FLOP')} forward a sample" if entry["flops"] else "")
-            more = "; ".join([", ".join(filter(None, parts)), entry["source"]])
-        elif what == "settings":
+        if what == "settings":
             more = entry["values"] + (f"; of {', '.join(entry['workloads'])}" if entry["workloads"] else "")
         else:
             more = f"{len(entry['trials'])} trials"
         table.add_row(Text(entry["name"], "bold"), Text.assemble(entry["help"], (f"  ({more})", "dim")))
     make_console().print(table)
+
+
+def _workload_table(entries: list[dict[str, Any]]) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    from prony.report.numbers import NOTHING, format_si
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name, side in (("workload", "left"), ("unit", "left"), ("parameters", "right"), ("FLOP a sample", "right")):
+        table.add_column(name, justify=side, no_wrap=True)  # type: ignore[arg-type]
+    table.add_column("what it is, and its source", overflow="fold")
+    for entry in entries:
+        numbers = (format_si(entry[name], "") if entry[name] else NOTHING for name in ("parameters", "flops"))
+        table.add_row(
+            Text(entry["name"], "bold"),
+            entry["unit"],
+            *(Text(number) for number in numbers),
+            Text.assemble(entry["help"], "\n", (entry["source"], "dim")),
+        )
+    table.caption = "FLOP: of the forward pass, a multiply-add being two; --json says where each figure stands"
+    table.caption_justify = "left"
+    return table

@@ -35,6 +35,7 @@ VERBS = {
     "runs": Verb("prony.cli.runs", "runs", "List the runs here, newest first."),
     "compare": Verb("prony.cli.compare", "compare", "Say what differs between two runs, and which is faster."),
     "report": Verb("prony.cli.report", "report", "Write runs as one self-contained HTML file."),
+    "data": Verb("prony.cli.data", "data", "Show, generate or verify a data set on disk."),
     "power": Verb("prony.cli.power", "power", "Measure the energy of any command, or show live power.", wraps=True),
     "doctor": Verb("prony.cli.doctor", "doctor", "Describe this machine as Prony sees it."),
 }
@@ -66,11 +67,22 @@ def make_app(chosen: str | None) -> typer.Typer:
     app.callback()(_root)
     for name, verb in VERBS.items():
         if name == chosen:
-            settings = {"allow_interspersed_args": not verb.wraps}
-            app.command(name, context_settings=settings)(guarded(_load(verb)))
+            _add(app, name, verb)
         else:
             app.command(name, help=verb.help)(_not_loaded)
     return app
+
+
+def _add(app: typer.Typer, name: str, verb: Verb) -> None:
+    """The verb's own function, or the application of a verb with verbs of its own."""
+    loaded = _load(verb)
+    if not isinstance(loaded, typer.Typer):
+        app.command(name, context_settings={"allow_interspersed_args": not verb.wraps})(guarded(loaded))
+        return
+    for command in loaded.registered_commands:
+        assert command.callback is not None
+        command.callback = guarded(command.callback)
+    app.add_typer(loaded, name=name, help=verb.help)
 
 
 def guarded(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -94,9 +106,9 @@ def refuse(sentence: str) -> None:
     sys.exit(EXIT_REQUEST)
 
 
-def _load(verb: Verb) -> Callable[..., Any]:
-    function: Callable[..., Any] = getattr(importlib.import_module(verb.module), verb.function)
-    return function
+def _load(verb: Verb) -> Callable[..., Any] | typer.Typer:
+    loaded: Callable[..., Any] | typer.Typer = getattr(importlib.import_module(verb.module), verb.function)
+    return loaded
 
 
 def _not_loaded() -> None:

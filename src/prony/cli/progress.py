@@ -16,10 +16,14 @@ from prony.report.numbers import format_rate
 PLAIN_EVERY_S = 5.0
 PHASE_NAMES = {
     "start": "starting",
+    "generate": "generating data",
+    "stage": "staging data",
     "build": "building",
     "cold_start": "cold start",
     "measure": "measuring",
+    "evaluation": "evaluating",
     "latency": "measuring latency",
+    "data": "reading the data set",
     "teardown": "ending",
 }
 

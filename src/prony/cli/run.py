@@ -11,22 +11,19 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from prony.cli.execute import Job, Outcome, execute, exit_code, refuse_unknown_models, runs_root
+from prony.cli.execute import Job, Outcome, execute, exit_code, refuse_missing_paths, refuse_unknown_models, runs_root
 from prony.cli.model_file import find_model_file
 from prony.cli.progress import make_display
+from prony.cli.repeats import print_repeats
 from prony.launch.collect import collect_all
 from prony.launch.node import ask_node
 from prony.plan.request import check_target, make_stop, parse_trial, split_words
 from prony.plan.suites import Suite, load_suites
-from prony.plan.sweep import interleave
-from prony.report.numbers import format_number, format_rate, format_share
+from prony.plan.sweep import interleave, over_seeds
 from prony_node.contract.errors import RequestError
 from prony_node.contract.trial import Trial
-from prony_node.stats import between_run
 from prony_node.workloads import WORKLOADS, find_workload
 from prony_node.workloads.config import Workload
-
-REPEATED = ("throughput", "samples_per_wh")
 
 
 def run(
@@ -35,6 +32,7 @@ def run(
         list[str] | None, typer.Argument(metavar="SETTING=VALUE", help="See `prony list settings`.")
     ] = None,
     repeats: Annotated[int, typer.Option(help="Runs of each trial, in fresh processes.")] = 1,
+    seeds: Annotated[int | None, typer.Option(help="Each trial with so many seeds, from its own on.")] = None,
     tolerance: Annotated[str | None, typer.Option(help="Half-width of the 95 % interval to reach, such as 1%.")] = None,
     max_time: Annotated[str | None, typer.Option(help="Most time to measure, such as 120s or 2m.")] = None,
     energy: Annotated[bool, typer.Option(help="Sample power beside the run, where there is a sensor.")] = True,
@@ -51,8 +49,9 @@ def run(
     wanted = target if model is None else model.workload
     jobs = [
         replace(job, energy=energy, file=model.plan if model else None)
-        for job in _jobs(suite, wanted, settings or [], tolerance, max_time, repeats, root)
+        for job in _jobs(suite, wanted, settings or [], tolerance, max_time, repeats, seeds, root)
     ]
+    refuse_missing_paths(jobs)
     refuse_unknown_models(jobs, root)
     collect_all(root)
     outcomes, interrupted = execute(jobs, root, make_display(Console(stderr=True)))
@@ -72,6 +71,7 @@ def _jobs(
     tolerance: str | None,
     max_time: str | None,
     repeats: int,
+    seeds: int | None,
     root: Path,
 ) -> list[Job]:
     """Every run of the request, checked in full before anything starts."""
@@ -84,7 +84,8 @@ def _jobs(
             _changed(entry.trial, given)
         chosen = suite.trials_on(_device_kind(suite, given, root))
         once = [Job(_changed(e.trial, given), make_stop(tolerance, max_time, e.stop)) for e in chosen]
-    return [Job(job.trial, job.stop, repeat) for job, repeat in interleave(once, repeats)]
+    each = [Job(trial, job.stop) for job in once for trial in over_seeds(job.trial, seeds)]
+    return [Job(job.trial, job.stop, repeat) for job, repeat in interleave(each, repeats)]
 
 
 def _changed(trial: Trial, given: dict[str, str]) -> Trial:
@@ -123,41 +124,6 @@ def _print_outcomes(outcomes: list[Outcome], root: Path) -> None:
         console.print(results_table([outcome.record for outcome in outcomes]))
         print_repeats(console, outcomes)
         console.print(f"run folders: {root.absolute()}", markup=False, soft_wrap=True)
-
-
-def print_repeats(console: Console, outcomes: list[Outcome]) -> None:
-    """Within-run and between-run intervals, apart: a longer run does not give the second."""
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for outcome in outcomes:
-        if outcome.record["status"] == "ok":
-            groups.setdefault(str(Trial.from_json(outcome.record["trial"])), []).append(outcome.record["metrics"])
-    for title, runs in groups.items():
-        lines = [line for name in REPEATED for line in _repeats(name, runs)]
-        if lines:
-            lines.insert(0, f"{title}: {len(runs)} runs in fresh processes")
-            console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
-
-
-def _repeats(name: str, runs: list[dict[str, Any]]) -> list[str]:
-    """One metric over repeats: its interval between runs, and the widest within one."""
-    known = [run[name] for run in runs if (run.get(name) or {}).get("value")]
-    if len(known) < 2:
-        return []
-    lines = []
-    between = between_run([float(metric["value"]) for metric in known])
-    if between.low is not None and between.high is not None:
-        edges = f"{format_number(between.low)} to {format_number(between.high)}"
-        lines += [f"  between runs: {format_rate(between.mean, known[0].get('unit'))}, 95 % interval {edges}"]
-    inside = [wide for metric in known if (wide := _relative_half_width(metric)) is not None]
-    if inside:
-        lines += [f"  within a run: 95 % interval of ± {format_share(max(inside), 2)} at most"]
-    return lines
-
-
-def _relative_half_width(rate: dict[str, Any]) -> float | None:
-    if rate.get("low") is None or rate.get("high") is None:
-        return None
-    return float(max(rate["high"] - rate["value"], rate["value"] - rate["low"]) / rate["value"])
 
 
 def write_report(outcomes: list[Outcome], root: Path) -> None:

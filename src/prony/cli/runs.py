@@ -11,6 +11,7 @@ import typer
 from prony.cli.open_store import RUNS_HELP, open_store
 
 WIDE = 100  # columns, from which on the settings have room too
+WIDE_FOR_QUALITY = 88  # the same for a quality, where any run has one
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,19 +52,29 @@ def _print(console: Console, found: list[Run], unfinished: list[Path]) -> None:
     from prony.report.numbers import format_rate
 
     wide = console.width >= WIDE
+    learned = console.width >= WIDE_FOR_QUALITY and any(run.quality is not None for run in found)
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("run", no_wrap=True)
     table.add_column("rate, 95 % interval", justify="right", no_wrap=True)
+    if learned:
+        table.add_column("quality", justify="right", no_wrap=True)
     table.add_column("outcome")
     if wide:
         table.add_column("asked for")
     for folder in unfinished:
-        table.add_row(Text(folder.name), "", Text("no record yet", "dim"))
+        table.add_row(Text(folder.name), *([""] * (1 + learned)), Text("no record yet", "dim"))
     for run in found:
         rate = format_rate(run.rate, f"{run.unit}/s" if run.unit else None, run.rate_low, run.rate_high)
         asked = [Text(_settings(run))] if wide else []
-        table.add_row(Text(run.id), Text(rate, "bold"), _outcome(run), *asked)
+        quality = [Text(_quality(run))] * learned
+        table.add_row(Text(run.id), Text(rate, "bold"), *quality, _outcome(run), *asked)
     console.print(table)
+
+
+def _quality(run: Run) -> str:
+    from prony.report.numbers import NOTHING, format_score
+
+    return NOTHING if run.quality is None else format_score(run.score or "score", run.quality)
 
 
 def _settings(run: Run) -> str:

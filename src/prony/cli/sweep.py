@@ -15,12 +15,14 @@ from prony.cli.execute import (
     Outcome,
     execute,
     exit_code,
+    refuse_missing_paths,
     refuse_unknown_models,
     runs_root,
 )
 from prony.cli.model_file import find_model_file
 from prony.cli.progress import Display, make_display
-from prony.cli.run import print_json, print_repeats
+from prony.cli.repeats import print_repeats
+from prony.cli.run import print_json
 from prony.launch.collect import collect_all
 from prony.launch.node import ask_node
 from prony.plan.request import make_stop
@@ -52,6 +54,7 @@ def sweep(
     file = model.plan if model else None
     trials = make_grid(model.workload if model else workload, settings)
     jobs = [Job(trial, stop, repeat, file=file) for trial, repeat in interleave(trials, repeats)]
+    refuse_missing_paths(jobs)
     refuse_unknown_models(jobs, root)
     display = make_display(Console(stderr=True))
     collect_all(root)

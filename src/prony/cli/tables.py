@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from prony.analysis.energy import energy_lines
 from prony.analysis.facts import introduce
 from prony.analysis.headline import Headline, headline
-from prony.analysis.settings import in_order, settings_of, show_setting, shown_settings
+from prony.analysis.settings import USUAL, in_order, settings_of, show_setting, shown_settings
+from prony.cli.sections import grid, pairs, print_section
+from prony.report.data_lines import data_lines
+from prony.report.learning_lines import REACHED, curve_table, learning_lines
 from prony.report.metric_lines import metric_lines
 from prony.report.numbers import (
     NOTHING,
@@ -24,6 +26,7 @@ from prony.report.numbers import (
     format_metric,
     format_rate,
     format_seconds,
+    format_time_to,
 )
 from prony_node.contract import files
 from prony_node.contract.cost import find_rates
@@ -44,6 +47,8 @@ STATUS_STYLES = {"ok": "green", "failed": "bold red", "interrupted": "yellow"}
 WIDTH = 120  # columns
 METRIC_COLUMNS = {"step_time": 108, "mfu": 92, "peak_memory": 118}  # shown from this width on
 ENERGY_COLUMN, ENERGY_WIDTH, ENERGY_FROM = "samples_per_wh", 20, 100  # where any record has it
+QUALITY_WIDTH, QUALITY_FROM = 17, 92  # likewise
+TIME_TO_WIDTH, TIME_TO_FROM = 13, 105
 FILES = (files.RECORD, files.STEPS, files.POWER_SAMPLES, files.LOG, files.SUPERVISOR_LOG, files.STACKS)
 
 
@@ -63,12 +68,14 @@ def print_record(console: Console, record: Record, folder: Path | None) -> None:
     style = STATUS_STYLES.get(line.status, "") if line.status != "ok" else "bold"
     console.print(Text.assemble("  ", (format_headline(line), style)), soft_wrap=True)
     console.print(Text.assemble("  ", worst_check(line)), soft_wrap=True)
-    _section(console, "metrics", _metrics(record))
-    _section(console, "energy", _energy(record))
-    _section(console, "phases", _phases(record))
-    _section(console, "checks", _checks(record))
-    _section(console, "settings, effective", _settings(record))
-    _section(console, "machine and software", _pairs(introduce(record)))
+    print_section(console, "metrics", _metrics(record))
+    print_section(console, "energy", _energy(record))
+    print_section(console, "data", pairs(data_lines(record)))
+    print_section(console, "learning", pairs(learning_lines(record)), _curve(record))
+    print_section(console, "phases", _phases(record))
+    print_section(console, "checks", _checks(record))
+    print_section(console, "settings, effective", _settings(record))
+    print_section(console, "machine and software", pairs(introduce(record)))
     if folder is not None:
         there = [name for name in FILES if (folder / name).exists()]
         console.print(Text.assemble(("files", "bold"), f"  {folder}"), soft_wrap=True)
@@ -87,26 +94,34 @@ def worst_check(line: Headline) -> Text:
 def results_table(records: Sequence[Record], width: int | None = None) -> Table:
     """Several records, a line each; a narrow terminal gets fewer metrics rather than broken lines."""
     width = make_console().width if width is None else width
-    with_energy = any((r["metrics"].get(ENERGY_COLUMN) or {}).get("value") is not None for r in records)
-    room = width - ENERGY_WIDTH if with_energy and width >= ENERGY_FROM else width
-    metrics = [name for name, least in METRIC_COLUMNS.items() if room >= least]
-    metrics += [ENERGY_COLUMN] if room < width else []
+    lines = [headline(record) for record in records]
     names = shown_settings(records)
+    room = width - _width_of(records, [name for name in names if name not in USUAL])
+    with_quality = room >= QUALITY_FROM and any(line.quality for line in lines)
+    with_time = room >= TIME_TO_FROM and any(line.quality and line.quality.target is not None for line in lines)
+    room -= (QUALITY_WIDTH if with_quality else 0) + (TIME_TO_WIDTH if with_time else 0)
+    with_energy = room >= ENERGY_FROM and any(short_metric(record, ENERGY_COLUMN) != NOTHING for record in records)
+    room -= ENERGY_WIDTH if with_energy else 0
+    metrics = [name for name, least in METRIC_COLUMNS.items() if room >= least]
+    metrics += [ENERGY_COLUMN] if with_energy else []
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("workload", no_wrap=True)
     for name in names:
         table.add_column(name)
     table.add_column("rate, 95 % interval", justify="right", no_wrap=True)
-    for name in metrics:
-        table.add_column(name.replace("peak_", "").replace("_", " "), justify="right", no_wrap=True)
+    titles = ["quality"] * with_quality + ["time to"] * with_time
+    for title in titles + [name.replace("peak_", "").replace("_", " ") for name in metrics]:
+        table.add_column(title, justify="right", no_wrap=True)
     table.add_column("checks")
-    for record in records:
-        line, settings = headline(record), settings_of(record)
+    for record, line in zip(records, lines, strict=True):
+        settings = settings_of(record)
         rate = format_rate(line.rate, line.unit, line.low, line.high)
         table.add_row(
             Text(line.workload),
             *(Text(show_setting(settings.get(name))) for name in names),
             Text(rate, "bold" if line.status == "ok" else "dim"),
+            *([Text(short_metric(record, "quality"))] * with_quality),
+            *([Text(format_time_to(line.quality))] * with_time),
             *(Text(short_metric(record, name)) for name in metrics),
             _outcome(line),
         )
@@ -115,6 +130,12 @@ def results_table(records: Sequence[Record], width: int | None = None) -> Table:
     if reasons:
         table.caption, table.caption_justify = Text("\n").join(reasons), "left"
     return table
+
+
+def _width_of(records: Sequence[Record], names: Sequence[str]) -> int:
+    """What these settings take as columns, with the space between."""
+    every = [settings_of(record) for record in records]
+    return sum(2 + max(len(name), *(len(show_setting(one.get(name))) for one in every)) for name in names)
 
 
 def _reason(record: Record) -> Text:
@@ -137,38 +158,35 @@ def _outcome(line: Headline) -> Text:
     return Text(f"{line.worst}{named}", LEVEL_STYLES[line.worst])
 
 
-def _section(console: Console, title: str, table: Table | None) -> None:
-    if table is not None and table.row_count:
-        console.print(Text(title, "bold"))
-        console.print(Padding(table, (0, 0, 0, 2)))
-
-
-def _grid(*justify: str) -> Table:
-    table = Table.grid(padding=(0, 2))
-    for position, side in enumerate(justify):
-        last = position == len(justify) - 1
-        table.add_column(justify=side, no_wrap=not last, overflow="fold")  # type: ignore[arg-type]
-    return table
-
-
-def _pairs(pairs: Sequence[tuple[str, str]]) -> Table:
-    table = _grid("left", "left")
-    for label, text in pairs:
-        table.add_row(Text(label, "dim"), Text(text))
-    return table
-
-
 def _metrics(record: Record) -> Table:
-    return _pairs([(line.name, line.value) for line in metric_lines(record)])
+    return pairs([(line.name, line.value) for line in metric_lines(record)])
 
 
 def _energy(record: Record) -> Table:
     """Where the energy figures come from, part by part; their checks stand with the others."""
-    return _pairs(energy_lines(record, find_rates(None, None, os.environ)))
+    return pairs(energy_lines(record, find_rates(None, None, os.environ)))
+
+
+def _curve(record: Record) -> Table | None:
+    """The learning curve; the row in which the target was reached stands out."""
+    curve = curve_table(record)
+    if curve is None:
+        return None
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 1))
+    for title in curve.header:
+        table.add_column(Text(title), justify="right", no_wrap=True)
+    table.add_column("")
+    for number, row in enumerate(curve.rows):
+        reached = number == curve.reached
+        table.add_row(*map(Text, row), REACHED if reached else "", style="bold" if reached else "")
+    if curve.left_out:
+        left_out = f"{curve.left_out:,} more epoch{'s' if curve.left_out != 1 else ''} in the record"
+        table.caption, table.caption_justify = Text(left_out, "not italic"), "left"
+    return table
 
 
 def _phases(record: Record) -> Table:
-    table = _grid("left", "right", "right", "left")
+    table = grid("left", "right", "right", "left")
     for name, phase in record["phases"].items():
         cache = phase.get("compile_cache") or {}
         note = f"compiler cache {cache['state']}" if cache.get("state") not in (None, "none") else ""
@@ -179,7 +197,7 @@ def _phases(record: Record) -> Table:
 
 
 def _checks(record: Record) -> Table:
-    table = _grid("left", "left", "left")
+    table = grid("left", "left", "left")
     for check in record["checks"]:
         level = check["level"]
         table.add_row(Text(level, LEVEL_STYLES[level]), Text(check["name"]), Text(check.get("message") or ""))
@@ -193,7 +211,7 @@ def _settings(record: Record) -> Table:
     for name in in_order(settings):
         words.append(f"{name}={show_setting(settings[name])}", "bold" if name in asked else "")
         words.append("  ")
-    table = _grid("left")
+    table = grid("left")
     if settings:
         table.add_row(words)
     return table

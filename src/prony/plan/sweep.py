@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from prony.plan.request import split_words
 from prony_node.contract.errors import RequestError
+from prony_node.contract.settings import SETTINGS
 from prony_node.contract.trial import Trial
 from prony_node.workloads import find_workload
 from prony_node.workloads.config import Workload
@@ -34,6 +35,19 @@ def _values(name: str, text: str) -> list[str]:
     if not all(values):
         raise RequestError(f"{name}={text} has an empty value in its list")
     return list(dict.fromkeys(values))
+
+
+def over_seeds(trial: Trial, seeds: int | None) -> list[Trial]:
+    """The trial with so many seeds, from its own on; as it is where nobody asked for any."""
+    if seeds is None:
+        return [trial]
+    if seeds < 1:
+        raise RequestError(f"--seeds {seeds} is not possible: give at least 1")
+    first = int(trial.settings.get("seed", 0))
+    return [
+        Trial(trial.workload, {**trial.settings, "seed": SETTINGS["seed"].parse(first + number)})
+        for number in range(seeds)
+    ]
 
 
 def interleave(items: list[Item], repeats: int) -> list[tuple[Item, int]]:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
+from prony.analysis.learning import quality_of
 from prony.analysis.settings import Record
-from prony.report.page import COLUMNS, Entry, Page, page_of
+from prony.report.learning import curves
+from prony.report.numbers import format_target
+from prony.report.page import Entry, Page, page_of
 from prony.report.series import read_series
-from prony.report.sweep import sweeps
+from prony.report.sweep import learned_sweeps, sweeps
 from prony_node.contract.errors import RequestError
 from prony_node.contract.record import read_record, validate_record
 
@@ -40,18 +44,12 @@ def build_report(folders_or_records: Sequence[Path | Record], out: Path) -> Path
 
 def render(page: Page, entries: Sequence[Entry]) -> str:
     """The page with its plots."""
-    from prony.report.plots import (  # a second to import, so only for a report
-        series_svg,
-        sweep_keys,
-        sweep_svg,
-    )
+    from prony.report.plots import series_svg  # a second to import, so only for a report
 
-    # Markup: the plotting library has escaped every text in its SVG.
-    for number, sweep in enumerate(sweeps([entry.record for entry in entries])):
-        caption = f"{sweep.workload}: {sweep.unit} over {sweep.x_name}"
-        svg = Markup(sweep_svg(sweep, f"sweep{number}"))
-        shown = {"name": sweep.colour_name, "marks": sweep_keys(sweep)}
-        page.sweeps.append({"caption": caption, "svg": svg, **shown})
+    records = [entry.record for entry in entries]
+    page.sweeps += _sweeps([record for record in records if quality_of(record) is None])
+    page.learning += _learning(records)
+    page.learned_sweeps += _learned_sweeps(records)
     for number, (entry, run) in enumerate(zip(entries, page.runs, strict=True)):
         series = read_series(entry.folder, entry.record) if entry.folder else None
         if series is not None:
@@ -64,8 +62,61 @@ def render(page: Page, entries: Sequence[Entry]) -> str:
         lstrip_blocks=True,
     )
     template = environment.get_template("report.html")
-    columns = [label for _, label in COLUMNS]
-    return template.render(page=page, columns=columns, unfolded=len(page.runs) <= OPEN_UP_TO)
+    return template.render(page=page, unfolded=len(page.runs) <= OPEN_UP_TO)
+
+
+# Markup: the plotting library has escaped every text in its SVG.
+
+
+def _sweeps(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """The rate over what was varied."""
+    from prony.report.plots import sweep_keys, sweep_svg
+
+    return [
+        {
+            "caption": f"{sweep.workload}: {sweep.unit} over {sweep.x_name}",
+            "svg": Markup(sweep_svg(sweep, f"sweep{number}")),
+            "name": sweep.colour_name,
+            "marks": sweep_keys(sweep),
+        }
+        for number, sweep in enumerate(sweeps(records))
+    ]
+
+
+def _learned_sweeps(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """Rate, quality and time to it, beside each other: what makes a step faster may make it learn less."""
+    from prony.report.plots import HALF, sweep_keys, sweep_svg
+
+    return [
+        {
+            "caption": f"{plots[0].workload} over {plots[0].x_name}",
+            "svgs": [Markup(sweep_svg(plot, f"learned{number}{plot.metric}", HALF)) for plot in plots],
+            "missing": max(plot.missing for plot in plots),
+            "name": plots[0].colour_name,
+            "marks": sweep_keys(plots[0]),
+        }
+        for number, plots in enumerate(learned_sweeps(records))
+    ]
+
+
+def _learning(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """The score over training time and over samples."""
+    from prony.report.learning_plots import has_axis, learning_keys, learning_svg
+
+    return [
+        {
+            "caption": f"{found.workload}: {found.score} of the test split",
+            "targets": ", ".join(format_target(found.score, target) for target in found.targets),
+            "svgs": [
+                Markup(learning_svg(found, axis, f"learning{number}{axis}"))
+                for axis in ("training_s", "samples")
+                if has_axis(found, axis)
+            ],
+            "name": found.colour_name,
+            "marks": learning_keys(found),
+        }
+        for number, found in enumerate(curves(records))
+    ]
 
 
 def _entry(given: Path | Record) -> Entry:

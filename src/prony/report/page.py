@@ -10,9 +10,14 @@ from typing import Any
 from prony.analysis.energy import energy_lines
 from prony.analysis.facts import introduce
 from prony.analysis.headline import headline
+from prony.analysis.learning import quality_of
 from prony.analysis.settings import Record, in_order, settings_of, show_setting, shown_settings
+from prony.analysis.spread import Group, groups
+from prony.report.data_lines import data_lines
+from prony.report.learning_lines import REACHED, curve_table, learning_lines
 from prony.report.metric_lines import metric_lines
-from prony.report.numbers import NOTHING, format_headline, format_metric, format_rate, format_seconds
+from prony.report.numbers import NOTHING, format_headline, format_metric, format_rate, format_seconds, format_time_to
+from prony.report.spread_lines import SPREAD_COLUMNS, spread_notes, spread_row, spread_title
 
 COLUMNS = (
     ("step_time", "step time"),
@@ -20,7 +25,8 @@ COLUMNS = (
     ("peak_memory", "peak memory"),
     ("samples_per_wh", "per watt-hour"),
 )
-PHASES = ("build", "cold_start", "warm_up", "steady", "latency", "teardown")
+LEARNED = (("quality", "quality"), ("time_to_quality", "time to quality"))  # where any run has a quality
+PHASES = ("generate", "stage", "build", "cold_start", "warm_up", "steady", "evaluation", "latency", "teardown")
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,11 @@ class Page:
     subtitle: str
     machines: list[dict[str, Any]]
     varying: list[str]
+    columns: list[str]
     rows: list[dict[str, Any]]
+    spreads: list[dict[str, Any]] = field(default_factory=list)
+    learning: list[dict[str, Any]] = field(default_factory=list)
+    learned_sweeps: list[dict[str, Any]] = field(default_factory=list)
     sweeps: list[dict[str, Any]] = field(default_factory=list)
     runs: list[dict[str, Any]] = field(default_factory=list)
 
@@ -48,13 +58,16 @@ def page_of(entries: Sequence[Entry]) -> Page:
     """The page without its plots."""
     records = [entry.record for entry in entries]
     names = shown_settings(records)
+    columns = [*(LEARNED if any(quality_of(record) for record in records) else ()), *COLUMNS]
     workloads = list(dict.fromkeys(record["trial"]["workload"] for record in records))
     return Page(
         title=", ".join(workloads) if len(workloads) <= 3 else f"{len(workloads)} workloads",
         subtitle=_subtitle(records),
         machines=_machines(records),
         varying=names,
-        rows=[_row(record, names) for record in records],
+        columns=[label for _, label in columns],
+        rows=[_row(record, names, [name for name, _ in columns]) for record in records],
+        spreads=[_spread(group) for group in groups(records) if len(group.records) > 1 and group.spreads],
         runs=[_run(entry, names) for entry in entries],
     )
 
@@ -75,15 +88,15 @@ def _machines(records: Sequence[Record]) -> list[dict[str, Any]]:
     return [{"facts": facts, "runs": len(made)} for facts, made in found.items()]
 
 
-def _row(record: Record, names: list[str]) -> dict[str, Any]:
-    line, metrics = headline(record), record["metrics"]
+def _row(record: Record, names: list[str], columns: list[str]) -> dict[str, Any]:
+    line = headline(record)
     settings = settings_of(record)
     return {
         "id": record["id"],
         "workload": record["trial"]["workload"],
         "settings": [show_setting(settings.get(name)) for name in names],
         "rate": format_rate(line.rate, line.unit, line.low, line.high),
-        "cells": [_short(name, metrics.get(name)) for name, _ in COLUMNS],
+        "cells": [_short(record, name) for name in columns],
         "worst": line.worst,
         "worst_checks": ", ".join(line.worst_checks),
         "status": line.status,
@@ -91,11 +104,24 @@ def _row(record: Record, names: list[str]) -> dict[str, Any]:
     }
 
 
-def _short(name: str, metric: dict[str, Any] | None) -> str:
+def _short(record: Record, name: str) -> str:
     """A value without its interval, for a column."""
+    if name == "time_to_quality":
+        return format_time_to(quality_of(record))
+    metric = record["metrics"].get(name)
     if not metric or metric.get("value") is None:
         return NOTHING
     return format_metric(name, {**metric, "low": None, "high": None})
+
+
+def _spread(group: Group) -> dict[str, Any]:
+    counted = "seeds" if len(group.seeds) > 1 else "runs"
+    return {
+        "title": spread_title(group),
+        "columns": [*SPREAD_COLUMNS, counted],
+        "rows": [spread_row(spread) for spread in group.spreads],
+        "notes": spread_notes(group),
+    }
 
 
 def _run(entry: Entry, names: list[str]) -> dict[str, Any]:
@@ -117,6 +143,10 @@ def _run(entry: Entry, names: list[str]) -> dict[str, Any]:
         "checks": record["checks"],
         "metrics": _metrics(record),
         "energy": energy_lines(record),
+        "data": data_lines(record),
+        "learning": learning_lines(record),
+        "curve": curve_table(record),
+        "reached": REACHED,
         "settings": [
             {
                 "name": name,

@@ -11,7 +11,8 @@ import vl_convert
 from prony.report.series import Series
 from prony.report.sweep import Sweep
 
-WIDTH = 880
+WIDTH, HALF = 880, 500  # HALF: of two that stand beside each other
+Y_TITLES = {"time_to_quality": "training time to the target, in s"}  # where the unit alone does not say it
 TIME = "time since the first timed step, in s"
 FONT = "system-ui, sans-serif"
 COLOURS = [f"var(--series-{number})" for number in range(1, 9)]
@@ -19,12 +20,13 @@ SHAPES = ["circle", "square", "triangle-up", "diamond"]
 SIGNS = ["●", "■", "▲", "◆"]  # the same shapes in text
 
 
-def sweep_svg(sweep: Sweep, name: str) -> str:
-    """The rate over the swept setting: a point a run, its interval as a bar, a line through the means."""
+def sweep_svg(sweep: Sweep, name: str, width: int = WIDTH) -> str:
+    """A metric over the swept setting: a point a run, its interval as a bar, a line through the means."""
+    title = Y_TITLES.get(sweep.metric, sweep.unit)
     rows = [
-        {"x": point.x, "colour": point.colour or "", "rate": point.rate,
-         "low": point.rate if point.low is None else point.low,
-         "high": point.rate if point.high is None else point.high}
+        {"x": point.x, "colour": point.colour or "", "value": point.value,
+         "low": point.value if point.low is None else point.low,
+         "high": point.value if point.high is None else point.high}
         for point in sweep.points
     ]  # fmt: skip
     x_axis = alt.Axis(title=sweep.x_name, labelAngle=0, grid=False)
@@ -37,7 +39,8 @@ def sweep_svg(sweep: Sweep, name: str) -> str:
     else:
         x = alt.X("x:N", axis=x_axis, sort=sweep.x_values, scale=alt.Scale(padding=0.5))
     base = alt.Chart(alt.Data(values=rows)).encode(x=x)
-    rate = alt.Y("rate:Q", title=sweep.unit, scale=alt.Scale(zero=True, nice=True))
+    # A score has no use for a zero: the differences that matter would be lost in the distance from it.
+    y = alt.Y("value:Q", title=title, scale=alt.Scale(zero=sweep.metric != "quality", nice=True))
     marks: dict[str, Any] = {"color": alt.value(COLOURS[0])}
     points = marks
     if sweep.colour_name:  # the page itself says which colour and shape is which
@@ -46,13 +49,13 @@ def sweep_svg(sweep: Sweep, name: str) -> str:
         shape = alt.Shape("colour:N", legend=None, scale=alt.Scale(range=SHAPES, **named))
         marks, points = {"color": colour}, {"color": colour, "shape": shape}
     layers = [
-        base.mark_rule(strokeWidth=2).encode(y=alt.Y("low:Q", title=sweep.unit), y2="high:Q", **marks),
-        base.mark_point(filled=True, size=64, opacity=1).encode(y=rate, **points),
+        base.mark_rule(strokeWidth=2).encode(y=alt.Y("low:Q", title=title), y2="high:Q", **marks),
+        base.mark_point(filled=True, size=64, opacity=1).encode(y=y, **points),
     ]
     if sweep.numeric:
-        mean = base.mark_line(strokeWidth=1.5, opacity=0.7).encode(y=alt.Y("mean(rate):Q", title=sweep.unit), **marks)
+        mean = base.mark_line(strokeWidth=1.5, opacity=0.7).encode(y=alt.Y("mean(value):Q", title=title), **marks)
         layers.insert(0, mean)
-    return _svg(alt.layer(*layers).properties(width=WIDTH, height=280), name)
+    return draw(alt.layer(*layers).properties(width=width, height=280), name)
 
 
 def sweep_keys(sweep: Sweep) -> list[dict[str, str]]:
@@ -92,7 +95,7 @@ def series_svg(series: Series, name: str) -> str:
         interval = window.mark_rect(color="var(--mean)", opacity=0.22)
         layers.append(interval.encode(y=alt.Y("low:Q", title=step_time), y2="high:Q"))
         layers.append(window.mark_rule(color="var(--mean)", strokeWidth=1.5).encode(y="mean:Q"))
-    return _svg(alt.layer(*layers).properties(width=WIDTH, height=150), name)
+    return draw(alt.layer(*layers).properties(width=WIDTH, height=150), name)
 
 
 def _time_unit(series: Series) -> tuple[str, float]:
@@ -113,7 +116,8 @@ def _domain(series: Series, size: float) -> list[float]:
     return [max(0.0, max(least, 0.5 * middle) - margin) / size, (min(most, 2.0 * middle) + margin) / size]
 
 
-def _svg(chart: Any, name: str) -> str:
+def draw(chart: Any, name: str) -> str:
+    """The chart in the page's style, as an SVG for it."""
     text = {
         "labelFontSize": 12,
         "titleFontSize": 12,

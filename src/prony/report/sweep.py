@@ -1,4 +1,4 @@
-"""The rate over what was swept: which setting goes along the axis, which one takes the colour."""
+"""The rate, or the quality, over what was swept: which setting goes along the axis, which one takes the colour."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from prony.analysis.settings import Record, settings_of, show_setting, varying
+from prony.analysis.learning import learning_of, quality_of
+from prony.analysis.settings import DRAWN, Record, settings_of, show_setting, varying
+from prony.analysis.stated import number, word
 from prony_node.contract.settings import SETTINGS
 
+RATE, LEARNED = "throughput", ("quality", "time_to_quality")
 LOG_FROM = 8.0  # the largest value over the smallest, from which on a logarithmic axis is apt
 
 
@@ -18,16 +21,17 @@ class SweepPoint:
 
     x: float | str
     colour: str | None
-    rate: float
+    value: float
     low: float | None
     high: float | None
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """One workload whose runs differ in one or two settings."""
+    """One workload whose runs differ in one or two settings, and in the seed."""
 
     workload: str
+    metric: str
     unit: str
     x_name: str
     x_values: list[str]  # in order, as shown
@@ -36,28 +40,52 @@ class Sweep:
     numeric: bool
     logarithmic: bool
     points: list[SweepPoint]
+    missing: int  # runs that have no value of the metric
 
 
 def sweeps(records: Sequence[Record]) -> list[Sweep]:
-    """The plots that these records allow, one a workload and device."""
-    groups: dict[tuple[str, str, str], list[Record]] = {}
+    """The plots of the rate that these records allow, one a workload and device."""
+    groups: dict[tuple[str, ...], list[Record]] = {}
     for record in records:
-        rate = record["metrics"].get("throughput") or {}
-        if record["status"] == "ok" and rate.get("value") is not None:
-            groups.setdefault(_group(record), []).append(record)
-    found = (_sweep(workload, unit, group) for (workload, unit, _), group in groups.items())
+        if record["status"] == "ok" and _value(record, RATE) is not None:
+            unit = str(record["metrics"][RATE]["unit"])
+            groups.setdefault((record["trial"]["workload"], unit, _device(record)), []).append(record)
+    found = (_sweep(workload, RATE, group) for (workload, *_), group in groups.items())
     return [sweep for sweep in found if sweep is not None]
 
 
-def _group(record: Record) -> tuple[str, str, str]:
-    devices = record["facts"].get("devices") or [{}]
-    unit = str(record["metrics"]["throughput"]["unit"])
-    return record["trial"]["workload"], unit, str(devices[0].get("name"))
+def learned_sweeps(records: Sequence[Record]) -> list[list[Sweep]]:
+    """The same of runs that learned: the rate, the quality and the time to it, over the same settings.
+
+    Runs to another target, or on other data, are not put into one plot.
+    """
+    groups: dict[tuple[str, ...], list[Record]] = {}
+    for record in records:
+        if record["status"] == "ok" and (quality := quality_of(record)) is not None:
+            learning, data = learning_of(record), record.get("data")
+            target = str(learning.until) if learning else ""
+            which = str(word(data.get("fingerprint"))) if isinstance(data, dict) else ""
+            key = (record["trial"]["workload"], quality.score, target, which, _device(record))
+            groups.setdefault(key, []).append(record)
+    found = (
+        [sweep for metric in (RATE, *LEARNED) if (sweep := _sweep(workload, metric, group))]
+        for (workload, *_), group in groups.items()
+    )
+    return [plots for plots in found if plots]
 
 
-def _sweep(workload: str, unit: str, records: list[Record]) -> Sweep | None:
-    names = varying(records)
-    if not 1 <= len(names) <= 2:
+def _value(record: Record, metric: str) -> float | None:
+    return number((record["metrics"].get(metric) or {}).get("value"))
+
+
+def _device(record: Record) -> str:
+    return str((record["facts"].get("devices") or [{}])[0].get("name"))
+
+
+def _sweep(workload: str, metric: str, records: list[Record]) -> Sweep | None:
+    names = [name for name in varying(records) if name not in DRAWN]
+    measured = [record for record in records if _value(record, metric) is not None]
+    if not 1 <= len(names) <= 2 or len(measured) < 2:
         return None
     values = {name: {settings_of(record).get(name) for record in records} for name in names}
     # Along the axis goes what has a size, and of two such the one with more values.
@@ -68,14 +96,16 @@ def _sweep(workload: str, unit: str, records: list[Record]) -> Sweep | None:
     colours = sorted(values[colour_name], key=lambda value: _order(colour_name, value)) if colour_name else []
     return Sweep(
         workload=workload,
-        unit=unit,
+        metric=metric,
+        unit=word(measured[0]["metrics"][metric].get("unit")) or "",
         x_name=x_name,
         x_values=[show_setting(value) for value in ordered],
         colour_name=colour_name,
         colour_values=[show_setting(value) for value in colours],
         numeric=numeric,
         logarithmic=numeric and ordered[0] > 0 and ordered[-1] / ordered[0] >= LOG_FROM,
-        points=[_point(record, x_name, colour_name, numeric) for record in records],
+        points=[_point(record, metric, x_name, colour_name, numeric) for record in measured],
+        missing=len(records) - len(measured),
     )
 
 
@@ -93,13 +123,13 @@ def _order(name: str, value: Any) -> tuple[int, float, str]:
     return 2, 0.0, show_setting(value)
 
 
-def _point(record: Record, x_name: str, colour_name: str | None, numeric: bool) -> SweepPoint:
-    settings, rate = settings_of(record), record["metrics"]["throughput"]
+def _point(record: Record, metric: str, x_name: str, colour_name: str | None, numeric: bool) -> SweepPoint:
+    settings, found = settings_of(record), record["metrics"][metric]
     x = settings.get(x_name)
     return SweepPoint(
         x=float(x) if numeric and x is not None else show_setting(x),
         colour=show_setting(settings.get(colour_name)) if colour_name else None,
-        rate=float(rate["value"]),
-        low=rate.get("low"),
-        high=rate.get("high"),
+        value=float(found["value"]),
+        low=number(found.get("low")),
+        high=number(found.get("high")),
     )

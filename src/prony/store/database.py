@@ -30,7 +30,7 @@ from sqlalchemy.pool import NullPool, StaticPool
 
 from prony_node.contract.errors import RequestError
 
-INDEX_VERSION = 1
+INDEX_VERSION = 2
 BUSY_TIMEOUT_S = 30.0
 
 metadata = MetaData()
@@ -56,6 +56,9 @@ run_table = Table(
     Column("rate", Float),
     Column("rate_low", Float),
     Column("rate_high", Float),
+    Column("score", String),
+    Column("quality", Float),
+    Column("time_to_quality_s", Float),
     Column("worst", String, nullable=False),
     Column("settings", String, nullable=False),
     Column("effective", String, nullable=False),

@@ -32,6 +32,9 @@ class Run:
     rate: float | None
     rate_low: float | None
     rate_high: float | None
+    score: str | None  # what a run that learned was scored by: accuracy
+    quality: float | None
+    time_to_quality_s: float | None
     worst: str
     settings: dict[str, Any]  # as requested
     effective: dict[str, Any]
@@ -43,7 +46,9 @@ class Run:
 def run_of_record(folder: Path, record: dict[str, Any]) -> Run:
     """The row of a valid record."""
     trial, failure = record["trial"], record.get("failure") or {}
-    rate = record["metrics"].get("throughput") or {}
+    rate, quality, time_to = (
+        record["metrics"].get(name) or {} for name in ("throughput", "quality", "time_to_quality")
+    )
     devices = record["facts"].get("devices") or []
     return Run(
         folder=folder,
@@ -64,6 +69,9 @@ def run_of_record(folder: Path, record: dict[str, Any]) -> Run:
         rate=rate.get("value"),
         rate_low=rate.get("low"),
         rate_high=rate.get("high"),
+        score=str(quality["unit"]) if quality.get("value") is not None else None,
+        quality=quality.get("value"),
+        time_to_quality_s=time_to.get("value"),
         worst=worst_level(record),
         settings=dict(trial.get("settings") or {}),
         effective=dict(trial.get("effective") or {}),

@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Metric:
-    """A plain name; the unit `{unit}` stands for the workload's own (images, tokens)."""
+    """A plain name; `{unit}` stands for the workload's own (images, tokens), `{score}` for a score's (accuracy)."""
 
     name: str
     unit: str
@@ -25,6 +25,7 @@ METRICS: dict[str, Metric] = {
         Metric("latency_p50", "s", "less", "one batch alone, submitted to finished: median"),
         Metric("latency_p90", "s", "less", "one batch alone: 90th percentile"),
         Metric("latency_p99", "s", "less", "one batch alone: 99th percentile"),
+        Metric("time_to_first_token", "s", "less", "prompts submitted to their first token: median (phase=prefill)"),
         Metric("cold_start", "s", "less", "first steps: compilation, autotuning, capture"),
         Metric("data_wait_share", "1", "less", "share of steady time waiting for data, its copy included"),
         Metric("flops_per_sample", "FLOP", "neither", "counted on the model, without recomputation"),
@@ -44,6 +45,9 @@ METRICS: dict[str, Metric] = {
         Metric("node_power", "W", "less", "mean power of the node, likewise"),
         Metric("loss_first", "1", "neither", "loss on held-out data before the first step"),
         Metric("loss_last", "1", "less", "loss on held-out data after the last step"),
+        Metric("quality", "{score}", "neither", "score of the test split; more is better, of a loss less"),
+        Metric("time_to_quality", "s", "less", "training until the target was first reached, without evaluation"),
+        Metric("energy_to_quality", "J", "less", "of the devices that took part, over the same training"),
     )
 }  # fmt: skip
 

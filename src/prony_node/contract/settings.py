@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from prony_node.contract.errors import RequestError, nearest, unknown
 
 Value = str | int | bool
+SYNTHETIC_DATA = ("device", "host", "generated")  # where no data set of the user's is read
 COUNT_LIMIT = 10**12  # no count is larger, whether it came as text or as a number
 
 
@@ -102,8 +103,19 @@ SETTINGS: dict[str, Setting] = {
                 ("fast", "plain")),
         Setting("mode", "choice", "train (forward, backward, optimizer) or infer (forward)",
                 ("train", "infer")),
-        Setting("data", "choice", "where batches come from: device memory, or host memory by a DataLoader",
-                ("device", "host")),
+        Setting("data", "text", "where batches come from: device or host memory, files generated on disk, a data set",
+                pattern=r"device|host|generated|[.~/].*|[^/\\s].*/.*", choices=SYNTHETIC_DATA,
+                example="device | host | generated | a folder such as ./cifar10"),
+        Setting("stage", "text", "a local folder that the data set is copied to first, timed apart (data=PATH)",
+                pattern=r"\S(.*\S)?", example="a folder"),
+        Setting("data_samples", "count", "training samples to write (data=generated) or to use (data=PATH)"),
+        Setting("test_samples", "count", "samples of the test split to evaluate on; else all of it"),
+        Setting("data_format", "choice", "how data=generated lies on disk: image files, or WebDataset shards",
+                ("files", "shards")),
+        Setting("decode", "choice", "where images are decoded, cropped and resized", ("cpu", "device")),
+        Setting("cache", "choice", "keep the files in host memory, or a small data set whole on the device",
+                ("off", "memory", "device")),
+        Setting("augment", "flag", "random crops and mirrored images in training"),
         Setting("batch_size", "count", "samples a step on a device; auto: the largest that fits", ("auto",)),
         Setting("precision", "choice", "bf16 and fp16 keep fp32 weights; bf16-pure has no fp32 at all",
                 ("fp32", "tf32", "bf16", "bf16-pure", "fp16")),
@@ -117,9 +129,9 @@ SETTINGS: dict[str, Setting] = {
         Setting("fused", "flag", "the optimizer's fused form: one kernel for all parameters"),
         Setting("grad_accumulation", "count", "micro-batches a step; a step has batch_size x this many samples"),
         Setting("recompute", "flag", "recompute activations in the backward pass, to save memory"),
-        Setting("workers", "count", "DataLoader processes (data=host)", least=0),
-        Setting("prefetch", "count", "batches each loader worker prepares ahead (data=host)"),
-        Setting("pin_memory", "flag", "page-locked batches, copied while the device computes (data=host)"),
+        Setting("workers", "count", "loader processes (data=host, generated, PATH)", least=0),
+        Setting("prefetch", "count", "batches each loader worker prepares ahead"),
+        Setting("pin_memory", "flag", "page-locked batches, copied while the device computes"),
         Setting("cores", "text", "CPU cores to use: how many, or which (0-3,8)",
                 pattern=r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*",
                 example="a number of cores, or a list such as 0-3,8"),
@@ -130,7 +142,13 @@ SETTINGS: dict[str, Setting] = {
                 choices=("auto", "cpu", "cuda", "xpu", "mps"),
                 example="auto | cpu | cuda | cuda:N | xpu | xpu:N | mps"),
         Setting("steps", "count", "a fixed length: this many steps, whatever the interval"),
-        Setting("epochs", "count", "a fixed length: this many passes over the data set's number of samples"),
+        Setting("epochs", "count", "a fixed length: passes over the data set, with a test after each where it has one"),
+        Setting("until", "text", "train until the test split shows this quality, for `epochs` at most",
+                pattern=r"[a-z_]+\s*(>=|<=)\s*[0-9]{1,6}(\.[0-9]{1,9})?",
+                example="a score and its target, such as accuracy>=0.93 or loss<=2.5"),
+        Setting("learning_rate", "text", "the highest that the optimizer takes; else the workload's own",
+                pattern=r"([0-9]{1,4}(\.[0-9]{0,12})?|\.[0-9]{1,12})(e-?[0-9]{1,2})?",
+                example="a number such as 0.1 or 3e-4"),
     )
 }  # fmt: skip
 

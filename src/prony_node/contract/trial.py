@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,9 +48,23 @@ class Trial:
         return " ".join([self.workload, *words])
 
 
-TRAINING_ONLY = ("optimizer", "fused", "grad_accumulation", "recompute")
+TRAINING_ONLY = ("optimizer", "fused", "grad_accumulation", "recompute", "augment", "until", "learning_rate")
 INFERENCE_ONLY = ("phase",)
 LOADER_ONLY = ("workers", "prefetch", "pin_memory")
+DATA_SET_ONLY = (
+    "stage", "data_samples", "test_samples", "data_format", "decode", "cache", "augment", "until",
+)  # fmt: skip
+
+
+def reads_data_set(settings: Mapping[str, Value]) -> bool:
+    """Whether samples come from files: generated ones, or a data set that the user has."""
+    return settings.get("data", "device") not in ("device", "host")
+
+
+def learns_to_quality(settings: Mapping[str, Value]) -> bool:
+    """Whether a run trains for whole epochs on a data set and is judged on its test split."""
+    trains = settings.get("mode", "train") == "train" and reads_data_set(settings)
+    return trains and ("epochs" in settings or "until" in settings)
 
 
 def check_combination(settings: dict[str, Value], given: set[str] | None = None) -> None:
@@ -66,10 +81,7 @@ def check_combination(settings: dict[str, Value], given: set[str] | None = None)
         for name in INFERENCE_ONLY:
             if name in asked:
                 raise RequestError(f"{name} has no meaning with mode=train; add mode=infer or leave it out")
-    if settings.get("data", "device") == "device":
-        for name in LOADER_ONLY:
-            if name in asked:
-                raise RequestError(f"{name} has no meaning with data=device; add data=host or leave it out")
+    _check_data(settings, asked)
     if settings.get("compile") == "off" and "compile_cache" in asked:
         raise RequestError("compile_cache has no meaning with compile=off; leave one of them out")
     if settings.get("compile") == "reduce-overhead" and settings.get("graphs"):
@@ -83,6 +95,8 @@ def check_combination(settings: dict[str, Value], given: set[str] | None = None)
         raise RequestError(
             "precision=fp16 graphs=on needs fused=on: other optimizers ask the host about overflow each step"
         )
+    if learns_to_quality(settings) and settings.get("graphs") and settings.get("fused") is False:
+        raise RequestError("a learning rate that changes inside a captured step needs fused=on; add it, or graphs=off")
     if settings.get("workers") == 0 and "prefetch" in asked:
         raise RequestError("prefetch needs loader workers; workers=0 loads in the rank itself")
     device = str(settings.get("device", "auto"))
@@ -114,3 +128,25 @@ def _check_memory(settings: dict[str, Value], kind: str) -> None:
             "batch_size=auto looks for what fits a device's own memory, and device=cpu has none; "
             "add memory_cap=N (GiB) to say how much may be used, or give a batch_size"
         )
+
+
+def _check_data(settings: dict[str, Value], asked: set[str]) -> None:
+    data = settings.get("data", "device")
+    if data == "device":
+        for name in LOADER_ONLY:
+            if name in asked:
+                raise RequestError(f"{name} has no meaning with data=device; add data=host or leave it out")
+    if not reads_data_set(settings):
+        for name in DATA_SET_ONLY:
+            if name in asked:
+                raise RequestError(f"{name} has no meaning with data={data}; give a data set, data=PATH or generated")
+    if "data_format" in asked and data != "generated":
+        raise RequestError("data_format says how data=generated is written; a data set that is there has its own")
+    if "stage" in asked and data == "generated":
+        raise RequestError(
+            "stage copies a data set that lies elsewhere; PRONY_DATA says where data=generated is written"
+        )
+    if "until" in asked and "steps" in asked:
+        raise RequestError("until is judged after whole epochs; give epochs instead of steps, or leave it out")
+    if settings.get("cache") == "device" and settings.get("decode") == "device" and {"cache", "decode"} <= asked:
+        raise RequestError("cache=device holds decoded images, so there is nothing left for decode=device")

@@ -53,6 +53,10 @@ class DataSet(Dataset[tuple[Tensor, ...]]):
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
         raise NotImplementedError(f"{type(self).__name__} does not say how it reads a sample")
 
+    def scores(self, answered: dict[str, Tensor]) -> dict[str, float]:
+        """The score of the whole set from what was answered to each sample, in order."""
+        return {name: float(values.double().mean()) for name, values in answered.items()}
+
     def fingerprint(self) -> str:
         """The same for the same files: their names, their sizes and the content of a few of them."""
         return fingerprint(self.origin)

@@ -6,8 +6,7 @@ import dataclasses
 import multiprocessing
 import os
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -20,23 +19,27 @@ from prony_node.contract.files import read_json, write_whole
 from prony_node.data.dataset import listing
 from prony_node.data.manifest import (
     LOCK,
+    NEW,
     REQUEST,
     Made,
+    Report,
     append_part,
     check_room,
     finish,
     finished_parts,
     held,
     read_manifest,
+    remove_leftovers,
     rewrite_parts,
 )
-from prony_node.data.parts import FORMS, KINDS, SEQUENCE, Part, Request, headers, make_part, plan_parts
-from prony_node.data.pictures import LOOKS, class_patterns, make_image, require_encoder
+from prony_node.data.parts import KINDS, SEQUENCE, Part, Request, headers, make_part, plan_parts
+from prony_node.data.pictures import LOOKS, require_encoder, seconds_per_image
+from prony_node.data.place import FORMS
 
-Report = Callable[[int, int], None]  # samples there, samples asked for
 HEADERS = -1  # the number of the part that holds names and lists
-PROBED = 4  # images made to see how long one takes here
 TOKENS_PER_S = 4e6  # of one process, on a core of 2024; an order of magnitude
+FEW_SAMPLES = 256  # made sooner than processes are started
+MOST_SAMPLES = 100_000_000  # of which the parts can be listed in memory
 SHARE_MORE = 1.05  # room asked for beyond the estimate
 BLOCK = 4096  # of a file system: every file takes whole ones
 TAR_BLOCK = 512  # a header for image and label each, and the label's own block
@@ -61,12 +64,7 @@ def estimate(kind: str, samples: int, form: str = "files", processes: int | None
         require_encoder()
     except ModuleNotFoundError:
         return Estimate(size, None, count)
-    patterns = class_patterns(1)
-    make_image(LOOKS[kind], patterns, 0, 0)  # the first pays for loading
-    begun = time.perf_counter()
-    for seed in range(PROBED):
-        make_image(LOOKS[kind], patterns, 0, seed)
-    return Estimate(size, (time.perf_counter() - begun) / PROBED * every / count, count)
+    return Estimate(size, seconds_per_image(LOOKS[kind]) * every / count, count)
 
 
 def _expected_bytes(request: Request) -> int:
@@ -81,6 +79,33 @@ def default_processes() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+@dataclass(frozen=True)
+class Standing:
+    """How much of a data set is there already."""
+
+    there: int
+    samples: int  # in all, those to test among them
+
+    @property
+    def left_share(self) -> float:
+        return (self.samples - self.there) / self.samples
+
+
+def standing(kind: str, folder: Path | str, samples: int, seed: int = 0, form: str = "files") -> Standing:
+    """What `generate` would find in that folder, or its refusal. Nothing is written."""
+    folder = Path(folder).expanduser()
+    request = _request(kind, samples, seed, form, None)
+    every = request.samples + request.test_samples
+    if _is_begun(folder, _document(request)) and read_manifest(folder) is not None:
+        return Standing(every, every)
+    if kind != "tokens":
+        require_encoder()
+    todo = _parts_left(request, finished_parts(folder))
+    found = Standing(every - sum(part.count for part in todo), every)
+    _check_room(folder, request, found)
+    return found
+
+
 def generate(
     kind: str,
     folder: Path | str,
@@ -92,10 +117,13 @@ def generate(
     processes: int | None = None,
     classes: int | None = None,
 ) -> dict[str, Any]:
-    """Write the data set, go on with one that was begun, or do nothing with one that is there. Its manifest."""
+    """Write the data set, go on with one that was begun, or do nothing with one that is there. Its manifest.
+
+    `report` is told the samples that are there, and all that there will be.
+    """
     folder = Path(folder).expanduser()
     request = _request(kind, samples, seed, form, classes)
-    document = {"made": "prony", **dataclasses.asdict(request)}
+    document = _document(request)
     _claim(folder, document)
     with held(folder):
         finished = read_manifest(folder)
@@ -105,20 +133,30 @@ def generate(
             require_encoder()
         done = finished_parts(folder)
         rewrite_parts(folder, done)
-        todo = [part for part in plan_parts(request) if part.number not in done]
+        remove_leftovers(folder)
+        todo = _parts_left(request, done)
         every = request.samples + request.test_samples
         there = every - sum(part.count for part in todo)
-        check_room(folder, round(SHARE_MORE * _expected_bytes(request) * (every - there) / every))
+        _check_room(folder, request, Standing(there, every))
         if HEADERS not in done:
             done[HEADERS] = headers(folder, request)
             append_part(folder, HEADERS, done[HEADERS])
-        for part, files in _made(folder, request, todo, processes or default_processes()):
+        several = 1 if every - there < FEW_SAMPLES else default_processes()
+        for part, files in _made(folder, request, todo, processes or several):
             append_part(folder, part.number, files)
             done[part.number] = files
             there += part.count
             if report is not None:
                 report(there, every)
         return finish(folder, document, done)
+
+
+def _parts_left(request: Request, done: dict[int, list[Made]]) -> list[Part]:
+    return [part for part in plan_parts(request) if part.number not in done]
+
+
+def _check_room(folder: Path, request: Request, found: Standing) -> None:
+    check_room(folder, round(SHARE_MORE * _expected_bytes(request) * found.left_share))
 
 
 def _made(folder: Path, request: Request, todo: list[Part], processes: int) -> Iterator[tuple[Part, list[Made]]]:
@@ -165,28 +203,44 @@ def _request(kind: str, samples: int, seed: int, form: str, classes: int | None)
         raise unknown("kind of generated data", kind, KINDS)
     if form not in FORMS:
         raise unknown("form of generated data", form, FORMS)
-    if samples < 1:
-        raise RequestError(f"{samples} samples: expected one or more")
+    if not 1 <= samples <= MOST_SAMPLES:
+        raise RequestError(f"{samples:,} samples are not possible: expected from 1 to {MOST_SAMPLES:,}")
     if kind == "tokens":
         return Request(kind, samples, seed, "files", 0)
     # No more classes than images, so that every class of the test split was seen in training.
     return Request(kind, samples, seed, form, min(classes or LOOKS[kind].classes, samples))
 
 
+def _document(request: Request) -> dict[str, Any]:
+    return {"made": "prony", **dataclasses.asdict(request)}
+
+
 def _claim(folder: Path, document: dict[str, Any]) -> None:
     """The folder is new, or it holds this very request."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        strange = [entry.name for entry in folder.iterdir() if entry.name not in (REQUEST, LOCK)]
+        if not _is_begun(folder, document):
+            write_whole(folder / REQUEST, document)
+    except OSError as error:
+        raise RequestError(f"{folder} cannot be written to: {error.strerror}") from error
+
+
+def _is_begun(folder: Path, document: dict[str, Any]) -> bool:
+    """Whether this request was begun here; refused is a folder with another, or with anything else."""
+    try:
+        names = [entry.name for entry in folder.iterdir()]
+    except FileNotFoundError:
+        return False
     except OSError as error:
         raise RequestError(f"{folder} cannot be written to: {error.strerror}") from error
     begun = read_json(folder / REQUEST)
     if begun is None:
-        if any(not name.startswith(".prony-new-") for name in strange):
+        if any(name not in (REQUEST, LOCK) and not name.startswith(NEW) for name in names):
             raise RequestError(f"{folder} is not empty ({listing(folder)}): expected a new folder for generated data")
-        write_whole(folder / REQUEST, document)
-    elif begun != document:
+        return False
+    if begun != document:
         keys = [key for key in document if not isinstance(begun, dict) or begun.get(key) != document[key]]
         held_now = ", ".join(f"{key}={begun.get(key)}" for key in keys) if isinstance(begun, dict) else "something else"
         asked = ", ".join(f"{key}={document[key]}" for key in keys)
         raise RequestError(f"{folder} holds generated data with {held_now}; asked for {asked}. Choose another folder")
+    return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +14,9 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from prony_node.contract import RequestError
 from prony_node.contract.errors import unknown
+from prony_node.data.ahead import MOMENT_S, Ahead, DeviceDecoder, Ready, received
 from prony_node.data.dataset import Encoded, as_tensor
-from prony_node.data.decode import decode_on_cpu, decode_on_device, seed_of
+from prony_node.data.decode import decode_on_cpu, seed_of
 
 DECODERS = ("cpu", "device")
 CACHES = ("off", "memory")
@@ -96,32 +98,44 @@ def fill_cache(source: Encoded) -> Cache:
 
 
 class FileBatches:
-    """Batches of (uint8 images, int64 labels). Closed by whoever opened it, as `HostBatches` are."""
+    """Batches of (uint8 images, int64 labels). Closed by whoever opened it, as `HostBatches` are.
+
+    With a device, a thread decodes there before a batch is asked for; without one, the workers have decoded.
+    """
 
     def __init__(
         self, loader: DataLoader[tuple[Tensor, ...]], size: int, augment: bool, device: torch.device | None
     ) -> None:
-        self._loader: DataLoader[tuple[Tensor, ...]] | None = loader
         self._batches: Iterator[tuple[Tensor, ...]] | None = iter(loader)
-        self._size, self._augment, self._device = size, augment, device
+        self._ahead: Ahead[Ready] | None = None
+        if device is not None:
+            self._ahead = Ahead(DeviceDecoder(self._batches, size, augment, device))
+            self._batches = None
+            weakref.finalize(self, self._ahead.close)  # a batch that nobody takes must not keep the thread
 
     def __iter__(self) -> FileBatches:
         return self
 
     def __next__(self) -> tuple[Tensor, ...]:
+        if self._ahead is not None:
+            return received(self._ahead.take())
         if self._batches is None:
             raise StopIteration
-        batch = next(self._batches)
-        if self._device is None:
-            return tuple(batch)
-        data, labels, ends, seeds = batch
-        images = data.tensor_split(ends[:-1])
-        pixels = decode_on_device(images, self._size, self._augment, seeds.tolist(), self._device)
-        return pixels, labels.to(self._device, non_blocking=True)
+        return tuple(next(self._batches))
+
+    def settle(self) -> None:
+        """Wait until nothing of this is at work on the device, until the next batch is taken.
+
+        A device graph cannot be captured while another thread uses the device.
+        """
+        if self._ahead is not None:
+            self._ahead.settle()
 
     def close(self) -> None:
         """End the workers now: dropping the last reference to their iterator does it."""
-        self._batches = self._loader = None
+        if self._ahead is not None:
+            self._ahead.close()
+        self._batches = None
 
 
 def file_loader(
@@ -161,6 +175,7 @@ def file_loader(
         num_workers=workers,
         prefetch_factor=(prefetch or 2) if workers else None,
         pin_memory=pin_memory and torch.cuda.is_available(),
+        timeout=MOMENT_S if workers and decode == "device" else 0,
         # A forked worker sees the cache without a copy; it never touches the device.
         multiprocessing_context=_context() if workers else None,
     )

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,17 @@ MANIFEST = ".prony-manifest.json"  # there when the set is whole
 FILES = ".prony-files.jsonl"  # a line for each finished part, while it grows and after
 REQUEST = ".prony-request.json"  # what is being made here
 LOCK = ".prony-lock"
+NEW = ".prony-new-"  # how a file is called while it is written
 CHUNK = 2**22
+Report = Callable[[int, int], None]  # how much is done, how much there is
+
+
+class Damaged(RequestError):
+    """A finished data set is not what it was; `files` says of each file what differs."""
+
+    def __init__(self, sentence: str, files: list[str]) -> None:
+        super().__init__(sentence)
+        self.files = files
 
 
 class Made(NamedTuple):
@@ -35,7 +45,7 @@ def write_file(folder: Path, name: str, data: bytes) -> Made:
     """The file, whole or not at all."""
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=".prony-new-", dir=path.parent)
+    handle, temporary = tempfile.mkstemp(prefix=NEW, dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
@@ -94,17 +104,31 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     return document if whole else None
 
 
-def verify(folder: Path | str) -> dict[str, Any]:
-    """Every file against its checksum. The manifest, or a RequestError that names what is damaged."""
-    folder = Path(folder)
+def is_unfinished(folder: Path) -> bool:
+    """Whether a data set was begun here and is not whole."""
+    return (folder / REQUEST).is_file() and read_manifest(folder) is None
+
+
+def verify(folder: Path | str, report: Report | None = None) -> dict[str, Any]:
+    """Every file against its checksum. The manifest, or `Damaged`; `report` is told the bytes that were read."""
+    folder = Path(folder).expanduser()
     document = read_manifest(folder)
     if document is None:
-        raise RequestError(f"{folder} holds no finished generated data set: it has no {MANIFEST}")
+        begun = "one that was begun and is not finished" if is_unfinished(folder) else f"no {MANIFEST}"
+        raise RequestError(f"{folder} holds no finished generated data set; found {begun}")
     if not (folder / FILES).is_file() or hash_file(folder / FILES) != document["list_sha256"]:
-        raise RequestError(f"{folder} has lost or changed its list of files; generate it again elsewhere")
-    damaged = [made.name for _, files in _lines(folder / FILES) for made in files if not _is_right(folder, made)]
+        sentence = f"{folder} has lost or changed its list of files; generate it again elsewhere"
+        raise Damaged(sentence, [f"{FILES}: lost or changed"])
+    damaged, read_bytes = {}, 0
+    for made in (made for _, files in _lines(folder / FILES) for made in files):
+        if (difference := _difference(folder, made)) is not None:
+            damaged[made.name] = difference
+        read_bytes += made.size_bytes
+        if report is not None:
+            report(read_bytes, document["bytes"])
     if damaged:
-        raise RequestError(f"{folder} is damaged: {len(damaged):,} of {document['files']:,} files: {named(damaged)}")
+        sentence = f"{folder} is damaged: {len(damaged):,} of {document['files']:,} files: {named(damaged)}"
+        raise Damaged(sentence, [f"{name}: {difference}" for name, difference in damaged.items()])
     return document
 
 
@@ -122,12 +146,20 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def check_room(folder: Path, needed_bytes: int) -> None:
-    free = shutil.disk_usage(folder).free
+    """Whether that much fits there, or where the folder will be made."""
+    place = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    free = shutil.disk_usage(place).free
     if needed_bytes > free:
         raise RequestError(
             f"{folder} has {free / 1e9:,.2f} GB free, and {needed_bytes / 1e9:,.2f} GB are needed; "
             "ask for fewer samples or another folder"
         )
+
+
+def remove_leftovers(folder: Path) -> None:
+    """What a writer that was killed had not finished; at most one file of each of its processes."""
+    for leftover in folder.rglob(f"{NEW}*"):
+        leftover.unlink(missing_ok=True)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, list[Made]]]:
@@ -144,9 +176,17 @@ def _lines(path: Path) -> Iterator[tuple[int, list[Made]]]:
             continue
 
 
-def _is_right(folder: Path, made: Made) -> bool:
-    path = folder / made.name
-    return _size(path) == made.size_bytes and hash_file(path) == made.sha256
+def _difference(folder: Path, made: Made) -> str | None:
+    """What is wrong with a file, if anything."""
+    size = _size(folder / made.name)
+    if size is None:
+        return "it is missing"
+    if size != made.size_bytes:
+        return f"it has {size:,} bytes and had {made.size_bytes:,}"
+    try:
+        return None if hash_file(folder / made.name) == made.sha256 else "its content differs"
+    except OSError as error:
+        return f"it cannot be read: {error.strerror or error}"
 
 
 def _size(path: Path) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -25,11 +26,18 @@ PADDING = 4  # pixels around an image before it is cropped at random, as for CIF
 
 def normalise(images: Tensor, kind: str, dtype: torch.dtype = torch.float32) -> Tensor:
     """uint8 images, wherever they lie, as numbers of mean 0 and deviation 1; unknown kinds take ImageNet's."""
+    scale, shift = _scale_and_shift(kind, dtype, images.device)
+    return torch.addcmul(shift, images.to(dtype), scale)
+
+
+@lru_cache
+def _scale_and_shift(kind: str, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Kept: to copy them to the device for each batch would make the host wait for it."""
     mean, deviation = STATISTICS.get(kind, STATISTICS["imagenet"])
     shape = (1, len(mean), 1, 1)
-    scale = torch.tensor([1 / (255 * value) for value in deviation], dtype=dtype, device=images.device).view(shape)
-    shift = torch.tensor([-m / d for m, d in zip(mean, deviation, strict=True)], dtype=dtype, device=images.device)
-    return images.to(dtype) * scale + shift.view(shape)
+    scale = torch.tensor([1 / (255 * value) for value in deviation], dtype=dtype, device=device)
+    shift = torch.tensor([-m / d for m, d in zip(mean, deviation, strict=True)], dtype=dtype, device=device)
+    return scale.view(shape), shift.view(shape)
 
 
 class MemoryBatches:

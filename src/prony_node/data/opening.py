@@ -12,6 +12,7 @@ from prony_node.data.cifar import find_layout, is_cifar100, open_cifar
 from prony_node.data.dataset import SPLITS, DataSet, listing, refuse
 from prony_node.data.folders import is_food101, is_imagenet, open_food101, open_imagenet
 from prony_node.data.idx import is_idx, open_idx
+from prony_node.data.manifest import is_unfinished
 from prony_node.data.shards import find_shards, open_shards
 from prony_node.data.squad import is_squad, open_squad
 from prony_node.data.tokens import find_texts, find_token_files, open_text, open_tokens
@@ -83,7 +84,12 @@ def open_dataset(
         raise RequestError(f"a sequence of {sequence} tokens is too short; expected 8 or more")
     try:
         if not place.exists():
-            raise RequestError(f"{place} does not exist; expected a folder with {_every_kind(kind)}")
+            kinds = kind or ", ".join(KINDS)
+            raise RequestError(f"{place} does not exist; expected a folder with a data set in its own layout: {kinds}")
+        if place.is_dir() and is_unfinished(place):
+            raise RequestError(
+                f"{place} holds generated data that is not finished; generating it again goes on with it"
+            )
         found = kind or _recognise(place)
         if found == "mnist" and kind is None:
             return open_idx(place, None, split)

@@ -18,7 +18,6 @@ from prony_node.data.pictures import LOOKS, class_patterns, make_image
 from prony_node.data.synthetic import token_sampler
 
 KINDS = (*LOOKS, "tokens")
-FORMS = ("files", "shards")
 PART_IMAGES = 1000  # in a shard, about 100 MB of ImageNet's
 PART_FILES = 250  # image files between two lines of the list
 PART_SEQUENCES = 4096

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import io
 import random
+import time
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from prony_node.data.synthetic import STRUCTURE_SEED
 
 PATTERN = 8  # a class is a pattern of 8x8 colours, stretched over the image
+PROBED = 4  # images made to see how long one takes here
 GRAINS = (16, 8, 4, 2)  # pixels: coarse grain is stronger, as in photographs
 
 
@@ -85,6 +87,21 @@ def make_image(look: Look, patterns: Tensor, label: int, seed: int) -> bytes:
     picture = Image.frombytes("RGB", (width, height), ctypes.string_at(pixels.data_ptr(), pixels.nbytes))
     picture.save(file, "JPEG", quality=look.quality, subsampling=look.subsampling)
     return file.getvalue()
+
+
+def seconds_per_image(look: Look) -> float:
+    """How long one takes here, from making a few; by one thread, as the processes that make them all have."""
+    patterns = class_patterns(1)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        make_image(look, patterns, 0, 0)  # the first pays for loading
+        begun = time.perf_counter()
+        for seed in range(PROBED):
+            make_image(look, patterns, 0, seed)
+        return (time.perf_counter() - begun) / PROBED
+    finally:
+        torch.set_num_threads(threads)
 
 
 def require_encoder() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import string
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -53,6 +54,27 @@ def byte_words(vocabulary: int = 30522) -> Tokenizer:
     return tokenize
 
 
+def word_pieces(vocabulary: str) -> Tokenizer:
+    """BERT's word pieces, lower case, by the vocab.txt that belongs to the user's checkpoint."""
+    from transformers import BertTokenizerFast
+
+    if not Path(vocabulary).expanduser().is_file():
+        raise RequestError(f"vocab={vocabulary} is not possible: there is no such file")
+    pieces = BertTokenizerFast(vocab_file=str(Path(vocabulary).expanduser()), do_lower_case=True)
+
+    def tokenize(text: str) -> list[Token]:
+        found = pieces(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        return [(number, *place) for number, place in zip(found["input_ids"], found["offset_mapping"], strict=True)]
+
+    return tokenize
+
+
+def normal_answer(text: str) -> str:
+    """An answer as SQuAD compares them: lower case, without marks, articles and more than one space."""
+    plain = "".join(letter for letter in text.lower() if letter not in string.punctuation)
+    return " ".join(word for word in plain.split() if word not in ("a", "an", "the"))
+
+
 class SpanQuestions(DataSet):
     """A sample is (tokens, segments, start, end): question and passage in one sequence, and where the answer lies."""
 
@@ -60,16 +82,35 @@ class SpanQuestions(DataSet):
         super().__init__(origin, (), torch.zeros(len(questions), dtype=torch.int64))
         self.questions = questions
         self.sequence = sequence
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
+
+    def _asked(self, question: Question) -> list[Token]:
+        return self.tokenizer(question.question)[: min(MOST_QUESTION_TOKENS, self.sequence // 2)]
+
+    def scores(self, answered: dict[str, Tensor]) -> dict[str, float]:
+        """The loss, and the share of questions whose answer is one of the right ones, word for word."""
+        pairs = zip(self.questions, answered["start"].long().tolist(), answered["end"].long().tolist(), strict=True)
+        right = [self._is_right(question, start, end) for question, start, end in pairs]
+        return super().scores({"loss": answered["loss"]}) | {"exact_match": sum(right) / len(right)}
+
+    def _is_right(self, question: Question, start: int, end: int) -> bool:
+        head = len(self._asked(question)) + 2
+        passage = self.tokenizer(question.context)
+        if not 0 <= start - head <= end - head < len(passage):
+            return False
+        text = question.context[passage[start - head][1] : passage[end - head][2]]
+        return normal_answer(text) in {normal_answer(answer) for answer in question.answers}
 
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
         question = self.questions[index]
-        asked = self._tokenizer(question.question)[: min(MOST_QUESTION_TOKENS, self.sequence // 2)]
-        passage = self._tokenizer(question.context)
+        asked = self._asked(question)
+        passage = self.tokenizer(question.context)
         room = self.sequence - len(asked) - 3
         first, last = _span(passage, question.start, question.start + len(question.answers[0]))
-        # A long passage is read from where the answer is in sight; BERT's own reader makes several windows of it.
-        begin = max(0, min(first - room // 2, len(passage) - room)) if last >= room else 0
+        # To train, a long passage is read from where the answer is in sight; to test, from its beginning, since where
+        # the answer lies is what is asked. BERT's own reader makes several windows of it.
+        to_train = self.origin.split == "train"
+        begin = max(0, min(first - room // 2, len(passage) - room)) if to_train and last >= room else 0
         window = passage[begin : begin + room]
         head = len(asked) + 2
         ids = [START, *(token[0] for token in asked), SEPARATOR, *(token[0] for token in window), SEPARATOR]

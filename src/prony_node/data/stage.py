@@ -7,18 +7,17 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from prony_node.contract import RequestError
 from prony_node.data.dataset import named
-from prony_node.data.manifest import CHUNK, LOCK, check_room, hash_file, held
+from prony_node.data.manifest import CHUNK, LOCK, NEW, Report, check_room, hash_file, held, remove_leftovers
 
 LIST = ".prony-staged.jsonl"  # in the target: a line for each file that was copied and read back
 THREADS = 8  # small files on a network file system are a wait each
-Report = Callable[[int, int], None]  # bytes there, bytes in all
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,10 @@ class Found:
 
 
 def stage(source: Path | str, target: Path | str, report: Report | None = None) -> Staged:
-    """Copy every file of `source` into `target`; files that an earlier copy brought there whole are kept."""
+    """Copy every file of `source` into `target`; files that an earlier copy brought there whole are kept.
+
+    `report` is told the bytes that are there, and all that there will be.
+    """
     begun = time.monotonic()
     source, target = Path(source).expanduser(), Path(target).expanduser()
     _check_places(source, target)
@@ -63,8 +65,7 @@ def _copy_all(source: Path, target: Path, found: list[Found], report: Report | N
     _refuse_strangers(source, target, found, listed)
     check_room(target, needed)
     there = total - needed
-    for leftover in target.rglob(".prony-new-*"):
-        leftover.unlink(missing_ok=True)
+    remove_leftovers(target)
     with ThreadPoolExecutor(THREADS) as pool, (target / LIST).open("a", encoding="utf-8") as lines:
         if lines.tell():
             lines.write("\n")  # whatever half a line a killed copy left, ends here
@@ -81,7 +82,7 @@ def _copy(file: Found, target: Path) -> list[object]:
     """One file, under another name until it was read back and agrees. Its line in the list."""
     goal = target / file.name
     goal.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=".prony-new-", dir=goal.parent)
+    handle, name = tempfile.mkstemp(prefix=NEW, dir=goal.parent)
     temporary = Path(name)
     digest, size = hashlib.sha256(), 0
     try:
@@ -145,7 +146,7 @@ def _files(source: Path) -> Iterator[Found]:
         seen.add(real)
         for name in sorted(names):
             path = Path(folder, name)
-            if name in (LIST, LOCK) or name.startswith(".prony-new-"):
+            if name in (LIST, LOCK) or name.startswith(NEW):
                 continue
             try:
                 facts = path.stat()

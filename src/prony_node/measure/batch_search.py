@@ -28,6 +28,7 @@ class Tried:
     memory: int | None = None  # bytes held at most, where it fits and that is known
     room: int | None = None  # bytes that it might have held
     reason: str = ""  # why it does not fit
+    most: int | None = None  # samples that a batch can have at all, where that is known
 
 
 def largest_that_fits(try_batch: Callable[[int], Tried], most: int = MOST) -> int:
@@ -49,6 +50,7 @@ def largest_that_fits(try_batch: Callable[[int], Tried], most: int = MOST) -> in
             between = [] if misled else [*between, tried.fits]
         if tried.fits:
             fitting.append(tried)
+            most = min(most, tried.most or most)
         elif batch == 1:
             raise OutOfMemory(f"not even one sample fits: {tried.reason}")
         else:

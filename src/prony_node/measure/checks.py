@@ -54,7 +54,7 @@ def series_checks(estimate: Estimate | None, rule: StopRule, fixed: bool) -> lis
 
 def clock_check(window: Window) -> Check:
     """Device time and host time of the same window must be the same time."""
-    host_s = window.monotonic[1] - window.monotonic[0]
+    host_s = window.monotonic[1] - window.monotonic[0] - window.paused_s
     device_s = window.duration_s
     gap = device_s / host_s - 1 if host_s > 0 else 0.0
     # The first submission and the last synchronisation lie between the two: milliseconds.

@@ -21,6 +21,7 @@ class Window:
     stop_reason: str = ""
     blocks: list[Block] = field(default_factory=list)
     monotonic: tuple[float, float] = (0.0, 0.0)
+    paused_s: float = 0.0  # between those two, for something else than steps
 
     @property
     def steps(self) -> int:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from prony_node.contract.settings import Value
+from prony_node.contract.trial import learns_to_quality
 from prony_node.measure import cuda
 from prony_node.measure.protocol import Batch, Task
 
@@ -94,6 +95,29 @@ class Step:
             self._inputs = batch
             self._work()
 
+    def keep_start(self) -> None:
+        """Remember the weights before the first step, on the host: `restart` brings them back."""
+        self._start = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.model.state_dict().items()}
+
+    def restart(self) -> None:
+        """As before the first step, in place, since a graph holds on to the very tensors."""
+        with torch.no_grad():
+            for name, tensor in self.model.state_dict().items():
+                tensor.copy_(self._start[name])
+            for state in self.optimizer.state.values():
+                for value in state.values():
+                    if isinstance(value, Tensor):
+                        value.zero_()
+
+    def set_rate(self, factor: float) -> None:
+        """This share of the task's learning rate from the next step on."""
+        rate = self.task.learning_rate * factor
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)  # a captured step reads it from there
+            else:
+                group["lr"] = rate
+
     def kernels(self) -> AbstractContextManager[Any]:
         """Which attention kernels are preferred; entered once, around everything that the step does."""
         fast = self.device.type == "cuda" and self.settings["preset"] != "plain"
@@ -141,7 +165,10 @@ class Step:
 
     def _make_optimizer(self) -> None:
         task, settings = self.task, self.settings
-        options: dict[str, Any] = {"lr": task.learning_rate, "weight_decay": task.weight_decay}
+        rate: float | Tensor = task.learning_rate
+        if learns_to_quality(settings) and settings["graphs"]:
+            rate = torch.tensor(task.learning_rate, device=self.device)
+        options: dict[str, Any] = {"lr": rate, "weight_decay": task.weight_decay}
         options["fused"] = bool(settings["fused"]) or None  # None, not False: torch's own default beside it
         if settings["optimizer"] == "sgd":
             options["momentum"] = 0.9
@@ -156,6 +183,16 @@ class Step:
                 self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         # A scaler that is not enabled passes losses and steps through unchanged.
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
+
+    def scores(self, batch: Batch) -> dict[str, Tensor]:
+        """How well each sample of a test batch is answered, as the model stands; on the device."""
+        assert self.task.scores is not None
+        self.model.eval()
+        try:
+            with torch.no_grad(), self.autocast():
+                return self.task.scores(self.model, batch)
+        finally:
+            self.model.train()
 
     def held_out_loss(self, batch: Batch) -> float:
         """The loss on data that no step sees; with synchronisation, so never inside the window."""

@@ -1,21 +1,34 @@
 """Intervals, steady state and stopping. Standard library only; used by both programs."""
 
 from .estimate import Estimate
-from .intervals import MeanInterval, RatioInterval, between_run, mean_interval, percentile, ratio_interval
+from .intervals import (
+    DifferenceInterval,
+    MeanInterval,
+    RatioInterval,
+    between_run,
+    difference_interval,
+    mean_interval,
+    percentile,
+    ratio_interval,
+    share_interval,
+)
 from .stopping import Decision, StopRule, Tracker
 from .student import normal_quantile, t_quantile
 
 __all__ = [
     "Decision",
+    "DifferenceInterval",
     "Estimate",
     "MeanInterval",
     "RatioInterval",
     "StopRule",
     "Tracker",
     "between_run",
+    "difference_interval",
     "mean_interval",
     "normal_quantile",
     "percentile",
     "ratio_interval",
+    "share_interval",
     "t_quantile",
 ]

@@ -6,7 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .student import two_sided_t
+from .student import normal_quantile, two_sided_t
+
+ROUNDING = 1e-12  # a spread below this share of the mean is the float's own
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,15 @@ class RatioInterval:
     ratio: float
     low: float
     high: float
+
+
+@dataclass(frozen=True)
+class DifferenceInterval:
+    """The difference of two means; low and high are None where the values cannot give them."""
+
+    difference: float
+    low: float | None
+    high: float | None
 
 
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> MeanInterval:
@@ -79,6 +90,25 @@ def ratio_interval(
     return RatioInterval(ratio, ratio * math.exp(-down), ratio * math.exp(up))
 
 
+def difference_interval(a: Sequence[float], b: Sequence[float], confidence: float = 0.95) -> DifferenceInterval:
+    """Welch's interval of mean(a) - mean(b) for independent values, whose variances may differ.
+
+    Fewer than two values on a side have no spread, and values that are all alike on both sides give an
+    interval of no width, which nobody should believe: low and high are then None.
+    """
+    ours, theirs = mean_interval(a, confidence), mean_interval(b, confidence)
+    difference = ours.mean - theirs.mean
+    shares = [(side.standard_deviation or 0.0) ** 2 / side.count for side in (ours, theirs)]
+    variance = math.fsum(shares)
+    alike = math.sqrt(variance) <= ROUNDING * max(abs(ours.mean), abs(theirs.mean))
+    if min(ours.count, theirs.count) < 2 or alike:
+        return DifferenceInterval(difference, None, None)
+    weights = [share / variance for share in shares]  # before squaring, so that small variances do not vanish
+    degrees = 1.0 / (weights[0] ** 2 / (ours.count - 1) + weights[1] ** 2 / (theirs.count - 1))
+    half_width = two_sided_t(confidence, degrees) * math.sqrt(variance)
+    return DifferenceInterval(difference, difference - half_width, difference + half_width)
+
+
 def percentile(values: Sequence[float], q: float) -> float:
     """The q-th percentile (0 to 100), interpolated linearly between the two nearest order statistics."""
     if not values:
@@ -91,3 +121,11 @@ def percentile(values: Sequence[float], q: float) -> float:
     above = min(below + 1, len(ordered) - 1)
     share = position - below
     return ordered[below] * (1.0 - share) + ordered[above] * share
+
+
+def share_interval(share: float, count: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Wilson's interval of a share that was seen in so many independent tries (Wilson 1927)."""
+    z = normal_quantile(0.5 + confidence / 2)
+    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half_width = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
+    return max(0.0, middle - half_width), min(1.0, middle + half_width)

@@ -63,9 +63,8 @@ def _refuse_shrinking_room(tries: list[dict[str, Any]]) -> None:
 
 def try_plan(plan: Plan, batch: int) -> Plan:
     """The same run with this batch, cut short after its first steps."""
-    settings = {name: value for name, value in plan.trial.settings.items() if name != "epochs"}
-    trial = Trial(plan.trial.workload, {**settings, "batch_size": batch, "steps": STEPS})
-    return replace(plan, trial=trial, energy=False, memory_share=SHARE)
+    trial = Trial(plan.trial.workload, {**plan.trial.settings, "batch_size": batch})
+    return replace(plan, trial=trial, energy=False, cut_short=True)
 
 
 def try_in_process(plan: Plan, folder: Path, note: Note) -> Tried:
@@ -106,7 +105,7 @@ def _judge(batch: int, result: dict[str, Any], status: int | None, folder: Path)
     """What the try's result, or its end without one, says about this batch."""
     room = result.get("memory_room")
     if result.get("status") == "ok":
-        return Tried(batch, True, result.get("memory_held"), room)
+        return Tried(batch, True, result.get("memory_held"), room, most=_most(result))
     log = read_tail(folder / files.LOG, lines=200)
     print(f"batch_size={batch} ended with:\n{log}", flush=True)  # into the log of this rank: the folder goes
     failure = result.get("failure") or {}
@@ -120,6 +119,12 @@ def _judge(batch: int, result: dict[str, Any], status: int | None, folder: Path)
         kind = "killed" if status is not None and status < 0 else "exception"
         raise TryFailed(kind, f"a try of batch_size=1 {how}: {last}")
     return Tried(batch, False, reason=f"its process {how}: {last}")
+
+
+def _most(result: dict[str, Any]) -> int | None:
+    """A step takes no more samples than the data set has."""
+    samples = (result.get("data") or {}).get("samples")
+    return int(samples) // int(result["effective"].get("grad_accumulation", 1)) if samples else None
 
 
 def _signal_name(number: int) -> str:

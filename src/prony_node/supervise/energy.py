@@ -20,6 +20,7 @@ from prony_node.power.process import SamplerProcess
 from prony_node.power.recording import Recording, read_recording, sensor_from_json
 from prony_node.power.sensor import Sensor
 from prony_node.stats import StopRule
+from prony_node.supervise.energy_to_quality import energy_to_quality
 
 LEAST_WINDOW_S = 10.0  # a counter that ticks every 100 ms needs it for 1 %
 NAMES = (
@@ -100,6 +101,8 @@ def _figures(recording: Recording, folder: Path, parts: Parts, start_s: float, e
         checks.append(quality.covered([part.part for part in own], own))
         metrics = _device_metrics(known, Work(folder, parts.result), parts.result)
         metrics["power_idle"] = _idle_metric([idle[part.part] for part in known])
+        if stretches := parts.result.get("training_monotonic"):
+            metrics |= energy_to_quality(recording, known, stretches, parts.result)
     else:
         nothing = _nothing(why_not or "; ".join(part.reason for part in own if part.reason), doubt=bool(own))
         metrics, checks = nothing.metrics, checks + nothing.checks

@@ -38,7 +38,7 @@ def rate_metrics(
         "throughput_per_device": measured(rate, f"{unit}/s", scope="one device", source=source, **bounds, **more),
         "step_time": measured(step_s, "s", scope="one device", source=window.clock, **steps, **more),
         "data_wait_share": _wait_share(window, estimate) if from_host else missing(
-            "data=device: batches lie in device memory, nothing is waited for"
+            "batches lie in device memory, nothing is waited for"
         ),
     }  # fmt: skip
 

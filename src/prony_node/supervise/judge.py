@@ -26,10 +26,11 @@ HELD_OUT_DEFAULT = 64
 HELD_OUT_UNITS = 8192  # and no more tokens than this
 
 
-def held_out(task: Task, device: torch.device, seed: int) -> Batch:
+def held_out(run: Run, seed: int) -> Batch:
     """Samples that no step sees."""
-    count = min(HELD_OUT.get(device.type, HELD_OUT_DEFAULT), max(2, HELD_OUT_UNITS // task.units_per_sample))
-    return task.sample(torch.Generator(device).manual_seed(seed), count)
+    most = HELD_OUT.get(run.device.type, HELD_OUT_DEFAULT)
+    count = min(most, max(2, HELD_OUT_UNITS // run.task.units_per_sample))
+    return run.inputs.held_out(run.task, run.step, count, seed)
 
 
 def reference_answer(task: Task, model: nn.Module, batch: Batch) -> Tensor:
@@ -51,8 +52,7 @@ def series(run: Run, window: Window) -> None:
     run.phases["steady"] = {"seconds": window.duration_s - cut_s, "steps": steps}
     run.found["work"] = work_done(run, steps)
 
-    unit, from_host = run.task.unit, run.settings["data"] == "host"
-    run.metrics |= rate_metrics(window, estimate, run.units_per_step, unit, from_host)
+    run.metrics |= rate_metrics(window, estimate, run.units_per_step, run.task.unit, run.inputs.waits)
     cold = run.phases["cold_start"]
     source = f"host clock, compile cache {cold['compile_cache']['state']}"
     run.metrics["cold_start"] = measured(cold["seconds"], "s", scope="rank", source=source)
@@ -111,6 +111,8 @@ def inference(run: Run) -> None:
         metrics, requests = latency_metrics(run.step, run.batches, run.synchronise)
     run.phases["latency"]["steps"] = requests
     run.metrics |= metrics
+    if run.settings.get("phase") == "prefill":
+        run.metrics["time_to_first_token"] = {**metrics["latency_p50"], "scope": "a batch of prompts"}
     assert run.step.output is not None
     finite = bool(torch.isfinite(run.step.output).all())
     answer = measured_answer(run)

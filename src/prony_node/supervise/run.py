@@ -7,7 +7,8 @@ import math
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,8 @@ import torch
 
 from prony_node.contract import files
 from prony_node.contract.plan import Plan
-from prony_node.contract.trial import settings_hash
-from prony_node.data.device import device_batches
-from prony_node.data.host import HostBatches, HostSamples
+from prony_node.contract.settings import Value
+from prony_node.contract.trial import learns_to_quality, reads_data_set, settings_hash
 from prony_node.facts import device_facts
 from prony_node.measure import memory
 from prony_node.measure.clock import clock_for
@@ -26,14 +26,15 @@ from prony_node.measure.device import choose_device, machine_of
 from prony_node.measure.flops import count_flops
 from prony_node.measure.loop import Window, measured_loop, steps_per_block
 from prony_node.measure.memory_cap import cap_memory
-from prony_node.measure.protocol import Batch
+from prony_node.measure.protocol import Task
 from prony_node.measure.step import FIRST_STEPS, Step, parameter_norms
 from prony_node.measure.usage import CpuUsage
 from prony_node.parallel.cores import allowed_cores, bind, wanted_cores
 from prony_node.stats import StopRule, Tracker
-from prony_node.supervise import judge
-from prony_node.supervise.auto_batch import largest_batch
+from prony_node.supervise import auto_batch, judge
 from prony_node.supervise.energy import with_energy
+from prony_node.supervise.inputs import Inputs
+from prony_node.supervise.learning import Learning
 from prony_node.supervise.model_file import keep_model_file
 from prony_node.supervise.progress import Progress
 from prony_node.workloads import build_task, workload_of
@@ -48,34 +49,41 @@ class Run:
         self.phases: dict[str, Any] = found.setdefault("phases", {})
         self.metrics: dict[str, Any] = found.setdefault("metrics", {})
         self.checks: list[dict[str, str]] = found.setdefault("checks", [])
-        self.source: HostBatches | None = None
         stop = plan.stop
         self.rule = StopRule(
             tolerance=stop.tolerance, min_time_s=min(stop.min_time_s, stop.max_time_s), max_time_s=stop.max_time_s
         )
 
     def execute(self) -> None:
-        try:
+        with ExitStack() as self.closing:
+            self.closing.callback(shutil.rmtree, self.folder / "compile_cache", ignore_errors=True)
             with self.phase("build"):
                 self.resolve()
+            self.open_data()
+            with self.phase("build"):
                 self.build()
             with self.step.kernels():
                 self.run_steps()
-        finally:
-            if self.source is not None:
-                self.source.close()
-            shutil.rmtree(self.folder / "compile_cache", ignore_errors=True)
 
     def run_steps(self) -> None:
         memory.reset_peak(self.device)
+        learning = Learning(self) if learns_to_quality(self.settings) else None
+        if learning is not None:
+            self.step.keep_start()
         with self.phase("cold_start", steps=FIRST_STEPS):
+            self.inputs.settle()
             self.step.prepare(self.first)
             self.synchronise()
         self.phases["cold_start"]["compile_cache"] = cache_state(self.settings)
-        window = self.measure(self.calibrate())
+        step_s = self.calibrate()
+        if learning is not None:
+            self.step.restart()  # what is learned is learned in the epochs that are counted
+        window = self.measure(step_s, learning)
         self.metrics |= memory.memory_metrics(self.device)
         self.found["memory_held"] = self.room.held_at_most()
         judge.series(self, window)
+        if learning is not None:
+            learning.judge(window)
         if self.step.training:
             judge.training(self)
         else:
@@ -88,7 +96,8 @@ class Run:
         self.progress.phase(name)
         began = time.perf_counter()
         yield
-        self.phases[name] = {"seconds": time.perf_counter() - began, "steps": steps}
+        before_s = self.phases.get(name, {}).get("seconds", 0.0)  # building goes on after the data set is there
+        self.phases[name] = {"seconds": before_s + time.perf_counter() - began, "steps": steps}
 
     def synchronise(self) -> None:
         if self.device.type != "cpu":
@@ -107,19 +116,35 @@ class Run:
         if self.settings["batch_size"] == "auto":  # now, before this process takes memory of the device itself
             self.note_effective()
             tries = self.found.setdefault("auto_batch", [])
-            self.settings["batch_size"] = largest_batch(self.plan, self.folder, self.progress.note, tries)
+            self.settings["batch_size"] = auto_batch.largest_batch(self.plan, self.folder, self.progress.note, tries)
         if "cores" in requested:
             bind(self.cores)
         if self.device.type == "cpu":
             torch.set_num_threads(len(self.cores))
         else:
             torch.accelerator.set_device_index(self.device.index or 0)
-        self.room = cap_memory(self.device, requested.get("memory_cap"), self.plan.memory_share)
+        share = auto_batch.SHARE if self.plan.cut_short else 1.0
+        self.room = cap_memory(self.device, requested.get("memory_cap"), share)
         self.found["memory_room"] = self.room.room
         self.found["unit"] = self.workload.unit
         self.progress.unit = self.workload.unit
         self.note_effective()
         use_cache(self.settings, self.folder)
+        self.inputs = Inputs(self.workload, self.settings, self.device)
+        self.closing.callback(self.inputs.close)
+
+    def open_data(self) -> None:
+        """The data set, where there is one: generating and staging it are timed apart."""
+        if not reads_data_set(self.settings):
+            return
+        with self.phase("data"):
+            self.inputs.open(self.plan.trial.settings, len(self.cores), self.progress.note)
+        assert self.inputs.opened is not None
+        for name, seconds in self.inputs.opened.seconds.items():
+            self.phases[name] = {"seconds": seconds, "steps": 0}
+            self.phases["data"]["seconds"] -= seconds
+        self.found["data"] = self.inputs.about()
+        self.note_effective()
 
     def note_effective(self) -> None:
         self.found["effective"] = self.settings
@@ -131,7 +156,8 @@ class Run:
         settings, seed = self.settings, int(self.settings["seed"])
         self.found["memory_free"] = memory.free_words(self.device, settings.get("memory_cap"))
         memory.refuse_hopeless(self.workload.known_parameters(settings), settings, self.device)
-        self.task = build_task(self.workload, settings)
+        self.task = with_learning_rate(build_task(self.workload, settings), settings)
+        self.inputs.fit(self.task)
         if self.workload.known_parameters(settings) is None:
             memory.refuse_hopeless(memory.parameters_of(self.task), settings, self.device)
         if self.plan.file is not None:
@@ -143,32 +169,16 @@ class Run:
         self.units_per_step = self.samples_per_step * self.task.units_per_sample
         self.progress.units_per_step = self.units_per_step
         self.step = Step(self.task, settings, self.device)
-        self.held_out = judge.held_out(self.task, self.device, seed + 2)
+        self.held_out = judge.held_out(self, seed + 2)
         if not training:
             self.reference = judge.reference_answer(self.task, self.step.model, self.held_out)
         self.step.finish_model()
         if training:
             self.loss_first = self.step.held_out_loss(self.step.place(self.held_out))
             self.norms_first = parameter_norms(self.step.model)
-        self.batches = self.host_data(seed + 1) if settings["data"] == "host" else self.device_data(seed + 1)
+        self.batches = self.inputs.training(self.task, self.step, self.samples_per_step, seed + 1)
         self.first = next(self.batches)
         assert len(self.first[0]) == self.samples_per_step  # work is counted by steps of this many samples
-
-    def device_data(self, seed: int) -> Iterator[Batch]:
-        return device_batches(self.task.sample, self.step.place, self.samples_per_step, device=self.device, seed=seed)
-
-    def host_data(self, seed: int) -> Iterator[Batch]:
-        settings = self.settings
-        length = max(self.workload.epoch_samples or 0, 64 * self.samples_per_step)
-        self.source = HostBatches(
-            HostSamples(self.task.sample, length, seed),
-            self.samples_per_step,
-            seed=seed,
-            workers=int(settings["workers"]),
-            prefetch=int(settings["prefetch"]) if "prefetch" in settings else None,
-            pin_memory=bool(settings["pin_memory"]),
-        )
-        return map(self.step.place, self.source)
 
     def calibrate(self) -> float:
         """How long a step takes, roughly: a second's worth of steps at most."""
@@ -186,35 +196,49 @@ class Run:
         return step_s
 
     def fixed_steps(self) -> int | None:
+        if self.plan.cut_short:
+            return auto_batch.STEPS
         if "steps" in self.settings:
             return int(self.settings["steps"])
-        if "epochs" in self.settings and self.workload.epoch_samples:
-            return math.ceil(int(self.settings["epochs"]) * self.workload.epoch_samples / self.samples_per_step)
+        if "epochs" in self.settings and self.inputs.epoch_samples:
+            return math.ceil(int(self.settings["epochs"]) * self.inputs.epoch_samples / self.samples_per_step)
         return None
 
     def steps_taken(self) -> int:
         return sum(int(self.phases[name]["steps"]) for name in ("cold_start", "warm_up", "steady"))
 
-    def measure(self, step_s: float) -> Window:
+    def measure(self, step_s: float, learning: Learning | None) -> Window:
         block_steps = steps_per_block(step_s)
         self.rule = with_energy(self.rule, self.folder, self.device.type)
         self.tracker = Tracker(self.rule)
         self.progress.rule = self.rule
         self.progress.phase("measure")
         usage = CpuUsage(len(self.cores))
-        window = measured_loop(
-            self.step,
-            self.batches,
-            clock_for(self.device, block_steps * step_s),
-            self.tracker,
-            block_steps=block_steps,
-            fixed_steps=self.fixed_steps(),
-            time_waits=self.settings["data"] == "host",
-            report=self.progress.measuring,
-        )
+        if learning is not None:
+            window = learning.train(step_s)
+        else:
+            window = measured_loop(
+                self.step,
+                self.batches,
+                clock_for(self.device, block_steps * step_s),
+                self.tracker,
+                block_steps=block_steps,
+                fixed_steps=self.fixed_steps(),
+                time_waits=self.inputs.waits,
+                report=self.progress.measuring,
+            )
         self.metrics["cpu_utilisation"] = usage.metric()
         self.found["stop_reason"] = window.stop_reason
         return window
+
+
+def with_learning_rate(task: Task, settings: dict[str, Value]) -> Task:
+    """The rate that was asked for; where a run trains to a quality, its own is a setting like any other."""
+    if "learning_rate" in settings:
+        return replace(task, learning_rate=float(settings["learning_rate"]))
+    if learns_to_quality(settings):
+        settings["learning_rate"] = f"{task.learning_rate:g}"
+    return task
 
 
 def write_steps(path: Path, window: Window) -> None:

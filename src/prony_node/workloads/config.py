@@ -8,10 +8,22 @@ from dataclasses import dataclass, field
 
 from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import Machine
+from prony_node.contract.quality import DEFAULT_EPOCHS, parse_target
 from prony_node.contract.settings import Setting, Value, parse_settings
-from prony_node.contract.trial import INFERENCE_ONLY, LOADER_ONLY, TRAINING_ONLY, check_combination
+from prony_node.contract.trial import (
+    DATA_SET_ONLY,
+    INFERENCE_ONLY,
+    LOADER_ONLY,
+    TRAINING_ONLY,
+    check_combination,
+    reads_data_set,
+)
 
 SIZE = Setting("size", "choice", "full, or tiny: a small model of the same kind, for a CPU and tests", ("full", "tiny"))
+WEIGHTS = Setting(
+    "weights", "text", "a checkpoint of this model that you have (a state_dict; torch or safetensors)",
+    pattern=r"\S(.*\S)?", example="a file",
+)  # fmt: skip
 TINY_BATCH = 8
 
 
@@ -42,6 +54,9 @@ class Workload:
     pinned: bool = False  # it copies from page-locked host memory, which only some devices have a use for
     fixed_on_cpu: Mapping[str, Value] = field(default_factory=dict)  # the defaults that are others on a CPU
     asks_node: bool = False  # whether there is such a model can only be told where its library is
+    reads: str = ""  # what a sample of a data set must be: images, grey, tokens or spans; "" takes synthetic data alone
+    generated: str = ""  # the kind of data that data=generated writes for it
+    scores: tuple[str, ...] = ()  # how what it learned is judged on a test split, the first being what counts
 
     def parse(self, given: Mapping[str, object]) -> dict[str, Value]:
         """Typed settings of a request for this workload, refused when they cannot work together."""
@@ -66,14 +81,14 @@ class Workload:
     def _check_own(self, settings: Mapping[str, Value]) -> None:
         if self.operation:
             self._check_operation(settings)
-        if "epochs" in settings and self.epoch_samples is None:
+        self._check_data(settings)
+        if "epochs" in settings and self.epoch_samples is None and not reads_data_set(settings):
             raise RequestError(f"{self.name} has no data set of a known size, so no epochs; use steps=N")
         if settings.get("recompute") and not self.can_recompute:
             raise RequestError(
                 f"recompute=on is not offered for {self.name}: running its batch norms twice would change "
                 "their statistics"
             )
-
         size, patch = settings.get("image_size"), self.shape.get("patch", 1)
         if isinstance(size, int) and size % patch:
             raise RequestError(
@@ -87,11 +102,26 @@ class Workload:
         if settings.get("memory_format") == "channels_last" and not has_images:
             raise RequestError(f"memory_format=channels_last is a layout of images; {self.name} has none")
 
+    def _check_data(self, settings: Mapping[str, Value]) -> None:
+        data = settings.get("data", "device")
+        if reads_data_set(settings) and not self.reads:
+            raise RequestError(f"{self.name} has no way to read a data set; data is device or host")
+        if data == "generated" and not self.generated:
+            raise RequestError(f"there is no data=generated for {self.name}; give a data set that you have, data=PATH")
+        if data == "generated" and self.generated == "tokens" and settings.get("data_format") == "shards":
+            raise RequestError(f"shards hold images; the tokens of {self.name} are written as data_format=files")
+        if "until" in settings:
+            if settings.get("phase", "forward") != "forward" or settings.get("mode") == "infer":
+                raise RequestError("until is a quality to train to; it has no meaning with mode=infer")
+            parse_target(str(settings["until"]), self.scores)
+
     def _check_operation(self, settings: Mapping[str, Value]) -> None:
         if settings.get("mode") == "train":
             raise RequestError(f"{self.name} measures what the device itself can do, so it has mode=infer alone")
-        if settings.get("data") == "host":
-            raise RequestError(f"{self.name} works on operands of its own, so there is no data=host to load")
+        if settings.get("data", "device") != "device":
+            raise RequestError(
+                f"{self.name} works on operands of its own, so there is no data={settings['data']} to load"
+            )
         if settings.get("batch_size") == "auto":
             raise RequestError(f"{self.name} gains nothing from memory; batch_size is how many operations a step has")
         kind = str(settings.get("device", "auto")).partition(":")[0]
@@ -106,6 +136,10 @@ class Workload:
         values = {name: value for name, value in values.items() if name not in out_of_place or name in requested}
         if values["data"] == "device":
             values = {name: value for name, value in values.items() if name not in LOADER_ONLY}
+        if not reads_data_set(values):
+            values = {name: value for name, value in values.items() if name not in DATA_SET_ONLY}
+        elif "until" in values:
+            values.setdefault("epochs", DEFAULT_EPOCHS)
         if values.get("workers") == 0:
             values.pop("prefetch", None)
         if values["compile"] == "off":
@@ -137,6 +171,7 @@ class Workload:
             "pin_memory": machine.device in ("cuda", "xpu"),
             "cores": str(machine.cores),
             "seed": 0,
+            "augment": self.reads == "images",  # what is to be reconstructed stays as it is
         }
         values.update(self.fixed)
         if machine.device == "cpu":

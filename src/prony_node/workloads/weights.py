@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +11,35 @@ import torch
 from torch import Tensor, nn
 
 from prony_node.contract.errors import RequestError
+from prony_node.contract.settings import Value
 
 WRAPPED_IN = ("state_dict", "model")  # under which training scripts keep the weights beside other things
 SHOWN = 3  # names of tensors in a sentence
 
 
-def with_weights(model: Callable[[], nn.Module], path: str | None) -> Callable[[], nn.Module]:
+@dataclass(frozen=True)
+class Head:
+    """What a fine-tuning puts on a model that was trained for something else."""
+
+    new: tuple[str, ...] = ()  # its tensors begin so, and start from chance where the file has none
+    old: tuple[str, ...] = ()  # tensors of the file that are left behind
+
+
+SAME_HEAD = Head()
+
+
+def with_weights(model: Callable[[], nn.Module], path: Value | None, head: Head = SAME_HEAD) -> Callable[[], nn.Module]:
     """The same model with the weights of that file; refused at once where there is no such file."""
     if path is None:
         return model
-    file = Path(path).expanduser()
+    file = Path(str(path)).expanduser()
     if not file.is_file():
         raise RequestError(f"weights={path} is not possible: there is no such file")
 
     def build() -> nn.Module:
         network = model()
         if not any(parameter.is_meta for parameter in network.parameters()):
-            fill(network, read_weights(file), path)
+            fill(network, read_weights(file), str(path), head)
         return network
 
     return build
@@ -59,9 +72,12 @@ def read_weights(file: Path) -> dict[str, Tensor]:
     return {str(name).removeprefix("module."): value for name, value in loaded.items()}
 
 
-def fill(network: nn.Module, weights: dict[str, Tensor], path: str) -> None:
+def fill(network: nn.Module, weights: dict[str, Tensor], path: str, head: Head = SAME_HEAD) -> None:
     """Every tensor of the model from the file, and nothing left over, or a sentence that says what does not fit."""
-    own = network.state_dict()
+    own = {
+        name: value for name, value in network.state_dict().items() if name in weights or not name.startswith(head.new)
+    }
+    weights = {name: value for name, value in weights.items() if name in own or not name.startswith(head.old)}
     missing = [name for name in own if name not in weights]
     strange = [name for name in weights if name not in own]
     shapes = [
@@ -80,4 +96,4 @@ def fill(network: nn.Module, weights: dict[str, Tensor], path: str) -> None:
     ]
     if said:
         raise RequestError(f"weights={path} does not fit this model: {'; '.join(said)}")
-    network.load_state_dict(weights)
+    network.load_state_dict(weights, strict=False)  # strictly checked above, but for the head

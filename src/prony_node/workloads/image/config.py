@@ -11,16 +11,14 @@ from functools import partial
 
 from prony_node.contract.errors import RequestError
 from prony_node.contract.settings import Setting, Value
-from prony_node.workloads.config import Workload
+from prony_node.workloads.config import WEIGHTS, Workload
 
 IMAGE_SIZE = Setting("image_size", "count", "height and width of an image, in pixels", least=32)
 LIBRARY_IMAGE_SIZE = Setting(
     "image_size", "count", "height and width of an image, in pixels; auto: what the library says", ("auto",), least=32
 )
-WEIGHTS = Setting(
-    "weights", "text", "a checkpoint of this model that you have (a state_dict; torch or safetensors)",
-    pattern=r"\S(.*\S)?", example="a file",
-)  # fmt: skip
+CLASSES = Setting("classes", "count", "classes that the model tells apart; else its own, or the data set's", least=2)
+SCORES = ("accuracy", "loss")
 IMAGENET_IMAGES = 1_281_167
 DOCUMENTED = "torchvision's documentation of the model"
 TORCHVISION = "prony_node.workloads.image.torchvision_models"
@@ -46,13 +44,16 @@ def _classifier(name: str, help: str, parameters: int, source: str, batch: tuple
         optimizer=optimizer,
         memory_format="channels_last" if optimizer == "sgd" else "contiguous",  # only convolutions gain by it
         epoch_samples=IMAGENET_IMAGES,
-        settings=(IMAGE_SIZE, WEIGHTS),
+        settings=(IMAGE_SIZE, CLASSES, WEIGHTS),
         fixed={"image_size": 224},
         shape=shape,
         library="torchvision",
         flops=2 * multiply_adds,
         flops_source=flops_source,
         tiny=tiny,
+        reads="images",
+        generated="imagenet",
+        scores=SCORES,
     )
 
 
@@ -100,12 +101,14 @@ IMAGE_WORKLOADS = (
         memory_gib={"train": 16.0, "infer": 4.0},
         memory_format="channels_last",
         epoch_samples=50_000,
-        settings=(IMAGE_SIZE, WEIGHTS),
+        settings=(IMAGE_SIZE, CLASSES, WEIGHTS),
         fixed={"image_size": 32},
         shape={"classes": 100},
         flops=4_824_462_336,
         flops_source="counted by hand from its convolutions and last layer; its sources give no figure",
         tiny={"image_size": 32},
+        reads="images",
+        scores=SCORES,
     ),
 )  # fmt: skip
 
@@ -126,10 +129,13 @@ def library_workload(library: str, model: str) -> Workload:
         optimizer="adamw",  # trains convolutions and attention alike
         memory_format="channels_last",
         epoch_samples=IMAGENET_IMAGES,
-        settings=(LIBRARY_IMAGE_SIZE, WEIGHTS),
+        settings=(LIBRARY_IMAGE_SIZE, CLASSES, WEIGHTS),
         fixed={"image_size": "auto"},
         library=library,
         asks_node=True,
+        reads="images",
+        generated="imagenet",
+        scores=SCORES,
     )
 
 

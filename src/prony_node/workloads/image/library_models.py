@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from prony_node.contract.errors import RequestError, unknown
 from prony_node.measure.protocol import Batch, Task
-from prony_node.workloads.image.task import fold_batch_norms, image_task
+from prony_node.workloads.image.task import class_count, fold_batch_norms, image_task
 
 if TYPE_CHECKING:
     from prony_node.contract.settings import Value
@@ -45,10 +45,12 @@ def build(workload: Workload, settings: dict[str, Value]) -> Task:
         settings["image_size"] = found.size
     size = int(settings["image_size"])
     other_size = {found.size_option: size} if found.size_option and size != found.size else {}
-    model = partial(found.model, **other_size)
+    classes = class_count(settings, found.classes)
+    other_classes = {"num_classes": classes} if classes != found.classes else {}
+    model = partial(found.model, **other_size, **other_classes)
     _try(model, workload.name, size)
     folded = partial(fold_if_same, size=size)
-    task = image_task(model, found.classes, settings, adam_rate=RATE, adamw_decay=0.05, for_inference=folded)
+    task = image_task(model, classes, settings, adam_rate=RATE, adamw_decay=0.05, for_inference=folded)
     return replace(task, loss=classification_loss)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from prony_node.contract.settings import Value
+from prony_node.contract.trial import learns_to_quality
 from prony_node.data.synthetic import image_sampler
 from prony_node.measure.protocol import Batch, Task
 from prony_node.workloads.weights import with_weights
@@ -18,6 +19,11 @@ from prony_node.workloads.weights import with_weights
 SGD_RATE = 0.05
 SGD_SAMPLES = 256  # its rate is for steps of so many samples
 DECAY = 5e-5
+# To a quality, with a rate that rises and falls: as for residual networks on CIFAR (He et al. 2015, Zagoruyko 2016),
+# in proportion to the step's samples (Goyal et al. 2017) up to where that rule was found to end.
+RATE_TO_QUALITY = 0.1
+HIGHEST_RATE = 1.6
+DECAY_TO_QUALITY = 5e-4
 TINY_CLASSES = 10  # of size=tiny: few enough to be told apart after seconds on a CPU
 
 
@@ -35,14 +41,24 @@ def image_task(
     return Task(
         unit="images",
         units_per_sample=1,
-        model=with_weights(model, str(settings["weights"]) if "weights" in settings else None),
+        model=with_weights(model, settings.get("weights")),
         loss=classification_loss,
         predict=lambda network, batch: network(batch[0]),
         sample=image_sampler(classes, int(settings["image_size"])),
         learning_rate=learning_rate(settings, sgd_rate, adam_rate),
-        weight_decay=adamw_decay if settings.get("optimizer") == "adamw" else DECAY,
+        weight_decay=adamw_decay if settings.get("optimizer") == "adamw" else _decay(settings),
         for_inference=for_inference or fold_batch_norms,
+        scores=classification_scores,
     )
+
+
+def class_count(settings: dict[str, Value], own: int) -> int:
+    """The model's own number of classes, or the one that was asked for or that a data set has."""
+    return int(settings.get("classes", own))
+
+
+def _decay(settings: dict[str, Value]) -> float:
+    return DECAY_TO_QUALITY if learns_to_quality(settings) else DECAY
 
 
 def is_tiny(settings: dict[str, Value]) -> bool:
@@ -53,17 +69,29 @@ def learning_rate(settings: dict[str, Value], sgd_rate: float | None = None, ada
     """Of the optimizer; smaller steps of SGD take a proportionally smaller one, the full one blows four images up."""
     if settings.get("optimizer", "sgd") != "sgd":
         return adam_rate
+    if learns_to_quality(settings):
+        return min(HIGHEST_RATE, RATE_TO_QUALITY * _step_samples(settings) / SGD_SAMPLES)
     if sgd_rate is not None:
         return sgd_rate
+    return SGD_RATE * min(1.0, _step_samples(settings) / SGD_SAMPLES)
+
+
+def _step_samples(settings: dict[str, Value]) -> int:
     if settings.get("batch_size", "auto") == "auto":
-        return SGD_RATE
-    samples = int(settings["batch_size"]) * int(settings.get("grad_accumulation", 1))
-    return SGD_RATE * min(1.0, samples / SGD_SAMPLES)
+        return SGD_SAMPLES
+    return int(settings["batch_size"]) * int(settings.get("grad_accumulation", 1))
 
 
 def classification_loss(network: nn.Module, batch: Batch) -> Tensor:
     images, labels = batch
     return F.cross_entropy(network(images), labels)
+
+
+def classification_scores(network: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    images, labels = batch
+    answer = network(images).float()
+    right = (answer.argmax(dim=-1) == labels).float()
+    return {"accuracy": right, "loss": F.cross_entropy(answer, labels, reduction="none")}
 
 
 def fold_batch_norms(network: nn.Module) -> nn.Module:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from prony_node.measure.protocol import Task
-from prony_node.workloads.image.task import TINY_CLASSES, image_task, is_tiny, learning_rate
+from prony_node.workloads.image.task import TINY_CLASSES, class_count, image_task, is_tiny, learning_rate
 
 if TYPE_CHECKING:
     from prony_node.contract.settings import Value
@@ -39,58 +39,59 @@ def build(workload: Workload, settings: dict[str, Value]) -> Task:
     if is_tiny(settings):
         # Bottlenecks blow up where depthwise convolutions, which start small, have not begun to learn.
         rates = {"sgd_rate": 0.01 if name.startswith("resnet") else 0.05}
-        return image_task(partial(tiny_model, name, size, patch), TINY_CLASSES, settings, **rates)
-    classes = workload.shape["classes"]
+        classes = class_count(settings, TINY_CLASSES)
+        return image_task(partial(tiny_model, name, size, patch, classes), classes, settings, **rates)
+    classes = class_count(settings, workload.shape["classes"])
     sized = {"image_size": size} if patch else {}  # positions are learned, so their number is the model's
     model = partial(get_model, CONSTRUCTORS[name], weights=None, num_classes=classes, **sized)
     return image_task(model, classes, settings, **rates)
 
 
-def tiny_model(name: str, size: int, patch: int) -> nn.Module:
+def tiny_model(name: str, size: int, patch: int, classes: int = TINY_CLASSES) -> nn.Module:
     """A model of the same kind that a CPU trains in seconds: torchvision's own classes, narrow and shallow."""
     family = name.partition("-")[0]
     if family == "vit":
-        return _tiny_vit(size, patch)
+        return _tiny_vit(size, patch, classes)
     if family == "swin":
-        return _tiny_swin(blocks={"swin-t": 2, "swin-b": 4}[name])
+        return _tiny_swin({"swin-t": 2, "swin-b": 4}[name], classes)
     if family == "efficientnet":
-        return _tiny_efficientnet(*{"efficientnet-b0": (1.0, 1.0), "efficientnet-b4": (1.4, 1.8)}[name])
+        return _tiny_efficientnet(*{"efficientnet-b0": (1.0, 1.0), "efficientnet-b4": (1.4, 1.8)}[name], classes)
     if family == "mobilenetv3":
         from torchvision.models import get_model
 
-        tiny: nn.Module = get_model(CONSTRUCTORS[name], weights=None, num_classes=TINY_CLASSES, width_mult=0.25,
+        tiny: nn.Module = get_model(CONSTRUCTORS[name], weights=None, num_classes=classes, width_mult=0.25,
                                     reduced_tail=True, dropout=0.0)  # fmt: skip
         return tiny
-    return _tiny_resnet({"resnet50": [1, 1, 1, 1], "resnet152": [1, 2, 2, 1]}[name])
+    return _tiny_resnet({"resnet50": [1, 1, 1, 1], "resnet152": [1, 2, 2, 1]}[name], classes)
 
 
-def _tiny_resnet(blocks: list[int]) -> nn.Module:
+def _tiny_resnet(blocks: list[int], classes: int) -> nn.Module:
     from torchvision.models.resnet import Bottleneck, ResNet
 
     class Narrow(Bottleneck):
         expansion = 1  # else a block's output is four times as wide, whatever its inside
 
-    return ResNet(Narrow, blocks, num_classes=TINY_CLASSES, width_per_group=32)
+    return ResNet(Narrow, blocks, num_classes=classes, width_per_group=32)
 
 
-def _tiny_vit(size: int, patch: int) -> nn.Module:
+def _tiny_vit(size: int, patch: int, classes: int) -> nn.Module:
     from torchvision.models import VisionTransformer
 
     return VisionTransformer(size, patch, num_layers=2, num_heads=4, hidden_dim=64, mlp_dim=128,
-                             num_classes=TINY_CLASSES)  # fmt: skip
+                             num_classes=classes)  # fmt: skip
 
 
-def _tiny_swin(blocks: int) -> nn.Module:
+def _tiny_swin(blocks: int, classes: int) -> nn.Module:
     from torchvision.models import SwinTransformer
 
     return SwinTransformer([4, 4], embed_dim=32, depths=[2, blocks], num_heads=[2, 4], window_size=[4, 4],
-                           stochastic_depth_prob=0.0, num_classes=TINY_CLASSES)  # fmt: skip
+                           stochastic_depth_prob=0.0, num_classes=classes)  # fmt: skip
 
 
-def _tiny_efficientnet(width: float, depth: float) -> nn.Module:
+def _tiny_efficientnet(width: float, depth: float, classes: int) -> nn.Module:
     from torchvision.models import EfficientNet
     from torchvision.models.efficientnet import MBConvConfig
 
     stages = [(1, 3, 1, 16, 8, 1), (6, 3, 2, 8, 16, 1), (6, 5, 2, 16, 32, 2)]
     scaled = [MBConvConfig(*stage, width, depth) for stage in stages]
-    return EfficientNet(scaled, dropout=0.0, stochastic_depth_prob=0.0, num_classes=TINY_CLASSES)
+    return EfficientNet(scaled, dropout=0.0, stochastic_depth_prob=0.0, num_classes=classes)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from prony_node.measure.protocol import Task
-from prony_node.workloads.image.task import TINY_CLASSES, image_task, is_tiny
+from prony_node.workloads.image.task import TINY_CLASSES, class_count, image_task, is_tiny
 
 if TYPE_CHECKING:
     from prony_node.contract.settings import Value
@@ -65,6 +65,7 @@ class WideResNet(nn.Module):
 
 def build(workload: Workload, settings: dict[str, Value]) -> Task:
     if is_tiny(settings):
-        return image_task(partial(WideResNet, TINY_CLASSES, TINY_STAGES, 1), TINY_CLASSES, settings, sgd_rate=0.05)
-    classes = workload.shape["classes"]
-    return image_task(lambda: WideResNet(classes), classes, settings)
+        classes = class_count(settings, TINY_CLASSES)
+        return image_task(partial(WideResNet, classes, TINY_STAGES, 1), classes, settings, sgd_rate=0.05)
+    classes = class_count(settings, workload.shape["classes"])
+    return image_task(partial(WideResNet, classes), classes, settings)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from prony_node.contract.errors import RequestError
 from prony_node.contract.settings import Setting, Value
-from prony_node.workloads.config import Workload
+from prony_node.workloads.config import WEIGHTS, Workload
 
 SEQUENCE = Setting("sequence", "count", "tokens of a sample", least=8)
 PHASE = Setting(
@@ -15,6 +15,10 @@ PHASE = Setting(
     "of inference: the whole sequence without a cache, the prompt into a KV cache, or one token from it",
     ("forward", "prefill", "decode"),
 )
+VOCABULARY_FILE = Setting(
+    "vocab", "text", "the vocab.txt of the checkpoint, for its word pieces (data=PATH)",
+    pattern=r"\S(.*\S)?", example="a file",
+)  # fmt: skip
 VOCABULARY = 50304  # GPT-2's 50257 tokens, padded to a multiple of 128 for the matrix units
 CARAML = "CARAML suite (SC24)"
 MEGATRON = "Narayanan et al., Efficient Large-Scale Language Model Training (2021), appendix"
@@ -58,13 +62,16 @@ def _gpt(name: str, layers: int, hidden: int, heads: int, sequence: int, batch: 
         },
         memory_gib={"train": memory_gib, "infer": memory_gib / 4},
         optimizer="adamw",
-        settings=(SEQUENCE, PHASE),
+        settings=(SEQUENCE, PHASE, WEIGHTS),
         fixed={"sequence": sequence, "phase": "forward"},
         shape={"layers": layers, "hidden": hidden, "heads": heads, "vocabulary": vocabulary},
         can_recompute=True,
         flops=sequence * (2.0 * parameters + 4 * layers * hidden * sequence),
         flops_source=GPT_FLOPS,
         tiny={"sequence": 32},
+        reads="tokens",
+        generated="tokens",
+        scores=("loss",),
     )
 
 
@@ -83,7 +90,7 @@ def _bert(name: str, layers: int, hidden: int, heads: int, parameters: int, batc
         memory_gib={"train": memory_gib[0], "infer": memory_gib[1]},
         optimizer="adamw",
         epoch_samples=87_599,  # questions to train on in SQuAD v1.1; a long paragraph makes more sequences than one
-        settings=(SEQUENCE,),
+        settings=(SEQUENCE, WEIGHTS, VOCABULARY_FILE),
         fixed={"sequence": sequence},
         shape={"layers": layers, "hidden": hidden, "heads": heads, "vocabulary": 30_522, "positions": 512},
         can_recompute=True,
@@ -91,11 +98,13 @@ def _bert(name: str, layers: int, hidden: int, heads: int, parameters: int, batc
         flops=sequence * layers * (24.0 * hidden**2 + 4 * hidden * sequence),
         flops_source=BERT_FLOPS,
         tiny={"sequence": 32},
+        reads="spans",
+        scores=("exact_match", "loss"),
     )
 
 
 TINY_GPT = {"layers": 2, "hidden": 64, "heads": 2, "vocabulary": 256}
-TINY_BERT = {"layers": 2, "hidden": 64, "heads": 2, "vocabulary": 256}
+TINY_BERT = {"layers": 2, "hidden": 64, "heads": 2, "vocabulary": 2048}
 LANGUAGE_WORKLOADS = (
     _gpt("gpt-tiny", 4, 128, 4, 128, (256, 8), 4.0, "Prony's own, for tests and laptops", vocabulary=1024),
     _gpt("gpt-117m", 12, 768, 12, 1024, (32, 1), 40.0, f"GPT-2 small; {CARAML}"),
@@ -121,12 +130,15 @@ def transformers_workload(model: str) -> Workload:
         batch={"train/cpu": 1, "infer/cpu": 1, "train/accelerator": 8, "infer/accelerator": 8},
         memory_gib={"train": 0.0, "infer": 0.0},  # not known, so the batch is not made smaller
         optimizer="adamw",
-        settings=(SEQUENCE,),
+        settings=(SEQUENCE, WEIGHTS),
         fixed={"sequence": 1024},
         can_recompute=True,
         library="transformers",
         tiny={"sequence": 32},
         asks_node=True,
+        reads="tokens",
+        generated="tokens",
+        scores=("loss",),
     )
 
 

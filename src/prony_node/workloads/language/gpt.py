@@ -13,6 +13,8 @@ from torch.utils.checkpoint import checkpoint
 from prony_node.data.synthetic import token_sampler
 from prony_node.measure.protocol import Batch, Task
 from prony_node.workloads.language.config import dimensions
+from prony_node.workloads.language.judging import token_scores
+from prony_node.workloads.weights import with_weights
 
 if TYPE_CHECKING:
     from prony_node.contract.settings import Value
@@ -99,8 +101,13 @@ class GPT(nn.Module):
 
 def next_token_loss(model: nn.Module, batch: Batch) -> Tensor:
     tokens, targets = batch
-    logits = F.linear(model(tokens), model.embed.weight)
+    logits = next_token_logits(model, tokens)
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+
+def next_token_logits(model: nn.Module, tokens: Tensor) -> Tensor:
+    """Logits at every position: batch, sequence, vocabulary."""
+    return F.linear(model(tokens), model.embed.weight)
 
 
 def predict_last(model: nn.Module, batch: Batch) -> Tensor:
@@ -116,11 +123,12 @@ def switch_recompute_on(model: nn.Module) -> None:
 def build(workload: Workload, settings: dict[str, Value]) -> Task:
     shape = dimensions(workload, settings)
     sequence = int(settings["sequence"])
+    model = partial(GPT, shape["layers"], shape["hidden"], shape["heads"], shape["vocabulary"], sequence)
     plain = settings.get("optimizer") == "sgd"  # its steps are not normalised, and its decay not decoupled
     task = Task(
         unit="tokens",
         units_per_sample=sequence,
-        model=partial(GPT, shape["layers"], shape["hidden"], shape["heads"], shape["vocabulary"], sequence),
+        model=with_weights(model, settings.get("weights")),
         loss=next_token_loss,
         predict=predict_last,
         sample=token_sampler(shape["vocabulary"], sequence),
@@ -128,6 +136,8 @@ def build(workload: Workload, settings: dict[str, Value]) -> Task:
         weight_decay=1e-4 if plain else 0.1,
         attention="full",
         recompute=switch_recompute_on,
+        scores=partial(token_scores, next_token_logits),
+        vocabulary=shape["vocabulary"],
     )
     if settings.get("phase", "forward") == "forward":
         return task

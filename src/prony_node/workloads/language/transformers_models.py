@@ -10,6 +10,7 @@ import copy
 import inspect
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ from prony_node.contract.errors import RequestError, unknown
 from prony_node.data.synthetic import token_sampler
 from prony_node.measure.protocol import Batch, Task
 from prony_node.workloads.language.attention import attention_without_mask, recompute_layers
+from prony_node.workloads.language.judging import token_scores
+from prony_node.workloads.weights import with_weights
 
 if TYPE_CHECKING:
     from prony_node.contract.settings import Value
@@ -104,8 +107,13 @@ def attention_of(config: Any, sequence: int) -> str | None:
 
 def next_token_loss(model: nn.Module, batch: Batch) -> Tensor:
     tokens, targets = batch
+    return F.cross_entropy(next_token_logits(model, tokens).flatten(0, 1).float(), targets.flatten())
+
+
+def next_token_logits(model: nn.Module, tokens: Tensor) -> Tensor:
+    """Logits at every position: batch, sequence, vocabulary."""
     logits: Tensor = model(input_ids=tokens, use_cache=False).logits
-    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+    return logits
 
 
 def predict_last(model: nn.Module, batch: Batch) -> Tensor:
@@ -130,16 +138,19 @@ def build(workload: Workload, settings: dict[str, Value]) -> Task:
         model: nn.Module = AutoModelForCausalLM.from_config(own, dtype=torch.float32, **chosen)
         return model
 
+    vocabulary = int(config.get_text_config().vocab_size)
     plain = settings.get("optimizer") == "sgd"  # its steps are not normalised, and its decay not decoupled
     return Task(
         unit="tokens",
         units_per_sample=sequence,
-        model=make,
+        model=with_weights(make, settings.get("weights")),
         loss=next_token_loss,
         predict=predict_last,
-        sample=token_sampler(int(config.get_text_config().vocab_size), sequence),
+        sample=token_sampler(vocabulary, sequence),
         learning_rate=0.1 if plain else 3e-4,
         weight_decay=1e-4 if plain else 0.1,
         attention="full",
         recompute=recompute_layers,
+        scores=partial(token_scores, next_token_logits),
+        vocabulary=vocabulary,
     )

@@ -66,6 +66,11 @@ def reconstruction_loss(network: nn.Module, batch: Batch) -> Tensor:
     return F.mse_loss(network(batch[0]).float(), batch[0].float())
 
 
+def reconstruction_scores(network: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    images = batch[0].float()
+    return {"loss": (network(batch[0]).float() - images).square().flatten(1).mean(1)}
+
+
 def build(workload: Workload, settings: dict[str, Value]) -> Task:
     channels = workload.shape["channels"]
     tiny = settings.get("size") == "tiny"
@@ -79,4 +84,5 @@ def build(workload: Workload, settings: dict[str, Value]) -> Task:
         sample=blend_sampler(channels, SIDE),
         learning_rate=LEARNING_RATE[str(settings.get("optimizer", workload.optimizer))],
         for_inference=fold_batch_norms,
+        scores=reconstruction_scores,
     )

@@ -51,5 +51,7 @@ RECONSTRUCT_WORKLOADS = (
         flops=autoencoder_flops(WIDTHS, BOTTLENECK),
         flops_source="Prony's own model, counted by hand layer by layer",
         tiny={},
+        reads="grey",
+        scores=("loss",),
     ),
 )

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from prony.cli.main import VERBS, guarded, main
+from prony.report.numbers import format_si
 from prony_node.contract import RequestError
+from prony_node.workloads import WORKLOADS
 
 ROOT = Path(__file__).parents[4]
 
@@ -34,6 +36,16 @@ def test_help_names_every_verb_in_a_third_of_a_second() -> None:
 
 def test_no_words_at_all_are_answered_with_help() -> None:
     assert prony().stdout == prony("--help").stdout
+
+
+def test_the_list_of_workloads_has_a_row_for_each_with_its_figures_and_source() -> None:
+    shown = prony("list", "workloads").stdout
+    for workload in WORKLOADS.values():
+        row = next(line for line in shown.splitlines() if line.startswith(f"{workload.name} "))
+        assert row.split()[1] == workload.unit
+        for figure in (workload.parameters, workload.flops):
+            assert not figure or format_si(figure, "") in row
+        assert workload.source.partition(";")[0] in shown
 
 
 def test_the_version() -> None:

@@ -16,7 +16,9 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from prony.cli.execute import Outcome
 from prony.cli.main import make_app
+from prony.cli.repeats import print_repeats
 from prony.cli.tables import print_record, results_table
 
 GOLDEN = Path(__file__).parents[3] / "golden"
@@ -63,6 +65,52 @@ def test_output_for_a_person(call: Call, root: Path, name: str, words: list[str]
     result = call(*words)
     assert result.exit_code == 0, result.stderr
     hold(name, result.stdout, root)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("show-learned.txt", ["show", "f00002"]),
+        ("show-not-reached.txt", ["show", "f00003"]),
+        ("show-target-loss.txt", ["show", "f10000"]),
+        ("runs-learned.txt", ["runs"]),
+        ("compare-seeds.txt", ["compare", "f00000,f00001,f00002", "f00003"]),
+        ("compare-quality.txt", ["compare", "f20000", "f20003"]),
+    ],
+)
+def test_output_about_runs_that_learned(call: Call, learning_root: Path, name: str, words: list[str]) -> None:
+    result = call(*words, "--runs", str(learning_root))
+    assert result.exit_code == 0, result.stderr
+    hold(name, result.stdout, learning_root)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_results_table_of_seeds(get_record: GetRecord, width: int) -> None:
+    records = [get_record(f"f0000{seed}") for seed in range(4)]
+    console = Console(file=io.StringIO(), width=width, no_color=True)
+    console.print(results_table(records, width))
+    print_repeats(console, [Outcome(Path("run"), record) for record in records])
+    hold(f"results-seeds-{width}.txt", console.file.getvalue())  # type: ignore[attr-defined]
+
+
+def test_results_without_a_quality_have_no_column_for_it(get_record: GetRecord) -> None:
+    titles = [column.header for column in results_table([get_record("a00200")], 200).columns]
+    assert not {"quality", "time to"} & set(titles)
+    titles = [column.header for column in results_table([get_record("f20000")], 200).columns]
+    assert "quality" in titles
+    assert "time to" not in titles  # no target was asked for
+
+
+@pytest.mark.parametrize("learning", [{}, {"curve": [{}, {"epoch": "x"}, 3]}, {"curve": {}, "score": "[red]b[/red]"}])
+def test_a_learning_of_which_little_is_left_is_shown(get_record: GetRecord, learning: dict[str, Any]) -> None:
+    record = get_record("f00000") | {"learning": learning, "data": {"staged": {}, "generated": {"kind": "[b]"}}}
+    console = Console(file=io.StringIO(), width=110, no_color=True)
+    print_record(console, record, None)
+    console.print(results_table([record, record], 200))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "accuracy 0.9382" in text
+    assert "generated  kind [b]" in text
+    assert ("[red]b[/red]" in text) == ("score" in learning)
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from prony.cli.execute import Outcome, exit_code
 from prony.cli.progress import LiveDisplay, PlainDisplay, describe, make_display
-from prony.cli.run import print_repeats
+from prony.cli.repeats import print_repeats
 from prony_node.contract import files, read_record
 
 ROOT = Path(__file__).parents[4]
@@ -67,6 +67,21 @@ def test_repeats_are_fresh_runs_with_their_own_interval_beside_the_one_between(t
     assert "within a run" in stdout
     records = [read_record(folder) for folder in tmp_path.glob("gpt-tiny-*")]
     assert sorted(record["repeat"] for record in records if record) == [0, 1]
+
+
+def test_seeds_are_runs_of_their_own_with_their_spread(tmp_path: Path) -> None:
+    code, stdout, _ = prony(tmp_path, "run", "gpt-tiny", "steps=3", "seed=5", "--seeds", "2")
+    assert code == 0
+    assert "gpt-tiny steps=3: 2 seeds (5, 6)" in stdout
+    records = [read_record(folder) for folder in tmp_path.glob("gpt-tiny-*")]
+    assert sorted(record["trial"]["settings"]["seed"] for record in records if record) == [5, 6]
+
+
+def test_no_seeds_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    code, _, stderr = prony(tmp_path, "run", "gpt-tiny", "--seeds", "0")
+    assert code == 2
+    assert "--seeds 0 is not possible: give at least 1" in stderr
+    assert list(tmp_path.glob("gpt-tiny-*")) == []
 
 
 def test_a_failed_run_exits_with_1_and_says_why(tmp_path: Path) -> None:

@@ -57,10 +57,22 @@ def test_failures_are_recorded_passed_over_and_retried_only_when_asked(tmp_path:
     assert len(folders(tmp_path)) == 4
 
 
+def test_swept_seeds_end_with_their_spread(tmp_path: Path) -> None:
+    stdout = shown(tmp_path, "batch_size=2", "seed=3,4")
+    assert "gpt-tiny batch_size=2: 2 seeds (3, 4)" in stdout
+    assert "throughput, images/s" in stdout
+
+
 def test_the_table_at_the_end_names_every_trial(tmp_path: Path) -> None:
+    stdout = shown(tmp_path, "batch_size=1,2")
+    assert all(name in stdout for name in ("images/s", str(tmp_path)))
+
+
+def shown(out: Path, *words: str) -> str:
+    """What a person sees at the end."""
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests" / "stand_in")])
     environment = {**os.environ, "PYTHONPATH": path, "PRONY_RANK_MODULE": "stand_in_rank", "COLUMNS": "200"}
-    argv = [sys.executable, "-m", "prony", "sweep", "gpt-tiny", "batch_size=1,2", "--out", str(tmp_path)]
+    argv = [sys.executable, "-m", "prony", "sweep", "gpt-tiny", *words, "--out", str(out)]
     done = subprocess.run(argv, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert all(name in done.stdout for name in ("images/s", str(tmp_path)))
+    return done.stdout

@@ -8,6 +8,7 @@ import pytest
 
 from prony.plan.suites import load_suites, parse_suite
 from prony_node.contract import RequestError
+from prony_node.workloads import WORKLOADS
 
 
 def test_quick_has_work_for_every_kind_of_device_and_about_two_minutes_of_it() -> None:
@@ -19,6 +20,13 @@ def test_quick_has_work_for_every_kind_of_device_and_about_two_minutes_of_it() -
         assert len({entry.trial.workload for entry in entries}) >= 3
         assert 60 <= sum(entry.stop.max_time_s for entry in entries) <= 150
     assert quick.trials_on("cpu") != quick.trials_on("cuda")
+
+
+def test_every_has_every_workload_in_every_mode_at_its_defaults() -> None:
+    trials = [entry.trial for entry in load_suites()["every"].trials]
+    wanted = {(workload.name, mode) for workload in WORKLOADS.values() for mode in workload.modes}
+    assert {(trial.workload, trial.settings["mode"]) for trial in trials} == wanted
+    assert {name for trial in trials for name in trial.settings} == {"mode", "phase"}
 
 
 def test_a_suite_needs_no_kinds_of_device() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from prony.plan.sweep import interleave, make_grid
+from prony.plan.sweep import interleave, make_grid, over_seeds
 from prony_node.contract import RequestError
+from prony_node.contract.trial import Trial
 
 
 def test_every_combination_the_last_setting_fastest() -> None:
@@ -40,3 +41,18 @@ def test_repeats_go_there_and_back() -> None:
     assert interleave(["a", "b"], 3) == [("a", 0), ("b", 0), ("b", 1), ("a", 1), ("a", 2), ("b", 2)]
     with pytest.raises(RequestError, match="at least 1"):
         interleave(["a"], 0)
+
+
+def test_seeds_go_on_from_the_trials_own() -> None:
+    plain, seeded = Trial("gpt-tiny", {"steps": 3}), Trial("gpt-tiny", {"seed": 7})
+    assert over_seeds(plain, None) == [plain]
+    assert [trial.settings for trial in over_seeds(plain, 2)] == [{"steps": 3, "seed": 0}, {"steps": 3, "seed": 1}]
+    assert [trial.settings["seed"] for trial in over_seeds(seeded, 3)] == [7, 8, 9]
+    assert len({trial.hash for trial in over_seeds(seeded, 3)}) == 3
+
+
+def test_impossible_seeds_are_refused() -> None:
+    with pytest.raises(RequestError, match="--seeds 0 is not possible: give at least 1"):
+        over_seeds(Trial("gpt-tiny"), 0)
+    with pytest.raises(RequestError, match="seed=1000000000000 is not possible"):
+        over_seeds(Trial("gpt-tiny", {"seed": 10**12 - 1}), 2)

@@ -71,6 +71,17 @@ def test_nothing_is_loaded_from_anywhere(everything: Path) -> None:
     assert not {"iframe", "img", "link", "object", "embed"} & set(page.tags)
 
 
+def test_a_page_of_runs_that_learned_is_whole_too(tmp_path: Path, learning_root: Path) -> None:
+    folders = sorted(record.parent for record in learning_root.glob("*/record.json"))
+    path = build_report(folders, tmp_path / "learned.html")
+    page = read(path)
+    assert page.loaded == []
+    assert len(page.ids) == len(set(page.ids))
+    assert {link[1:] for link in page.links} <= set(page.ids)
+    assert page.tags.count("svg") == 4 + 2  # curves of the accuracy and of the loss, batch sizes without a target
+    assert path.stat().st_size < 60_000 * len(folders)
+
+
 def test_it_stays_small(everything: Path) -> None:
     assert everything.stat().st_size < 30_000 * 13
 

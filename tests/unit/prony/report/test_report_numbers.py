@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from prony.analysis.learning import Quality
 from prony.report.numbers import (
     format_bytes,
     format_metric,
     format_number,
+    format_quality,
     format_rate,
     format_seconds,
     format_si,
@@ -78,3 +80,29 @@ def test_metric_in_human_units(name: str, metric: dict[str, Any] | None, text: s
 )
 def test_the_rate_of_a_ceiling_has_a_prefix(value: float, unit: str, text: str) -> None:
     assert format_rate(value, unit, 0.99 * value, 1.01 * value) == f"{text} ± 1.0 %"
+
+
+def test_a_score_has_its_name_and_its_own_interval() -> None:
+    metric = {"value": 0.9342, "low": 0.929, "high": 0.939, "unit": "accuracy"}
+    assert format_metric("quality", metric) == "accuracy 0.9342 (0.9290 to 0.9390)"
+    assert format_metric("quality", metric | {"value": 1.3, "low": None, "unit": "loss"}) == "loss 1.300"
+
+
+def test_much_energy_has_a_prefix() -> None:
+    assert format_metric("energy_to_quality", {"value": 24_800.0, "unit": "J"}) == "24,800 J"
+    assert format_metric("energy_to_quality", {"value": 3.2e7, "unit": "J"}) == "32.00 MJ"
+
+
+@pytest.mark.parametrize(
+    ("quality", "text"),
+    [
+        (Quality("accuracy", 0.9342, None, None, 17, 0.93, True, 41.3),
+         "accuracy 0.9342 after 17 epochs, 93 % reached in 41.30 s"),
+        (Quality("accuracy", 0.912, None, None, 20, 0.935, False, None),
+         "accuracy 0.9120 after 20 epochs, 93.5 % not reached"),
+        (Quality("loss", 1.29, None, None, 1, 1.3, True, None), "loss 1.290 after 1 epoch, 1.3 reached"),
+        (Quality("exact_match", 0.8, None, None, None, None, False, None), "exact_match 0.8000"),
+    ],
+)  # fmt: skip
+def test_quality_in_a_line(quality: Quality, text: str) -> None:
+    assert format_quality(quality) == text

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from prony.report.series import MOST_POINTS, read_series
-from prony.report.sweep import sweeps
+from prony.report.sweep import learned_sweeps, sweeps
 
 GetRecord = Callable[[str], dict[str, Any]]
 SWEEP = ("a00200", "a01001", "a04002", "a00203", "a01004", "a04005")
@@ -64,3 +64,41 @@ def test_long_series_keeps_its_extremes_and_its_cut(tmp_path: Path) -> None:
     assert len(series.points) <= MOST_POINTS
     assert max(point.most_s for point in series.points) == 0.09
     assert series.cut_s == 1.0
+
+
+def test_seeds_are_points_and_never_an_axis(get_record: GetRecord) -> None:
+    records = [get_record(end) for end in SWEEP[:3] for _ in range(4)]
+    for number, record in enumerate(records):
+        record["trial"]["effective"]["seed"] = number % 4
+    (sweep,) = sweeps(records)
+    assert (sweep.x_name, sweep.colour_name, len(sweep.points)) == ("batch_size", None, 12)
+    assert sweeps(records[:4]) == []
+
+
+def test_quality_stands_beside_the_rate_over_the_same_setting(get_record: GetRecord) -> None:
+    records = [get_record(f"f2000{number}") for number in range(4)]
+    ((rate, quality),) = learned_sweeps(records)
+    assert (rate.metric, quality.metric, quality.unit) == ("throughput", "quality", "accuracy")
+    assert rate.x_name == quality.x_name == "batch_size"
+    assert rate.x_values == quality.x_values == ["128", "512", "2048", "8192"]
+    low, high = quality.points[0].low, quality.points[0].high
+    assert low is not None
+    assert high is not None
+    assert low < quality.points[0].value < high
+
+
+def test_times_to_a_target_leave_out_who_missed_it(get_record: GetRecord) -> None:
+    records = [get_record(f"f0000{number}") for number in range(4)]
+    for number, record in enumerate(records):
+        record["trial"]["effective"] |= {"seed": 0, "batch_size": 64 * 2**number}
+    ((_, quality, time),) = learned_sweeps(records)
+    assert (len(quality.points), quality.missing) == (4, 0)
+    assert (time.metric, len(time.points), time.missing) == ("time_to_quality", 3, 1)
+    assert time.x_values == ["64", "128", "256", "512"]
+
+
+def test_runs_to_another_target_are_not_in_one_plot(get_record: GetRecord) -> None:
+    assert learned_sweeps([get_record("f00000"), get_record("f20001")]) == []
+    other = get_record("f20001")
+    other["data"]["fingerprint"] = "another"
+    assert learned_sweeps([get_record("f20000"), other]) == []

@@ -43,6 +43,14 @@ def test_row_holds_what_lists_show(root: Path) -> None:
     assert json.loads(json.dumps(run.to_json()))["rate"] == 22730.0
 
 
+def test_row_holds_the_quality_where_there_is_one(root: Path, learning_root: Path) -> None:
+    reached, missed = (Store(learning_root).find(end) for end in ("f00000", "f00003"))
+    assert (reached.score, reached.quality, reached.time_to_quality_s) == ("accuracy", 0.9382, 32.7645)
+    assert (missed.score, missed.time_to_quality_s) == ("accuracy", None)
+    other = Store(root).find("d00001")
+    assert (other.score, other.quality, other.time_to_quality_s) == (None, None, None)
+
+
 def test_ingest_twice_leaves_one_row(root: Path) -> None:
     store = Store(root)
     folder = next(root.glob("resnet50*"))

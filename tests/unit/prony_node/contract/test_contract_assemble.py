@@ -39,6 +39,13 @@ def test_both_writers_facts_stand_side_by_side() -> None:
     assert record["facts"]["software"] == {"python": "3", "torch": {"version": "2"}}
 
 
+def test_what_was_learned_is_in_the_record_of_runs_that_learned_alone() -> None:
+    more = {"learning": {"score": "accuracy"}, "data": {"kind": "cifar10"}}
+    record = assemble(PLAN, Parts({**GOOD, **more}), **TIMES)
+    assert {name: record[name] for name in more} == more
+    assert not {"learning", "data"} & set(assemble(PLAN, Parts(GOOD), **TIMES))
+
+
 def test_the_effective_values_have_a_hash_of_their_own() -> None:
     trial = assemble(PLAN, Parts(GOOD), **TIMES)["trial"]
     assert trial["settings"] == {"seed": 1}

@@ -17,6 +17,10 @@ WORDS: dict[str, list[tuple[object, Value]]] = {
     "cores": [("2", "2"), ("0-3,8", "0-3,8")],
     "device": [("auto", "auto"), ("cpu", "cpu"), ("cuda", "cuda"), ("cuda:1", "cuda:1"), ("xpu:0", "xpu:0"),
                ("mps", "mps")],
+    "data": [("device", "device"), ("host", "host"), ("generated", "generated"), ("./set", "./set"), ("~/b", "~/b")],
+    "stage": [("/local/disk", "/local/disk")],
+    "until": [("accuracy>=0.93", "accuracy>=0.93"), ("loss<=2", "loss<=2")],
+    "learning_rate": [("0.1", "0.1"), ("3e-4", "3e-4")],
 }  # fmt: skip
 WRONG = {
     "batch_size": "atuo", "precision": "bf-16", "compile": "defalt", "graphs": "onn", "mode": "training",
@@ -69,7 +73,7 @@ def test_a_misspelt_setting_is_answered_with_the_nearest() -> None:
     assert parse_settings({"sequence": "16"}, (own,)) == {"sequence": 16}
     with pytest.raises(RequestError, match="unknown setting 'sequence'"):
         parse_settings({"sequence": "16"})
-    with pytest.raises(RequestError, match="known: batch_size, compile, "):  # nothing is near: then all are named
+    with pytest.raises(RequestError, match="known: augment, batch_size, "):  # nothing is near: then all are named
         parse_settings({"§": "16"})
 
 

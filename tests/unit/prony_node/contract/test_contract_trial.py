@@ -47,9 +47,10 @@ def test_a_trial_reads_as_it_was_typed() -> None:
     )
 
 
+WORDS = {"optimizer": "sgd", "grad_accumulation": "2", "until": "accuracy>=0.9", "learning_rate": "0.1"}
 IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
-    *[({"mode": "infer", name: "on" if name in ("fused", "recompute") else "2" if name != "optimizer" else "sgd"},
-       f"{name} has no meaning with mode=infer") for name in TRAINING_ONLY],
+    *[({"mode": "infer", name: WORDS.get(name, "on")}, f"{name} has no meaning with mode=infer")
+      for name in TRAINING_ONLY],
     *[({name: "on" if name == "pin_memory" else "2"}, f"{name} has no meaning with data=device")
       for name in LOADER_ONLY],
     ({"data": "device", "workers": "2"}, "add data=host or leave it out"),

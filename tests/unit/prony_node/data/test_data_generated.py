@@ -208,7 +208,7 @@ def test_refusals_are_sentences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         generate("image-net", tmp_path / "a", 4)
     with pytest.raises(RequestError, match="unknown form"):
         generate("imagenet", tmp_path / "a", 4, form="zip")
-    with pytest.raises(RequestError, match="expected one or more"):
+    with pytest.raises(RequestError, match="0 samples are not possible: expected from 1 to"):
         generate("imagenet", tmp_path / "a", 0)
     real = builtins.__import__
 

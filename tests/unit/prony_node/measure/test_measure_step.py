@@ -46,6 +46,39 @@ def test_preparing_takes_as_many_steps_as_it_says(make_step: Make, batch_of: Bat
     assert {int(state["step"]) for state in step.optimizer.state.values()} == {FIRST_STEPS + 1}
 
 
+@pytest.mark.parametrize(("optimizer", "fused"), [("sgd", True), ("sgd", False), ("adamw", True)])
+def test_a_restart_leaves_no_trace_of_the_first_steps(
+    make_step: Make, batch_of: BatchOf, optimizer: str, fused: bool
+) -> None:
+    step, task = make_step("wideresnet", size="tiny", optimizer=optimizer, fused=fused)
+    first = parameters(step).clone()
+    step.keep_start()
+    step.prepare(batch_of(step, task, 4))
+    assert not torch.equal(parameters(step), first)
+    ends = []
+    for _ in range(2):
+        step.restart()
+        assert torch.equal(parameters(step), first)
+        assert int(dict(step.model.named_buffers())["bn.num_batches_tracked"]) == 0
+        for seed in (1, 2):
+            step(batch_of(step, task, 4, seed))
+        ends.append(parameters(step).clone())
+    torch.testing.assert_close(ends[0], ends[1], atol=0, rtol=0)
+
+
+def test_a_rate_of_nothing_teaches_nothing_and_another_rate_more(make_step: Make, batch_of: BatchOf) -> None:
+    step, task = make_step("gpt-tiny", optimizer="sgd")
+    step.prepare(batch_of(step, task, 2))
+    moved = []
+    for factor in (0.0, 0.5, 1.0):
+        before = parameters(step).clone()
+        step.set_rate(factor)
+        step(batch_of(step, task, 2, 1))
+        moved.append(float((parameters(step) - before).norm()))
+    assert moved[0] == 0.0
+    assert 0 < moved[1] < moved[2]
+
+
 @pytest.mark.parametrize(
     ("precision", "weights", "states"),
     [

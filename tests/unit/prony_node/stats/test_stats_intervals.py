@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prony_node.stats import between_run, mean_interval, percentile, ratio_interval
+from prony_node.stats import (
+    between_run,
+    difference_interval,
+    mean_interval,
+    percentile,
+    ratio_interval,
+    t_quantile,
+)
 
 positive = st.floats(1e-3, 1e3)
 
@@ -76,3 +83,29 @@ def test_percentiles_interpolate_between_order_statistics() -> None:
     assert percentile([7.0], 99) == 7.0
     with pytest.raises(ValueError, match="percentile"):
         percentile(values, 101)
+
+
+def test_difference_of_a_worked_example() -> None:
+    """Means 4 and 2, variances 4 and 1, three values each: 2.94 degrees of freedom by Welch."""
+    found = difference_interval([2.0, 4.0, 6.0], [1.0, 2.0, 3.0])
+    half = t_quantile(0.975, (5 / 3) ** 2 / ((4 / 3) ** 2 / 2 + (1 / 3) ** 2 / 2)) * (5 / 3) ** 0.5
+    assert found.difference == 2.0
+    assert (found.low, found.high) == (pytest.approx(2.0 - half), pytest.approx(2.0 + half))
+
+
+def test_difference_covers_with_unequal_spreads_and_counts() -> None:
+    rng = random.Random(5)
+    hits = 0
+    for _ in range(600):
+        a, b = [rng.gauss(3.0, 1.0) for _ in range(5)], [rng.gauss(1.0, 0.4) for _ in range(3)]
+        found = difference_interval(a, b)
+        hits += found.low is not None and found.high is not None and found.low <= 2.0 <= found.high
+    assert 0.92 <= hits / 600 <= 0.98
+
+
+def test_a_difference_without_any_spread_has_no_interval() -> None:
+    assert difference_interval([0.93], [0.9, 0.91]).low is None
+    assert difference_interval([0.9, 0.9, 0.9], [0.8, 0.8]).high is None
+    tiny = difference_interval([1e-9, 2e-9], [3e-9, 5e-9])
+    assert tiny.low is not None
+    assert tiny.low < -2.5e-9 < (tiny.high or 0.0)

@@ -14,7 +14,7 @@ import pytest
 from prony_node.contract import Plan, Trial, files
 from prony_node.measure.out_of_memory import OutOfMemory
 from prony_node.supervise import rank
-from prony_node.supervise.auto_batch import SHARE, STEPS, TryFailed, largest_batch, try_in_process, try_plan
+from prony_node.supervise.auto_batch import TryFailed, largest_batch, try_in_process, try_plan
 
 STAND_IN = Path(__file__).parents[3] / "stand_in"
 SRC = Path(__file__).parents[4] / "src"
@@ -46,8 +46,8 @@ def wish(monkeypatch: pytest.MonkeyPatch, words: str) -> None:
 
 def test_a_try_is_the_same_run_cut_short() -> None:
     tried = try_plan(PLAN, 96)
-    assert tried.trial.settings == {"batch_size": 96, "mode": "train", "steps": STEPS}
-    assert (tried.memory_share, tried.energy) == (SHARE, False)  # the run itself has a little more room
+    assert tried.trial.settings == {**PLAN.trial.settings, "batch_size": 96}
+    assert (tried.cut_short, tried.energy) == (True, False)
     assert (tried.run_id, tried.file, tried.trial.workload) == (PLAN.run_id, PLAN.file, PLAN.trial.workload)
 
 
@@ -63,6 +63,13 @@ def test_what_is_too_large_may_say_so_or_crash(search: Search, monkeypatch: pyte
     assert f"trying batch_size={found}" in search.notes
     assert f"batch_size={failed[-1]['batch']} does not fit" in search.notes
     assert list(search.folder.iterdir()) == []  # nothing is left of the tries
+
+
+def test_no_batch_is_larger_than_the_data_set(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
+    wish(monkeypatch, "fits=1000 set=150")
+    halves = Plan(run_id="x", trial=Trial("wideresnet", {"batch_size": "auto", "grad_accumulation": 2}))
+    assert search.largest(halves) == 75
+    assert all(entry["fits"] for entry in search.tries)
 
 
 def test_another_error_is_that_error(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:

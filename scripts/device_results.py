@@ -1,0 +1,94 @@
+"""Make the records that results/ holds of a device: warm the compiler's cache in parallel, then run trials one by one.
+
+    python scripts/device_results.py SUITE OUT [--part 1/3] [--repeats N] [--warm N] [--only WORD] [setting=value]
+
+Compiling takes most of a run's time and hardly any of the device, so every trial is first compiled, several at
+once. The runs that count come after, alone, in fresh processes. What is bulky (step series, samples) is left out
+of the copy in OUT; the run folders themselves stay in a temporary folder, which is named at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from prony.plan.suites import load_suites
+from prony_node.contract.trial import Trial
+
+KEPT = ("record.json", "plan.json", "facts.json", "device.json", "effective.json", "power.json", "rank0.log")
+SAMPLES = "power.csv"  # what energy figures rest on: kept, packed
+
+
+def main() -> int:
+    options = read_options()
+    part, parts = (int(number) for number in options.part.split("/"))
+    trials = [entry.trial for entry in load_suites()[options.suite].trials]
+    if options.only:
+        trials = [trial for trial in trials if any(word in str(trial) for word in options.only)]
+    trials = trials[part - 1 :: parts]
+    place = Path(tempfile.mkdtemp(prefix="prony-results-"))
+    if options.warm:
+        began = time.monotonic()
+        with ThreadPoolExecutor(options.warm) as pool:
+            codes = list(pool.map(lambda trial: warm(trial, options.settings, place), trials))
+        print(f"warmed {codes.count(0)} of {len(trials)} trials in {time.monotonic() - began:.0f} s", flush=True)
+    for _ in range(options.repeats):
+        for trial in trials:
+            began = time.monotonic()
+            code = run(trial, options.settings, place / "runs", ["--max-time", options.max_time])
+            print(f"{trial}: exit {code}, {time.monotonic() - began:.0f} s", flush=True)
+            keep(place / "runs", options.out)  # after each: what was measured must outlast a time limit
+    print(f"run folders: {place / 'runs'}")
+    return 0
+
+
+def read_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("suite")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("settings", nargs="*", help="on top of each trial's own")
+    parser.add_argument("--part", default="1/1", help="which of so many parts of the suite")
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--warm", type=int, default=0, help="compile so many trials at once before; 0: none")
+    parser.add_argument("--only", action="append", help="trials whose words hold this")
+    parser.add_argument("--max-time", default="20s")
+    return parser.parse_intermixed_args()
+
+
+def words_of(trial: Trial, settings: list[str]) -> list[str]:
+    return [*str(trial).split(), *settings]
+
+
+def run(trial: Trial, settings: list[str], out: Path, more: list[str]) -> int:
+    argv = [sys.executable, "-m", "prony", "run", *words_of(trial, settings), "--out", str(out), *more]
+    return subprocess.run(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode
+
+
+def warm(trial: Trial, settings: list[str], place: Path) -> int:
+    own = Path(tempfile.mkdtemp(dir=place))  # several at once, each with an index of its own
+    code = run(trial, [*settings, "steps=2"], own / "runs", ["--no-energy"])
+    shutil.rmtree(own, ignore_errors=True)
+    return code
+
+
+def keep(runs: Path, out: Path) -> None:
+    for record in runs.glob("*/record.json"):
+        goal = out / record.parent.name
+        goal.mkdir(parents=True, exist_ok=True)
+        for name in KEPT:
+            if (record.parent / name).exists():
+                shutil.copy2(record.parent / name, goal / name)
+        samples, packed = record.parent / SAMPLES, goal / f"{SAMPLES}.gz"
+        if samples.exists() and not packed.exists():
+            packed.write_bytes(gzip.compress(samples.read_bytes(), mtime=0))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,210 @@
+"""`prony data`: a data set on disk shown, generated or verified. A node process does it, so that torch stays there."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from prony.launch.talk import NodeTalk, talk
+from prony_node.contract.errors import RequestError
+
+EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
+ASKED_FROM_BYTES = 1e9  # of which more is not written on a terminal without asking
+
+data = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+
+
+@data.command()
+def show(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="The folder of a data set, or a text file.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the document alone, as JSON.")] = False,
+) -> None:
+    """Say what lies in a folder: its kind, and samples, classes, bytes and fingerprint of each split."""
+    with _node("show", _absolute(path)) as node:
+        document = _answer(node)
+    if as_json:
+        print(json.dumps(document, indent=1))
+    else:
+        print_document(document)
+    for found in document["splits"].values():
+        if "refused" in found:
+            raise RequestError(found["refused"])
+
+
+@data.command()
+def generate(
+    kind: Annotated[str, typer.Argument(metavar="imagenet|food101|tokens", help="Which data set it is to be like.")],
+    samples: Annotated[
+        int | None, typer.Option(metavar="N", help="To train; a twentieth as many to test come on top.")
+    ] = None,
+    form: Annotated[
+        str, typer.Option("--format", metavar="files|shards", help="A file for each image, or tar files of many.")
+    ] = "files",
+    seed: Annotated[int, typer.Option(metavar="N", help="Another one gives other samples.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where to; else in $PRONY_DATA or ~/.cache/prony/data.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask, however large it is.")] = False,
+) -> None:
+    """Write a data set with the shape, size and encoding of a real one; what was begun is gone on with."""
+    words = [f"--format={form}", f"--seed={seed}"]
+    words += [] if samples is None else [f"--samples={samples}"]
+    words += [] if out is None else [f"--out={_absolute(out)}"]
+
+    def agree(node: NodeTalk, estimate: dict[str, Any]) -> None:
+        for line in estimate_lines(estimate):
+            _note(line)
+        asks = not yes and estimate["left_bytes"] > ASKED_FROM_BYTES and _on_terminal()
+        if asks and not _confirmed():
+            _note("nothing was written")
+            raise typer.Exit(EXIT_INTERRUPTED)
+        node.agree()
+
+    with _node("generate", *words, "--", kind) as node:
+        try:
+            answer = _answer(node, f"generating {kind}", "samples", agree)
+        except KeyboardInterrupt:
+            _note("interrupted; what is finished is kept, and the same command goes on with it")
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+    already = "" if answer["was_made"] else " was there already:"
+    print(f"{answer['folder']}{already} {answer['files']:,} files, {_size(answer['bytes'])}")
+    print(f"to use it: data={answer['folder']}")
+
+
+@data.command()
+def verify(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="The folder of a generated data set.")],
+) -> None:
+    """Read every file of a generated data set again, and compare its checksum."""
+    with _node("verify", _absolute(path)) as node:
+        answer = _answer(node, "verifying", "B")
+    print(f"{answer['path']} is as it was made: {answer['files']:,} files, {_size(answer['bytes'])}")
+
+
+def estimate_lines(estimate: dict[str, Any]) -> list[str]:
+    """What will be written, how large it is, how long it takes and where it goes, before it is."""
+    from prony.cli.bar import roughly
+
+    held_out = estimate["every"] - estimate["samples"]
+    what = f"{estimate['samples']:,} samples of {estimate['kind']} to train and {held_out:,} to test"
+    there = f"; {estimate['there']:,} of {estimate['every']:,} are there" if estimate["there"] else ""
+    left_s, many = estimate["left_s"], estimate["processes"]
+    took = "a time that could not be estimated" if left_s is None else f"about {roughly(left_s)}"
+    by = f"{many} processes" if many > 1 else "one process"
+    return [
+        f"{what}, as {estimate['form']}{there}",
+        f"{_size(estimate['left_bytes'])} to write, {took} with {by}, into {estimate['folder']}",
+    ]
+
+
+def print_document(document: dict[str, Any]) -> None:
+    """What lies in a folder, for a person."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from prony.cli.tables import make_console
+
+    console = make_console()
+    made = document["generated"]
+    about = f", generated: {made['kind']}, {made['form']}, seed {made['seed']}" if made else ""
+    console.print(f"{document['path']}\n  {document['kind']}{about}", markup=False, soft_wrap=True)
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("split", "samples", "classes", "files", "size", "fingerprint"):
+        table.add_column(name, justify="left" if name in ("split", "fingerprint") else "right", no_wrap=True)
+    for split, found in document["splits"].items():
+        cells = _cells(found) if "refused" not in found else ["–"] * 5
+        table.add_row(*(Text(cell) for cell in (split, *cells)))
+    console.print(table)
+    for label in ("vocabulary", "sequence"):
+        values = sorted({found[label] for found in document["splits"].values() if found.get(label)})
+        if values:
+            console.print(f"{label} {', '.join(f'{value:,}' for value in values)}")
+
+
+def _cells(found: dict[str, Any]) -> list[str]:
+    classes = f"{found['classes']:,}" if found["classes"] else "–"
+    about = "" if found["bytes_are_exact"] else "about "
+    return [f"{found['samples']:,}", classes, f"{found['files']:,}", about + _size(found["bytes"]),
+            found["fingerprint"]]  # fmt: skip
+
+
+@contextmanager
+def _node(*words: str) -> Iterator[NodeTalk]:
+    with (
+        tempfile.TemporaryDirectory(prefix="prony-data-") as root,
+        talk(Path(root), "data", "--attended", *words) as it,
+    ):
+        yield it
+
+
+def _answer(
+    node: NodeTalk,
+    title: str = "",
+    unit: str = "",
+    agree: Callable[[NodeTalk, dict[str, Any]], None] = lambda node, estimate: node.agree(),
+) -> dict[str, Any]:
+    """The node's answer, with a bar while it works; its refusal, its failure and its silence end the verb."""
+    from rich.console import Console
+
+    from prony.cli.bar import Bar, make_bar
+
+    bar: Bar | None = None
+    try:
+        for what, content in node.lines():
+            if what == "answer":
+                answer: dict[str, Any] = content
+                return answer
+            if what == "refused":
+                raise RequestError(content)
+            if what == "failed":
+                _fail(f"it could not go on: {content}")
+            if what == "damaged":
+                print("\n".join(content["files"]))
+                _fail(content["sentence"])
+            if what == "estimate":
+                agree(node, content)
+                content = (content["there"], content["every"])
+            bar = bar or make_bar(Console(stderr=True), title, unit)
+            bar.update(*content)
+    finally:
+        if bar is not None:
+            bar.end()
+    return _fail(f"the node process ended without an answer: {node.last_words()}")
+
+
+def _fail(sentence: str) -> Any:
+    _note(sentence)
+    raise typer.Exit(EXIT_FAILED)
+
+
+def _on_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def _confirmed() -> bool:
+    try:
+        return typer.confirm("write it?", err=True)
+    except typer.Abort:  # Ctrl-C, or the end of input
+        print(file=sys.stderr)
+        return False
+
+
+def _note(sentence: str) -> None:
+    print(f"prony: {sentence}", file=sys.stderr)
+
+
+def _absolute(path: Path) -> str:
+    return str(path.expanduser().absolute())
+
+
+def _size(size_bytes: float) -> str:
+    from prony.report.numbers import format_si
+
+    return format_si(size_bytes, "B")

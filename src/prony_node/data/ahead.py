@@ -1,0 +1,128 @@
+"""Batches decoded on a device before they are asked for, so that the step does not wait for their decoding."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from prony_node.data.decode import decode_on_device
+
+AHEAD = 2  # batches that lie ready
+MOMENT_S = 0.25  # for which the loader is waited for before the thread looks whether it is still wanted
+LEAVE_S = 10.0  # for which a thread that is to end is waited for: one that reads from a dead disk is left behind
+Item = TypeVar("Item")
+Undecoded = tuple[Tensor, ...]  # bytes of all images, labels, where each image ends, seeds
+Ready = tuple[tuple[Tensor, ...], Any]  # a batch, and the event after which it may be read; None on a CPU
+
+
+class Ahead(Generic[Item]):
+    """Calls `make` in a thread of its own and holds what it gives, in that order, `depth` of them at most.
+
+    `make` may give None when nothing came for a moment. What it raises reaches whoever takes.
+    """
+
+    def __init__(self, make: Callable[[], Item | None], depth: int = AHEAD) -> None:
+        self._make = make
+        self._depth = depth
+        self._ready: deque[Item] = deque()
+        self._end: BaseException | None = None  # why nothing more will come; StopIteration when all is well
+        self._change = threading.Condition()
+        self._thread = threading.Thread(target=self._fill, name="prony-ahead", daemon=True)
+        self._thread.start()
+
+    def take(self) -> Item:
+        """The next one, waited for."""
+        with self._change:
+            self._change.wait_for(lambda: self._ready or self._end is not None)
+            if not self._ready:
+                assert self._end is not None
+                raise self._end
+            item = self._ready.popleft()
+            self._change.notify_all()
+            return item
+
+    def settle(self) -> None:
+        """Wait until the thread has nothing to do; that lasts until the next one is taken."""
+        with self._change:
+            self._change.wait_for(lambda: len(self._ready) >= self._depth or self._end is not None)
+
+    def close(self) -> None:
+        """End the thread, and tell whoever waits that nothing comes."""
+        with self._change:
+            self._end = StopIteration()
+            self._ready.clear()
+            self._change.notify_all()
+        if self._thread is not threading.current_thread():  # an object may be collected in any thread
+            self._thread.join(LEAVE_S)
+
+    def _fill(self) -> None:
+        while self._has_room():
+            try:
+                self._add(self._make())
+            except BaseException as error:
+                self._stop(error)
+        del self._make  # with it go the loader and its workers
+
+    def _has_room(self) -> bool:
+        with self._change:
+            self._change.wait_for(lambda: len(self._ready) < self._depth or self._end is not None)
+            return self._end is None
+
+    def _add(self, item: Item | None) -> None:
+        with self._change:
+            if item is not None and self._end is None:
+                self._ready.append(item)
+                self._change.notify_all()
+
+    def _stop(self, reason: BaseException) -> None:
+        with self._change:
+            if self._end is None:
+                self._end = reason
+            self._change.notify_all()
+
+
+class DeviceDecoder:
+    """What the thread does: the next batch of a loader, decoded on the device, on a stream beside the step's."""
+
+    def __init__(self, batches: Iterator[Undecoded], size: int, augment: bool, device: torch.device) -> None:
+        self._batches, self._size, self._augment, self._device = batches, size, augment, device
+        self._stream: Any = None
+        if device.type == "cuda":
+            # Looked up here: in another thread another device may be the current one.
+            self._device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+            # Its kernels are many and small, and would each queue behind a large one of the step.
+            self._stream = torch.cuda.Stream(self._device, priority=-1)
+
+    def __call__(self) -> Ready | None:
+        try:
+            data, labels, ends, seeds = next(self._batches)
+        except RuntimeError as error:
+            if str(error).startswith("DataLoader timed out"):  # after MOMENT_S; asked again, it waits on
+                return None
+            raise
+        with self._beside_the_step():
+            images = data.tensor_split(ends[:-1])
+            pixels = decode_on_device(images, self._size, self._augment, seeds.tolist(), self._device)
+            placed = labels.to(self._device, non_blocking=True)
+            return (pixels, placed), None if self._stream is None else self._stream.record_event()
+
+    def _beside_the_step(self) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(self._stream) if self._stream is not None else contextlib.nullcontext()
+
+
+def received(ready: Ready) -> tuple[Tensor, ...]:
+    """The batch, for work that whoever asks puts on its current stream from now on."""
+    batch, event = ready
+    if event is not None:
+        stream = torch.cuda.current_stream(batch[0].device)
+        stream.wait_event(event)
+        for tensor in batch:
+            tensor.record_stream(stream)  # made on another: its memory must not go back before this one has read it
+    return batch

@@ -1,0 +1,33 @@
+"""Where generated data lies when nobody says where, so that a command that makes it and a run that uses it agree."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from prony_node.contract.errors import RequestError
+
+FORMS = ("files", "shards")
+DEFAULT_SAMPLES = {"imagenet": 20_000, "food101": 20_000, "tokens": 16_384}  # to train, by kind
+
+
+def generated_folder(
+    kind: str, samples: int, form: str, seed: int, environment: Mapping[str, str] = os.environ
+) -> Path:
+    """One folder for one request. Tokens have one form, so asking for another leads to the same place."""
+    written = "files" if kind == "tokens" else form
+    return generated_root(environment) / f"{kind}-{written}-{samples}-seed{seed}"
+
+
+def generated_root(environment: Mapping[str, str] = os.environ) -> Path:
+    """$PRONY_DATA, or prony/data in the user's folder for what can be made again."""
+    if stated := environment.get("PRONY_DATA"):
+        return Path(stated).expanduser().absolute()
+    cache = environment.get("XDG_CACHE_HOME", "")
+    if Path(cache).is_absolute():  # a relative one is to be ignored, says the XDG specification
+        return Path(cache) / "prony" / "data"
+    try:
+        return Path.home() / ".cache" / "prony" / "data"
+    except RuntimeError as error:
+        raise RequestError("there is no home folder to put generated data into; set PRONY_DATA to a folder") from error

@@ -1,0 +1,147 @@
+"""Where the samples of a run come from, and how they reach the step: synthetic, generated or of a data set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from prony_node.contract.errors import RequestError
+from prony_node.contract.settings import Value
+from prony_node.contract.trial import reads_data_set
+from prony_node.data.batches import Batches, as_input, evaluation_batches, preparation, training_batches
+from prony_node.data.device import device_batches
+from prony_node.data.host import HostBatches, HostSamples
+from prony_node.data.loader import FileBatches
+from prony_node.data.source import Opened, fit_settings, open_source
+from prony_node.data.squad import SpanQuestions
+from prony_node.measure.protocol import Batch, Task
+from prony_node.measure.step import Step
+from prony_node.workloads.config import Workload
+
+
+class Inputs:
+    """Opened before the model is built, since a data set says how many classes there are."""
+
+    def __init__(self, workload: Workload, settings: dict[str, Value], device: torch.device) -> None:
+        self.workload, self.settings, self.device = workload, settings, device
+        self.opened: Opened | None = None
+        self._open: list[Batches] = []
+
+    @property
+    def waits(self) -> bool:
+        """Whether a step may have to wait for its batch."""
+        return self.settings["data"] != "device" and self.settings.get("cache") != "device"
+
+    @property
+    def epoch_samples(self) -> int | None:
+        return len(self.opened.train) if self.opened else self.workload.epoch_samples
+
+    def open(self, asked: Mapping[str, Value], cores: int, note: Callable[[str], None]) -> None:
+        """Generate, stage and open the data set, if the run has one; fill in the settings that follow from it."""
+        if not reads_data_set(self.settings):
+            return
+        sequence = int(self.settings["sequence"]) if "sequence" in self.settings else None
+        self.opened = open_source(
+            self.workload.name, self.workload.reads, self.workload.generated, self.settings, note, sequence=sequence
+        )
+        fit_settings(self.settings, asked, self.opened.train, cores)
+        if self.workload.reads == "images":
+            self._count_classes(self.opened.train.class_count)
+
+    def _count_classes(self, found: int) -> None:
+        classes = int(self.settings.setdefault("classes", found))
+        if classes < found:
+            raise RequestError(f"classes={classes} is not possible: the data set tells {found} classes apart")
+
+    def about(self) -> dict[str, Any] | None:
+        """What the record says of the data set."""
+        if self.opened is None:
+            return None
+        held = {"device": "device", "memory": "host memory"}.get(str(self.settings.get("cache")), "files")
+        return {**self.opened.about, "held": held}
+
+    def fit(self, task: Task) -> None:
+        """Let the data set speak the model's language."""
+        if self.opened is None:
+            return
+        for split in (self.opened.train, self.opened.test):
+            if isinstance(split, SpanQuestions) and task.tokenizer is not None:
+                split.tokenizer = task.tokenizer
+        tokens = self.opened.about.get("vocabulary")
+        if tokens and task.vocabulary and tokens > task.vocabulary:
+            raise RequestError(
+                f"{self.opened.about['folder']} has a vocabulary of {tokens:,} tokens; {self.workload.name} has "
+                f"{task.vocabulary:,}"
+            )
+
+    def held_out(self, task: Task, step: Step, count: int, seed: int) -> Batch:
+        """Samples that no step sees: of the test split where there is one."""
+        if self.opened is None:
+            return task.sample(torch.Generator(self.device).manual_seed(seed), count)
+        settings = {**self.settings, "workers": 0, "pin_memory": False}
+        source = evaluation_batches(self.opened.test, settings, min(count, len(self.opened.test)), self.device)
+        batch = next(source)
+        source.close()
+        return self._as_input(step, batch)
+
+    def training(self, task: Task, step: Step, samples: int, seed: int) -> Iterator[Batch]:
+        """Batches without end, as the step takes them."""
+        settings = self.settings
+        if self.opened is not None:
+            if samples > len(self.opened.train):
+                raise RequestError(
+                    f"a step of {samples} samples is more than the {len(self.opened.train):,} of the set"
+                )
+            source = self._keep(training_batches(self.opened.train, settings, samples, self.device, seed))
+            prepare = preparation(
+                self.workload.reads, self.opened.train, settings, self.device, step.input_dtype, seed + 1
+            )
+            return (step.place(prepare(batch)) for batch in source)
+        if settings["data"] == "device":
+            return device_batches(task.sample, step.place, samples, device=self.device, seed=seed)
+        length = max(self.workload.epoch_samples or 0, 64 * samples)
+        source = self._keep(
+            HostBatches(
+                HostSamples(task.sample, length, seed),
+                samples,
+                seed=seed,
+                workers=int(settings["workers"]),
+                prefetch=int(settings["prefetch"]) if "prefetch" in settings else None,
+                pin_memory=bool(settings["pin_memory"]),
+            )
+        )
+        return map(step.place, source)
+
+    def test(self, step: Step, samples: int) -> Iterator[Batch]:
+        """One pass over the test split."""
+        assert self.opened is not None
+        source = evaluation_batches(self.opened.test, self.settings, samples, self.device)
+        try:
+            for batch in source:
+                yield step.place(self._as_input(step, batch))
+        finally:
+            source.close()
+
+    def _as_input(self, step: Step, batch: Batch) -> Batch:
+        assert self.opened is not None
+        here = tuple(tensor.to(self.device, non_blocking=True) for tensor in batch)
+        size = int(self.settings.get("image_size", 0))
+        return as_input(self.workload.reads, self.opened.test.kind, here, size, step.input_dtype)
+
+    def _keep(self, source: Batches) -> Batches:
+        self._open.append(source)
+        return source
+
+    def settle(self) -> None:
+        """Nothing of the loaders is at work on the device until the next batch is taken: so a step can be captured."""
+        for source in self._open:
+            if isinstance(source, FileBatches):
+                source.settle()
+
+    def close(self) -> None:
+        """End the loaders; those left to the interpreter's exit end slowly."""
+        for source in self._open:
+            source.close()
+        self._open.clear()

@@ -1,0 +1,224 @@
+"""Decoding ahead of the step: the same batches in the same order, errors arrive, and no thread stays or hangs."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from small_sets import imagenet, jpeg, write
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from prony_node.contract import RequestError
+from prony_node.data import decode, loader
+from prony_node.data.ahead import Ahead
+from prony_node.data.dataset import Encoded
+from prony_node.data.decode import crop_for, decode_on_cpu, decode_on_device, decoded
+from prony_node.data.loader import EpochOrder, FileBatches, Undecoded, file_loader
+from prony_node.data.opening import open_dataset
+
+CPU = torch.device("cpu")
+PATIENCE_S = 30.0
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Encoded:
+    opened = open_dataset(imagenet(tmp_path))
+    assert isinstance(opened, Encoded)
+    return opened
+
+
+def wait_for(condition: Callable[[], object]) -> bool:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return bool(condition())
+
+
+def threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "prony-ahead"}
+
+
+@pytest.fixture(autouse=True)
+def no_thread_stays() -> Iterator[None]:
+    before = threads()
+    yield
+    assert wait_for(lambda: threads() <= before)
+
+
+def on_device(images: Encoded, **settings: object) -> FileBatches:
+    given = {"workers": 0, "image_size": 16, "decode": "device", "device": "cpu", **settings}
+    return file_loader(images, 5, **given)  # type: ignore[arg-type]
+
+
+# The thread
+
+
+def test_what_is_made_comes_in_order_and_ends_when_it_ends() -> None:
+    numbers = iter(range(20))
+    ahead = Ahead(lambda: next(numbers))
+    assert [ahead.take() for _ in range(20)] == list(range(20))
+    for _ in range(2):
+        with pytest.raises(StopIteration):
+            ahead.take()
+    ahead.close()
+
+
+def test_no_more_is_made_than_asked_for() -> None:
+    made = itertools.count()
+    seen: list[int] = []
+
+    def make() -> int:
+        seen.append(next(made))
+        return seen[-1]
+
+    ahead = Ahead(make, depth=2)
+    ahead.settle()
+    assert seen == [0, 1]
+    assert ahead.take() == 0
+    ahead.settle()
+    assert seen == [0, 1, 2]
+    ahead.close()
+    assert seen == [0, 1, 2]
+
+
+def test_a_moment_without_anything_is_no_item() -> None:
+    items = iter([None, None, 1, None, 2])
+    ahead = Ahead(lambda: next(items))
+    assert (ahead.take(), ahead.take()) == (1, 2)
+    ahead.close()
+
+
+def test_what_came_before_an_error_is_given_first() -> None:
+    def make() -> int:
+        if next(count) == 2:
+            raise RequestError("the disk is gone")
+        return 7
+
+    count = itertools.count()
+    ahead = Ahead(make, depth=3)
+    ahead.settle()
+    assert (ahead.take(), ahead.take()) == (7, 7)
+    with pytest.raises(RequestError, match="the disk is gone"):
+        ahead.take()
+    ahead.close()
+    with pytest.raises(StopIteration):
+        ahead.take()
+
+
+def test_closing_frees_whoever_waits() -> None:
+    ahead: Ahead[int] = Ahead(lambda: time.sleep(0.001))
+    ended: list[bool] = []
+
+    def consume() -> None:
+        try:
+            ahead.take()
+        except StopIteration:
+            ended.append(True)
+
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    ahead.close()
+    consumer.join(PATIENCE_S)
+    assert ended == [True]
+
+
+# The batches
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_and_pixels_are_those_decoded_without_a_thread(images: Encoded, workers: int) -> None:
+    task = Undecoded(images, 16, True, 3, None)
+    plain = DataLoader(task, batch_sampler=EpochOrder(len(images), 5, 3, True), collate_fn=lambda batch: batch)
+    batches = on_device(images, workers=workers, seed=3)
+    for data, labels, ends, seeds in itertools.islice(plain, 7):
+        pixels, found = next(batches)
+        assert torch.equal(found, labels)
+        assert torch.equal(pixels, decode_on_device(data.tensor_split(ends[:-1]), 16, True, seeds.tolist(), CPU))
+    batches.close()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_damaged_image_reaches_whoever_takes_the_batch(tmp_path: Path, workers: int) -> None:
+    write(imagenet(tmp_path) / "train" / "n0" / "n0_0.JPEG", b"\xff\xd8\xff no image")
+    opened = open_dataset(tmp_path)
+    assert isinstance(opened, Encoded)
+    batches = on_device(opened, workers=workers)
+    with pytest.raises(RequestError, match="cannot be decoded"):
+        list(itertools.islice(batches, 3))
+    batches.close()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_whoever_stops_early_leaves_no_thread(images: Encoded, workers: int) -> None:
+    batches = on_device(images, workers=workers)
+    next(batches)
+    del batches  # and never closed: the fixture looks for the thread
+
+
+def test_closing_does_not_wait_for_a_loader_that_gives_nothing(
+    images: Encoded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that hangs in its file system: the thread waits for it, and must not wait for ever."""
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.2)  # torch's patience with that worker
+    read = images.read
+    images.read = lambda index: time.sleep(600) or read(index)  # type: ignore[func-returns-value]
+    batches = on_device(images, workers=1)
+    assert threads()
+    batches.close()
+    assert not threads()
+    assert next(batches, None) is None
+
+
+def test_a_slow_loader_is_waited_for(images: Encoded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than torch's own patience with it, which is short here so that closing is prompt."""
+    monkeypatch.setattr(loader, "MOMENT_S", 0.02)
+    read = images.read
+    images.read = lambda index: time.sleep(0.02) or read(index)  # type: ignore[func-returns-value]
+    batches = on_device(images, workers=1)
+    assert len(next(batches)[0]) == 5
+    batches.close()
+
+
+# Decoding
+
+
+def one_by_one(images: list[Tensor], size: int, augment: bool, seeds: list[int]) -> Tensor:
+    """Each image by itself, as plainly as it can be written."""
+    batch = []
+    for data, seed in zip(images, seeds, strict=True):
+        image = decoded(data)
+        crop = crop_for(image.shape[-2], image.shape[-1], augment, seed)
+        part = image[None, :, crop.top : crop.top + crop.height, crop.left : crop.left + crop.width]
+        part = F.interpolate(part.float(), (size, size), mode="bilinear", antialias=True)
+        part = part.flip(-1) if crop.flip else part
+        batch.append((part[0] + 0.5).clamp(0, 255).to(torch.uint8))
+    return torch.stack(batch)
+
+
+@pytest.mark.parametrize("augment", [True, False])
+def test_images_cropped_together_are_as_one_by_one(augment: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "GROUP", 4)  # so that the last group is not full
+    shapes = [(200, 150), (90, 300), (33, 40), (500, 375), (64, 64), (120, 80)]
+    data = [torch.frombuffer(bytearray(jpeg(at, *shape)), dtype=torch.uint8) for at, shape in enumerate(shapes)]
+    seeds = list(range(40, 40 + len(data)))
+    found, expected = decode_on_device(data, 48, augment, seeds, CPU), one_by_one(data, 48, augment, seeds)
+    assert found.dtype == torch.uint8
+    assert (found.int() - expected.int()).abs().max() <= 1
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_cpu_crops_as_torchvision_does(seed: int) -> None:
+    transform = pytest.importorskip("torchvision.transforms.v2.functional")
+    data = torch.frombuffer(bytearray(jpeg(seed, 300, 220)), dtype=torch.uint8)
+    image = decoded(data)
+    crop = crop_for(image.shape[-2], image.shape[-1], True, seed)
+    expected = transform.resized_crop(image, crop.top, crop.left, crop.height, crop.width, [64, 64], antialias=True)
+    expected = transform.horizontal_flip(expected) if crop.flip else expected
+    assert (decode_on_cpu(data, 64, True, seed).int() - expected.int()).abs().max() <= 1

@@ -127,7 +127,8 @@ def test_generated_images_are_made_read_and_decoded(place: Path, words: tuple[st
 def test_a_set_is_staged_apart_and_inference_reads_it_too(place: Path) -> None:
     source, local = small_sets.imagenet(place / "set", classes=3, each=8), place / "local"
     common = ("size=tiny", f"data={source}", f"stage={local}", "mode=infer", "batch_size=4", "workers=0")
-    made = record(place, "resnet50", *common, "device=cpu", "steps=4")
+    made = record(place, "resnet50", *common, "device=cpu", "steps=4", "precision=bf16")
+    assert level(made, "outputs") == "pass"  # of the images of the set, against fp32
     assert made["phases"]["stage"]["seconds"] > 0
     assert made["data"]["staged"]["copied_bytes"] > 0
     assert made["data"]["folder"] == str(local)

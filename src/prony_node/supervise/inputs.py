@@ -76,7 +76,7 @@ class Inputs:
                 f"{task.vocabulary:,}"
             )
 
-    def held_out(self, task: Task, step: Step, count: int, seed: int) -> Batch:
+    def held_out(self, task: Task, count: int, seed: int) -> Batch:
         """Samples that no step sees: of the test split where there is one."""
         if self.opened is None:
             return task.sample(torch.Generator(self.device).manual_seed(seed), count)
@@ -84,7 +84,7 @@ class Inputs:
         source = evaluation_batches(self.opened.test, settings, min(count, len(self.opened.test)), self.device)
         batch = next(source)
         source.close()
-        return self._as_input(step, batch)
+        return self._as_input(batch, torch.float32)  # the reference is fp32; `place` gives them the step's precision
 
     def training(self, task: Task, step: Step, samples: int, seed: int) -> Iterator[Batch]:
         """Batches without end, as the step takes them."""
@@ -120,15 +120,15 @@ class Inputs:
         source = evaluation_batches(self.opened.test, self.settings, samples, self.device)
         try:
             for batch in source:
-                yield step.place(self._as_input(step, batch))
+                yield step.place(self._as_input(batch, step.input_dtype))
         finally:
             source.close()
 
-    def _as_input(self, step: Step, batch: Batch) -> Batch:
+    def _as_input(self, batch: Batch, dtype: torch.dtype) -> Batch:
         assert self.opened is not None
         here = tuple(tensor.to(self.device, non_blocking=True) for tensor in batch)
         size = int(self.settings.get("image_size", 0))
-        return as_input(self.workload.reads, self.opened.test.kind, here, size, step.input_dtype)
+        return as_input(self.workload.reads, self.opened.test.kind, here, size, dtype)
 
     def _keep(self, source: Batches) -> Batches:
         self._open.append(source)

@@ -30,7 +30,7 @@ def held_out(run: Run, seed: int) -> Batch:
     """Samples that no step sees."""
     most = HELD_OUT.get(run.device.type, HELD_OUT_DEFAULT)
     count = min(most, max(2, HELD_OUT_UNITS // run.task.units_per_sample))
-    return run.inputs.held_out(run.task, run.step, count, seed)
+    return run.inputs.held_out(run.task, count, seed)
 
 
 def reference_answer(task: Task, model: nn.Module, batch: Batch) -> Tensor:

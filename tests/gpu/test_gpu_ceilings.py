@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from prony_node.measure.checks import OUTPUT_BOUND
-from prony_node.measure.device import choose_device, machine_of
+from prony_node.measure.device import machine_of
 from prony_node.measure.step import Step
 from prony_node.supervise.judge import held_out, reference_answer
 from prony_node.workloads import build_task
@@ -17,14 +17,6 @@ from prony_node.workloads.config import Workload
 
 pytestmark = pytest.mark.gpu
 STEPS = 20
-
-
-@pytest.fixture
-def device() -> torch.device:
-    found = choose_device("auto")
-    if found.type != "cuda":
-        pytest.skip("graphs are CUDA's and ROCm's, and there is neither here")
-    return found
 
 
 @pytest.mark.parametrize("size", ["tiny", "full"])

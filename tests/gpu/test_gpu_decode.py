@@ -12,18 +12,9 @@ from prony_node.data.dataset import Encoded
 from prony_node.data.generated import generate
 from prony_node.data.loader import file_loader
 from prony_node.data.opening import open_dataset
-from prony_node.measure.device import choose_device
 
 pytestmark = pytest.mark.gpu
 BATCHES = 12
-
-
-@pytest.fixture
-def device() -> torch.device:
-    found = choose_device("auto")
-    if found.type != "cuda":
-        pytest.skip("there is no CUDA device here")
-    return found
 
 
 @pytest.fixture(scope="module")

@@ -6,20 +6,12 @@ import pytest
 import torch
 
 from prony_node.contract.settings import Value
-from prony_node.measure.device import choose_device, machine_of
+from prony_node.measure.device import machine_of
 from prony_node.measure.step import Step
 from prony_node.supervise.judge import reference_answer
 from prony_node.workloads import build_task, find_workload
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture
-def device() -> torch.device:
-    found = choose_device("auto")
-    if found.type != "cuda":
-        pytest.skip("graphs are CUDA's and ROCm's, and there is neither here")
-    return found
 
 
 @pytest.mark.parametrize(

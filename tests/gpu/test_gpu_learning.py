@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from prony_node.contract.settings import Value
-from prony_node.measure.device import choose_device, machine_of
+from prony_node.measure.device import machine_of
 from prony_node.measure.protocol import Batch, Task
 from prony_node.measure.step import Step
 from prony_node.workloads import build_task, find_workload
@@ -21,14 +21,6 @@ pytestmark = pytest.mark.gpu
 
 ROOT = Path(__file__).parents[2]
 MNIST_TRAIN, MNIST_TEST = [5, 0, 4, 1, 9, 2, 1, 3, 1, 4], [7, 2, 1, 0, 4, 1, 4, 9, 5, 9]  # by which it is recognised
-
-
-@pytest.fixture
-def device() -> torch.device:
-    found = choose_device("auto")
-    if found.type != "cuda":
-        pytest.skip("graphs are CUDA's and ROCm's, and there is neither here")
-    return found
 
 
 def make_step(device: torch.device, name: str, **given: Value) -> tuple[Step, Task]:

@@ -14,7 +14,7 @@ import torch
 
 from prony_node.contract import Plan, Stop, Trial, files
 from prony_node.contract.settings import Value
-from prony_node.measure.device import choose_device, machine_of
+from prony_node.measure.device import machine_of
 from prony_node.measure.protocol import Batch, Task
 from prony_node.measure.step import FIRST_STEPS, Step
 from prony_node.workloads import build_task, find_workload
@@ -24,14 +24,6 @@ pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).parents[2]
 EAGER: dict[str, Value] = {"compile": "off", "graphs": False}
 GRAPHS: dict[str, Value] = {"compile": "off", "graphs": True}
-
-
-@pytest.fixture
-def device() -> torch.device:
-    found = choose_device("auto")
-    if found.type != "cuda":
-        pytest.skip("graphs are CUDA's and ROCm's, and there is neither here")
-    return found
 
 
 def make_step(device: torch.device, name: str = "gpt-tiny", **given: Value) -> tuple[Step, Task]:

@@ -53,9 +53,11 @@ class Workload:
     pinned: bool = False  # it copies from page-locked host memory, which only some devices have a use for
     fixed_on_cpu: Mapping[str, Value] = field(default_factory=dict)  # the defaults that are others on a CPU
     asks_node: bool = False  # whether there is such a model can only be told where its library is
-    reads: str = ""  # what a sample of a data set must be: images, grey, tokens or spans; "" takes synthetic data alone
+    reads: str = ""  # what a sample of a data set must be (data/source.py has the words); "" takes synthetic data alone
     generated: str = ""  # the kind of data that data=generated writes for it
     scores: tuple[str, ...] = ()  # how what it learned is judged on a test split, the first being what counts
+    varies: bool = False  # no two batches have one shape: no step can be captured, or compiled as a whole
+    compiled_parts: str = ""  # of such a model: what compile=default compiles for any shape
 
     def parse(self, given: Mapping[str, object]) -> dict[str, Value]:
         """Typed settings of a request for this workload, refused when they cannot work together."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -182,7 +183,7 @@ class Workload:
             "preset": "fast",
             "mode": mode,
             "data": "device",
-            "batch_size": self._batch(mode, machine),
+            "batch_size": self._batch(mode, machine, requested.get("memory_cap")),
             "precision": "fp32" if machine.device in ("cpu", "mps") else "bf16",
             "compile": "default" if with_graphs else "off",
             "compile_cache": "warm",
@@ -218,10 +219,13 @@ class Workload:
             return requested.get("optimizer", self.optimizer) != "sgd"  # there torch's kernel does nothing
         return machine.device != "mps"
 
-    def _batch(self, mode: str, machine: Machine) -> int:
+    def _batch(self, mode: str, machine: Machine, cap_gib: Value | None = None) -> int:
         kind = "cpu" if machine.device == "cpu" else "accelerator"
         batch = self.batch[f"{mode}/{kind}"]
         needed = self.memory_gib[mode]
-        while machine.memory_gib is not None and kind != "cpu" and batch > 1 and needed > 0.9 * machine.memory_gib:
+        there = math.inf if machine.memory_gib is None or kind == "cpu" else machine.memory_gib
+        if cap_gib is not None and kind != "cpu":
+            there = min(there, float(cap_gib))
+        while batch > 1 and needed > 0.9 * there:
             batch, needed = batch // 2, needed / 2
         return batch

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# Before anything imports torch, and for what the tests start: the models are small, and two workers with a thread for
+# each core would wait for each other busily (20 times slower). A rank still takes the threads that its trial names.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# A shell without job control starts what it puts into the background with SIGINT ignored, and every child inherits
+# that: the tests that interrupt a process would wait for it in vain.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No deadline and no complaint about slow drawing: these machines are shared, and no test may depend on their speed.
 settings.register_profile("prony", deadline=None, suppress_health_check=[HealthCheck.too_slow])

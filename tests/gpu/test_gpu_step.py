@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -13,7 +14,6 @@ import torch
 
 from prony_node.contract import Plan, Stop, Trial, files
 from prony_node.contract.settings import Value
-from prony_node.measure.auto_batch import largest_batch
 from prony_node.measure.device import choose_device, machine_of
 from prony_node.measure.protocol import Batch, Task
 from prony_node.measure.step import FIRST_STEPS, Step
@@ -153,39 +153,54 @@ def test_fp32_is_not_tf32(device: torch.device) -> None:
     assert error() > 1e-6  # products of 10 bits; if this fails, the device has no tf32
 
 
-def test_auto_finds_a_batch_that_fits(device: torch.device) -> None:
-    workload = find_workload("wideresnet")
-    settings = workload.effective({"batch_size": "auto"}, machine_of(device, 4))
-    task = build_task(workload, settings)
-    notes: list[str] = []
-    batch = largest_batch(task, settings, device, notes.append)
-    free, total = torch.cuda.mem_get_info(device)
-    assert batch >= 64
-    assert free > 0.9 * total  # what was probed was given back
-    step = Step(task, {**settings, "batch_size": batch, **GRAPHS}, device)
-    step.finish_model()
-    held = [batch_of(step, task, batch, seed) for seed in range(4)]  # as many as lie on the device in a run
-    step.prepare(held[0])
-    torch.accelerator.synchronize()
-    assert torch.cuda.max_memory_allocated(device) > 0.7 * total
-
-
 def run_rank(folder: Path, workload: str, settings: dict[str, Value]) -> dict[str, Any]:
+    folder.mkdir(exist_ok=True)
     plan = Plan(run_id="x", trial=Trial(workload, settings), stop=Stop(0.02, 1.0, 10.0))
     files.write_whole(folder / files.PLAN, plan.to_json())
     argv = [sys.executable, "-m", "prony_node.supervise.rank", str(folder / files.PLAN), str(folder)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    subprocess.run(argv, env=environment, timeout=500, capture_output=True)
+    subprocess.run(argv, env=environment, timeout=1700, capture_output=True)
     result = files.read_json(folder / files.RESULT)
     assert isinstance(result, dict)
     return result
 
 
-def test_a_batch_too_large_says_what_was_free(tmp_path: Path, device: torch.device) -> None:
-    given: dict[str, Value] = {"batch_size": 400_000, "compile": "off", "graphs": False, "steps": 2}
-    result = run_rank(tmp_path, "wideresnet", given)
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [({"batch_size": 400_000}, "free"), ({"batch_size": 20_000, "memory_cap": 8}, "memory_cap=8 GiB")],
+)
+def test_a_batch_too_large_says_what_was_free(
+    tmp_path: Path, device: torch.device, given: dict[str, Value], says: str
+) -> None:
+    result = run_rank(tmp_path, "wideresnet", {**given, **EAGER, "steps": 2})
     assert result["failure"]["kind"] == "out-of-memory"
-    assert "free" in result["failure"]["message"]
+    assert says in result["failure"]["message"]
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("workload", ["wideresnet", "resnet50"])
+def test_auto_finds_the_largest_batch_under_a_cap(tmp_path: Path, device: torch.device, workload: str) -> None:
+    """With the defaults of this device: compiled, and the step captured as one graph."""
+    free_before, _ = torch.cuda.mem_get_info(device)
+    capped: dict[str, Value] = {"memory_cap": 8, "steps": 20}
+    found = run_rank(tmp_path / "auto", workload, {**capped, "batch_size": "auto"})
+    assert found["status"] == "ok", found["failure"]  # so the batch that was found runs
+    assert found["effective"]["graphs"] is True
+    assert found["metrics"]["peak_memory_reserved"]["value"] <= 8 * 2**30
+    batch = found["effective"]["batch_size"]
+    assert len(found["auto_batch"]) <= 10, found["auto_batch"]
+    too_large = run_rank(tmp_path / "larger", workload, {**capped, "batch_size": math.ceil(1.06 * batch)})
+    assert too_large["failure"]["kind"] == "out-of-memory"
+    free_after, total = torch.cuda.mem_get_info(device)
+    assert free_after > free_before - 0.01 * total  # and nobody is left on the device
+
+
+@pytest.mark.timeout(1800)
+def test_auto_fills_a_device_without_a_cap(tmp_path: Path, device: torch.device) -> None:
+    result = run_rank(tmp_path, "wideresnet", {"batch_size": "auto", "steps": 20})
+    assert result["status"] == "ok", result["failure"]
+    _, total = torch.cuda.mem_get_info(device)
+    assert result["metrics"]["peak_memory"]["value"] > 0.7 * total
 
 
 @pytest.mark.parametrize("mode", ["train", "infer"])

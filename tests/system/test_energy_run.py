@@ -18,7 +18,7 @@ from prony_node.power.sensor import Reading, Sensor
 ROOT = Path(__file__).parents[2]
 POWER_W = 50.0
 # Small steps, so that there are many of them in few seconds; the tolerance is wide, the window counts here.
-RUN = ["run", "gpt-tiny", "device=cpu", "batch_size=1", "--tolerance", "20%", "--json"]
+RUN = ["run", "gpt-tiny", "device=cpu", "batch_size=1", "sequence=16", "--tolerance", "20%", "--json"]
 FIGURES = ("energy", "energy_per_sample", "samples_per_wh", "power")
 
 pytestmark = pytest.mark.slow
@@ -62,7 +62,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 @pytest.fixture(scope="module")
 def record(place: Place) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(place.prony(*RUN, "--max-time", "8s"))
+    document: dict[str, Any] = json.loads(place.prony(*RUN, "--max-time", "5s"))
     return document
 
 
@@ -113,7 +113,7 @@ def test_the_energy_is_shown_and_reported(place: Place, record: dict[str, Any], 
 
 
 def test_energy_that_is_not_wanted_is_not_sampled(place: Place) -> None:
-    record = json.loads(place.prony(*RUN, "--max-time", "2s", "--no-energy"))
+    record = json.loads(place.prony(*RUN, "steps=3", "--no-energy"))
     assert record["status"] == "ok"
     for name in (*FIGURES, "node_energy"):
         assert record["metrics"][name] == {"value": None, "reason": "energy was not asked for (--no-energy)"}

@@ -15,7 +15,7 @@ from prony_node.contract import files
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = re.findall(r"```python\n(.*?)```", (ROOT / "docs/add-a-workload.md").read_text(encoding="utf-8"), re.DOTALL)
-SHORT = ["device=cpu", "hidden=16", "--max-time", "2s", "--tolerance", "20%", "--json"]
+SHORT = ["device=cpu", "hidden=16", "--max-time", "1s", "--tolerance", "20%", "--json"]
 
 pytestmark = pytest.mark.slow
 

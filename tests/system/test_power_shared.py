@@ -18,11 +18,13 @@ def place(tmp_path: Path) -> Place:
 TRAINING = """
 import os, sys, time
 from prony_node.power import measure
+def say(line):  # in one piece: with PYTHONUNBUFFERED print writes word by word, and the words of two ranks mix
+    os.write(1, f"{line}\\n".encode())
 with measure("training") as measured:
     time.sleep(2.5)
-    print("folder", measured.joined.folder, flush=True)
+    say(f"folder {measured.joined.folder}")
 assert "torch" not in sys.modules
-print("energy", measured.energy_j, flush=True)
+say(f"energy {measured.energy_j}")
 """
 
 

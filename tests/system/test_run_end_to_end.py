@@ -15,7 +15,7 @@ from prony_node.contract import files
 from prony_node.contract.record import worst_level
 
 ROOT = Path(__file__).parents[2]
-SHORT = ["device=cpu", "--max-time", "3s", "--tolerance", "5%"]
+SHORT = ["device=cpu", "sequence=8", "--max-time", "2s", "--tolerance", "5%"]
 
 pytestmark = pytest.mark.slow
 

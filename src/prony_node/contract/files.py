@@ -25,6 +25,7 @@ POWER = "power.json"  # which power sensors were sampled, by the sampler
 POWER_SAMPLES = "power.csv"  # and what they read
 POWER_LOG = "power.log"  # what the sampler said, when it said anything
 LOG = "rank0.log"  # stdout and stderr of the rank
+TRY = "try"  # a folder like this one, of the batch that batch_size=auto is trying
 STACKS = "stacks.txt"  # where every thread stood when the rank hung
 SUPERVISOR = "supervisor.json"  # who is responsible for this folder
 SUPERVISOR_LOG = "supervisor.log"  # what the supervisor said, when a controller started it

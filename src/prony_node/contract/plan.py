@@ -45,6 +45,7 @@ class Plan:
     time_limit_s: float | None = None  # for the whole run; None: as long as it takes
     file: dict[str, Any] | None = None  # a user's own model file: its path, sha256 and what it states (workload)
     energy: bool = True  # sample power beside the run, where there is a sensor
+    cut_short: bool = False  # a try of a batch: the same run, but a few steps of it, and with a little less memory
     created: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -68,6 +69,7 @@ class Plan:
                 time_limit_s=None if limit_s is None else float(limit_s),
                 file=None if document.get("file") is None else dict(document["file"]),
                 energy=bool(document.get("energy", True)),
+                cut_short=bool(document.get("cut_short", False)),
                 created=str(document.get("created", "")),
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:

@@ -81,11 +81,6 @@ def check_combination(settings: dict[str, Value], given: set[str] | None = None)
         for name in INFERENCE_ONLY:
             if name in asked:
                 raise RequestError(f"{name} has no meaning with mode=train; add mode=infer or leave it out")
-    if settings.get("phase", "forward") != "forward" and settings.get("batch_size") == "auto":
-        raise RequestError(
-            f"phase={settings['phase']} has a KV cache that is made with the model, for a batch of a known size; "
-            "batch_size=auto cannot look for it"
-        )
     _check_data(settings, asked)
     if settings.get("compile") == "off" and "compile_cache" in asked:
         raise RequestError("compile_cache has no meaning with compile=off; leave one of them out")
@@ -118,8 +113,21 @@ def check_combination(settings: dict[str, Value], given: set[str] | None = None)
         )
     if settings.get("pin_memory") and kind in ("cpu", "mps"):
         raise RequestError(f"pin_memory=on is for copies to a device's own memory; device={device} has none")
-    if settings.get("batch_size") == "auto" and kind == "cpu":
-        raise RequestError("batch_size=auto looks for what fits a device's own memory; device=cpu has none")
+    _check_memory(settings, kind)
+
+
+def _check_memory(settings: dict[str, Value], kind: str) -> None:
+    if kind == "mps" and "memory_cap" in settings:
+        raise RequestError("memory_cap cannot be held on device=mps, whose memory torch does not tell; leave it out")
+    if settings.get("batch_size") != "auto":
+        return
+    if kind == "mps":
+        raise RequestError("batch_size=auto needs to know what is free on device=mps, which torch does not tell")
+    if kind == "cpu" and "memory_cap" not in settings:
+        raise RequestError(
+            "batch_size=auto looks for what fits a device's own memory, and device=cpu has none; "
+            "add memory_cap=N (GiB) to say how much may be used, or give a batch_size"
+        )
 
 
 def _check_data(settings: dict[str, Value], asked: set[str]) -> None:

@@ -19,17 +19,6 @@ def set_matrix_modes(precision: str, *, autotune: bool) -> None:
 
 
 @contextlib.contextmanager
-def untuned() -> Iterator[None]:
-    """No autotuning in here: to try whether something fits need not be fast."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
-
-
-@contextlib.contextmanager
 def exact_fp32() -> Iterator[None]:
     """No tf32 in here, whatever the step's own precision is: a reference must not share its rounding."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn

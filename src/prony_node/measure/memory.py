@@ -16,14 +16,35 @@ from prony_node.measure.protocol import Task
 
 
 def free_and_total(device: torch.device) -> tuple[int, int] | None:
-    """Bytes free and in all: of the device, or of the host for a CPU."""
+    """Bytes free and in all, to this process: of the device, or of the host for a CPU, and within its cap."""
     if device.type == "cpu":
-        return _host_memory()
+        return _within_limit(_host_memory())
     module = torch.get_device_module(device)
-    if hasattr(module, "mem_get_info"):
-        free, total = module.mem_get_info(device)
-        return int(free), int(total)
-    return None
+    if not hasattr(module, "mem_get_info"):
+        return None
+    free, total = module.mem_get_info(device)
+    share = module.get_per_process_memory_fraction(device) if hasattr(module, "get_per_process_memory_fraction") else 1
+    if share < 1:
+        allowed = int(share * total)
+        return min(int(free), max(0, allowed - int(module.memory_reserved(device)))), allowed
+    return int(free), int(total)
+
+
+def _within_limit(known: tuple[int, int] | None) -> tuple[int, int] | None:
+    """The same where the kernel lets this process have no more than so much (a memory_cap, or a shell's ulimit)."""
+    limit, held = resource.getrlimit(resource.RLIMIT_DATA)[0], process_bytes("VmData")
+    if known is None or held is None or limit == resource.RLIM_INFINITY:
+        return known
+    return min(known[0], max(0, limit - held)), min(known[1], limit)
+
+
+def process_bytes(name: str) -> int | None:
+    """A figure of this process (VmData, VmRSS), as Linux tells it; None elsewhere."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)
 
 
 def _host_memory() -> tuple[int, int] | None:
@@ -71,14 +92,15 @@ def refuse_hopeless(parameters: int | None, settings: dict[str, Value], device: 
     needed = state_bytes(parameters, settings)
     if known and needed > known[0]:
         what = "the weights" if settings["mode"] == "infer" else "weights, gradients and optimizer state"
-        raise OutOfMemory(f"{what} alone need {gib(needed)}; {free_words(device)}")
+        raise OutOfMemory(f"{what} alone need {gib(needed)}; {free_words(device, settings.get('memory_cap'))}")
 
 
-def free_words(device: torch.device) -> str:
+def free_words(device: torch.device, cap_gib: Value | None = None) -> str:
     known = free_and_total(device)
     if known is None:
         return f"how much was free on {device} is not known"
-    return f"{gib(known[0])} of {gib(known[1])} were free on {device}"
+    of = gib(known[1]) if cap_gib is None else f"memory_cap={cap_gib} GiB"
+    return f"{gib(known[0])} of {of} were free on {device}"
 
 
 def gib(count: float) -> str:

@@ -35,8 +35,8 @@ class Task:
     )
     # Why no two batches have one shape, where that is so: such a step is not captured, nor are its FLOPs counted.
     varies: str = ""
-    # What is compared with fp32 where the answer itself jumps (a box is kept or dropped); else the answer is.
-    compared: Callable[[nn.Module, Batch], tuple[Tensor, ...]] | None = None
+    # What is compared with fp32, row by row, where the answer itself jumps (a box is kept or dropped).
+    compared: Callable[[nn.Module, Batch], Tensor] | None = None
     # What of the model is compiled, for any shape, where the whole step cannot be.
     compiled_parts: Callable[[nn.Module], tuple[nn.Module, ...]] | None = None
     held_out: int | None = None  # samples that no step sees, where the usual number is too many

@@ -10,12 +10,13 @@ import torch
 
 from prony_node.contract.assemble import make_check
 from prony_node.contract.metrics import measured, missing
-from prony_node.contract.quality import SCORES, Target, parse_target
+from prony_node.contract.quality import SCORES, SHARES, Target, parse_target
 from prony_node.measure.clock import clock_for
 from prony_node.measure.loop import Window, measured_loop, steps_per_block
 from prony_node.measure.protocol import Batch
 from prony_node.measure.schedule import rate_factor
 from prony_node.stats import Tracker, share_interval
+from prony_node.supervise.auto_batch import STEPS
 
 if TYPE_CHECKING:
     from prony_node.supervise.run import Run
@@ -30,6 +31,8 @@ class Learning:
         self.test_samples = len(run.inputs.opened.test)
         self.steps_per_epoch = len(run.inputs.opened.train) // run.samples_per_step
         self.epochs = int(run.settings["epochs"])
+        if run.plan.cut_short:
+            self.epochs, self.steps_per_epoch = 1, STEPS
         scores = run.workload.scores
         self.target: Target | None = None
         if "until" in run.settings:
@@ -156,7 +159,7 @@ class Learning:
         if value is None:
             return missing(f"the {self.score} was not finite after epoch {len(self.curve)}")
         bounds: dict[str, Any] = {}
-        if SCORES[self.score] == "more":
+        if self.score in SHARES:
             low, high = share_interval(value, self.test_samples)
             bounds = {"low": low, "high": high, "interval": "95 %, of the test split's size"}
         kind = str(self.run.found["data"]["kind"])
@@ -186,5 +189,7 @@ def evaluate(run: Run) -> dict[str, float]:
     for batch in run.inputs.test(run.step, run.samples_per_step):
         for name, values in run.step.scores(batch).items():
             found.setdefault(name, []).append(values.float())
+        if run.plan.cut_short:  # it was there to see whether it fits; a part of the split has no score
+            return dict.fromkeys(found, math.nan) | dict.fromkeys(run.workload.scores, math.nan)
     assert run.inputs.opened is not None
     return run.inputs.opened.test.scores({name: torch.cat(values).cpu() for name, values in found.items()})

@@ -12,7 +12,8 @@ from typing import Any
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.plan import Plan
-from prony_node.measure.out_of_memory import is_out_of_memory
+from prony_node.measure.out_of_memory import out_of_memory_in
+from prony_node.supervise.auto_batch import TryFailed
 
 TORCH_ADVICE = "If reserved but unallocated memory is large"  # from here on it is about the allocator's settings
 
@@ -40,6 +41,8 @@ def main(argv: list[str]) -> int:
 
 def describe(error: Exception, memory_free: str = "") -> dict[str, str]:
     """A failure's kind, and a sentence; `memory_free` is what was free before anything was allocated."""
+    if isinstance(error, TryFailed):
+        return error.failure
     if isinstance(error, RequestError):
         return {"kind": "request", "message": str(error)}
     name = type(error).__name__
@@ -51,9 +54,11 @@ def describe(error: Exception, memory_free: str = "") -> dict[str, str]:
         return {"kind": "missing-library", "message": f"a library could not be loaded here: {text[:600]}"}
     if name == "MissingDevice":
         return {"kind": "missing-device", "message": text}
-    if is_out_of_memory(error):
-        said = text.partition(TORCH_ADVICE)[0].strip()[:600]
-        free = f"; before the run {memory_free}" if memory_free and "free" not in said else ""
+    short = out_of_memory_in(error)
+    if short is not None:
+        said = " ".join(str(short).split()).partition(TORCH_ADVICE)[0].strip()[:600]
+        untold = "free" not in said or "memory_cap" in memory_free  # torch tells what is free beyond the cap
+        free = f"; before the run {memory_free}" if memory_free and untold else ""
         return {"kind": "out-of-memory", "message": f"{said}{free}"}
     return {"kind": "exception", "message": f"{name}: {text[:600]}"}
 

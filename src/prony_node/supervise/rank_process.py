@@ -47,7 +47,7 @@ class RankProcess:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "PRONY_SUPERVISOR_PID": str(supervisor), "PYTHONUNBUFFERED": "1"},
                 process_group=0,
-                preexec_fn=before_exec,  # no thread has been started yet, so this is safe
+                preexec_fn=before_exec,  # safe: no thread is busy here, neither in a supervisor nor in a waiting rank
             )
         self.pid = self._process.pid
 

@@ -20,18 +20,18 @@ from prony_node.contract.settings import Value
 from prony_node.contract.trial import learns_to_quality, reads_data_set, settings_hash
 from prony_node.facts import device_facts
 from prony_node.measure import memory
-from prony_node.measure.auto_batch import largest_batch
 from prony_node.measure.clock import clock_for
 from prony_node.measure.compiling import cache_state, use_cache
 from prony_node.measure.device import choose_device, machine_of
 from prony_node.measure.flops import count_flops
 from prony_node.measure.loop import Window, measured_loop, steps_per_block
+from prony_node.measure.memory_cap import cap_memory
 from prony_node.measure.protocol import Task
 from prony_node.measure.step import FIRST_STEPS, Step, parameter_norms
 from prony_node.measure.usage import CpuUsage
 from prony_node.parallel.cores import allowed_cores, bind, wanted_cores
 from prony_node.stats import StopRule, Tracker
-from prony_node.supervise import judge
+from prony_node.supervise import auto_batch, judge
 from prony_node.supervise.energy import with_energy
 from prony_node.supervise.inputs import Inputs
 from prony_node.supervise.learning import Learning
@@ -80,6 +80,7 @@ class Run:
             self.step.restart()  # what is learned is learned in the epochs that are counted
         window = self.measure(step_s, learning)
         self.metrics |= memory.memory_metrics(self.device)
+        self.found["memory_held"] = self.room.held_at_most()
         judge.series(self, window)
         if learning is not None:
             learning.judge(window)
@@ -112,12 +113,19 @@ class Run:
         self.device = choose_device(str(requested.get("device", "auto")))
         files.write_whole(self.folder / files.DEVICE, device_facts(str(self.device)))
         self.settings = self.workload.effective(requested, machine_of(self.device, len(self.cores)))
+        if self.settings["batch_size"] == "auto":  # now, before this process takes memory of the device itself
+            self.note_effective()
+            tries = self.found.setdefault("auto_batch", [])
+            self.settings["batch_size"] = auto_batch.largest_batch(self.plan, self.folder, self.progress.note, tries)
         if "cores" in requested:
             bind(self.cores)
         if self.device.type == "cpu":
             torch.set_num_threads(len(self.cores))
         else:
             torch.accelerator.set_device_index(self.device.index or 0)
+        share = auto_batch.SHARE if self.plan.cut_short else 1.0
+        self.room = cap_memory(self.device, requested.get("memory_cap"), share)
+        self.found["memory_room"] = self.room.room
         self.found["unit"] = self.workload.unit
         self.progress.unit = self.workload.unit
         self.note_effective()
@@ -146,7 +154,7 @@ class Run:
 
     def build(self) -> None:
         settings, seed = self.settings, int(self.settings["seed"])
-        self.found["memory_free"] = memory.free_words(self.device)
+        self.found["memory_free"] = memory.free_words(self.device, settings.get("memory_cap"))
         memory.refuse_hopeless(self.workload.known_parameters(settings), settings, self.device)
         self.task = with_learning_rate(build_task(self.workload, settings), settings)
         self.inputs.fit(self.task)
@@ -157,9 +165,6 @@ class Run:
         self.note_effective()  # a library that was asked may have filled an `auto` in
         training, recompute = settings["mode"] == "train", bool(settings.get("recompute"))
         self.flops = count_flops(self.task, training=training, recompute=recompute)
-        if settings["batch_size"] == "auto":
-            settings["batch_size"] = largest_batch(self.task, settings, self.device, self.progress.note)
-            self.note_effective()
         self.samples_per_step = int(settings["batch_size"]) * int(settings.get("grad_accumulation", 1))
         self.units_per_step = self.samples_per_step * self.task.units_per_sample
         self.progress.units_per_step = self.units_per_step
@@ -191,6 +196,8 @@ class Run:
         return step_s
 
     def fixed_steps(self) -> int | None:
+        if self.plan.cut_short:
+            return auto_batch.STEPS
         if "steps" in self.settings:
             return int(self.settings["steps"])
         if "epochs" in self.settings and self.inputs.epoch_samples:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from prony_node.data.boxes import box_sampler
 from prony_node.data.scenes import COCO_SCENERY, TINY_SCENERY
@@ -75,8 +76,8 @@ def detections(network: nn.Module, batch: Batch) -> Tensor:
         return found_boxes(network(image_list(batch)))
 
 
-def head_answers(network: nn.Module, batch: Batch) -> tuple[Tensor, ...]:
-    """What the heads answer before boxes are kept or dropped: objectness, its boxes, classes and theirs.
+def head_answers(network: nn.Module, batch: Batch) -> Tensor:
+    """What the heads answer before boxes are kept or dropped, a row each: objectness, its boxes, classes and theirs.
 
     Which box is kept may turn on the last bit of a score, so that answers cannot be compared between precisions. These
     can: they follow smoothly from the image, on every anchor and on proposals that are the same for everyone.
@@ -89,9 +90,8 @@ def head_answers(network: nn.Module, batch: Batch) -> tuple[Tensor, ...]:
         heads: Any = network.roi_heads
         pooled = heads.box_head(heads.box_roi_pool(features, proposals, images.image_sizes))
         classes, boxes = heads.box_predictor(pooled)
-    count = len(images.image_sizes)
-    every = [torch.cat([level.flatten(1) for level in levels], dim=1) for levels in (objectness, offsets)]
-    return *every, classes.view(count, -1), boxes.reshape(count, -1)
+    every = [torch.cat([level.flatten() for level in levels]) for levels in (objectness, offsets)]
+    return pad_sequence([part.float() for part in (*every, classes.flatten(), boxes.flatten())], batch_first=True)
 
 
 def _grid(height: int, width: int, device: torch.device) -> Tensor:

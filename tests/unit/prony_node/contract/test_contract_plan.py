@@ -21,6 +21,7 @@ PLAN = Plan(
     hung_after_s=10.0,
     cold_start_after_s=20.0,
     time_limit_s=60.0,
+    cut_short=True,
     created="2026-01-01T00:00:00+00:00",
 )
 JSON = st.recursive(

@@ -1,22 +1,16 @@
-"""What cannot fit is said at once, and batch_size=auto finds the largest batch that does."""
+"""What cannot fit is said at once, and what is free is what this process may have."""
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 import pytest
 import torch
-from hypothesis import assume, given
-from hypothesis import strategies as st
 
-from prony_node.contract import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.contract.settings import Value
-from prony_node.measure import auto_batch, memory
+from prony_node.measure import memory
 from prony_node.workloads import find_workload
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+CPU = torch.device("cpu")
 GIB = 2**30
 
 
@@ -56,72 +50,11 @@ def test_a_cpu_has_no_allocator_that_counts() -> None:
     assert 10 * 2**20 < metrics["peak_memory_host"]["value"] < 2**40
 
 
-class FakeDevice:
-    """Memory use as a straight line in the batch, and no more of it than there is."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, base: float, cost: float, free: int) -> None:
-        self.base, self.cost, self.free = base, cost, free
-        self.tried: list[int] = []
-        monkeypatch.setattr(memory, "free_and_total", lambda device: (free, free))
-        monkeypatch.setattr(auto_batch, "_peak", self.peak)
-
-    def peak(self, task: Any, settings: dict[str, Value], device: torch.device, batch: int) -> int | None:
-        assert batch >= 1
-        self.tried.append(batch)
-        used = self.base + self.cost * batch
-        return int(used) if used <= self.free else None
-
-    def largest(self, note: list[str]) -> int:
-        return auto_batch.largest_batch(None, {}, CUDA, note.append)  # type: ignore[arg-type]
-
-
-@given(base=st.floats(0.01, 60), cost_mib=st.floats(0.05, 30_000), free_gib=st.integers(4, 190))
-def test_auto_finds_the_largest_batch_that_fits(base: float, cost_mib: float, free_gib: int) -> None:
-    base_b, cost_b, free = base * GIB, cost_mib * 2**20, free_gib * GIB
-    assume(base_b + cost_b <= free)
-    with pytest.MonkeyPatch.context() as patch:
-        device = FakeDevice(patch, base_b, cost_b, free)
-        found = device.largest([])
-    room = free * auto_batch.SHARE
-    true = max(1, math.floor((room - base_b) / cost_b))
-    assert base_b + cost_b * found <= free  # it fits
-    if base_b + cost_b <= room:
-        assert found <= true + 1
-        assert found >= 0.95 * true - 1
-    assert len(device.tried) <= 4 + auto_batch.ATTEMPTS
-
-
-@given(base=st.floats(0.01, 2), cost_mib=st.floats(1, 3000), bend=st.floats(0.0, 0.3))
-def test_auto_mends_a_guess_that_was_too_large(base: float, cost_mib: float, bend: float) -> None:
-    """A sample that costs more in a large batch than in small ones: the tried batch fits all the same."""
-    free = 40 * GIB
-    with pytest.MonkeyPatch.context() as patch:
-        device = FakeDevice(patch, base * GIB, cost_mib * 2**20, free)
-
-        def bent(task: Any, settings: Any, where: Any, batch: int) -> int | None:
-            used = base * GIB + cost_mib * 2**20 * batch * (1 + (bend if batch > 40 else 0))
-            return int(used) if used <= free else None
-
-        patch.setattr(auto_batch, "_peak", bent)
-        notes: list[str] = []
-        found = device.largest(notes)
-        assert bent(None, None, None, found) is not None
-    assert any(f"batch_size={found}" in note for note in notes) or found <= 32
-
-
-def test_auto_says_when_not_even_one_sample_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = FakeDevice(monkeypatch, base=50 * GIB, cost=GIB, free=40 * GIB)
-    with pytest.raises(memory.OutOfMemory, match=r"not even one sample fits in the 40\.0 GiB free on cuda:0"):
-        device.largest([])
-
-
-def test_auto_takes_one_sample_when_two_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert FakeDevice(monkeypatch, base=GIB, cost=30 * GIB, free=40 * GIB).largest([]) == 1
-
-
-def test_auto_is_refused_where_there_is_no_device_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RequestError, match="only a CPU"):
-        auto_batch.largest_batch(None, {}, CPU, print)  # type: ignore[arg-type]
-    monkeypatch.setattr(memory, "free_and_total", lambda device: None)
-    with pytest.raises(RequestError, match="needs to know the memory of mps"):
-        auto_batch.largest_batch(None, {}, torch.device("mps"), print)  # type: ignore[arg-type]
+def test_a_limit_of_the_kernel_is_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_host_memory", lambda: (20 * GIB, 24 * GIB))
+    monkeypatch.setattr(memory.resource, "getrlimit", lambda which: (8 * GIB, 8 * GIB))
+    monkeypatch.setattr(memory, "process_bytes", lambda name: 3 * GIB)
+    assert memory.free_and_total(CPU) == (5 * GIB, 8 * GIB)
+    assert memory.free_words(CPU, 5) == "5.0 GiB of memory_cap=5 GiB were free on cpu"
+    monkeypatch.setattr(memory.resource, "getrlimit", lambda which: (30 * GIB, 30 * GIB))
+    assert memory.free_and_total(CPU) == (20 * GIB, 24 * GIB)  # a limit that never bites

@@ -225,11 +225,13 @@ def test_a_decoder_learns(make_step: Make, batch_of: BatchOf, optimizer: str, pr
 
 
 def test_an_image_classifier_learns(make_step: Make, batch_of: BatchOf, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wideresnet, "STAGES", (8, 16, 32))  # the same network, thin enough for a test
+    thin = partial(wideresnet.WideResNet, channels=(8, 16, 32))  # the same network, thin enough for a test
+    monkeypatch.setattr(wideresnet, "WideResNet", thin)
     step, task = make_step("wideresnet", batch_size=64, image_size=16)
     before, after, moved = train(step, task, batch_of, 64, 12)
     assert after < before - 0.1
     assert moved == 1.0
+    assert sum(parameter.numel() for parameter in step.model.parameters()) < 100_000, "the network is not thin"
 
 
 def test_a_small_step_takes_a_small_rate() -> None:

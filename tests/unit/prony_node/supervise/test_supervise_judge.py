@@ -24,6 +24,7 @@ from prony_node.measure.step import Step, parameter_norms
 from prony_node.stats import Decision, StopRule, Tracker
 from prony_node.supervise import judge
 from prony_node.supervise.headline import rate_metrics, utilisation_metrics
+from prony_node.supervise.inputs import Inputs
 from prony_node.supervise.progress import Progress, time_left_s
 from prony_node.workloads import build_task, find_workload
 
@@ -39,10 +40,11 @@ def run_of(**given: Value) -> Any:
     step = Step(task, settings, CPU)
     run = SimpleNamespace(
         task=task, settings=settings, step=step, device=CPU, metrics={}, checks=[], phases={}, found={},
-        samples_per_step=2, units_per_step=32, held_out=judge.held_out(task, CPU, 2), rule=StopRule(),
+        samples_per_step=2, units_per_step=32, rule=StopRule(), inputs=Inputs(workload, settings, CPU),
         flops=Flops(3.2e9, 0.0, "as counted"),
         plan=SimpleNamespace(peaks=()), steps_taken=lambda: 50, fixed_steps=lambda: None, synchronise=lambda: None,
     )  # fmt: skip
+    run.held_out = judge.held_out(run, 2)
     if not step.training:
         run.reference = judge.reference_answer(task, step.model, run.held_out)
     step.finish_model()
@@ -139,8 +141,9 @@ def test_an_answer_that_is_not_a_number_fails(monkeypatch: pytest.MonkeyPatch) -
 def test_held_out_samples_are_few_of_a_long_sequence() -> None:
     lengths = {8: 16, 2048: 4, 8192: 2}
     for sequence, count in lengths.items():
-        task = SimpleNamespace(units_per_sample=sequence, sample=lambda generator, samples: (samples,))
-        assert judge.held_out(task, CPU, 0) == (count,)  # type: ignore[arg-type]
+        run = run_of(sequence=16)
+        run.task = SimpleNamespace(units_per_sample=sequence, sample=lambda generator, samples: (samples,))
+        assert judge.held_out(run, 0) == (count,)  # type: ignore[comparison-overlap]
 
 
 def window_of(blocks: int, wait_s: float = 0.0, slow: int = 0) -> tuple[Window, Tracker]:

@@ -80,12 +80,10 @@ def test_a_phase_counts_its_own_tokens() -> None:
     assert found["decode"][1] == 24 * layers * hidden**2 + 4 * layers * hidden * 32 + 2 * vocabulary * hidden
 
 
-def test_a_phase_is_of_inference_and_of_a_known_batch() -> None:
+def test_a_phase_is_of_inference() -> None:
     workload = find_workload("gpt-117m")
     with pytest.raises(RequestError, match="phase has no meaning with mode=train"):
         workload.parse({"phase": "decode"})
-    with pytest.raises(RequestError, match="phase=decode has a KV cache"):
-        workload.parse({"phase": "decode", "mode": "infer", "batch_size": "auto"})
     with pytest.raises(RequestError, match="did you mean phase=decode"):
         workload.parse({"phase": "decoding", "mode": "infer"})
     cpu = Machine("cpu", None, 2)

@@ -1,0 +1,52 @@
+"""batch_size=auto for real, under a cap that is real: what it finds runs, and a tenth more is out of memory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prony_node.contract import Plan, Trial, files, read_record
+from prony_node.contract.settings import Value
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the cap of a CPU is Linux's"),
+]
+
+ROOT = Path(__file__).parents[2]
+# Many bytes a sample and few operations, so that a try is little more than importing torch.
+SMALL: dict[str, Value] = {"size": "tiny", "device": "cpu", "cores": "1", "memory_cap": 1, "steps": 2}
+
+
+def make_run(folder: Path, batch: Value) -> dict[str, Any]:
+    """The record of one run, made by a supervisor."""
+    trial = Trial("mobilenetv3-small", {**SMALL, "batch_size": batch})
+    asked = folder.with_suffix(".json")
+    files.write_whole(asked, Plan(run_id="x", trial=trial, energy=False).to_json())
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    subprocess.run([sys.executable, "-m", "prony_node", str(asked), str(folder)], env=environment, timeout=500)
+    record = read_record(folder)
+    assert record is not None
+    return record
+
+
+def test_auto_finds_the_largest_batch_under_a_cap(tmp_path: Path) -> None:
+    record = make_run(tmp_path / "auto", "auto")
+    assert record["status"] == "ok", record["failure"]  # so the batch that was found runs
+    found, tries = record["trial"]["effective"]["batch_size"], record["auto_batch"]
+    assert record["trial"]["settings"]["batch_size"] == "auto"
+    assert record["trial"]["effective"]["memory_cap"] == 1
+    assert found == max(entry["batch"] for entry in tries if entry["fits"])
+    assert min(entry["batch"] for entry in tries if not entry["fits"]) <= max(found + 1, 1.05 * found)
+    assert not (tmp_path / "auto" / files.TRY).exists()
+    assert f"trying batch_size={found}" in (tmp_path / "auto" / files.PROGRESS).read_text()
+
+    larger = make_run(tmp_path / "larger", round(1.1 * found))
+    assert larger["failure"]["kind"] == "out-of-memory"
+    assert "of memory_cap=1 GiB were free on cpu" in larger["failure"]["message"]
+    assert "auto_batch" not in larger

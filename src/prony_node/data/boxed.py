@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -17,6 +18,7 @@ from prony_node.data.boxes import box_rows, padded
 from prony_node.data.dataset import Encoded, Origin, as_tensor
 from prony_node.data.decode import decoded, seed_of
 from prony_node.data.loader import Cache, EpochOrder, FileBatches, Place, fill_cache, workers_context
+from prony_node.data.scenes import scale_of
 
 THINNEST = 0.01  # pixels: a box of less has no inside, and no detector can be shown it
 
@@ -71,6 +73,7 @@ class BoxedImages(Encoded):
             origin, classes, torch.zeros(len(files), dtype=torch.int64), partial(_read, files), encoded_bytes
         )
         self.files, self.boxes, self.label_count = files, boxes, label_count
+        self.scale_to: tuple[int, int] | None = None  # for the shorter side, and the most for the longer one
 
     def chosen(self, places: Sequence[int]) -> BoxedImages:
         files = [self.files[place] for place in places]
@@ -84,8 +87,14 @@ class BoxedImages(Encoded):
         return {"map": mean_average_precision(images)}
 
     def truths(self, index: int) -> list[Truth]:
+        """As large as the image that a detector is shown."""
         part = self.boxes.of(index)
-        lists = (self.boxes.labels[part].tolist(), self.boxes.corners[part].tolist(), self.boxes.crowds[part].tolist())
+        corners = self.boxes.corners[part]
+        if self.scale_to is not None:
+            height, width = self.boxes.sizes[index].tolist()
+            high, wide = scaled_size(height, width, self.scale_to)
+            corners = corners * corners.new_tensor([wide / width, high / height] * 2)
+        lists = (self.boxes.labels[part].tolist(), corners.tolist(), self.boxes.crowds[part].tolist())
         return [Truth(*one) for one in zip(*lists, strict=True)]
 
 
@@ -97,7 +106,7 @@ def _read(files: Sequence[Path], index: int) -> bytes:
 
 
 class DecodedBoxes(Dataset[tuple[Tensor, ...]]):
-    """What a worker does for a batch: read, decode, mirror by chance, pad to the largest."""
+    """What a worker does for a batch: read, decode, mirror by chance, scale where asked to, pad to the largest."""
 
     def __init__(self, source: BoxedImages, augment: bool, seed: int, cache: Cache | None) -> None:
         self._source, self._augment, self._seed, self._cache = source, augment, seed, cache
@@ -117,6 +126,9 @@ class DecodedBoxes(Dataset[tuple[Tensor, ...]]):
         boxes, labels = source.boxes.to_learn(index)
         if self._augment and seed_of(self._seed, epoch, index) % 2:
             image, boxes = mirrored_boxes(image, boxes)
+        if source.scale_to is not None:
+            image, boxes = scaled_boxes(image, boxes, source.scale_to)
+            size = torch.tensor(image.shape[1:])
         return image, size, *box_rows(boxes.tolist(), labels.tolist(), self._most), torch.tensor(len(boxes))
 
 
@@ -125,6 +137,20 @@ def mirrored_boxes(image: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
     left, top, right, bottom = boxes.unbind(1)
     width = image.shape[-1]
     return image.flip(-1), torch.stack((width - right, top, width - left, bottom), dim=1)
+
+
+def scaled_size(height: int, width: int, scale_to: tuple[int, int]) -> tuple[int, int]:
+    factor = scale_of(width, height, *scale_to)
+    return max(1, round(height * factor)), max(1, round(width * factor))
+
+
+def scaled_boxes(image: Tensor, boxes: Tensor, scale_to: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """The image and its boxes at the size that a detector takes."""
+    height, width = image.shape[1:]
+    high, wide = scaled_size(height, width, scale_to)
+    pixels = image[None].contiguous(memory_format=torch.channels_last)  # torch resizes bytes faster so
+    scaled = F.interpolate(pixels, (high, wide), mode="bilinear", antialias=True)[0]
+    return scaled, boxes * boxes.new_tensor([wide / width, high / height] * 2)
 
 
 def box_loader(

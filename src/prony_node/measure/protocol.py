@@ -40,3 +40,6 @@ class Task:
     # What of the model is compiled, for any shape, where the whole step cannot be.
     compiled_parts: Callable[[nn.Module], tuple[nn.Module, ...]] | None = None
     held_out: int | None = None  # samples that no step sees, where the usual number is too many
+    # A length for the shorter side of a data set's images, and the most for the longer one, where a loader scales them.
+    scale_to: tuple[int, int] | None = None
+    synchronisations: Callable[[], int] | None = None  # how often the workload itself has waited for the device so far

@@ -75,6 +75,8 @@ class Inputs:
         for split in (self.opened.train, self.opened.test):
             if isinstance(split, SpanQuestions) and task.tokenizer is not None:
                 split.tokenizer = task.tokenizer
+            if isinstance(split, BoxedImages):
+                split.scale_to = task.scale_to
         tokens = self.opened.about.get("vocabulary")
         if tokens and task.vocabulary and tokens > task.vocabulary:
             raise RequestError(

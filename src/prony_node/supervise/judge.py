@@ -80,6 +80,7 @@ def work_done(run: Run, steps: int) -> dict[str, Any]:
         "total_samples": run.steps_taken() * run.samples_per_step,
         "total_steps": run.steps_taken(),
         **({"shapes": shapes} if shapes else {}),
+        **({} if run.waits_per_step is None else {"own_synchronisations_per_step": run.waits_per_step}),
     }
 
 

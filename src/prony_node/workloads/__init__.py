@@ -11,6 +11,7 @@ from prony_node.contract.errors import RequestError, unknown
 from prony_node.workloads.ceilings.config import CEILINGS
 from prony_node.workloads.config import Workload
 from prony_node.workloads.detect.config import DETECT_WORKLOADS
+from prony_node.workloads.dino.config import DINO_WORKLOADS
 from prony_node.workloads.image.config import IMAGE_LIBRARIES, IMAGE_WORKLOADS
 from prony_node.workloads.language.config import LANGUAGE_LIBRARIES, LANGUAGE_WORKLOADS
 from prony_node.workloads.model_file.config import workload_of_file
@@ -23,7 +24,14 @@ if TYPE_CHECKING:
 
 WORKLOADS: dict[str, Workload] = {
     workload.name: workload
-    for workload in (*IMAGE_WORKLOADS, *LANGUAGE_WORKLOADS, *RECONSTRUCT_WORKLOADS, *DETECT_WORKLOADS, *CEILINGS)
+    for workload in (
+        *IMAGE_WORKLOADS,
+        *LANGUAGE_WORKLOADS,
+        *RECONSTRUCT_WORKLOADS,
+        *DETECT_WORKLOADS,
+        *DINO_WORKLOADS,
+        *CEILINGS,
+    )
 }
 
 # Any model of these libraries is a workload: timm/NAME.

@@ -12,7 +12,7 @@ from prony_node.workloads.dino.config import Size
 from prony_node.workloads.dino.decoder import Decoder, Predicted
 from prony_node.workloads.dino.denoising import Noised, hidden_from, make_noised
 from prony_node.workloads.dino.encoder import Encoder
-from prony_node.workloads.dino.positions import find_levels
+from prony_node.workloads.dino.positions import Levels, find_levels
 from prony_node.workloads.dino.queries import QuerySelection, Selected
 from prony_node.workloads.dino.targets import Targets
 
@@ -41,10 +41,7 @@ class Dino(nn.Module):
 
     def forward(self, images: Tensor, sizes: Tensor, targets: Targets | None = None) -> Answers:
         """With targets there are denoising queries beside the others."""
-        maps = self.backbone(images, sizes)
-        shapes = [(found.shape[-2], found.shape[-1]) for found in maps]
-        levels = find_levels(sizes, (images.shape[-2], images.shape[-1]), shapes)
-        tokens = self.encoder(maps, levels)
+        tokens, levels = self.encode(images, sizes)
         selected = self.selection(tokens, levels)
         content, references, hidden = selected.contents.to(tokens.dtype), selected.references, None
         noised: Noised | None = None
@@ -58,6 +55,13 @@ class Dino(nn.Module):
             return Answers(selected, predicted, None, 0)
         first, rest = _split(predicted, noised.queries)
         return Answers(selected, rest, first, noised.groups)
+
+    def encode(self, images: Tensor, sizes: Tensor) -> tuple[Tensor, Levels]:
+        """The tokens of all levels, and which of them are image."""
+        maps = self.backbone(images, sizes)
+        shapes = [(found.shape[-2], found.shape[-1]) for found in maps]
+        levels = find_levels(sizes, (images.shape[-2], images.shape[-1]), shapes)
+        return self.encoder(maps, levels), levels
 
 
 def _split(predicted: Predicted, first: int) -> tuple[Predicted, Predicted]:

@@ -55,8 +55,8 @@ def proposals(levels: Levels) -> tuple[Tensor, Tensor]:
              for number, (height, width) in enumerate(levels.shapes)]  # fmt: skip
     side = torch.cat(sides)[None, :, None].expand(len(middles), -1, 2)
     boxes = torch.cat((middles, side), dim=-1)
-    inside = ((boxes > MARGIN) & (boxes < 1 - MARGIN)).all(-1)
-    return torch.logit(boxes, eps=MARGIN), inside & levels.valid
+    inside = ((boxes > MARGIN) & (boxes < 1 - MARGIN)).all(-1)  # which no token of the padding is: it lies beyond 1
+    return torch.logit(boxes, eps=MARGIN), inside
 
 
 def best_tokens(logits: Tensor, usable: Tensor, count: int) -> Tensor:

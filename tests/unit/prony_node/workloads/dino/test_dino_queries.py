@@ -105,6 +105,23 @@ def test_groups_are_kept_apart_and_hidden_from_the_others() -> None:
         assert bool(hidden[row, column]) == expected
 
 
+def test_a_group_s_answers_depend_on_no_other_group(size: Size, levels: Levels) -> None:
+    decoder = Decoder(size)
+    hidden = hidden_from(8, 2, 3, torch.device("cpu"))
+    content, references, tokens = (
+        torch.randn(2, 11, size.hidden),
+        torch.randn(2, 11, 4),
+        torch.randn(2, 30, size.hidden),
+    )
+    other = content.clone()
+    other[:, 1] += 1.0  # one query of the first group
+    with torch.no_grad():
+        one, two = (decoder(given, references, tokens, levels, hidden).class_logits for given in (content, other))
+    same = (one == two).flatten(3).all(-1).all(1)
+    assert not same[-1, :4].any()
+    assert same[:, 4:].all()
+
+
 def test_positives_are_near_and_negatives_farther_off() -> None:
     boxes = torch.tensor([0.5, 0.5, 0.2, 0.1]).expand(2, 50, 2, 40, 4)  # where no edge of the image is reached
     shift = (corners(noised_boxes(boxes)) - corners(boxes)) / (torch.tensor([0.2, 0.1, 0.2, 0.1]) / 2)

@@ -13,7 +13,7 @@ from prony_node.measure.protocol import Batch
 from prony_node.measure.step import Step
 from prony_node.workloads import build_task, find_workload
 from prony_node.workloads.dino.config import FULL, TINY
-from prony_node.workloads.dino.targets import ToHost
+from prony_node.workloads.dino.targets import Targets, ToHost
 from prony_node.workloads.dino.task import detection_loss, detections, smooth_answers
 
 CPU = torch.device("cpu")
@@ -154,6 +154,18 @@ def test_images_without_any_box_have_a_loss() -> None:
     loss = detection_loss(step.model, empty)
     loss.backward()
     assert loss.isfinite()
+
+
+def test_denoising_queries_tell_the_others_nothing() -> None:
+    """What they were made of is the answer: seen by the others, it would be learned to be copied."""
+    step = step_of()
+    batch = batch_of(step, 1, 2)
+    with torch.no_grad():
+        beside, alone = step.model(*batch[:2], Targets.of(batch)), step.model(*batch[:2])
+    assert beside.noised is not None
+    assert beside.noised.boxes.shape[:2] == (TINY.decoder_layers, 2)
+    torch.testing.assert_close(beside.matched.class_logits, alone.matched.class_logits, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(beside.matched.boxes, alone.matched.boxes, atol=1e-4, rtol=1e-4)
 
 
 def test_recomputing_gives_the_same_gradients() -> None:

@@ -12,12 +12,17 @@ from small_sets import coco, instances, tiny_coco, write
 from torch import Tensor
 
 from prony_node.contract import RequestError
+from prony_node.contract.machine import Machine
 from prony_node.data.batches import as_input, evaluation_batches, training_batches
 from prony_node.data.boxed import BoxedImages, DecodedBoxes, box_loader, mirrored_boxes
 from prony_node.data.coco import parse_instances
 from prony_node.data.opening import open_dataset
 from prony_node.data.shapes import Shapes
 from prony_node.data.source import chosen, fit_settings, open_source
+from prony_node.measure.step import Step
+from prony_node.supervise import judge
+from prony_node.supervise.inputs import Inputs
+from prony_node.workloads import build_task, find_workload
 
 CPU = torch.device("cpu")
 
@@ -178,6 +183,26 @@ def test_a_run_trains_on_some_samples_and_is_judged_on_others(tmp_path: Path) ->
     assert (settings["decode"], settings["cache"]) == ("cpu", "off")
     assert next(training_batches(some, settings, 2, CPU, 0))[0].shape[0] == 2
     assert sum(len(batch[0]) for batch in evaluation_batches(some, settings, 2, CPU)) == 5
+
+
+def test_held_out_images_reach_the_reference_in_fp32(tmp_path: Path) -> None:
+    """In bf16 inference the step's own batches are bf16, and the model that they are compared with is not."""
+    workload = find_workload("fasterrcnn-r50-fpn")
+    asked = workload.parse({"size": "tiny", "mode": "infer", "precision": "bf16", "data": str(tiny_coco(tmp_path)),
+                            "batch_size": 2, "workers": 0})  # fmt: skip
+    settings = workload.effective(asked, Machine("cpu", None, 1))
+    inputs = Inputs(workload, settings, CPU)
+    inputs.open(asked, 1, lambda _: None)
+    assert settings["classes"] == 4  # three to tell apart, and the background
+    task = build_task(workload, settings)
+    step = Step(task, settings, CPU)
+    held_out = inputs.held_out(task, step, 4, 0)
+    assert (held_out[0].dtype, len(held_out[0])) == (torch.float32, 4)
+    assert judge.reference_answer(task, step.model, held_out).isfinite().all()
+    step.finish_model()
+    assert next(inputs.training(task, step, 2, 0))[0].dtype == torch.bfloat16
+    assert inputs.shapes.document() is not None
+    inputs.close()
 
 
 def test_found_boxes_are_judged_against_the_stated_ones(tmp_path: Path) -> None:

@@ -33,7 +33,9 @@ class Step:
         self._inputs: Batch = ()
         self._replay: Callable[[], None] | None = None
         if device.type == "cuda":
-            cuda.set_matrix_modes(self.precision, autotune=settings["preset"] != "plain")
+            # Where shapes differ from batch to batch, trying out kernels for each would never end.
+            autotune = settings["preset"] != "plain" and not task.varies
+            cuda.set_matrix_modes(self.precision, autotune=autotune)
         torch.manual_seed(int(settings["seed"]))
         with device:
             self.model = task.model()

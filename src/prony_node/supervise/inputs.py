@@ -92,7 +92,7 @@ class Inputs:
         source = evaluation_batches(self.opened.test, settings, min(count, len(self.opened.test)), self.device)
         batch = next(source)
         source.close()
-        return self._as_input(step, batch)
+        return self._as_input(batch, torch.float32)  # the reference is in fp32, whatever the step's precision is
 
     def training(self, task: Task, step: Step, samples: int, seed: int) -> Iterator[Batch]:
         """Batches without end, as the step takes them."""
@@ -138,15 +138,15 @@ class Inputs:
         source = evaluation_batches(self.opened.test, self.settings, samples, self.device)
         try:
             for batch in source:
-                yield step.place(self._as_input(step, batch))
+                yield step.place(self._as_input(batch, step.input_dtype))
         finally:
             source.close()
 
-    def _as_input(self, step: Step, batch: Batch) -> Batch:
+    def _as_input(self, batch: Batch, dtype: torch.dtype) -> Batch:
         assert self.opened is not None
         here = tuple(tensor.to(self.device, non_blocking=True) for tensor in batch)
         size = int(self.settings.get("image_size", 0))
-        return as_input(self.workload.reads, self.opened.test.kind, here, size, step.input_dtype)
+        return as_input(self.workload.reads, self.opened.test.kind, here, size, dtype)
 
     def _keep(self, source: Batches) -> Batches:
         self._open.append(source)

@@ -198,7 +198,7 @@ class Run:
 
     def fixed_steps(self) -> int | None:
         if self.plan.cut_short:
-            return auto_batch.STEPS
+            return auto_batch.STEPS_VARYING if self.task.varies else auto_batch.STEPS
         if "steps" in self.settings:
             return int(self.settings["steps"])
         if "epochs" in self.settings and self.inputs.epoch_samples:

@@ -20,6 +20,7 @@ VOCABULARY_FILE = Setting(
     pattern=r"\S(.*\S)?", example="a file",
 )  # fmt: skip
 VOCABULARY = 50304  # GPT-2's 50257 tokens, padded to a multiple of 128 for the matrix units
+ADAM_RATE, SGD_RATE, SGD_TOKENS = 3e-4, 0.1, 256  # from so many tokens a step on, SGD takes its full rate
 CARAML = "CARAML suite (SC24)"
 MEGATRON = "Narayanan et al., Efficient Large-Scale Language Model Training (2021), appendix"
 GPT_FLOPS = (
@@ -41,6 +42,16 @@ def dimensions(workload: Workload, settings: Mapping[str, Value]) -> dict[str, i
     """The model's dimensions at the size that was asked for."""
     tiny = TINY_BERT if workload.name.startswith("bert-") else TINY_GPT
     return {**workload.shape, **tiny} if settings.get("size") == "tiny" else dict(workload.shape)
+
+
+def decoder_rate(settings: Mapping[str, Value]) -> float:
+    """Of the optimizer; SGD's full rate makes a loss that is no number of steps that have few tokens."""
+    if settings.get("optimizer") != "sgd":
+        return ADAM_RATE
+    if settings.get("batch_size", "auto") == "auto":
+        return SGD_RATE
+    tokens = int(settings["batch_size"]) * int(settings.get("grad_accumulation", 1)) * int(settings["sequence"])
+    return SGD_RATE * min(1.0, tokens / SGD_TOKENS)
 
 
 def _gpt(name: str, layers: int, hidden: int, heads: int, sequence: int, batch: tuple[int, int],

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from prony_node.data.synthetic import token_sampler
 from prony_node.measure.protocol import Batch, Task
-from prony_node.workloads.language.config import dimensions
+from prony_node.workloads.language.config import decoder_rate, dimensions
 from prony_node.workloads.language.judging import token_scores
 from prony_node.workloads.weights import with_weights
 
@@ -132,7 +132,7 @@ def build(workload: Workload, settings: dict[str, Value]) -> Task:
         loss=next_token_loss,
         predict=predict_last,
         sample=token_sampler(shape["vocabulary"], sequence),
-        learning_rate=0.1 if plain else 3e-4,
+        learning_rate=decoder_rate(settings),
         weight_decay=1e-4 if plain else 0.1,
         attention="full",
         recompute=switch_recompute_on,

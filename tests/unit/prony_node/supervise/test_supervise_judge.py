@@ -142,7 +142,9 @@ def test_held_out_samples_are_few_of_a_long_sequence() -> None:
     lengths = {8: 16, 2048: 4, 8192: 2}
     for sequence, count in lengths.items():
         run = run_of(sequence=16)
-        run.task = SimpleNamespace(units_per_sample=sequence, sample=lambda generator, samples: (samples,))
+        run.task = SimpleNamespace(
+            units_per_sample=sequence, held_out=None, sample=lambda generator, samples: (samples,)
+        )
         assert judge.held_out(run, 0) == (count,)  # type: ignore[comparison-overlap]
 
 

@@ -58,6 +58,23 @@ def test_the_tiny_size_trains(name: str) -> None:
     assert (parameter_norms(step.model) != norms).all()
 
 
+def test_a_step_of_few_tokens_takes_a_small_rate() -> None:
+    """The full rate of SGD blew up after twenty steps of 16 tokens, and only where the machine was fast enough."""
+    given: dict[str, Value] = {"optimizer": "sgd", "fused": False, "batch_size": 2, "sequence": 8}
+    task, settings = task_of("gpt-tiny", **given)
+    step = Step(task, settings, CPU)
+    step.finish_model()
+    held_out, samples = task.sample(torch.Generator().manual_seed(3), 16), torch.Generator().manual_seed(1)
+    first = step.held_out_loss(held_out)
+    step.prepare(task.sample(samples, 2))
+    for _ in range(60):
+        step(task.sample(samples, 2))
+    assert step.held_out_loss(held_out) < first
+    rates = [task_of(name, **{**given, "batch_size": 32})[0].learning_rate for name in ("gpt-tiny", "hf/gpt2")]
+    assert rates == [0.1, 0.1]
+    assert task_of("gpt-tiny", batch_size=2)[0].learning_rate == 3e-4
+
+
 PHASES: list[tuple[str, dict[str, Value]]] = [
     *((name, {}) for name in (*SHIPPED, "hf/gpt2", "hf/llama")),
     ("gpt-117m", {"phase": "prefill"}),

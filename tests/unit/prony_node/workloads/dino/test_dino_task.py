@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from prony_node.contract.settings import Value
 from prony_node.data.average_precision import Truth, found_in, mean_average_precision
 from prony_node.measure.protocol import Batch
 from prony_node.measure.step import Step
+from prony_node.supervise.rank import describe
 from prony_node.workloads import build_task, find_workload
 from prony_node.workloads.dino.config import FULL, TINY
 from prony_node.workloads.dino.targets import Targets, ToHost
@@ -191,6 +194,15 @@ def test_recomputing_gives_the_same_gradients() -> None:
 def test_what_needs_one_shape_is_refused(given: dict[str, Value], said: str) -> None:
     with pytest.raises(RequestError, match=said):
         WORKLOAD.parse(given)
+
+
+@pytest.mark.parametrize("library", ["scipy", "transformers"])
+def test_a_library_that_is_not_there_is_named(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(ModuleNotFoundError) as caught:
+        build_task(WORKLOAD, {"size": "tiny"})
+    said = f"this workload needs {library}, which is not installed here"
+    assert describe(caught.value) == {"kind": "missing-library", "message": said}
 
 
 def test_its_defaults_on_a_device_suit_images_of_any_shape() -> None:

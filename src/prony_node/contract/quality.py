@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from prony_node.contract.errors import RequestError, unknown
 
 MORE, LESS = "more", "less"
-SCORES = {"accuracy": MORE, "exact_match": MORE, "loss": LESS}  # which way each is better
+SCORES = {"accuracy": MORE, "exact_match": MORE, "miou": MORE, "loss": LESS}  # which way each is better
+COUNTED = ("accuracy", "exact_match")  # shares of samples that are right: their number gives an interval
 DEFAULT_EPOCHS = 20  # of a run that trains until a quality, when nobody says how many at most
 
 

@@ -11,20 +11,24 @@ from torch.utils.data import DataLoader, Dataset
 from prony_node.data.synthetic import Sampler
 
 STOCK = 256  # distinct samples held in memory; an index beyond them comes round again
+STOCK_BYTES = 2**30  # of large samples there are fewer
+FEWEST = 32
 
 
 class HostSamples(Dataset[tuple[Tensor, ...]]):
     """A data set of nominal length that serves samples from a stock made once."""
 
     def __init__(self, sampler: Sampler, length: int, seed: int) -> None:
-        self._stock = sampler(torch.Generator().manual_seed(seed), STOCK)
+        one = sampler(torch.Generator().manual_seed(seed), 1)
+        self._count = max(FEWEST, min(STOCK, STOCK_BYTES // sum(tensor.nbytes for tensor in one)))
+        self._stock = sampler(torch.Generator().manual_seed(seed), self._count)
         self._length = length
 
     def __len__(self) -> int:
         return self._length
 
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
-        return tuple(tensor[index % STOCK] for tensor in self._stock)
+        return tuple(tensor[index % self._count] for tensor in self._stock)
 
 
 class HostBatches:

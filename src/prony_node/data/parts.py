@@ -1,4 +1,4 @@
-"""The parts that a generated data set is made in, each by one process: some images, one shard, or one token file."""
+"""The parts that a generated data set is made in, each by one process: some images or scenes, a shard, a token file."""
 
 from __future__ import annotations
 
@@ -13,29 +13,41 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from prony_node.data.cityscapes import IMAGE_END, IMAGES, MASK_END, MASKS
 from prony_node.data.manifest import Made, write_file
 from prony_node.data.pictures import LOOKS, class_patterns, make_image
+from prony_node.data.streets import make_scene
 from prony_node.data.synthetic import token_sampler
 
-KINDS = (*LOOKS, "tokens")
+KINDS = (*LOOKS, "tokens", "cityscapes")
 PART_IMAGES = 1000  # in a shard, about 100 MB of ImageNet's
 PART_FILES = 250  # image files between two lines of the list
 PART_SEQUENCES = 4096
+PART_SCENES = 25  # about 60 MB
 SEQUENCE, VOCABULARY = 1024, 50257  # GPT-2's
 HELD_OUT = 20  # one sample to test for every twenty to train
+HELD_OUT_SCENES = 5.95  # Cityscapes has 500 to 2975
+TOWNS = {"train": 18, "val": 3}  # as many as Cityscapes has
+FRAME = 19  # of the thirty that were filmed, which has a mask
 
 
 @dataclass(frozen=True)
 class Request:
     kind: str
-    samples: int  # to train; a twentieth as many to test come on top
+    samples: int  # to train; a twentieth as many to test come on top, of scenes a sixth
     seed: int
     form: str
-    classes: int  # 0 for tokens
+    classes: int  # 0 for tokens, and for scenes, which have them all
 
     @property
     def test_samples(self) -> int:
-        return max(1, self.samples // HELD_OUT)
+        return max(1, int(self.samples / (HELD_OUT_SCENES if self.kind == "cityscapes" else HELD_OUT)))
+
+    @property
+    def part_samples(self) -> int:
+        if self.kind in LOOKS:
+            return PART_FILES if self.form == "files" else PART_IMAGES
+        return PART_SEQUENCES if self.kind == "tokens" else PART_SCENES
 
 
 @dataclass(frozen=True)
@@ -48,7 +60,7 @@ class Part:
 
 
 def plan_parts(request: Request) -> list[Part]:
-    size = PART_SEQUENCES if request.kind == "tokens" else PART_FILES if request.form == "files" else PART_IMAGES
+    size = request.part_samples
     parts: list[Part] = []
     for split, samples in (("train", request.samples), ("val", request.test_samples)):
         for at, first in enumerate(range(0, samples, size)):
@@ -61,6 +73,9 @@ def make_part(folder: Path, request: Request, part: Part) -> list[Made]:
     torch.set_num_threads(1)  # the processes are the parallelism
     if request.kind == "tokens":
         return _token_file(folder, request, part)
+    if request.kind == "cityscapes":
+        return [made for index in range(part.first, part.first + part.count)
+                for made in _scene_files(folder, request, part.split, index)]  # fmt: skip
     if request.form == "shards":
         return [write_file(folder, f"{part.split}-{part.in_split:06d}.tar", _shard(request, part))]
     return [
@@ -70,7 +85,9 @@ def make_part(folder: Path, request: Request, part: Part) -> list[Made]:
 
 
 def headers(folder: Path, request: Request) -> list[Made]:
-    """The small files that belong to a layout: names of classes, Food-101's lists."""
+    """The small files that belong to a layout: names of classes, Food-101's lists. Scenes have none."""
+    if request.kind == "cityscapes":
+        return []
     if request.kind == "tokens":
         note = json.dumps({"dtype": "uint16", "vocabulary": VOCABULARY}).encode()
         return [write_file(folder, "meta.json", note)]
@@ -130,6 +147,17 @@ def _shard(request: Request, part: Part) -> bytes:
                 member.size = len(content)
                 archive.addfile(member, io.BytesIO(content))
     return data.getvalue()
+
+
+def _scene_files(folder: Path, request: Request, split: str, index: int) -> list[Made]:
+    """An image and its mask, as Cityscapes names them; towns of train and val are others."""
+    town = f"town{index % TOWNS[split] + (TOWNS['train'] if split == 'val' else 0):02d}"
+    scene = f"{split}/{town}/{town}_{index:06d}_{FRAME:06d}"
+    image, mask = make_scene(_sample_seed(request, split, index))
+    return [
+        write_file(folder, f"{IMAGES}/{scene}{IMAGE_END}", image),
+        write_file(folder, f"{MASKS}/{scene}{MASK_END}", mask),
+    ]
 
 
 def _token_file(folder: Path, request: Request, part: Part) -> list[Made]:

@@ -31,10 +31,12 @@ def largest_batch(task: Task, settings: dict[str, Value], device: torch.device, 
     small, large = 8, 32
     first, second = _peak(task, settings, device, small), _peak(task, settings, device, large)
     if first is None or second is None:
-        small, large = 1, 2
+        small = 1 if settings.get("mode") == "infer" else task.least_batch
+        large = 2 * small
         first, second = _peak(task, settings, device, small), _peak(task, settings, device, large)
     if first is None:
-        raise OutOfMemory(f"not even one sample fits in the {memory.gib(known[0])} free on {device}")
+        fewest = "one sample fits" if small == 1 else f"{small} samples fit"
+        raise OutOfMemory(f"not even {fewest} in the {memory.gib(known[0])} free on {device}")
     if second is None:
         return small
     cost = max((second - first) / (large - small), 1.0)

@@ -28,7 +28,7 @@ HELD_OUT_UNITS = 8192  # and no more tokens than this
 
 def held_out(run: Run, seed: int) -> Batch:
     """Samples that no step sees."""
-    most = HELD_OUT.get(run.device.type, HELD_OUT_DEFAULT)
+    most = run.task.held_out or HELD_OUT.get(run.device.type, HELD_OUT_DEFAULT)
     count = min(most, max(2, HELD_OUT_UNITS // run.task.units_per_sample))
     return run.inputs.held_out(run.task, run.step, count, seed)
 

@@ -24,6 +24,7 @@ WEIGHTS = Setting(
     pattern=r"\S(.*\S)?", example="a file",
 )  # fmt: skip
 TINY_BATCH = 8
+NO_SHARDS = {"tokens": "tokens", "cityscapes": "scenes"}  # what kinds of generated data hold that has no shards
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,9 @@ class Workload:
     pinned: bool = False  # it copies from page-locked host memory, which only some devices have a use for
     fixed_on_cpu: Mapping[str, Value] = field(default_factory=dict)  # the defaults that are others on a CPU
     asks_node: bool = False  # whether there is such a model can only be told where its library is
-    reads: str = ""  # what a sample of a data set must be: images, grey, tokens or spans; "" takes synthetic data alone
+    least_batch: int = 1  # samples that a training step must have: a batch norm of one value has nothing to normalise
+    # What a sample of a data set must be: images, grey, tokens, spans or masks; "" takes synthetic data alone.
+    reads: str = ""
     generated: str = ""  # the kind of data that data=generated writes for it
     scores: tuple[str, ...] = ()  # how what it learned is judged on a test split, the first being what counts
 
@@ -94,6 +97,8 @@ class Workload:
                 f"image_size={size} is not possible: {self.name} cuts an image into patches of {patch} pixels; "
                 f"image_size={max(1, round(size / patch)) * patch} would do"
             )
+        self._check_crop(settings)
+        self._check_batch(settings)
         length, most = settings.get("sequence"), self.shape.get("positions")
         if isinstance(length, int) and most is not None and length > most:
             raise RequestError(f"sequence={length} is not possible: {self.name} has {most} positions")
@@ -101,14 +106,35 @@ class Workload:
         if settings.get("memory_format") == "channels_last" and not has_images:
             raise RequestError(f"memory_format=channels_last is a layout of images; {self.name} has none")
 
+    def _check_crop(self, settings: Mapping[str, Value]) -> None:
+        stride = self.shape.get("stride", 1)
+        for name in ("crop_height", "crop_width"):
+            size = settings.get(name)
+            if isinstance(size, int) and size % stride:
+                raise RequestError(
+                    f"{name}={size} is not possible: {self.name} answers for squares of {stride} pixels; "
+                    f"{name}={max(1, round(size / stride)) * stride} would do"
+                )
+
+    def _check_batch(self, settings: Mapping[str, Value]) -> None:
+        batch = settings.get("batch_size")
+        if settings.get("mode", self.modes[0]) == "train" and isinstance(batch, int) and batch < self.least_batch:
+            raise RequestError(
+                f"batch_size={batch} is not possible: {self.name} normalises over a batch where an image is one value; "
+                f"batch_size={self.least_batch} would do"
+            )
+
     def _check_data(self, settings: Mapping[str, Value]) -> None:
         data = settings.get("data", "device")
         if reads_data_set(settings) and not self.reads:
             raise RequestError(f"{self.name} has no way to read a data set; data is device or host")
         if data == "generated" and not self.generated:
             raise RequestError(f"there is no data=generated for {self.name}; give a data set that you have, data=PATH")
-        if data == "generated" and self.generated == "tokens" and settings.get("data_format") == "shards":
-            raise RequestError(f"shards hold images; the tokens of {self.name} are written as data_format=files")
+        if data == "generated" and self.generated in NO_SHARDS and settings.get("data_format") == "shards":
+            raise RequestError(
+                f"shards hold images with their classes; the {NO_SHARDS[self.generated]} of {self.name} are written as "
+                "data_format=files"
+            )
         if "until" in settings:
             if settings.get("phase", "forward") != "forward" or settings.get("mode") == "infer":
                 raise RequestError("until is a quality to train to; it has no meaning with mode=infer")
@@ -170,7 +196,7 @@ class Workload:
             "pin_memory": machine.device in ("cuda", "xpu"),
             "cores": str(machine.cores),
             "seed": 0,
-            "augment": self.reads == "images",  # what is to be reconstructed stays as it is
+            "augment": self.reads in ("images", "masks"),  # what is to be reconstructed stays as it is
         }
         values.update(self.fixed)
         if machine.device == "cpu":
@@ -195,6 +221,7 @@ class Workload:
         kind = "cpu" if machine.device == "cpu" else "accelerator"
         batch = self.batch[f"{mode}/{kind}"]
         needed = self.memory_gib[mode]
-        while machine.memory_gib is not None and kind != "cpu" and batch > 1 and needed > 0.9 * machine.memory_gib:
+        least = self.least_batch if mode == "train" else 1
+        while machine.memory_gib is not None and kind != "cpu" and batch > least and needed > 0.9 * machine.memory_gib:
             batch, needed = batch // 2, needed / 2
         return batch

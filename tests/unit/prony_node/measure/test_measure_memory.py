@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -72,7 +73,8 @@ class FakeDevice:
         return int(used) if used <= self.free else None
 
     def largest(self, note: list[str]) -> int:
-        return auto_batch.largest_batch(None, {}, CUDA, note.append)  # type: ignore[arg-type]
+        task = SimpleNamespace(least_batch=1)
+        return auto_batch.largest_batch(task, {}, CUDA, note.append)  # type: ignore[arg-type]
 
 
 @given(base=st.floats(0.01, 60), cost_mib=st.floats(0.05, 30_000), free_gib=st.integers(4, 190))

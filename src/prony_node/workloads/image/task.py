@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable
+from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ DECAY = 5e-5
 RATE_TO_QUALITY = 0.1
 HIGHEST_RATE = 1.6
 DECAY_TO_QUALITY = 5e-4
+ANSWER_SPREAD = 0.02  # of a last layer's weights, as these models spread those of every other
 TINY_CLASSES = 10  # of size=tiny: few enough to be told apart after seconds on a CPU
 
 
@@ -41,7 +43,7 @@ def image_task(
     return Task(
         unit="images",
         units_per_sample=1,
-        model=with_weights(model, settings.get("weights")),
+        model=with_weights(partial(with_answers, model), settings.get("weights")),
         loss=classification_loss,
         predict=lambda network, batch: network(batch[0]),
         sample=image_sampler(classes, int(settings["image_size"])),
@@ -50,6 +52,15 @@ def image_task(
         for_inference=for_inference or fold_batch_norms,
         scores=classification_scores,
     )
+
+
+def with_answers(model: Callable[[], nn.Module]) -> nn.Module:
+    """The model with a last layer that answers something: torchvision's ViT starts at zero, and zero equals any zero."""
+    network = model()
+    *_, last = (layer for layer in network.modules() if isinstance(layer, nn.Linear | nn.Conv2d))
+    if not last.weight.is_meta and not last.weight.any():
+        nn.init.trunc_normal_(last.weight, std=ANSWER_SPREAD)
+    return network
 
 
 def class_count(settings: dict[str, Value], own: int) -> int:

@@ -75,6 +75,12 @@ def test_nan_is_a_failure() -> None:
     assert levels(output_checks(math.nan, False, "fp32")) == {"outputs": "fail", "finite": "fail"}
 
 
+def test_an_answer_of_zeros_cannot_be_compared() -> None:
+    outputs, _ = output_checks(None, True, "fp32")
+    assert outputs["level"] == "fail"
+    assert "zero throughout" in outputs["message"]
+
+
 @pytest.mark.parametrize("precision", OUTPUT_BOUND)
 def test_answers_are_held_to_the_bound_of_their_precision(precision: str) -> None:
     bound = OUTPUT_BOUND[precision]

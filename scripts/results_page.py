@@ -1,0 +1,133 @@
+"""Write the tables of docs/results.md from the records under results/h200, and from nothing else.
+
+    python scripts/results_page.py [--results results/h200] [--page docs/results.md]
+
+A table stands between `<!-- NAME -->` and `<!-- /NAME -->`; what is around it is written by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+Record = dict[str, Any]
+NONE = "-"
+
+
+def load(*folders: Path) -> list[Record]:
+    records = [json.loads(path.read_text()) for folder in folders for path in folder.glob("*/record.json")]
+    return sorted(records, key=lambda record: (record["trial"]["workload"], record["started"]))
+
+
+def value(record: Record, name: str, form: str, scale: float = 1.0, unit: str = "") -> str:
+    metric = record["metrics"].get(name) or {}
+    return f"{metric['value'] * scale:{form}}{unit}" if metric.get("value") is not None else NONE
+
+
+def rate(record: Record) -> str:
+    """Throughput with the interval of its run, in a unit that can be read."""
+    metric = record["metrics"]["throughput"]
+    size, prefix = (1e12, " T") if metric["value"] >= 1e11 else (1e9, " G") if metric["value"] >= 1e8 else (1.0, " ")
+    half = (metric["high"] - metric["low"]) / 2 / metric["value"]
+    return f"{metric['value'] / size:,.{0 if size == 1.0 else 1}f}{prefix}{metric['unit']} ± {half:.2%}"
+
+
+def trial(record: Record) -> str:
+    effective = record["trial"]["effective"]
+    phase = f", {effective['phase']}" if effective.get("phase") not in (None, "whole", "forward") else ""
+    return f"{record['trial']['workload']}, {effective.get('mode', record['trial']['settings'].get('mode'))}{phase}"
+
+
+def marks(record: Record) -> str:
+    """The checks that did not pass, without those that could not be made."""
+    bad = [f"{check['name']} ({check['level']})" for check in record["checks"] if check["level"] in ("warn", "fail")]
+    return ", ".join(bad) or NONE
+
+
+def workload_rows(results: Path) -> Iterable[list[str]]:
+    """One row a trial: the median run of it, or the reason why there is none."""
+    runs: dict[tuple[str, ...], list[Record]] = {}
+    for record in load(results, results / "workloads"):
+        effective = record["trial"]["effective"]
+        key = (trial(record), str(effective.get("batch_size")), str(effective.get("precision")))
+        runs.setdefault(key, []).append(record)
+    for (name, batch, precision), records in sorted(runs.items()):
+        good = [record for record in records if record["status"] == "ok"]
+        if not good:
+            reason = records[-1]["failure"]
+            yield [name, batch, precision, f"{reason['kind']}: {reason['message']}", *[NONE] * 6]
+            continue
+        good.sort(key=lambda record: record["metrics"]["throughput"]["value"])
+        middle = good[(len(good) - 1) // 2]
+        yield [
+            name, batch, precision, rate(middle), str(len(good)), value(middle, "mfu", ".1%"),
+            value(middle, "latency_p50", ".4g", 1e3, " ms"),
+            value(middle, "peak_memory_reserved", ".1f", 2**-30, " GiB"),
+            value(middle, "samples_per_wh", ",.0f"), marks(middle),
+        ]  # fmt: skip
+
+
+def quality_rows(results: Path) -> Iterable[list[str]]:
+    records = load(results / "cifar10")
+    for record in records:
+        effective, learning = record["trial"]["effective"], record["learning"]
+        yield [
+            str(effective["seed"]), str(effective["batch_size"]), effective["until"], value(record, "quality", ".4f"),
+            str(learning["reached"]["epoch"]) if learning["reached"] else "not reached",
+            value(record, "time_to_quality", ".2f", 1.0, " s"),
+            value(record, "energy_to_quality", ".2f", 1 / 3600, " Wh"), rate(record), marks(record),
+        ]  # fmt: skip
+    names = ("quality", "time_to_quality", "energy_to_quality")
+    middle = {name: statistics.median(record["metrics"][name]["value"] for record in records) for name in names}
+    yield [
+        "median", "", "", f"{middle['quality']:.4f}", "", f"{middle['time_to_quality']:.2f} s",
+        f"{middle['energy_to_quality'] / 3600:.2f} Wh", "", "",
+    ]  # fmt: skip
+
+
+def input_rows(results: Path) -> Iterable[list[str]]:
+    for record in load(results / "generated"):
+        effective = record["trial"]["effective"]
+        words = ["decode", "workers", "data_format", "prefetch", "cache"]
+        yield [
+            trial(record), " ".join(f"{name}={effective[name]}" for name in words if name in effective),
+            rate(record), value(record, "data_wait_share", ".0%"), value(record, "cpu_utilisation", ".0%"),
+            f"{record['stop']['max_time_s']:g} s", marks(record),
+        ]  # fmt: skip
+
+
+TABLES: dict[str, tuple[list[str], Callable[[Path], Iterable[list[str]]]]] = {
+    "workloads": (
+        ["work", "batch", "precision", "rate (95 % within the run)", "runs", "MFU", "latency, median of a batch",
+         "memory reserved", "work a watt-hour (GPU)", "checks that did not pass"], workload_rows),
+    "quality": (
+        ["seed", "batch", "target", "accuracy", "epoch", "time to quality", "energy to quality (GPU)", "rate",
+         "checks that did not pass"], quality_rows),
+    "inputs": (
+        ["work", "loader", "rate (95 % within the run)", "waiting for data", "cores busy", "measured for at most",
+         "checks that did not pass"], input_rows),
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=Path("results/h200"))
+    parser.add_argument("--page", type=Path, default=Path("docs/results.md"))
+    options = parser.parse_args()
+    text = options.page.read_text()
+    for name, (head, rows) in TABLES.items():
+        before, start, rest = text.partition(f"<!-- {name} -->\n")
+        _, end, after = rest.partition(f"<!-- /{name} -->")
+        if not start or not end:
+            raise SystemExit(f"{options.page} has no <!-- {name} --> ... <!-- /{name} -->")
+        lines = ["| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows(options.results)]]
+        text = before + start + "\n".join(lines) + "\n" + end + after
+    options.page.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -4,7 +4,8 @@
 
 Compiling takes most of a run's time and hardly any of the device, so every trial is first compiled, several at
 once. The runs that count come after, alone, in fresh processes. What is bulky (step series, samples) is left out
-of the copy in OUT; the run folders themselves stay in a temporary folder, which is named at the end.
+of the copy in OUT, and the home directory is written as ~ in it; the run folders themselves stay in a temporary
+folder, which is named at the end.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ def keep(runs: Path, out: Path) -> None:
         goal.mkdir(parents=True, exist_ok=True)
         for name in KEPT:
             if (record.parent / name).exists():
-                shutil.copy2(record.parent / name, goal / name)
+                text = (record.parent / name).read_text(errors="replace")
+                (goal / name).write_text(text.replace(f"{Path.home()}/", "~/"))
         samples, packed = record.parent / SAMPLES, goal / f"{SAMPLES}.gz"
         if samples.exists() and not packed.exists():
             packed.write_bytes(gzip.compress(samples.read_bytes(), mtime=0))

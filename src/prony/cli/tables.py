@@ -16,6 +16,7 @@ from prony.analysis.facts import introduce
 from prony.analysis.headline import Headline, headline
 from prony.analysis.settings import USUAL, in_order, settings_of, show_setting, shown_settings
 from prony.cli.sections import grid, pairs, print_section
+from prony.report.batch_lines import batch_lines
 from prony.report.data_lines import data_lines
 from prony.report.learning_lines import REACHED, curve_table, learning_lines
 from prony.report.metric_lines import metric_lines
@@ -71,6 +72,7 @@ def print_record(console: Console, record: Record, folder: Path | None) -> None:
     print_section(console, "metrics", _metrics(record))
     print_section(console, "energy", _energy(record))
     print_section(console, "data", pairs(data_lines(record)))
+    print_section(console, "batch_size=auto, as tried", pairs(batch_lines(record)))
     print_section(console, "learning", pairs(learning_lines(record)), _curve(record))
     print_section(console, "phases", _phases(record))
     print_section(console, "checks", _checks(record))

@@ -13,6 +13,7 @@ from prony.analysis.headline import headline
 from prony.analysis.learning import quality_of
 from prony.analysis.settings import Record, in_order, settings_of, show_setting, shown_settings
 from prony.analysis.spread import Group, groups
+from prony.report.batch_lines import batch_lines
 from prony.report.data_lines import data_lines
 from prony.report.learning_lines import REACHED, curve_table, learning_lines
 from prony.report.metric_lines import metric_lines
@@ -144,6 +145,7 @@ def _run(entry: Entry, names: list[str]) -> dict[str, Any]:
         "metrics": _metrics(record),
         "energy": energy_lines(record),
         "data": data_lines(record),
+        "tries": batch_lines(record),
         "learning": learning_lines(record),
         "curve": curve_table(record),
         "reached": REACHED,

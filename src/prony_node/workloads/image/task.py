@@ -55,11 +55,11 @@ def image_task(
 
 
 def with_answers(model: Callable[[], nn.Module]) -> nn.Module:
-    """The model with a last layer that answers something: torchvision's ViT starts at zero, and zero equals any zero."""
+    """The model with a last layer that answers something: torchvision's ViT starts at zero, which equals any zero."""
     network = model()
-    *_, last = (layer for layer in network.modules() if isinstance(layer, nn.Linear | nn.Conv2d))
-    if not last.weight.is_meta and not last.weight.any():
-        nn.init.trunc_normal_(last.weight, std=ANSWER_SPREAD)
+    weights = [layer.weight for layer in network.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
+    if weights and not weights[-1].is_meta and not weights[-1].any():
+        nn.init.trunc_normal_(weights[-1], std=ANSWER_SPREAD)
     return network
 
 

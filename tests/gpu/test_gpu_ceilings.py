@@ -10,7 +10,7 @@ import torch
 from prony_node.measure.checks import OUTPUT_BOUND
 from prony_node.measure.device import machine_of
 from prony_node.measure.step import Step
-from prony_node.supervise.judge import held_out, reference_answer
+from prony_node.supervise.judge import reference_answer
 from prony_node.workloads import build_task
 from prony_node.workloads.ceilings.config import CEILINGS
 from prony_node.workloads.config import Workload
@@ -30,7 +30,7 @@ def test_a_ceiling_answers_what_fp32_does(
     settings = workload.effective(asked, machine_of(device, 4))
     task = build_task(workload, settings)
     step = Step(task, settings, device)
-    held = held_out(task, device, 2)
+    held = task.sample(torch.Generator(device).manual_seed(2), 2)
     reference = reference_answer(task, step.model, held)
     step.finish_model()
     with step.kernels():

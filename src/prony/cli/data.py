@@ -40,7 +40,9 @@ def show(
 
 @data.command()
 def generate(
-    kind: Annotated[str, typer.Argument(metavar="imagenet|food101|tokens", help="Which data set it is to be like.")],
+    kind: Annotated[
+        str, typer.Argument(metavar="imagenet|food101|tokens|coco", help="Which data set it is to be like.")
+    ],
     samples: Annotated[
         int | None, typer.Option(metavar="N", help="To train; a twentieth as many to test come on top.")
     ] = None,

@@ -34,7 +34,7 @@ from prony_node.data.manifest import (
 )
 from prony_node.data.parts import KINDS, SEQUENCE, Part, Request, headers, make_part, plan_parts
 from prony_node.data.pictures import LOOKS, require_encoder, seconds_per_image
-from prony_node.data.place import FORMS
+from prony_node.data.place import FILES_ALONE, FORMS
 
 HEADERS = -1  # the number of the part that holds names and lists
 TOKENS_PER_S = 4e6  # of one process, on a core of 2024; an order of magnitude
@@ -207,6 +207,7 @@ def _request(kind: str, samples: int, seed: int, form: str, classes: int | None)
         raise RequestError(f"{samples:,} samples are not possible: expected from 1 to {MOST_SAMPLES:,}")
     if kind == "tokens":
         return Request(kind, samples, seed, "files", 0)
+    form = "files" if kind in FILES_ALONE else form
     # No more classes than images, so that every class of the test split was seen in training.
     return Request(kind, samples, seed, form, min(classes or LOOKS[kind].classes, samples))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -11,6 +11,8 @@ from torch.utils.data import DataLoader, Dataset
 from prony_node.data.synthetic import Sampler
 
 STOCK = 256  # distinct samples held in memory; an index beyond them comes round again
+STOCK_APART = 64  # of those that differ in shape: photographs, of some megabytes each
+Sample = tuple[Tensor, ...]
 
 
 class HostSamples(Dataset[tuple[Tensor, ...]]):
@@ -27,6 +29,21 @@ class HostSamples(Dataset[tuple[Tensor, ...]]):
         return tuple(tensor[index % STOCK] for tensor in self._stock)
 
 
+class SamplesApart(Dataset[Sample]):
+    """The same for samples of which each has a shape of its own; they are padded when they are put together."""
+
+    def __init__(self, sampler: Sampler, length: int, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self._stock = [tuple(tensor[0] for tensor in sampler(generator, 1)) for _ in range(STOCK_APART)]
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Sample:
+        return self._stock[index % STOCK_APART]
+
+
 class HostBatches:
     """Batches without end. Closed by whoever opened it: workers left to the interpreter's exit end slowly."""
 
@@ -39,6 +56,7 @@ class HostBatches:
         workers: int,
         prefetch: int | None,
         pin_memory: bool,
+        collate: Callable[[Sequence[Sample]], Sample] | None = None,
     ) -> None:
         self._loader: DataLoader[tuple[Tensor, ...]] | None = DataLoader(
             samples,
@@ -48,6 +66,7 @@ class HostBatches:
             num_workers=workers,
             prefetch_factor=prefetch if workers else None,
             pin_memory=pin_memory,
+            collate_fn=collate,
             persistent_workers=workers > 0,
             generator=torch.Generator().manual_seed(seed),
         )

@@ -177,7 +177,7 @@ def file_loader(
         pin_memory=pin_memory and torch.cuda.is_available(),
         timeout=MOMENT_S if workers and decode == "device" else 0,
         # A forked worker sees the cache without a copy; it never touches the device.
-        multiprocessing_context=_context() if workers else None,
+        multiprocessing_context=workers_context() if workers else None,
     )
     return FileBatches(loader, image_size, augment, torch.device(device) if decode == "device" and device else None)
 
@@ -186,7 +186,8 @@ def _as_it_is(batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return batch
 
 
-def _context() -> str:
+def workers_context() -> str:
+    """Forked where that is possible: a worker then sees what is held in memory without a copy."""
     return "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
 
 

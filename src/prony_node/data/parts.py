@@ -13,8 +13,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from prony_node.data.boxes import class_textures
 from prony_node.data.manifest import Made, write_file
 from prony_node.data.pictures import LOOKS, class_patterns, make_image
+from prony_node.data.scene_pictures import instances, made_scene, scene_jpeg
+from prony_node.data.scenes import COCO_SCENERY, Scene
 from prony_node.data.synthetic import token_sampler
 
 KINDS = (*LOOKS, "tokens")
@@ -74,6 +77,9 @@ def headers(folder: Path, request: Request) -> list[Made]:
     if request.kind == "tokens":
         note = json.dumps({"dtype": "uint16", "vocabulary": VOCABULARY}).encode()
         return [write_file(folder, "meta.json", note)]
+    if request.kind == "coco":
+        splits = (("train", request.samples), ("val", request.test_samples))
+        return [write_file(folder, *_instances(request, *split)) for split in splits]
     names = "".join(f"{class_name(label)}\n" for label in range(request.classes)).encode()
     if request.form == "shards":
         return [write_file(folder, "classes.txt", names)]
@@ -100,6 +106,8 @@ def _sample_seed(request: Request, split: str, index: int) -> int:
 
 
 def _image_name(request: Request, split: str, index: int) -> str:
+    if request.kind == "coco":
+        return f"{split}2017/{_scene_number(split, index):012d}.jpg"
     name = class_name(_label(request, index))
     if request.kind == "food101":
         return f"images/{name}/{index + (10_000_000 if split == 'val' else 0)}.jpg"
@@ -108,6 +116,9 @@ def _image_name(request: Request, split: str, index: int) -> str:
 
 def _image(request: Request, split: str, index: int) -> bytes:
     look = LOOKS[request.kind]
+    if request.kind == "coco":
+        seed = _sample_seed(request, split, index)
+        return scene_jpeg(look, _scene(request, split, index), _textures(request.classes), seed)
     patterns = _patterns(request.classes)
     return make_image(look, patterns, _label(request, index), _sample_seed(request, split, index))
 
@@ -115,6 +126,29 @@ def _image(request: Request, split: str, index: int) -> bytes:
 @lru_cache(maxsize=2)
 def _patterns(classes: int) -> Tensor:
     return class_patterns(classes)
+
+
+@lru_cache(maxsize=2)
+def _textures(classes: int) -> Tensor:
+    return class_textures(classes + 1)  # 0 is the background's
+
+
+def _scene(request: Request, split: str, index: int) -> Scene:
+    return made_scene(COCO_SCENERY, request.classes, _sample_seed(request, split, index))
+
+
+def _scene_number(split: str, index: int) -> int:
+    return index + 1 + (10_000_000 if split == "val" else 0)
+
+
+def _instances(request: Request, split: str, samples: int) -> tuple[str, bytes]:
+    """Name and content of the file that says which boxes lie in each image of a split."""
+    scenes = (
+        (_scene_number(split, index), Path(_image_name(request, split, index)).name, _scene(request, split, index))
+        for index in range(samples)
+    )
+    document = instances(scenes, request.classes)
+    return f"annotations/instances_{split}2017.json", json.dumps(document).encode()
 
 
 def _shard(request: Request, part: Part) -> bytes:

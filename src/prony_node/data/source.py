@@ -15,6 +15,7 @@ from torch import Tensor
 
 from prony_node.contract import RequestError
 from prony_node.contract.settings import Value
+from prony_node.data.boxed import BoxedImages
 from prony_node.data.dataset import DataSet, Encoded, Pixels
 from prony_node.data.generated import estimate, generate
 from prony_node.data.manifest import read_manifest
@@ -28,6 +29,7 @@ KINDS = {
     "grey": ("mnist", "fashion-mnist"),
     "tokens": ("tokens", "text"),
     "spans": ("squad",),
+    "boxes": ("coco",),
 }
 CHOICE_SEED = 20260101  # which samples `data_samples` takes is the same for every seed of a run
 FILE_PREFETCH = 2  # a batch of images is large, and every worker holds this many
@@ -69,6 +71,8 @@ def open_source(
         folder, seconds["stage"] = staged.folder, staged.seconds
     train, test = opening(folder), opening(folder, split="test")
     refuse_kind(workload, reads, train)
+    if isinstance(train, BoxedImages) and train.classes != test.classes:
+        raise RequestError(f"{folder} lists other categories for its test split than to train, so labels do not agree")
     fingerprint, vocabulary = train.fingerprint(), getattr(train, "vocabulary", None)
     wanted = int(settings.get("data_samples", len(train)))
     if made is None and wanted < len(train):
@@ -136,6 +140,8 @@ def chosen(dataset: DataSet, samples: int) -> DataSet:
     indices = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(CHOICE_SEED))[:samples]
     if isinstance(dataset, Pixels):
         return Pixels(dataset.origin, dataset.classes, dataset.images[indices], dataset.labels[indices])
+    if isinstance(dataset, BoxedImages):
+        return dataset.chosen(indices.tolist())
     if isinstance(dataset, Encoded):
         places = indices.tolist()
         size = round(dataset.encoded_bytes * samples / len(dataset))

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from prony_node.contract.errors import RequestError, unknown
 from prony_node.workloads.ceilings.config import CEILINGS
 from prony_node.workloads.config import Workload
+from prony_node.workloads.detect.config import DETECT_WORKLOADS
+from prony_node.workloads.dino.config import DINO_WORKLOADS
 from prony_node.workloads.image.config import IMAGE_LIBRARIES, IMAGE_WORKLOADS
 from prony_node.workloads.language.config import LANGUAGE_LIBRARIES, LANGUAGE_WORKLOADS
 from prony_node.workloads.model_file.config import workload_of_file
@@ -21,7 +23,15 @@ if TYPE_CHECKING:
     from prony_node.measure.protocol import Task
 
 WORKLOADS: dict[str, Workload] = {
-    workload.name: workload for workload in (*IMAGE_WORKLOADS, *LANGUAGE_WORKLOADS, *RECONSTRUCT_WORKLOADS, *CEILINGS)
+    workload.name: workload
+    for workload in (
+        *IMAGE_WORKLOADS,
+        *LANGUAGE_WORKLOADS,
+        *RECONSTRUCT_WORKLOADS,
+        *DETECT_WORKLOADS,
+        *DINO_WORKLOADS,
+        *CEILINGS,
+    )
 }
 
 # Any model of these libraries is a workload: timm/NAME.

@@ -18,6 +18,7 @@ from prony_node.contract.trial import (
     check_combination,
     reads_data_set,
 )
+from prony_node.data.place import FILES_ALONE
 
 SIZE = Setting("size", "choice", "full, or tiny: a small model of the same kind, for a CPU and tests", ("full", "tiny"))
 WEIGHTS = Setting(
@@ -54,9 +55,11 @@ class Workload:
     pinned: bool = False  # it copies from page-locked host memory, which only some devices have a use for
     fixed_on_cpu: Mapping[str, Value] = field(default_factory=dict)  # the defaults that are others on a CPU
     asks_node: bool = False  # whether there is such a model can only be told where its library is
-    reads: str = ""  # what a sample of a data set must be: images, grey, tokens or spans; "" takes synthetic data alone
+    reads: str = ""  # what a sample of a data set must be (data/source.py has the words); "" takes synthetic data alone
     generated: str = ""  # the kind of data that data=generated writes for it
     scores: tuple[str, ...] = ()  # how what it learned is judged on a test split, the first being what counts
+    varies: bool = False  # no two batches have one shape: no step can be captured, or compiled as a whole
+    compiled_parts: str = ""  # of such a model: what compile=default compiles for any shape
 
     def parse(self, given: Mapping[str, object]) -> dict[str, Value]:
         """Typed settings of a request for this workload, refused when they cannot work together."""
@@ -82,6 +85,7 @@ class Workload:
         if self.operation:
             self._check_operation(settings)
         self._check_data(settings)
+        self._check_shapes(settings)
         if "epochs" in settings and self.epoch_samples is None and not reads_data_set(settings):
             raise RequestError(f"{self.name} has no data set of a known size, so no epochs; use steps=N")
         if settings.get("recompute") and not self.can_recompute:
@@ -108,12 +112,35 @@ class Workload:
             raise RequestError(f"{self.name} has no way to read a data set; data is device or host")
         if data == "generated" and not self.generated:
             raise RequestError(f"there is no data=generated for {self.name}; give a data set that you have, data=PATH")
-        if data == "generated" and self.generated == "tokens" and settings.get("data_format") == "shards":
-            raise RequestError(f"shards hold images; the tokens of {self.name} are written as data_format=files")
+        if data == "generated" and self.generated in FILES_ALONE and settings.get("data_format") == "shards":
+            raise RequestError(
+                f"shards hold images and their classes; what {self.name} reads is written as data_format=files"
+            )
         if "until" in settings:
             if settings.get("phase", "forward") != "forward" or settings.get("mode") == "infer":
                 raise RequestError("until is a quality to train to; it has no meaning with mode=infer")
             parse_target(str(settings["until"]), self.scores)
+
+    def _check_shapes(self, settings: Mapping[str, Value]) -> None:
+        """Of a workload whose batches differ in shape, and of boxes, which are numbers of pixels."""
+        mode = settings.get("compile", "off")
+        if self.varies and settings.get("graphs"):
+            raise RequestError(
+                f"graphs=on is not possible: a graph repeats one shape, and no two batches of {self.name} have the same"
+            )
+        if self.varies and mode != "off" and not (self.compiled_parts and mode == "default"):
+            offered = f"compile=default compiles its {self.compiled_parts} for any shape" if self.compiled_parts else ""
+            raise RequestError(
+                f"compile={mode} is not possible: no two batches of {self.name} have the same shape; "
+                + (offered or "leave it out")
+            )
+        if self.reads == "boxes" and settings.get("decode") == "device":
+            raise RequestError(f"decode=device cuts images to one size; those of {self.name} keep theirs: decode=cpu")
+        if self.reads == "boxes" and settings.get("precision") == "bf16-pure" and settings.get("mode") != "infer":
+            raise RequestError(
+                "precision=bf16-pure is not possible: a corner of a box at 600 pixels would be rounded by up to two; "
+                "precision=bf16 keeps boxes in fp32"
+            )
 
     def _check_operation(self, settings: Mapping[str, Value]) -> None:
         if settings.get("mode") == "train":

@@ -151,6 +151,29 @@ def test_generated_scenes_are_made_and_searched(place: Path) -> None:
     assert made["metrics"]["data_wait_share"]["value"] is not None
 
 
+def test_a_small_segmenter_learns_street_scenes(place: Path) -> None:
+    """Road everywhere, the best answer of a model that has learned nothing of the image, has a miou of 0.02."""
+    streets = small_sets.cityscapes(place / "streets", train=64, val=6, height=64, width=128)
+    words = ("size=tiny", f"data={streets}", "until=miou>=0.15", "epochs=5", "batch_size=8", "workers=0")
+    made = record(place, "segformer-b4", *words, *ONE_CORE)
+    quality = made["metrics"]["quality"]
+    assert quality["value"] >= 0.15
+    assert (quality["unit"], quality["low"], quality["high"]) == ("miou", None, None)  # no share of samples
+    assert made["learning"]["curve"][-1]["loss"] < made["learning"]["curve"][0]["loss"]
+    assert made["metrics"]["throughput"]["unit"] == "images/s"
+    assert (made["data"]["kind"], made["data"]["samples"], made["data"]["test_samples"]) == ("cityscapes", 64, 6)
+    assert level(made, "quality") == level(made, "finite") == "pass"
+
+
+def test_generated_street_scenes_are_made_and_read(place: Path) -> None:
+    words = ("size=tiny", "data=generated", "data_samples=3", "batch_size=2", "workers=1", "steps=3")
+    made = record(place, "deeplabv3plus-r101", *words, *ONE_CORE)
+    assert (made["data"]["kind"], made["data"]["generated"]["samples"]) == ("cityscapes", 3)
+    assert made["trial"]["effective"]["crop_height"] == 64
+    assert 0 <= made["metrics"]["data_wait_share"]["value"] <= 1
+    assert level(made, "parameters") == level(made, "finite") == "pass"
+
+
 def test_a_set_is_staged_apart_and_inference_reads_it_too(place: Path) -> None:
     source, local = small_sets.imagenet(place / "set", classes=3, each=8), place / "local"
     common = ("size=tiny", f"data={source}", f"stage={local}", "mode=infer", "batch_size=4", "workers=0")

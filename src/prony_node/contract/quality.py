@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from prony_node.contract.errors import RequestError, unknown
 
 MORE, LESS = "more", "less"
-SCORES = {"accuracy": MORE, "exact_match": MORE, "map": MORE, "loss": LESS}  # which way each is better
+SCORES = {"accuracy": MORE, "exact_match": MORE, "map": MORE, "miou": MORE, "loss": LESS}  # which way each is better
 SHARES = ("accuracy", "exact_match")  # of a test split's samples, so that its size says how sure they are
 DEFAULT_EPOCHS = 20  # of a run that trains until a quality, when nobody says how many at most
 

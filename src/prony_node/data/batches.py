@@ -12,10 +12,12 @@ from torch.utils.data import DataLoader
 
 from prony_node.contract.settings import Value
 from prony_node.data.boxed import BoxedImages, box_loader
+from prony_node.data.cityscapes import StreetScenes
 from prony_node.data.dataset import DataSet, Encoded, Pixels
 from prony_node.data.host import HostBatches
 from prony_node.data.loader import file_loader
 from prony_node.data.memory import MemoryBatches, mirrored, normalise, shifted
+from prony_node.data.street_loader import streets_to_test, streets_to_train
 
 Batch = tuple[Tensor, ...]
 WITHOUT_MIRROR = ("mnist",)  # a mirrored digit is no digit
@@ -62,6 +64,19 @@ def training_batches(
             seed=seed,
             device=device,
         )
+    if isinstance(dataset, StreetScenes):
+        return streets_to_train(
+            dataset,
+            samples,
+            height=int(settings["crop_height"]),
+            width=int(settings["crop_width"]),
+            workers=workers,
+            prefetch=prefetch,
+            pin_memory=pin,
+            augment=augment,
+            cache=str(settings["cache"]),
+            seed=seed,
+        )
     return HostBatches(dataset, samples, seed=seed, workers=workers, prefetch=prefetch, pin_memory=pin)
 
 
@@ -85,6 +100,9 @@ def evaluation_batches(dataset: DataSet, settings: dict[str, Value], samples: in
             endless=False,
             device=device,
         )
+    if isinstance(dataset, StreetScenes):
+        height, width, pin = int(settings["crop_height"]), int(settings["crop_width"]), bool(settings["pin_memory"])
+        return streets_to_test(dataset, samples, height=height, width=width, workers=workers, pin_memory=pin)
     return OnePass(dataset, samples, workers)
 
 
@@ -129,6 +147,8 @@ def as_input(reads: str, kind: str, batch: Batch, size: int, dtype: torch.dtype)
         return (batch[0].to(dtype) / 255,)
     if reads == "boxes":  # a detector normalises for itself
         return batch[0].to(dtype) / 255, *batch[1:]
+    if reads == "masks":
+        return normalise(batch[0], kind, dtype), batch[1].long()
     if reads != "images":
         return batch
     images = normalise(batch[0], kind, dtype)

@@ -10,14 +10,14 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from prony_node.contract import RequestError
 from prony_node.data.average_precision import Found, Truth, found_in, mean_average_precision
 from prony_node.data.boxes import box_rows, padded
 from prony_node.data.dataset import Encoded, Origin, as_tensor
 from prony_node.data.decode import decoded, seed_of
-from prony_node.data.loader import Cache, EpochOrder, FileBatches, Place, fill_cache, workers_context
+from prony_node.data.loader import Cache, EpochOrder, FileBatches, Place, fill_cache, worker_loader
 from prony_node.data.scenes import scale_of
 
 THINNEST = 0.01  # pixels: a box of less has no inside, and no detector can be shown it
@@ -169,13 +169,5 @@ def box_loader(
     if batch_size < 1 or (endless and batch_size > len(dataset)):
         raise RequestError(f"batch_size={batch_size} does not fit a set of {len(dataset):,} samples")
     held = fill_cache(dataset) if cache == "memory" else None
-    loader = DataLoader(
-        DecodedBoxes(dataset, augment, seed, held),
-        batch_sampler=EpochOrder(len(dataset), batch_size, seed, endless),
-        collate_fn=tuple,
-        num_workers=workers,
-        prefetch_factor=(prefetch or 2) if workers else None,
-        pin_memory=pin_memory and torch.cuda.is_available(),
-        multiprocessing_context=workers_context() if workers else None,
-    )
-    return FileBatches(loader, 0, augment, None)
+    order = EpochOrder(len(dataset), batch_size, seed, endless)
+    return FileBatches(worker_loader(DecodedBoxes(dataset, augment, seed, held), order, workers, prefetch, pin_memory))

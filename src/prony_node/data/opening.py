@@ -9,6 +9,7 @@ from pathlib import Path
 from prony_node.contract import RequestError
 from prony_node.contract.errors import unknown
 from prony_node.data.cifar import find_layout, is_cifar100, open_cifar
+from prony_node.data.cityscapes import is_cityscapes, open_cityscapes
 from prony_node.data.coco import is_coco, open_coco
 from prony_node.data.dataset import SPLITS, DataSet, listing, refuse
 from prony_node.data.folders import is_food101, is_imagenet, open_food101, open_imagenet
@@ -50,6 +51,11 @@ KINDS = {
     ),
     "coco": Kind(
         "train2017/, val2017/ and annotations/instances_*.json", is_coco, lambda path, split, _: open_coco(path, split)
+    ),
+    "cityscapes": Kind(
+        "leftImg8bit/train/CITY/ and gtFine/train/CITY/",
+        is_cityscapes,
+        lambda path, split, _: open_cityscapes(path, split),
     ),
     "food101": Kind("meta/*.txt and images/CLASS/", is_food101, lambda path, split, _: open_food101(path, split)),
     "shards": Kind(

@@ -9,8 +9,10 @@ from pathlib import Path
 from prony_node.contract.errors import RequestError
 
 FORMS = ("files", "shards")
-FILES_ALONE = ("tokens", "coco")  # kinds that are never written as shards
-DEFAULT_SAMPLES = {"imagenet": 20_000, "food101": 20_000, "tokens": 16_384, "coco": 20_000}  # to train, by kind
+FILES_ALONE = ("tokens", "coco", "cityscapes")  # kinds that are never written as shards
+DEFAULT_SAMPLES = {  # to train, by kind
+    "imagenet": 20_000, "food101": 20_000, "tokens": 16_384, "coco": 20_000, "cityscapes": 2975,
+}  # fmt: skip
 
 
 def generated_folder(

@@ -89,7 +89,7 @@ class Inputs:
         if self.opened is None:
             return task.sample(torch.Generator(self.device).manual_seed(seed), count)
         settings = {**self.settings, "workers": 0, "pin_memory": False}
-        source = evaluation_batches(self.opened.test, settings, min(count, len(self.opened.test)), self.device)
+        source = evaluation_batches(self.opened.test, settings, count, self.device)
         batch = next(source)
         source.close()
         return self._as_input(batch, torch.float32)  # the reference is fp32; `place` gives them the step's precision

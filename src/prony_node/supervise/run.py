@@ -117,7 +117,9 @@ class Run:
         if self.settings["batch_size"] == "auto":  # now, before this process takes memory of the device itself
             self.note_effective()
             tries = self.found.setdefault("auto_batch", [])
-            self.settings["batch_size"] = auto_batch.largest_batch(self.plan, self.folder, self.progress.note, tries)
+            least = self.workload.least(str(self.settings["mode"]))
+            largest = auto_batch.largest_batch(self.plan, self.folder, self.progress.note, tries, least)
+            self.settings["batch_size"] = largest
         if "cores" in requested:
             bind(self.cores)
         if self.device.type == "cpu":

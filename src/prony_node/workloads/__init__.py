@@ -16,6 +16,7 @@ from prony_node.workloads.image.config import IMAGE_LIBRARIES, IMAGE_WORKLOADS
 from prony_node.workloads.language.config import LANGUAGE_LIBRARIES, LANGUAGE_WORKLOADS
 from prony_node.workloads.model_file.config import workload_of_file
 from prony_node.workloads.reconstruct.config import RECONSTRUCT_WORKLOADS
+from prony_node.workloads.segment.config import SEGMENT_WORKLOADS
 
 if TYPE_CHECKING:
     from prony_node.contract.plan import Plan
@@ -26,6 +27,7 @@ WORKLOADS: dict[str, Workload] = {
     workload.name: workload
     for workload in (
         *IMAGE_WORKLOADS,
+        *SEGMENT_WORKLOADS,
         *LANGUAGE_WORKLOADS,
         *RECONSTRUCT_WORKLOADS,
         *DETECT_WORKLOADS,

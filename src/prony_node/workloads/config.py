@@ -26,6 +26,7 @@ WEIGHTS = Setting(
     pattern=r"\S(.*\S)?", example="a file",
 )  # fmt: skip
 TINY_BATCH = 8
+AUGMENTED = ("images", "boxes", "masks")  # what is to be reconstructed stays as it is
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class Workload:
     pinned: bool = False  # it copies from page-locked host memory, which only some devices have a use for
     fixed_on_cpu: Mapping[str, Value] = field(default_factory=dict)  # the defaults that are others on a CPU
     asks_node: bool = False  # whether there is such a model can only be told where its library is
+    least_batch: int = 1  # samples that a training step must have: a batch norm of one value has nothing to normalise
     reads: str = ""  # what a sample of a data set must be (data/source.py has the words); "" takes synthetic data alone
     generated: str = ""  # the kind of data that data=generated writes for it
     scores: tuple[str, ...] = ()  # how what it learned is judged on a test split, the first being what counts
@@ -81,6 +83,10 @@ class Workload:
         """How many parameters the model of these settings is known to have."""
         return None if settings.get("size") == "tiny" else self.parameters
 
+    def least(self, mode: str) -> int:
+        """The fewest samples that a step may have."""
+        return self.least_batch if mode == "train" else 1
+
     def _check_own(self, settings: Mapping[str, Value]) -> None:
         if self.operation:
             self._check_operation(settings)
@@ -99,12 +105,32 @@ class Workload:
                 f"image_size={size} is not possible: {self.name} cuts an image into patches of {patch} pixels; "
                 f"image_size={max(1, round(size / patch)) * patch} would do"
             )
+        self._check_crop(settings)
+        self._check_batch(settings)
         length, most = settings.get("sequence"), self.shape.get("positions")
         if isinstance(length, int) and most is not None and length > most:
             raise RequestError(f"sequence={length} is not possible: {self.name} has {most} positions")
         has_images = self.unit == "images" or self.memory_format == "channels_last"
         if settings.get("memory_format") == "channels_last" and not has_images:
             raise RequestError(f"memory_format=channels_last is a layout of images; {self.name} has none")
+
+    def _check_crop(self, settings: Mapping[str, Value]) -> None:
+        stride = self.shape.get("stride", 1)
+        for name in ("crop_height", "crop_width"):
+            size = settings.get(name)
+            if isinstance(size, int) and size % stride:
+                raise RequestError(
+                    f"{name}={size} is not possible: {self.name} answers for squares of {stride} pixels; "
+                    f"{name}={max(1, round(size / stride)) * stride} would do"
+                )
+
+    def _check_batch(self, settings: Mapping[str, Value]) -> None:
+        batch = settings.get("batch_size")
+        if isinstance(batch, int) and batch < self.least(str(settings.get("mode", self.modes[0]))):
+            raise RequestError(
+                f"batch_size={batch} is not possible: {self.name} normalises over a batch where an image is one value; "
+                f"batch_size={self.least_batch} would do"
+            )
 
     def _check_data(self, settings: Mapping[str, Value]) -> None:
         data = settings.get("data", "device")
@@ -198,7 +224,7 @@ class Workload:
             "pin_memory": machine.device in ("cuda", "xpu"),
             "cores": str(machine.cores),
             "seed": 0,
-            "augment": self.reads == "images",  # what is to be reconstructed stays as it is
+            "augment": self.reads in AUGMENTED,
         }
         values.update(self.fixed)
         if machine.device == "cpu":
@@ -226,6 +252,6 @@ class Workload:
         there = math.inf if machine.memory_gib is None or kind == "cpu" else machine.memory_gib
         if cap_gib is not None and kind != "cpu":
             there = min(there, float(cap_gib))
-        while batch > 1 and needed > 0.9 * there:
+        while batch > self.least(mode) and needed > 0.9 * there:
             batch, needed = batch // 2, needed / 2
         return batch

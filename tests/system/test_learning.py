@@ -124,6 +124,56 @@ def test_generated_images_are_made_read_and_decoded(place: Path, words: tuple[st
     assert Path(made["data"]["folder"]).is_relative_to(place / "data")
 
 
+def test_a_tiny_detector_finds_again_what_it_was_shown(place: Path) -> None:
+    scenes = small_sets.tiny_coco(place / "scenes", scenes=6, each=12)
+    words = ("size=tiny", f"data={scenes}", "until=map>=0.5", "epochs=6", "batch_size=4", "augment=off", "workers=0")
+    made = record(place, "fasterrcnn-r50-fpn", *words, "optimizer=adam", "learning_rate=3e-3", *ONE_CORE)
+    assert made["metrics"]["quality"]["value"] >= 0.5
+    assert made["metrics"]["quality"]["unit"] == "map"
+    assert made["metrics"]["quality"]["low"] is None  # it is no share of images, so their number gives no interval
+    assert level(made, "quality") == level(made, "loss") == level(made, "parameters") == "pass"
+    assert (made["data"]["kind"], made["data"]["classes"], made["trial"]["effective"]["classes"]) == ("coco", 3, 4)
+    shapes = made["work"]["shapes"]
+    assert shapes["images"] >= 4 * made["learning"]["curve"][-1]["steps"]
+    assert 64 <= shapes["height"]["least"] <= shapes["height"]["p50"] <= shapes["height"]["most"] <= 96
+    assert 0 < shapes["boxes"]["mean"] < 8
+    assert 0 < shapes["padding_share"] < 0.5
+    assert made["metrics"]["flops_per_sample"]["value"] is None
+    assert "differ from step to step" in made["metrics"]["mfu"]["reason"]
+
+
+def test_generated_scenes_are_made_and_searched(place: Path) -> None:
+    common = ("size=tiny", "data=generated", "data_samples=6", "batch_size=2", "workers=1", "device=cpu", "steps=3")
+    made = record(place, "fasterrcnn-r50-fpn", *common)
+    assert (made["data"]["kind"], made["data"]["generated"]["samples"]) == ("coco", 6)
+    assert made["work"]["shapes"]["width"]["most"] <= 640
+    assert level(made, "finite") == "pass"
+    assert made["metrics"]["data_wait_share"]["value"] is not None
+
+
+def test_a_small_segmenter_learns_street_scenes(place: Path) -> None:
+    """Road everywhere, the best answer of a model that has learned nothing of the image, has a miou of 0.02."""
+    streets = small_sets.cityscapes(place / "streets", train=64, val=6, height=64, width=128)
+    words = ("size=tiny", f"data={streets}", "until=miou>=0.15", "epochs=5", "batch_size=8", "workers=0")
+    made = record(place, "segformer-b4", *words, *ONE_CORE)
+    quality = made["metrics"]["quality"]
+    assert quality["value"] >= 0.15
+    assert (quality["unit"], quality["low"], quality["high"]) == ("miou", None, None)  # no share of samples
+    assert made["learning"]["curve"][-1]["loss"] < made["learning"]["curve"][0]["loss"]
+    assert made["metrics"]["throughput"]["unit"] == "images/s"
+    assert (made["data"]["kind"], made["data"]["samples"], made["data"]["test_samples"]) == ("cityscapes", 64, 6)
+    assert level(made, "quality") == level(made, "finite") == "pass"
+
+
+def test_generated_street_scenes_are_made_and_read(place: Path) -> None:
+    words = ("size=tiny", "data=generated", "data_samples=3", "batch_size=2", "workers=1", "steps=3")
+    made = record(place, "deeplabv3plus-r101", *words, *ONE_CORE)
+    assert (made["data"]["kind"], made["data"]["generated"]["samples"]) == ("cityscapes", 3)
+    assert made["trial"]["effective"]["crop_height"] == 64
+    assert 0 <= made["metrics"]["data_wait_share"]["value"] <= 1
+    assert level(made, "parameters") == level(made, "finite") == "pass"
+
+
 def test_a_set_is_staged_apart_and_inference_reads_it_too(place: Path) -> None:
     source, local = small_sets.imagenet(place / "set", classes=3, each=8), place / "local"
     common = ("size=tiny", f"data={source}", f"stage={local}", "mode=infer", "batch_size=4", "workers=0")

@@ -93,7 +93,10 @@ def test_the_stated_defaults_of_each_workload() -> None:
             ", ".join(str(workload.batch[f"{mode}/{kind}"]) for mode in workload.modes)
             for kind in ("cpu", "accelerator")
         ]
-        own = ", ".join(f"{name}={value}" for name, value in workload.fixed.items())
+        shown = {True: "on", False: "off"}
+        own = ", ".join(
+            f"{name}={shown[value] if isinstance(value, bool) else value}" for name, value in workload.fixed.items()
+        )
         if workload.fixed_on_cpu:
             own += f" (on a CPU {', '.join(f'{name}={value}' for name, value in workload.fixed_on_cpu.items())})"
         optimizer = workload.optimizer if "train" in workload.modes else "none"

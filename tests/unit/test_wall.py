@@ -50,7 +50,10 @@ SEEN_OF_NODE: dict[str, set[str]] = {
     "__main__": set(),
     "__init__": {"__init__"},  # the version
 }
-NODE_LIBRARIES = {"torch", "torchvision", "timm", "safetensors", "transformers", "pynvml", "triton", "numpy", "PIL"}
+NODE_LIBRARIES = {
+    "torch", "torchvision", "timm", "safetensors", "transformers", "segmentation_models_pytorch", "pynvml", "triton",
+    "numpy", "PIL", "scipy",
+}  # fmt: skip
 WITHOUT_TORCH = ("contract", "stats", "facts", "__main__", "__init__")
 
 

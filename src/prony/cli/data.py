@@ -40,10 +40,10 @@ def show(
 
 @data.command()
 def generate(
-    kind: Annotated[str, typer.Argument(metavar="imagenet|food101|tokens", help="Which data set it is to be like.")],
-    samples: Annotated[
-        int | None, typer.Option(metavar="N", help="To train; a twentieth as many to test come on top.")
-    ] = None,
+    kind: Annotated[
+        str, typer.Argument(metavar="imagenet|food101|tokens|coco|cityscapes", help="Which data set it is to be like.")
+    ],
+    samples: Annotated[int | None, typer.Option(metavar="N", help="To train; those to test come on top.")] = None,
     form: Annotated[
         str, typer.Option("--format", metavar="files|shards", help="A file for each image, or tar files of many.")
     ] = "files",

@@ -17,10 +17,11 @@ MOST_FACTS = 8  # of a generated set
 
 
 def data_lines(record: Record) -> list[tuple[str, str]]:
-    """A label and a text for each part that is known; none where the run had no data set."""
+    """A label and a text for each part that is known; none where the run had no data set and one shape of batch."""
     data = record.get("data")
+    shapes = _shapes(record.get("work"))
     if not isinstance(data, dict):
-        return []
+        return [("images", shapes)] if shapes else []
     lines = [
         ("set", _which(data)),
         ("samples", _size(data)),
@@ -28,6 +29,7 @@ def data_lines(record: Record) -> list[tuple[str, str]]:
         ("fingerprint", word(data.get("fingerprint"))),
         ("staged", _staged(data.get("staged"))),
         ("generated", _generated(data.get("generated"))),
+        ("images", shapes),
     ]
     return [(label, text) for label, text in lines if text]
 
@@ -47,6 +49,21 @@ def _size(data: dict[str, Any]) -> str:
             parts.append(f"{found:,} {words}")
     size = number(data.get("bytes"))
     return ", ".join(parts + ([format_bytes(size)] if size is not None else []))
+
+
+def _shapes(work: Any) -> str:
+    """How large images were and how many boxes they had, where that differs from batch to batch."""
+    shapes = work.get("shapes") if isinstance(work, dict) else None
+    if not isinstance(shapes, dict):
+        return ""
+    parts = []
+    for name, unit in (("height", "high"), ("width", "wide"), ("boxes", "boxes")):
+        spread = shapes.get(name)
+        stated = spread if isinstance(spread, dict) else {}
+        mean, low, high = (number(stated.get(key)) for key in ("mean", "p5", "p95"))
+        if mean is not None and low is not None and high is not None:
+            parts.append(f"{mean:.4g} {unit} ({low:g} to {high:g})")
+    return ", ".join(parts) + (", on average and nine in ten of them" if parts else "")
 
 
 def _staged(staged: Any) -> str:

@@ -12,7 +12,7 @@ from prony.analysis.stated import number
 NOTHING = "–"
 NOT_REACHED = "not reached"
 SHARES = ("mfu", "data_wait_share", "cpu_utilisation")
-SCORED_SHARES = ("accuracy", "exact_match")  # scores whose targets people give in percent
+SCORED_SHARES = ("accuracy", "exact_match", "miou")  # scores whose targets people give in percent
 LARGE = 1e7  # from which on thousands are counted no more: 12.4 M tokens/s, 24.8 MJ
 SMALL = 1e-9  # under which there are more zeros than a reader counts: joules a FLOP
 WITH_PREFIX = ("FLOP/", "B/")  # rates in units that take SI prefixes, as images do not

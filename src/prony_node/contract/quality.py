@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from prony_node.contract.errors import RequestError, unknown
 
 MORE, LESS = "more", "less"
-SCORES = {"accuracy": MORE, "exact_match": MORE, "loss": LESS}  # which way each is better
+SCORES = {"accuracy": MORE, "exact_match": MORE, "map": MORE, "miou": MORE, "loss": LESS}  # which way each is better
+SHARES = ("accuracy", "exact_match")  # of a test split's samples, so that its size says how sure they are
 DEFAULT_EPOCHS = 20  # of a run that trains until a quality, when nobody says how many at most
 
 
@@ -41,5 +42,5 @@ def parse_target(text: str, scores: tuple[str, ...]) -> Target:
     value = float(number)
     if SCORES[score] == MORE and not 0 < value <= 1:
         hint = f"; did you mean {score}>={value / 100:g}?" if 1 < value <= 100 else ""
-        raise RequestError(f"until={text} is not possible: {score} is a share, from 0 to 1{hint}")
+        raise RequestError(f"until={text} is not possible: {score} goes from 0 to 1{hint}")
     return Target(score, value)

@@ -11,10 +11,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from prony_node.contract.settings import Value
+from prony_node.data.boxed import BoxedImages, box_loader
+from prony_node.data.cityscapes import StreetScenes
 from prony_node.data.dataset import DataSet, Encoded, Pixels
 from prony_node.data.host import HostBatches
 from prony_node.data.loader import file_loader
 from prony_node.data.memory import MemoryBatches, mirrored, normalise, shifted
+from prony_node.data.street_loader import streets_to_test, streets_to_train
 
 Batch = tuple[Tensor, ...]
 WITHOUT_MIRROR = ("mnist",)  # a mirrored digit is no digit
@@ -36,6 +39,17 @@ def training_batches(
         return MemoryBatches(dataset, samples, device=device, augment=augment, flip=mirror, seed=seed)
     workers, pin = int(settings["workers"]), bool(settings["pin_memory"])
     prefetch = int(settings["prefetch"]) if "prefetch" in settings else None
+    if isinstance(dataset, BoxedImages):
+        return box_loader(
+            dataset,
+            samples,
+            workers=workers,
+            prefetch=prefetch,
+            pin_memory=pin,
+            augment=augment,
+            cache=str(settings["cache"]),
+            seed=seed,
+        )
     if isinstance(dataset, Encoded):
         return file_loader(
             dataset,
@@ -50,6 +64,19 @@ def training_batches(
             seed=seed,
             device=device,
         )
+    if isinstance(dataset, StreetScenes):
+        return streets_to_train(
+            dataset,
+            samples,
+            height=int(settings["crop_height"]),
+            width=int(settings["crop_width"]),
+            workers=workers,
+            prefetch=prefetch,
+            pin_memory=pin,
+            augment=augment,
+            cache=str(settings["cache"]),
+            seed=seed,
+        )
     return HostBatches(dataset, samples, seed=seed, workers=workers, prefetch=prefetch, pin_memory=pin)
 
 
@@ -58,6 +85,9 @@ def evaluation_batches(dataset: DataSet, settings: dict[str, Value], samples: in
     if isinstance(dataset, Pixels):
         return MemoryBatches(dataset, samples, device=device, augment=False, endless=False)
     workers = int(settings["workers"])
+    if isinstance(dataset, BoxedImages):
+        pin = bool(settings["pin_memory"])
+        return box_loader(dataset, samples, workers=workers, pin_memory=pin, augment=False, endless=False)
     if isinstance(dataset, Encoded):
         return file_loader(
             dataset,
@@ -70,6 +100,9 @@ def evaluation_batches(dataset: DataSet, settings: dict[str, Value], samples: in
             endless=False,
             device=device,
         )
+    if isinstance(dataset, StreetScenes):
+        height, width, pin = int(settings["crop_height"]), int(settings["crop_width"]), bool(settings["pin_memory"])
+        return streets_to_test(dataset, samples, height=height, width=width, workers=workers, pin_memory=pin)
     return OnePass(dataset, samples, workers)
 
 
@@ -112,6 +145,10 @@ def as_input(reads: str, kind: str, batch: Batch, size: int, dtype: torch.dtype)
     """A batch that lies on the device as a model takes it."""
     if reads == "grey":
         return (batch[0].to(dtype) / 255,)
+    if reads == "boxes":  # a detector normalises for itself
+        return batch[0].to(dtype) / 255, *batch[1:]
+    if reads == "masks":
+        return normalise(batch[0], kind, dtype), batch[1].long()
     if reads != "images":
         return batch
     images = normalise(batch[0], kind, dtype)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prony_node.contract.errors import RequestError, unknown
-from prony_node.data.place import DEFAULT_SAMPLES, FORMS, generated_folder
+from prony_node.data.place import DEFAULT_SAMPLES, FILES_ALONE, FORMS, generated_folder
 
 if TYPE_CHECKING:
     from prony_node.data.dataset import DataSet
@@ -145,7 +145,7 @@ def generate(options: argparse.Namespace, attendant: Attendant | None) -> int:
     if options.format not in FORMS:
         raise unknown("--format", options.format, FORMS)
     samples = DEFAULT_SAMPLES[kind] if options.samples is None else options.samples
-    form = "files" if kind == "tokens" else options.format
+    form = "files" if kind in FILES_ALONE else options.format
     folder = (options.out or generated_folder(kind, samples, form, seed)).expanduser().absolute()
 
     from prony_node.data.generated import estimate, standing

@@ -76,11 +76,12 @@ def cut(image: Tensor, crop: Crop) -> Tensor:
     return image[None, :, crop.top : crop.top + crop.height, crop.left : crop.left + crop.width]
 
 
-def decoded(data: Tensor) -> Tensor:
+def decoded(data: Tensor, as_it_is: bool = False) -> Tensor:
+    """uint8, channels x height x width: three colours, or what the file has."""
     from torchvision.io import ImageReadMode, decode_image
 
     try:
-        return decode_image(data, ImageReadMode.RGB)
+        return decode_image(data, ImageReadMode.UNCHANGED if as_it_is else ImageReadMode.RGB)
     except RuntimeError as error:
         first = str(error).split("\n", 1)[0]
         raise RequestError(f"an image of {len(data):,} bytes cannot be decoded: {first}") from error

@@ -21,12 +21,18 @@ def device_batches(
     *,
     device: torch.device,
     seed: int,
+    apart: bool = False,
 ) -> Iterator[tuple[Tensor, ...]]:
-    """A cycle over a pool of batches; `place` gives each the precision and layout that the step takes."""
+    """A cycle over a pool of batches; `place` gives each the precision and layout that the step takes.
+
+    `apart`: no two batches have one shape, so that each is drawn by itself.
+    """
     generator = torch.Generator(device).manual_seed(seed)
     pool = [place(sampler(generator, samples))]
     size = sum(tensor.nbytes for tensor in pool[0])
     count = max(FEWEST, min(MOST, POOL_BYTES // size))
+    if apart:
+        return itertools.cycle(pool + [place(sampler(generator, samples)) for _ in range(count - 1)])
     rest = sampler(generator, (count - 1) * samples)  # at once: a sampler may take as long for one as for many
     pool += [place(batch) for batch in zip(*(tensor.split(samples) for tensor in rest), strict=True)]
     return itertools.cycle(pool)

@@ -46,7 +46,7 @@ def open_imagenet(folder: Path, split: str) -> Encoded:
             raise refuse(folder, "ImageNet folder", f"images in {place.name}/{name}", listing(place / name))
         files += images
         labels += [number[name]] * len(images)
-    return _files_set(Origin("imagenet", split, folder, tuple(files)), classes, labels)
+    return files_set(Origin("imagenet", split, folder, tuple(files)), classes, labels)
 
 
 def open_food101(folder: Path, split: str) -> Encoded:
@@ -75,7 +75,7 @@ def open_food101(folder: Path, split: str) -> Encoded:
         raise refuse(folder, "Food-101 folder", f"the {len(files):,} images that meta/{split}.txt lists", found)
     if not files:
         raise refuse(folder, "Food-101 folder", f"images listed in meta/{split}.txt", "none")
-    return _files_set(Origin("food101", split, folder, (*lists, *files)), classes, labels, listed=len(lists))
+    return files_set(Origin("food101", split, folder, (*lists, *files)), classes, labels, listed=len(lists))
 
 
 def images_in(folder: Path) -> list[Path]:
@@ -88,7 +88,7 @@ def images_in(folder: Path) -> list[Path]:
     return [folder / name for name in names if name.lower().endswith(SUFFIXES)]
 
 
-def _files_set(origin: Origin, classes: list[str], labels: list[int], listed: int = 0) -> Encoded:
+def files_set(origin: Origin, classes: list[str], labels: list[int], listed: int = 0) -> Encoded:
     files = origin.files[listed:]
 
     def read(index: int) -> bytes:

@@ -34,11 +34,13 @@ from prony_node.data.manifest import (
 )
 from prony_node.data.parts import KINDS, SEQUENCE, Part, Request, headers, make_part, plan_parts
 from prony_node.data.pictures import LOOKS, require_encoder, seconds_per_image
-from prony_node.data.place import FORMS
+from prony_node.data.place import FILES_ALONE, FORMS
+from prony_node.data.streets import SCENE_BYTES, seconds_per_scene
 
 HEADERS = -1  # the number of the part that holds names and lists
 TOKENS_PER_S = 4e6  # of one process, on a core of 2024; an order of magnitude
 FEW_SAMPLES = 256  # made sooner than processes are started
+FEW_STREETS = 8
 MOST_SAMPLES = 100_000_000  # of which the parts can be listed in memory
 SHARE_MORE = 1.05  # room asked for beyond the estimate
 BLOCK = 4096  # of a file system: every file takes whole ones
@@ -64,13 +66,16 @@ def estimate(kind: str, samples: int, form: str = "files", processes: int | None
         require_encoder()
     except ModuleNotFoundError:
         return Estimate(size, None, count)
-    return Estimate(size, seconds_per_image(LOOKS[kind]) * every / count, count)
+    each_s = seconds_per_scene() if kind == "cityscapes" else seconds_per_image(LOOKS[kind])
+    return Estimate(size, each_s * every / count, count)
 
 
 def _expected_bytes(request: Request) -> int:
     every = request.samples + request.test_samples
     if request.kind == "tokens":
         return 2 * every * SEQUENCE
+    if request.kind == "cityscapes":
+        return every * (SCENE_BYTES + BLOCK)
     overhead = BLOCK // 2 if request.form == "files" else 3 * TAR_BLOCK + TAR_BLOCK // 2
     return every * (LOOKS[request.kind].mean_bytes + overhead)
 
@@ -141,7 +146,8 @@ def generate(
         if HEADERS not in done:
             done[HEADERS] = headers(folder, request)
             append_part(folder, HEADERS, done[HEADERS])
-        several = 1 if every - there < FEW_SAMPLES else default_processes()
+        few = FEW_STREETS if kind == "cityscapes" else FEW_SAMPLES
+        several = 1 if every - there < few else default_processes()
         for part, files in _made(folder, request, todo, processes or several):
             append_part(folder, part.number, files)
             done[part.number] = files
@@ -205,8 +211,9 @@ def _request(kind: str, samples: int, seed: int, form: str, classes: int | None)
         raise unknown("form of generated data", form, FORMS)
     if not 1 <= samples <= MOST_SAMPLES:
         raise RequestError(f"{samples:,} samples are not possible: expected from 1 to {MOST_SAMPLES:,}")
-    if kind == "tokens":
-        return Request(kind, samples, seed, "files", 0)
+    form = "files" if kind in FILES_ALONE else form
+    if kind not in LOOKS:
+        return Request(kind, samples, seed, form, 0)
     # No more classes than images, so that every class of the test split was seen in training.
     return Request(kind, samples, seed, form, min(classes or LOOKS[kind].classes, samples))
 

@@ -104,7 +104,11 @@ class FileBatches:
     """
 
     def __init__(
-        self, loader: DataLoader[tuple[Tensor, ...]], size: int, augment: bool, device: torch.device | None
+        self,
+        loader: DataLoader[tuple[Tensor, ...]],
+        size: int = 0,
+        augment: bool = False,
+        device: torch.device | None = None,
     ) -> None:
         self._batches: Iterator[tuple[Tensor, ...]] | None = iter(loader)
         self._ahead: Ahead[Ready] | None = None
@@ -168,25 +172,45 @@ def file_loader(
         raise RequestError(f"batch_size={batch_size} does not fit a set of {len(dataset):,} samples")
     held = fill_cache(dataset) if cache == "memory" else None
     task = Decoded if decode == "cpu" else Undecoded
-    loader = DataLoader(
+    loader = worker_loader(
         task(dataset, image_size, augment, seed, held),
-        batch_sampler=EpochOrder(len(dataset), batch_size, seed, endless),
+        EpochOrder(len(dataset), batch_size, seed, endless),
+        workers,
+        prefetch,
+        pin_memory,
+        timeout_s=MOMENT_S if workers and decode == "device" else 0,
+    )
+    return FileBatches(loader, image_size, augment, torch.device(device) if decode == "device" and device else None)
+
+
+def worker_loader(
+    task: Dataset[tuple[Tensor, ...]],
+    order: EpochOrder,
+    workers: int,
+    prefetch: int | None,
+    pin_memory: bool,
+    timeout_s: float = 0,
+) -> DataLoader[tuple[Tensor, ...]]:
+    """Worker processes that make whole batches by that order."""
+    return DataLoader(
+        task,
+        batch_sampler=order,
         collate_fn=_as_it_is,
         num_workers=workers,
         prefetch_factor=(prefetch or 2) if workers else None,
         pin_memory=pin_memory and torch.cuda.is_available(),
-        timeout=MOMENT_S if workers and decode == "device" else 0,
+        timeout=timeout_s,
         # A forked worker sees the cache without a copy; it never touches the device.
-        multiprocessing_context=_context() if workers else None,
+        multiprocessing_context=workers_context() if workers else None,
     )
-    return FileBatches(loader, image_size, augment, torch.device(device) if decode == "device" and device else None)
 
 
 def _as_it_is(batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return batch
 
 
-def _context() -> str:
+def workers_context() -> str:
+    """Forked where that is possible: a worker then sees what is held in memory without a copy."""
     return "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
 
 

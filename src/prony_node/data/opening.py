@@ -9,6 +9,8 @@ from pathlib import Path
 from prony_node.contract import RequestError
 from prony_node.contract.errors import unknown
 from prony_node.data.cifar import find_layout, is_cifar100, open_cifar
+from prony_node.data.cityscapes import is_cityscapes, open_cityscapes
+from prony_node.data.coco import is_coco, open_coco
 from prony_node.data.dataset import SPLITS, DataSet, listing, refuse
 from prony_node.data.folders import is_food101, is_imagenet, open_food101, open_imagenet
 from prony_node.data.idx import is_idx, open_idx
@@ -46,6 +48,14 @@ KINDS = {
     ),
     "squad": Kind(
         "train-v1.1.json and dev-v1.1.json", is_squad, lambda path, split, length: open_squad(path, split, length)
+    ),
+    "coco": Kind(
+        "train2017/, val2017/ and annotations/instances_*.json", is_coco, lambda path, split, _: open_coco(path, split)
+    ),
+    "cityscapes": Kind(
+        "leftImg8bit/train/CITY/ and gtFine/train/CITY/",
+        is_cityscapes,
+        lambda path, split, _: open_cityscapes(path, split),
     ),
     "food101": Kind("meta/*.txt and images/CLASS/", is_food101, lambda path, split, _: open_food101(path, split)),
     "shards": Kind(

@@ -1,4 +1,4 @@
-"""The parts that a generated data set is made in, each by one process: some images, one shard, or one token file."""
+"""The parts that a generated data set is made in, each by one process: some images, a shard, a token file."""
 
 from __future__ import annotations
 
@@ -13,29 +13,41 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from prony_node.data.boxes import class_textures
 from prony_node.data.manifest import Made, write_file
 from prony_node.data.pictures import LOOKS, class_patterns, make_image
+from prony_node.data.scene_pictures import instances, made_scene, scene_jpeg
+from prony_node.data.scenes import COCO_SCENERY, Scene
+from prony_node.data.streets import street_files
 from prony_node.data.synthetic import token_sampler
 
-KINDS = (*LOOKS, "tokens")
+KINDS = (*LOOKS, "tokens", "cityscapes")
 PART_IMAGES = 1000  # in a shard, about 100 MB of ImageNet's
 PART_FILES = 250  # image files between two lines of the list
 PART_SEQUENCES = 4096
+PART_STREETS = 25  # street scenes, about 60 MB
 SEQUENCE, VOCABULARY = 1024, 50257  # GPT-2's
 HELD_OUT = 20  # one sample to test for every twenty to train
+HELD_OUT_STREETS = 5.95  # Cityscapes has 500 to 2975
 
 
 @dataclass(frozen=True)
 class Request:
     kind: str
-    samples: int  # to train; a twentieth as many to test come on top
+    samples: int  # to train; a twentieth as many to test come on top, of street scenes a sixth
     seed: int
     form: str
-    classes: int  # 0 for tokens
+    classes: int  # 0 for tokens, and for street scenes, which have them all
 
     @property
     def test_samples(self) -> int:
-        return max(1, self.samples // HELD_OUT)
+        return max(1, int(self.samples / (HELD_OUT_STREETS if self.kind == "cityscapes" else HELD_OUT)))
+
+    @property
+    def part_samples(self) -> int:
+        if self.kind in LOOKS:
+            return PART_FILES if self.form == "files" else PART_IMAGES
+        return PART_SEQUENCES if self.kind == "tokens" else PART_STREETS
 
 
 @dataclass(frozen=True)
@@ -48,7 +60,7 @@ class Part:
 
 
 def plan_parts(request: Request) -> list[Part]:
-    size = PART_SEQUENCES if request.kind == "tokens" else PART_FILES if request.form == "files" else PART_IMAGES
+    size = request.part_samples
     parts: list[Part] = []
     for split, samples in (("train", request.samples), ("val", request.test_samples)):
         for at, first in enumerate(range(0, samples, size)):
@@ -61,6 +73,12 @@ def make_part(folder: Path, request: Request, part: Part) -> list[Made]:
     torch.set_num_threads(1)  # the processes are the parallelism
     if request.kind == "tokens":
         return _token_file(folder, request, part)
+    if request.kind == "cityscapes":
+        return [
+            write_file(folder, name, content)
+            for index in range(part.first, part.first + part.count)
+            for name, content in street_files(part.split, index, _sample_seed(request, part.split, index))
+        ]
     if request.form == "shards":
         return [write_file(folder, f"{part.split}-{part.in_split:06d}.tar", _shard(request, part))]
     return [
@@ -70,10 +88,15 @@ def make_part(folder: Path, request: Request, part: Part) -> list[Made]:
 
 
 def headers(folder: Path, request: Request) -> list[Made]:
-    """The small files that belong to a layout: names of classes, Food-101's lists."""
+    """The small files that belong to a layout: names of classes, Food-101's lists, COCO's boxes."""
     if request.kind == "tokens":
         note = json.dumps({"dtype": "uint16", "vocabulary": VOCABULARY}).encode()
         return [write_file(folder, "meta.json", note)]
+    if request.kind == "coco":
+        splits = (("train", request.samples), ("val", request.test_samples))
+        return [write_file(folder, *_instances(request, *split)) for split in splits]
+    if request.kind == "cityscapes":
+        return []
     names = "".join(f"{class_name(label)}\n" for label in range(request.classes)).encode()
     if request.form == "shards":
         return [write_file(folder, "classes.txt", names)]
@@ -100,6 +123,8 @@ def _sample_seed(request: Request, split: str, index: int) -> int:
 
 
 def _image_name(request: Request, split: str, index: int) -> str:
+    if request.kind == "coco":
+        return f"{split}2017/{_scene_number(split, index):012d}.jpg"
     name = class_name(_label(request, index))
     if request.kind == "food101":
         return f"images/{name}/{index + (10_000_000 if split == 'val' else 0)}.jpg"
@@ -108,6 +133,9 @@ def _image_name(request: Request, split: str, index: int) -> str:
 
 def _image(request: Request, split: str, index: int) -> bytes:
     look = LOOKS[request.kind]
+    if request.kind == "coco":
+        seed = _sample_seed(request, split, index)
+        return scene_jpeg(look, _scene(request, split, index), _textures(request.classes), seed)
     patterns = _patterns(request.classes)
     return make_image(look, patterns, _label(request, index), _sample_seed(request, split, index))
 
@@ -115,6 +143,29 @@ def _image(request: Request, split: str, index: int) -> bytes:
 @lru_cache(maxsize=2)
 def _patterns(classes: int) -> Tensor:
     return class_patterns(classes)
+
+
+@lru_cache(maxsize=2)
+def _textures(classes: int) -> Tensor:
+    return class_textures(classes + 1)  # 0 is the background's
+
+
+def _scene(request: Request, split: str, index: int) -> Scene:
+    return made_scene(COCO_SCENERY, request.classes, _sample_seed(request, split, index))
+
+
+def _scene_number(split: str, index: int) -> int:
+    return index + 1 + (10_000_000 if split == "val" else 0)
+
+
+def _instances(request: Request, split: str, samples: int) -> tuple[str, bytes]:
+    """Name and content of the file that says which boxes lie in each image of a split."""
+    scenes = (
+        (_scene_number(split, index), Path(_image_name(request, split, index)).name, _scene(request, split, index))
+        for index in range(samples)
+    )
+    document = instances(scenes, request.classes)
+    return f"annotations/instances_{split}2017.json", json.dumps(document).encode()
 
 
 def _shard(request: Request, part: Part) -> bytes:

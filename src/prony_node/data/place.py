@@ -9,14 +9,17 @@ from pathlib import Path
 from prony_node.contract.errors import RequestError
 
 FORMS = ("files", "shards")
-DEFAULT_SAMPLES = {"imagenet": 20_000, "food101": 20_000, "tokens": 16_384}  # to train, by kind
+FILES_ALONE = ("tokens", "coco", "cityscapes")  # kinds that are never written as shards
+DEFAULT_SAMPLES = {  # to train, by kind
+    "imagenet": 20_000, "food101": 20_000, "tokens": 16_384, "coco": 20_000, "cityscapes": 2975,
+}  # fmt: skip
 
 
 def generated_folder(
     kind: str, samples: int, form: str, seed: int, environment: Mapping[str, str] = os.environ
 ) -> Path:
-    """One folder for one request. Tokens have one form, so asking for another leads to the same place."""
-    written = "files" if kind == "tokens" else form
+    """One folder for one request. Some kinds have one form, so asking for another leads to the same place."""
+    written = "files" if kind in FILES_ALONE else form
     return generated_root(environment) / f"{kind}-{written}-{samples}-seed{seed}"
 
 

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from prony_node.contract import RequestError
 from prony_node.contract.settings import Value
+from prony_node.data.boxed import BoxedImages
+from prony_node.data.cityscapes import StreetScenes
 from prony_node.data.dataset import DataSet, Encoded, Pixels
 from prony_node.data.generated import estimate, generate
 from prony_node.data.manifest import read_manifest
@@ -28,6 +30,8 @@ KINDS = {
     "grey": ("mnist", "fashion-mnist"),
     "tokens": ("tokens", "text"),
     "spans": ("squad",),
+    "boxes": ("coco",),
+    "masks": ("cityscapes",),
 }
 CHOICE_SEED = 20260101  # which samples `data_samples` takes is the same for every seed of a run
 FILE_PREFETCH = 2  # a batch of images is large, and every worker holds this many
@@ -69,6 +73,8 @@ def open_source(
         folder, seconds["stage"] = staged.folder, staged.seconds
     train, test = opening(folder), opening(folder, split="test")
     refuse_kind(workload, reads, train)
+    if isinstance(train, BoxedImages) and train.classes != test.classes:
+        raise RequestError(f"{folder} lists other categories for its test split than to train, so labels do not agree")
     fingerprint, vocabulary = train.fingerprint(), getattr(train, "vocabulary", None)
     wanted = int(settings.get("data_samples", len(train)))
     if made is None and wanted < len(train):
@@ -83,7 +89,7 @@ def open_source(
         "test_samples": len(test),
         "classes": train.class_count or None,
         "vocabulary": vocabulary,
-        "bytes": train.encoded_bytes if isinstance(train, Encoded) else None,
+        "bytes": train.encoded_bytes if isinstance(train, Encoded | StreetScenes) else None,
         "fingerprint": fingerprint,
         "staged": {**dataclasses.asdict(staged), "folder": str(staged.folder)} if "stage" in settings else None,
         "generated": made,
@@ -136,11 +142,18 @@ def chosen(dataset: DataSet, samples: int) -> DataSet:
     indices = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(CHOICE_SEED))[:samples]
     if isinstance(dataset, Pixels):
         return Pixels(dataset.origin, dataset.classes, dataset.images[indices], dataset.labels[indices])
+    if isinstance(dataset, BoxedImages):
+        return dataset.chosen(indices.tolist())
     if isinstance(dataset, Encoded):
         places = indices.tolist()
         size = round(dataset.encoded_bytes * samples / len(dataset))
         read = partial(_read_chosen, dataset.read, places)
         return Encoded(dataset.origin, dataset.classes, dataset.labels[indices], read, size)
+    if isinstance(dataset, StreetScenes):
+        images, masks = (chosen(part, samples) for part in (dataset.images, dataset.masks))  # the same of both
+        assert isinstance(images, Encoded)
+        assert isinstance(masks, Encoded)
+        return StreetScenes(dataset.origin, images, masks)
     if isinstance(dataset, SpanQuestions):
         questions = [dataset.questions[at] for at in indices.tolist()]
         return SpanQuestions(dataset.origin, questions, dataset.sequence, dataset.tokenizer)
@@ -159,9 +172,11 @@ def fit_settings(settings: dict[str, Value], asked: Mapping[str, Value], dataset
         if settings["cache"] == "device":
             held = "cache=device holds the set on the device, so nothing is loaded"
             _refuse(settings, asked, ("workers", "prefetch", "pin_memory"), held)
-    elif isinstance(dataset, Encoded):
+    elif isinstance(dataset, Encoded | StreetScenes):
         settings.setdefault("decode", "cpu")
         settings.setdefault("cache", "off")
+        if isinstance(dataset, StreetScenes) and settings["decode"] == "device":
+            raise RequestError(f"decode=device is for JPEGs; the PNGs of {dataset.kind} are decoded by the CPU")
         if settings["cache"] == "device":
             raise RequestError(f"cache=device is for small sets of pixels; {dataset.kind} takes cache=memory or off")
         if "workers" not in asked:

@@ -15,6 +15,7 @@ from prony_node.facts.tree import Missing, Tree
 PACKAGES = (
     "torch", "torchvision", "torchaudio", "triton", "pytorch-triton", "pytorch-triton-rocm",
     "pytorch-triton-xpu", "intel-extension-for-pytorch", "numpy", "timm", "transformers",
+    "segmentation-models-pytorch", "scipy",
     "flash-attn", "transformer-engine", "mkl", "nvidia-ml-py", "prony",
 )  # fmt: skip
 EXPECTED = ("torch", "torchvision", "numpy", "triton", "nvidia-ml-py")  # whose absence is said

@@ -31,7 +31,7 @@ class Tried:
     most: int | None = None  # samples that a batch can have at all, where that is known
 
 
-def largest_that_fits(try_batch: Callable[[int], Tried], most: int = MOST) -> int:
+def largest_that_fits(try_batch: Callable[[int], Tried], most: int = MOST, least: int = 1) -> int:
     """The largest batch that was tried and fits; one that is 5 % larger, or has one sample more, does not.
 
     Predictions from what was held only choose what to try. What fits and what does not is always tried: an allocator
@@ -42,7 +42,7 @@ def largest_that_fits(try_batch: Callable[[int], Tried], most: int = MOST) -> in
     between: list[bool] = []  # what became of the latest batches between one that fits and one that does not
     for _ in range(MOST_TRIES):
         misled = between[-2:] == [False] * 2 or between[-3:] == [True] * 3
-        batch = next_batch(fitting, too_large, most, bisect=misled)
+        batch = next_batch(fitting, too_large, most, least=least, bisect=misled)
         if batch is None:
             break
         tried = try_batch(batch)
@@ -51,17 +51,20 @@ def largest_that_fits(try_batch: Callable[[int], Tried], most: int = MOST) -> in
         if tried.fits:
             fitting.append(tried)
             most = min(most, tried.most or most)
-        elif batch == 1:
-            raise OutOfMemory(f"not even one sample fits: {tried.reason}")
+        elif batch == least:
+            fewest = "one sample fits" if least == 1 else f"{least} samples fit"
+            raise OutOfMemory(f"not even {fewest}: {tried.reason}")
         else:
             too_large = batch
     return fitting[-1].batch
 
 
-def next_batch(fitting: list[Tried], too_large: int | None, most: int, *, bisect: bool = False) -> int | None:
+def next_batch(
+    fitting: list[Tried], too_large: int | None, most: int, *, least: int = 1, bisect: bool = False
+) -> int | None:
     """What to try next; None when the largest that fits is known well enough."""
     if not fitting:
-        return min(FIRST, most) if too_large is None else 1
+        return min(max(FIRST, least), most) if too_large is None else least
     largest = fitting[-1].batch
     if too_large is None:
         return None if largest >= most else _rounded(_grown(fitting), largest, most + 1)

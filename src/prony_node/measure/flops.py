@@ -25,7 +25,10 @@ class Flops:
     convention: str
 
 
-def count_flops(task: Task, *, training: bool, recompute: bool) -> Flops:
+def count_flops(task: Task, *, training: bool, recompute: bool) -> Flops | None:
+    """Of a sample; None where samples differ, since a step that asks the host cannot be tried without values."""
+    if task.varies:
+        return None
     convention = "multiply-add is 2; " + ("forward and backward" if training else "forward")
     if task.attention == "full":
         convention += "; causal attention counted as full"

@@ -33,3 +33,13 @@ class Task:
     tokenizer: Callable[[str], list[tuple[int, int, int]]] | None = (
         None  # a text's tokens: number, first character, end
     )
+    # Why no two batches have one shape, where that is so: such a step is not captured, nor are its FLOPs counted.
+    varies: str = ""
+    # What is compared with fp32, row by row, where the answer itself jumps (a box is kept or dropped).
+    compared: Callable[[nn.Module, Batch], Tensor] | None = None
+    # What of the model is compiled, for any shape, where the whole step cannot be.
+    compiled_parts: Callable[[nn.Module], tuple[nn.Module, ...]] | None = None
+    held_out: int | None = None  # samples that no step sees, where the usual number is too many
+    # A length for the shorter side of a data set's images, and the most for the longer one, where a loader scales them.
+    scale_to: tuple[int, int] | None = None
+    synchronisations: Callable[[], int] | None = None  # how often the workload itself has waited for the device so far

@@ -33,7 +33,9 @@ class Step:
         self._inputs: Batch = ()
         self._replay: Callable[[], None] | None = None
         if device.type == "cuda":
-            cuda.set_matrix_modes(self.precision, autotune=settings["preset"] != "plain")
+            # Where shapes differ from batch to batch, trying out kernels for each would never end.
+            autotune = settings["preset"] != "plain" and not task.varies
+            cuda.set_matrix_modes(self.precision, autotune=autotune)
         torch.manual_seed(int(settings["seed"]))
         with device:
             self.model = task.model()
@@ -127,10 +129,18 @@ class Step:
         mode = str(self.settings["compile"])
         if mode == "off":
             return function
+        if self.task.varies:
+            self._compile_parts(mode)
+            return function
         if mode == "max-autotune" and self.settings["graphs"]:
             mode = "max-autotune-no-cudagraphs"  # the whole step is captured by us
         compiled: Callable[..., Tensor] = torch.compile(function, mode=mode, dynamic=False)
         return compiled
+
+    def _compile_parts(self, mode: str) -> None:
+        """In place, for any shape: what lies between such parts asks the host, and stays as it is."""
+        for part in self.task.compiled_parts(self.model) if self.task.compiled_parts else ():
+            part.compile(mode=mode, dynamic=True)
 
     def autocast(self) -> AbstractContextManager[Any]:
         dtype = AUTOCAST.get(self.precision) if self.training else None

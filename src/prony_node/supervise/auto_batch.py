@@ -17,6 +17,7 @@ from prony_node.measure.batch_search import Tried, largest_that_fits
 from prony_node.supervise.rank_process import RankProcess, read_tail
 
 STEPS = 2  # of a try, beside those of cold start and warm-up: from there on a run holds no more
+STEPS_VARYING = 64  # the same where batches differ in shape: all that a pool on the device holds
 SHARE = 0.995  # of the memory that the run will have: which kernels are tuned and how memory lies differ a little
 STEADY = 0.98  # of the memory that the first try found: with less, somebody else has taken it meanwhile
 LOOK_EVERY_S = 0.1
@@ -33,18 +34,18 @@ class TryFailed(RuntimeError):
         self.failure = {"kind": kind, "message": message}
 
 
-def largest_batch(plan: Plan, folder: Path, note: Note, tries: list[dict[str, Any]]) -> int:
-    """The largest batch with which the run of this plan fits; every try is added to `tries`."""
+def largest_batch(plan: Plan, folder: Path, note: Note, tries: list[dict[str, Any]], least: int = 1) -> int:
+    """The largest batch with which the run of this plan fits, from `least` on; every try is added to `tries`."""
 
     def try_batch(batch: int) -> Tried:
-        tried = try_in_process(try_plan(plan, batch), folder / files.TRY, note)
+        tried = try_in_process(try_plan(plan, batch), folder / files.TRY, note, least)
         tries.append(asdict(tried))
         note(words(tried))
         _refuse_shrinking_room(tries)
         return tried
 
     try:
-        return largest_that_fits(try_batch)
+        return largest_that_fits(try_batch, least=least)
     except TryFailed as failed:
         fitted = [entry["batch"] for entry in tries if entry["fits"]]
         known = f"; batch_size={max(fitted)} did fit" if fitted else ""
@@ -67,7 +68,7 @@ def try_plan(plan: Plan, batch: int) -> Plan:
     return replace(plan, trial=trial, energy=False, cut_short=True)
 
 
-def try_in_process(plan: Plan, folder: Path, note: Note) -> Tried:
+def try_in_process(plan: Plan, folder: Path, note: Note, least: int = 1) -> Tried:
     """Make that run in a fresh process, which ends with this one; a folder of its own is gone afterwards."""
     batch = int(plan.trial.settings["batch_size"])
     note(f"trying batch_size={batch}")
@@ -80,7 +81,7 @@ def try_in_process(plan: Plan, folder: Path, note: Note) -> Tried:
     finally:
         process.end()
     result = files.read_json(folder / files.RESULT)
-    tried = _judge(batch, result if isinstance(result, dict) else {}, process.exit_status(), folder)
+    tried = _judge(batch, result if isinstance(result, dict) else {}, process.exit_status(), folder, least)
     shutil.rmtree(folder, ignore_errors=True)
     return tried
 
@@ -101,7 +102,7 @@ def _wait(process: RankProcess, plan: Plan, batch: int, note: Note) -> None:
             note(f"trying batch_size={batch} for {now - began:.0f} s")
 
 
-def _judge(batch: int, result: dict[str, Any], status: int | None, folder: Path) -> Tried:
+def _judge(batch: int, result: dict[str, Any], status: int | None, folder: Path, least: int) -> Tried:
     """What the try's result, or its end without one, says about this batch."""
     room = result.get("memory_room")
     if result.get("status") == "ok":
@@ -115,9 +116,9 @@ def _judge(batch: int, result: dict[str, Any], status: int | None, folder: Path)
         raise TryFailed(str(failure.get("kind")), f"while trying batch_size={batch}: {failure.get('message')}")
     how = f"ended with exit code {status}" if status is None or status >= 0 else f"ended by {_signal_name(-status)}"
     last = log.splitlines()[-1].strip() if log else "it said nothing"
-    if batch == 1:  # nothing smaller is left, so memory does not explain it
+    if batch == least:  # nothing smaller is left, so memory does not explain it
         kind = "killed" if status is not None and status < 0 else "exception"
-        raise TryFailed(kind, f"a try of batch_size=1 {how}: {last}")
+        raise TryFailed(kind, f"a try of batch_size={batch} {how}: {last}")
     return Tried(batch, False, reason=f"its process {how}: {last}")
 
 

@@ -55,13 +55,16 @@ def _wait_share(window: Window, estimate: Estimate | None) -> dict[str, Any]:
     return measured(waited_s / total_s, "1", scope="one device", source=f"gaps between steps by {window.clock}")
 
 
+def uncounted(reason: str) -> dict[str, Any]:
+    return {"flops_per_sample": missing(reason), "mfu": missing(reason)}
+
+
 def utilisation_metrics(
     flops: Flops, achieved: float, peaks: tuple[Peak, ...], device: torch.device, settings: dict[str, Value]
 ) -> dict[str, Any]:
     """FLOPs as counted, and their rate over the peak that the plan carries for this device."""
     if flops.per_sample == 0:
-        reason = "it moves data and has no matrix product, the only work that is counted"
-        return {"flops_per_sample": missing(reason), "mfu": missing(reason)}
+        return uncounted("it moves data and has no matrix product, the only work that is counted")
     counted: dict[str, Any] = {
         "scope": "one sample",
         "source": f"counted on the meta device; {flops.convention}",

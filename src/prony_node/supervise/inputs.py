@@ -11,9 +11,12 @@ from prony_node.contract.errors import RequestError
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import reads_data_set
 from prony_node.data.batches import Batches, as_input, evaluation_batches, preparation, training_batches
+from prony_node.data.boxed import BoxedImages
+from prony_node.data.boxes import padded
 from prony_node.data.device import device_batches
-from prony_node.data.host import HostBatches, HostSamples
+from prony_node.data.host import HostBatches, HostSamples, SamplesApart
 from prony_node.data.loader import FileBatches
+from prony_node.data.shapes import Shapes
 from prony_node.data.source import Opened, fit_settings, open_source
 from prony_node.data.squad import SpanQuestions
 from prony_node.measure.protocol import Batch, Task
@@ -27,6 +30,7 @@ class Inputs:
     def __init__(self, workload: Workload, settings: dict[str, Value], device: torch.device) -> None:
         self.workload, self.settings, self.device = workload, settings, device
         self.opened: Opened | None = None
+        self.shapes = Shapes()  # of batches that differ in shape
         self._open: list[Batches] = []
 
     @property
@@ -47,7 +51,9 @@ class Inputs:
             self.workload.name, self.workload.reads, self.workload.generated, self.settings, note, sequence=sequence
         )
         fit_settings(self.settings, asked, self.opened.train, cores)
-        if self.workload.reads == "images":
+        if isinstance(self.opened.train, BoxedImages):
+            self._count_classes(max(split.label_count for split in (self.opened.train, self.opened.test)))
+        elif self.workload.reads == "images":
             self._count_classes(self.opened.train.class_count)
 
     def _count_classes(self, found: int) -> None:
@@ -69,6 +75,8 @@ class Inputs:
         for split in (self.opened.train, self.opened.test):
             if isinstance(split, SpanQuestions) and task.tokenizer is not None:
                 split.tokenizer = task.tokenizer
+            if isinstance(split, BoxedImages):
+                split.scale_to = task.scale_to
         tokens = self.opened.about.get("vocabulary")
         if tokens and task.vocabulary and tokens > task.vocabulary:
             raise RequestError(
@@ -81,7 +89,7 @@ class Inputs:
         if self.opened is None:
             return task.sample(torch.Generator(self.device).manual_seed(seed), count)
         settings = {**self.settings, "workers": 0, "pin_memory": False}
-        source = evaluation_batches(self.opened.test, settings, min(count, len(self.opened.test)), self.device)
+        source = evaluation_batches(self.opened.test, settings, count, self.device)
         batch = next(source)
         source.close()
         return self._as_input(batch, torch.float32)  # the reference is fp32; `place` gives them the step's precision
@@ -98,21 +106,31 @@ class Inputs:
             prepare = preparation(
                 self.workload.reads, self.opened.train, settings, self.device, step.input_dtype, seed + 1
             )
-            return (step.place(prepare(batch)) for batch in source)
+            return (step.place(prepare(self._counted(task, batch))) for batch in source)
+        apart = bool(task.varies)
         if settings["data"] == "device":
-            return device_batches(task.sample, step.place, samples, device=self.device, seed=seed)
+
+            def place(batch: Batch) -> Batch:
+                return step.place(self._counted(task, batch))
+
+            return device_batches(task.sample, place, samples, device=self.device, seed=seed, apart=apart)
         length = max(self.workload.epoch_samples or 0, 64 * samples)
         source = self._keep(
             HostBatches(
-                HostSamples(task.sample, length, seed),
+                (SamplesApart if apart else HostSamples)(task.sample, length, seed),
                 samples,
                 seed=seed,
                 workers=int(settings["workers"]),
                 prefetch=int(settings["prefetch"]) if "prefetch" in settings else None,
                 pin_memory=bool(settings["pin_memory"]),
+                collate=padded if apart else None,
             )
         )
-        return map(step.place, source)
+        return (step.place(self._counted(task, batch)) for batch in source)
+
+    def _counted(self, task: Task, batch: Batch) -> Batch:
+        """Before it lies on the device, where to look at it would make the host wait."""
+        return self.shapes.seen(batch) if task.varies and self.workload.reads == "boxes" else batch
 
     def test(self, step: Step, samples: int) -> Iterator[Batch]:
         """One pass over the test split."""

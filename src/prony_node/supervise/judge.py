@@ -16,7 +16,7 @@ from prony_node.measure.latency import latency_metrics
 from prony_node.measure.loop import Window
 from prony_node.measure.protocol import Batch, Task
 from prony_node.measure.step import parameter_norms
-from prony_node.supervise.headline import rate_metrics, utilisation_metrics
+from prony_node.supervise.headline import rate_metrics, uncounted, utilisation_metrics
 
 if TYPE_CHECKING:
     from prony_node.supervise.run import Run
@@ -29,14 +29,14 @@ HELD_OUT_UNITS = 8192  # and no more tokens than this
 def held_out(run: Run, seed: int) -> Batch:
     """Samples that no step sees."""
     most = HELD_OUT.get(run.device.type, HELD_OUT_DEFAULT)
-    count = min(most, max(2, HELD_OUT_UNITS // run.task.units_per_sample))
+    count = min(most, max(2, HELD_OUT_UNITS // run.task.units_per_sample), run.task.held_out or most)
     return run.inputs.held_out(run.task, count, seed)
 
 
 def reference_answer(task: Task, model: nn.Module, batch: Batch) -> Tensor:
     """What the model answers in fp32, as it was built."""
     with torch.no_grad(), exact_fp32():
-        return task.predict(model.eval(), batch).float().cpu()
+        return (task.compared or task.predict)(model.eval(), batch).float().cpu()
 
 
 def series(run: Run, window: Window) -> None:
@@ -56,9 +56,12 @@ def series(run: Run, window: Window) -> None:
     cold = run.phases["cold_start"]
     source = f"host clock, compile cache {cold['compile_cache']['state']}"
     run.metrics["cold_start"] = measured(cold["seconds"], "s", scope="rank", source=source)
-    samples_per_s = run.metrics["throughput_per_device"]["value"] / run.task.units_per_sample
-    achieved = samples_per_s * run.flops.per_sample
-    run.metrics |= utilisation_metrics(run.flops, achieved, run.plan.peaks, run.device, run.settings)
+    if run.flops is None:
+        run.metrics |= uncounted(f"no sample has a count of its own: {run.task.varies}")
+    else:
+        samples_per_s = run.metrics["throughput_per_device"]["value"] / run.task.units_per_sample
+        achieved = samples_per_s * run.flops.per_sample
+        run.metrics |= utilisation_metrics(run.flops, achieved, run.plan.peaks, run.device, run.settings)
 
     run.checks += checks.series_checks(estimate, run.rule, run.fixed_steps() is not None)
     run.checks.append(checks.clock_check(window))
@@ -67,6 +70,7 @@ def series(run: Run, window: Window) -> None:
 
 
 def work_done(run: Run, steps: int) -> dict[str, Any]:
+    shapes = run.inputs.shapes.document()
     return {
         "samples": steps * run.samples_per_step,
         "units": steps * run.units_per_step,
@@ -75,6 +79,8 @@ def work_done(run: Run, steps: int) -> dict[str, Any]:
         "window": "steady",
         "total_samples": run.steps_taken() * run.samples_per_step,
         "total_steps": run.steps_taken(),
+        **({"shapes": shapes} if shapes else {}),
+        **({} if run.waits_per_step is None else {"own_synchronisations_per_step": run.waits_per_step}),
     }
 
 
@@ -97,7 +103,13 @@ def training(run: Run) -> None:
 
 
 def measured_answer(run: Run) -> Tensor:
-    """Held-out samples through the very step that was measured, compiled or captured, repeated to fill its batch."""
+    """Held-out samples through the very step that was measured, compiled or captured, repeated to fill its batch.
+
+    Where the answer itself cannot be compared, through the model of that step.
+    """
+    if run.task.compared is not None:
+        with torch.no_grad():
+            return run.task.compared(run.step.model, run.step.place(run.held_out)).float().cpu()
     count = len(run.held_out[0])
     rows = torch.arange(run.samples_per_step, device=run.held_out[0].device) % count
     run.step(run.step.place(tuple(tensor[rows] for tensor in run.held_out)))
@@ -117,6 +129,14 @@ def inference(run: Run) -> None:
     finite = bool(torch.isfinite(run.step.output).all())
     answer = measured_answer(run)
     finite = finite and bool(torch.isfinite(answer).all())
-    reference = run.reference[: len(answer)]
-    error = float((answer - reference).norm() / reference.norm()) if reference.any() else None
+    error = _distance(answer, run.reference[: len(answer)], by_row=run.task.compared is not None)
     run.checks += checks.output_checks(error, finite, run.step.precision)
+
+
+def _distance(answer: Tensor, reference: Tensor, by_row: bool) -> float | None:
+    """Of the whole answer, or the largest of any row: one that is not a number is no small one. None: all is zero."""
+    if not reference.any():
+        return None
+    if by_row:
+        return float(((answer - reference).norm(dim=1) / reference.norm(dim=1)).max())
+    return float((answer - reference).norm() / reference.norm())

@@ -10,7 +10,7 @@ import torch
 
 from prony_node.contract.assemble import make_check
 from prony_node.contract.metrics import measured, missing
-from prony_node.contract.quality import SCORES, Target, parse_target
+from prony_node.contract.quality import SCORES, SHARES, Target, parse_target
 from prony_node.measure.clock import clock_for
 from prony_node.measure.loop import Window, measured_loop, steps_per_block
 from prony_node.measure.protocol import Batch
@@ -159,7 +159,7 @@ class Learning:
         if value is None:
             return missing(f"the {self.score} was not finite after epoch {len(self.curve)}")
         bounds: dict[str, Any] = {}
-        if SCORES[self.score] == "more":
+        if self.score in SHARES:
             low, high = share_interval(value, self.test_samples)
             bounds = {"low": low, "high": high, "interval": "95 %, of the test split's size"}
         kind = str(self.run.found["data"]["kind"])

@@ -49,6 +49,7 @@ class Run:
         self.phases: dict[str, Any] = found.setdefault("phases", {})
         self.metrics: dict[str, Any] = found.setdefault("metrics", {})
         self.checks: list[dict[str, str]] = found.setdefault("checks", [])
+        self.waits_per_step: float | None = None  # of the workload itself for the device, where it counts them
         stop = plan.stop
         self.rule = StopRule(
             tolerance=stop.tolerance, min_time_s=min(stop.min_time_s, stop.max_time_s), max_time_s=stop.max_time_s
@@ -116,7 +117,9 @@ class Run:
         if self.settings["batch_size"] == "auto":  # now, before this process takes memory of the device itself
             self.note_effective()
             tries = self.found.setdefault("auto_batch", [])
-            self.settings["batch_size"] = auto_batch.largest_batch(self.plan, self.folder, self.progress.note, tries)
+            least = self.workload.least(str(self.settings["mode"]))
+            largest = auto_batch.largest_batch(self.plan, self.folder, self.progress.note, tries, least)
+            self.settings["batch_size"] = largest
         if "cores" in requested:
             bind(self.cores)
         if self.device.type == "cpu":
@@ -197,7 +200,7 @@ class Run:
 
     def fixed_steps(self) -> int | None:
         if self.plan.cut_short:
-            return auto_batch.STEPS
+            return auto_batch.STEPS_VARYING if self.task.varies else auto_batch.STEPS
         if "steps" in self.settings:
             return int(self.settings["steps"])
         if "epochs" in self.settings and self.inputs.epoch_samples:
@@ -214,6 +217,7 @@ class Run:
         self.progress.rule = self.rule
         self.progress.phase("measure")
         usage = CpuUsage(len(self.cores))
+        waited = self.task.synchronisations() if self.task.synchronisations else 0
         if learning is not None:
             window = learning.train(step_s)
         else:
@@ -228,6 +232,8 @@ class Run:
                 report=self.progress.measuring,
             )
         self.metrics["cpu_utilisation"] = usage.metric()
+        if self.task.synchronisations:
+            self.waits_per_step = (self.task.synchronisations() - waited) / window.steps
         self.found["stop_reason"] = window.stop_reason
         return window
 

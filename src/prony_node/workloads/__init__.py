@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING
 from prony_node.contract.errors import RequestError, unknown
 from prony_node.workloads.ceilings.config import CEILINGS
 from prony_node.workloads.config import Workload
+from prony_node.workloads.detect.config import DETECT_WORKLOADS
+from prony_node.workloads.dino.config import DINO_WORKLOADS
 from prony_node.workloads.image.config import IMAGE_LIBRARIES, IMAGE_WORKLOADS
 from prony_node.workloads.language.config import LANGUAGE_LIBRARIES, LANGUAGE_WORKLOADS
 from prony_node.workloads.model_file.config import workload_of_file
 from prony_node.workloads.reconstruct.config import RECONSTRUCT_WORKLOADS
+from prony_node.workloads.segment.config import SEGMENT_WORKLOADS
 
 if TYPE_CHECKING:
     from prony_node.contract.plan import Plan
@@ -21,7 +24,16 @@ if TYPE_CHECKING:
     from prony_node.measure.protocol import Task
 
 WORKLOADS: dict[str, Workload] = {
-    workload.name: workload for workload in (*IMAGE_WORKLOADS, *LANGUAGE_WORKLOADS, *RECONSTRUCT_WORKLOADS, *CEILINGS)
+    workload.name: workload
+    for workload in (
+        *IMAGE_WORKLOADS,
+        *SEGMENT_WORKLOADS,
+        *LANGUAGE_WORKLOADS,
+        *RECONSTRUCT_WORKLOADS,
+        *DETECT_WORKLOADS,
+        *DINO_WORKLOADS,
+        *CEILINGS,
+    )
 }
 
 # Any model of these libraries is a workload: timm/NAME.

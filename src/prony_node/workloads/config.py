@@ -18,6 +18,7 @@ from prony_node.contract.trial import (
     check_combination,
     reads_data_set,
 )
+from prony_node.data.place import FILES_ALONE
 
 SIZE = Setting("size", "choice", "full, or tiny: a small model of the same kind, for a CPU and tests", ("full", "tiny"))
 WEIGHTS = Setting(
@@ -25,6 +26,7 @@ WEIGHTS = Setting(
     pattern=r"\S(.*\S)?", example="a file",
 )  # fmt: skip
 TINY_BATCH = 8
+AUGMENTED = ("images", "boxes", "masks")  # what is to be reconstructed stays as it is
 
 
 @dataclass(frozen=True)
@@ -54,9 +56,12 @@ class Workload:
     pinned: bool = False  # it copies from page-locked host memory, which only some devices have a use for
     fixed_on_cpu: Mapping[str, Value] = field(default_factory=dict)  # the defaults that are others on a CPU
     asks_node: bool = False  # whether there is such a model can only be told where its library is
-    reads: str = ""  # what a sample of a data set must be: images, grey, tokens or spans; "" takes synthetic data alone
+    least_batch: int = 1  # samples that a training step must have: a batch norm of one value has nothing to normalise
+    reads: str = ""  # what a sample of a data set must be (data/source.py has the words); "" takes synthetic data alone
     generated: str = ""  # the kind of data that data=generated writes for it
     scores: tuple[str, ...] = ()  # how what it learned is judged on a test split, the first being what counts
+    varies: bool = False  # no two batches have one shape: no step can be captured, or compiled as a whole
+    compiled_parts: str = ""  # of such a model: what compile=default compiles for any shape
 
     def parse(self, given: Mapping[str, object]) -> dict[str, Value]:
         """Typed settings of a request for this workload, refused when they cannot work together."""
@@ -78,10 +83,15 @@ class Workload:
         """How many parameters the model of these settings is known to have."""
         return None if settings.get("size") == "tiny" else self.parameters
 
+    def least(self, mode: str) -> int:
+        """The fewest samples that a step may have."""
+        return self.least_batch if mode == "train" else 1
+
     def _check_own(self, settings: Mapping[str, Value]) -> None:
         if self.operation:
             self._check_operation(settings)
         self._check_data(settings)
+        self._check_shapes(settings)
         if "epochs" in settings and self.epoch_samples is None and not reads_data_set(settings):
             raise RequestError(f"{self.name} has no data set of a known size, so no epochs; use steps=N")
         if settings.get("recompute") and not self.can_recompute:
@@ -95,6 +105,8 @@ class Workload:
                 f"image_size={size} is not possible: {self.name} cuts an image into patches of {patch} pixels; "
                 f"image_size={max(1, round(size / patch)) * patch} would do"
             )
+        self._check_crop(settings)
+        self._check_batch(settings)
         length, most = settings.get("sequence"), self.shape.get("positions")
         if isinstance(length, int) and most is not None and length > most:
             raise RequestError(f"sequence={length} is not possible: {self.name} has {most} positions")
@@ -102,18 +114,59 @@ class Workload:
         if settings.get("memory_format") == "channels_last" and not has_images:
             raise RequestError(f"memory_format=channels_last is a layout of images; {self.name} has none")
 
+    def _check_crop(self, settings: Mapping[str, Value]) -> None:
+        stride = self.shape.get("stride", 1)
+        for name in ("crop_height", "crop_width"):
+            size = settings.get(name)
+            if isinstance(size, int) and size % stride:
+                raise RequestError(
+                    f"{name}={size} is not possible: {self.name} answers for squares of {stride} pixels; "
+                    f"{name}={max(1, round(size / stride)) * stride} would do"
+                )
+
+    def _check_batch(self, settings: Mapping[str, Value]) -> None:
+        batch = settings.get("batch_size")
+        if isinstance(batch, int) and batch < self.least(str(settings.get("mode", self.modes[0]))):
+            raise RequestError(
+                f"batch_size={batch} is not possible: {self.name} normalises over a batch where an image is one value; "
+                f"batch_size={self.least_batch} would do"
+            )
+
     def _check_data(self, settings: Mapping[str, Value]) -> None:
         data = settings.get("data", "device")
         if reads_data_set(settings) and not self.reads:
             raise RequestError(f"{self.name} has no way to read a data set; data is device or host")
         if data == "generated" and not self.generated:
             raise RequestError(f"there is no data=generated for {self.name}; give a data set that you have, data=PATH")
-        if data == "generated" and self.generated == "tokens" and settings.get("data_format") == "shards":
-            raise RequestError(f"shards hold images; the tokens of {self.name} are written as data_format=files")
+        if data == "generated" and self.generated in FILES_ALONE and settings.get("data_format") == "shards":
+            raise RequestError(
+                f"shards hold images and their classes; what {self.name} reads is written as data_format=files"
+            )
         if "until" in settings:
             if settings.get("phase", "forward") != "forward" or settings.get("mode") == "infer":
                 raise RequestError("until is a quality to train to; it has no meaning with mode=infer")
             parse_target(str(settings["until"]), self.scores)
+
+    def _check_shapes(self, settings: Mapping[str, Value]) -> None:
+        """Of a workload whose batches differ in shape, and of boxes, which are numbers of pixels."""
+        mode = settings.get("compile", "off")
+        if self.varies and settings.get("graphs"):
+            raise RequestError(
+                f"graphs=on is not possible: a graph repeats one shape, and no two batches of {self.name} have the same"
+            )
+        if self.varies and mode != "off" and not (self.compiled_parts and mode == "default"):
+            offered = f"compile=default compiles its {self.compiled_parts} for any shape" if self.compiled_parts else ""
+            raise RequestError(
+                f"compile={mode} is not possible: no two batches of {self.name} have the same shape; "
+                + (offered or "leave it out")
+            )
+        if self.reads == "boxes" and settings.get("decode") == "device":
+            raise RequestError(f"decode=device cuts images to one size; those of {self.name} keep theirs: decode=cpu")
+        if self.reads == "boxes" and settings.get("precision") == "bf16-pure" and settings.get("mode") != "infer":
+            raise RequestError(
+                "precision=bf16-pure is not possible: a corner of a box at 600 pixels would be rounded by up to two; "
+                "precision=bf16 keeps boxes in fp32"
+            )
 
     def _check_operation(self, settings: Mapping[str, Value]) -> None:
         if settings.get("mode") == "train":
@@ -171,7 +224,7 @@ class Workload:
             "pin_memory": machine.device in ("cuda", "xpu"),
             "cores": str(machine.cores),
             "seed": 0,
-            "augment": self.reads == "images",  # what is to be reconstructed stays as it is
+            "augment": self.reads in AUGMENTED,
         }
         values.update(self.fixed)
         if machine.device == "cpu":
@@ -199,6 +252,6 @@ class Workload:
         there = math.inf if machine.memory_gib is None or kind == "cpu" else machine.memory_gib
         if cap_gib is not None and kind != "cpu":
             there = min(there, float(cap_gib))
-        while batch > 1 and needed > 0.9 * there:
+        while batch > self.least(mode) and needed > 0.9 * there:
             batch, needed = batch // 2, needed / 2
         return batch

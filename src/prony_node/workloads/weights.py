@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,14 @@ class Head:
 
     new: tuple[str, ...] = ()  # its tensors begin so, and start from chance where the file has none
     old: tuple[str, ...] = ()  # tensors of the file that are left behind
+    # Parts of names that published files have, as patterns, and what the model calls them.
+    renamed: tuple[tuple[str, str], ...] = ()
+
+    def name(self, published: str) -> str:
+        """What the model calls a tensor of the file."""
+        for pattern, own in self.renamed:
+            published = re.sub(pattern, own, published)
+        return published
 
 
 SAME_HEAD = Head()
@@ -74,9 +83,9 @@ def read_weights(file: Path) -> dict[str, Tensor]:
 
 def fill(network: nn.Module, weights: dict[str, Tensor], path: str, head: Head = SAME_HEAD) -> None:
     """Every tensor of the model from the file, and nothing left over, or a sentence that says what does not fit."""
-    own = {
-        name: value for name, value in network.state_dict().items() if name in weights or not name.startswith(head.new)
-    }
+    every = network.state_dict()
+    weights = {name if name in every else head.name(name): value for name, value in weights.items()}
+    own = {name: value for name, value in every.items() if name in weights or not name.startswith(head.new)}
     weights = {name: value for name, value in weights.items() if name in own or not name.startswith(head.old)}
     missing = [name for name in own if name not in weights]
     strange = [name for name in weights if name not in own]

@@ -140,3 +140,14 @@ def test_data_that_was_staged_and_generated() -> None:
     assert lines["held"] == "read from its files"
     assert lines["staged"] == "to /local/set, 3 files, 1.000 GiB, 0 B of it copied now in 2.500 s"
     assert lines["generated"] == "kind imagenet, samples 1,000, form shards"
+
+
+def test_the_spread_of_shapes_is_told_and_nothing_else_is_taken_for_one() -> None:
+    spread = {"mean": 481.25, "least": 300, "most": 640, "p5": 375, "p50": 480, "p95": 640}
+    boxes = {**spread, "mean": 7.16, "p5": 1, "p95": 21}
+    work = {"shapes": {"images": 40, "height": spread, "width": spread, "boxes": boxes, "padding_share": 0.1}}
+    told = dict(data_lines({"work": work}))
+    sizes = "481.2 high (375 to 640), 481.2 wide (375 to 640)"
+    assert told == {"images": f"{sizes}, 7.16 boxes (1 to 21), on average and nine in ten of them"}
+    for strange in (None, 3, {"height": 4}, {"height": {"mean": "x"}}):
+        assert data_lines({"work": {"shapes": strange}}) == []

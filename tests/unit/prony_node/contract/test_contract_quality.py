@@ -26,7 +26,7 @@ def test_a_target_knows_which_way_is_better() -> None:
         ("accuracy<=0.9", "did you mean accuracy>=0.9"),
         ("loss>=2", "did you mean loss<=2"),
         ("accuracy>=93", "did you mean accuracy>=0.93"),
-        ("accuracy>=0", "a share, from 0 to 1"),
+        ("accuracy>=0", "accuracy goes from 0 to 1"),
     ],
 )
 def test_a_wrong_target_is_refused_with_the_right_one(text: str, said: str) -> None:

@@ -100,6 +100,8 @@ def test_every_default_passes_its_own_check(workload: Workload, device: str) -> 
         ("fp32", "bf16", "bf16-pure", "fp16"),
     )
     for mode, preset, data, cores, precision in itertools.product(*choices):
+        if workload.reads == "boxes" and precision == "bf16-pure" and mode == "train":
+            continue  # refused: corners of boxes need more digits
         request = workload.parse({"mode": mode, "preset": preset, "data": data, "precision": precision})
         values = workload.effective(request, Machine(device, None if device in ("cpu", "mps") else 16.0, cores))
         check_combination(values)  # as if a person had typed all of it

@@ -47,6 +47,20 @@ def food101(folder: Path) -> Path:
     return folder
 
 
+def cityscapes(folder: Path, train: int = 5, val: int = 2, height: int = 48, width: int = 96) -> Path:
+    """Made street scenes, small ones, in Cityscapes' own layout."""
+    from prony_node.data.streets import make_scene
+
+    for split, count in (("train", train), ("val", val)):
+        for number in range(count):
+            town = f"{split}{number % 2}"
+            image, mask = make_scene(number + (1000 if split == "val" else 0), height, width)
+            scene = f"{split}/{town}/{town}_{number:06d}_000019"
+            write(folder / "leftImg8bit" / f"{scene}_leftImg8bit.png", image)
+            write(folder / "gtFine" / f"{scene}_gtFine_labelIds.png", mask)
+    return folder
+
+
 def tar(members: list[tuple[str, bytes]]) -> bytes:
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as archive:
@@ -76,3 +90,50 @@ def squad(answer: str = "1821", start: int = 23, version: str = "1.1", **more: o
     asked = {"id": "a", "question": "When?", "answers": [{"answer_start": start, "text": answer}], **more}
     document = {"version": version, "data": [{"title": "t", "paragraphs": [{"context": CONTEXT, "qas": [asked]}]}]}
     return json.dumps(document).encode()
+
+
+def instances(**changes: object) -> bytes:
+    """Two images of COCO's: one with two boxes and a crowd, one with none."""
+    first = {"id": 1, "image_id": 7, "category_id": 18, "bbox": [4, 2, 20.5, 10], "area": 205.0, "iscrowd": 0}
+    document: dict[str, object] = {
+        "images": [
+            {"id": 7, "file_name": "000000000007.jpg", "width": 48, "height": 32},
+            {"id": 9, "file_name": "000000000009.jpg", "width": 30, "height": 40},
+        ],
+        "annotations": [
+            {**first, "segmentation": [[4, 2, 24, 2, 24, 12]]},
+            {**first, "id": 2, "category_id": 1, "bbox": [40, 20, 30, 30]},
+            {**first, "id": 3, "bbox": [0, 0, 48, 16], "iscrowd": 1, "segmentation": {"counts": [1], "size": [32, 48]}},
+        ],
+        "categories": [{"id": 18, "name": "dog"}, {"id": 1, "name": "person"}],
+    }
+    return json.dumps({**document, **changes}).encode()
+
+
+def coco(folder: Path, **changes: object) -> Path:
+    """That in COCO's own layout, the same for both splits."""
+    for split in ("train2017", "val2017"):
+        write(folder / "annotations" / f"instances_{split}.json", instances(**changes))
+        write(folder / split / "000000000007.jpg", jpeg(7, 48, 32))
+        write(folder / split / "000000000009.jpg", jpeg(9, 30, 40))
+    return folder
+
+
+def tiny_coco(folder: Path, scenes: int = 8, each: int = 1, classes: int = 3) -> Path:
+    """A few made scenes for a tiny detector: to train, each of them several times, and the same to test."""
+    from prony_node.data.boxes import class_textures
+    from prony_node.data.pictures import LOOKS
+    from prony_node.data.scene_pictures import instances as made_instances
+    from prony_node.data.scene_pictures import made_scene, scene_jpeg
+    from prony_node.data.scenes import TINY_SCENERY
+
+    textures = class_textures(classes + 1)
+    made = [made_scene(TINY_SCENERY, classes, seed) for seed in range(scenes)]
+    files = [scene_jpeg(LOOKS["coco"], scene, textures, seed) for seed, scene in enumerate(made)]
+    for split, repeats in (("train2017", each), ("val2017", 1)):
+        listed = [(number + 1, f"{number + 1:012d}.jpg", number % scenes) for number in range(scenes * repeats)]
+        for _, name, which in listed:
+            write(folder / split / name, files[which])
+        document = made_instances(((number, name, made[which]) for number, name, which in listed), classes)
+        write(folder / "annotations" / f"instances_{split}.json", json.dumps(document))
+    return folder

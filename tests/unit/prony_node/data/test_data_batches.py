@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from prony_node.data import device as device_room
+from prony_node.data.boxes import box_sampler, padded
 from prony_node.data.device import FEWEST, MOST, device_batches
-from prony_node.data.host import STOCK, HostBatches, HostSamples
+from prony_node.data.host import STOCK, HostBatches, HostSamples, SamplesApart
+from prony_node.data.scenes import TINY_SCENERY
 from prony_node.data.synthetic import image_sampler, token_sampler
 
 CPU = torch.device("cpu")
@@ -110,3 +112,32 @@ def test_the_pool_is_counted_as_the_step_takes_it() -> None:
     assert placed == [4] * MOST
     again = next(device_batches(image_sampler(10, 8), place, 4, device=CPU, seed=3))
     assert torch.equal(again[0], images)
+
+
+def test_batches_that_differ_in_shape_are_drawn_one_by_one_and_come_round_again() -> None:
+    drawn: list[int] = []
+    sample = box_sampler(4, TINY_SCENERY)
+
+    def recorded(generator: torch.Generator, count: int) -> tuple[Tensor, ...]:
+        drawn.append(count)
+        return sample(generator, count)
+
+    batches = device_batches(recorded, lambda batch: batch, 2, device=CPU, seed=0, apart=True)
+    seen = list(itertools.islice(batches, MOST + 1))
+    assert drawn == [2] * MOST
+    assert seen[0] is seen[MOST]
+    assert len({batch[0].shape for batch in seen}) > 1
+
+
+def test_host_samples_of_different_shapes_are_padded_when_they_are_put_together() -> None:
+    samples = SamplesApart(box_sampler(4, TINY_SCENERY), 100, 0)
+    assert len({samples[index][0].shape for index in range(20)}) > 1
+    assert len(samples) == 100
+    batches = HostBatches(samples, 4, seed=0, workers=0, prefetch=None, pin_memory=False, collate=padded)
+    shapes = set()
+    for images, sizes, boxes, labels, counts in itertools.islice(batches, 8):
+        assert images.shape[2:] == tuple(sizes.max(0).values)
+        assert (len(boxes), len(labels), len(counts)) == (4, 4, 4)
+        shapes.add(images.shape)
+    batches.close()
+    assert len(shapes) > 1

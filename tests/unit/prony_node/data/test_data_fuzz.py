@@ -12,10 +12,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from small_sets import idx, jpeg, squad, tar, write
+from small_sets import idx, instances, jpeg, squad, tar, write
 
 from prony_node.contract import RequestError
 from prony_node.data.cifar import parse_binary, parse_labels, parse_pickle
+from prony_node.data.coco import parse_instances
 from prony_node.data.dataset import as_tensor
 from prony_node.data.decode import decoded
 from prony_node.data.folders import open_food101
@@ -186,3 +187,32 @@ def test_the_fuzz_is_not_vacuous(tmp_path: Path) -> None:
     assert len(parse_squad(squad(), HERE)) == 1
     with pytest.raises(RequestError):
         unpickle(b"cbuiltins\neval\n(V1+1\ntR.")
+
+
+INSTANCES = json.loads(instances())
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@EASY
+@given(st.one_of(st.binary(max_size=80), damaged(instances())))
+@example(b"[" * 100_000)
+@example(b'{"images": [], "annotations": [], "categories": []}')
+def test_instances(data: bytes) -> None:
+    only_a_sentence(lambda: parse_instances(data, HERE))
+
+
+@EASY
+@given(st.sampled_from(("images", "annotations", "categories")), st.integers(0, 2), st.data())
+def test_instances_with_another_value(part: str, at: int, data: st.DataObject) -> None:
+    """One field of the document holds something else, or is gone."""
+    document = json.loads(json.dumps(INSTANCES))
+    entry = document[part][min(at, len(document[part]) - 1)]
+    name = data.draw(st.sampled_from(sorted(entry)))
+    entry[name] = data.draw(ANYTHING)
+    if data.draw(st.booleans()):
+        del entry[name]
+    only_a_sentence(lambda: parse_instances(json.dumps(document).encode(), HERE))

@@ -17,18 +17,22 @@ import torch
 
 from prony_node.contract import RequestError
 from prony_node.data import generated, parts
+from prony_node.data.boxed import BoxedImages, box_loader
+from prony_node.data.boxes import class_textures
 from prony_node.data.dataset import Encoded
 from prony_node.data.decode import decode_on_cpu
 from prony_node.data.generated import estimate, generate
 from prony_node.data.manifest import MANIFEST, hash_file, verify
 from prony_node.data.opening import open_dataset
 from prony_node.data.pictures import LOOKS, class_patterns, make_image
+from prony_node.data.scene_pictures import made_scene, scene_jpeg
+from prony_node.data.scenes import COCO_SCENERY
 from prony_node.data.tokens import Packed
 
 SRC = Path(generated.__file__).parents[2]
 
 
-@pytest.mark.parametrize("kind", LOOKS)
+@pytest.mark.parametrize("kind", ["imagenet", "food101"])
 def test_images_have_the_real_mean_size(kind: str) -> None:
     """Reading and decoding cost what a file's bytes and pixels cost: both must be the real set's."""
     look = LOOKS[kind]
@@ -37,6 +41,33 @@ def test_images_have_the_real_mean_size(kind: str) -> None:
     assert sum(map(len, files)) / len(files) == pytest.approx(look.mean_bytes, rel=0.15)
     assert sum(shape[2] for shape in look.shapes) == pytest.approx(1)
     assert files[3] == make_image(look, patterns, 3, 3)
+
+
+def test_scenes_have_the_real_mean_size() -> None:
+    look, textures = LOOKS["coco"], class_textures(81)
+    scenes = [made_scene(COCO_SCENERY, 80, seed) for seed in range(40)]
+    files = [scene_jpeg(look, scene, textures, seed) for seed, scene in enumerate(scenes)]
+    assert sum(map(len, files)) / len(files) == pytest.approx(look.mean_bytes, rel=0.15)
+    assert sum(shape[2] for shape in look.shapes) == pytest.approx(1)
+    assert files[3] == scene_jpeg(look, scenes[3], textures, 3)
+
+
+def test_generated_scenes_open_as_coco_does(tmp_path: Path) -> None:
+    generate("coco", tmp_path, 3, classes=3, processes=1)
+    train, test = (open_dataset(tmp_path, split=split) for split in ("train", "test"))
+    assert isinstance(train, BoxedImages)
+    assert (train.kind, len(train), len(test), train.class_count, train.label_count) == ("coco", 3, 1, 3, 4)
+    assert verify(tmp_path)["files"] == 4 + 2
+    images, sizes, boxes, _, counts = next(box_loader(train, 3, workers=0, augment=False, endless=False))
+    assert counts.tolist() == [len(train.truths(index)) for index in range(3)]
+    assert max(sizes.flatten().tolist()) <= 640
+    textures = class_textures(4)
+    for index in range(3):  # the last box of an image is painted over by none
+        left, top, right, bottom = boxes[index, counts[index] - 1].int().tolist()
+        seen = images[index, :, top:bottom, left:right].float().mean((1, 2)) / 255
+        label = train.truths(index)[-1].label
+        assert int((textures.mean((2, 3)) - seen).norm(dim=1).argmin()) == label
+    assert generate("coco", tmp_path, 3, classes=3, form="shards")["form"] == "files"  # it has no other
 
 
 def test_sizes_are_those_stated() -> None:

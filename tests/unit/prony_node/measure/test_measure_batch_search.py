@@ -118,6 +118,18 @@ def test_not_even_one_sample() -> None:
     assert device.tried == [8, 1]
 
 
+@given(st.integers(2, 40), st.integers(2, 12))
+def test_no_batch_is_tried_that_a_step_may_not_have(largest: int, least: int) -> None:
+    """A batch norm of one value an image has nothing to normalise: such a model cannot be tried with one sample."""
+    device = Device(lambda batch: batch, largest)
+    if largest < least:
+        with pytest.raises(OutOfMemory, match=f"not even {least} samples fit: no room"):
+            largest_that_fits(device.try_batch, least=least)
+    else:
+        assert largest_that_fits(device.try_batch, least=least) <= largest
+    assert min(device.tried) >= least
+
+
 def test_typical_devices_take_five_tries_at_most() -> None:
     """GiB of model and sample as large image models and decoders have: each try is a compilation, so few must do."""
     for base, cost, room in ((1.2, 0.042, 139), (1.2, 0.042, 8), (13.0, 1.9, 79), (0.3, 0.013, 24)):

@@ -43,6 +43,7 @@ def run_of(**given: Value) -> Any:
         samples_per_step=2, units_per_step=32, rule=StopRule(), inputs=Inputs(workload, settings, CPU),
         flops=Flops(3.2e9, 0.0, "as counted"),
         plan=SimpleNamespace(peaks=()), steps_taken=lambda: 50, fixed_steps=lambda: None, synchronise=lambda: None,
+        waits_per_step=None,
     )  # fmt: skip
     run.held_out = judge.held_out(run, 2)
     if not step.training:
@@ -142,7 +143,9 @@ def test_held_out_samples_are_few_of_a_long_sequence() -> None:
     lengths = {8: 16, 2048: 4, 8192: 2}
     for sequence, count in lengths.items():
         run = run_of(sequence=16)
-        run.task = SimpleNamespace(units_per_sample=sequence, sample=lambda generator, samples: (samples,))
+        run.task = SimpleNamespace(
+            units_per_sample=sequence, held_out=None, sample=lambda generator, samples: (samples,)
+        )
         assert judge.held_out(run, 0) == (count,)  # type: ignore[comparison-overlap]
 
 
@@ -181,6 +184,12 @@ def test_work_is_counted_and_the_transient_is_left_out(blocks: int, slow: int) -
         _validate_metric(name, metric)
     files.to_json([run.found, run.metrics, run.checks, run.phases])
     assert {"steady", "levels", "blocks", "tolerance", "clock", "loader", "utilisation"} == set(levels(run))
+
+
+def test_how_often_a_workload_waited_for_the_device_is_in_the_record() -> None:
+    run = run_of()
+    run.waits_per_step = 2.0
+    assert judge.work_done(run, 3)["own_synchronisations_per_step"] == 2.0
 
 
 def test_the_interval_of_the_rate_is_the_inverted_one() -> None:

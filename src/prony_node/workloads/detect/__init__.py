@@ -1,0 +1,1 @@
+"""Detection: boxes around what is to be found in an image, and what it is."""

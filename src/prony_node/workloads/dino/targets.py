@@ -1,0 +1,78 @@
+"""What is in the images: boxes and labels, and how many, which the host has to know."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from prony_node.measure.protocol import Batch
+from prony_node.workloads.dino.geometry import centre_size
+
+
+class ToHost:
+    """A tensor on its way to the host: sent at once, waited for when it is asked for.
+
+    To wait is a synchronisation of the workload itself. What was queued on the device in between goes on meanwhile.
+    """
+
+    waits = 0  # of this process so far
+
+    def __init__(self, tensor: Tensor) -> None:
+        queued = tensor.device.type == "cuda"
+        self._here = tensor.detach().to("cpu", non_blocking=queued)  # such a copy goes to page-locked memory
+        self._sent = torch.cuda.Event() if queued else None
+        if self._sent is not None:
+            self._sent.record()
+
+    def get(self) -> Tensor:
+        ToHost.waits += 1
+        if self._sent is not None:
+            self._sent.synchronize()
+        return self._here
+
+
+class Targets:
+    """Boxes as centre and size, shares of the image without its padding; rows beyond the counts are empty."""
+
+    def __init__(self, sizes: Tensor, boxes: Tensor, labels: Tensor, counts: Tensor) -> None:
+        self._counts, self._sent = counts, ToHost(counts)
+        shares = boxes.float() / sizes.flip(-1).repeat(1, 2)[:, None]
+        self._boxes, self._labels = centre_size(shares), labels
+        self._known: list[int] | None = None
+
+    @classmethod
+    def of(cls, batch: Batch) -> Targets:
+        _images, sizes, boxes, labels, counts = batch
+        return cls(sizes, boxes, labels, counts)
+
+    @property
+    def counts(self) -> list[int]:
+        """Boxes of each image, on the host."""
+        if self._known is None:
+            self._known = self._sent.get().tolist()
+        return self._known
+
+    @property
+    def most(self) -> int:
+        """Boxes of the image that has most of them."""
+        return max(self.counts)
+
+    @property
+    def total(self) -> int:
+        """Boxes of all images together, by which losses are divided; 1 where there are none."""
+        return max(1, sum(self.counts))
+
+    @property
+    def boxes(self) -> Tensor:
+        """Batch, most, 4."""
+        return self._boxes[:, : self.most]
+
+    @property
+    def labels(self) -> Tensor:
+        """Batch, most."""
+        return self._labels[:, : self.most]
+
+    @property
+    def real(self) -> Tensor:
+        """Batch, most: true where there is a box."""
+        return torch.arange(self.most, device=self._counts.device) < self._counts[:, None]

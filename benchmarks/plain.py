@@ -1,9 +1,10 @@
-"""The plain loop: the models of the suite `reference` as a beginner trains them, eager, in bf16 autocast.
+"""The plain loop: models of the suites as a beginner trains them, eager, in bf16 autocast.
 
-    python benchmarks/plain.py [--seconds 2.5] [--json FILE]
+    python benchmarks/plain.py [--only WORD] [--seconds 2.5] [--json FILE]
 
-It shares nothing with the harness but the model: no compiler, no graph, no layout, torch's default optimizer. What
-Prony adds in speed is told from its figures beside these, taken in the same job.
+It shares nothing with the harness but the model: no compiler, no graph, no layout, torch's default optimizer, and of a
+library's model the library's own form. What Prony adds in speed is told from its figures beside these, taken in the
+same job.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -19,6 +21,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from prony_node.workloads import build_task, find_workload
+from prony_node.workloads.detect.task import image_list, target_list
 
 WORK = (
     ("wideresnet", 32, "train"),
@@ -26,32 +29,51 @@ WORK = (
     ("resnet50", 512, "train"),
     ("resnet50", 512, "infer"),
     ("gpt-800m", 16, "train"),
+    ("fasterrcnn-r50-fpn", 2, "train"),
+    ("fasterrcnn-r50-fpn", 2, "infer"),
+    ("dino-swin-l", 2, "train"),
+    ("dino-swin-l", 8, "infer"),
+    ("segformer-b4", 8, "train"),
+    ("segformer-b4", 8, "infer"),
+    ("deeplabv3plus-r101", 16, "train"),
+    ("deeplabv3plus-r101", 16, "infer"),
 )
+POOL, POOL_VARYING = 4, 16  # batches that go round; more of them where no two have one shape
+
+Make = Callable[[], torch.nn.Module]
+Step = Callable[[torch.nn.Module, tuple], torch.Tensor]  # of a model and a batch of the pool
 
 
 def plain_rate(name: str, batch_size: int, mode: str, seconds: float, device: torch.device) -> dict[str, object]:
     """Units a second over two segments of about this length, timed by the host between synchronisations."""
     workload = find_workload(name)
-    task = build_task(workload, dict(workload.fixed))
+    task = build_task(workload, {**workload.fixed, **workload.fixed_when_plain})
+    make, forward = plain_form(name, task, mode)
     torch.manual_seed(0)
     with device:
-        model = task.model()
+        model = make()
     generator = torch.Generator(device).manual_seed(1)
-    pool = [task.sample(generator, batch_size) for _ in range(4)]
-    if mode == "infer":
-        model = model.eval().to(torch.bfloat16)
+    pool = [task.sample(generator, batch_size) for _ in range(POOL_VARYING if task.varies else POOL)]
+    if name.startswith("fasterrcnn"):
+        pool = [(image_list(batch), target_list(batch)) for batch in pool]  # as its data loader gives them
+    elif mode == "infer":
         pool = [tuple(t.bfloat16() if t.is_floating_point() else t for t in batch) for batch in pool]
+    if mode == "infer":
+        model.eval()
+        if not name.startswith("fasterrcnn"):  # its operations on boxes have no kernels of 16 bits
+            model.to(torch.bfloat16)
     kinds = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
     options = {"momentum": 0.9} if workload.optimizer == "sgd" else {}
     optimizer = kinds[workload.optimizer](model.parameters(), lr=1e-3, **options)
 
     def step(batch):
         if mode == "infer":
-            with torch.no_grad():
-                task.predict(model, batch)
+            low = name.startswith("fasterrcnn")
+            with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=low):
+                forward(model, batch)
             return
         with torch.autocast(device.type, torch.bfloat16):
-            loss = task.loss(model, batch)
+            loss = forward(model, batch)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -64,14 +86,29 @@ def plain_rate(name: str, batch_size: int, mode: str, seconds: float, device: to
         torch.accelerator.synchronize()
         return (time.perf_counter() - started) / steps
 
-    run(13)
+    run(max(13, len(pool)))
     steps = max(5, int(seconds / run(1)))
+    steps = -(-steps // len(pool)) * len(pool) if task.varies else steps  # every shape as often as the others
     rates = [batch_size * task.units_per_sample / run(steps) for _ in range(2)]
     return {"workload": name, "mode": mode, "batch_size": batch_size, "unit": f"{task.unit}/s", "rates": rates}
 
 
+def plain_form(name: str, task, mode: str) -> tuple[Make, Step]:
+    """The model and what a beginner calls: of torchvision's detector its own forward, with its own losses."""
+    if name.startswith("fasterrcnn"):
+        from torchvision.models.detection import fasterrcnn_resnet50_fpn
+
+        def forward(model, batch):
+            images, targets = batch
+            return sum(model(images, targets).values()) if mode == "train" else model(images)
+
+        return lambda: fasterrcnn_resnet50_fpn(weights=None, weights_backbone=None, num_classes=91), forward
+    return task.model, task.predict if mode == "infer" else task.loss
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", help="loops whose workload or mode has this in its name")
     parser.add_argument("--seconds", type=float, default=2.5)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -81,11 +118,13 @@ def main() -> int:
     device = torch.device(torch.accelerator.current_accelerator().type, 0)
     found = []
     for name, batch_size, mode in WORK:
+        if options.only and not any(word in f"{name} {mode}" for word in options.only):
+            continue
         found.append(plain_rate(name, batch_size, mode, options.seconds, device))
-        print(f"{name} {mode} batch {batch_size}: {max(found[-1]['rates']):,.0f} {found[-1]['unit']}", flush=True)
+        print(f"{name} {mode} batch {batch_size}: {max(found[-1]['rates']):,.1f} {found[-1]['unit']}", flush=True)
         torch.get_device_module(device).empty_cache()
-    if options.json:
-        options.json.write_text(json.dumps({"torch": torch.__version__, "loops": found}, indent=1) + "\n")
+        if options.json:  # after each: what was measured must outlast a time limit
+            options.json.write_text(json.dumps({"torch": torch.__version__, "loops": found}, indent=1) + "\n")
     return 0
 
 

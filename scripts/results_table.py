@@ -59,13 +59,14 @@ def rows(trials: dict[str, list[dict[str, Any]]], plain: dict[tuple[Any, ...], f
         workload, mode, batch = key(first)
         found, beside = [record["metrics"]["throughput"]["value"] for record in records], plain.get(key(first))
         middle, unit = statistics.median(found), first["metrics"]["throughput"]["unit"]
-        mfu = statistics.median(record["metrics"]["mfu"]["value"] for record in records)
+        mfus = [record["metrics"]["mfu"]["value"] for record in records]
+        mfu = "-" if None in mfus else f"{statistics.median(mfus):.1%}"
         warm = [record["metrics"]["cold_start"]["value"] for record in records
                 if record["phases"]["cold_start"]["compile_cache"]["state"] == "warm"]  # fmt: skip
         runs = "1 run" if len(records) == 1 else f"{len(records)} runs"
         table.append([
             f"{workload}, {mode}", str(batch), str(first["trial"]["effective"]["precision"]),
-            f"**{middle:,.0f} {unit}** ({runs})", f"{min(found):,.0f} to {max(found):,.0f}", f"{mfu:.1%}",
+            f"**{middle:,.0f} {unit}** ({runs})", f"{min(found):,.0f} to {max(found):,.0f}", mfu,
             f"{statistics.median(warm):.1f} s" if warm else "-",
             f"{beside:,.0f} {unit}" if beside else "-", f"{middle / beside:.2f}" if beside else "-",
             *energy(records),

@@ -13,24 +13,28 @@ from prony_node.workloads import build_task, find_workload
 from prony_node.workloads.segment.config import SEGMENT_WORKLOADS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.parametrize("name", [workload.name for workload in SEGMENT_WORKLOADS])]
-SAMPLES = 2
 
 
 def make_step(device: torch.device, name: str, **given: Value) -> Step:
+    """With the defaults of this device, the batch among them: compiled, and captured as one graph."""
     workload = find_workload(name)
-    settings = workload.effective({"batch_size": SAMPLES, **given}, machine_of(device, 4))
+    settings = workload.effective(workload.parse(given), machine_of(device, 4))
     assert settings["graphs"]
     return Step(build_task(workload, settings), settings, device)
 
 
+def samples_of(step: Step) -> int:
+    return int(step.settings["batch_size"])
+
+
 def test_a_captured_step_answers_as_fp32_does(device: torch.device, name: str) -> None:
     step = make_step(device, name, mode="infer")
-    held_out = step.task.sample(torch.Generator(device).manual_seed(3), SAMPLES)
+    held_out = step.task.sample(torch.Generator(device).manual_seed(3), samples_of(step))
     reference = reference_answer(step.task, step.model, held_out)
     step.finish_model()
     with step.kernels():
         others = torch.Generator(device).manual_seed(1)
-        step.prepare(step.place(step.task.sample(others, SAMPLES)))
+        step.prepare(step.place(step.task.sample(others, samples_of(step))))
         step(step.place(held_out))
     assert step.output is not None
     assert (step.output.float().cpu() - reference).norm() < 6e-2 * reference.norm()
@@ -39,16 +43,33 @@ def test_a_captured_step_answers_as_fp32_does(device: torch.device, name: str) -
 def test_a_captured_step_learns(device: torch.device, name: str) -> None:
     step = make_step(device, name)
     step.finish_model()
-    held_out = step.place(step.task.sample(torch.Generator(device).manual_seed(3), SAMPLES))
+    held_out = step.place(step.task.sample(torch.Generator(device).manual_seed(3), samples_of(step)))
     with step.kernels():
         first = step.held_out_loss(held_out)
         seen = torch.Generator(device).manual_seed(1)
-        step.prepare(step.place(step.task.sample(seen, SAMPLES)))
+        step.prepare(step.place(step.task.sample(seen, samples_of(step))))
         for _ in range(40):
-            step(step.place(step.task.sample(seen, SAMPLES)))
+            step(step.place(step.task.sample(seen, samples_of(step))))
         assert step.held_out_loss(held_out) < first - 0.02
         counts = step.scores(held_out)
     assert counts["labelled"].sum() == counts["answered"].sum() == (held_out[1] != 255).sum()
+
+
+def test_depthwise_convolutions_from_the_compiler_are_the_library_s(device: torch.device, name: str) -> None:
+    """The weights after some steps from the same start: eager, in fp32, so that only the two forms differ."""
+    ends = []
+    for how in ("library", "compiled"):
+        given: dict[str, Value] = {"depthwise": how, "batch_size": 2, "precision": "fp32", "compile": "off"}
+        step = make_step(device, name, optimizer="sgd", **given)
+        step.finish_model()
+        start = weights(step)
+        step.prepare(step.place(step.task.sample(torch.Generator(device).manual_seed(1), 2)))
+        ends.append(weights(step))
+    assert (ends[0] - ends[1]).norm() < 0.05 * (ends[0] - start).norm()
+
+
+def weights(step: Step) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in step.model.parameters()])
 
 
 def test_the_default_batch_fits_the_memory_that_is_stated(device: torch.device, name: str) -> None:

@@ -122,8 +122,19 @@ class OnePass:
         self._batches = iter(())
 
 
+def sent(batch: Batch, device: torch.device, on_host: tuple[int, ...]) -> Batch:
+    """The batch on the device, but for what the host must know: asked for there, it would have to be waited for."""
+    return tuple(tensor if at in on_host else tensor.to(device, non_blocking=True) for at, tensor in enumerate(batch))
+
+
 def preparation(
-    reads: str, dataset: DataSet, settings: dict[str, Value], device: torch.device, dtype: torch.dtype, seed: int
+    reads: str,
+    dataset: DataSet,
+    settings: dict[str, Value],
+    device: torch.device,
+    dtype: torch.dtype,
+    seed: int,
+    on_host: tuple[int, ...] = (),
 ) -> Callable[[Batch], Batch]:
     """What is done to a training batch on the device before the step: copy, augment, normalise, resize."""
     generator = torch.Generator(device).manual_seed(seed)
@@ -131,7 +142,7 @@ def preparation(
     augment = isinstance(dataset, Pixels) and bool(settings.get("augment")) and not on_device
 
     def prepare(batch: Batch) -> Batch:
-        here = tuple(tensor.to(device, non_blocking=True) for tensor in batch)
+        here = sent(batch, device, on_host)
         if augment:
             images = shifted(here[0], generator)
             images = mirrored(images, generator) if dataset.kind not in WITHOUT_MIRROR else images

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator
 
 import torch
 
+WAITED = "called a synchronizing CUDA operation"  # as torch says it
 WARM_STEPS = 3  # before a capture: lazy initialisation and autotuning must be over
 
 
@@ -59,3 +61,15 @@ def capture(step: Callable[[], None], side_steps: int = WARM_STEPS) -> Callable[
         step()
     replay: Callable[[], None] = graph.replay
     return replay
+
+
+def waits(work: Callable[[], None]) -> int:
+    """How often the host waits for the device meanwhile, as far as torch sees it: not a wait for an event."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            work()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return sum(WAITED in str(one.message) for one in caught)

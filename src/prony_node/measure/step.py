@@ -50,8 +50,10 @@ class Step:
     def place(self, batch: Batch) -> Batch:
         """A batch as this step takes it: device, precision, layout. Nothing is copied that fits already."""
         placed = []
-        for tensor in batch:
-            if tensor.is_floating_point():
+        for at, tensor in enumerate(batch):
+            if at in self.task.on_host:
+                tensor = tensor.cpu()
+            elif tensor.is_floating_point():
                 layout = self._layout() if tensor.dim() == 4 else torch.preserve_format
                 tensor = tensor.to(self.device, self.input_dtype, non_blocking=True, memory_format=layout)
             else:
@@ -68,6 +70,8 @@ class Step:
             self.model.eval().requires_grad_(False)
             if self.settings["preset"] != "plain":
                 self.model = self.task.for_inference(self.model)
+        if self.task.own_parts is not None:
+            self.task.own_parts(self.model)
         self.model.to(self.input_dtype)
         if self._layout() is torch.channels_last:
             self.model.to(memory_format=torch.channels_last)
@@ -199,15 +203,19 @@ class Step:
         assert self.task.scores is not None
         self.model.eval()
         try:
-            with torch.no_grad(), self.autocast():
+            with torch.no_grad(), self.autocast(), self._uncompiled():
                 return self.task.scores(self.model, batch)
         finally:
             self.model.train()
 
     def held_out_loss(self, batch: Batch) -> float:
         """The loss on data that no step sees; with synchronisation, so never inside the window."""
-        with torch.no_grad():
+        with torch.no_grad(), self._uncompiled():
             return float(self._loss(*batch))
+
+    def _uncompiled(self) -> AbstractContextManager[Any]:
+        """Parts that were compiled in place would be compiled anew for another batch and without gradients."""
+        return torch.compiler.set_stance("force_eager") if self.task.varies else contextlib.nullcontext()
 
 
 def parameter_norms(model: nn.Module) -> Tensor:

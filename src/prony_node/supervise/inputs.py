@@ -10,7 +10,7 @@ import torch
 from prony_node.contract.errors import RequestError
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import reads_data_set
-from prony_node.data.batches import Batches, as_input, evaluation_batches, preparation, training_batches
+from prony_node.data.batches import Batches, as_input, evaluation_batches, preparation, sent, training_batches
 from prony_node.data.boxed import BoxedImages
 from prony_node.data.boxes import padded
 from prony_node.data.device import device_batches
@@ -92,7 +92,9 @@ class Inputs:
         source = evaluation_batches(self.opened.test, settings, count, self.device)
         batch = next(source)
         source.close()
-        return self._as_input(batch, torch.float32)  # the reference is fp32; `place` gives them the step's precision
+        return self._as_input(
+            task, batch, torch.float32
+        )  # the reference is fp32; `place` gives them the step's precision
 
     def training(self, task: Task, step: Step, samples: int, seed: int) -> Iterator[Batch]:
         """Batches without end, as the step takes them."""
@@ -104,7 +106,7 @@ class Inputs:
                 )
             source = self._keep(training_batches(self.opened.train, settings, samples, self.device, seed))
             prepare = preparation(
-                self.workload.reads, self.opened.train, settings, self.device, step.input_dtype, seed + 1
+                self.workload.reads, self.opened.train, settings, self.device, step.input_dtype, seed + 1, task.on_host
             )
             return (step.place(prepare(self._counted(task, batch))) for batch in source)
         apart = bool(task.varies)
@@ -138,13 +140,13 @@ class Inputs:
         source = evaluation_batches(self.opened.test, self.settings, samples, self.device)
         try:
             for batch in source:
-                yield step.place(self._as_input(batch, step.input_dtype))
+                yield step.place(self._as_input(step.task, batch, step.input_dtype))
         finally:
             source.close()
 
-    def _as_input(self, batch: Batch, dtype: torch.dtype) -> Batch:
+    def _as_input(self, task: Task, batch: Batch, dtype: torch.dtype) -> Batch:
         assert self.opened is not None
-        here = tuple(tensor.to(self.device, non_blocking=True) for tensor in batch)
+        here = sent(batch, self.device, task.on_host)
         size = int(self.settings.get("image_size", 0))
         return as_input(self.workload.reads, self.opened.test.kind, here, size, dtype)
 

@@ -19,7 +19,7 @@ from prony_node.contract.plan import Plan
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import learns_to_quality, reads_data_set, settings_hash
 from prony_node.facts import device_facts
-from prony_node.measure import memory
+from prony_node.measure import cuda, memory
 from prony_node.measure.clock import clock_for
 from prony_node.measure.compiling import cache_state, use_cache
 from prony_node.measure.device import choose_device, machine_of
@@ -49,7 +49,7 @@ class Run:
         self.phases: dict[str, Any] = found.setdefault("phases", {})
         self.metrics: dict[str, Any] = found.setdefault("metrics", {})
         self.checks: list[dict[str, str]] = found.setdefault("checks", [])
-        self.waits_per_step: float | None = None  # of the workload itself for the device, where it counts them
+        self.waits_per_step: float | None = None  # of the workload itself for the device, where they are counted
         stop = plan.stop
         self.rule = StopRule(
             tolerance=stop.tolerance, min_time_s=min(stop.min_time_s, stop.max_time_s), max_time_s=stop.max_time_s
@@ -195,6 +195,9 @@ class Run:
                 self.step(next(self.batches))
             self.synchronise()
             step_s, steps = (time.perf_counter() - started) / count, steps + count
+        if self.task.varies and self.device.type == "cuda":
+            self.waits_per_step = cuda.waits(lambda: self.step(next(self.batches)))
+            steps += 1
         self.phases["warm_up"] = {"seconds": time.perf_counter() - began, "steps": steps}
         return step_s
 
@@ -233,7 +236,8 @@ class Run:
             )
         self.metrics["cpu_utilisation"] = usage.metric()
         if self.task.synchronisations:
-            self.waits_per_step = (self.task.synchronisations() - waited) / window.steps
+            own = (self.task.synchronisations() - waited) / window.steps
+            self.waits_per_step = own + (self.waits_per_step or 0)
         self.found["stop_reason"] = window.stop_reason
         return window
 

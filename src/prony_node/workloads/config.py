@@ -55,6 +55,7 @@ class Workload:
     operation: bool = False  # a ceiling of the device: one operation on operands of its own, no gradients, no data set
     pinned: bool = False  # it copies from page-locked host memory, which only some devices have a use for
     fixed_on_cpu: Mapping[str, Value] = field(default_factory=dict)  # the defaults that are others on a CPU
+    fixed_when_plain: Mapping[str, Value] = field(default_factory=dict)  # and those that are others with preset=plain
     asks_node: bool = False  # whether there is such a model can only be told where its library is
     least_batch: int = 1  # samples that a training step must have: a batch norm of one value has nothing to normalise
     reads: str = ""  # what a sample of a data set must be (data/source.py has the words); "" takes synthetic data alone
@@ -236,7 +237,7 @@ class Workload:
         if requested.get("preset") == "plain":
             values |= {
                 "precision": "fp32", "compile": "off", "graphs": False, "memory_format": "contiguous",
-                "fused": False, "workers": 0, "pin_memory": False,
+                "fused": False, "workers": 0, "pin_memory": False, **self.fixed_when_plain,
             }  # fmt: skip
         return values
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from prony_node.contract.settings import Setting
 from prony_node.workloads.config import WEIGHTS, Workload
 from prony_node.workloads.image.config import CLASSES
 
 COCO_CLASSES = 91  # as torchvision counts: COCO's categories have numbers up to 90, and 0 is the background
 COCO_IMAGES = 118_287  # of train2017
 TINY_CLASSES = 4
+ASSIGNMENT = Setting(
+    "assignment", "choice", "who matches anchors and boxes in training: Prony, for a batch at once, or torchvision",
+    ("batched", "library"),
+)  # fmt: skip
 
 DETECT_WORKLOADS = (
     Workload(
@@ -22,8 +27,9 @@ DETECT_WORKLOADS = (
         memory_gib={"train": 8.0, "infer": 2.0},
         memory_format="channels_last",
         epoch_samples=COCO_IMAGES,
-        settings=(CLASSES, WEIGHTS),
-        fixed={"compile": "off", "graphs": False},
+        settings=(CLASSES, WEIGHTS, ASSIGNMENT),
+        fixed={"graphs": False, "assignment": "batched"},
+        fixed_when_plain={"assignment": "library"},
         shape={"classes": COCO_CLASSES},
         library="torchvision",
         tiny={},
@@ -31,6 +37,6 @@ DETECT_WORKLOADS = (
         generated="coco",
         scores=("map",),
         varies=True,
-        compiled_parts="backbone",
+        compiled_parts="backbone and the head of its proposals",
     ),
 )

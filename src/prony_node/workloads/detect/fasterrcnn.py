@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from prony_node.data.boxes import box_sampler
+from prony_node.data.boxes import COUNTS, SIZES, box_sampler
 from prony_node.data.scenes import COCO_SCENERY, TINY_SCENERY
 from prony_node.measure.protocol import Batch, Task
+from prony_node.workloads.detect.batched import batched_loss
 from prony_node.workloads.detect.config import TINY_CLASSES
 from prony_node.workloads.detect.task import found_boxes, image_list, low_precision, target_list
 from prony_node.workloads.image.task import fold_batch_norms
@@ -40,7 +41,7 @@ def build(workload: Workload, settings: dict[str, Value]) -> Task:
         unit="images",
         units_per_sample=1,
         model=with_weights(model, settings.get("weights")),
-        loss=detection_loss,
+        loss=library_loss if settings.get("assignment") == "library" else batched_loss,
         predict=detections,
         sample=box_sampler(classes, TINY_SCENERY if tiny else COCO_SCENERY),
         learning_rate=_rate(settings, tiny),
@@ -49,7 +50,8 @@ def build(workload: Workload, settings: dict[str, Value]) -> Task:
         scores=lambda network, batch: {"found": detections(network, batch)},
         varies="the sizes of images and the numbers of boxes and proposals differ from step to step",
         compared=head_answers,
-        compiled_parts=lambda network: (network.backbone,),
+        compiled_parts=lambda network: (network.backbone, network.rpn.head),
+        on_host=(SIZES, COUNTS),
         held_out=None if tiny else HELD_OUT,
     )
 
@@ -64,8 +66,8 @@ def _rate(settings: dict[str, Value], tiny: bool) -> float:
     return SGD_RATE * min(samples, MOST_SAMPLES) / SGD_SAMPLES
 
 
-def detection_loss(network: nn.Module, batch: Batch) -> Tensor:
-    """The sum of four: is there something, where; what is it, where exactly."""
+def library_loss(network: nn.Module, batch: Batch) -> Tensor:
+    """The same four losses as torchvision computes them, image by image."""
     losses: dict[str, Tensor] = network(image_list(batch), target_list(batch))
     return torch.stack(list(losses.values())).sum()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -10,6 +11,13 @@ from torch import Tensor, nn
 
 from prony_node.workloads.dino.config import Size
 from prony_node.workloads.dino.positions import Levels
+
+
+def portable_kernels() -> AbstractContextManager[Any]:
+    """Around attention with a mask: cuDNN's, which Prony prefers elsewhere, is made for sequences without one."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
 
 class FullPrecision(nn.Module):

@@ -7,6 +7,7 @@ import os
 import torch
 from torch import Tensor, nn
 
+from prony_node.workloads.dino.attention import portable_kernels
 from prony_node.workloads.dino.config import Size
 
 CHANNELS_A_GROUP = 8  # of the group norms: 32 groups of 256 channels
@@ -29,7 +30,8 @@ class Backbone(nn.Module):
         self.coarsest = _projection(widths[-1], size.hidden, 3)
 
     def forward(self, images: Tensor, sizes: Tensor) -> list[Tensor]:
-        maps = self.swin(self._normalised(images, sizes)).feature_maps
+        with portable_kernels():
+            maps = self.swin(self._normalised(images, sizes)).feature_maps
         levels = [project(found) for project, found in zip(self.projections, maps, strict=True)]
         return [*levels, self.coarsest(maps[-1])]
 

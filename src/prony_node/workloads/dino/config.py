@@ -78,6 +78,6 @@ DINO_WORKLOADS = (
         generated="coco",
         scores=("map",),
         varies=True,
-        compiled_parts="backbone and encoder",
+        compiled_parts="encoder",
     ),
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from prony_node.workloads.dino.attention import DeformableAttention
+from prony_node.workloads.dino.attention import DeformableAttention, portable_kernels
 from prony_node.workloads.dino.config import Size
 from prony_node.workloads.dino.encoder import FeedForward
 from prony_node.workloads.dino.heads import Heads, Perceptron
@@ -38,7 +38,8 @@ class DecoderLayer(nn.Module):
         self, content: Tensor, position: Tensor, tokens: Tensor, boxes: Tensor, levels: Levels, hidden: Tensor | None
     ) -> Tensor:
         placed = content + position
-        seen, _ = self.self_attention(placed, placed, content, attn_mask=hidden, need_weights=False)
+        with portable_kernels():
+            seen, _ = self.self_attention(placed, placed, content, attn_mask=hidden, need_weights=False)
         content = self.self_norm(content + seen)
         seen = self.cross_attention(content + position, tokens, on_levels(boxes, levels), levels)
         return self.feed_forward(self.cross_norm(content + seen))

@@ -35,22 +35,15 @@ class Targets:
     """Boxes as centre and size, shares of the image without its padding; rows beyond the counts are empty."""
 
     def __init__(self, sizes: Tensor, boxes: Tensor, labels: Tensor, counts: Tensor) -> None:
-        self._counts, self._sent = counts, ToHost(counts)
+        self.counts: list[int] = counts.tolist()  # boxes of each image; `on_host` of the task keeps them there
+        self._counts = counts.to(boxes.device, non_blocking=True)
         shares = boxes.float() / sizes.flip(-1).repeat(1, 2)[:, None]
         self._boxes, self._labels = centre_size(shares), labels
-        self._known: list[int] | None = None
 
     @classmethod
     def of(cls, batch: Batch) -> Targets:
         _images, sizes, boxes, labels, counts = batch
         return cls(sizes, boxes, labels, counts)
-
-    @property
-    def counts(self) -> list[int]:
-        """Boxes of each image, on the host."""
-        if self._known is None:
-            self._known = self._sent.get().tolist()
-        return self._known
 
     @property
     def most(self) -> int:

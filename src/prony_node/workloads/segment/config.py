@@ -12,7 +12,16 @@ from prony_node.workloads.config import WEIGHTS, Workload
 
 CROP_HEIGHT = Setting("crop_height", "count", "height of the part of an image that is trained on, in pixels", least=32)
 CROP_WIDTH = Setting("crop_width", "count", "width of the part of an image that is trained on, in pixels", least=32)
-SETTINGS = (CROP_HEIGHT, CROP_WIDTH, WEIGHTS)
+ENLARGE = Setting(
+    "enlarge", "choice", "how gradients go back through enlarged maps: by matrix products, or as the library does",
+    ("products", "library"),
+)  # fmt: skip
+DEPTHWISE = Setting(
+    "depthwise", "choice", "who computes depthwise convolutions: the library, or the compiler, from Prony's own form",
+    ("library", "compiled"),
+)  # fmt: skip
+SETTINGS = (CROP_HEIGHT, CROP_WIDTH, WEIGHTS, ENLARGE, DEPTHWISE)
+OWN = {"enlarge": "products", "depthwise": "library"}
 SCORES = ("miou", "loss")
 CLASSES = 19  # of Cityscapes
 CITYSCAPES_IMAGES = 2975
@@ -86,7 +95,8 @@ SEGMENT_WORKLOADS = (
         memory_format="channels_last",
         epoch_samples=CITYSCAPES_IMAGES,
         settings=SETTINGS,
-        fixed={"crop_height": 1024, "crop_width": 1024},
+        fixed={"crop_height": 1024, "crop_width": 1024, **OWN},
+        fixed_when_plain={"enlarge": "library"},
         shape={"classes": CLASSES},
         library="transformers",
         flops=2 * segformer_multiply_adds(1024, 1024),
@@ -110,7 +120,8 @@ SEGMENT_WORKLOADS = (
         memory_format="channels_last",
         epoch_samples=CITYSCAPES_IMAGES,
         settings=SETTINGS,
-        fixed={"crop_height": 512, "crop_width": 1024},
+        fixed={"crop_height": 512, "crop_width": 1024, **OWN},
+        fixed_when_plain={"enlarge": "library"},
         shape={"classes": CLASSES, "stride": 8},
         library="segmentation_models_pytorch",
         flops=2 * deeplab_multiply_adds(512, 1024),

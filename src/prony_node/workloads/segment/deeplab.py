@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from prony_node.measure.protocol import Task
+from prony_node.workloads.segment.enlarge import Enlarging
 from prony_node.workloads.segment.task import segment_task
 from prony_node.workloads.weights import Head
 
@@ -44,6 +46,25 @@ def logits(network: nn.Module, images: Tensor) -> Tensor:
     return answer
 
 
+def enlarge_by_products(network: nn.Module) -> None:
+    """Torch's modules that enlarge, and the pooled image, which is spread over all pixels."""
+    for parent in list(network.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.Upsample) and child.mode == "bilinear":
+                setattr(parent, name, Enlarging(int(child.scale_factor), bool(child.align_corners)))
+    model: Any = network
+    pooling = model.decoder.aspp[0].convs[-1]
+    pooling.forward = partial(pooled, pooling)
+
+
+def pooled(pooling: nn.Sequential, image: Tensor) -> Tensor:
+    """One pixel for each image, the same everywhere."""
+    answer = image
+    for part in pooling:
+        answer = part(answer)
+    return answer.expand(-1, -1, *image.shape[-2:])
+
+
 def build(workload: Workload, settings: dict[str, Value]) -> Task:
     import segmentation_models_pytorch as smp
 
@@ -59,5 +80,5 @@ def build(workload: Workload, settings: dict[str, Value]) -> Task:
 
     return segment_task(
         make, logits, classes, settings, learning_rate=learning_rate(workload, settings), weight_decay=DECAY,
-        head=HEAD,
+        head=HEAD, by_products=enlarge_by_products,
     )  # fmt: skip

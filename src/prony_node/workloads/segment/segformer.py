@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from prony_node.measure.protocol import Task
+from prony_node.workloads.segment.enlarge import enlarged
 from prony_node.workloads.segment.task import segment_task
 from prony_node.workloads.weights import Head
 
@@ -45,9 +48,34 @@ HEAD = Head(new=("decode_head.",), old=("classifier.",), renamed=RENAMED)
 
 
 def quarter_logits(network: nn.Module, images: Tensor) -> Tensor:
-    """At a quarter of the resolution."""
-    answer: Any = network(pixel_values=images)
-    logits: Tensor = answer.logits
+    """At a quarter of the resolution.
+
+    Stage by stage: the model's own forward collects what each stage answers through hooks and a context variable,
+    which no compiler can follow.
+    """
+    model: Any = network
+    found = [images]
+    for stage in model.segformer.stages:
+        found.append(stage(found[-1]))
+    logits: Tensor = model.decode_head(found[1:])
+    return logits
+
+
+def decode_by_products(network: nn.Module) -> None:
+    """The decoder of transformers with each level enlarged by Prony's own form."""
+    model: Any = network
+    model.decode_head.forward = partial(decode, model.decode_head)
+
+
+def decode(head: Any, found: list[Tensor]) -> Tensor:
+    size = (found[0].shape[-2], found[0].shape[-1])
+    levels = []
+    for project, level in zip(head.linear_projections, found, strict=True):
+        tokens = project(level)
+        width = tokens.shape[-1]
+        levels.append(enlarged(tokens.transpose(1, 2).reshape(-1, width, *level.shape[-2:]), size, products=True))
+    mixed = head.activation(head.batch_norm(head.linear_fuse(torch.cat(levels[::-1], dim=1))))
+    logits: Tensor = head.classifier(head.dropout(mixed))
     return logits
 
 
@@ -69,4 +97,5 @@ def build(workload: Workload, settings: dict[str, Value]) -> Task:
         rate = FINE_TUNED
     return segment_task(
         make, quarter_logits, classes, settings, learning_rate=rate, weight_decay=DECAY, head=HEAD,
+        by_products=decode_by_products,
     )  # fmt: skip

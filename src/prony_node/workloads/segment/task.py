@@ -12,9 +12,12 @@ from prony_node.contract.settings import Value
 from prony_node.data.regions import IGNORED, region_sampler
 from prony_node.measure.protocol import Batch, Task
 from prony_node.workloads.image.task import fold_batch_norms
+from prony_node.workloads.segment.depthwise import replace_depthwise
+from prony_node.workloads.segment.enlarge import enlarged
 from prony_node.workloads.weights import SAME_HEAD, Head, with_weights
 
 Logits = Callable[[nn.Module, Tensor], Tensor]  # of the images, at the resolution that the model answers in
+Change = Callable[[nn.Module], None]
 HELD_OUT = 4  # crops: each has a million pixels to judge by
 
 
@@ -27,12 +30,21 @@ def segment_task(
     learning_rate: float,
     weight_decay: float,
     head: Head = SAME_HEAD,
+    by_products: Change,
 ) -> Task:
     """A model that gives every pixel a class; the setting `weights` is filled in here, for all of them."""
     height, width = int(settings["crop_height"]), int(settings["crop_width"])
 
     def answer(network: nn.Module, batch: Batch) -> Tensor:
-        return enlarged(logits(network, batch[0]), batch[0])
+        size = (batch[0].shape[-2], batch[0].shape[-1])
+        return enlarged(logits(network, batch[0]), size, products=is_by_products(network))
+
+    def own_parts(network: nn.Module) -> None:
+        if settings.get("enlarge") == "products":
+            network.by_products = True
+            by_products(network)
+        if settings.get("depthwise") == "compiled":
+            replace_depthwise(network)
 
     return Task(
         unit="images",
@@ -44,16 +56,15 @@ def segment_task(
         learning_rate=learning_rate,
         weight_decay=weight_decay,
         for_inference=fold_batch_norms,
+        own_parts=own_parts,
         scores=lambda network, batch: segmentation_scores(answer(network, batch), batch[1]),
         held_out=None if settings.get("size") == "tiny" else HELD_OUT,
     )
 
 
-def enlarged(logits: Tensor, images: Tensor) -> Tensor:
-    """At the resolution of the images: a model that answers in a lower one is judged there all the same."""
-    if logits.shape[-2:] == images.shape[-2:]:
-        return logits
-    return F.interpolate(logits, images.shape[-2:], mode="bilinear", align_corners=False)
+def is_by_products(network: nn.Module) -> bool:
+    """Whether gradients go back through enlarged maps by matrix products: a mark on the model whose parts do."""
+    return getattr(network, "by_products", False) is True
 
 
 def segmentation_loss(logits: Tensor, masks: Tensor) -> Tensor:

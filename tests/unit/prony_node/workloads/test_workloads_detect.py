@@ -19,7 +19,7 @@ from prony_node.measure.step import Step
 from prony_node.supervise.judge import _distance, reference_answer
 from prony_node.workloads import build_task, find_workload
 from prony_node.workloads.detect.task import found_boxes, image_list, target_list
-from prony_node.workloads.detect.torchvision_parts import RATIOS, full_model, wide_anchors, with_wide_boxes
+from prony_node.workloads.detect.torchvision_parts import RATIOS, full_model, wide_anchors
 
 CPU = torch.device("cpu")
 WORKLOAD = find_workload("fasterrcnn-r50-fpn")
@@ -45,7 +45,8 @@ def test_the_full_model_is_torchvision_s_own() -> None:
         theirs = fasterrcnn_resnet50_fpn(weights=None, weights_backbone=None, num_classes=91)
         ours, frozen = full_model(91, frozen_norms=False), full_model(91, frozen_norms=True)
     assert shapes(ours) == shapes(theirs)
-    assert repr(ours.transform) == repr(theirs.transform)  # 800 on the shorter side and at most 1333
+    for name in ("min_size", "max_size", "image_mean", "image_std", "size_divisible"):
+        assert getattr(ours.transform, name) == getattr(theirs.transform, name)  # 800 at the shorter side, at most 1333
     assert ours.rpn.anchor_generator.sizes == theirs.rpn.anchor_generator.sizes
     # A published checkpoint was trained with frozen norms, which count no batches.
     published = {name: shape for name, shape in shapes(theirs).items() if not name.endswith("num_batches_tracked")}
@@ -129,7 +130,7 @@ def test_boxes_keep_their_digits_in_bf16() -> None:
     rounded = theirs(images, [features.bfloat16() for features in maps])[0]
     assert (rounded.float() - exact).abs().max() >= 2  # pixels, which is why
     boxes = torch.tensor([[1001.0, 1003.0, 1010.0, 1021.0]])
-    coder = with_wide_boxes(full_model_on_meta()).roi_heads.box_coder
+    coder = full_model_on_meta().roi_heads.box_coder
     assert torch.equal(coder.decode_single(torch.zeros(1, 4, dtype=torch.bfloat16), boxes), boxes)
 
 
@@ -152,7 +153,7 @@ def test_training_in_bf16_gives_nearly_the_loss_of_fp32() -> None:
     ("asked", "says"),
     [
         ({"graphs": "on"}, "a graph repeats one shape"),
-        ({"compile": "reduce-overhead"}, "compile=default compiles its backbone for any shape"),
+        ({"compile": "reduce-overhead"}, "compile=default compiles its backbone and the head"),
         ({"compile": "max-autotune"}, "compile=max-autotune is not possible"),
         ({"precision": "bf16-pure"}, "precision=bf16 keeps boxes in fp32"),
         ({"data": "./coco", "decode": "device"}, "decode=cpu"),
@@ -166,19 +167,21 @@ def test_what_cannot_be_is_refused_in_a_sentence(asked: dict[str, str], says: st
         WORKLOAD.parse(asked)
 
 
-def test_its_defaults_on_a_device_capture_and_compile_nothing() -> None:
+def test_its_defaults_on_a_device_compile_parts_and_capture_nothing() -> None:
     on_cuda = WORKLOAD.effective({}, Machine("cuda", 80.0, 8))
     assert {name: on_cuda[name] for name in ("batch_size", "compile", "graphs", "precision", "memory_format")} == {
-        "batch_size": 2, "compile": "off", "graphs": False, "precision": "bf16", "memory_format": "channels_last",
+        "batch_size": 2, "compile": "default", "graphs": False, "precision": "bf16", "memory_format": "channels_last",
     }  # fmt: skip
-    assert WORKLOAD.effective(WORKLOAD.parse({"compile": "default"}), Machine("cuda", 80.0, 8))["graphs"] is False
+    assert on_cuda["assignment"] == "batched"
+    plain = WORKLOAD.effective(WORKLOAD.parse({"preset": "plain"}), Machine("cuda", 80.0, 8))
+    assert (plain["assignment"], plain["compile"]) == ("library", "off")
     for mode in ("train", "infer"):
         assert (
             count_flops(build_task(WORKLOAD, settings_of(mode=mode)), training=mode == "train", recompute=False) is None
         )
 
 
-def test_compile_takes_the_backbone_for_any_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compile_takes_the_parts_that_are_alike_for_any_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[tuple[object, dict[str, object]]] = []
 
     def recorded(function: Callable[..., Tensor], **options: object) -> Callable[..., Tensor]:
@@ -190,5 +193,6 @@ def test_compile_takes_the_backbone_for_any_shape(monkeypatch: pytest.MonkeyPatc
     step.finish_model()
     names = list(step.model.state_dict())
     step.prepare(step.place(task.sample(torch.Generator().manual_seed(1), 4)))
-    assert compiled == [(step.model.backbone, {"mode": "default", "dynamic": True})]
+    parts = (step.model.backbone, step.model.rpn.head)
+    assert compiled == [(parts[0], {"mode": "default"}), (parts[1], {"mode": "default", "dynamic": True})]
     assert list(step.model.state_dict()) == names  # a checkpoint has the same names

@@ -26,7 +26,8 @@ from prony_node.workloads.segment.config import (
     deeplab_parameters,
     segformer_multiply_adds,
 )
-from prony_node.workloads.segment.task import enlarged, segmentation_loss, segmentation_scores
+from prony_node.workloads.segment.enlarge import enlarged
+from prony_node.workloads.segment.task import segmentation_loss, segmentation_scores
 
 CPU = torch.device("cpu")
 MODELS = pytest.mark.parametrize("workload", SEGMENT_WORKLOADS, ids=lambda workload: workload.name)
@@ -102,10 +103,10 @@ def test_the_loss_is_the_mean_over_pixels_that_are_not_ignored() -> None:
 
 def test_logits_of_a_quarter_are_enlarged_before_they_are_judged() -> None:
     logits = torch.tensor([[[[0.0, 4.0]], [[4.0, 0.0]]]])  # the second class on the left, the first on the right
-    answer = enlarged(logits, torch.zeros(1, 3, 2, 8)).argmax(1)
+    answer = enlarged(logits, (2, 8)).argmax(1)
     assert answer.tolist() == [[[1, 1, 1, 1, 0, 0, 0, 0]] * 2]
     full = torch.randn(1, 2, 4, 4)
-    assert enlarged(full, torch.zeros(1, 3, 4, 4)) is full
+    assert enlarged(full, (4, 4)) is full
 
 
 def scenes() -> StreetScenes:

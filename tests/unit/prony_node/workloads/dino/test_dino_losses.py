@@ -134,7 +134,7 @@ def test_the_matching_is_the_cheapest_of_all(targets: Targets) -> None:
     costs = match_costs(logits, boxes, targets)
     before = ToHost.waits
     found = match(logits, boxes, targets)
-    assert ToHost.waits - before == 1  # the counts were known already
+    assert ToHost.waits - before == 1
     for layer, image in itertools.product(range(2), range(2)):
         count = targets.counts[image]
         ways = itertools.permutations(range(5), count)

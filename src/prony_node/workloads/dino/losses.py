@@ -40,7 +40,8 @@ def matched_loss(class_logits: Tensor, boxes: Tensor, targets: Targets, matches:
     """The sum over sets of predictions (layers), each divided by the number of boxes in the batch."""
     at = (matches.sets, matches.images, matches.queries)
     wanted = torch.zeros_like(class_logits)
-    wanted[(*at, targets.labels[matches.images, matches.boxes])] = 1.0
+    one = wanted.new_ones(())  # made there: a number of the host would be waited for
+    wanted.index_put_((*at, targets.labels[matches.images, matches.boxes]), one)
     by_class = focal_loss(class_logits, wanted).sum()
     by_box = box_loss(boxes[at], targets.boxes[matches.images, matches.boxes]).sum()
     return (CLASS_WEIGHT * by_class + by_box) / targets.total
@@ -52,7 +53,7 @@ def denoising_loss(class_logits: Tensor, boxes: Tensor, targets: Targets, groups
     class_logits, boxes = class_logits.unflatten(2, parts), boxes.unflatten(2, parts)
     real = targets.real[:, None].float()
     wanted = torch.zeros_like(class_logits)
-    wanted[:, :, :, 0] = F.one_hot(targets.labels, class_logits.shape[-1])[:, None].float()
+    wanted[:, :, :, 0] = (targets.labels[..., None] == torch.arange(wanted.shape[-1], device=wanted.device))[:, None]
     by_class = (focal_loss(class_logits, wanted) * real[:, :, None, :, None]).sum()
     by_box = (box_loss(boxes[:, :, :, 0], targets.boxes[:, None]) * real).sum()
     return (CLASS_WEIGHT * by_class + by_box) / (targets.total * groups)

@@ -100,13 +100,7 @@ class Workload:
                 f"recompute=on is not offered for {self.name}: running its batch norms twice would change "
                 "their statistics"
             )
-        size, patch = settings.get("image_size"), self.shape.get("patch", 1)
-        if isinstance(size, int) and size % patch:
-            raise RequestError(
-                f"image_size={size} is not possible: {self.name} cuts an image into patches of {patch} pixels; "
-                f"image_size={max(1, round(size / patch)) * patch} would do"
-            )
-        self._check_crop(settings)
+        self._check_sides(settings)
         self._check_batch(settings)
         length, most = settings.get("sequence"), self.shape.get("positions")
         if isinstance(length, int) and most is not None and length > most:
@@ -115,14 +109,19 @@ class Workload:
         if settings.get("memory_format") == "channels_last" and not has_images:
             raise RequestError(f"memory_format=channels_last is a layout of images; {self.name} has none")
 
-    def _check_crop(self, settings: Mapping[str, Value]) -> None:
-        stride = self.shape.get("stride", 1)
-        for name in ("crop_height", "crop_width"):
+    def _check_sides(self, settings: Mapping[str, Value]) -> None:
+        """Of images: what the model cuts them into must go into them."""
+        patch, stride = self.shape.get("patch", 1), self.shape.get("stride", 1)
+        for name, part, why in (
+            ("image_size", patch, f"cuts an image into patches of {patch}"),
+            ("crop_height", stride, f"answers for squares of {stride}"),
+            ("crop_width", stride, f"answers for squares of {stride}"),
+        ):
             size = settings.get(name)
-            if isinstance(size, int) and size % stride:
+            if isinstance(size, int) and size % part:
                 raise RequestError(
-                    f"{name}={size} is not possible: {self.name} answers for squares of {stride} pixels; "
-                    f"{name}={max(1, round(size / stride)) * stride} would do"
+                    f"{name}={size} is not possible: {self.name} {why} pixels; "
+                    f"{name}={max(1, round(size / part)) * part} would do"
                 )
 
     def _check_batch(self, settings: Mapping[str, Value]) -> None:

@@ -94,8 +94,9 @@ def proposals(
     scores = torch.where(large, scores.gather(1, best).float(), -torch.inf)  # sorted last, and not there after all
     # Boxes of different levels do not suppress each other: each level is moved to a place of its own.
     farther = 2.0 * max(max(size) for size in sizes)
-    moved = [number * farther for number, count in enumerate(per_level) for _ in range(min(before, count))]
-    apart = boxes + to_device(moved, boxes.device)[None, :, None]
+    counts = torch.tensor([min(before, count) for count in per_level])
+    moved = (torch.arange(len(per_level)) * farther).repeat_interleave(counts)
+    apart = boxes + moved.to(boxes.device, non_blocking=True)[None, :, None]
     kept = [nms(image, order, rpn.nms_thresh)[:most] for image, order in zip(apart, scores, strict=True)]
     rows = torch.stack([F.pad(row, (0, most - len(row)), value=-1) for row in kept])
     there = (rows >= 0) & scores.gather(1, rows.clamp(min=0)).isfinite()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -84,3 +85,34 @@ def allowed(nudged: list[float], plain: list[float]) -> float:
     Batch norms over eight values and boxes that are kept or dropped make much of a rounding, attention makes little.
     """
     return FLOOR + TIMES * distance(nudged, plain)
+
+
+@contextlib.contextmanager
+def torchs_own_chance() -> Iterator[None]:
+    """Compiled code draws random numbers of its own; with torch's, both presets drop the same."""
+    from torch._inductor import config
+
+    before, config.fallback_random = config.fallback_random, True
+    torch.compiler.reset()
+    try:
+        yield
+    finally:
+        config.fallback_random = before
+
+
+def compared(name: str, device: torch.device, **given: Value) -> dict[str, Any]:
+    """All of preset=fast beside preset=plain in bf16: how far apart, how far they may be, and the losses themselves."""
+    plain = losses(make_step(name, device, preset="plain", precision="bf16"))
+    nudged = losses(make_step(name, device, nudge=ROUNDING, preset="plain", precision="bf16"))
+    step = make_step(name, device, preset="fast", precision="bf16", **given)
+    fast = losses(step)
+    return {
+        "workload": name,
+        "distance": distance(fast, plain),
+        "allowed": allowed(nudged, plain),
+        "torch": torch.__version__,
+        "settings": step.settings,
+        "plain": plain,
+        "fast": fast,
+        "plain, weights moved by a rounding": nudged,
+    }

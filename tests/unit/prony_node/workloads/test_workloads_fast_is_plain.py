@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from loss_curve import ROUNDING, TRAINED, allowed, distance, losses, make_step
+from loss_curve import ROUNDING, TRAINED, allowed, compared, distance, losses, make_step
 from prony_node.contract.settings import Value
 from prony_node.measure import step as step_module
 from prony_node.measure.step import Step
@@ -54,10 +54,8 @@ def test_fast_has_the_losses_of_plain(name: str, request: pytest.FixtureRequest)
 
 @pytest.mark.parametrize("name", IN_BF16)
 def test_in_bf16_they_are_as_near_as_a_rounding_lets_them(name: str) -> None:
-    plain = losses(make_step(name, CPU, preset="plain", precision="bf16"))
-    nudged = losses(make_step(name, CPU, nudge=ROUNDING, preset="plain", precision="bf16"))
-    fast = losses(make_step(name, CPU, precision="bf16", **FAST))
-    assert distance(fast, plain) < allowed(nudged, plain)
+    row = compared(name, CPU, compile="off")
+    assert row["distance"] < row["allowed"]
 
 
 @pytest.mark.usefixtures("fp64")

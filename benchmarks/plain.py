@@ -38,16 +38,20 @@ WORK = (
     ("deeplabv3plus-r101", 16, "train"),
     ("deeplabv3plus-r101", 16, "infer"),
 )
+FIRST_STEPS, LEAST_STEPS = 13, 5  # before the first segment, and in each
 POOL, POOL_VARYING = 4, 16  # batches that go round; more of them where no two have one shape
 
 Make = Callable[[], torch.nn.Module]
 Step = Callable[[torch.nn.Module, tuple], torch.Tensor]  # of a model and a batch of the pool
 
 
-def plain_rate(name: str, batch_size: int, mode: str, seconds: float, device: torch.device) -> dict[str, object]:
-    """Units a second over two segments of about this length, timed by the host between synchronisations."""
+def plain_rate(
+    name: str, batch_size: int, mode: str, seconds: float, device: torch.device, **given: object
+) -> dict[str, object]:
+    """Units a second of a workload of Prony's table, with these settings where it has a choice."""
     workload = find_workload(name)
-    task = build_task(workload, {**workload.fixed, **workload.fixed_when_plain})
+    settings = {**workload.fixed, **workload.fixed_when_plain, "mode": mode, "batch_size": batch_size, **given}
+    task = build_task(workload, settings)
     make, forward = plain_form(name, task, mode)
     torch.manual_seed(0)
     with device:
@@ -78,19 +82,30 @@ def plain_rate(name: str, batch_size: int, mode: str, seconds: float, device: to
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
+    rates = measured_rates(step, pool, batch_size * task.units_per_sample, seconds, device, whole=bool(task.varies))
+    return {"workload": name, "mode": mode, "batch_size": batch_size, "unit": f"{task.unit}/s", "rates": rates}
+
+
+def measured_rates(step: Callable, pool: list, units: int, seconds: float, device: torch.device,
+                   whole: bool = False) -> list[float]:  # fmt: skip
+    """Units a second over two segments of about this length, timed by the host between synchronisations."""
+
+    def synchronise() -> None:
+        if device.type != "cpu":
+            torch.accelerator.synchronize()
+
     def run(steps: int) -> float:
-        torch.accelerator.synchronize()
+        synchronise()
         started = time.perf_counter()
         for number in range(steps):
             step(pool[number % len(pool)])
-        torch.accelerator.synchronize()
+        synchronise()
         return (time.perf_counter() - started) / steps
 
-    run(max(13, len(pool)))
-    steps = max(5, int(seconds / run(1)))
-    steps = -(-steps // len(pool)) * len(pool) if task.varies else steps  # every shape as often as the others
-    rates = [batch_size * task.units_per_sample / run(steps) for _ in range(2)]
-    return {"workload": name, "mode": mode, "batch_size": batch_size, "unit": f"{task.unit}/s", "rates": rates}
+    run(max(FIRST_STEPS, len(pool)))
+    steps = max(LEAST_STEPS, int(seconds / run(1)))
+    steps = -(-steps // len(pool)) * len(pool) if whole else steps  # every shape as often as the others
+    return [units / run(steps) for _ in range(2)]
 
 
 def plain_form(name: str, task, mode: str) -> tuple[Make, Step]:

@@ -29,6 +29,7 @@ settings.load_profile("prony")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--gpu", action="store_true", help="also run the tests that need an accelerator")
+    parser.addoption("--keep-losses", metavar="FOLDER", help="where test_gpu_fast_is_plain.py keeps what it compared")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

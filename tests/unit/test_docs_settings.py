@@ -13,6 +13,7 @@ from prony_node.contract.settings import SETTINGS, Setting
 from prony_node.contract.trial import DATA_SET_ONLY
 from prony_node.stats import StopRule
 from prony_node.workloads import WORKLOADS
+from prony_node.workloads.published import PUBLISHED
 
 ROOT = Path(__file__).parents[2]
 SETTINGS_PAGE = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
@@ -111,6 +112,14 @@ def test_the_stated_values_of_the_plain_preset() -> None:
     changed = {name: SETTINGS[name].show(plain[name]) for name in plain if plain[name] != fast[name]}
     changed.pop("preset", None)
     assert stated == changed
+
+
+def test_the_stated_studies_are_the_studies() -> None:
+    expected = {
+        name: [study.named, study.data, ", ".join(f"{key}={value}" for key, value in study.settings.items())]
+        for name, study in PUBLISHED.items()
+    }
+    assert table(SETTINGS_PAGE, "workload", "study", "data set", "stated") == expected
 
 
 def test_every_check_has_its_row() -> None:

@@ -10,8 +10,8 @@ from prony_node.contract.settings import SETTINGS
 
 Record = dict[str, Any]
 
-# A preset only chooses other settings, and those are compared themselves.
-LABELS = ("preset",)
+# A preset, and the study behind it, only choose other settings, and those are compared themselves.
+LABELS = ("preset", "study")
 # Runs that differ in these alone are repeats: a seed is drawn, not chosen.
 DRAWN = ("seed",)
 USUAL = ("mode", "batch_size", "precision")

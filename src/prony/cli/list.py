@@ -27,7 +27,7 @@ def list_(
 
 
 def _workloads() -> list[dict[str, Any]]:
-    from prony_node.workloads import LIBRARIES, WORKLOADS
+    from prony_node.workloads import LIBRARIES, PUBLISHED, WORKLOADS
 
     of_libraries = [make("NAME") for make in LIBRARIES.values()]
     return [
@@ -41,6 +41,7 @@ def _workloads() -> list[dict[str, Any]]:
             "sizes": ["full", "tiny"] if workload.tiny is not None else ["full"],
             "needs": workload.library or None,
             "source": workload.source,
+            "published": PUBLISHED[workload.name].named if workload.name in PUBLISHED else None,
         }
         for workload in (*WORKLOADS.values(), *of_libraries)
     ]
@@ -103,6 +104,11 @@ def _print(what: str, entries: list[dict[str, Any]]) -> None:
     make_console().print(table)
 
 
+def _sources(entry: dict[str, Any]) -> str:
+    ran = f"\npreset=published: {entry['published']}" if entry["published"] else ""
+    return str(entry["source"]) + ran
+
+
 def _workload_table(entries: list[dict[str, Any]]) -> Any:
     from rich.table import Table
     from rich.text import Text
@@ -119,7 +125,7 @@ def _workload_table(entries: list[dict[str, Any]]) -> Any:
             Text(entry["name"], "bold"),
             entry["unit"],
             *(Text(number) for number in numbers),
-            Text.assemble(entry["help"], "\n", (entry["source"], "dim")),
+            Text.assemble(entry["help"], "\n", (_sources(entry), "dim")),
         )
     table.caption = "FLOP: of the forward pass, a multiply-add being two; --json says where each figure stands"
     table.caption_justify = "left"

@@ -179,9 +179,10 @@ def fit_settings(settings: dict[str, Value], asked: Mapping[str, Value], dataset
             raise RequestError(f"decode=device is for JPEGs; the PNGs of {dataset.kind} are decoded by the CPU")
         if settings["cache"] == "device":
             raise RequestError(f"cache=device is for small sets of pixels; {dataset.kind} takes cache=memory or off")
-        if "workers" not in asked:
+        fast = settings.get("preset", "fast") == "fast"  # the other presets have a number of their own
+        if "workers" not in asked and fast:
             settings["workers"] = cores  # decoding is what takes them; the rank itself mostly waits
-        if "prefetch" not in asked and settings["workers"]:
+        if "prefetch" not in asked and settings["workers"] and fast:
             settings["prefetch"] = FILE_PREFETCH
     else:
         _refuse(settings, asked, ("decode", "cache", "augment"), f"{dataset.kind} has no images")

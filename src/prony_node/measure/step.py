@@ -34,7 +34,7 @@ class Step:
         self._replay: Callable[[], None] | None = None
         if device.type == "cuda":
             # Where shapes differ from batch to batch, trying out kernels for each would never end.
-            autotune = settings["preset"] != "plain" and not task.varies
+            autotune = settings["preset"] == "fast" and not task.varies
             cuda.set_matrix_modes(self.precision, autotune=autotune)
         torch.manual_seed(int(settings["seed"]))
         with device:
@@ -68,7 +68,7 @@ class Step:
         """Bring the model into its final shape, precision and layout."""
         if not self.training:
             self.model.eval().requires_grad_(False)
-            if self.settings["preset"] != "plain":
+            if self.settings["preset"] == "fast":
                 self.model = self.task.for_inference(self.model)
         if self.task.own_parts is not None:
             self.task.own_parts(self.model)
@@ -126,7 +126,7 @@ class Step:
 
     def kernels(self) -> AbstractContextManager[Any]:
         """Which attention kernels are preferred; entered once, around everything that the step does."""
-        fast = self.device.type == "cuda" and self.settings["preset"] != "plain"
+        fast = self.device.type == "cuda" and self.settings["preset"] == "fast"
         return cuda.attention_order() if fast else contextlib.nullcontext()
 
     def _compiled(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:

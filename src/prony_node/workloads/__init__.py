@@ -15,6 +15,7 @@ from prony_node.workloads.dino.config import DINO_WORKLOADS
 from prony_node.workloads.image.config import IMAGE_LIBRARIES, IMAGE_WORKLOADS
 from prony_node.workloads.language.config import LANGUAGE_LIBRARIES, LANGUAGE_WORKLOADS
 from prony_node.workloads.model_file.config import workload_of_file
+from prony_node.workloads.published import PUBLISHED as PUBLISHED
 from prony_node.workloads.reconstruct.config import RECONSTRUCT_WORKLOADS
 from prony_node.workloads.segment.config import SEGMENT_WORKLOADS
 

@@ -19,6 +19,7 @@ from prony_node.contract.trial import (
     reads_data_set,
 )
 from prony_node.data.place import FILES_ALONE
+from prony_node.workloads.published import published
 
 SIZE = Setting("size", "choice", "full, or tiny: a small model of the same kind, for a CPU and tests", ("full", "tiny"))
 WEIGHTS = Setting(
@@ -91,6 +92,8 @@ class Workload:
     def _check_own(self, settings: Mapping[str, Value]) -> None:
         if self.operation:
             self._check_operation(settings)
+        if settings.get("preset") == "published":
+            published(self.name, str(settings.get("mode", self.modes[0])))
         self._check_data(settings)
         self._check_shapes(settings)
         if "epochs" in settings and self.epoch_samples is None and not reads_data_set(settings):
@@ -202,7 +205,7 @@ class Workload:
         return values
 
     def defaults(self, requested: Mapping[str, Value], machine: Machine) -> dict[str, Value]:
-        """What an expert would pick on this machine (preset=fast), or a beginner (preset=plain)."""
+        """What an expert would pick on this machine (preset=fast), a beginner (plain), or what a study ran."""
         mode = str(requested.get("mode", self.modes[0]))
         with_graphs = machine.device == "cuda"
         values: dict[str, Value] = {
@@ -229,15 +232,18 @@ class Workload:
         values.update(self.fixed)
         if machine.device == "cpu":
             values.update(self.fixed_on_cpu)
-        if self.tiny is not None:
-            values["size"] = "full"
-            if requested.get("size") == "tiny":
-                values |= {"batch_size": TINY_BATCH, **self.tiny}
-        if requested.get("preset") == "plain":
+        if requested.get("preset", "fast") != "fast":
             values |= {
                 "precision": "fp32", "compile": "off", "graphs": False, "memory_format": "contiguous",
                 "fused": False, "workers": 0, "pin_memory": False, **self.fixed_when_plain,
             }  # fmt: skip
+        if requested.get("preset") == "published":
+            study = published(self.name, mode)
+            values |= {**study.settings, "study": study.named}
+        if self.tiny is not None:
+            values["size"] = "full"
+            if requested.get("size") == "tiny":
+                values |= {"batch_size": TINY_BATCH, **self.tiny}
         return values
 
     def _fused(self, requested: Mapping[str, Value], machine: Machine) -> bool:

@@ -1,0 +1,30 @@
+"""Correctness is not traded: all of preset=fast on a device, compiled and captured, has the losses of preset=plain.
+
+Both in bf16, at tiny size. `pytest --gpu tests/gpu/test_gpu_fast_is_plain.py --keep-losses results/h200/fast-is-plain`
+keeps the losses of each workload there, a JSON file each.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from loss_curve import TRAINED, compared, torchs_own_chance
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", TRAINED)
+def test_fast_has_the_losses_of_plain(device: torch.device, name: str, request: pytest.FixtureRequest) -> None:
+    with torchs_own_chance():
+        row = compared(name, device)
+    folder = request.config.getoption("--keep-losses")
+    if folder:  # a file a workload, so that several processes may share them out
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        document = {"device": torch.cuda.get_device_name(), **row}
+        (Path(folder) / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
+    assert row["distance"] < row["allowed"]

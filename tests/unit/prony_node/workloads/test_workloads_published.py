@@ -1,0 +1,58 @@
+"""preset=published: what a study states are the defaults, and whoever has no study is told who has."""
+
+from __future__ import annotations
+
+import pytest
+
+from prony_node.contract.errors import RequestError
+from prony_node.contract.machine import Machine
+from prony_node.contract.settings import SETTINGS, Value
+from prony_node.workloads import WORKLOADS, find_workload
+from prony_node.workloads.published import PUBLISHED
+
+H200 = Machine("cuda", 141.0, 16)
+
+
+def effective(name: str, machine: Machine = H200, **given: Value) -> dict[str, Value]:
+    workload = find_workload(name)
+    return workload.effective(workload.parse({"preset": "published", **given}), machine)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_study_yields_settings_that_work_together(name: str, device: str) -> None:
+    assert name in WORKLOADS
+    found, study = effective(name, Machine(device, None, 4)), PUBLISHED[name]
+    assert found["study"] == study.named
+    assert (found["compile"], found["graphs"], found["memory_format"]) == ("off", False, "contiguous")
+    for setting, value in study.settings.items():
+        assert SETTINGS[setting].parse(value) == value
+        assert found.get(setting, value) == value  # a loader's are not there, since data=device has none
+    assert found["precision"] == study.settings.get("precision", "fp32")
+
+
+def test_what_a_study_states_about_its_loader_holds_with_a_data_set() -> None:
+    found = effective("wideresnet", data="./cifar100")
+    assert (found["workers"], found["prefetch"], found["cache"], found["batch_size"]) == (32, 4, "off", 32)
+
+
+def test_it_yields_to_what_was_asked_for() -> None:
+    found = effective("resnet50", batch_size="64", memory_format="channels_last")
+    assert (found["batch_size"], found["memory_format"], found["precision"]) == (64, "channels_last", "fp16")
+    assert effective("resnet50", size="tiny")["batch_size"] == 8
+
+
+@pytest.mark.parametrize("name", [name for name in WORKLOADS if name not in PUBLISHED] + ["timm/resnet18", "hf/llama"])
+def test_a_workload_that_no_study_ran_is_refused_with_those_that_have_one(name: str) -> None:
+    with pytest.raises(RequestError, match=f"none that ran {name}; there is one for resnet50, .*dino-swin-l"):
+        find_workload(name).parse({"preset": "published"})
+
+
+def test_inference_was_not_published() -> None:
+    with pytest.raises(RequestError, match=r"CARAML \(SC24\) trained resnet50; there is no mode=infer of it"):
+        find_workload("resnet50").parse({"preset": "published", "mode": "infer"})
+
+
+def test_the_other_presets_name_no_study() -> None:
+    workload = find_workload("resnet50")
+    assert not [preset for preset in ("fast", "plain") if "study" in workload.effective({"preset": preset}, H200)]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,7 @@ class Task:
     compared: Callable[[nn.Module, Batch], Tensor] | None = None
     # What of the model is compiled, for any shape, where the whole step cannot be.
     compiled_parts: Callable[[nn.Module], tuple[nn.Module, ...]] | None = None
+    compiler_options: Mapping[str, bool] = field(default_factory=dict)  # of inductor, beside those of the mode
     held_out: int | None = None  # samples that no step sees, where the usual number is too many
     # A length for the shorter side of a data set's images, and the most for the longer one, where a loader scales them.
     scale_to: tuple[int, int] | None = None

@@ -15,7 +15,7 @@ from prony_node.contract.trial import learns_to_quality
 from prony_node.measure import cuda
 from prony_node.measure.protocol import Batch, Task
 
-AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}  # fp8: what has no eight bits
 PURE = {"bf16-pure": torch.bfloat16}
 # An inference has no weights to update, so a low precision is the precision of its weights.
 INFERENCE = {"bf16": torch.bfloat16, "bf16-pure": torch.bfloat16, "fp16": torch.float16}
@@ -138,7 +138,10 @@ class Step:
             return function
         if mode == "max-autotune" and self.settings["graphs"]:
             mode = "max-autotune-no-cudagraphs"  # the whole step is captured by us
-        compiled: Callable[..., Tensor] = torch.compile(function, mode=mode, dynamic=False)
+        how: dict[str, Any] = {"mode": mode}
+        if self.task.compiler_options:  # torch takes a mode or options
+            how = {"options": {**torch._inductor.list_mode_options(mode), **self.task.compiler_options}}
+        compiled: Callable[..., Tensor] = torch.compile(function, dynamic=False, **how)
         return compiled
 
     def _compile_parts(self, mode: str) -> None:

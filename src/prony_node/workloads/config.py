@@ -48,6 +48,7 @@ class Workload:
     fixed: Mapping[str, Value] = field(default_factory=dict)  # defaults of those settings
     shape: Mapping[str, int] = field(default_factory=dict)  # the model's dimensions
     can_recompute: bool = False
+    has_fp8: bool = False  # it trains with linear layers of eight bits
     library: str = ""  # besides torch
     flops: float | None = None  # of the forward pass of a sample at the defaults, a multiply-add being two
     flops_source: str = ""  # where that figure stands in the literature
@@ -100,6 +101,7 @@ class Workload:
                 f"recompute=on is not offered for {self.name}: running its batch norms twice would change "
                 "their statistics"
             )
+        self._check_eight_bits(settings)
         self._check_sides(settings)
         self._check_batch(settings)
         length, most = settings.get("sequence"), self.shape.get("positions")
@@ -108,6 +110,14 @@ class Workload:
         has_images = self.unit == "images" or self.memory_format == "channels_last"
         if settings.get("memory_format") == "channels_last" and not has_images:
             raise RequestError(f"memory_format=channels_last is a layout of images; {self.name} has none")
+
+    def _check_eight_bits(self, settings: Mapping[str, Value]) -> None:
+        if settings.get("precision") != "fp8":
+            return
+        if not self.has_fp8:
+            raise RequestError(f"precision=fp8 is offered for the gpt models alone; {self.name} has precision=bf16")
+        if settings.get("mode") == "infer":
+            raise RequestError("precision=fp8 is offered for mode=train alone; use precision=bf16 for inference")
 
     def _check_sides(self, settings: Mapping[str, Value]) -> None:
         """Of images: what the model cuts them into must go into them."""

@@ -77,6 +77,7 @@ def _gpt(name: str, layers: int, hidden: int, heads: int, sequence: int, batch: 
         fixed={"sequence": sequence, "phase": "forward"},
         shape={"layers": layers, "hidden": hidden, "heads": heads, "vocabulary": vocabulary},
         can_recompute=True,
+        has_fp8=True,
         flops=sequence * (2.0 * parameters + 4 * layers * hidden * sequence),
         flops_source=GPT_FLOPS,
         tiny={"sequence": 32},

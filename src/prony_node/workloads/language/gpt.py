@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -139,6 +140,13 @@ def build(workload: Workload, settings: dict[str, Value]) -> Task:
         scores=partial(token_scores, next_token_logits),
         vocabulary=shape["vocabulary"],
     )
+    if settings.get("precision") == "fp8":
+        from prony_node.workloads.language.fp8 import refuse_where_missing, use_eight_bits
+
+        samples = settings["batch_size"]
+        tokens = None if samples == "auto" else int(samples) * sequence
+        refuse_where_missing(torch.device(str(settings["device"])), tokens)
+        task = dataclasses.replace(task, own_parts=use_eight_bits)
     if settings.get("phase", "forward") == "forward":
         return task
     from prony_node.workloads.language.cached_gpt import with_cache

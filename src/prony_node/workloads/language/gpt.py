@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from prony_node.data.synthetic import token_sampler
 from prony_node.measure.protocol import Batch, Task
+from prony_node.workloads.language.chunked_loss import chunked_loss, is_large
 from prony_node.workloads.language.config import decoder_rate, dimensions
 from prony_node.workloads.language.judging import token_scores
 from prony_node.workloads.weights import with_weights
@@ -102,7 +103,10 @@ class GPT(nn.Module):
 
 def next_token_loss(model: nn.Module, batch: Batch) -> Tensor:
     tokens, targets = batch
-    logits = next_token_logits(model, tokens)
+    states = model(tokens)
+    if is_large(states, model.embed.weight):
+        return chunked_loss(states, model.embed.weight, targets)
+    logits = F.linear(states, model.embed.weight)
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +11,7 @@ import torch.nn.functional as F
 from prony_node.contract import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.measure.flops import count_flops
+from prony_node.measure.step import Step
 from prony_node.workloads import WORKLOADS, build_task, find_workload
 from prony_node.workloads.language.cached_gpt import CachedGPT
 
@@ -55,6 +58,33 @@ def test_rows_may_stand_at_different_positions(model: CachedGPT) -> None:
     rows = torch.arange(ROWS)
     found = model.decode(tokens[rows, positions], positions)
     torch.testing.assert_close(found, every_logit(model, tokens)[rows, positions], atol=1e-4, rtol=1e-4)
+
+
+def test_what_is_compiled_attends_as_what_is_not(model: CachedGPT) -> None:
+    """Compiled, attention is written out; eager, it is one call of torch's."""
+    tokens, positions = torch.randint(64, (ROWS, SEQUENCE)), torch.tensor([2, 11, 5])
+    model.prefill(tokens)
+    given = tokens[torch.arange(ROWS), positions], positions
+    traced = torch.compile(model.decode, backend="eager", fullgraph=True)
+    torch.testing.assert_close(traced(*given), model.decode(*given), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_one_row_leaves_its_products_to_the_compiler(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = find_workload("gpt-117m")
+    given = {"mode": "infer", "phase": "decode", "size": "tiny", "batch_size": rows, "compile": "max-autotune"}
+    settings = workload.effective(given, Machine("cpu", None, 2))
+    step = Step(build_task(workload, settings), settings, torch.device("cpu"))
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(torch, "compile", lambda function, **how: asked.append(how) or function)
+    step.finish_model()
+    step.prepare(step.task.sample(torch.Generator().manual_seed(1), rows))
+    (how,) = asked
+    assert ("mode" in how) == (rows == 2)  # torch refuses both
+    if rows == 1:
+        assert how["options"]["coordinate_descent_tuning"] is True
+        assert how["options"]["max_autotune"] is True  # as the mode says
+        assert set(how["options"]) <= set(torch._inductor.list_options())
 
 
 def test_the_cache_stays_where_it_is(model: CachedGPT) -> None:

@@ -32,7 +32,7 @@ CONSTRUCTORS = {
 
 def build(workload: Workload, settings: dict[str, Value]) -> Task:
     task = library_task(workload, settings)
-    if workload.name.startswith("vit") and settings.get("preset") != "plain":
+    if workload.name.startswith("vit") and settings.get("preset", "fast") == "fast":
         task = replace(task, own_parts=use_own_parts)
     return task
 

@@ -107,7 +107,7 @@ def build(workload: Workload, settings: dict[str, Value]) -> Task:
         sample=span_sampler(shape["vocabulary"], int(settings["sequence"])),
         learning_rate=LEARNING_RATE[str(settings.get("optimizer", "adamw"))],
         weight_decay=0.01,
-        own_parts=None if settings.get("preset") == "plain" else norms_in_autocast_precision,
+        own_parts=norms_in_autocast_precision if settings.get("preset", "fast") == "fast" else None,
         recompute=recompute_layers,
         scores=partial(span_scores, padded=padded),
         vocabulary=shape["vocabulary"],

@@ -82,15 +82,10 @@ def losses(device: torch.device, name: str, **given: Value) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("name", "given"),
-    [("gpt-117m", {}), ("gpt-117m", {"precision": "fp8"}), ("vit-l", {}), ("vit-h", {})],
-    ids=str,
-)
-def test_fast_learns_as_plain_does(device: torch.device, name: str, given: dict[str, Value]) -> None:
-    """Captured, compiled, with Prony's own parts, in few bits; against the library's model, eager, in fp32."""
-    plain, fast = losses(device, name, preset="plain"), losses(device, name, **given)
-    assert fast == pytest.approx(plain, rel=0.03)
+def test_fp8_learns_as_fp32_does(device: torch.device) -> None:
+    """Captured, compiled, in eight bits; against the plain loop."""
+    plain, small = losses(device, "gpt-117m", preset="plain"), losses(device, "gpt-117m", precision="fp8")
+    assert small == pytest.approx(plain, rel=0.03)
 
 
 def test_large_logits_in_parts_learn_as_whole_ones(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

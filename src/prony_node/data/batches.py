@@ -94,7 +94,7 @@ def evaluation_batches(dataset: DataSet, settings: dict[str, Value], samples: in
             samples,
             workers=workers,
             pin_memory=bool(settings["pin_memory"]),
-            decode=str(settings["decode"]),
+            decode="cpu" if settings["decode"] == "both" else str(settings["decode"]),  # one judge for all
             augment=False,
             image_size=int(settings["image_size"]),
             endless=False,

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import multiprocessing
+import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from prony_node.contract import RequestError
 from prony_node.contract.errors import unknown
 from prony_node.data.ahead import MOMENT_S, Ahead, DeviceDecoder, Ready, received
 from prony_node.data.dataset import Encoded, as_tensor
 from prony_node.data.decode import decode_on_cpu, seed_of
+from prony_node.data.share import Share
 
-DECODERS = ("cpu", "device")
+DECODERS = {"cpu": 0.0, "device": 1.0, "both": None}  # and the device's share of the work; None: by their speeds
 CACHES = ("off", "memory")
 MEMORY_SHARE = 0.8  # of what is free, that a cache may take
 Place = tuple[int, int]  # epoch, sample
@@ -56,21 +59,55 @@ class Decoded(Dataset[tuple[Tensor, ...]]):
         return self._cache.read(index) if self._cache else as_tensor(self._source.read(index))
 
     def __getitems__(self, places: list[Place]) -> tuple[Tensor, ...]:
-        images = torch.empty((len(places), 3, self._size, self._size), dtype=torch.uint8)
+        return self.pixels(places), self.labels(places)
+
+    def pixels(self, places: list[Place]) -> Tensor:
+        images = _batch_memory(len(places), self._size)
         for at, (epoch, index) in enumerate(places):
             seed = seed_of(self._seed, epoch, index)
             images[at] = decode_on_cpu(self.encoded(index), self._size, self._augment, seed)
-        return images, self._source.labels[[index for _, index in places]]
+        return images
+
+    def labels(self, places: list[Place]) -> Tensor:
+        return self._source.labels[[index for _, index in places]]
 
 
-class Undecoded(Decoded):
-    """The same for a device that decodes: the bytes of a batch in one piece, where each ends, and its seed."""
+class Divided(Decoded):
+    """The same beside a device that has a share in it: of its images the bytes in one piece, where each ends, its seed.
+
+    The order is: pixels of the first images, labels of all, then those three of the others, then the seconds that the
+    pixels took.
+    """
+
+    def __init__(
+        self, source: Encoded, size: int, augment: bool, seed: int, cache: Cache | None, share: Share
+    ) -> None:
+        super().__init__(source, size, augment, seed, cache)
+        self._share = share
 
     def __getitems__(self, places: list[Place]) -> tuple[Tensor, ...]:
-        parts = [self.encoded(index) for _, index in places]
-        ends = torch.tensor([len(part) for part in parts]).cumsum(0)
-        seeds = torch.tensor([seed_of(self._seed, epoch, index) for epoch, index in places])
-        return torch.cat(parts), self._source.labels[[index for _, index in places]], ends, seeds
+        began = time.perf_counter()
+        cut = len(places) - self._share.count(len(places))
+        pixels = self.pixels(places[:cut])
+        spent_s = torch.tensor(time.perf_counter() - began, dtype=torch.float64)
+        parts = [self.encoded(index) for _, index in places[cut:]]
+        data = torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)
+        ends = torch.tensor([len(part) for part in parts], dtype=torch.int64).cumsum(0)
+        seeds = torch.tensor([seed_of(self._seed, epoch, index) for epoch, index in places[cut:]], dtype=torch.int64)
+        return pixels, self.labels(places), data, ends, seeds, spent_s
+
+
+def _batch_memory(images: int, size: int) -> Tensor:
+    """Pixel by pixel, as images are resized and as convolutions want them; a worker's where the rank can read it.
+
+    Handed over from a worker's own memory the batch would be copied once more.
+    """
+    if get_worker_info() is None or not images:
+        memory = torch.empty(images * size * size * 3, dtype=torch.uint8)
+    else:
+        memory = torch.empty(0, dtype=torch.uint8)
+        memory.set_(torch.UntypedStorage._new_shared(images * size * size * 3))  # type: ignore[call-overload]
+    return memory.view(images, size, size, 3).permute(0, 3, 1, 2)
 
 
 @dataclass(frozen=True)
@@ -100,20 +137,19 @@ def fill_cache(source: Encoded) -> Cache:
 class FileBatches:
     """Batches of (uint8 images, int64 labels). Closed by whoever opened it, as `HostBatches` are.
 
-    With a device, a thread decodes there before a batch is asked for; without one, the workers have decoded.
+    With a decoder, a thread decodes or copies to the device before a batch is asked for; without one, batches are
+    taken as the workers hand them over.
     """
 
     def __init__(
         self,
         loader: DataLoader[tuple[Tensor, ...]],
-        size: int = 0,
-        augment: bool = False,
-        device: torch.device | None = None,
+        decoder: Callable[[Iterator[tuple[Tensor, ...]]], DeviceDecoder] | None = None,
     ) -> None:
         self._batches: Iterator[tuple[Tensor, ...]] | None = iter(loader)
         self._ahead: Ahead[Ready] | None = None
-        if device is not None:
-            self._ahead = Ahead(DeviceDecoder(self._batches, size, augment, device))
+        if decoder is not None:
+            self._ahead = Ahead(decoder(self._batches))
             self._batches = None
             weakref.finalize(self, self._ahead.close)  # a batch that nobody takes must not keep the thread
 
@@ -166,21 +202,27 @@ def file_loader(
         raise unknown("decode", decode, DECODERS)
     if cache not in CACHES:
         raise unknown("cache", cache, CACHES)
-    if decode == "device" and device is None:
-        raise RequestError("decode=device needs a device")
+    if decode != "cpu" and device is None:
+        raise RequestError(f"decode={decode} needs a device")
     if batch_size < 1 or (endless and batch_size > len(dataset)):
         raise RequestError(f"batch_size={batch_size} does not fit a set of {len(dataset):,} samples")
     held = fill_cache(dataset) if cache == "memory" else None
-    task = Decoded if decode == "cpu" else Undecoded
+    place = torch.device(device) if device is not None else None
+    share = Share(DECODERS[decode], workers)
+    given = (dataset, image_size, augment, seed, held)
+    # What the workers decode for a device is copied there by a thread too, so that no step waits for the copy.
+    aside = place is not None and (decode != "cpu" or (place.type == "cuda" and endless))
     loader = worker_loader(
-        task(dataset, image_size, augment, seed, held),
+        Divided(*given, share) if aside else Decoded(*given),
         EpochOrder(len(dataset), batch_size, seed, endless),
         workers,
         prefetch,
         pin_memory,
-        timeout_s=MOMENT_S if workers and decode == "device" else 0,
+        timeout_s=MOMENT_S if workers and aside else 0,
     )
-    return FileBatches(loader, image_size, augment, torch.device(device) if decode == "device" and device else None)
+    if place is None or not aside:
+        return FileBatches(loader)
+    return FileBatches(loader, partial(DeviceDecoder, size=image_size, augment=augment, device=place, share=share))
 
 
 def worker_loader(

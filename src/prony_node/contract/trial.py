@@ -48,7 +48,7 @@ class Trial:
         return " ".join([self.workload, *words])
 
 
-TRAINING_ONLY = ("optimizer", "fused", "grad_accumulation", "recompute", "augment", "until", "learning_rate")
+TRAINING_ONLY = ("optimizer", "fused", "grad_accumulation", "recompute", "augment", "until", "learning_rate", "norms")
 INFERENCE_ONLY = ("phase",)
 LOADER_ONLY = ("workers", "prefetch", "pin_memory")
 DATA_SET_ONLY = (

@@ -79,9 +79,7 @@ class Divided(Decoded):
     pixels took.
     """
 
-    def __init__(
-        self, source: Encoded, size: int, augment: bool, seed: int, cache: Cache | None, share: Share
-    ) -> None:
+    def __init__(self, source: Encoded, size: int, augment: bool, seed: int, cache: Cache | None, share: Share) -> None:
         super().__init__(source, size, augment, seed, cache)
         self._share = share
 
@@ -106,7 +104,7 @@ def _batch_memory(images: int, size: int) -> Tensor:
         memory = torch.empty(images * size * size * 3, dtype=torch.uint8)
     else:
         memory = torch.empty(0, dtype=torch.uint8)
-        memory.set_(torch.UntypedStorage._new_shared(images * size * size * 3))  # type: ignore[call-overload]
+        memory.set_(torch.UntypedStorage._new_shared(images * size * size * 3))
     return memory.view(images, size, size, 3).permute(0, 3, 1, 2)
 
 

@@ -176,7 +176,9 @@ def fit_settings(settings: dict[str, Value], asked: Mapping[str, Value], dataset
         settings.setdefault("decode", "cpu")
         settings.setdefault("cache", "off")
         if isinstance(dataset, StreetScenes) and settings["decode"] != "cpu":
-            raise RequestError(f"decode={settings['decode']} is for JPEGs; the PNGs of {dataset.kind} are decoded by the CPU")
+            raise RequestError(
+                f"decode={settings['decode']} is for JPEGs; the PNGs of {dataset.kind} are decoded by the CPU"
+            )
         if settings["cache"] == "device":
             raise RequestError(f"cache=device is for small sets of pixels; {dataset.kind} takes cache=memory or off")
         if "workers" not in asked:

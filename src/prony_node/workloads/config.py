@@ -161,7 +161,9 @@ class Workload:
                 + (offered or "leave it out")
             )
         if self.reads == "boxes" and settings.get("decode", "cpu") != "cpu":
-            raise RequestError(f"decode={settings['decode']} cuts images to one size; those of {self.name} keep theirs: decode=cpu")
+            raise RequestError(
+                f"decode={settings['decode']} cuts images to one size; those of {self.name} keep theirs: decode=cpu"
+            )
         if self.reads == "boxes" and settings.get("precision") == "bf16-pure" and settings.get("mode") != "infer":
             raise RequestError(
                 "precision=bf16-pure is not possible: a corner of a box at 600 pixels would be rounded by up to two; "

@@ -18,6 +18,10 @@ LIBRARY_IMAGE_SIZE = Setting(
     "image_size", "count", "height and width of an image, in pixels; auto: what the library says", ("auto",), least=32
 )
 CLASSES = Setting("classes", "count", "classes that the model tells apart; else its own, or the data set's", least=2)
+NORMS = Setting(
+    "norms", "choice", "who computes batch norms and ReLUs: the library, or the compiler, from Prony's own form",
+    ("library", "compiled"),
+)  # fmt: skip
 SCORES = ("accuracy", "loss")
 IMAGENET_IMAGES = 1_281_167
 DOCUMENTED = "torchvision's documentation of the model"
@@ -32,6 +36,7 @@ def _classifier(name: str, help: str, parameters: int, source: str, batch: tuple
     sizes = {"train/cpu": train_cpu, "infer/cpu": infer_cpu}
     shape = {"classes": 1000} | ({"patch": patch} if patch else {})
     tiny: dict[str, Value] = {"image_size": tiny_size}
+    has_norms = optimizer == "sgd"  # of a batch
     return Workload(
         name=name,
         help=f"{help} on 224x224 images, 1000 classes (torchvision)",
@@ -44,8 +49,8 @@ def _classifier(name: str, help: str, parameters: int, source: str, batch: tuple
         optimizer=optimizer,
         memory_format="channels_last" if optimizer == "sgd" else "contiguous",  # only convolutions gain by it
         epoch_samples=IMAGENET_IMAGES,
-        settings=(IMAGE_SIZE, CLASSES, WEIGHTS),
-        fixed={"image_size": 224},
+        settings=(IMAGE_SIZE, CLASSES, WEIGHTS) + ((NORMS,) if has_norms else ()),
+        fixed={"image_size": 224, **({"norms": "library"} if has_norms else {})},
         shape=shape,
         library="torchvision",
         flops=2 * multiply_adds,
@@ -101,8 +106,8 @@ IMAGE_WORKLOADS = (
         memory_gib={"train": 16.0, "infer": 4.0},
         memory_format="channels_last",
         epoch_samples=50_000,
-        settings=(IMAGE_SIZE, CLASSES, WEIGHTS),
-        fixed={"image_size": 32},
+        settings=(IMAGE_SIZE, CLASSES, WEIGHTS, NORMS),
+        fixed={"image_size": 32, "norms": "library"},
         shape={"classes": 100},
         flops=4_824_462_336,
         flops_source="counted by hand from its convolutions and last layer; its sources give no figure",

@@ -155,7 +155,7 @@ def test_both_decode_the_images_that_each_alone_would(images: Encoded, workers: 
         assert torch.equal(found, labels)
         mine_first = [torch.equal(image, own) for image, own in zip(pixels, mine, strict=True)]
         its_last = [torch.equal(image, own) for image, own in zip(pixels, its, strict=True)]
-        assert mine_first[0] and its_last[-1]  # each has some of every batch
+        assert (mine_first[0], its_last[-1]) == (True, True)  # each has some of every batch
         assert all(one or other for one, other in zip(mine_first, its_last, strict=True))
     for batches in (by_workers, by_device, both):
         batches.close()

@@ -6,9 +6,7 @@ import multiprocessing
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -17,13 +15,13 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 from prony_node.contract import RequestError
 from prony_node.contract.errors import unknown
 from prony_node.data.ahead import MOMENT_S, Ahead, DeviceDecoder, Ready, received
+from prony_node.data.cache import Cache, fill_cache
 from prony_node.data.dataset import Encoded, as_tensor
 from prony_node.data.decode import decode_on_cpu, seed_of
 from prony_node.data.share import Share
 
 DECODERS = {"cpu": 0.0, "device": 1.0, "both": None}  # and the device's share of the work; None: by their speeds
 CACHES = ("off", "memory")
-MEMORY_SHARE = 0.8  # of what is free, that a cache may take
 Place = tuple[int, int]  # epoch, sample
 
 
@@ -106,30 +104,6 @@ def _batch_memory(images: int, size: int) -> Tensor:
         memory = torch.empty(0, dtype=torch.uint8)
         memory.set_(torch.UntypedStorage._new_shared(images * size * size * 3))
     return memory.view(images, size, size, 3).permute(0, 3, 1, 2)
-
-
-@dataclass(frozen=True)
-class Cache:
-    """Every image's bytes in one piece of memory, read once before the workers start and seen by all of them."""
-
-    data: Tensor
-    ends: list[int]
-
-    def read(self, index: int) -> Tensor:
-        return self.data[self.ends[index - 1] if index else 0 : self.ends[index]]
-
-
-def fill_cache(source: Encoded) -> Cache:
-    free = _free_memory_bytes()
-    if free is not None and source.encoded_bytes > MEMORY_SHARE * free:
-        raise RequestError(
-            f"cache=memory would hold {source.encoded_bytes / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB are free here"
-        )
-    data, ends = bytearray(), []
-    for index in range(len(source)):
-        data += source.read(index)
-        ends.append(len(data))
-    return Cache(torch.frombuffer(data, dtype=torch.uint8), ends)
 
 
 class FileBatches:
@@ -252,18 +226,3 @@ def _as_it_is(batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 def workers_context() -> str:
     """Forked where that is possible: a worker then sees what is held in memory without a copy."""
     return "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
-
-
-def _free_memory_bytes() -> int | None:
-    """What the system says is free, or what the container's limit leaves of it."""
-    try:
-        fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
-        free = int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, ValueError, LookupError):
-        return None
-    try:
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii"))
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
-        return min(free, max(0, limit - used))
-    except (OSError, ValueError):
-        return free

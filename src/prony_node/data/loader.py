@@ -117,7 +117,9 @@ class FileBatches:
         self,
         loader: DataLoader[tuple[Tensor, ...]],
         decoder: Callable[[Iterator[tuple[Tensor, ...]]], DeviceDecoder] | None = None,
+        share: Share | None = None,
     ) -> None:
+        self.share = share
         self._batches: Iterator[tuple[Tensor, ...]] | None = iter(loader)
         self._ahead: Ahead[Ready] | None = None
         if decoder is not None:
@@ -194,7 +196,8 @@ def file_loader(
     )
     if place is None or not aside:
         return FileBatches(loader)
-    return FileBatches(loader, partial(DeviceDecoder, size=image_size, augment=augment, device=place, share=share))
+    decoder = partial(DeviceDecoder, size=image_size, augment=augment, device=place, share=share)
+    return FileBatches(loader, decoder, share)
 
 
 def worker_loader(

@@ -28,6 +28,11 @@ class Share:
     def part(self) -> float:
         return float(self._part)
 
+    @property
+    def found(self) -> float | None:
+        """The part, where it was not given."""
+        return None if self._fixed else self.part
+
     def count(self, images: int) -> int:
         """How many of so many images the device decodes."""
         count = round(self.part * images)

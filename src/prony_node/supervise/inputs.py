@@ -62,11 +62,15 @@ class Inputs:
             raise RequestError(f"classes={classes} is not possible: the data set tells {found} classes apart")
 
     def about(self) -> dict[str, Any] | None:
-        """What the record says of the data set."""
+        """What the record says of the data set; after a run, with how its images were divided."""
         if self.opened is None:
             return None
         held = {"device": "device", "memory": "host memory"}.get(str(self.settings.get("cache")), "files")
-        return {**self.opened.about, "held": held}
+        said = {**self.opened.about, "held": held}
+        for source in self._open:
+            if isinstance(source, FileBatches) and source.share and source.share.found is not None:
+                said["decoded_on_device"] = source.share.found
+        return said
 
     def fit(self, task: Task) -> None:
         """Let the data set speak the model's language."""

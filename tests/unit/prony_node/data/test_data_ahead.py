@@ -157,6 +157,8 @@ def test_both_decode_the_images_that_each_alone_would(images: Encoded, workers: 
         its_last = [torch.equal(image, own) for image, own in zip(pixels, its, strict=True)]
         assert (mine_first[0], its_last[-1]) == (True, True)  # each has some of every batch
         assert all(one or other for one, other in zip(mine_first, its_last, strict=True))
+    assert both.share is not None
+    assert 0 < (both.share.found or 0) < 1
     for batches in (by_workers, by_device, both):
         batches.close()
 
@@ -206,6 +208,7 @@ def test_a_given_share_stays() -> None:
         share = Share(part)
         share.saw(5, 1.0, 5, 1.0)
         assert (share.count(7), share.count(0)) == (7 * part, 0)
+        assert share.found is None
 
 
 @pytest.mark.parametrize("workers", [0, 1])

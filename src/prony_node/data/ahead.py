@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -90,6 +89,32 @@ class Ahead(Generic[Item]):
             self._change.notify_all()
 
 
+class Source(Protocol):
+    """A loader that can be closed."""
+
+    def __next__(self) -> tuple[Tensor, ...]: ...
+    def close(self) -> None: ...
+
+
+class Beside:
+    """A stream beside the step's, where the device has streams."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self._stream = device, None
+        if device.type == "cuda":
+            # Looked up here: in another thread another device may be the current one.
+            self.device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+            # Its kernels are many and small, and would each queue behind a large one of the step.
+            self._stream = torch.cuda.Stream(self.device, priority=-1)
+
+    def do(self, work: Callable[[], tuple[Tensor, ...]]) -> Ready:
+        """What `work` puts on the device, on that stream."""
+        if self._stream is None:
+            return work(), None
+        with torch.cuda.stream(self._stream):
+            return work(), self._stream.record_event()
+
+
 class DeviceDecoder:
     """What the thread does: the next batch of a loader, decoded on the device, on a stream beside the step's.
 
@@ -101,12 +126,8 @@ class DeviceDecoder:
     ) -> None:
         self._batches, self._size, self._augment, self._device = batches, size, augment, device
         self._share = share
-        self._stream: Any = None
-        if device.type == "cuda":
-            # Looked up here: in another thread another device may be the current one.
-            self._device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
-            # Its kernels are many and small, and would each queue behind a large one of the step.
-            self._stream = torch.cuda.Stream(self._device, priority=-1)
+        self._beside = Beside(device)
+        self._device = self._beside.device
 
     def __call__(self) -> Ready | None:
         try:
@@ -115,9 +136,7 @@ class DeviceDecoder:
             if str(error).startswith("DataLoader timed out"):  # after MOMENT_S; asked again, it waits on
                 return None
             raise
-        with self._beside_the_step():
-            placed = self._placed(*batch)
-            return placed, None if self._stream is None else self._stream.record_event()
+        return self._beside.do(lambda: self._placed(*batch))
 
     def _placed(
         self, pixels: Tensor, labels: Tensor, data: Tensor, ends: Tensor, seeds: Tensor, worker_s: Tensor
@@ -131,8 +150,36 @@ class DeviceDecoder:
             self._share.saw(len(pixels), float(worker_s), len(ends), time.perf_counter() - began)
         return torch.cat(parts) if len(parts) > 1 else parts[0], here
 
-    def _beside_the_step(self) -> AbstractContextManager[Any]:
-        return torch.cuda.stream(self._stream) if self._stream is not None else contextlib.nullcontext()
+
+class SentBatches:
+    """Batches of a loader, sent by a thread on a stream beside the step's, before they are asked for."""
+
+    def __init__(
+        self, source: Source, send: Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]], device: torch.device
+    ) -> None:
+        beside = Beside(device)
+
+        def make() -> Ready:
+            batch = next(source)
+            return beside.do(lambda: send(batch))
+
+        self._source = source
+        self._ahead: Ahead[Ready] = Ahead(make)
+        weakref.finalize(self, self._ahead.close)
+
+    def __iter__(self) -> SentBatches:
+        return self
+
+    def __next__(self) -> tuple[Tensor, ...]:
+        return received(self._ahead.take())
+
+    def settle(self) -> None:
+        """Wait until nothing of this is at work on the device, until the next batch is taken."""
+        self._ahead.settle()
+
+    def close(self) -> None:
+        self._ahead.close()
+        self._source.close()
 
 
 def received(ready: Ready) -> tuple[Tensor, ...]:

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from prony_node.contract import RequestError
 from prony_node.data import decode, loader
-from prony_node.data.ahead import Ahead
+from prony_node.data.ahead import Ahead, SentBatches
 from prony_node.data.dataset import Encoded
 from prony_node.data.decode import crop_for, decode_on_cpu, decode_on_device, decoded
 from prony_node.data.loader import Divided, EpochOrder, FileBatches, file_loader
@@ -176,6 +176,28 @@ def test_what_workers_decoded_is_the_same_when_a_thread_sends_it(
         assert torch.equal(labels, also)
     sent.close()
     straight.close()
+
+
+def test_sent_batches_are_those_of_the_loader_and_end_with_it() -> None:
+    class Counted:
+        closed = False
+
+        def __init__(self) -> None:
+            self.left = iter([(torch.full((2,), number),) for number in range(5)])
+
+        def __next__(self) -> tuple[Tensor, ...]:
+            return next(self.left)
+
+        def close(self) -> None:
+            self.closed = True
+
+    source = Counted()
+    sent = SentBatches(source, lambda batch: (batch[0] * 10,), CPU)
+    sent.settle()
+    assert [int(batch[0][0]) for batch in sent] == [0, 10, 20, 30, 40]
+    sent.close()
+    assert source.closed
+    assert not threads()
 
 
 # The shares of decode=both

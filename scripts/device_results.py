@@ -1,7 +1,9 @@
 """Make the records that results/ holds of a device: warm the compiler's cache in parallel, then run trials one by one.
 
-    python scripts/device_results.py SUITE OUT [--part 1/3] [--repeats N] [--warm N] [--only WORD] [setting=value]
+    python scripts/device_results.py SUITE OUT [--part 1/3] [--repeats N] [--warm N] [--limit SECONDS] [--only WORD]
+                                     [setting=value]
 
+A trial of which OUT has a record already is passed over, so that the same command goes on where the last one ended.
 Compiling takes most of a run's time and hardly any of the device, so every trial is first compiled, several at
 once. The runs that count come after, alone, in fresh processes. What is bulky (step series, samples) is left out
 of the copy in OUT, and the home directory is written as ~ in it; the run folders themselves stay in a temporary
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import json
 import shutil
 import subprocess
 import sys
@@ -22,6 +25,7 @@ from pathlib import Path
 
 from prony.plan.suites import load_suites
 from prony_node.contract.trial import Trial
+from prony_node.workloads import find_workload
 
 KEPT = ("record.json", "plan.json", "facts.json", "device.json", "effective.json", "power.json", "rank0.log")
 SAMPLES = "power.csv"  # what energy figures rest on: kept, packed
@@ -34,16 +38,23 @@ def main() -> int:
     if options.only:
         trials = [trial for trial in trials if any(word in str(trial) for word in options.only)]
     trials = trials[part - 1 :: parts]
+    trials = [with_settings(trial, options.settings) for trial in trials]
+    there = {json.loads(path.read_text())["trial"]["hash"] for path in options.out.glob("*/record.json")}
+    trials = [trial for trial in trials if trial.hash not in there]
+    end = time.monotonic() + options.limit
     place = Path(tempfile.mkdtemp(prefix="prony-results-"))
     if options.warm:
         began = time.monotonic()
         with ThreadPoolExecutor(options.warm) as pool:
-            codes = list(pool.map(lambda trial: warm(trial, options.settings, place), trials))
+            codes = list(pool.map(lambda trial: warm(trial, place), trials))
         print(f"warmed {codes.count(0)} of {len(trials)} trials in {time.monotonic() - began:.0f} s", flush=True)
     for _ in range(options.repeats):
         for trial in trials:
             began = time.monotonic()
-            code = run(trial, options.settings, place / "runs", ["--max-time", options.max_time])
+            if began > end:
+                print(f"not started within {options.limit:.0f} s: {trial}", flush=True)
+                continue
+            code = run(trial, place / "runs", ["--max-time", options.max_time])
             print(f"{trial}: exit {code}, {time.monotonic() - began:.0f} s", flush=True)
             keep(place / "runs", options.out)  # after each: what was measured must outlast a time limit
     print(f"run folders: {place / 'runs'}")
@@ -60,21 +71,23 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--warm", type=int, default=0, help="compile so many trials at once before; 0: none")
     parser.add_argument("--only", action="append", help="trials whose words hold this")
     parser.add_argument("--max-time", default="20s")
+    parser.add_argument("--limit", type=float, default=float("inf"), help="start no trial after so many seconds")
     return parser.parse_intermixed_args()
 
 
-def words_of(trial: Trial, settings: list[str]) -> list[str]:
-    return [*str(trial).split(), *settings]
+def with_settings(trial: Trial, words: list[str]) -> Trial:
+    more = dict(word.split("=", 1) for word in words)
+    return Trial(trial.workload, {**trial.settings, **find_workload(trial.workload).parse(more)})
 
 
-def run(trial: Trial, settings: list[str], out: Path, more: list[str]) -> int:
-    argv = [sys.executable, "-m", "prony", "run", *words_of(trial, settings), "--out", str(out), *more]
+def run(trial: Trial, out: Path, more: list[str]) -> int:
+    argv = [sys.executable, "-m", "prony", "run", *str(trial).split(), "--out", str(out), *more]
     return subprocess.run(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode
 
 
-def warm(trial: Trial, settings: list[str], place: Path) -> int:
+def warm(trial: Trial, place: Path) -> int:
     own = Path(tempfile.mkdtemp(dir=place))  # several at once, each with an index of its own
-    code = run(trial, [*settings, "steps=2"], own / "runs", ["--no-energy"])
+    code = run(with_settings(trial, ["steps=2"]), own / "runs", ["--no-energy"])
     shutil.rmtree(own, ignore_errors=True)
     return code
 

@@ -53,7 +53,7 @@ def assigned(truths: Truths, candidates: Tensor, bounds: Bounds) -> Assigned:
 
 def _assigned(boxes: Tensor, real: Tensor, candidates: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor, Tensor]:
     shared = overlaps(boxes[:, :, None], candidates[:, None])
-    shared = torch.where(real[..., None], shared, -1.0)  # images, most, candidates
+    shared = shared.masked_fill(~real[..., None], -1.0)  # images, most, candidates
     most, rows = shared.max(dim=1)
     positive = most >= bounds.positive
     if bounds.best_too:
@@ -69,8 +69,8 @@ def drawn(positive: Tensor, negative: Tensor, count: int, most_positive: int) ->
     """
     chance = torch.rand(positive.shape, device=positive.device)
     size = positive.shape[1]
-    lowest = torch.where(positive, chance, -1.0).topk(min(most_positive, size)).values[:, -1:]
+    lowest = chance.masked_fill(~positive, -1.0).topk(min(most_positive, size)).values[:, -1:]
     chosen = positive & (chance >= lowest)
-    worth = torch.where(chosen, chance + 1, torch.where(negative, chance, -1.0))
+    worth = torch.where(chosen, chance + 1, chance.masked_fill(~negative, -1.0))
     found = worth.topk(min(count, size))
     return found.indices, found.values >= 0

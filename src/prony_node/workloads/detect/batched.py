@@ -91,7 +91,7 @@ def proposals(
     limits = to_device([[width, height] * 2 for height, width in sizes], boxes.device)[:, None]
     boxes = torch.minimum(boxes.clamp(min=0), limits)
     large = (boxes[..., 2:] - boxes[..., :2] >= rpn.min_size).all(-1)
-    scores = torch.where(large, scores.gather(1, best).float(), -torch.inf)  # sorted last, and not there after all
+    scores = scores.gather(1, best).float().masked_fill(~large, -torch.inf)  # sorted last, and not there after all
     # Boxes of different levels do not suppress each other: each level is moved to a place of its own.
     farther = 2.0 * max(max(size) for size in sizes)
     counts = torch.tensor([min(before, count) for count in per_level])
@@ -124,7 +124,7 @@ def region_loss(heads: Any, features: dict[str, Tensor], boxes: Tensor, there: T
         rows = found.rows.gather(1, places)
         regions = _rows(boxes, places)
         wanted = encoded(_rows(truths.boxes, rows), regions, heads.box_coder.weights)
-        labels = torch.where(positive, truths.labels.gather(1, rows), 0).flatten()
+        labels = truths.labels.gather(1, rows).masked_fill(~positive, 0).flatten()
     pooled = heads.box_head(heads.box_roi_pool(features, list(regions), sizes))
     logits, codes = heads.box_predictor(pooled)
     judged = F.cross_entropy(logits.float(), labels, reduction="none")
@@ -138,9 +138,9 @@ def _rows(values: Tensor, rows: Tensor) -> Tensor:
 
 
 def _box_loss(codes: Tensor, wanted: Tensor, positive: Tensor) -> Tensor:
-    wanted = torch.where(positive[..., None], wanted, 0.0)  # elsewhere it may be no number
+    wanted = wanted.masked_fill(~positive[..., None], 0.0)  # elsewhere it may be no number
     return _sum(F.smooth_l1_loss(codes.float(), wanted, beta=BETA, reduction="none").sum(-1), positive)
 
 
 def _sum(values: Tensor, counted: Tensor) -> Tensor:
-    return torch.where(counted, values, 0.0).sum()
+    return values.masked_fill(~counted, 0.0).sum()  # torch.where would send that 0 to the device and wait

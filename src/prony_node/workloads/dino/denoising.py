@@ -70,5 +70,5 @@ def noised_boxes(boxes: Tensor) -> Tensor:
 def hidden_from(noised: int, groups: int, queries: int, device: torch.device) -> Tensor:
     """Row may not see column: no group sees another, and the queries to be matched see none, or they could copy."""
     row = torch.arange(noised + queries, device=device)
-    group = torch.where(row < noised, row // max(1, noised // groups), -1)
+    group = (row // max(1, noised // groups)).masked_fill(row >= noised, -1)
     return (group[None] >= 0) & (group[None] != group[:, None])

@@ -27,13 +27,18 @@ def logit(shares: Tensor) -> Tensor:
 def generalised_iou(one: Tensor, other: Tensor) -> Tensor:
     """Of boxes as corners, for shapes that broadcast: IoU less the share of the hull that neither covers."""
     lower, upper = torch.maximum(one[..., :2], other[..., :2]), torch.minimum(one[..., 2:], other[..., 2:])
-    shared = (upper - lower).clamp(min=0).prod(-1)
+    shared = _product((upper - lower).clamp(min=0))
     hull_lower, hull_upper = torch.minimum(one[..., :2], other[..., :2]), torch.maximum(one[..., 2:], other[..., 2:])
-    hull = (hull_upper - hull_lower).prod(-1)
+    hull = _product(hull_upper - hull_lower)
     union = _area(one) + _area(other) - shared
     least = torch.finfo(union.dtype).tiny  # two boxes without any area are as far apart as can be, not undefined
     return shared / union.clamp(min=least) - (hull - union) / hull.clamp(min=least)
 
 
 def _area(boxes: Tensor) -> Tensor:
-    return (boxes[..., 2:] - boxes[..., :2]).prod(-1)
+    return _product(boxes[..., 2:] - boxes[..., :2])
+
+
+def _product(sides: Tensor) -> Tensor:
+    """Width times height. The gradient of torch's `prod` asks the device whether a side is zero, and waits for it."""
+    return sides[..., 0] * sides[..., 1]

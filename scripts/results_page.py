@@ -1,8 +1,6 @@
 """Write the tables of docs/results.md from the records under results/h200, and from nothing else.
 
-    python scripts/results_page.py [--results results/h200] [--page docs/results.md]
-
-A table stands between `<!-- NAME -->` and `<!-- /NAME -->`; what is around it is written by hand.
+python scripts/results_page.py [--results results/h200] [--page docs/results.md]
 """
 
 from __future__ import annotations
@@ -13,6 +11,8 @@ import statistics
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+
+from results_table import put_table
 
 Record = dict[str, Any]
 NONE = "-"
@@ -118,15 +118,8 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("results/h200"))
     parser.add_argument("--page", type=Path, default=Path("docs/results.md"))
     options = parser.parse_args()
-    text = options.page.read_text()
     for name, (head, rows) in TABLES.items():
-        before, start, rest = text.partition(f"<!-- {name} -->\n")
-        _, end, after = rest.partition(f"<!-- /{name} -->")
-        if not start or not end:
-            raise SystemExit(f"{options.page} has no <!-- {name} --> ... <!-- /{name} -->")
-        lines = ["| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows(options.results)]]
-        text = before + start + "\n".join(lines) + "\n" + end + after
-    options.page.write_text(text)
+        put_table(options.page, name, head, rows(options.results))
 
 
 if __name__ == "__main__":

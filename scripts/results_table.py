@@ -8,10 +8,10 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-START, END = "<!-- h200-table -->", "<!-- /h200-table -->"
 HEAD = ["work", "batch", "precision", "rate, median of the runs", "lowest to highest", "MFU", "cold start, cache warm",
         "plain eager bf16 loop", "ratio", "work a watt-hour (GPU)", "mean power"]  # fmt: skip
 
@@ -74,10 +74,14 @@ def rows(trials: dict[str, list[dict[str, Any]]], plain: dict[tuple[Any, ...], f
     return sorted(table)
 
 
-def markdown(folder: Path) -> str:
-    table = rows(load(folder), plain_loops(folder))
-    lines = ["| " + " | ".join(row) + " |" for row in [HEAD, ["---"] * len(HEAD), *table]]
-    return "\n".join(lines)
+def put_table(page: Path, name: str, head: list[str], table: Iterable[list[str]]) -> None:
+    """Between `<!-- NAME -->` and `<!-- /NAME -->`; what is around it is written by hand."""
+    before, start, rest = page.read_text().partition(f"<!-- {name} -->\n")
+    _, end, after = rest.partition(f"<!-- /{name} -->")
+    if not start or not end:
+        raise SystemExit(f"{page} has no <!-- {name} --> ... <!-- /{name} -->")
+    lines = ["| " + " | ".join(row) + " |\n" for row in [head, ["---"] * len(head), *table]]
+    page.write_text(before + start + "".join(lines) + end + after)
 
 
 def main() -> None:
@@ -85,14 +89,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("results/h200"))
     parser.add_argument("--readme", type=Path, default=Path("README.md"))
     options = parser.parse_args()
-    text = options.readme.read_text()
-    before, _, rest = text.partition(START)
-    _, _, after = rest.partition(END)
-    if not rest or not after:
-        raise SystemExit(f"{options.readme} has no {START} ... {END}")
-    table = markdown(options.results)
-    options.readme.write_text(f"{before}{START}\n{table}\n{END}{after}")
-    print(table)
+    put_table(options.readme, "h200-table", HEAD, rows(load(options.results), plain_loops(options.results)))
 
 
 if __name__ == "__main__":

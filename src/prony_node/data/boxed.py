@@ -166,8 +166,6 @@ def box_loader(
     endless: bool = True,
 ) -> FileBatches:
     """Batches in the layout of boxes.py, images being uint8; the same for the same seed, with any number of workers."""
-    if batch_size < 1 or (endless and batch_size > len(dataset)):
-        raise RequestError(f"batch_size={batch_size} does not fit a set of {len(dataset):,} samples")
+    order = EpochOrder(len(dataset), batch_size, seed, endless)  # refuses before a cache is filled
     held = fill_cache(dataset) if cache == "memory" else None
-    order = EpochOrder(len(dataset), batch_size, seed, endless)
     return FileBatches(worker_loader(DecodedBoxes(dataset, augment, seed, held), order, workers, prefetch, pin_memory))

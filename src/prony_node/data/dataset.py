@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,7 @@ class Origin:
     files: tuple[Path, ...]
 
 
-class DataSet(Dataset[tuple[Tensor, ...]]):
+class DataSet(Dataset[tuple[Tensor, ...]], ABC):
     """A map-style data set. `labels` is one int64 a sample, or empty where a sample has no class."""
 
     def __init__(self, origin: Origin, classes: Sequence[str], labels: Tensor) -> None:
@@ -50,8 +51,9 @@ class DataSet(Dataset[tuple[Tensor, ...]]):
     def __len__(self) -> int:
         return len(self.labels)
 
+    @abstractmethod
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
-        raise NotImplementedError(f"{type(self).__name__} does not say how it reads a sample")
+        """One sample, as tensors that batches stack."""
 
     def scores(self, answered: dict[str, Tensor]) -> dict[str, float]:
         """The score of the whole set from what was answered to each sample, in order."""

@@ -28,6 +28,8 @@ class EpochOrder(Sampler[list[Place]]):
     """Which samples make each batch. Without end, workers read on over the end of an epoch."""
 
     def __init__(self, samples: int, batch_size: int, seed: int, endless: bool) -> None:
+        if batch_size < 1 or (endless and batch_size > samples):
+            raise RequestError(f"batch_size={batch_size} does not fit a set of {samples:,} samples")
         self._samples, self._batch_size, self._seed, self._endless = samples, batch_size, seed, endless
 
     def __iter__(self) -> Iterator[list[Place]]:
@@ -168,13 +170,12 @@ def file_loader(
         raise unknown("cache", cache, CACHES)
     if decode == "device" and device is None:
         raise RequestError("decode=device needs a device")
-    if batch_size < 1 or (endless and batch_size > len(dataset)):
-        raise RequestError(f"batch_size={batch_size} does not fit a set of {len(dataset):,} samples")
+    order = EpochOrder(len(dataset), batch_size, seed, endless)  # refuses before a cache is filled
     held = fill_cache(dataset) if cache == "memory" else None
     task = Decoded if decode == "cpu" else Undecoded
     loader = worker_loader(
         task(dataset, image_size, augment, seed, held),
-        EpochOrder(len(dataset), batch_size, seed, endless),
+        order,
         workers,
         prefetch,
         pin_memory,

@@ -164,10 +164,8 @@ def streets_to_train(
     seed: int = 0,
 ) -> FileBatches:
     """Batches of (uint8 images, uint8 classes) without end, shuffled; the same for a seed, however many workers."""
-    if not 1 <= batch_size <= len(dataset):
-        raise RequestError(f"batch_size={batch_size} does not fit a set of {len(dataset):,} samples")
+    order = EpochOrder(len(dataset), batch_size, seed, endless=True)  # refuses before a cache is filled
     task = Cropped(dataset, height, width, augment, seed, cache == "memory")
-    order = EpochOrder(len(dataset), batch_size, seed, endless=True)
     return FileBatches(worker_loader(task, order, workers, prefetch, pin_memory))
 
 

@@ -7,6 +7,7 @@ and work that was not done shows in the run's check of outputs.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -33,11 +34,12 @@ WIDTHS = {"bf16": 2, "bf16-pure": 2, "fp16": 2}  # bytes of an operand's element
 SCALE = 0.5
 
 
-class Operation(nn.Module):
+class Operation(nn.Module, ABC):
     """One operation a sample. What it answers is a view of what was computed, so that looking at it costs nothing."""
 
+    @abstractmethod
     def operate(self, row: Tensor) -> Tensor:
-        raise NotImplementedError
+        """The operation on this sample's row, and what it answers."""
 
     def forward(self, rows: Tensor) -> Tensor:
         if len(rows) == 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -15,15 +15,6 @@ from prony_node.workloads import build_task, find_workload
 
 CPU = torch.device("cpu")
 SMALL = {"gpt-tiny": {"sequence": 16}, "wideresnet": {"image_size": 32}, "resnet50": {"image_size": 32}}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads only get in each other's way at these sizes."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,15 +17,6 @@ from prony_node.workloads.reconstruct import config
 
 CPU = torch.device("cpu")
 WORKLOAD = WORKLOADS["compression-autoencoder"]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads only get in each other's way at these sizes."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make(**given: Value) -> tuple[dict[str, Value], Task]:

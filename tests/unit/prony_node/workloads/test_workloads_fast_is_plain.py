@@ -5,8 +5,6 @@ Compiling takes too long here, and graphs need a device: tests/gpu/test_gpu_fast
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -24,14 +22,6 @@ IN_FP32 = {"fasterrcnn-r50-fpn": (0.1, 1e-3)}
 # One of each family: the same forms of the same layers, and bf16 is slow on a CPU.
 IN_BF16 = ("resnet50", "wideresnet", "swin-t", "gpt-tiny", "bert-base-squad", "compression-autoencoder", "segformer-b4")
 ANSWERED = [name for name in TRAINED if name not in ("gpt-117m", "gpt-800m", "gpt-13b", "gpt-175b")]  # tiny: one model
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 import torch
+from small_steps import CPU, step_of
 from torch import nn
 
 from prony_node.contract import RequestError
@@ -15,32 +15,14 @@ from prony_node.contract.machine import Machine
 from prony_node.contract.settings import Value
 from prony_node.measure import memory
 from prony_node.measure.flops import count_flops
-from prony_node.measure.step import Step
 from prony_node.supervise.names import check_name
 from prony_node.workloads import build_task, find_workload
 from prony_node.workloads.config import Workload
 from prony_node.workloads.image.config import IMAGE_WORKLOADS
 from prony_node.workloads.image.library_models import classification_loss, fold_if_same
 
-CPU = torch.device("cpu")
 CLASSIFIERS = pytest.mark.parametrize("workload", IMAGE_WORKLOADS, ids=lambda workload: workload.name)
 STEPS = 40  # enough for the slowest to begin to learn; most have after the first ten
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def step_of(name: str, **given: Value) -> Step:
-    workload = find_workload(name)
-    settings = workload.effective(workload.parse({"device": "cpu", **given}), Machine("cpu", None, 2))
-    step = Step(build_task(workload, settings), settings, CPU)
-    step.finish_model()
-    return step
 
 
 @CLASSIFIERS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,6 @@ CPU = torch.device("cpu")
 SHIPPED = [name for name in WORKLOADS if name.startswith(("gpt-", "bert-"))]
 GPTS = [name for name in SHIPPED if name.startswith("gpt-")]
 STEPS = 12
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def task_of(name: str, **given: Value) -> tuple[Task, dict[str, Value]]:

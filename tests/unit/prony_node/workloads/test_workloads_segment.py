@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from small_steps import step_of
 
 from prony_node.contract import RequestError
 from prony_node.contract.machine import Machine
@@ -16,7 +16,6 @@ from prony_node.contract.settings import Value
 from prony_node.data.cityscapes import StreetScenes
 from prony_node.data.dataset import Encoded, Origin
 from prony_node.measure.flops import count_flops
-from prony_node.measure.step import Step
 from prony_node.supervise.rank import describe
 from prony_node.workloads import build_task, find_workload
 from prony_node.workloads.config import Workload
@@ -29,25 +28,8 @@ from prony_node.workloads.segment.config import (
 from prony_node.workloads.segment.enlarge import enlarged
 from prony_node.workloads.segment.task import segmentation_loss, segmentation_scores
 
-CPU = torch.device("cpu")
 MODELS = pytest.mark.parametrize("workload", SEGMENT_WORKLOADS, ids=lambda workload: workload.name)
 STEPS = 20
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def step_of(name: str, **given: Value) -> Step:
-    workload = find_workload(name)
-    settings = workload.effective(workload.parse({"device": "cpu", **given}), Machine("cpu", None, 2))
-    step = Step(build_task(workload, settings), settings, CPU)
-    step.finish_model()
-    return step
 
 
 def multiply_adds(name: str, height: int, width: int) -> float:

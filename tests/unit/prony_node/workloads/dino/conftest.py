@@ -1,8 +1,7 @@
-"""What the tests of DINO share: one thread, a very small model, and levels of a padded batch."""
+"""What the tests of DINO share: a seed, a very small model, and levels of a padded batch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -13,13 +12,9 @@ from prony_node.workloads.dino.positions import Levels, find_levels
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads only get in each other's way at these sizes."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def seeded() -> None:
+    """Weights and noise are the same in every run of a test."""
     torch.manual_seed(0)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from prony.report.numbers import format_rate
+from prony.report.numbers import format_rate, format_share
 
 PLAIN_EVERY_S = 5.0
 PHASE_NAMES = {
@@ -50,8 +50,8 @@ def describe(line: dict[str, Any]) -> str:
     if rate is not None:
         text = format_rate(rate, str(line.get("unit") or ""))
         if half_width is not None:
-            text += f" ± {100 * half_width:.2g} %"
-            text += f" (target {100 * target:.2g} %)" if target is not None else ""
+            text += f" ± {format_share(half_width, 2)}"
+            text += f" (target {100 * target:.3g} %)" if target is not None else ""
         words.append(text)
     elif line.get("steps"):
         words.append(f"{line['steps']} steps")

@@ -159,6 +159,7 @@ LINE: dict[str, Any] = {
 
 def test_progress_says_phase_rate_interval_and_time_left() -> None:
     assert describe(LINE) == "measuring, 12,650 images/s ± 1.8 % (target 1 %), 4 s, about 8 s left"
+    assert "± 110 % (target 1 %)" in describe({**LINE, "half_width": 1.1})
     assert describe({"phase": "cold_start", "steps": 3, "rate": None}) == "cold start, 3 steps"
     assert describe({"phase": "build", "note": "compiling"}) == "building, compiling"
 

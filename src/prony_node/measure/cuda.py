@@ -33,6 +33,18 @@ def exact_fp32() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def untried() -> Iterator[None]:
+    """No trying out of convolution kernels in here: for a batch that comes once it takes longer than it saves."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark
+    cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        cudnn.benchmark = before
+
+
+@contextlib.contextmanager
 def attention_order() -> Iterator[None]:
     """Prefer cuDNN's attention, written for these devices, over the portable kernels behind it."""
     from torch.nn.attention import SDPBackend, sdpa_kernel

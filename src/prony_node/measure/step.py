@@ -210,7 +210,7 @@ class Step:
 
     def held_out_loss(self, batch: Batch) -> float:
         """The loss on data that no step sees; with synchronisation, so never inside the window."""
-        with torch.no_grad(), self._uncompiled():
+        with torch.no_grad(), self._uncompiled(), cuda.untried():
             return float(self._loss(*batch))
 
     def _uncompiled(self) -> AbstractContextManager[Any]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from prony_node.contract.metrics import measured, missing
 from prony_node.measure import checks
-from prony_node.measure.cuda import exact_fp32
+from prony_node.measure.cuda import exact_fp32, untried
 from prony_node.measure.latency import latency_metrics
 from prony_node.measure.loop import Window
 from prony_node.measure.protocol import Batch, Task
@@ -35,7 +35,7 @@ def held_out(run: Run, seed: int) -> Batch:
 
 def reference_answer(task: Task, model: nn.Module, batch: Batch) -> Tensor:
     """What the model answers in fp32, as it was built."""
-    with torch.no_grad(), exact_fp32():
+    with torch.no_grad(), exact_fp32(), untried():
         return (task.compared or task.predict)(model.eval(), batch).float().cpu()
 
 

@@ -6,12 +6,13 @@ import multiprocessing
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from prony_node.measure.compiling import cache_state, use_cache
-from prony_node.measure.cuda import exact_fp32, set_matrix_modes
+from prony_node.measure.cuda import exact_fp32, set_matrix_modes, untried
 from prony_node.measure.device import MissingDevice, choose_device, device_name, machine_of
 from prony_node.measure.latency import LEAST, REQUESTS, latency_metrics
 from prony_node.measure.usage import CpuUsage
@@ -151,3 +152,24 @@ def test_the_cpu_time_of_loader_workers_counts() -> None:
         worker.join(10)
     assert alone["unit"] == "1"
     assert "1 cores" in alone["scope"]
+
+
+def test_kernels_are_not_tried_out_for_a_batch_that_comes_once(make_step: Any) -> None:
+    """Trying them out for the held-out batch took seconds of every build."""
+    step, task = make_step("wideresnet", size="tiny")
+    batch = task.sample(torch.Generator().manual_seed(0), 4)
+    seen: list[bool] = []
+    inner = step._loss
+    step._loss = lambda *given: seen.append(torch.backends.cudnn.benchmark) or inner(*given)
+    before = torch.backends.cudnn.benchmark
+    try:
+        for chosen in (True, False):
+            torch.backends.cudnn.benchmark = chosen
+            step.held_out_loss(batch)
+            assert torch.backends.cudnn.benchmark is chosen
+            with pytest.raises(ZeroDivisionError), untried():
+                raise ZeroDivisionError
+            assert torch.backends.cudnn.benchmark is chosen
+        assert seen == [False, False]
+    finally:
+        torch.backends.cudnn.benchmark = before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from prony_node.measure import flops
 from prony_node.measure.flops import Flops, count_flops
 from prony_node.workloads import build_task, find_workload
 
@@ -23,6 +24,21 @@ def test_resnet50_is_what_its_authors_and_torchvision_count() -> None:
     assert training.per_sample == pytest.approx(3 * forward.per_sample - first, rel=1e-6)
     assert "forward and backward" in training.convention
     assert "backward" not in forward.convention
+
+
+@pytest.mark.parametrize("name", ["resnet50", "swin-t", "efficientnet-b0"])
+@pytest.mark.parametrize("training", [True, False])
+def test_norms_that_are_not_tried_leave_the_count_as_it_is(
+    name: str, training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tiny() -> float:
+        workload = find_workload(name)
+        settings = {**workload.fixed, **(workload.tiny or {}), "size": "tiny"}
+        return count_flops(build_task(workload, settings), training=training, recompute=False).per_sample
+
+    found = tiny()
+    monkeypatch.setattr(flops, "NORMS", {})
+    assert tiny() == found > 0
 
 
 def gpt_training_flops_per_token(name: str, sequence: int) -> float:

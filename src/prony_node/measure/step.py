@@ -32,13 +32,13 @@ class Step:
         self.output: Tensor | None = None  # the last loss or answer, on the device
         self._inputs: Batch = ()
         self._replay: Callable[[], None] | None = None
-        if device.type == "cuda":
-            # Where shapes differ from batch to batch, trying out kernels for each would never end.
-            autotune = settings["preset"] == "fast" and not task.varies
-            cuda.set_matrix_modes(self.precision, autotune=autotune)
         torch.manual_seed(int(settings["seed"]))
         with device:
             self.model = task.model()
+        if device.type == "cuda":
+            # Where shapes differ from batch to batch, trying out kernels for each would never end.
+            autotune = settings["preset"] == "fast" and not task.varies and not cuda.is_depthwise(self.model)
+            cuda.set_matrix_modes(self.precision, autotune=autotune)
         if settings.get("recompute") and task.recompute:
             task.recompute(self.model)
 

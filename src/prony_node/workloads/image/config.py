@@ -11,7 +11,7 @@ from functools import partial
 
 from prony_node.contract.errors import RequestError
 from prony_node.contract.settings import Setting, Value
-from prony_node.workloads.config import WEIGHTS, Workload
+from prony_node.workloads.config import PARTS, WEIGHTS, Workload
 
 IMAGE_SIZE = Setting("image_size", "count", "height and width of an image, in pixels", least=32)
 LIBRARY_IMAGE_SIZE = Setting(
@@ -44,8 +44,9 @@ def _classifier(name: str, help: str, parameters: int, source: str, batch: tuple
         optimizer=optimizer,
         memory_format="channels_last" if optimizer == "sgd" else "contiguous",  # only convolutions gain by it
         epoch_samples=IMAGENET_IMAGES,
-        settings=(IMAGE_SIZE, CLASSES, WEIGHTS),
-        fixed={"image_size": 224},
+        settings=(IMAGE_SIZE, CLASSES, WEIGHTS, *((PARTS,) if patch else ())),
+        fixed={"image_size": 224, **({"parts": "library"} if patch else {})},
+        fixed_when_plain={"parts": "library"} if patch else {},
         shape=shape,
         library="torchvision",
         flops=2 * multiply_adds,

@@ -32,7 +32,16 @@ def test_fast_has_the_losses_of_plain(device: torch.device, name: str, request: 
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("name", "given"), [("vit-l", {"parts": "own"}), ("bert-base-squad", {"parts": "own"})])
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("vit-l", {"parts": "own"}),
+        ("bert-base-squad", {"parts": "own"}),
+        ("resnet50", {"norms": "compiled"}),
+        ("wideresnet", {"norms": "compiled"}),
+        ("efficientnet-b0", {"norms": "compiled"}),
+    ],
+)
 def test_forms_that_are_not_the_default_have_them_too(device: torch.device, name: str, given: dict[str, Value]) -> None:
     with torchs_own_chance():
         row = compared(name, device, **given)

@@ -112,7 +112,7 @@ SETTINGS: dict[str, Setting] = {
         Setting("test_samples", "count", "samples of the test split to evaluate on; else all of it"),
         Setting("data_format", "choice", "how data=generated lies on disk: image files, or WebDataset shards",
                 ("files", "shards")),
-        Setting("decode", "choice", "where images are decoded, cropped and resized", ("cpu", "device")),
+        Setting("decode", "choice", "where images are decoded, cropped and resized", ("cpu", "device", "both")),
         Setting("cache", "choice", "keep the files in host memory, or a small data set whole on the device",
                 ("off", "memory", "device")),
         Setting("augment", "flag", "random crops and mirrored images in training"),

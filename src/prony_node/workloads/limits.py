@@ -41,8 +41,10 @@ def check_shapes(workload: Workload, settings: Mapping[str, Value]) -> None:
             f"compile={mode} is not possible: no two batches of {workload.name} have the same shape; "
             + (offered or "leave it out")
         )
-    if workload.reads == "boxes" and settings.get("decode") == "device":
-        raise RequestError(f"decode=device cuts images to one size; those of {workload.name} keep theirs: decode=cpu")
+    if workload.reads == "boxes" and settings.get("decode", "cpu") != "cpu":
+        raise RequestError(
+            f"decode={settings['decode']} cuts images to one size; those of {workload.name} keep theirs: decode=cpu"
+        )
     if workload.reads == "boxes" and settings.get("precision") == "bf16-pure" and settings.get("mode") != "infer":
         raise RequestError(
             "precision=bf16-pure is not possible: a corner of a box at 600 pixels would be rounded by up to two; "

@@ -15,7 +15,7 @@ from prony_node.contract.trial import learns_to_quality
 from prony_node.measure import cuda
 from prony_node.measure.protocol import Batch, Task
 
-AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}  # fp8: what has no eight bits
 PURE = {"bf16-pure": torch.bfloat16}
 # An inference has no weights to update, so a low precision is the precision of its weights.
 INFERENCE = {"bf16": torch.bfloat16, "bf16-pure": torch.bfloat16, "fp16": torch.float16}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from torch import nn
 
 from prony_node.measure.protocol import Task
 from prony_node.workloads.image.task import TINY_CLASSES, class_count, image_task, is_tiny, learning_rate
+from prony_node.workloads.image.vit_parts import use_own_parts
 
 if TYPE_CHECKING:
     from prony_node.contract.settings import Value
@@ -30,6 +32,14 @@ ADAM_RATES = {"vit-l": 3e-5, "vit-h": 3e-5, "swin-t": 1e-4, "swin-b": 1e-4}  # o
 
 
 def build(workload: Workload, settings: dict[str, Value]) -> Task:
+    task = library_task(workload, settings)
+    if settings.get("parts") == "own":
+        task = replace(task, own_parts=use_own_parts)
+    return task
+
+
+def library_task(workload: Workload, settings: dict[str, Value]) -> Task:
+    """With torchvision's model as it is."""
     from torchvision.models import get_model
 
     name, size, patch = workload.name, int(settings["image_size"]), workload.shape.get("patch", 0)

@@ -187,8 +187,10 @@ def fit_settings(settings: dict[str, Value], asked: Mapping[str, Value], dataset
     elif isinstance(dataset, Encoded | StreetScenes):
         settings.setdefault("decode", "cpu")
         settings.setdefault("cache", "off")
-        if isinstance(dataset, StreetScenes) and settings["decode"] == "device":
-            raise RequestError(f"decode=device is for JPEGs; the PNGs of {dataset.kind} are decoded by the CPU")
+        if isinstance(dataset, StreetScenes) and settings["decode"] != "cpu":
+            raise RequestError(
+                f"decode={settings['decode']} is for JPEGs; the PNGs of {dataset.kind} are decoded by the CPU"
+            )
         if settings["cache"] == "device":
             raise RequestError(f"cache=device is for small sets of pixels; {dataset.kind} takes cache=memory or off")
         fast = settings.get("preset", "fast") == "fast"  # the other presets have a number of their own

@@ -11,7 +11,16 @@ from prony_node.contract.errors import RequestError
 from prony_node.contract.parallel import in_lockstep
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import reads_data_set
-from prony_node.data.batches import Batches, as_input, evaluation_batches, preparation, sent, training_batches
+from prony_node.data.ahead import SentBatches
+from prony_node.data.batches import (
+    Batches,
+    as_input,
+    evaluation_batches,
+    preparation,
+    sends_beside,
+    sent,
+    training_batches,
+)
 from prony_node.data.boxed import BoxedImages
 from prony_node.data.boxes import padded
 from prony_node.data.device import device_batches
@@ -67,11 +76,15 @@ class Inputs:
             raise RequestError(f"classes={classes} is not possible: the data set tells {found} classes apart")
 
     def about(self) -> dict[str, Any] | None:
-        """What the record says of the data set."""
+        """What the record says of the data set; after a run, with how its images were divided."""
         if self.opened is None:
             return None
         held = {"device": "device", "memory": "host memory"}.get(str(self.settings.get("cache")), "files")
-        return {**self.opened.about, "held": held}
+        said = {**self.opened.about, "held": held}
+        for source in self._open:
+            if isinstance(source, FileBatches) and source.share and source.share.found is not None:
+                said["decoded_on_device"] = source.share.found
+        return said
 
     def fit(self, task: Task) -> None:
         """Let the data set speak the model's language."""
@@ -123,18 +136,22 @@ class Inputs:
 
             return device_batches(task.sample, place, samples, device=self.device, seed=seed, apart=apart)
         length = max(self.workload.epoch_samples or 0, 64 * samples)
-        source = self._keep(
-            HostBatches(
-                (SamplesApart if apart else HostSamples)(task.sample, length, seed),
-                samples,
-                seed=seed,
-                workers=int(settings["workers"]),
-                prefetch=int(settings["prefetch"]) if "prefetch" in settings else None,
-                pin_memory=bool(settings["pin_memory"]),
-                collate=padded if apart else None,
-            )
+        loader = HostBatches(
+            (SamplesApart if apart else HostSamples)(task.sample, length, seed),
+            samples,
+            seed=seed,
+            workers=int(settings["workers"]),
+            prefetch=int(settings["prefetch"]) if "prefetch" in settings else None,
+            pin_memory=bool(settings["pin_memory"]),
+            collate=padded if apart else None,
         )
-        return (step.place(self._counted(task, batch)) for batch in source)
+        if self._can_send(task):
+            return iter(self._keep(SentBatches(loader, step.place, self.device)))
+        return (step.place(self._counted(task, batch)) for batch in self._keep(loader))
+
+    def _can_send(self, task: Task) -> bool:
+        """Whether a thread copies batches beside the step: nothing that has to be looked at, or stays on the host."""
+        return sends_beside(self.settings, self.device) and not task.varies and not task.on_host
 
     def _counted(self, task: Task, batch: Batch) -> Batch:
         """Before it lies on the device, where to look at it would make the host wait."""
@@ -163,7 +180,7 @@ class Inputs:
     def settle(self) -> None:
         """Nothing of the loaders is at work on the device until the next batch is taken: so a step can be captured."""
         for source in self._open:
-            if isinstance(source, FileBatches):
+            if isinstance(source, FileBatches | SentBatches):
                 source.settle()
 
     def close(self) -> None:

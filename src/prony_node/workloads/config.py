@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from prony_node.contract.errors import RequestError
@@ -64,6 +64,8 @@ class Workload:
     scores: tuple[str, ...] = ()  # how what it learned is judged on a test split, the first being what counts
     varies: bool = False  # no two batches have one shape: no step can be captured, or compiled as a whole
     compiled_parts: str = ""  # of such a model: what compile=default compiles for any shape
+    # Of what devices do together, which a run of its own kind measures: refuses settings without meaning for it.
+    collective: Callable[[Mapping[str, Value]], None] | None = None
 
     def parse(self, given: Mapping[str, object]) -> dict[str, Value]:
         """Typed settings of a request for this workload, refused when they cannot work together."""
@@ -173,11 +175,14 @@ class Workload:
 
     def _check_operation(self, settings: Mapping[str, Value]) -> None:
         if settings.get("mode") == "train":
-            raise RequestError(f"{self.name} measures what the device itself can do, so it has mode=infer alone")
+            what = "the device itself" if self.collective is None else "devices together"
+            raise RequestError(f"{self.name} measures what {what} can do, so it has mode=infer alone")
         if settings.get("data", "device") != "device":
             raise RequestError(
                 f"{self.name} works on operands of its own, so there is no data={settings['data']} to load"
             )
+        if self.collective is not None:
+            self.collective(settings)
         if settings.get("batch_size") == "auto":
             raise RequestError(f"{self.name} gains nothing from memory; batch_size is how many operations a step has")
         kind = str(settings.get("device", "auto")).partition(":")[0]

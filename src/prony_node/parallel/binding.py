@@ -9,25 +9,26 @@ from pathlib import Path
 from typing import Any
 
 from prony_node.contract.core_lists import cpu_list
-from prony_node.parallel.cores import allowed_cores
 from prony_node.parallel.neighbours import bindings
-from prony_node.parallel.topology import pci_address, read_place, read_topology
+from prony_node.parallel.topology import pci_address, read_slot, read_topology
 
 SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}  # the number of the system call; libc has no function for it
 PREFERRED = 1  # MPOL_PREFERRED: another node's memory once this one's is full, where a strict policy would end the run
 WORD_BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
 
 
-def bind_rank(bind: str, local_rank: int, devices: list[str], root: Path = Path("/")) -> dict[str, Any]:
+def bind_rank(
+    bind: str, local_rank: int, devices: list[str], allowed: list[int], root: Path = Path("/")
+) -> dict[str, Any]:
     """Bind this rank; `devices` are those of all ranks of this node, in their order. What was done, for the record."""
     if bind == "none":
         return {"bind": bind, "cores": None, "node": None, "memory": None, "reason": "not asked for"}
     addresses = [None if device == "cpu" else pci_address(device) for device in devices]
-    places = [
-        None if device == "cpu" else read_place(root, address)
+    slots = [
+        None if device == "cpu" else read_slot(root, address)
         for device, address in zip(devices, addresses, strict=True)
     ]
-    found = bindings(bind, read_topology(root), frozenset(allowed_cores()), places)[local_rank]
+    found = bindings(bind, read_topology(root), frozenset(allowed), slots)[local_rank]
     done: dict[str, Any] = {"bind": bind, "cores": None, "node": found.node, "memory": None, "reason": found.reason}
     if addresses[local_rank]:
         done["device"] = addresses[local_rank]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from prony_node.contract.core_lists import cpu_list
-from prony_node.parallel.topology import Place, Topology
+from prony_node.parallel.topology import Slot, Topology
 
 Cores = frozenset[int]
 
@@ -25,21 +25,21 @@ class Binding:
     reason: str = ""
 
 
-def bindings(bind: str, topology: Topology, allowed: Cores, places: Sequence[Place | None]) -> list[Binding]:
-    """What each rank of a node gets; `places` are those of their devices, None for the CPU."""
-    count = len(places)
+def bindings(bind: str, topology: Topology, allowed: Cores, slots: Sequence[Slot | None]) -> list[Binding]:
+    """What each rank of a node gets; `slots` are those of their devices, None for the CPU."""
+    count = len(slots)
     usable = [node for node in topology.with_cores if node.cores & allowed]
     if not usable:
         return [Binding(reason="this system does not say which cores lie next to what, so nothing was bound")] * count
     if bind == "cores":
-        return _own_cores(topology, allowed, places)
+        return _own_cores(topology, allowed, slots)
     if len(topology.with_cores) == 1:
         why = f"this machine has one NUMA node: all of its cores are next to {'every' if count > 1 else 'the'} device"
         return [Binding(reason=f"{why}, so there was nothing to bind")] * count
     if len(usable) == 1:
         why = f"the cores that may be used here ({_shown(allowed)}) all lie on NUMA node {usable[0].number}"
         return [Binding(reason=f"{why}, so there was nothing to bind")] * count
-    return [_whole(topology, allowed, near) for near in _neighbourhoods(topology, allowed, places)]
+    return [_whole(topology, allowed, near) for near in _neighbourhoods(topology, allowed, slots)]
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,10 @@ def _whole(topology: Topology, allowed: Cores, near: Near) -> Binding:
     return _binding(topology, near.cores)
 
 
-def _neighbourhoods(topology: Topology, allowed: Cores, places: Sequence[Place | None]) -> list[Near]:
+def _neighbourhoods(topology: Topology, allowed: Cores, slots: Sequence[Slot | None]) -> list[Near]:
     return [
-        _dealt(topology, allowed, rank, len(places)) if place is None else _next_to(topology, allowed, place)
-        for rank, place in enumerate(places)
+        _dealt(topology, allowed, rank, len(slots)) if slot is None else _next_to(topology, allowed, slot)
+        for rank, slot in enumerate(slots)
     ]
 
 
@@ -72,10 +72,10 @@ def _dealt(topology: Topology, allowed: Cores, rank: int, count: int) -> Near:
     return Near(allowed & frozenset().union(*(node.cores for node in nodes[first : max(end, first + 1)])))
 
 
-def _next_to(topology: Topology, allowed: Cores, place: Place) -> Near:
-    node = topology.node(place.node)
+def _next_to(topology: Topology, allowed: Cores, slot: Slot) -> Near:
+    node = topology.node(slot.node)
     home = topology.nearest_with_cores(node) if node else None
-    stated = home.cores if home else place.cores
+    stated = home.cores if home else slot.cores
     if not stated:
         return Near(allowed, "the firmware does not say which cores lie next to the device")
     if not stated & allowed:
@@ -84,12 +84,12 @@ def _next_to(topology: Topology, allowed: Cores, place: Place) -> Near:
     return Near(stated & allowed)
 
 
-def _own_cores(topology: Topology, allowed: Cores, places: Sequence[Place | None]) -> list[Binding]:
+def _own_cores(topology: Topology, allowed: Cores, slots: Sequence[Slot | None]) -> list[Binding]:
     """Disjoint parts of the cores next to each device; ranks that have the same cores share them evenly.
 
     A device without cores next to it that may be used has any of them: what the others leave.
     """
-    found = _neighbourhoods(topology, allowed, places)
+    found = _neighbourhoods(topology, allowed, slots)
     near = [one.cores for one in found]
     parts: dict[int, Cores] = {}
     taken: Cores = frozenset()
@@ -98,8 +98,8 @@ def _own_cores(topology: Topology, allowed: Cores, places: Sequence[Place | None
         parts |= zip(ranks, _split(topology, cores - taken, len(ranks)), strict=True)
         taken |= cores
     if not all(parts.values()):
-        why = f"{len(places)} ranks share {len(allowed)} core{'s' if len(allowed) > 1 else ''}"
-        return [Binding(reason=f"{why}: not each can have one next to its device, so nothing was bound")] * len(places)
+        why = f"{len(slots)} ranks share {len(allowed)} core{'s' if len(allowed) > 1 else ''}"
+        return [Binding(reason=f"{why}: not each can have one next to its device, so nothing was bound")] * len(slots)
     if parts[0] == allowed:  # one rank
         return [Binding(reason="the one rank of this node has every core that may be used, so nothing was bound")]
     return [

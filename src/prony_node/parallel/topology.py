@@ -54,7 +54,7 @@ class Topology:
 
 
 @dataclass(frozen=True)
-class Place:
+class Slot:
     """Where a device is plugged in: its node and the cores next to it, each as far as the firmware says so."""
 
     node: int | None
@@ -87,14 +87,14 @@ def _node(number: int, folder: Path, numbers: list[int]) -> Node:
     return Node(number, cores, bool(total and int(total[1])), distances)
 
 
-def read_place(root: Path, address: str | None) -> Place:
+def read_slot(root: Path, address: str | None) -> Slot:
     """Where a PCI device is; the firmware of some machines does not say (-1)."""
     if address is None:
-        return Place(None, frozenset())
+        return Slot(None, frozenset())
     folder = root / PCI / address
     stated = _text(folder / "numa_node")
     node = int(stated) if re.fullmatch(r"[0-9]{1,5}", stated) else None
-    return Place(node, frozenset(parse_cpu_list(_text(folder / "local_cpulist"))))
+    return Slot(node, frozenset(parse_cpu_list(_text(folder / "local_cpulist"))))
 
 
 def pci_address(device: str) -> str | None:
@@ -120,7 +120,7 @@ def _address_from_nvml(uuid: str) -> str | None:
         pynvml.nvmlInit()
         stated = pynvml.nvmlDeviceGetPciInfo(pynvml.nvmlDeviceGetHandleByUUID(uuid)).busId
         pynvml.nvmlShutdown()
-    except Exception:  # no library, no driver, no such device: the place is not known, and binding says so
+    except Exception:  # no library, no driver, no such device: the slot is not known, and binding says so
         return None
     text = stated.decode() if isinstance(stated, bytes) else str(stated)
     domain, _, rest = text.lower().partition(":")

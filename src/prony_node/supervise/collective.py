@@ -13,9 +13,12 @@ import torch.distributed as dist
 from prony_node.contract import files
 from prony_node.contract.metrics import measured, missing
 from prony_node.measure import checks, memory
+from prony_node.measure.clock import Block
+from prony_node.measure.loop import Window
 from prony_node.measure.together import WARM_OPERATIONS, Operation, Series, time_block, time_point, time_until
 from prony_node.measure.usage import CpuUsage
 from prony_node.stats import Estimate, StopRule
+from prony_node.supervise import joining
 from prony_node.supervise.energy import with_energy
 from prony_node.workloads.collective.config import KINDS, message_sizes
 from prony_node.workloads.collective.operations import Collective, gather, make_collective, refuse_unoffered
@@ -81,6 +84,7 @@ class CollectiveRun:
             return
         series = time_point(self._operation(made), self.run.rule)
         self.curve.append(self._row(made.size, series, series.tracker.estimate()))
+        self.run.progress.note(f"{made.size:,} B in {self.curve[-1]['time_s']:.3g} s")
 
     def _row(self, size: int, series: Series, estimate: Estimate | None) -> dict[str, Any]:
         """A point of the curve: times of one operation in seconds, bandwidths in bytes a second."""
@@ -123,6 +127,7 @@ class CollectiveRun:
         estimate = series.tracker.estimate()
         self.curve.append(self._row(made.size, series, estimate))
         self._fill(made.size, series, estimate, ended)
+        joining.join(run, self._window(series, ended))
         run.checks += checks.series_checks(estimate, run.rule, fixed is not None)
         with run.phase("teardown"):
             write_blocks(run.folder / files.STEPS, series)
@@ -159,6 +164,11 @@ class CollectiveRun:
         }
         cold = run.phases["cold_start"]["seconds"]
         run.metrics["cold_start"] = measured(cold, "s", scope="rank", source="host clock: connecting the ranks")
+
+    def _window(self, series: Series, ended: float) -> Window:
+        """The largest message as this rank saw it, beside the others'."""
+        blocks = [Block(block.operations, block.own_s, 0.0) for block in series.blocks]
+        return Window(self.clock, series.reason, blocks, (series.monotonic_start, ended))
 
     def _latency(self) -> dict[str, Any]:
         row = self.curve[0]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import Machine
+from prony_node.contract.parallel import fill_batches, parallel_defaults
 from prony_node.contract.quality import DEFAULT_EPOCHS, parse_target
 from prony_node.contract.settings import Setting, Value, parse_settings
 from prony_node.contract.trial import (
@@ -70,6 +71,8 @@ class Workload:
     def parse(self, given: Mapping[str, object]) -> dict[str, Value]:
         """Typed settings of a request for this workload, refused when they cannot work together."""
         parsed = parse_settings(given, self.own_settings())
+        if self.collective is not None and "parallel" in parsed:
+            raise RequestError(f"parallel has no meaning for {self.name}, which is itself the exchange; leave it out")
         check_combination({"mode": self.modes[0], **parsed}, set(parsed))
         self._check_own(parsed)
         return parsed
@@ -206,7 +209,10 @@ class Workload:
         if values["compile"] == "off":
             values.pop("compile_cache", None)
         check_combination(values, set(requested))
+        fill_batches(values, requested)
         self._check_own(values)
+        if self.collective is not None:
+            values["parallel"] = "collective"  # its devices share no work: the exchange itself is the work
         return values
 
     def defaults(self, requested: Mapping[str, Value], machine: Machine) -> dict[str, Value]:
@@ -234,6 +240,7 @@ class Workload:
             "seed": 0,
             "augment": self.reads in AUGMENTED,
         }
+        values.update(parallel_defaults({"mode": mode, **requested}))
         values.update(self.fixed)
         if machine.device == "cpu":
             values.update(self.fixed_on_cpu)

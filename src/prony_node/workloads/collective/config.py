@@ -81,6 +81,8 @@ def check_collective(name: str, settings: Mapping[str, Value]) -> None:
             f"{name} is what devices do together, and one alone has nobody to do it with: any number would be that of "
             "a copy in its own memory; add devices=2 or more"
         )
+    if "copies" in settings:
+        raise RequestError(f"copies share a device, and {name} is between devices; leave it out")
     if settings.get("batch_size", 1) != 1:
         raise RequestError(f"batch_size has no meaning for {name}: a step is one operation on one message")
     if settings.get("graphs") or settings.get("compile", "off") != "off":

@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prony_node.contract.core_lists import cpu_list, parse_cpu_list
-from prony_node.parallel import binding
+from prony_node.parallel.binding import PREFERRED, bind_rank
+from prony_node.parallel.cores import allowed_cores
 from prony_node.parallel.neighbours import Binding, bindings
-from prony_node.parallel.topology import Node, Place, Topology, read_place, read_topology
+from prony_node.parallel.topology import Node, Slot, Topology, read_slot, read_topology
 
 REPLAY = Path(__file__).parents[3] / "replay" / "topology"
 
@@ -48,7 +49,7 @@ def bound(name: str, root: Path, bind: str, allowed: str | None = None) -> list[
     topology = read_topology(root)
     every = frozenset(core for node in topology.nodes for core in node.cores)
     cores = frozenset(parse_cpu_list(allowed)) if allowed else every
-    return bindings(bind, topology, cores, [read_place(root, address) for address in addresses])
+    return bindings(bind, topology, cores, [read_slot(root, address) for address in addresses])
 
 
 def shown(found: list[Binding]) -> list[tuple[str, int | None]]:
@@ -71,7 +72,7 @@ def test_memory_of_a_superchip_is_a_node_without_cores(tmp_path: Path) -> None:
     memory = topology.node(12)  # of the second GPU: where a driver names it as the device's node
     assert memory is not None
     assert not memory.cores
-    found = bindings("numa", topology, frozenset(range(288)), [Place(12, frozenset())])
+    found = bindings("numa", topology, frozenset(range(288)), [Slot(12, frozenset())])
     assert shown(found) == [own[1]]
 
 
@@ -97,7 +98,7 @@ def test_a_cpuset_without_the_device_s_cores(tmp_path: Path) -> None:
         "none of the cores next to the device (144-215) may be used here (0-3,72-75 may), so nothing was bound"
     )
     own = bindings(
-        "cores", read_topology(tmp_path), frozenset({0, 1, 72}), [Place(0, frozenset()), Place(9, frozenset())]
+        "cores", read_topology(tmp_path), frozenset({0, 1, 72}), [Slot(0, frozenset()), Slot(9, frozenset())]
     )
     assert shown(own) == [("0-1", 0), ("72", 1)]
     assert own[1].reason == "the firmware does not say which cores lie next to the device: these cores are any"
@@ -113,12 +114,12 @@ def test_ranks_on_the_cpu_are_dealt_out_over_the_nodes(tmp_path: Path) -> None:
 
 
 def test_a_system_without_sysfs_binds_nothing(tmp_path: Path) -> None:
-    found = bindings("numa", read_topology(tmp_path), frozenset({0}), [read_place(tmp_path, "0000:01:00.0")])
+    found = bindings("numa", read_topology(tmp_path), frozenset({0}), [read_slot(tmp_path, "0000:01:00.0")])
     assert "does not say which cores lie next to what" in found[0].reason
 
 
 @st.composite
-def machines(draw: st.DrawFn) -> tuple[Topology, frozenset[int], list[Place | None]]:
+def machines(draw: st.DrawFn) -> tuple[Topology, frozenset[int], list[Slot | None]]:
     """Any nodes, any cpuset, any devices, also such that contradict each other."""
     counts = draw(st.lists(st.integers(0, 6), min_size=1, max_size=4))
     ends = [sum(counts[:number]) for number in range(len(counts) + 1)]
@@ -130,18 +131,18 @@ def machines(draw: st.DrawFn) -> tuple[Topology, frozenset[int], list[Place | No
     )  # fmt: skip
     threads = {core: frozenset(range(core - core % width, core - core % width + width)) for core in range(ends[-1])}
     cores = st.frozensets(st.integers(0, 30))
-    place = st.none() | st.builds(Place, st.none() | st.integers(0, 5), cores)
-    return Topology(nodes, threads), draw(cores.filter(bool)), draw(st.lists(place, min_size=1, max_size=9))
+    slot = st.none() | st.builds(Slot, st.none() | st.integers(0, 5), cores)
+    return Topology(nodes, threads), draw(cores.filter(bool)), draw(st.lists(slot, min_size=1, max_size=9))
 
 
 @settings(max_examples=300, deadline=None)
 @given(machines(), st.sampled_from(["numa", "cores"]))
 def test_bound_sets_are_allowed_and_disjoint(
-    machine: tuple[Topology, frozenset[int], list[Place | None]], bind: str
+    machine: tuple[Topology, frozenset[int], list[Slot | None]], bind: str
 ) -> None:
-    topology, allowed, places = machine
-    found = bindings(bind, topology, allowed, places)
-    assert len(found) == len(places)
+    topology, allowed, slots = machine
+    found = bindings(bind, topology, allowed, slots)
+    assert len(found) == len(slots)
     seen: set[int] = set()
     for one in found:
         if one.cores is None:
@@ -158,7 +159,7 @@ def test_bound_sets_are_allowed_and_disjoint(
 BOUND_PROCESS = """
 import ctypes, json, os, sys
 from torch.utils.data import DataLoader
-from prony_node.parallel.binding import bind_rank, SET_MEMPOLICY
+from prony_node.parallel.binding import bind_rank
 import platform
 
 class Where:
@@ -169,7 +170,7 @@ class Where:
         asked = ctypes.CDLL(None).syscall(number, ctypes.byref(mode), mask, 1024, None, 0)
         return json.dumps([sorted(os.sched_getaffinity(0)), asked, mode.value, mask[0], os.getpid()])
 
-done = bind_rank("cores", 1, ["cpu", "cpu"])
+done = bind_rank("cores", 1, ["cpu", "cpu"], sorted(os.sched_getaffinity(0)))
 worker = json.loads(next(iter(DataLoader(Where(), num_workers=1, batch_size=None))))
 print(json.dumps([done, worker, os.getpid()]))
 """
@@ -191,12 +192,12 @@ def test_a_loader_worker_stays_where_its_rank_was_bound() -> None:
     assert set(cores) < set(allowed)
     assert allowed[0] not in cores
     if done["memory"] and asked == 0:  # else the reason says why not
-        assert (mode, mask) == (binding.PREFERRED, 1 << done["node"])
+        assert (mode, mask) == (PREFERRED, 1 << done["node"])
     else:
         assert done["reason"]
 
 
 def test_what_was_not_asked_for_is_not_done() -> None:
-    before = binding.allowed_cores()
-    assert binding.bind_rank("none", 0, ["cpu"])["cores"] is None
-    assert binding.allowed_cores() == before
+    before = allowed_cores()
+    assert bind_rank("none", 0, ["cpu"], before)["cores"] is None
+    assert allowed_cores() == before

@@ -17,6 +17,7 @@ from prony.analysis.headline import Headline, headline
 from prony.analysis.settings import USUAL, in_order, settings_of, show_setting, shown_settings
 from prony.cli.sections import grid, pairs, print_section
 from prony.report.batch_lines import batch_lines
+from prony.report.binding_lines import binding_lines
 from prony.report.collective_lines import collective_lines, collective_table
 from prony.report.data_lines import data_lines
 from prony.report.learning_lines import REACHED, curve_table, learning_lines
@@ -76,6 +77,7 @@ def print_record(console: Console, record: Record, folder: Path | None) -> None:
     print_section(console, "batch_size=auto, as tried", pairs(batch_lines(record)))
     print_section(console, "learning", pairs(learning_lines(record)), _curve(record))
     print_section(console, "collective", pairs(collective_lines(record)), _messages(record))
+    print_section(console, "binding", pairs(binding_lines(record)))
     print_section(console, "phases", _phases(record))
     print_section(console, "checks", _checks(record))
     print_section(console, "settings, effective", _settings(record))

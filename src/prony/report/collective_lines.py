@@ -80,8 +80,14 @@ def _curve(record: Record) -> list[dict[str, Any]]:
     return [point for point in points if isinstance(point, dict) and count(point.get("size_bytes"))]
 
 
+def _size(size: int) -> str:
+    """Without the zeros of a round number: 16 MiB."""
+    number, _, unit = format_bytes(size).partition(" ")
+    return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}"
+
+
 def _row(point: dict[str, Any]) -> list[str]:
-    size, seconds = format_bytes(number(point["size_bytes"])), number(point.get("time_s"))
+    size, seconds = _size(int(point["size_bytes"])), number(point.get("time_s"))
     if seconds is None or seconds <= 0.0:
         return [size, word(point.get("reason"), LONGEST_NOTE) or NOTHING, NOTHING, NOTHING]
     low, high = (number(point.get(f"time_{end}_s")) for end in ("low", "high"))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from prony.cli.tables import make_console, print_record
 from prony.report import build_report
+from prony.report.binding_lines import binding_lines
 from prony.report.collective_lines import collective_lines, collective_plot, collective_table
 
 POINT = {
@@ -34,8 +35,8 @@ def test_a_row_a_message() -> None:
     table = collective_table({"collective": COLLECTIVE})
     assert table is not None
     assert table.rows == [
-        ["1.000 MiB", "100.0 µs ± 2.0 %", "10.49 GB/s", "18.35 GB/s"],
-        ["1.000 GiB", "the answer was wrong on rank 3", "–", "–"],
+        ["1 MiB", "100.0 µs ± 2.0 %", "10.49 GB/s", "18.35 GB/s"],
+        ["1 GiB", "the answer was wrong on rank 3", "–", "–"],
     ]
     assert ("bus bandwidth", "1.75 x size / time") in collective_lines({"collective": COLLECTIVE})
 
@@ -52,6 +53,17 @@ def test_show_and_report_have_the_curve(
     page = build_report([record], tmp_path / "report.html").read_text(encoding="utf-8")
     assert "Bus bandwidth over the size of the message" in page
     assert "18.35 GB/s" in page
+
+
+def test_what_ranks_were_bound_to_is_shown_and_the_same_of_several_together() -> None:
+    left = {"bind": "numa", "cores": "0-7", "node": 0, "memory": "of node 0 first", "reason": ""}
+    right = {"bind": "numa", "cores": None, "node": None, "memory": None, "reason": "not known"}
+    record = {"binding": [{"rank": 0, **left}, {"rank": 1, **left}, {"rank": 2, **right}, "x", {"rank": "y"}]}
+    assert binding_lines(record) == [
+        ("rank 0, 1", "cores 0-7; memory of node 0 first"),
+        ("rank 2", "not known"),
+    ]
+    assert binding_lines({"binding": {"rank": 0}}) == []
 
 
 @given(

@@ -95,10 +95,10 @@ class Workload:
         return self.least_batch if mode == "train" else 1
 
     def _check_own(self, settings: Mapping[str, Value]) -> None:
-        if self.operation:
-            self._check_operation(settings)
         if settings.get("preset") == "published":
             published(self.name, str(settings.get("mode", self.modes[0])))
+        if self.operation:
+            self._check_operation(settings)
         self._check_data(settings)
         self._check_shapes(settings)
         if "epochs" in settings and self.epoch_samples is None and not reads_data_set(settings):

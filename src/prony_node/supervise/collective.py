@@ -12,13 +12,11 @@ import torch.distributed as dist
 
 from prony_node.contract import files
 from prony_node.contract.metrics import measured, missing
+from prony_node.contract.process import identify
 from prony_node.measure import checks, memory
-from prony_node.measure.clock import Block
-from prony_node.measure.loop import Window
 from prony_node.measure.together import WARM_OPERATIONS, Operation, Series, time_block, time_point, time_until
 from prony_node.measure.usage import CpuUsage
 from prony_node.stats import Estimate, StopRule
-from prony_node.supervise import joining
 from prony_node.supervise.energy import with_energy
 from prony_node.workloads.collective.config import KINDS, message_sizes
 from prony_node.workloads.collective.operations import Collective, gather, make_collective, refuse_unoffered
@@ -112,7 +110,9 @@ class CollectiveRun:
         wrong = self._wrong(made)
         if wrong:
             self.curve.append({"size_bytes": made.size, "time_s": None, "reason": wrong})
-            run.metrics |= {name: missing(wrong) for name in ("throughput", "throughput_per_device", "step_time")}
+            run.metrics |= {
+                name: missing(wrong) for name in ("throughput", "throughput_per_device", "bus_bandwidth", "step_time")
+            }
             return
         run.rule = self._rule()
         run.progress.rule = run.rule
@@ -127,7 +127,7 @@ class CollectiveRun:
         estimate = series.tracker.estimate()
         self.curve.append(self._row(made.size, series, estimate))
         self._fill(made.size, series, estimate, ended)
-        joining.join(run, self._window(series, ended))
+        run.found["parallel"] = self._parallel(series)
         run.checks += checks.series_checks(estimate, run.rule, fixed is not None)
         with run.phase("teardown"):
             write_blocks(run.folder / files.STEPS, series)
@@ -158,6 +158,7 @@ class CollectiveRun:
         run.metrics |= {
             "throughput": measured(row["bus_bandwidth"], "B/s", **ends, **link),
             "throughput_per_device": measured(row["bus_bandwidth"], "B/s", **ends, **link),
+            "bus_bandwidth": measured(row["bus_bandwidth"], "B/s", **ends, **link),
             "step_time": measured(row["time_s"], "s", **times, **one),
             "algorithm_bandwidth": measured(row["algorithm_bandwidth"], "B/s", **whole, **one),
             "message_latency": self._latency(),
@@ -165,10 +166,16 @@ class CollectiveRun:
         cold = run.phases["cold_start"]["seconds"]
         run.metrics["cold_start"] = measured(cold, "s", scope="rank", source="host clock: connecting the ranks")
 
-    def _window(self, series: Series, ended: float) -> Window:
-        """The largest message as this rank saw it, beside the others'."""
-        blocks = [Block(block.operations, block.own_s, 0.0) for block in series.blocks]
-        return Window(self.clock, series.reason, blocks, (series.monotonic_start, ended))
+    def _parallel(self, series: Series) -> dict[str, Any]:
+        """The ranks, with what each saw of the largest message: they wait for each other, so none is slow by itself."""
+        run, own_s = self.run, sum(block.own_s for block in series.blocks)
+        place = run.ranks.place
+        mine = {
+            "rank": place.rank, "node": place.node, "host": identify()["host"], "device": str(self.device),
+            "steps": series.operations, "seconds": own_s, "step_s": own_s / series.operations,
+        }  # fmt: skip
+        known = {"form": "collective", "backend": run.ranks.backend, "timeout_s": run.ranks.timeout_s}
+        return {**known, "ranks": run.ranks.gathered(mine)}
 
     def _latency(self) -> dict[str, Any]:
         row = self.curve[0]

@@ -8,16 +8,17 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prony_node.contract.core_lists import cpu_list, parse_cpu_list
-from prony_node.parallel.binding import PREFERRED, bind_rank
+from prony_node.parallel.binding import PREFERRED, bind_rank, prefer_memory
 from prony_node.parallel.cores import allowed_cores
 from prony_node.parallel.neighbours import Binding, bindings
-from prony_node.parallel.topology import Node, Slot, Topology, read_slot, read_topology
+from prony_node.parallel.topology import Node, Slot, Topology, pci_address, read_slot, read_topology
 
 REPLAY = Path(__file__).parents[3] / "replay" / "topology"
 
@@ -154,6 +155,28 @@ def test_bound_sets_are_allowed_and_disjoint(
         if bind == "cores":
             assert not seen & one.cores
             seen |= one.cores
+
+
+def test_the_address_of_a_device_is_written_as_the_kernel_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    told = SimpleNamespace(pci_domain_id=9, pci_bus_id=0x1B, pci_device_id=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: told)
+    assert pci_address("cuda:1") == "0009:1b:00.0"
+    nvml = SimpleNamespace(
+        nvmlInit=lambda: None, nvmlShutdown=lambda: None, nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
+        nvmlDeviceGetPciInfo=lambda uuid: SimpleNamespace(busId=b"00000000:DF:00.0" if uuid == "GPU-abc" else b"?"),
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    told = SimpleNamespace(uuid="abc")  # an older torch
+    assert pci_address("cuda:1") == "0000:df:00.0"
+    told = SimpleNamespace(uuid="another")
+    assert pci_address("cuda:1") is None
+    assert pci_address("mps") is None
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a memory policy is Linux's")
+def test_a_memory_policy_that_the_kernel_refuses_is_a_sentence() -> None:
+    assert "memory was not bound: the kernel refused it" in prefer_memory(900)  # there is no such node
 
 
 BOUND_PROCESS = """

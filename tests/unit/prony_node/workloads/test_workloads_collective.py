@@ -63,8 +63,13 @@ def test_what_has_no_meaning_is_refused_with_a_sentence(workload: Workload) -> N
 # Every rank of three, in processes of their own: torch is imported once, before they part.
 RANKS = """
 import multiprocessing, os, sys
+from contextlib import nullcontext
+from types import SimpleNamespace
 import torch
 import torch.distributed as dist
+from prony_node.contract.machine import Machine
+from prony_node.supervise.collective import CollectiveRun
+from prony_node.workloads import WORKLOADS
 from prony_node.measure.together import Operation, time_point
 from prony_node.stats import StopRule
 from prony_node.workloads.collective import operations
@@ -100,7 +105,22 @@ def work(rank):
     estimate = series.tracker.estimate()
     assert estimate is not None
     assert estimate.step_time_low_s < estimate.step_time_s < estimate.step_time_high_s
+    a_wrong_answer_has_no_time()
     dist.destroy_process_group()
+
+def a_wrong_answer_has_no_time():
+    workload = WORKLOADS["alltoall"]
+    asked = {"devices": 3, "device": "cpu", "largest": "2KiB"}
+    run = SimpleNamespace(
+        workload=workload, settings=workload.effective(asked, Machine("cpu", None, 2)), device=CPU,
+        phase=lambda name, steps=0: nullcontext(), metrics={}, found={}, checks=[], rule=StopRule(),
+    )
+    operations.MAKERS["alltoall"] = type("Broken", (MAKERS["alltoall"],), {"run": lambda self: None})
+    CollectiveRun(run).execute()
+    assert [(row["time_s"], row["reason"]) for row in run.found["collective"]["curve"]] == [
+        (None, "the answer was wrong on rank 0, 1, 2")] * 2
+    assert run.metrics["throughput"] == {"value": None, "reason": "the answer was wrong on rank 0, 1, 2"}
+    assert [(check["name"], check["level"]) for check in run.checks] == [("collective", "fail")]
 
 context = multiprocessing.get_context("fork")
 ranks = [context.Process(target=work, args=(rank,)) for rank in range(3)]

@@ -32,6 +32,9 @@ def test_a_collective_between_two_processes(tmp_path: Path) -> None:
     assert all(point["time_low_s"] < point["time_s"] < point["time_high_s"] for point in stated["curve"])
     last = stated["curve"][-1]
     assert rate["value"] == last["bus_bandwidth"] == 0.5 * last["size_bytes"] / last["time_s"]
+    seconds, work = record["phases"]["steady"]["seconds"], record["work"]
+    assert rate["value"] * seconds == pytest.approx(work["units"])
+    assert work["units"] == work["steps"] * 2048
     assert (stated["ranks"], stated["backend"]) == (2, "gloo")
     assert "makes it from a copy and an allreduce" in stated["note"]
     assert {check["name"]: check["level"] for check in record["checks"]}["collective"] == "pass"

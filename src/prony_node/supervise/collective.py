@@ -141,8 +141,10 @@ class CollectiveRun:
         run.found["steady"] = dataclasses.asdict(estimate) if estimate else None
         run.found["loop_monotonic"] = [began, ended]
         run.found["window_monotonic"] = [began + cut_s, ended]
+        timed_s = estimate.window_s if estimate else series.seconds
         run.phases["warm_up"] = {"seconds": cut_s, "steps": cut_steps}
-        run.phases["steady"] = {"seconds": ended - began - cut_s, "steps": steps}
+        run.phases["steady"] = {"seconds": timed_s, "steps": steps}  # rate x time = work
+        run.phases["between_blocks"] = {"seconds": max(0.0, ended - began - cut_s - timed_s), "steps": 0}
         ranks = dist.get_world_size()
         run.found["work"] = {
             "samples": steps, "units": steps * round(self.factor * size), "steps": steps, "devices": ranks,

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from prony_node.contract import files
-from prony_node.contract.core_lists import parse_cpu_list
 from prony_node.contract.parallel import in_lockstep, rank_count, replicas
 from prony_node.contract.plan import Plan
 from prony_node.contract.settings import Value
@@ -30,13 +29,13 @@ from prony_node.measure.memory_cap import cap_memory
 from prony_node.measure.protocol import Task
 from prony_node.measure.step import FIRST_STEPS, Step, parameter_norms
 from prony_node.measure.usage import CpuUsage
-from prony_node.parallel.binding import bind_rank
 from prony_node.parallel.cores import allowed_cores, bind, share_of, wanted_cores
 from prony_node.parallel.place import Place
 from prony_node.parallel.ranks import Ranks
 from prony_node.parallel.replicas import replicas_of
 from prony_node.stats import StopRule, Tracker
 from prony_node.supervise import auto_batch, joining, judge
+from prony_node.supervise.bind import bind_run
 from prony_node.supervise.collective import CollectiveRun
 from prony_node.supervise.energy import with_energy
 from prony_node.supervise.inputs import Inputs
@@ -135,7 +134,7 @@ class Run:
         number = place.local_rank // int(requested.get("copies", 1))
         self.device = choose_device(str(requested.get("device", "auto")), number)
         files.write_whole(self.folder / files.DEVICE, device_facts(str(self.device)))
-        bound = self.bind()
+        bound = bind_run(self)
         self.settings = self.workload.effective(requested, machine_of(self.device, len(self.cores)))
         if self.settings["batch_size"] == "auto":  # now, before this process takes memory of the device itself
             self.note_effective()
@@ -162,21 +161,6 @@ class Run:
         use_cache(self.settings, self.folder)
         self.inputs = Inputs(self.workload, self.settings, self.device)
         self.closing.callback(self.inputs.close)
-
-    def bind(self) -> dict[str, Any]:
-        """To the cores and memory next to the device, before anything is started that should inherit it."""
-        requested, place = self.plan.trial.settings, self.ranks.place
-        wanted, copies = str(requested.get("device", "auto")), int(requested.get("copies", 1))
-        how = str(requested.get("bind", "none"))
-        devices = [str(self.device)]
-        allowed = allowed_cores()
-        if how != "none":  # the other ranks' devices too: cores next to several are shared
-            devices = [str(choose_device(wanted, rank // copies)) for rank in range(place.local_size)]
-            allowed = wanted_cores(str(requested["cores"]), allowed) if "cores" in requested else allowed
-        bound = bind_rank(how, place.local_rank, devices, allowed)
-        if how == "cores" and bound["cores"]:
-            self.cores = parse_cpu_list(bound["cores"])
-        return bound
 
     def meet(self) -> None:
         """Form a group with the other ranks."""

@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from prony.analysis.learning import quality_of
 from prony.analysis.settings import Record
+from prony.report.collective_lines import collective_plot
 from prony.report.learning import curves
 from prony.report.numbers import format_target
 from prony.report.page import Entry, Page, page_of
@@ -44,7 +45,7 @@ def build_report(folders_or_records: Sequence[Path | Record], out: Path) -> Path
 
 def render(page: Page, entries: Sequence[Entry]) -> str:
     """The page with its plots."""
-    from prony.report.plots import series_svg  # a second to import, so only for a report
+    from prony.report.plots import series_svg, sweep_svg  # a second to import, so only for a report
 
     records = [entry.record for entry in entries]
     page.sweeps += _sweeps([record for record in records if quality_of(record) is None])
@@ -54,6 +55,9 @@ def render(page: Page, entries: Sequence[Entry]) -> str:
         series = read_series(entry.folder, entry.record) if entry.folder else None
         if series is not None:
             run["plot"] = Markup(series_svg(series, f"run{number}"))
+        messages = collective_plot(entry.record)
+        if messages is not None:
+            run["messages_plot"] = Markup(sweep_svg(messages, f"messages{number}"))
     environment = Environment(
         loader=PackageLoader("prony.report"),
         autoescape=select_autoescape(default=True),

@@ -26,6 +26,8 @@ METRICS: dict[str, Metric] = {
         Metric("latency_p90", "s", "less", "one batch alone: 90th percentile"),
         Metric("latency_p99", "s", "less", "one batch alone: 99th percentile"),
         Metric("time_to_first_token", "s", "less", "prompts submitted to their first token: median (phase=prefill)"),
+        Metric("algorithm_bandwidth", "B/s", "more", "of a collective: its largest size over its time"),
+        Metric("message_latency", "s", "less", "of a collective: the time of one with the smallest message"),
         Metric("cold_start", "s", "less", "first steps: compilation, autotuning, capture"),
         Metric("data_wait_share", "1", "less", "share of steady time waiting for data, its copy included"),
         Metric("flops_per_sample", "FLOP", "neither", "counted on the model, without recomputation"),

@@ -136,6 +136,8 @@ SETTINGS: dict[str, Setting] = {
         Setting("cores", "text", "CPU cores to use: how many, or which (0-3,8)",
                 pattern=r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*",
                 example="a number of cores, or a list such as 0-3,8"),
+        Setting("bind", "choice", "ranks and loaders to the cores and memory next to their device; cores: none shared",
+                ("none", "numa", "cores")),
         Setting("memory_cap", "count", "device memory to use at most, in GiB, as on a smaller device"),
         Setting("seed", "count", "of weights and data", least=0),
         Setting("device", "text", "where to run: auto, cpu, cuda, cuda:1, xpu, mps",

@@ -35,6 +35,8 @@ from prony_node.parallel.ranks import Ranks
 from prony_node.parallel.replicas import replicas_of
 from prony_node.stats import StopRule, Tracker
 from prony_node.supervise import auto_batch, joining, judge
+from prony_node.supervise.bind import bind_run
+from prony_node.supervise.collective import CollectiveRun
 from prony_node.supervise.energy import with_energy
 from prony_node.supervise.inputs import Inputs
 from prony_node.supervise.learning import Learning
@@ -68,6 +70,10 @@ class Run:
             self.closing.callback(shutil.rmtree, self.folder / "compile_cache", ignore_errors=True)
             with self.phase("build"):
                 self.resolve()
+            if self.workload.collective is not None:
+                CollectiveRun(self).execute()
+                self.ranks.end()
+                return
             self.open_data()
             with self.phase("build"):
                 self.build()
@@ -128,6 +134,7 @@ class Run:
         number = place.local_rank // int(requested.get("copies", 1))
         self.device = choose_device(str(requested.get("device", "auto")), number)
         files.write_whole(self.folder / files.DEVICE, device_facts(str(self.device)))
+        bound = bind_run(self)
         self.settings = self.workload.effective(requested, machine_of(self.device, len(self.cores)))
         if self.settings["batch_size"] == "auto":  # now, before this process takes memory of the device itself
             self.note_effective()
@@ -135,7 +142,7 @@ class Run:
             least = self.workload.least(str(self.settings["mode"]))
             largest = auto_batch.largest_batch(self.plan, self.folder, self.progress.note, tries, least)
             self.settings["batch_size"] = largest
-        if "cores" in requested:
+        if "cores" in requested and not bound["cores"]:
             bind(self.cores)
         if self.device.type == "cpu":
             torch.set_num_threads(len(self.cores))
@@ -143,6 +150,8 @@ class Run:
             torch.accelerator.set_device_index(self.device.index or 0)
         if self.ranks.size > 1:
             self.meet()
+        if "bind" in requested:
+            self.found["binding"] = self.ranks.gathered({"rank": place.rank, **bound})
         share = auto_batch.SHARE if self.plan.cut_short else 1.0
         self.room = cap_memory(self.device, requested.get("memory_cap"), share)
         self.found["memory_room"] = self.room.room

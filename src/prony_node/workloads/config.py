@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from prony_node.contract.errors import RequestError
@@ -71,10 +71,14 @@ class Workload:
     scores: tuple[str, ...] = ()  # how what it learned is judged on a test split, the first being what counts
     varies: bool = False  # no two batches have one shape: no step can be captured, or compiled as a whole
     compiled_parts: str = ""  # of such a model: what compile=default compiles for any shape
+    # Of what devices do together, which a run of its own kind measures: refuses settings without meaning for it.
+    collective: Callable[[Mapping[str, Value]], None] | None = None
 
     def parse(self, given: Mapping[str, object]) -> dict[str, Value]:
         """Typed settings of a request for this workload, refused when they cannot work together."""
         parsed = parse_settings(given, self.own_settings())
+        if self.collective is not None and "parallel" in parsed:
+            raise RequestError(f"parallel has no meaning for {self.name}, which is itself the exchange; leave it out")
         check_combination({"mode": self.modes[0], **parsed}, set(parsed))
         self._check_own(parsed)
         return parsed
@@ -97,10 +101,10 @@ class Workload:
         return self.least_batch if mode == "train" else 1
 
     def _check_own(self, settings: Mapping[str, Value]) -> None:
-        if self.operation:
-            self._check_operation(settings)
         if settings.get("preset") == "published":
             published(self.name, str(settings.get("mode", self.modes[0])))
+        if self.operation:
+            self._check_operation(settings)
         self._check_data(settings)
         check_shapes(self, settings)
         if "epochs" in settings and self.epoch_samples is None and not reads_data_set(settings):
@@ -145,11 +149,14 @@ class Workload:
 
     def _check_operation(self, settings: Mapping[str, Value]) -> None:
         if settings.get("mode") == "train":
-            raise RequestError(f"{self.name} measures what the device itself can do, so it has mode=infer alone")
+            what = "the device itself" if self.collective is None else "devices together"
+            raise RequestError(f"{self.name} measures what {what} can do, so it has mode=infer alone")
         if settings.get("data", "device") != "device":
             raise RequestError(
                 f"{self.name} works on operands of its own, so there is no data={settings['data']} to load"
             )
+        if self.collective is not None:
+            self.collective(settings)
         if settings.get("batch_size") == "auto":
             raise RequestError(f"{self.name} gains nothing from memory; batch_size is how many operations a step has")
         kind = str(settings.get("device", "auto")).partition(":")[0]
@@ -175,6 +182,8 @@ class Workload:
         check_combination(values, set(requested))
         fill_batches(values, requested)
         self._check_own(values)
+        if self.collective is not None:
+            values["parallel"] = "collective"  # its devices share no work: the exchange itself is the work
         return values
 
     def defaults(self, requested: Mapping[str, Value], machine: Machine) -> dict[str, Value]:

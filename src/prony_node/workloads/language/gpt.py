@@ -102,7 +102,8 @@ class GPT(nn.Module):
 def next_token_loss(model: nn.Module, batch: Batch) -> Tensor:
     tokens, targets = batch
     logits = next_token_logits(model, tokens)
-    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+    logits = logits.flatten(0, 1)
+    return F.cross_entropy(logits if logits.dtype is torch.float64 else logits.float(), targets.flatten())
 
 
 def next_token_logits(model: nn.Module, tokens: Tensor) -> Tensor:

@@ -11,13 +11,13 @@ from prony.analysis.compare import Side, side
 from prony.analysis.scaling_alarm import Alarm, find_alarm
 from prony.analysis.scaling_changes import Change, changes
 from prony.analysis.scaling_law import STRONG, WEAK, Figure, Fit, fit, over
-from prony.analysis.scaling_losses import Losses, losses
-from prony.analysis.scaling_record import device_batch, device_count, global_batch, is_free, node_count
-from prony.analysis.settings import DRAWN, Record, settings_of
+from prony.analysis.scaling_losses import Losses, losses, rate_ratio
+from prony.analysis.scaling_record import cores_each, device_batch, device_count, global_batch, is_free, node_count
+from prony.analysis.settings import DRAWN, Record
 from prony_node.contract.parallel import SEVERAL_ONLY
-from prony_node.stats import ratio_interval
 
 NOT_RUN = "it was not run with sync=off"
+Count = tuple[int, int]  # devices of all nodes together, and nodes
 VARIED = {"devices", "nodes", "sync", "batch_size", "global_batch", *DRAWN}
 
 
@@ -59,12 +59,11 @@ def scaling(records: Sequence[Record], kind: str, predict: Sequence[int] = (), n
     """The series of these records, in whatever order; `no_free` says why there is no run with sync=off."""
     ordered = sorted(records, key=lambda record: (device_count(record), is_free(record), str(record["id"])))
     good = [record for record in ordered if record["status"] == "ok" and side([record]).rate is not None]
-    counts = sorted({device_count(record) for record in ordered})
-    base = _of(good, 1)
+    base = _of(good, (1, 1))
     changed = changes(base[0], good, kind) if base else []
-    points = [_point(count, base, good, ordered, no_free) for count in counts]
+    points = [_point(count, base, good, ordered, no_free) for count in sorted(set(map(_count, ordered)))]
     alarms = [
-        find_alarm(point.devices, point.efficiency, base, _of(good, point.devices), kind, changed)
+        find_alarm(point.devices, point.efficiency, base, _of(good, (point.devices, point.nodes)), kind, changed)
         for point in points
         if point.efficiency is not None and point.devices > 1
     ]
@@ -119,7 +118,9 @@ def _key(record: Record, kind: str) -> str:
 
 def _asked(record: Record, wanted: Callable[[str], bool]) -> dict[str, Any]:
     """Settings as requested, without those that a series varies."""
-    settings = record["trial"]["settings"]
+    settings = dict(record["trial"]["settings"])
+    if "cores" in settings:
+        settings["cores"] = cores_each(record)
     return {name: value for name, value in settings.items() if name not in VARIED and wanted(name)}
 
 
@@ -127,31 +128,32 @@ def _constant(record: Record, kind: str) -> int | None:
     return device_batch(record) if kind == WEAK else global_batch(record)
 
 
-def _of(records: Sequence[Record], devices: int, free: bool = False) -> list[Record]:
-    return [record for record in records if device_count(record) == devices and is_free(record) == free]
+def _of(records: Sequence[Record], count: Count, free: bool = False) -> list[Record]:
+    return [record for record in records if _count(record) == count and is_free(record) == free]
+
+
+def _count(record: Record) -> Count:
+    return device_count(record), node_count(record)
 
 
 def _point(
-    devices: int, base: Sequence[Record], good: Sequence[Record], every: Sequence[Record], no_free: str
+    count: Count, base: Sequence[Record], good: Sequence[Record], every: Sequence[Record], no_free: str
 ) -> Point:
-    ours, free = _of(good, devices), _of(good, devices, free=True)
-    here, there = side(ours or _of(every, devices)), side(base) if base else None
-    reason = None
-    if not ours:
-        reason = f"no run on {devices} device{'s' if devices != 1 else ''} ended well"
-    elif there is None:
-        reason = "no run on one device ended well, and efficiency is against one device"
-    elif here.unit != there.unit:
-        reason = f"it counts {here.unit}, and the run on one device {there.unit}"
-    speedup = None if reason or there is None else _ratio(here, there, same=devices == 1)
+    devices, nodes = count
+    ours, free = _of(good, count), _of(good, count, free=True)
+    here = side(ours) if ours else Side([str(one["id"]) for one in _of(every, count)], None, None, None, None, "none")
+    reason = _no_speedup(devices, here, base)
+    speedup = None
+    if reason is None:
+        speedup = Figure(1.0, 1.0, 1.0) if devices == 1 else rate_ratio(here, side(base))
     efficiency = None if speedup is None else over(speedup, devices)
     lost = None
     if efficiency is not None and devices > 1:
-        tried = _of(every, devices, free=True)
+        tried = _of(every, count, free=True)
         lost = losses(base, ours, free, efficiency, f"the run with sync=off {_end(tried[0])}" if tried else no_free)
     return Point(
         devices=devices,
-        nodes=node_count((ours or _of(every, devices) or list(every))[0]),
+        nodes=nodes,
         batch=next((device_batch(record) for record in ours), None),
         side=here,
         free=side(free) if free else None,
@@ -162,21 +164,19 @@ def _point(
     )
 
 
-def _ratio(ours: Side, base: Side, same: bool) -> Figure:
-    """The ratio of rates, with an interval where both have one; one device against itself is 1."""
-    if same:
-        return Figure(1.0, 1.0, 1.0)
-    assert ours.rate and base.rate
-    if "none" in (ours.interval, base.interval) or None in (ours.low, ours.high, base.low, base.high):
-        return Figure(ours.rate / base.rate)
-    found = ratio_interval(
-        ours.rate, ours.low or 0.0, ours.high or 0.0, base.rate, base.low or 0.0, base.high or 0.0
-    )
-    return Figure(found.ratio, found.low, found.high)
+def _no_speedup(devices: int, here: Side, base: Sequence[Record]) -> str | None:
+    """Why this count has no speedup over one device."""
+    if here.rate is None:
+        return f"no run on {devices} device{'s' if devices != 1 else ''} ended well"
+    if not base:
+        return "no run on one device ended well, and efficiency is against one device"
+    unit = side(base).unit
+    return None if here.unit == unit else f"it counts {here.unit}, and the run on one device {unit}"
 
 
 def _fit(kind: str, points: Sequence[Point], predict: Sequence[int]) -> Fit | None:
-    speedups = {point.devices: point.speedup for point in points if point.speedup is not None}
+    # Of the same number of devices on fewer and on more nodes the law takes the first.
+    speedups = {point.devices: point.speedup for point in reversed(points) if point.speedup is not None}
     if 1 not in speedups:
         return None
     one = next(point.side for point in points if point.devices == 1)

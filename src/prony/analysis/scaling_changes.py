@@ -9,10 +9,11 @@ from typing import Any
 
 from prony.analysis.facts import ROOMS, fact_differences
 from prony.analysis.scaling_law import STRONG
-from prony.analysis.scaling_record import device_count
+from prony.analysis.scaling_record import cores_each, device_count
 from prony.analysis.settings import DRAWN, LABELS, Record, setting_differences, show_setting
 
-SCALED = ("devices", "nodes", "sync", "global_batch")  # what a series varies, and what follows from it
+# What a series varies, and what follows from it; cores are those of a node, and compared as those of a rank.
+SCALED = ("devices", "nodes", "sync", "global_batch", "learning_rate", "cores")
 # Which of several alike a device is, and where it is plugged in: other devices are the point of the series.
 PLACE = re.compile(r"devices\.0\.(uuid|pci\.(numa_node|cpus))")
 
@@ -43,7 +44,9 @@ def changes(base: Record, others: Sequence[Record], kind: str) -> list[Change]:
                 continue
             change = found.setdefault(difference.name, Change(difference.name, difference.a, {}))
             change.others[devices] = difference.b
-        for name, one, other in _facts(base, record):
+        cores, theirs = cores_each(base), cores_each(record)
+        shared = [("cores of a rank", cores, theirs)] if cores != theirs else []
+        for name, one, other in [*shared, *_facts(base, record)]:
             found.setdefault(name, Change(name, one, {})).others.setdefault(devices, other)
     return list(found.values())
 

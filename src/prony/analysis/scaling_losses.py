@@ -52,7 +52,7 @@ def losses(
     lost = Figure(max(0.0, 1.0 - efficiency.value), *ends)
     ideal = 1.0 - lost.value
     if free:
-        ratio = _over(side(synchronised), side(free))
+        ratio = rate_ratio(side(synchronised), side(free))  # the step time with sync=off over that with it
         communication, imbalance, alone = _synchronisation(ratio, free, ideal)
         exposed, doubts = _exposed(ratio), _doubts(ratio, efficiency)
     else:
@@ -105,16 +105,13 @@ def _between(value: float, least: float, most: float) -> float:
     return max(least, min(most, value))
 
 
-def _over(synchronised: Side, free: Side) -> Figure:
-    """The step time with sync=off over that with it: the rates the other way round."""
-    assert synchronised.rate and free.rate
-    ends = (synchronised.low, synchronised.high, free.low, free.high)
-    if any(end is None for end in ends) or "none" in (synchronised.interval, free.interval):
-        return Figure(synchronised.rate / free.rate)
-    found = ratio_interval(
-        synchronised.rate, synchronised.low or 0.0, synchronised.high or 0.0,
-        free.rate, free.low or 0.0, free.high or 0.0,
-    )  # fmt: skip
+def rate_ratio(ours: Side, theirs: Side) -> Figure:
+    """Our rate over theirs, both known, with an interval where both have one."""
+    rate, other = ours.rate or 0.0, theirs.rate or 0.0
+    ends = [end for end in (ours.low, ours.high, theirs.low, theirs.high) if end is not None]
+    if len(ends) < 4 or "none" in (ours.interval, theirs.interval):
+        return Figure(rate / other)
+    found = ratio_interval(rate, ends[0], ends[1], other, ends[2], ends[3])
     return Figure(found.ratio, found.low, found.high)
 
 

@@ -49,12 +49,32 @@ def data_wait(record: Record) -> tuple[float | None, str]:
     return share, str(metric.get("reason") or "the wait for data was not measured")
 
 
+def cores_each(record: Record) -> str | None:
+    """The cores of one rank: those asked for are shared out among the ranks of a node."""
+    asked = record["trial"]["settings"].get("cores")
+    if asked is None:
+        stated = settings_of(record).get("cores")
+        return None if stated is None else str(stated)
+    return str(max(1, _core_count(str(asked)) // (count(settings_of(record).get("devices")) or 1)))
+
+
+def _core_count(text: str) -> int:
+    """`4` are four cores, `0-3,8` are five."""
+    if text.isdigit():
+        return int(text)
+    ends = [part.partition("-") for part in text.split(",")]
+    return sum(int(last or first) - int(first) + 1 for first, _, last in ends)
+
+
 def rank_step_times(record: Record) -> dict[str, float]:
     """The mean step time of each rank, in seconds; of those that the record states."""
-    ranks = record.get("ranks")
+    parallel = record.get("parallel")
+    ranks = parallel.get("ranks") if isinstance(parallel, dict) else None
     found: dict[str, float] = {}
-    for position, rank in enumerate(ranks if isinstance(ranks, list) else []):
-        time_s = number(rank.get("step_time_s")) if isinstance(rank, dict) else None
-        if time_s is not None and time_s > 0.0:
-            found[str(rank.get("rank", position))] = time_s
+    for rank in ranks if isinstance(ranks, list) else []:
+        if not isinstance(rank, dict):
+            continue
+        seconds, steps = number(rank.get("seconds")), count(rank.get("steps"))
+        if seconds is not None and seconds > 0.0 and steps:
+            found[str(rank.get("rank"))] = seconds / steps
     return found

@@ -42,7 +42,7 @@ def scale(
         list[str] | None,
         typer.Argument(metavar="devices=1,2,4 [SETTING=VALUE]", help="Counts of devices; other settings as for `run`."),
     ] = None,
-    weak: Annotated[bool, typer.Option("--weak", help="Keep the batch of each device (what is done if unsaid).")] = False,
+    weak: Annotated[bool, typer.Option("--weak", help="Keep the batch of each device (the default).")] = False,
     strong: Annotated[bool, typer.Option("--strong", help="Keep the batch of all devices together.")] = False,
     both: Annotated[bool, typer.Option("--both", help="Weak and strong; one device is run once for both.")] = False,
     nodes: Annotated[

@@ -63,7 +63,7 @@ def make_series(
             if count.total > 1 and not series.no_free:
                 try:
                     free = workload.parse({**settings, "sync": "off"})
-                except RequestError as error:  # this form of parallel work exchanges no gradients that could be left out
+                except RequestError as error:  # there are no gradients that could be left out
                     series.no_free = str(error)
                 else:
                     trials.append(Trial(workload.name, free))
@@ -111,6 +111,8 @@ def _settings(
     settings = {**_implied(workload, given, counts[-1]), **given, "devices": count.devices}
     if count.nodes > 1:
         settings["nodes"] = count.nodes
+    if str(settings.get("cores", "")).isdigit():  # so many for each device: a node shares them out among its ranks
+        settings["cores"] = str(int(str(settings["cores"])) * count.devices)
     settings |= _batch(settings, counts, count, kind)
     if count.total == 1:
         return {name: value for name, value in settings.items() if name not in SEVERAL_ONLY}

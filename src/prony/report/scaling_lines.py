@@ -67,7 +67,9 @@ def _devices(point: Point) -> str:
 def _figure(figure: Figure | None) -> str:
     if figure is None:
         return NOTHING
-    ends = "" if figure.low is None or figure.high is None else f" ({format_number(figure.low)} to {format_number(figure.high)})"
+    ends = ""
+    if figure.low is not None and figure.high is not None:
+        ends = f" ({format_number(figure.low)} to {format_number(figure.high)})"
     return f"{format_number(figure.value)}{ends}"
 
 
@@ -123,7 +125,8 @@ def _fit(fit: Fit) -> list[str]:
     parts = f"{_share(fit.sigma, 2)} of one device's step does not shrink"
     if fit.kappa is not None:
         parts += f", and each further device adds {_share(fit.kappa, 2)} of it"
-    tested = f"it misses the speedups by {100 * fit.misfit:.1f} %" if fit.spare else "it goes through every point, untested"
+    missed = f"it misses the speedups by {100 * fit.misfit:.1f} %"
+    tested = missed if fit.spare else "it goes through every point, untested"
     said = [f"Fit, {fit.name}: {parts}; {tested}."]
     if fit.peak is not None:
         said.append(f"By the fit the rate is highest on {fit.peak:,.0f} devices.")

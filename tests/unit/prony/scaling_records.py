@@ -9,7 +9,14 @@ from prony_node.contract.trial import settings_hash
 
 ONE_DEVICE_RATE = 1000.0
 NOTE = "made by tests/unit/prony/scaling_records.py for tests; not a measurement"
-EFFECTIVE = {"mode": "train", "data": "device", "precision": "bf16", "grad_accumulation": 1, "seed": 0, "device": "cuda"}
+EFFECTIVE = {
+    "mode": "train",
+    "data": "device",
+    "precision": "bf16",
+    "grad_accumulation": 1,
+    "seed": 0,
+    "device": "cuda",
+}
 CHECKS = ("steady", "throttled", "clocks", "foreign-processes")
 
 
@@ -75,7 +82,8 @@ def scaled_record(
                   "container": {}, "environment": {}, "devices": [device_facts(number) for number in range(devices)]},
     }  # fmt: skip
     if rank_times:
-        record["ranks"] = [{"rank": rank, "step_time_s": time_s} for rank, time_s in enumerate(rank_times)]
+        ranks = [{"rank": rank, "steps": 100, "seconds": 100 * time_s} for rank, time_s in enumerate(rank_times)]
+        record["parallel"] = {"form": "ddp", "ranks": ranks}
     if failed:
         record |= {"status": "failed", "failure": {"kind": "out-of-memory", "message": failed}, "metrics": {}}
         record["work"] = {}

@@ -159,6 +159,19 @@ def test_what_else_changed_is_named_with_its_values() -> None:
     assert found["workers"].sentence == "workers: 8 on one device, 4 on 2, 4 on 4"
 
 
+def test_cores_are_compared_as_those_of_a_rank() -> None:
+    """A node's cores are shared out: the same list of cores is fewer for each rank."""
+    records = series({1: 1.0, 2: 1.8, 4: 3.0})
+    for record, cores in zip(records, ("2", "4", "8"), strict=True):
+        record["trial"]["settings"]["cores"] = record["trial"]["effective"]["cores"] = cores
+    assert scaling(records, "weak").changes == []
+    assert len(find_series(records)) == 1
+    for record in records:
+        record["trial"]["settings"]["cores"] = record["trial"]["effective"]["cores"] = "0-2,8"
+    (change,) = scaling(records, "weak").changes
+    assert change.sentence == "cores of a rank: 4 on one device, 2 on 2, 1 on 4"
+
+
 def test_a_batch_that_changed_is_a_change_in_weak_scaling_alone() -> None:
     records = series({1: 1.0, 2: 1.8}, "strong")
     assert [change.what for change in scaling(records, "weak").changes] == ["batch_size"]
@@ -189,6 +202,19 @@ def test_without_one_device_there_is_no_efficiency() -> None:
     assert "against one device" in str(at(found, 2).reason)
 
 
+def test_a_diagnostic_alone_gives_a_point_without_a_rate() -> None:
+    found = scaling([scaled_record(1, 1000.0), scaled_record(2, 1900.0, sync=False)], "weak")
+    assert at(found, 2).reason == "no run on 2 devices ended well"
+
+
+def test_nodes_are_points_of_their_own() -> None:
+    records = [*series({1: 1.0, 2: 1.9}), scaled_record(2, 1500.0, repeat=1, settings={"devices": 1, "nodes": 2})]
+    found = scaling(records, "weak")
+    assert [(point.devices, point.nodes) for point in found.points] == [(1, 1), (2, 1), (2, 2)]
+    assert [point.speedup.value for point in found.points if point.speedup] == pytest.approx([1.0, 1.9, 1.5])
+    assert found.changes == []
+
+
 # Above 100 %
 
 
@@ -199,7 +225,9 @@ def alarm_of(one: Record, many: Record, kind: str = "weak") -> list[str]:
 
 
 def test_above_ideal_is_an_alarm_with_what_changed() -> None:
-    causes = alarm_of(scaled_record(1, 1000.0, settings={"workers": 1}), scaled_record(2, 2200.0, settings={"workers": 8}))
+    causes = alarm_of(
+        scaled_record(1, 1000.0, settings={"workers": 1}), scaled_record(2, 2200.0, settings={"workers": 8})
+    )
     assert causes[0] == "not only the devices changed: workers: 1 on one device, 8 on 2"
 
 
@@ -265,6 +293,4 @@ def test_series_are_found_among_other_records() -> None:
 def test_one_device_stands_beside_each_form_of_parallel_work() -> None:
     one, two, sharded = scaled_record(1, 1000.0), scaled_record(2, 1900.0), scaled_record(2, 1700.0, repeat=1)
     sharded["trial"]["settings"]["parallel"] = "fsdp"
-    assert find_series([one, two, sharded]) == [
-        (kind, [one, many]) for kind in ("weak",) for many in (two, sharded)
-    ]
+    assert find_series([one, two, sharded]) == [(kind, [one, many]) for kind in ("weak",) for many in (two, sharded)]

@@ -42,11 +42,19 @@ def test_both_run_one_device_once() -> None:
 
 def test_each_count_has_its_diagnostic_beside_it() -> None:
     series = made("devices=1,2,4", diagnose=True)
-    assert shown(series, "graphs=off") == ["devices=1", "devices=2", "devices=2 sync=off", "devices=4", "devices=4 sync=off"]
+    assert shown(series, "graphs=off") == [
+        "devices=1",
+        "devices=2",
+        "devices=2 sync=off",
+        "devices=4",
+        "devices=4 sync=off",
+    ]
     assert series.no_free == ""
 
 
-@pytest.mark.parametrize("words", ["devices=1,2 mode=infer", "devices=1,2 parallel=fsdp", "devices=1,2 parallel=independent"])
+@pytest.mark.parametrize(
+    "words", ["devices=1,2 mode=infer", "devices=1,2 parallel=fsdp", "devices=1,2 parallel=independent"]
+)
 def test_where_no_gradients_can_be_left_out_the_reason_is_kept(words: str) -> None:
     series = made(words, diagnose=True)
     assert len(series.trials) == 2
@@ -59,6 +67,11 @@ def test_what_several_devices_imply_holds_on_one_too() -> None:
     assert (one.settings["graphs"], one.settings["compile"]) == (False, "off")
     assert {name: value for name, value in two.settings.items() if name not in one.settings} == {"parallel": "fsdp"}
     assert "graphs" not in made("devices=1,2 mode=infer").trials[0].settings
+
+
+def test_cores_are_those_of_each_device() -> None:
+    assert [trial.settings["cores"] for trial in made("devices=1,4 cores=2").trials] == ["2", "8"]
+    assert [trial.settings["cores"] for trial in made("devices=1,4 cores=0-3").trials] == ["0-3", "0-3"]
 
 
 def test_nodes_go_on_from_the_most_devices() -> None:

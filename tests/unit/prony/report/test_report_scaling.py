@@ -40,6 +40,8 @@ def test_rows_and_titles_are_for_a_person() -> None:
     assert lost_row(found.points[0]) is None
     assert lost_row(found.points[1]) == ["2", "10.0 % (9.4 to 10.6)", "–", "0.0 %", "–", "10.0 %"]
     notes = " ".join(scaling_lines(found).notes)
-    assert "In the rest, since it was not measured: communication and imbalance (it was not run with sync=off)." in notes
+    assert (
+        "In the rest, since it was not measured: communication and imbalance (it was not run with sync=off)." in notes
+    )
     assert "it goes through every point, untested" in notes
     assert "within one run" in notes

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from prony_node.contract.parallel import form_of, in_lockstep
 from prony_node.contract.settings import Value
+from prony_node.parallel.wire import Wire, all_reduce, gather_and_scatter
 
 POWER_RANK = 1  # of PowerSGD's approximation of a gradient matrix, as its authors do
 POWER_FROM = 2  # the step from which on it compresses; the earliest that its own error feedback allows
@@ -80,9 +81,20 @@ class Replicas:
         else:
             self._wrapped.require_backward_grad_sync = exchange
 
-    def pause(self) -> None:
-        """From here on every rank goes by itself."""
+    def part(self) -> bool:
+        """From here on every rank goes by itself; False where none can, having a part of the weights alone."""
         self.settings = {**self.settings, "sync": False}
+        return not self.sharded
+
+    def wire(self, model: nn.Module) -> Wire:
+        """What this device sends in a step."""
+        ranks, pieces = dist.get_world_size(), int(self.settings.get("grad_accumulation", 1))
+        if self.sharded:
+            return gather_and_scatter(model, ranks, pieces, bool(self.settings["reshard"]))
+        if not self.settings["sync"]:
+            return Wire(0.0, "sync=off: nothing is exchanged")
+        left = self._power.compression_stats()[0] if self._power is not None else 0.0
+        return all_reduce(model, ranks, str(self.settings["compression"]), 1.0 / left if left else None)
 
 
 def replicas_of(settings: dict[str, Value], device: torch.device) -> Replicas | None:

@@ -15,7 +15,7 @@ from prony.analysis.settings import DRAWN, LABELS, Record, setting_differences, 
 # What a series varies, and what follows from it; cores are those of a node, and compared as those of a rank.
 SCALED = ("devices", "nodes", "sync", "global_batch", "learning_rate", "cores")
 # Which of several alike a device is, and where it is plugged in: other devices are the point of the series.
-PLACE = re.compile(r"devices\.0\.(uuid|pci\.(numa_node|cpus))")
+PLACE = re.compile(r"devices\.0\.(uuid|rank|host|pci\.(numa_node|cpus))")
 
 
 @dataclass(frozen=True)

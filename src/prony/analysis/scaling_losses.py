@@ -9,15 +9,17 @@ neighbour, so that no part is below nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prony.analysis.compare import Side, side
 from prony.analysis.scaling_law import Figure
-from prony.analysis.scaling_record import data_wait, rank_step_times
+from prony.analysis.scaling_record import data_wait, is_summed, rank_paces
 from prony.analysis.settings import Record
 from prony_node.stats import mean_interval, ratio_interval
 
+NO_PACES = "the records do not hold how long each rank takes by itself"
 COMMUNICATION, INPUT, IMBALANCE, REST = "communication", "input", "imbalance", "rest"
 
 
@@ -53,11 +55,12 @@ def losses(
     ideal = 1.0 - lost.value
     if free:
         ratio = rate_ratio(side(synchronised), side(free))  # the step time with sync=off over that with it
-        communication, imbalance, alone = _synchronisation(ratio, free, ideal)
+        communication, imbalance, alone = _synchronisation(ratio, [*synchronised, *free], ideal)
         exposed, doubts = _exposed(ratio), _doubts(ratio, efficiency)
     else:
         communication, imbalance = (Part(name, None, no_free) for name in (COMMUNICATION, IMBALANCE))
         alone, exposed, doubts = 1.0, None, []
+    doubts += _stragglers([*synchronised, *free])
     waited, reason = _further_wait(base, free or synchronised, alone, ideal)
     held = 0.0 if waited is None else _between(waited.value, 0.0, alone - ideal)
     waiting = Part(INPUT, None if waited is None else _around(held, waited.low, waited.high), reason)
@@ -65,19 +68,35 @@ def losses(
     return Losses(lost, [communication, waiting, imbalance, rest], exposed, doubts)
 
 
-def _synchronisation(ratio: Figure, free: Sequence[Record], ideal: float) -> tuple[Part, Part, float]:
+def _synchronisation(ratio: Figure, many: Sequence[Record], ideal: float) -> tuple[Part, Part, float]:
     """Communication and imbalance, and the time that ranks take which do not wait for each other."""
-    skew, reason = _skew(free)
-    apart = skew.value if skew else 1.0
-    alone = _between(ratio.value, ideal, 1.0)
-    slowest = _between(ratio.value * apart, alone, 1.0)
-    # How far apart the ranks are is taken as known here: its own interval stands with the imbalance.
-    ends = (None if end is None else 1.0 - apart * end for end in (ratio.high, ratio.low))
-    communication = Part(COMMUNICATION, _around(1.0 - slowest, *ends))
-    if skew is None:
-        return communication, Part(IMBALANCE, None, reason), alone
-    ends = (None if end is None else (end - 1.0) * ratio.value for end in (skew.low, skew.high))
-    return communication, Part(IMBALANCE, _around(slowest - alone, *ends)), alone
+    apart = _apart(many)
+    mean, slowest = apart or (1.0, 1.0)
+    alone = _between(ratio.value * mean, ideal, 1.0)
+    last = _between(ratio.value * slowest, alone, 1.0)
+    # How far apart the ranks are is taken as known here: a mean over the runs, without an interval of its own.
+    ends = (None if end is None else 1.0 - slowest * end for end in (ratio.high, ratio.low))
+    communication = Part(COMMUNICATION, _around(1.0 - last, *ends))
+    if apart is None:
+        return communication, Part(IMBALANCE, None, NO_PACES), alone
+    return communication, Part(IMBALANCE, Figure(last - alone)), alone
+
+
+def _apart(many: Sequence[Record]) -> tuple[float, float] | None:
+    """The mean of the ranks, and the slowest, each over what the rate with sync=off stands for; None where not known.
+
+    A rank's pace is the mean over all runs of this count, with and without the exchange: of a single short look at
+    equal ranks one would always seem to be the slowest. Ranks that wait for nobody add their rates, so the mean that
+    counts is the harmonic one; the rate with sync=off is that of the first rank, unless it was summed over all.
+    """
+    paces = [rank_paces(record) for record in many]
+    ranks = set(paces[0])
+    if len(ranks) < 2 or any(set(one) != ranks for one in paces):
+        return None
+    means = {rank: mean_interval([one[rank] for one in paces]).mean for rank in ranks}
+    harmonic = len(means) / math.fsum(1.0 / pace for pace in means.values())
+    stands_for = harmonic if is_summed(many[-1]) else means.get("0", harmonic)
+    return harmonic / stands_for, max(means.values()) / stands_for
 
 
 def _exposed(ratio: Figure) -> Figure:
@@ -101,6 +120,13 @@ def _doubts(ratio: Figure, efficiency: Figure) -> list[str]:
     return []
 
 
+def _stragglers(many: Sequence[Record]) -> list[str]:
+    """What the runs themselves say of a rank that is late."""
+    found = [check for record in many for check in record["checks"] if check["name"] == "ranks"]
+    said = [str(check.get("message") or "") for check in found if check["level"] in ("warn", "fail")]
+    return [said[0] + (f" (and the like in {len(said) - 1} more)" if len(said) > 1 else "")] if said else []
+
+
 def _between(value: float, least: float, most: float) -> float:
     return max(least, min(most, value))
 
@@ -113,16 +139,6 @@ def rate_ratio(ours: Side, theirs: Side) -> Figure:
         return Figure(rate / other)
     found = ratio_interval(rate, ends[0], ends[1], other, ends[2], ends[3])
     return Figure(found.ratio, found.low, found.high)
-
-
-def _skew(free: Sequence[Record]) -> tuple[Figure | None, str | None]:
-    """The slowest rank's step time over what all of them together do, the mean of the repeats."""
-    times = [rank_step_times(record) for record in free]
-    known = [list(one.values()) for one in times if len(one) > 1]
-    if len(known) < len(free):
-        return None, "the records do not hold the step time of each rank"
-    # Ranks that do not wait for each other add their rates, so the mean that counts is the harmonic one.
-    return _mean([max(one) * sum(1.0 / value for value in one) / len(one) for one in known]), None
 
 
 def _further_wait(

@@ -66,15 +66,24 @@ def _core_count(text: str) -> int:
     return sum(int(last or first) - int(first) + 1 for first, _, last in ends)
 
 
-def rank_step_times(record: Record) -> dict[str, float]:
-    """The mean step time of each rank, in seconds; of those that the record states."""
-    parallel = record.get("parallel")
-    ranks = parallel.get("ranks") if isinstance(parallel, dict) else None
+def rank_paces(record: Record) -> dict[str, float]:
+    """Seconds of a step of each rank by itself; empty unless the record states them for all of its ranks."""
+    ranks = _parallel(record).get("ranks")
     found: dict[str, float] = {}
     for rank in ranks if isinstance(ranks, list) else []:
-        if not isinstance(rank, dict):
-            continue
-        seconds, steps = number(rank.get("seconds")), count(rank.get("steps"))
-        if seconds is not None and seconds > 0.0 and steps:
-            found[str(rank.get("rank"))] = seconds / steps
+        pace = rank.get("pace") if isinstance(rank, dict) else None
+        seconds = number(pace.get("seconds")) if isinstance(pace, dict) else None
+        if seconds is None or seconds <= 0.0:
+            return {}
+        found[str(rank.get("rank"))] = seconds
     return found
+
+
+def is_summed(record: Record) -> bool:
+    """Whether its rate is the sum of what each rank did, and not that of the first one times their number."""
+    return number(_parallel(record).get("window_s")) is not None
+
+
+def _parallel(record: Record) -> Record:
+    parallel = record.get("parallel")
+    return parallel if isinstance(parallel, dict) else {}

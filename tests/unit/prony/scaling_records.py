@@ -44,7 +44,8 @@ def scaled_record(
     batch: int = 64,
     half: float | None = 0.005,
     wait: float | None = None,
-    rank_times: list[float] | None = None,
+    paces: list[float] | None = None,
+    summed: bool = False,
     failed: str | None = None,
     settings: dict[str, Any] | None = None,
     metrics: dict[str, Any] | None = None,
@@ -81,9 +82,9 @@ def scaled_record(
         "facts": {"host": {"hostname": "node017", "cpu": {"caches": {"L3": "300M"}}}, "software": {"torch": "2.11.0"},
                   "container": {}, "environment": {}, "devices": [device_facts(number) for number in range(devices)]},
     }  # fmt: skip
-    if rank_times:
-        ranks = [{"rank": rank, "steps": 100, "seconds": 100 * time_s} for rank, time_s in enumerate(rank_times)]
-        record["parallel"] = {"form": "ddp", "ranks": ranks}
+    if paces:
+        ranks = [{"rank": rank, "pace": {"seconds": pace_s}} for rank, pace_s in enumerate(paces)]
+        record["parallel"] = {"form": "ddp", "ranks": ranks, **({"window_s": 10.0} if summed else {})}
     if failed:
         record |= {"status": "failed", "failure": {"kind": "out-of-memory", "message": failed}, "metrics": {}}
         record["work"] = {}

@@ -61,9 +61,9 @@ def test_losses_are_never_negative_and_sum_to_the_whole(
     one: float, many: float, free: float | None, waits: tuple[float, float, float] | None, times: list[float] | None
 ) -> None:
     wait_one, wait_many, wait_free = waits or (None, None, None)
-    records = [scaled_record(1, one, wait=wait_one), scaled_record(4, many, wait=wait_many)]
+    records = [scaled_record(1, one, wait=wait_one), scaled_record(4, many, wait=wait_many, paces=times)]
     if free is not None:
-        records.append(scaled_record(4, free, sync=False, wait=wait_free, rank_times=times))
+        records.append(scaled_record(4, free, sync=False, wait=wait_free, paces=times))
     found = scaling(records, "weak")
     lost, efficiency = losses_of(found, 4), at(found, 4).efficiency
     assert efficiency is not None
@@ -102,16 +102,19 @@ def test_repeats_have_the_interval_between_runs() -> None:
     assert [point.side.interval for point in scaling(records, "weak").points] == ["between 3 runs"] * 2
 
 
-def test_the_parts_are_those_that_were_put_in() -> None:
-    """Of a step of 100 on 2 devices: 80 of work and its own wait, 4 of further wait, 3 for the slow rank, 10 of waiting
-    for the network, 3 of whatever else."""
-    rate = {"ideal": 2 * 1000.0, "all": 2 * 1000.0 * 0.80, "free": 2 * 1000.0 * 80 / 87}
-    # The harmonic mean of the ranks is 87, the slower one takes 90.
-    fast = 1.0 / (2.0 / 87.0 - 1.0 / 90.0)
+@pytest.mark.parametrize("summed", [False, True])
+@pytest.mark.parametrize("slow_first", [False, True])
+def test_the_parts_are_those_that_were_put_in(summed: bool, slow_first: bool) -> None:
+    """Of a step of 100 on 2 devices: 80 of work and its own wait, 4 of further wait, 3 of whatever else, 3 for the slow
+    rank, 10 for the network. The mean of the ranks that counts is the harmonic one, 87, and the slow one takes 90."""
+    slow_s = 0.090
+    fast_s = 1.0 / (2.0 / 0.087 - 1.0 / slow_s)
+    paces = [slow_s, fast_s] if slow_first else [fast_s, slow_s]
+    free_s = 0.087 if summed else paces[0]  # the rate is that of all ranks, or of the first one
     records = [
-        scaled_record(1, rate["ideal"] / 2, wait=0.10),
-        scaled_record(2, rate["all"], wait=0.05),
-        scaled_record(2, rate["free"], sync=False, wait=12.0 / 87.0, rank_times=[0.090, fast / 1000.0]),
+        scaled_record(1, 1.0 / 0.080, wait=0.10),
+        scaled_record(2, 2.0 / 0.100, wait=0.05, paces=paces),
+        scaled_record(2, 2.0 / free_s, sync=False, wait=12.0 / 87.0, paces=paces, summed=summed),
     ]
     lost = losses_of(scaling(records, "weak"), 2)
     assert lost.lost.value == pytest.approx(0.20)
@@ -123,6 +126,24 @@ def test_the_parts_are_those_that_were_put_in() -> None:
     assert communication is not None
     assert communication.low is not None
     assert communication.low < 0.10 < (communication.high or 0.0)
+
+
+def test_ranks_whose_order_changes_from_run_to_run_are_no_imbalance() -> None:
+    paces = [0.100, 0.104]
+    records = [
+        scaled_record(1, 1000.0),
+        scaled_record(2, 1800.0, paces=paces),
+        scaled_record(2, 1900.0, sync=False, paces=paces[::-1]),
+    ]
+    assert share(losses_of(scaling(records, "weak"), 2), IMBALANCE) == pytest.approx(0.0)
+
+
+def test_a_straggler_is_named() -> None:
+    late = scaled_record(
+        2, 1500.0, checks={"ranks": ("warn", "straggler: rank 1 (node017, cuda:1) takes 20.0% longer")}
+    )
+    (doubt,) = losses_of(scaling([scaled_record(1, 1000.0), late], "weak"), 2).doubts
+    assert doubt.startswith("straggler: rank 1 (node017, cuda:1)")
 
 
 def test_what_was_not_measured_is_in_the_rest_with_its_reason() -> None:

@@ -186,11 +186,13 @@ def _fit(kind: str, points: Sequence[Point], predict: Sequence[int]) -> Fit | No
 
 
 def _device(records: Sequence[Record]) -> str | None:
-    """What counts as one device: NVIDIA H200 (one GPU)."""
+    """What counts as one device: NVIDIA H200 (one GPU), or a process on a CPU."""
     devices = [device for record in records for device in record["facts"].get("devices") or []]
     named = next((device for device in devices if device.get("name")), None)
     if named is None:
         return None
+    if named.get("kind") == "cpu":  # each of several has a share of the host's cores
+        return f"a process on {named['name']}"
     return f"{named['name']} ({named['counts_as']})" if named.get("counts_as") else str(named["name"])
 
 

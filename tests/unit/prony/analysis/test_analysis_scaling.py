@@ -206,6 +206,14 @@ def test_another_machine_by_its_fingerprint() -> None:
     assert change.what == "fingerprint of the machine"
 
 
+def test_what_counts_as_a_device_is_said() -> None:
+    records = series({1: 1.0, 2: 1.8})
+    assert scaling(records, "weak").device == "NVIDIA H200 (one GPU)"
+    for device in (device for record in records for device in record["facts"]["devices"]):
+        device |= {"kind": "cpu", "name": "Xeon", "counts_as": "the host's CPUs"}
+    assert scaling(records, "weak").device == "a process on Xeon"
+
+
 def test_failed_runs_leave_a_gap_with_its_reason() -> None:
     records = [*series({1: 1.0, 2: 1.8}), scaled_record(4, 0.0, failed="rank 3 ran out of memory")]
     found = scaling(records, "weak")

@@ -55,8 +55,9 @@ def scaled_record(
     each = batch if kind == "weak" or devices == 1 else batch // devices
     asked: dict[str, Any] = {"devices": devices}
     asked |= {"batch_size": batch} if kind == "weak" or devices == 1 else {"global_batch": batch}
-    asked |= {} if sync else {"sync": "off"}
-    effective = EFFECTIVE | asked | {"batch_size": each, "global_batch": each * devices, **(settings or {})}
+    asked |= {} if sync else {"sync": False}
+    effective = EFFECTIVE | asked | {"batch_size": each} | (settings or {})
+    effective |= {"global_batch": each * devices, "parallel": "ddp", "sync": sync} if devices > 1 else {}
     effective |= {"data": "host"} if wait is not None else {}
     found = {"throughput": metric(rate, "images/s", half), "data_wait_share": metric(wait, "1")}
     levels = {name: ("pass", "nothing to say") for name in CHECKS} | (checks or {})

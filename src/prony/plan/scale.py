@@ -8,13 +8,16 @@ from dataclasses import dataclass, field
 
 from prony.plan.request import split_words
 from prony_node.contract.errors import RequestError
-from prony_node.contract.parallel import OPTIONS, SEVERAL_ONLY, parallel_defaults
-from prony_node.contract.settings import SETTINGS, Value
+from prony_node.contract.machine import Machine
+from prony_node.contract.parallel import OPTIONS, SEVERAL_ONLY
+from prony_node.contract.settings import SETTINGS
 from prony_node.contract.trial import Trial
 from prony_node.workloads import find_workload
 from prony_node.workloads.config import Workload
 
 WEAK, STRONG = "weak", "strong"
+KINDS = ("cpu", "cuda")  # of devices whose defaults may hold, where the run will choose one
+SPLIT = ("dp", "tp", "pp")  # a model over several devices
 COUNTED = {"devices", "nodes", *SEVERAL_ONLY, *(name for options in OPTIONS.values() for name in options)}
 
 
@@ -97,6 +100,12 @@ def _refuse(given: dict[str, object]) -> None:
     for name, instead in (("nodes", "--nodes 1,2"), ("sync", "the diagnostic is run beside each count by itself")):
         if name in given:
             raise RequestError(f"{name} is varied by the series itself; leave {name}={given[name]} out ({instead})")
+    for name in SPLIT:
+        if name in given:
+            raise RequestError(
+                f"{name}={given[name]} splits a model over devices, and one device cannot run it so: there is no same "
+                "trial to be compared with; `prony sweep` runs such trials side by side"
+            )
     if given.get("batch_size") == "auto":
         raise RequestError(
             "batch_size=auto may find another batch at each count, and then not only the devices change; "
@@ -122,18 +131,23 @@ def _settings(
 
 
 def _implied(workload: Workload, given: dict[str, object], largest: Count) -> dict[str, object]:
-    """Defaults that several devices change besides those that only they have: a captured graph, compilation.
+    """Defaults that several devices change besides those that only they have: a captured graph, a fused optimizer.
 
     One device would take others (it captures its step where it can), and then not only the devices would change.
     """
-    modes = {"mode": workload.modes[0], "devices": largest.devices, "nodes": largest.nodes}
-    asked = {**modes, **{name: value for name, value in given.items() if name in ("mode", "parallel")}}
-    defaults: dict[str, Value] = parallel_defaults(asked)  # type: ignore[arg-type]
-    return {
-        name: SETTINGS[name].show(value)
-        for name, value in defaults.items()
-        if name not in COUNTED and name not in given
-    }
+    asked = {name: value for name, value in given.items() if name != "global_batch"}
+    many = workload.parse({**asked, "devices": largest.devices, "nodes": largest.nodes})
+    one = {name: value for name, value in many.items() if name not in {"devices", "nodes", *SEVERAL_ONLY}}
+    named = str(given.get("device", "auto")).partition(":")[0]
+    implied: dict[str, object] = {}
+    for kind in KINDS if named == "auto" else (named,):
+        ours, theirs = (workload.defaults(settings, Machine(kind)) for settings in (one, many))
+        implied |= {
+            name: SETTINGS[name].show(value)
+            for name, value in theirs.items()
+            if name in SETTINGS and name not in given and name not in COUNTED and value != ours.get(name)
+        }
+    return implied
 
 
 def _batch(settings: dict[str, object], counts: Sequence[Count], count: Count, kind: str) -> dict[str, object]:

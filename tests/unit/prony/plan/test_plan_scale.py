@@ -63,10 +63,13 @@ def test_where_no_gradients_can_be_left_out_the_reason_is_kept(words: str) -> No
 
 def test_what_several_devices_imply_holds_on_one_too() -> None:
     """One GPU would capture its step as a graph, and several cannot: then not only the devices would change."""
-    one, two = made("devices=1,2 parallel=fsdp").trials
-    assert (one.settings["graphs"], one.settings["compile"]) == (False, "off")
+    one, two = made("devices=1,2 parallel=fsdp optimizer=sgd").trials
+    assert {name: one.settings[name] for name in ("graphs", "compile", "fused")} == {
+        "graphs": False, "compile": "off", "fused": False,
+    }  # fmt: skip
     assert {name: value for name, value in two.settings.items() if name not in one.settings} == {"parallel": "fsdp"}
     assert "graphs" not in made("devices=1,2 mode=infer").trials[0].settings
+    assert "graphs" not in made("devices=1,2 device=cpu").trials[0].settings  # it has none on a CPU anyway
 
 
 def test_cores_are_those_of_each_device() -> None:

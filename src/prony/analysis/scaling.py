@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from prony.analysis.scaling_law import STRONG, WEAK, Figure, Fit, fit, over
 from prony.analysis.scaling_losses import Losses, losses, rate_ratio
 from prony.analysis.scaling_record import cores_each, device_batch, device_count, global_batch, is_free, node_count
 from prony.analysis.settings import DRAWN, Record
+from prony.analysis.stated import number
 from prony_node.contract.parallel import SEVERAL_ONLY
 
 NOT_RUN = "it was not run with sync=off"
@@ -33,6 +35,8 @@ class Point:
     speedup: Figure | None
     efficiency: Figure | None
     losses: Losses | None
+    sent_bytes: float | None  # by one device in a step
+    step_s: float | None
     reason: str | None  # why there is no speedup
 
 
@@ -160,8 +164,16 @@ def _point(
         speedup=speedup,
         efficiency=efficiency,
         losses=lost,
+        sent_bytes=_mean_metric(ours, "communication_bytes"),
+        step_s=_mean_metric(ours, "step_time"),
         reason=reason,
     )
+
+
+def _mean_metric(records: Sequence[Record], name: str) -> float | None:
+    values = [number((record["metrics"].get(name) or {}).get("value")) for record in records]
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known else None
 
 
 def _no_speedup(devices: int, here: Side, base: Sequence[Record]) -> str | None:

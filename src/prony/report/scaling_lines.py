@@ -8,7 +8,7 @@ from prony.analysis.compare import WITHIN
 from prony.analysis.scaling import Point, Scaling
 from prony.analysis.scaling_alarm import Alarm
 from prony.analysis.scaling_law import WEAK, Figure, Fit, HeldOut
-from prony.report.numbers import NOTHING, format_number, format_rate, format_share
+from prony.report.numbers import NOTHING, format_bytes, format_number, format_rate, format_share, format_si
 from prony_node.contract.trial import Trial
 
 GAINED = ("devices", "batch a device", "rate, 95 %", "speedup, 95 %", "efficiency, 95 %")
@@ -52,6 +52,7 @@ def scaling_lines(found: Scaling) -> Lines:
     notes += _coverage(found)
     notes += [f"No speedup on {point.devices}: {point.reason}." for point in found.points if point.reason]
     notes += _unmeasured(found)
+    notes += _wire(found)
     notes += [f"On {p.devices}: {doubt}." for p in found.points if p.losses for doubt in p.losses.doubts]
     notes += [f"Left out: {why}." for why in found.left_out]
     notes += _fit(found.fit) if found.fit else []
@@ -103,6 +104,17 @@ def _unmeasured(found: Scaling) -> list[str]:
                 names = reasons.setdefault(str(part.reason), [])
                 names += [part.name] if part.name not in names else []
     return [f"In the rest, since it was not measured: {' and '.join(names)} ({why})." for why, names in reasons.items()]
+
+
+def _wire(found: Scaling) -> list[str]:
+    """What the largest count sends; the time that it takes is hidden in the step, so only a bound of the bandwidth."""
+    sending = [point for point in found.points if point.sent_bytes and point.step_s]
+    if not sending:
+        return []
+    point = sending[-1]
+    sent, step_s = float(point.sent_bytes or 0.0), float(point.step_s or 1.0)
+    bound = format_si(sent / step_s, "B/s")
+    return [f"On {point.devices} each device sends {format_bytes(sent)} a step: a bus bandwidth of at least {bound}."]
 
 
 def _confounded(found: Scaling) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from scaling_records import scaled_record, series
+from scaling_records import metric, scaled_record, series
 
 from prony.analysis.scaling import scaling
 from prony.report import build_report
@@ -30,6 +30,12 @@ def test_an_alarm_stands_before_everything_else() -> None:
     found = scaling(series({1: 1.0, 2: 2.2}), "weak")
     (alarm,) = scaling_lines(found).alarms
     assert alarm.startswith("Alarm: 110.0 % (109.2 to 110.8) on 2 devices is more than there is to gain.")
+
+
+def test_what_is_sent_bounds_the_bandwidth() -> None:
+    many = scaled_record(4, 3600.0, metrics={"communication_bytes": metric(2e8, "B"), "step_time": metric(0.1, "s")})
+    notes = scaling_lines(scaling([*series({1: 1.0, 2: 1.9}), many], "weak")).notes
+    assert "On 4 each device sends 190.7 MiB a step: a bus bandwidth of at least 2.000 GB/s." in notes
 
 
 def test_rows_and_titles_are_for_a_person() -> None:

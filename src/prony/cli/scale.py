@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from prony.analysis.scaling import Scaling
 
 SCHEMA = "prony.scaling/1"
+NODE_RANK, RENDEZVOUS = "PRONY_NODE_RANK", "PRONY_RENDEZVOUS"  # as the node reads them (prony_node/parallel/place.py)
 
 
 def scale(
@@ -72,6 +74,7 @@ def scale(
         parse_counts(nodes, "--nodes") if nodes else [],
         diagnose,
     )
+    _refuse_lonely_nodes(series)
     file = model.plan if model else None
     jobs = [Job(trial, stop, repeat, file=file) for trial, repeat in interleave(series.trials, repeats)]
     refuse_missing_paths(jobs)
@@ -96,6 +99,17 @@ def _kinds(weak: bool, strong: bool, both: bool) -> list[str]:
     if weak + strong + both > 1:
         raise RequestError("--weak, --strong and --both exclude each other; --both does the two")
     return [WEAK, STRONG] if both else [STRONG] if strong else [WEAK]
+
+
+def _refuse_lonely_nodes(series: Series) -> None:
+    """Runs are started on this machine alone, so the other nodes must know where to come."""
+    if all(trial.settings.get("nodes", 1) == 1 for trial in series.trials):
+        return
+    if not os.environ.get(RENDEZVOUS) or os.environ.get(NODE_RANK) != "0":
+        raise RequestError(
+            f"--nodes needs {RENDEZVOUS}=HOST:PORT, an address of this node where all meet, and {NODE_RANK}=0; "
+            "the other nodes are started by you, as docs/scaling.md says"
+        )
 
 
 def _analyse(outcomes: list[Outcome], series: Series, predict: list[int]) -> list[Scaling]:

@@ -15,6 +15,7 @@ import prony.cli.sweep
 from prony.cli.execute import Job, Outcome
 from prony.cli.main import make_app
 from prony_node.contract import files
+from prony_node.parallel import place
 
 
 class Machine:
@@ -30,11 +31,12 @@ class Machine:
 
     def _run(self, job: Job, root: Path) -> Outcome:
         settings = job.trial.settings
-        devices, sync = int(settings["devices"]), settings.get("sync", True) is True
+        nodes, sync = int(settings.get("nodes", 1)), settings.get("sync", True) is True
+        devices = int(settings["devices"]) * nodes
         rate = 1000.0 * devices * (0.9 if devices > 1 and sync else 1.0) * (1.0 + 0.001 * job.repeat)
         record = scaling_records.scaled_record(
             devices, rate, kind="strong" if "global_batch" in settings else "weak", sync=sync, repeat=job.repeat,
-            failed="rank 1 ran out of memory" if devices == self.fails else None,
+            failed="rank 1 ran out of memory" if devices == self.fails else None, settings={"nodes": nodes},
         )  # fmt: skip
         record["trial"] = {**job.trial.to_json(), "effective": record["trial"]["effective"]}
         folder = root / record["id"]
@@ -100,6 +102,17 @@ def test_a_count_that_fails_leaves_the_others_and_the_exit_code(machine: Machine
     said = scale(tmp_path, "devices=1,2,4 batch_size=64 --repeats 1", code=1)
     assert "rank 1 ran out of memory" in said
     assert "1.800" in said
+
+
+def test_nodes_need_a_place_to_meet(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (prony.cli.scale.NODE_RANK, prony.cli.scale.RENDEZVOUS) == (place.NODE_RANK, place.RENDEZVOUS)
+    monkeypatch.delenv(place.RENDEZVOUS, raising=False)
+    scale(tmp_path, "devices=1,2 batch_size=64 --nodes 2", code=2)
+    assert machine.made == []
+    monkeypatch.setenv(place.RENDEZVOUS, "node017:29500")
+    monkeypatch.setenv(place.NODE_RANK, "0")
+    document = json.loads(scale(tmp_path, "devices=1,2 batch_size=64 --nodes 2 --repeats 1 --json"))
+    assert [(one["devices"], one["nodes"]) for one in document["series"][0]["points"]] == [(1, 1), (2, 1), (4, 2)]
 
 
 def test_kinds_exclude_each_other(machine: Machine, tmp_path: Path) -> None:

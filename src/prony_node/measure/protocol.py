@@ -28,7 +28,7 @@ class Task:
     # Inference wants a model of its own shape at times (batch norms folded into convolutions).
     for_inference: Callable[[nn.Module], nn.Module] = lambda model: model
     # Put Prony's own forms of some parts in place of the library's: the same function, counted by the library's.
-    own_parts: Callable[[nn.Module], None] | None = None
+    own_parts: Callable[[nn.Module], object] | None = None
     recompute: Callable[[nn.Module], None] | None = None  # switch activation recomputation on
     # How well each sample of a test batch is answered, by score: its loss, and 1 or 0 for right or wrong.
     scores: Callable[[nn.Module, Batch], dict[str, Tensor]] | None = None

@@ -150,7 +150,7 @@ class Run:
         self.progress.unit = self.workload.unit
         self.note_effective()
         use_cache(self.settings, self.folder)
-        self.inputs = Inputs(self.workload, self.settings, self.device)
+        self.inputs = Inputs(self.workload, self.settings, self.device, place)
         self.closing.callback(self.inputs.close)
 
     def meet(self) -> None:
@@ -164,7 +164,7 @@ class Run:
         """The data set, where there is one: generating and staging it are timed apart."""
         if not reads_data_set(self.settings):
             return
-        with self.phase("data"):
+        with self.phase("data"), self.ranks.one_of_a_node_first():
             self.inputs.open(self.plan.trial.settings, len(self.cores), self.progress.note)
         assert self.inputs.opened is not None
         for name, seconds in self.inputs.opened.seconds.items():

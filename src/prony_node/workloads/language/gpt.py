@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from prony_node.data.synthetic import token_sampler
 from prony_node.measure.protocol import Batch, Task
+from prony_node.workloads.language.chunked_loss import chunked_loss, is_large
 from prony_node.workloads.language.config import decoder_rate, dimensions
 from prony_node.workloads.language.judging import token_scores
 from prony_node.workloads.weights import with_weights
@@ -101,8 +103,10 @@ class GPT(nn.Module):
 
 def next_token_loss(model: nn.Module, batch: Batch) -> Tensor:
     tokens, targets = batch
-    logits = next_token_logits(model, tokens)
-    logits = logits.flatten(0, 1)
+    states = model(tokens)
+    if is_large(states, model.embed.weight):
+        return chunked_loss(states, model.embed.weight, targets)
+    logits = F.linear(states, model.embed.weight).flatten(0, 1)
     return F.cross_entropy(logits if logits.dtype is torch.float64 else logits.float(), targets.flatten())
 
 
@@ -140,6 +144,13 @@ def build(workload: Workload, settings: dict[str, Value]) -> Task:
         scores=partial(token_scores, next_token_logits),
         vocabulary=shape["vocabulary"],
     )
+    if settings.get("precision") == "fp8":
+        from prony_node.workloads.language.fp8 import refuse_where_missing, use_eight_bits
+
+        samples = settings["batch_size"]
+        tokens = None if samples == "auto" else int(samples) * sequence
+        refuse_where_missing(torch.device(str(settings["device"])), tokens)
+        task = dataclasses.replace(task, own_parts=use_eight_bits)
     if settings.get("phase", "forward") == "forward":
         return task
     from prony_node.workloads.language.cached_gpt import with_cache

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from prony.analysis.compare import Side, side
 from prony.analysis.scaling_law import Figure
-from prony.analysis.scaling_record import data_wait, is_summed, rank_paces
+from prony.analysis.scaling_record import data_wait, is_summed, rank_paces, rank_step_times
 from prony.analysis.settings import Record
 from prony_node.stats import mean_interval, ratio_interval
 
@@ -55,7 +55,7 @@ def losses(
     ideal = 1.0 - lost.value
     if free:
         ratio = rate_ratio(side(synchronised), side(free))  # the step time with sync=off over that with it
-        communication, imbalance, alone = _synchronisation(ratio, [*synchronised, *free], ideal)
+        communication, imbalance, alone = _synchronisation(ratio, _apart(synchronised, free), ideal)
         exposed, doubts = _exposed(ratio), _doubts(ratio, efficiency)
     else:
         communication, imbalance = (Part(name, None, no_free) for name in (COMMUNICATION, IMBALANCE))
@@ -68,9 +68,8 @@ def losses(
     return Losses(lost, [communication, waiting, imbalance, rest], exposed, doubts)
 
 
-def _synchronisation(ratio: Figure, many: Sequence[Record], ideal: float) -> tuple[Part, Part, float]:
+def _synchronisation(ratio: Figure, apart: tuple[float, float] | None, ideal: float) -> tuple[Part, Part, float]:
     """Communication and imbalance, and the time that ranks take which do not wait for each other."""
-    apart = _apart(many)
     mean, slowest = apart or (1.0, 1.0)
     alone = _between(ratio.value * mean, ideal, 1.0)
     last = _between(ratio.value * slowest, alone, 1.0)
@@ -82,21 +81,27 @@ def _synchronisation(ratio: Figure, many: Sequence[Record], ideal: float) -> tup
     return communication, Part(IMBALANCE, Figure(last - alone)), alone
 
 
-def _apart(many: Sequence[Record]) -> tuple[float, float] | None:
+def _apart(synchronised: Sequence[Record], free: Sequence[Record]) -> tuple[float, float] | None:
     """The mean of the ranks, and the slowest, each over what the rate with sync=off stands for; None where not known.
 
-    A rank's pace is the mean over all runs of this count, with and without the exchange: of a single short look at
-    equal ranks one would always seem to be the slowest. Ranks that wait for nobody add their rates, so the mean that
-    counts is the harmonic one; the rate with sync=off is that of the first rank, unless it was summed over all.
+    How long a rank takes by itself is the mean over all runs of this count: of a single short look at equal ranks one
+    would always seem to be the slowest. Ranks that wait for nobody add their rates, so the mean that counts is the
+    harmonic one. The rate with sync=off is that of the first rank, unless it was summed; it may have been held up where
+    the ranks agree when to stop, but the slowest never is, so the way leads over the slowest's own step time.
     """
-    paces = [rank_paces(record) for record in many]
+    paces = [rank_paces(record) for record in (*synchronised, *free)]
     ranks = set(paces[0])
     if len(ranks) < 2 or any(set(one) != ranks for one in paces):
         return None
-    means = {rank: mean_interval([one[rank] for one in paces]).mean for rank in ranks}
-    harmonic = len(means) / math.fsum(1.0 / pace for pace in means.values())
-    stands_for = harmonic if is_summed(many[-1]) else means.get("0", harmonic)
-    return harmonic / stands_for, max(means.values()) / stands_for
+    means = [mean_interval([one[rank] for one in paces]).mean for rank in ranks]
+    behind = max(means) * math.fsum(1.0 / pace for pace in means) / len(means)  # the slowest over the mean
+    if all(is_summed(record) for record in free):
+        return 1.0, behind
+    windows = [rank_step_times(record) for record in free]
+    if any("0" not in one for one in windows):
+        return None
+    slowest = mean_interval([max(one.values()) / one["0"] for one in windows]).mean
+    return slowest / behind, slowest
 
 
 def _exposed(ratio: Figure) -> Figure:

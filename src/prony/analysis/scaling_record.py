@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from prony.analysis.settings import Record, settings_of
 from prony.analysis.stated import count, number
 
@@ -68,11 +71,19 @@ def _core_count(text: str) -> int:
 
 def rank_paces(record: Record) -> dict[str, float]:
     """Seconds of a step of each rank by itself; empty unless the record states them for all of its ranks."""
+    return _of_ranks(record, lambda rank: rank["pace"].get("seconds") if isinstance(rank.get("pace"), dict) else None)
+
+
+def rank_step_times(record: Record) -> dict[str, float]:
+    """Seconds of a step of each rank in the measured window; empty likewise."""
+    return _of_ranks(record, lambda rank: rank.get("step_s"))
+
+
+def _of_ranks(record: Record, get: Callable[[dict[str, Any]], Any]) -> dict[str, float]:
     ranks = _parallel(record).get("ranks")
     found: dict[str, float] = {}
     for rank in ranks if isinstance(ranks, list) else []:
-        pace = rank.get("pace") if isinstance(rank, dict) else None
-        seconds = number(pace.get("seconds")) if isinstance(pace, dict) else None
+        seconds = number(get(rank)) if isinstance(rank, dict) else None
         if seconds is None or seconds <= 0.0:
             return {}
         found[str(rank.get("rank"))] = seconds

@@ -45,6 +45,7 @@ def scaled_record(
     half: float | None = 0.005,
     wait: float | None = None,
     paces: list[float] | None = None,
+    steps_s: list[float] | None = None,
     summed: bool = False,
     failed: str | None = None,
     settings: dict[str, Any] | None = None,
@@ -84,7 +85,8 @@ def scaled_record(
                   "container": {}, "environment": {}, "devices": [device_facts(number) for number in range(devices)]},
     }  # fmt: skip
     if paces:
-        ranks = [{"rank": rank, "pace": {"seconds": pace_s}} for rank, pace_s in enumerate(paces)]
+        both = enumerate(zip(paces, steps_s or paces, strict=True))
+        ranks = [{"rank": rank, "pace": {"seconds": pace_s}, "step_s": step_s} for rank, (pace_s, step_s) in both]
         record["parallel"] = {"form": "ddp", "ranks": ranks, **({"window_s": 10.0} if summed else {})}
     if failed:
         record |= {"status": "failed", "failure": {"kind": "out-of-memory", "message": failed}, "metrics": {}}

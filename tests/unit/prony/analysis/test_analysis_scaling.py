@@ -102,19 +102,24 @@ def test_repeats_have_the_interval_between_runs() -> None:
     assert [point.side.interval for point in scaling(records, "weak").points] == ["between 3 runs"] * 2
 
 
-@pytest.mark.parametrize("summed", [False, True])
+@pytest.mark.parametrize("free", ["first", "held up", "summed"])
 @pytest.mark.parametrize("slow_first", [False, True])
-def test_the_parts_are_those_that_were_put_in(summed: bool, slow_first: bool) -> None:
+def test_the_parts_are_those_that_were_put_in(free: str, slow_first: bool) -> None:
     """Of a step of 100 on 2 devices: 80 of work and its own wait, 4 of further wait, 3 of whatever else, 3 for the slow
-    rank, 10 for the network. The mean of the ranks that counts is the harmonic one, 87, and the slow one takes 90."""
+    rank, 10 for the network. The mean of the ranks that counts is the harmonic one, 87, and the slow one takes 90.
+
+    The rate with sync=off is that of the first rank, which may go its own pace or be held up, or that of all."""
     slow_s = 0.090
     fast_s = 1.0 / (2.0 / 0.087 - 1.0 / slow_s)
     paces = [slow_s, fast_s] if slow_first else [fast_s, slow_s]
-    free_s = 0.087 if summed else paces[0]  # the rate is that of all ranks, or of the first one
+    steps_s = [slow_s, slow_s] if free == "held up" else paces
+    free_s = 0.087 if free == "summed" else steps_s[0]
     records = [
         scaled_record(1, 1.0 / 0.080, wait=0.10),
         scaled_record(2, 2.0 / 0.100, wait=0.05, paces=paces),
-        scaled_record(2, 2.0 / free_s, sync=False, wait=12.0 / 87.0, paces=paces, summed=summed),
+        scaled_record(
+            2, 2.0 / free_s, sync=False, wait=12.0 / 87.0, paces=paces, steps_s=steps_s, summed=free == "summed"
+        ),
     ]
     lost = losses_of(scaling(records, "weak"), 2)
     assert lost.lost.value == pytest.approx(0.20)
@@ -136,6 +141,15 @@ def test_ranks_whose_order_changes_from_run_to_run_are_no_imbalance() -> None:
         scaled_record(2, 1900.0, sync=False, paces=paces[::-1]),
     ]
     assert share(losses_of(scaling(records, "weak"), 2), IMBALANCE) == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("ranks", [None, "two", [1, 2], [{"rank": 0, "pace": None}, {"rank": 1}]])
+def test_a_record_without_paces_leaves_imbalance_unknown(ranks: Any) -> None:
+    records = [scaled_record(1, 1000.0), scaled_record(2, 1800.0), scaled_record(2, 1900.0, sync=False)]
+    records[1]["parallel"] = records[2]["parallel"] = {"ranks": ranks}
+    part = next(part for part in losses_of(scaling(records, "weak"), 2).parts if part.name == IMBALANCE)
+    assert part.share is None
+    assert part.reason == "the records do not hold how long each rank takes by itself"
 
 
 def test_a_straggler_is_named() -> None:

@@ -14,7 +14,7 @@ from prony_node.contract.record import FAILURES, new_record, validate_record
 from prony_node.contract.trial import settings_hash
 
 ROOMS_OF_FACTS = ("host", "software", "container", "environment", "source")
-MEASURED = ("unit", "metrics", "phases", "steady", "checks", "work", "learning", "data", "auto_batch")
+MEASURED = ("unit", "metrics", "phases", "steady", "checks", "work", "learning", "data", "auto_batch", "parallel")
 UNUSABLE = (RequestError, TypeError, ValueError, AttributeError, KeyError)  # what a malformed part raises
 
 

@@ -88,7 +88,7 @@ def learning_checks(
     return checks
 
 
-OUTPUT_BOUND = {"fp32": 1e-3, "tf32": 1e-2, "bf16": 6e-2, "bf16-pure": 6e-2, "fp16": 1e-2}
+OUTPUT_BOUND = {"fp32": 1e-3, "tf32": 1e-2, "bf16": 6e-2, "bf16-pure": 6e-2, "fp16": 1e-2, "fp64": 1e-3}
 
 
 def output_checks(error: float | None, finite: bool, precision: str) -> list[Check]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -46,3 +47,13 @@ class Task:
     scale_to: tuple[int, int] | None = None
     on_host: tuple[int, ...] = ()  # what of a batch the host must know, so that it is not sent away and asked for
     synchronisations: Callable[[], int] | None = None  # how often the workload itself has waited for the device so far
+
+
+class Tied(Protocol):
+    """How a training step is tied to those of other ranks (parallel/replicas.py)."""
+
+    sharded: bool  # no rank has the whole model
+
+    def prepare_model(self, model: nn.Module) -> nn.Module: ...
+    def wrap(self, loss: nn.Module) -> Callable[..., Tensor]: ...
+    def before_piece(self, last: bool) -> None: ...

@@ -13,20 +13,36 @@ from torch import Tensor, nn
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import learns_to_quality
 from prony_node.measure import cuda
-from prony_node.measure.protocol import Batch, Task
+from prony_node.measure.protocol import Batch, Task, Tied
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-PURE = {"bf16-pure": torch.bfloat16}
+PURE = {"bf16-pure": torch.bfloat16, "fp64": torch.float64}
 # An inference has no weights to update, so a low precision is the precision of its weights.
-INFERENCE = {"bf16": torch.bfloat16, "bf16-pure": torch.bfloat16, "fp16": torch.float16}
+INFERENCE = {"bf16": torch.bfloat16, "bf16-pure": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 FIRST_STEPS = cuda.WARM_STEPS + 1  # taken by `prepare`, with and without a graph
 
 
-class Step:
-    """One training or inference step. Call `prepare` once, then the object with each batch."""
+class LossOf(nn.Module):
+    """The loss of a batch as a module that holds the model, so that all of it lies inside what is tied to others."""
 
-    def __init__(self, task: Task, settings: dict[str, Value], device: torch.device) -> None:
+    def __init__(self, model: nn.Module, loss: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.model = model
+        self._loss = loss
+
+    def forward(self, *batch: Tensor) -> Tensor:
+        return self._loss(*batch)
+
+
+class Step:
+    """One training or inference step. Call `prepare` once, then the object with each batch.
+
+    `tied` is how it exchanges gradients with other ranks, where there are some.
+    """
+
+    def __init__(self, task: Task, settings: dict[str, Value], device: torch.device, tied: Tied | None = None) -> None:
         self.task, self.settings, self.device = task, settings, device
+        self.tied = tied if settings["mode"] == "train" else None
         self.training = settings["mode"] == "train"
         self.precision = str(settings["precision"])
         self.output: Tensor | None = None  # the last loss or answer, on the device
@@ -39,6 +55,8 @@ class Step:
         torch.manual_seed(int(settings["seed"]))
         with device:
             self.model = task.model()
+        if self.tied is not None:
+            self.model = self.tied.prepare_model(self.model)
         if settings.get("recompute") and task.recompute:
             task.recompute(self.model)
 
@@ -75,6 +93,9 @@ class Step:
         self.model.to(self.input_dtype)
         if self._layout() is torch.channels_last:
             self.model.to(memory_format=torch.channels_last)
+        self._whole_loss: Callable[..., Tensor] = self._loss
+        if self.tied is not None:
+            self._whole_loss = self.tied.wrap(LossOf(self.model, self._loss))
 
     def prepare(self, batch: Batch) -> None:
         """The first steps: optimizer state, compilation, autotuning, capture. They are steps like any other."""
@@ -82,7 +103,7 @@ class Step:
         work = self._train if self.training else self._infer
         if self.training:
             self._make_optimizer()
-        self._forward = self._compiled(self._loss if self.training else self._answer)
+        self._forward = self._compiled(self._whole_loss if self.training else self._answer)
         self._work = work
         if self.settings["graphs"]:
             self._inputs = tuple(tensor.clone() for tensor in batch)
@@ -169,7 +190,9 @@ class Step:
         pieces = int(self.settings["grad_accumulation"])
         if self.settings["compile"] in ("reduce-overhead", "max-autotune"):
             torch.compiler.cudagraph_mark_step_begin()
-        for piece in zip(*(tensor.chunk(pieces) for tensor in self._inputs), strict=True):
+        for number, piece in enumerate(zip(*(tensor.chunk(pieces) for tensor in self._inputs), strict=True)):
+            if self.tied is not None:
+                self.tied.before_piece(last=number == pieces - 1)
             loss = self._forward(*piece)
             self.scaler.scale(loss / pieces if pieces > 1 else loss).backward()
         self.scaler.step(self.optimizer)
@@ -211,7 +234,8 @@ class Step:
     def held_out_loss(self, batch: Batch) -> float:
         """The loss on data that no step sees; with synchronisation, so never inside the window."""
         with torch.no_grad(), self._uncompiled(), cuda.untried():
-            return float(self._loss(*batch))
+            loss = self._whole_loss if self.tied is not None and self.tied.sharded else self._loss
+            return float(loss(*batch))
 
     def _uncompiled(self) -> AbstractContextManager[Any]:
         """Parts that were compiled in place would be compiled anew for another batch and without gradients."""
@@ -219,8 +243,9 @@ class Step:
 
 
 def parameter_norms(model: nn.Module) -> Tensor:
-    """One number a parameter, to see that each is finite and that training moved it."""
-    return torch.stack([_wide(parameter.detach()).square().sum() for parameter in model.parameters()])
+    """One number a parameter, to see that each is finite and that training moved it; of all its parts together."""
+    norms = [_wide(parameter.detach()).square().sum() for parameter in model.parameters()]
+    return torch.stack([norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms])
 
 
 def _wide(tensor: Tensor) -> Tensor:

@@ -52,7 +52,8 @@ def series(run: Run, window: Window) -> None:
     run.phases["steady"] = {"seconds": window.duration_s - cut_s, "steps": steps}
     run.found["work"] = work_done(run, steps)
 
-    run.metrics |= rate_metrics(window, estimate, run.units_per_step, run.task.unit, run.inputs.waits)
+    ranks = run.ranks.size
+    run.metrics |= rate_metrics(window, estimate, run.units_per_step, run.task.unit, run.inputs.waits, ranks)
     cold = run.phases["cold_start"]
     source = f"host clock, compile cache {cold['compile_cache']['state']}"
     run.metrics["cold_start"] = measured(cold["seconds"], "s", scope="rank", source=source)
@@ -70,14 +71,14 @@ def series(run: Run, window: Window) -> None:
 
 
 def work_done(run: Run, steps: int) -> dict[str, Any]:
-    shapes = run.inputs.shapes.document()
+    shapes, ranks = run.inputs.shapes.document(), run.ranks.size
     return {
-        "samples": steps * run.samples_per_step,
-        "units": steps * run.units_per_step,
+        "samples": steps * run.samples_per_step * ranks,
+        "units": steps * run.units_per_step * ranks,
         "steps": steps,
-        "devices": 1,
+        "devices": ranks // int(run.settings.get("copies", 1)),
         "window": "steady",
-        "total_samples": run.steps_taken() * run.samples_per_step,
+        "total_samples": run.steps_taken() * run.samples_per_step * ranks,
         "total_steps": run.steps_taken(),
         **({"shapes": shapes} if shapes else {}),
         **({} if run.waits_per_step is None else {"own_synchronisations_per_step": run.waits_per_step}),

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from prony_node.contract import files
+from prony_node.contract.parallel import in_lockstep, rank_count, replicas
 from prony_node.contract.plan import Plan
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import learns_to_quality, reads_data_set, settings_hash
@@ -29,22 +30,28 @@ from prony_node.measure.memory_cap import cap_memory
 from prony_node.measure.protocol import Task
 from prony_node.measure.step import FIRST_STEPS, Step, parameter_norms
 from prony_node.measure.usage import CpuUsage
-from prony_node.parallel.cores import allowed_cores, bind, wanted_cores
+from prony_node.parallel.cores import allowed_cores, bind, share_of, wanted_cores
+from prony_node.parallel.place import Place
+from prony_node.parallel.ranks import Ranks
+from prony_node.parallel.replicas import replicas_of
 from prony_node.stats import StopRule, Tracker
-from prony_node.supervise import auto_batch, judge
+from prony_node.supervise import auto_batch, joining, judge
 from prony_node.supervise.energy import with_energy
 from prony_node.supervise.inputs import Inputs
 from prony_node.supervise.learning import Learning
 from prony_node.supervise.model_file import keep_model_file
 from prony_node.supervise.progress import Progress
+from prony_node.supervise.settle import note_device
+from prony_node.supervise.shared_stop import IndependentTracker, LockstepTracker
 from prony_node.workloads import build_task, workload_of
 
 
 class Run:
     """Fills `found` as it goes, so that a failure keeps what was known by then."""
 
-    def __init__(self, plan: Plan, folder: Path, found: dict[str, Any]) -> None:
+    def __init__(self, plan: Plan, folder: Path, found: dict[str, Any], place: Place | None = None) -> None:
         self.plan, self.folder, self.found = plan, folder, found
+        self.ranks = Ranks(place)
         self.progress = Progress(folder)
         self.phases: dict[str, Any] = found.setdefault("phases", {})
         self.metrics: dict[str, Any] = found.setdefault("metrics", {})
@@ -65,6 +72,7 @@ class Run:
                 self.build()
             with self.step.kernels():
                 self.run_steps()
+            self.ranks.end()
 
     def run_steps(self) -> None:
         memory.reset_peak(self.device)
@@ -83,6 +91,8 @@ class Run:
         self.metrics |= memory.memory_metrics(self.device)
         self.found["memory_held"] = self.room.held_at_most()
         judge.series(self, window)
+        if self.ranks.size > 1:
+            joining.join(self, window)
         if learning is not None:
             learning.judge(window)
         if self.step.training:
@@ -108,10 +118,12 @@ class Run:
         """The effective value of every setting on this machine."""
         requested = self.plan.trial.settings
         self.workload = workload_of(self.plan)
-        allowed = allowed_cores()
+        allowed, place = allowed_cores(), self.ranks.place
         self.cores = wanted_cores(str(requested["cores"]), allowed) if "cores" in requested else allowed
+        self.cores = share_of(self.cores, place.local_rank, place.local_size)
         self.found["device_from_monotonic"] = time.monotonic()  # until here the device was not ours
-        self.device = choose_device(str(requested.get("device", "auto")))
+        number = place.local_rank // int(requested.get("copies", 1))
+        self.device = choose_device(str(requested.get("device", "auto")), number)
         files.write_whole(self.folder / files.DEVICE, device_facts(str(self.device)))
         self.settings = self.workload.effective(requested, machine_of(self.device, len(self.cores)))
         if self.settings["batch_size"] == "auto":  # now, before this process takes memory of the device itself
@@ -126,6 +138,8 @@ class Run:
             torch.set_num_threads(len(self.cores))
         else:
             torch.accelerator.set_device_index(self.device.index or 0)
+        if self.ranks.size > 1:
+            self.meet()
         share = auto_batch.SHARE if self.plan.cut_short else 1.0
         self.room = cap_memory(self.device, requested.get("memory_cap"), share)
         self.found["memory_room"] = self.room.room
@@ -135,6 +149,13 @@ class Run:
         use_cache(self.settings, self.folder)
         self.inputs = Inputs(self.workload, self.settings, self.device)
         self.closing.callback(self.inputs.close)
+
+    def meet(self) -> None:
+        """Form a group with the other ranks."""
+        note_device(self.ranks.place, self.folder, str(self.device))
+        patience_s = max(self.plan.hung_after_s, self.plan.cold_start_after_s)  # the watchdog comes before
+        self.ranks.start(self.device, patience_s, in_lockstep(self.settings))
+        joining.introduce(self)
 
     def open_data(self) -> None:
         """The data set, where there is one: generating and staging it are timed apart."""
@@ -170,8 +191,11 @@ class Run:
         self.flops = count_flops(self.task, training=training, recompute=recompute)
         self.samples_per_step = int(settings["batch_size"]) * int(settings.get("grad_accumulation", 1))
         self.units_per_step = self.samples_per_step * self.task.units_per_sample
-        self.progress.units_per_step = self.units_per_step
-        self.step = Step(self.task, settings, self.device)
+        self.progress.units_per_step = self.units_per_step * rank_count(settings)
+        self.step = Step(self.task, settings, self.device, replicas_of(settings, self.device))
+        seed += RANKS_APART * self.ranks.place.rank  # from here on each rank has samples and chances of its own
+        if not self.ranks.first:
+            torch.manual_seed(seed)
         self.held_out = judge.held_out(self, seed + 2)
         if not training:
             self.reference = judge.reference_answer(self.task, self.step.model, self.held_out)
@@ -195,11 +219,20 @@ class Run:
                 self.step(next(self.batches))
             self.synchronise()
             step_s, steps = (time.perf_counter() - started) / count, steps + count
+            if in_lockstep(self.settings):
+                step_s = self.ranks.from_first(step_s)  # all of them take the same number of steps
         if self.task.varies and self.device.type == "cuda":
             self.waits_per_step = cuda.waits(lambda: self.step(next(self.batches)))
             steps += 1
         self.phases["warm_up"] = {"seconds": time.perf_counter() - began, "steps": steps}
         return step_s
+
+    def make_tracker(self, block_s: float) -> Tracker:
+        if self.ranks.size == 1 or self.fixed_steps() is not None:
+            return Tracker(self.rule)
+        if in_lockstep(self.settings):
+            return LockstepTracker(self.rule, self.ranks, block_s)
+        return IndependentTracker(self.rule, self.ranks)
 
     def fixed_steps(self) -> int | None:
         if self.plan.cut_short:
@@ -207,7 +240,8 @@ class Run:
         if "steps" in self.settings:
             return int(self.settings["steps"])
         if "epochs" in self.settings and self.inputs.epoch_samples:
-            return math.ceil(int(self.settings["epochs"]) * self.inputs.epoch_samples / self.samples_per_step)
+            samples = self.samples_per_step * replicas(self.settings)
+            return math.ceil(int(self.settings["epochs"]) * self.inputs.epoch_samples / samples)
         return None
 
     def steps_taken(self) -> int:
@@ -216,10 +250,11 @@ class Run:
     def measure(self, step_s: float, learning: Learning | None) -> Window:
         block_steps = steps_per_block(step_s)
         self.rule = with_energy(self.rule, self.folder, self.device.type)
-        self.tracker = Tracker(self.rule)
+        self.tracker = self.make_tracker(block_steps * step_s)
         self.progress.rule = self.rule
         self.progress.phase("measure")
         usage = CpuUsage(len(self.cores))
+        self.ranks.barrier()  # all start together
         waited = self.task.synchronisations() if self.task.synchronisations else 0
         if learning is not None:
             window = learning.train(step_s)
@@ -240,6 +275,9 @@ class Run:
             self.waits_per_step = own + (self.waits_per_step or 0)
         self.found["stop_reason"] = window.stop_reason
         return window
+
+
+RANKS_APART = 1_000_003  # seeds of one rank and the next: further apart than those that a run takes for itself
 
 
 def with_learning_rate(task: Task, settings: dict[str, Value]) -> Task:

@@ -13,7 +13,9 @@ from typing import Any
 from prony_node.contract import files
 from prony_node.contract.assemble import Energy, Parts, assemble, make_failure, read_parts
 from prony_node.contract.errors import RequestError
+from prony_node.contract.parallel import rank_count
 from prony_node.contract.plan import Plan
+from prony_node.supervise.blame import blame
 from prony_node.supervise.claim import claim, load_plan
 from prony_node.supervise.conditions import Conditions, FactsWriter
 from prony_node.supervise.energy import energy_of_run, start_sampler
@@ -90,7 +92,8 @@ def _watch_rank(
         who = "the controller went away" if controller_is_gone() else "interrupted"
         return make_failure("interrupted", f"{who} before the rank was started")
     witness = OutOfMemoryWitness()
-    rank = RankProcess(folder / files.PLAN, folder, wake.wait)
+    ranks = rank_count(plan.trial.settings)
+    rank = RankProcess(folder / files.PLAN, folder, wake.wait, several=ranks > 1)
     try:
         facts.start()  # while the rank imports torch, so that nothing of this runs beside the measuring
         watchdog = Watchdog(plan, folder, time.monotonic())
@@ -108,6 +111,9 @@ def _watch_rank(
             conditions.start_when_ready()
     finally:
         rank.end()
+    if ranks > 1:
+        good = rank.exit_status() == 0 and read_parts(folder).complete
+        return None if good else blame(folder, ranks, watchdog.whereabouts(), witness)
     return _own_end(rank, watchdog, witness, read_parts(folder), folder)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import Machine
+from prony_node.contract.parallel import fill_batches, parallel_defaults
 from prony_node.contract.quality import DEFAULT_EPOCHS, parse_target
 from prony_node.contract.settings import Setting, Value, parse_settings
 from prony_node.contract.trial import (
@@ -201,6 +202,7 @@ class Workload:
         if values["compile"] == "off":
             values.pop("compile_cache", None)
         check_combination(values, set(requested))
+        fill_batches(values, requested)
         self._check_own(values)
         return values
 
@@ -229,6 +231,7 @@ class Workload:
             "seed": 0,
             "augment": self.reads in AUGMENTED,
         }
+        values.update(parallel_defaults({"mode": mode, **requested}))
         values.update(self.fixed)
         if machine.device == "cpu":
             values.update(self.fixed_on_cpu)

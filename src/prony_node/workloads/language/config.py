@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from prony_node.contract.errors import RequestError
+from prony_node.contract.parallel import replicas
 from prony_node.contract.settings import Setting, Value
 from prony_node.workloads.config import WEIGHTS, Workload
 
@@ -50,7 +51,8 @@ def decoder_rate(settings: Mapping[str, Value]) -> float:
         return ADAM_RATE
     if settings.get("batch_size", "auto") == "auto":
         return SGD_RATE
-    tokens = int(settings["batch_size"]) * int(settings.get("grad_accumulation", 1)) * int(settings["sequence"])
+    samples = int(settings["batch_size"]) * int(settings.get("grad_accumulation", 1)) * replicas(settings)
+    tokens = samples * int(settings["sequence"])
     return SGD_RATE * min(1.0, tokens / SGD_TOKENS)
 
 

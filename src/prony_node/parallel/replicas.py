@@ -1,0 +1,110 @@
+"""Replicas of a model that exchange their gradients: whole ones (DDP), or each with a part of the weights (FSDP)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from prony_node.contract.parallel import form_of, in_lockstep
+from prony_node.contract.settings import Value
+
+POWER_RANK = 1  # of PowerSGD's approximation of a gradient matrix, as its authors do
+POWER_FROM = 2  # the step from which on it compresses; the earliest that its own error feedback allows
+
+
+class Replicas:
+    """How this rank's step is tied to those of the others."""
+
+    def __init__(self, settings: dict[str, Value], device: torch.device) -> None:
+        self.settings, self.device = settings, device
+        self.form = form_of(settings)
+        self.sharded = self.form == "fsdp"
+        self._wrapped: Any = None
+        self._power: Any = None  # PowerSGD's own state
+
+    def prepare_model(self, model: nn.Module) -> nn.Module:
+        """Before it has its final shape: batch norms over several ranks."""
+        span = self.settings.get("batch_norm", "local")
+        if span == "local":
+            return model
+        group = None
+        if isinstance(span, int) and span < dist.get_world_size():
+            group, _ = dist.new_subgroups(span)
+        synced: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model, group)
+        return synced
+
+    def wrap(self, loss: nn.Module) -> Callable[..., Tensor]:
+        """The loss of a batch as a module whose backward pass exchanges gradients."""
+        if self.sharded:
+            self._wrapped = shard(loss, self.device, reshard=bool(self.settings["reshard"]))
+        else:
+            self._wrapped = DistributedDataParallel(
+                loss,
+                device_ids=None if self.device.type == "cpu" else [self.device.index],
+                bucket_cap_mb=int(self.settings["bucket_mb"]),
+                static_graph=bool(self.settings["static_graph"]),
+                gradient_as_bucket_view=True,
+                broadcast_buffers=False,  # statistics of batch norms stay each rank's own; none is used in training
+            )
+            self._compress()
+        wrapped: Callable[..., Tensor] = self._wrapped
+        return wrapped
+
+    def _compress(self) -> None:
+        kind = self.settings["compression"]
+        if kind == "none":
+            return
+        if kind == "powersgd":
+            from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
+
+            self._power = power.PowerSGDState(
+                None, matrix_approximation_rank=POWER_RANK, start_powerSGD_iter=POWER_FROM
+            )
+            self._wrapped.register_comm_hook(self._power, power.powerSGD_hook)
+            return
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
+        self._wrapped.register_comm_hook(None, hooks[str(kind)])
+
+    def before_piece(self, last: bool) -> None:
+        """Gradients are exchanged with the last micro-batch of a step, and not at all with sync=off."""
+        exchange = last and bool(self.settings.get("sync", True))
+        if self.sharded:
+            self._wrapped.set_requires_gradient_sync(exchange)
+        else:
+            self._wrapped.require_backward_grad_sync = exchange
+
+    def pause(self) -> None:
+        """From here on every rank goes by itself."""
+        self.settings = {**self.settings, "sync": False}
+
+
+def replicas_of(settings: dict[str, Value], device: torch.device) -> Replicas | None:
+    return Replicas(settings, device) if in_lockstep(settings) else None
+
+
+def shard(module: nn.Module, device: torch.device, *, reshard: bool) -> nn.Module:
+    """FSDP2: each block of the model is gathered when its turn comes, what lies outside of blocks at the start."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    for block in blocks_of(module):
+        fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
+    sharded: nn.Module = fully_shard(module, mesh=mesh, reshard_after_forward=reshard)
+    return sharded
+
+
+def blocks_of(module: nn.Module) -> list[nn.Module]:
+    """The members of a model's outermost lists: the layers of a transformer, the stages of a convolutional network."""
+    found: list[nn.Module] = []
+    for child in module.children():
+        listed = isinstance(module, nn.ModuleList | nn.Sequential) and not isinstance(child, nn.ModuleList)
+        found += [child] if listed and any(True for _ in child.parameters()) else blocks_of(child)
+    return found

@@ -74,6 +74,10 @@ class Pipeline:
         self.has_last = any(cut.last for cut in self.cuts)
         self._runner: Any = None
 
+    @property
+    def ready(self) -> bool:
+        return self._runner is not None
+
     def prepare(self, tokens: Tensor, micro_batches: int, message: torch.dtype, loss: torch.dtype) -> None:
         """Make the schedule for whole batches of this shape; `message` is what stages hand on in."""
         samples = len(tokens) // micro_batches

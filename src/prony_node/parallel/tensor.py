@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch.nn.functional as F
@@ -55,14 +55,8 @@ def vocabulary_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
     Inside torch's `loss_parallel`, entered around forward and backward alike, none is sent them all either.
     """
-    loss = F.cross_entropy(logits, targets)
-    return loss.full_tensor() if isinstance(loss, DTensor) else loss
-
-
-def by_mesh(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Parameters in groups that one call of an optimizer can take: plain ones, and DTensors of one mesh."""
-    groups: dict[Any, list[nn.Parameter]] = {}
-    for parameter in parameters:
-        key = parameter.device_mesh if isinstance(parameter, DTensor) else None
-        groups.setdefault(key, []).append(parameter)
-    return list(groups.values())
+    assert isinstance(logits, DTensor)
+    everywhere = DTensor.from_local(targets, logits.device_mesh, [Replicate()], run_check=False)
+    loss = F.cross_entropy(logits, everywhere)
+    assert isinstance(loss, DTensor)
+    return loss.full_tensor()

@@ -18,6 +18,7 @@ from prony_node.workloads.weights import with_weights
 
 if TYPE_CHECKING:
     from prony_node.contract.settings import Value
+    from prony_node.parallel.mesh import Share
     from prony_node.workloads.config import Workload
 
 
@@ -151,6 +152,13 @@ def switch_recompute_on(model: nn.Module) -> None:
     model.recompute = True
 
 
+def parts_here(model: nn.Module, own: Share) -> list[nn.Module]:
+    """What this rank has of a model that is split over several."""
+    from prony_node.workloads.language.split_gpt import parts_of  # torch's DTensor takes a while to import
+
+    return parts_of(model, own)
+
+
 def build(workload: Workload, settings: dict[str, Value]) -> Task:
     shape = dimensions(workload, settings)
     sequence = int(settings["sequence"])
@@ -169,6 +177,7 @@ def build(workload: Workload, settings: dict[str, Value]) -> Task:
         recompute=switch_recompute_on,
         scores=partial(token_scores, next_token_logits),
         vocabulary=shape["vocabulary"],
+        parts=parts_here,
     )
     if settings.get("phase", "forward") == "forward":
         return task

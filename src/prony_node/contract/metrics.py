@@ -35,6 +35,8 @@ METRICS: dict[str, Metric] = {
         Metric("peak_memory_reserved", "B", "less", "most device memory held by the allocator"),
         Metric("peak_memory_host", "B", "less", "most resident memory of the rank process"),
         Metric("cpu_utilisation", "1", "neither", "CPU time of rank and loaders over steady time x cores allowed"),
+        Metric("communication_bytes", "B", "less", "sent by a device in a step, by the definition of the algorithm"),
+        Metric("bus_bandwidth", "B/s", "more", "of the exchange between devices, where its own time was measured"),
         Metric("energy", "J", "less", "of the devices that took part, first to last tick in the steady window"),
         Metric("energy_per_sample", "J/{one}", "less", "energy over the work done between the same two instants"),
         Metric("samples_per_wh", "{unit}/Wh", "more", "the same the other way round: work a watt-hour"),

@@ -92,7 +92,8 @@ class Step:
         if self.task.own_parts is not None:
             self.task.own_parts(self.model)
         self.model.to(self.input_dtype)
-        if self._layout() is torch.channels_last:
+        in_parts = self.tied is not None and self.tied.sharded  # those must be contiguous; images are not affected
+        if self._layout() is torch.channels_last and not in_parts:
             self.model.to(memory_format=torch.channels_last)
         self._whole_loss: Callable[..., Tensor] = self._loss
         if self.tied is not None:

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from prony_node.contract.mesh import devices_of_model
 from prony_node.contract.parallel import form_of, in_lockstep
 from prony_node.contract.settings import Value
+from prony_node.parallel.wire import Wire, all_reduce, gather_and_scatter
 
 POWER_RANK = 1  # of PowerSGD's approximation of a gradient matrix, as its authors do
 POWER_FROM = 2  # the step from which on it compresses; the earliest that its own error feedback allows
@@ -76,14 +77,14 @@ class Replicas:
             from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
 
             self._power = power.PowerSGDState(
-                None, matrix_approximation_rank=POWER_RANK, start_powerSGD_iter=POWER_FROM
+                tied.process_group, matrix_approximation_rank=POWER_RANK, start_powerSGD_iter=POWER_FROM
             )
             tied.register_comm_hook(self._power, power.powerSGD_hook)
             return
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
         hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
-        tied.register_comm_hook(None, hooks[str(kind)])
+        tied.register_comm_hook(tied.process_group, hooks[str(kind)])
 
     def before_piece(self, last: bool) -> None:
         """Gradients are exchanged with the last micro-batch of a step, and not at all with sync=off."""
@@ -102,9 +103,20 @@ class Replicas:
         assert loss is not None
         return loss
 
-    def pause(self) -> None:
-        """From here on every rank goes by itself."""
+    def part(self) -> bool:
+        """From here on every rank goes by itself; False where none can, having a part of the weights alone."""
         self.settings = {**self.settings, "sync": False}
+        return not self.sharded
+
+    def wire(self, model: nn.Module) -> Wire:
+        """What this device sends in a step."""
+        ranks, pieces = dist.get_world_size(), int(self.settings.get("grad_accumulation", 1))
+        if self.sharded:
+            return gather_and_scatter(model, ranks, pieces, bool(self.settings["reshard"]))
+        if not self.settings["sync"]:
+            return Wire(0.0, "sync=off: nothing is exchanged")
+        left = self._power.compression_stats()[0] if self._power is not None else 0.0
+        return all_reduce(model, ranks, str(self.settings["compression"]), 1.0 / left if left else None)
 
 
 def replicas_of(settings: dict[str, Value], device: torch.device, parts: Any = None) -> Replicas | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import shutil
 import time
@@ -43,6 +42,7 @@ from prony_node.supervise.model_file import keep_model_file
 from prony_node.supervise.progress import Progress
 from prony_node.supervise.settle import note_device
 from prony_node.supervise.shared_stop import IndependentTracker, LockstepTracker
+from prony_node.supervise.steps_file import write_blocks
 from prony_node.workloads import build_task, workload_of
 
 
@@ -52,6 +52,7 @@ class Run:
     def __init__(self, plan: Plan, folder: Path, found: dict[str, Any], place: Place | None = None) -> None:
         self.plan, self.folder, self.found = plan, folder, found
         self.ranks = Ranks(place)
+        self.accounts: list[dict[str, Any]] = []  # what every rank saw, where there are several and this is the first
         self.progress = Progress(folder)
         self.phases: dict[str, Any] = found.setdefault("phases", {})
         self.metrics: dict[str, Any] = found.setdefault("metrics", {})
@@ -99,8 +100,10 @@ class Run:
             judge.training(self)
         else:
             judge.inference(self)
+        if self.ranks.size > 1:
+            joining.compare_ranks(self, step_s)
         with self.phase("teardown"):
-            write_steps(self.folder / files.STEPS, window)
+            write_blocks(self.folder / files.STEPS, window.blocks)
 
     @contextmanager
     def phase(self, name: str, steps: int = 0) -> Iterator[None]:
@@ -192,7 +195,8 @@ class Run:
         self.samples_per_step = int(settings["batch_size"]) * int(settings.get("grad_accumulation", 1))
         self.units_per_step = self.samples_per_step * self.task.units_per_sample
         self.progress.units_per_step = self.units_per_step * rank_count(settings)
-        self.step = Step(self.task, settings, self.device, replicas_of(settings, self.device))
+        self.tied = replicas_of(settings, self.device)
+        self.step = Step(self.task, settings, self.device, self.tied)
         seed += RANKS_APART * self.ranks.place.rank  # from here on each rank has samples and chances of its own
         if not self.ranks.first:
             torch.manual_seed(seed)
@@ -255,6 +259,7 @@ class Run:
         self.progress.phase("measure")
         usage = CpuUsage(len(self.cores))
         self.ranks.barrier()  # all start together
+        self.began_s = time.monotonic()
         waited = self.task.synchronisations() if self.task.synchronisations else 0
         if learning is not None:
             window = learning.train(step_s)
@@ -287,15 +292,3 @@ def with_learning_rate(task: Task, settings: dict[str, Value]) -> Task:
     if learns_to_quality(settings):
         settings["learning_rate"] = f"{task.learning_rate:g}"
     return task
-
-
-def write_steps(path: Path, window: Window) -> None:
-    """The step series: every timed block, the transient included."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["block", "steps", "end_s", "duration_s", "data_wait_s"])
-        end_s = 0.0
-        for number, block in enumerate(window.blocks):
-            end_s += block.duration_s
-            row = (block.steps, f"{end_s:.6f}", f"{block.duration_s:.9f}", f"{block.data_wait_s:.9f}")
-            writer.writerow((number, *row))

@@ -54,13 +54,17 @@ class IndependentTracker(Tracker):
         super().__init__(rule)
         self._ranks = ranks
         self._flag = torch.ones(1, dtype=torch.uint8)
-        self._sent = None if ranks.first else ranks.tell(self._flag)
+        self._sent: dist.Work | None = None
 
     def due(self) -> bool:
-        return super().due() if self._sent is None else self._sent.is_completed()
+        if self._ranks.first:
+            return super().due()
+        if self._sent is None:  # now and not before: what ranks tell each other comes in one order for all
+            self._sent = self._ranks.tell(self._flag)
+        return self._sent.is_completed()
 
     def decide(self) -> Decision:
-        if self._sent is not None:
+        if not self._ranks.first:
             return Decision(True, "the first rank stopped", None)
         decision = super().decide()
         if decision.stop:

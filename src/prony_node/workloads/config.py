@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import Machine
-from prony_node.contract.parallel import fill_batches, parallel_defaults
+from prony_node.contract.parallel import fill_batches, form_of, parallel_defaults
 from prony_node.contract.quality import DEFAULT_EPOCHS, parse_target
 from prony_node.contract.settings import Setting, Value, parse_settings
 from prony_node.contract.trial import (
@@ -250,6 +250,8 @@ class Workload:
         return values
 
     def _fused(self, requested: Mapping[str, Value], machine: Machine) -> bool:
+        if form_of(requested) == "fsdp" and requested.get("optimizer", self.optimizer) == "sgd":
+            return False  # it takes no weights in parts
         if machine.device == "cpu" and requested.get("precision") == "bf16-pure":
             return requested.get("optimizer", self.optimizer) != "sgd"  # there torch's kernel does nothing
         return machine.device != "mps"

@@ -10,6 +10,7 @@ from prony_node.contract.settings import Value
 
 AXES = ("dp", "pp", "tp")  # outermost first: devices that share a layer talk most, and are next to each other
 STAGES_A_DEVICE = {"1f1b": 1, "interleaved": 2}
+EXCHANGE = {"parallel", "bucket_mb", "compression", "static_graph", "sync", "reshard"}
 MICRO_BATCHES_A_STAGE = 4  # from here on the time that a pipeline takes to fill hardly counts (Huang et al., GPipe)
 
 
@@ -53,6 +54,8 @@ def mesh_defaults(requested: Mapping[str, Value], ranks: int) -> dict[str, Value
     values: dict[str, Value] = {"dp": shape.dp, "pp": shape.pp, "tp": shape.tp, "compile": "off"}
     if shape.pp > 1:
         values |= {"schedule": "1f1b", "grad_accumulation": MICRO_BATCHES_A_STAGE * shape.pp}
+        if requested.get("parallel") == "fsdp":
+            values["reshard"] = False  # else weights would be gathered anew for every micro-batch
     return values
 
 
@@ -71,15 +74,21 @@ def check_mesh(settings: Mapping[str, Value], ranks: int, asked: set[str]) -> No
     if settings.get("parallel") == "independent":
         raise RequestError(f"parallel=independent has copies that wait for nobody; {named} makes devices wait for each "
                            "other")  # fmt: skip
-    if shape.dp == 1 and settings.get("parallel") == "fsdp":
-        raise RequestError(f"parallel=fsdp gives each replica a part of the weights, and {named} leaves one replica")
+    if shape.dp == 1:
+        for name in sorted(EXCHANGE & asked):
+            raise RequestError(f"{name} is about gradients that replicas exchange, and {named} leaves one replica")
     if settings.get("precision") == "fp16":
         raise RequestError(
             f"precision=fp16 scales the loss by what a rank sees of its own gradients, and {named} shows each rank "
             "others; use bf16"
         )
-    if settings.get("compile", "off") != "off":
-        raise RequestError(f"compile is not offered with {named}; use compile=off")
+    if settings.get("compile", "off") not in ("off", "default"):
+        raise RequestError(
+            f"compile={settings['compile']} makes device graphs of its own, and an exchange between processes is not "
+            f"captured; {named} takes compile=default, which compiles each layer"
+        )
+    if "weights" in settings:
+        raise RequestError(f"weights is not offered with {named}: each device draws its part of the weights")
     if ("epochs" in settings and settings.get("data", "device") not in ("device", "host")) or "until" in settings:
         raise RequestError(f"{named} is not offered for runs that are judged on a test split; use parallel=ddp")
     if shape.pp > 1:
@@ -87,6 +96,10 @@ def check_mesh(settings: Mapping[str, Value], ranks: int, asked: set[str]) -> No
 
 
 def _check_pipeline(settings: Mapping[str, Value], shape: Arrangement) -> None:
+    for name, plain in (("sync", True), ("static_graph", False)):
+        if settings.get(name, plain) != plain:
+            shown = "on" if settings[name] else "off"
+            raise RequestError(f"{name}={shown} is not offered with pp: torch's pipeline itself says when to exchange")
     micro_batches = settings.get("grad_accumulation")
     if micro_batches is None:  # a default that fits
         return

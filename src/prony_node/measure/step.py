@@ -112,7 +112,9 @@ class Step:
             self._replay = cuda.capture(work)
             self._replay()
         else:
-            for _ in range(FIRST_STEPS):
+            for _ in range(FIRST_STEPS - 1):
+                work()
+            with self.tied.counting() if self.tied is not None else contextlib.nullcontext():
                 work()
 
     def __call__(self, batch: Batch) -> None:

@@ -120,9 +120,10 @@ class Pipeline:
         if self.line.ends is None:
             return
         for cut in self.cuts:
-            if cut.tied is not None and cut.tied.grad is not None:
-                gradient = cut.tied.grad
-                dist.all_reduce(gradient.to_local() if isinstance(gradient, DTensor) else gradient, group=self.line.ends)
+            if cut.tied is None or cut.tied.grad is None:
+                continue
+            gradient = cut.tied.grad
+            dist.all_reduce(gradient.to_local() if isinstance(gradient, DTensor) else gradient, group=self.line.ends)
 
     def forward(self, tokens: Tensor, targets: Tensor | None, message: torch.dtype) -> Tensor | None:
         """One batch of any size through all stages, without gradients; what the last stage answers, where it is."""

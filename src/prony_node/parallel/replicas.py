@@ -98,6 +98,10 @@ class Replicas:
         """Entered once, around everything that the step does."""
         return nullcontext()
 
+    def counting(self) -> AbstractContextManager[Any]:
+        """Entered around one of the first steps, to count what is exchanged."""
+        return nullcontext()
+
     def told(self, loss: Tensor | None) -> Tensor:
         """The loss of this rank, where it has one, or of the rank that has it."""
         assert loss is not None

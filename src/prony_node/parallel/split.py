@@ -14,9 +14,11 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 from prony_node.contract.mesh import AXES, arrangement
 from prony_node.contract.settings import Value
+from prony_node.parallel.counting import Counting
 from prony_node.parallel.mesh import Share
 from prony_node.parallel.pipeline import Pipeline, line_of
 from prony_node.parallel.replicas import Replicas, blocks_of
+from prony_node.parallel.wire import Wire
 
 # What stages hand on in, by precision: autocast's own in bf16, since the residual stream is cast.
 MESSAGE = {"bf16": torch.bfloat16, "bf16-pure": torch.bfloat16, "fp64": torch.float64}
@@ -30,9 +32,7 @@ class Split(Replicas):
         super().__init__(settings, device)
         self._parts = parts
         self.shape = arrangement(settings, dist.get_world_size())
-        self.mesh = init_device_mesh(
-            device.type, (self.shape.dp, self.shape.pp, self.shape.tp), mesh_dim_names=AXES
-        )
+        self.mesh = init_device_mesh(device.type, (self.shape.dp, self.shape.pp, self.shape.tp), mesh_dim_names=AXES)
         self.in_parts = self.form == "fsdp"
         self.sharded = self.split = True
         self.staged = self.shape.pp > 1
@@ -41,6 +41,7 @@ class Split(Replicas):
         self.message = MESSAGE.get(str(settings["precision"]), torch.float32)
         self.loss = torch.float64 if settings["precision"] == "fp64" else torch.float32
         self.pipeline: Pipeline | None = None
+        self._counted: Counting | None = None
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
         """This rank's part of a model without values, with its values."""
@@ -98,6 +99,15 @@ class Split(Replicas):
             assert loss is not None
             return loss
         return self.pipeline.tell(loss, lambda: torch.empty((), dtype=self.loss, device=self.device))
+
+    def counting(self) -> AbstractContextManager[Any]:
+        self._counted = Counting() if self.settings["compile"] == "off" else None
+        return self._counted or nullcontext()
+
+    def wire(self, model: nn.Module) -> Wire:
+        if self._counted is None:
+            return Wire(None, "exchanges inside of compiled layers are not counted; compile=off counts them")
+        return self._counted.wire()
 
     def part(self) -> bool:
         """No rank can go by itself: each has a part of the model alone."""

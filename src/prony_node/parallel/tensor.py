@@ -1,4 +1,4 @@
-"""Tensor parallel with torch's DTensor: what several devices hold of one matrix, and a loss over a shared vocabulary."""
+"""Tensor parallel with torch's DTensor: what each device holds of a matrix, and a loss over a shared vocabulary."""
 
 from __future__ import annotations
 

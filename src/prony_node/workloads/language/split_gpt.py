@@ -68,7 +68,8 @@ class Stage(GPT):
             x = self.through(self.embedded(x) if self.first else x)
             if not self.last:
                 return x
-            assert self.embed is not None and self.norm is not None
+            assert self.embed is not None
+            assert self.norm is not None
             x = self.norm(x)
             return x if targets is None else self.output.loss(x, self.embed.weight, targets)
 
@@ -125,7 +126,7 @@ def whole_name(name: str, first_layer: int) -> str:
 
 
 def part_of(name: str, whole: Tensor, place: int, devices: int) -> Tensor:
-    """A device's part of a parameter: its heads of queries, keys and values, its columns, its part of the vocabulary."""
+    """A device's part of a parameter: its heads of queries, keys and values, its columns, its words."""
     if name.endswith("qkv.weight"):
         return whole.unflatten(0, (3, devices, -1))[:, place].flatten(0, 1)
     if name.endswith(("up.weight", "embed.weight")):

@@ -259,7 +259,10 @@ class Step:
         """The loss on data that no step sees; with synchronisation, so never inside the window."""
         with torch.no_grad(), self._uncompiled(), cuda.untried():
             loss = self._whole_loss if self.tied is not None and self.tied.sharded else self._loss
-            return float(loss(*batch))
+            value = float(loss(*batch))
+        if self.tied is not None:
+            self.tied.rest()
+        return value
 
     def _uncompiled(self) -> AbstractContextManager[Any]:
         """Parts that were compiled in place would be compiled anew for another batch and without gradients."""

@@ -98,6 +98,20 @@ class Replicas:
         """Entered once, around everything that the step does."""
         return nullcontext()
 
+    def rest(self) -> None:
+        """After a forward pass alone: gathered weights are given up, since an optimizer takes those that are there."""
+        if self.in_parts:
+            from torch.distributed.fsdp import FSDPModule
+
+            for module in self.gathered():
+                for part in module.modules():
+                    if isinstance(part, FSDPModule):
+                        part.reshard()
+
+    def gathered(self) -> list[nn.Module]:
+        """What holds weights in parts."""
+        return [self._wrapped]
+
     def counting(self) -> AbstractContextManager[Any]:
         """Entered around one of the first steps, to count what is exchanged."""
         return nullcontext()

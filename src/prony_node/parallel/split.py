@@ -100,6 +100,9 @@ class Split(Replicas):
             return loss
         return self.pipeline.tell(loss, lambda: torch.empty((), dtype=self.loss, device=self.device))
 
+    def gathered(self) -> list[nn.Module]:
+        return super().gathered() if self.pipeline is None else self.pipeline.modules
+
     def counting(self) -> AbstractContextManager[Any]:
         self._counted = Counting() if self.settings["compile"] == "off" else None
         return self._counted or nullcontext()

@@ -154,11 +154,11 @@ def _communication(run: Run) -> dict[str, Any]:
         return {"communication_bytes": nothing, "bus_bandwidth": nothing}
     wire = run.tied.wire(run.step.model)
     apart = (
-        "exchanges lie inside the forward and backward passes, and their own time was not measured"
-        if run.tied.split
-        else "the exchange runs beside the backward pass, and its own time was not measured; the same trial with sync=off "
+        "the exchange runs beside the backward pass, and its own time was not measured; the same trial with sync=off "
         "shows what of it delays a step"
     )
+    if run.tied.split:
+        apart = "exchanges lie inside the forward and backward passes, and their own time was not measured"
     if wire.bytes_sent is None:
         sent = missing(wire.how)
     else:

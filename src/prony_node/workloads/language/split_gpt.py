@@ -36,8 +36,8 @@ class Stage(GPT):
     def __init__(self, model: GPT, index: int, stages: int) -> None:
         nn.Module.__init__(self)
         each = len(model.layers) // stages
-        self.first, self.last = index == 0, index == stages - 1
-        self.layers = model.layers[index * each : (index + 1) * each]
+        self.first, self.last, self.first_layer = index == 0, index == stages - 1, index * each
+        self.layers = model.layers[self.first_layer : self.first_layer + each]
         self.embed = model.embed if self.first or self.last else None
         self.norm = model.norm if self.last else None
         self.recompute, self.output = model.recompute, model.output
@@ -81,7 +81,6 @@ def parts_of(model: nn.Module, own: Share) -> list[nn.Module]:
     """
     assert isinstance(model, GPT)
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-    each = len(model.layers) // own.count
     stages: list[nn.Module] = []
     kept: dict[str, nn.Parameter] = {}
     for index in own.stages:
@@ -92,7 +91,7 @@ def parts_of(model: nn.Module, own: Share) -> list[nn.Module]:
         stage.make_tables()
         stages.append(stage)
         for name, parameter in stage.named_parameters():
-            kept[whole_name(name, first_layer=index * each)] = parameter
+            kept[whole_name(name, stage.first_layer)] = parameter
     for name, shape in shapes.items():
         whole = torch.empty(shape, device=own.device)
         start(name, whole, len(model.layers))

@@ -15,7 +15,8 @@ OPTIONS: dict[str, dict[str, Value]] = {
     "independent": {},
 }
 SEVERAL_ONLY = (
-    "parallel", "dp", "tp", "pp", "schedule", "bucket_mb", "compression", "static_graph", "reshard", "sync", "batch_norm",
+    "parallel", "dp", "tp", "pp", "schedule", "bucket_mb", "compression", "static_graph", "reshard", "sync",
+    "batch_norm",
 )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from prony_node.contract.machine import Machine
 from prony_node.measure.step import Step
 from prony_node.parallel import split  # noqa: F401  before the fork: it takes seconds to import
-from prony_node.parallel.replicas import replicas_of
+from prony_node.parallel.replicas import Replicas, replicas_of
 from prony_node.workloads import build_task, find_workload
 from prony_node.workloads.language.split_gpt import Stage, part_of, whole_name
 
@@ -71,6 +71,11 @@ def distance(step: Step, alone: dict[str, Tensor], place: int, devices: int) -> 
     return worst
 
 
+def replicas_tie(step: Step) -> Replicas:
+    assert isinstance(step.tied, Replicas)
+    return step.tied
+
+
 def rank_main(rank: int, folder: str, cases: list[dict[str, Any]], alone: tuple[dict[str, Tensor], float]) -> None:
     torch.set_num_threads(1)
     for number, requested in enumerate(cases):
@@ -80,7 +85,8 @@ def rank_main(rank: int, folder: str, cases: list[dict[str, Any]], alone: tuple[
         dist.init_process_group("gloo", init_method=f"file://{folder}/{number}", rank=rank, world_size=size)
         step = steps_of(requested, rank // (devices * int(requested.get("pp", 1))))
         apart = distance(step, alone[0], rank % devices, devices)
-        found = {"apart": apart, "loss": float(step.last_loss())}
+        sent = replicas_tie(step).wire(step.model)
+        found = {"apart": apart, "loss": float(step.last_loss()), "sent": sent.bytes_sent, "how": sent.how}
         (Path(folder) / f"{number}-{rank}.json").write_text(json.dumps(found))
         dist.destroy_process_group()
 

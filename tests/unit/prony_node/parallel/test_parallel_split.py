@@ -47,3 +47,16 @@ def test_the_parameters_and_the_loss_are_those_of_one_process(found: dict[str, A
     assert len(ranks) == CASES[case]["devices"]
     assert max(rank["apart"] for rank in ranks) <= TOLERANCE
     assert sum(rank["loss"] for rank in ranks) / len(ranks) == pytest.approx(found["alone"], abs=TOLERANCE)
+
+
+def test_the_bytes_on_the_wire_are_those_of_the_algorithm(found: dict[str, Any]) -> None:
+    layers, hidden, vocabulary, sequence, samples, width = 4, 128, 1024, 16, 16, 8
+    stream, embedding = samples * sequence * hidden * width, vocabulary * hidden * width
+    # Twice forward and twice backward in each layer, the embedding, the logits; of a ring of two each sends all of it.
+    shared = (4 * layers + 2) * stream + 3 * samples * sequence * width  # and three numbers a token for the loss
+    assert [rank["sent"] for rank in found["tp"]] == [shared, shared]
+    staged = stream + embedding  # forward or backward, in two micro-batches; the gradient of the tied embedding
+    assert [rank["sent"] for rank in found["pp"]] == [staged, staged]
+    weights = layers // 2 * (12 * hidden * hidden + 2 * hidden) * width + embedding  # of the first stage
+    replicas = found["dp and pp, interleaved, fsdp"]
+    assert replicas[0]["sent"] == 3 * stream / 2 + embedding / 2 + 2 * weights / 2  # gathered and scattered, once each

@@ -26,6 +26,7 @@ class Parts:
     facts: dict[str, Any] = field(default_factory=dict)  # by the supervisor, at its start
     device: dict[str, Any] = field(default_factory=dict)  # by the rank, once it has the device
     effective: dict[str, Any] = field(default_factory=dict)  # by the rank, before its first step
+    others: tuple[dict[str, Any], ...] = ()  # the devices of ranks other than the first
 
     @property
     def complete(self) -> bool:
@@ -49,7 +50,10 @@ def read_parts(folder: Path) -> Parts:
         document = files.read_json(folder / name)
         return document if isinstance(document, dict) else {}
 
-    return Parts(part(files.RESULT), part(files.FACTS), part(files.DEVICE), part(files.EFFECTIVE))
+    others = tuple(
+        part(f"{path.name}/{files.DEVICE}") for path in files.rank_folders(folder).values() if path != folder
+    )
+    return Parts(part(files.RESULT), part(files.FACTS), part(files.DEVICE), part(files.EFFECTIVE), others)
 
 
 def make_failure(kind: str, message: str) -> dict[str, str]:
@@ -139,5 +143,6 @@ def _facts(parts: Parts) -> dict[str, Any]:
     torch = device.pop("torch", None)
     if isinstance(torch, dict):
         facts["software"] = {**facts.get("software", {}), "torch": torch}
-    facts["devices"] = [device] if device else []
+    others = [{name: fact for name, fact in other.items() if name != "torch"} for other in parts.others if other]
+    facts["devices"] = [device, *others] if device else []
     return facts

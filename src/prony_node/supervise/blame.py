@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from prony_node.contract.assemble import make_failure
 from prony_node.supervise.host_memory import OutOfMemoryWitness
 from prony_node.supervise.rank_process import read_tail
 
+PATIENCE_S = 5.0  # for another node to write down how it ended
 OF_ALL = ("request", "missing-library")  # said by every rank alike: whose it is says nothing
 # What a rank says when another one has gone: not the cause, but its echo.
 ECHOES = (
@@ -19,8 +21,8 @@ ECHOES = (
 )  # fmt: skip
 
 
-def blame(folder: Path, ranks: int, where: str, witness: OutOfMemoryWitness) -> dict[str, str]:
-    """The failure of a run whose launcher has ended badly."""
+def blame(folder: Path, ranks: int, local: int, where: str, witness: OutOfMemoryWitness) -> dict[str, str]:
+    """The failure of a run whose launcher has ended badly; `local` of all its ranks are on this node."""
     launcher = files.read_json(folder / files.LAUNCHER)
     ended: dict[str, Any] = launcher if isinstance(launcher, dict) else {}
     if isinstance(ended.get("failure"), dict):
@@ -30,7 +32,10 @@ def blame(folder: Path, ranks: int, where: str, witness: OutOfMemoryWitness) -> 
     for rank, one in statuses.items():
         if int(one["exit_status"]) < 0 and rank not in told:
             return _killed(folder, rank, ranks, one, where, witness)
-    own = {rank: failure for rank, failure in told.items() if not is_echo(failure)} or told
+    own = {rank: failure for rank, failure in told.items() if not is_echo(failure)}
+    if not own and (elsewhere := failure_elsewhere(folder, bool(told) and local < ranks)):
+        return elsewhere
+    own = own or told
     if own:
         rank = min(own, key=lambda number: (float(own[number].get("at_monotonic") or 0.0), number))
         return _told(folder, rank, ranks, own[rank])
@@ -46,6 +51,19 @@ def failure_of(folder: Path, rank: int) -> dict[str, Any] | None:
     result = files.read_json(files.rank_folder(folder, rank) / files.RESULT)
     failure = result.get("failure") if isinstance(result, dict) else None
     return failure if isinstance(failure, dict) else None
+
+
+def failure_elsewhere(folder: Path, asked: bool) -> dict[str, str] | None:
+    """What another node says of its own failure, where its folder can be seen from here."""
+    end_s = time.monotonic() + PATIENCE_S
+    while asked and time.monotonic() < end_s:
+        for path in sorted(folder.parent.glob(f"{folder.name}.node*/{files.NODE}")):
+            said = files.read_json(path) or {}
+            failure = said.get("failure")
+            if failure and not is_echo(failure):
+                return make_failure(str(failure["kind"]), f"on node {said['node']}: {failure['message']}")
+        time.sleep(0.1)
+    return None
 
 
 def is_echo(failure: dict[str, Any]) -> bool:

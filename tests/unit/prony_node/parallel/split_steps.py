@@ -43,8 +43,8 @@ def steps_of(requested: Mapping[str, Any], replica: int) -> Step:
     step.finish_model()
     generator = torch.Generator().manual_seed(7)
     batches = [tuple(tensor.chunk(replicas)[replica] for tensor in task.sample(generator, SAMPLES)) for _ in range(4)]
+    step.held_out_loss(batches[0])
     with step.kernels():
-        step.held_out_loss(batches[0])
         step.prepare(batches[0])
         for batch in batches[1 : 1 + STEPS]:
             step(batch)

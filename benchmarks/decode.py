@@ -21,13 +21,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from torchvision.transforms.v2 import functional as transform
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from prony_node.data.dataset import Encoded, as_tensor
-from prony_node.data.decode import Crop, crop_for, decode_on_cpu, decoded
+from prony_node.data.decode import Crop, crop_for, cut, decode_on_cpu, decoded
 from prony_node.data.generated import generate
 from prony_node.data.loader import file_loader
 from prony_node.data.opening import open_dataset
@@ -79,15 +80,27 @@ def ways(files: list[bytes], size: int) -> dict[str, Callable[[int], object]]:
         place = (part.top, part.left, part.height, part.width)
         return transform.resized_crop(images[at], *place, [size, size], antialias=True)
 
+    def pixels_of(at: int) -> torch.Tensor:
+        return cut(images[at], crop(at)).contiguous(memory_format=torch.channels_last)
+
+    parts = [pixels_of(at) for at in range(len(files))]
+    small = [F.interpolate(part, (size, size), mode="bilinear", antialias=True)[0] for part in parts]
+    by_pixel = torch.empty((size, size, 3), dtype=torch.uint8).permute(2, 0, 1)
     return {
         "decode alone: torchvision": lambda at: decoded(as_tensor(files[at])),
         "decode alone: Pillow": lambda at: Image.open(io.BytesIO(files[at])).load(),
+        "bytes to a tensor": lambda at: as_tensor(files[at]),
         "drawing the crop": crop,
+        "cutting it out, pixel by pixel": lambda at: pixels_of(at),
+        "resizing it": lambda at: F.interpolate(parts[at], (size, size), mode="bilinear", antialias=True),
+        "mirroring it": lambda at: small[at].flip(-1),
+        "into a batch, plane by plane": lambda at: batch.copy_(small[at]),
+        "into a batch, pixel by pixel": lambda at: by_pixel.copy_(small[at]),
         "resized_crop of torchvision": resized,
         "all: torchvision's transforms": lambda at: batch.copy_(with_torchvision(files[at], size, at)),
         "all: Pillow": lambda at: batch.copy_(with_pillow(files[at], size, at, draft=False)),
         "all: Pillow, draft and reducing_gap": lambda at: batch.copy_(with_pillow(files[at], size, at, draft=True)),
-        OURS: lambda at: batch.copy_(decode_on_cpu(as_tensor(files[at]), size, True, at)),
+        OURS: lambda at: by_pixel.copy_(decode_on_cpu(as_tensor(files[at]), size, True, at)),
     }
 
 
@@ -116,6 +129,25 @@ def loader_s(kind: str, form: str, images: int, size: int) -> float:
     return (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / read
 
 
+def handing_over_s(images: int, size: int) -> dict[str, float]:
+    """CPU time for an image to have a batch where another process reads it: copied there, and made there."""
+
+    def copied() -> None:
+        torch.empty((images, size, size, 3), dtype=torch.uint8).fill_(1).share_memory_()
+
+    def made() -> None:
+        memory = torch.empty(0, dtype=torch.uint8)
+        memory.set_(torch.UntypedStorage._new_shared(images * size * size * 3)).fill_(1)
+
+    spent = {}
+    for name, hand_over in (("handing a batch over: copied", copied), ("handing a batch over: made there", made)):
+        began = time.thread_time()
+        for _ in range(5):
+            hand_over()
+        spent[name] = (time.thread_time() - began) / 5 / images
+    return spent
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kind", choices=sorted(LOOKS), default="imagenet")
@@ -134,6 +166,8 @@ def main() -> None:
             ratio = between_run([one / ours for one, ours in zip(found, times_s[OURS], strict=True)])
             line += f"   {ratio.mean:.3f} ({ratio.low:.3f} to {ratio.high:.3f}) times ours"
         print(line)
+    for name, spent_s in handing_over_s(256, options.size).items():
+        print(f"{name:<36} {1e3 * spent_s:6.2f} ms")
     for form in ("files", "shards"):
         spent_s = loader_s(options.kind, form, count, options.size)
         print(f"{f'a worker, reading {form}':<36} {1e3 * spent_s:6.2f} ms")

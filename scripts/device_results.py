@@ -5,9 +5,9 @@
 
 A trial of which OUT has a record already is passed over, so that the same command goes on where the last one ended.
 Compiling takes most of a run's time and hardly any of the device, so every trial is first compiled, several at
-once. The runs that count come after, alone, in fresh processes. What is bulky (step series, samples) is left out
-of the copy in OUT, and the home directory is written as ~ in it; the run folders themselves stay in a temporary
-folder, which is named at the end.
+once. The runs that count come after, alone, in fresh processes. What is bulky (step series, samples) is left out of
+the copy in OUT; in it the home directory is written as ~, and paths in the working folder as they are seen from there.
+The run folders themselves stay in a temporary folder, which is named at the end.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def keep(runs: Path, out: Path) -> None:
         for name in KEPT:
             if (record.parent / name).exists():
                 text = (record.parent / name).read_text(errors="replace")
-                (goal / name).write_text(text.replace(f"{Path.home()}/", "~/"))
+                (goal / name).write_text(text.replace(f"{Path.cwd()}/", "").replace(f"{Path.home()}/", "~/"))
         samples, packed = record.parent / SAMPLES, goal / f"{SAMPLES}.gz"
         if samples.exists() and not packed.exists():
             packed.write_bytes(gzip.compress(samples.read_bytes(), mtime=0))

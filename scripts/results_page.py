@@ -16,6 +16,7 @@ from results_table import put_table
 
 Record = dict[str, Any]
 NONE = "-"
+LARGE = ((1e12, " T"), (1e9, " G"))  # of the ceilings, whose work is FLOPs or bytes
 
 
 def load(*folders: Path) -> list[Record]:
@@ -34,6 +35,14 @@ def rate(record: Record) -> str:
     size, prefix = (1e12, " T") if metric["value"] >= 1e11 else (1e9, " G") if metric["value"] >= 1e8 else (1.0, " ")
     half = (metric["high"] - metric["low"]) / 2 / metric["value"]
     return f"{metric['value'] / size:,.{0 if size == 1.0 else 1}f}{prefix}{metric['unit']} ± {half:.2%}"
+
+
+def work_per_wh(record: Record) -> str:
+    metric = record["metrics"].get("samples_per_wh") or {}
+    if metric.get("value") is None:
+        return NONE
+    size, prefix = next(((size, name) for size, name in LARGE if metric["value"] >= 10 * size), (1.0, ""))
+    return f"{metric['value'] / size:,.0f}{prefix}"
 
 
 def trial(record: Record) -> str:
@@ -67,7 +76,7 @@ def workload_rows(results: Path) -> Iterable[list[str]]:
             name, batch, precision, rate(middle), str(len(good)), value(middle, "mfu", ".1%"),
             value(middle, "latency_p50", ".4g", 1e3, " ms"),
             value(middle, "peak_memory_reserved", ".1f", 2**-30, " GiB"),
-            value(middle, "samples_per_wh", ",.0f"), marks(middle),
+            work_per_wh(middle), marks(middle),
         ]  # fmt: skip
 
 
@@ -100,6 +109,20 @@ def input_rows(results: Path) -> Iterable[list[str]]:
         ]  # fmt: skip
 
 
+def auto_rows(results: Path) -> Iterable[list[str]]:
+    for record in load(results / "auto"):
+        effective, tries = record["trial"]["effective"], record["auto_batch"]
+        small = min((entry["batch"] for entry in tries if not entry["fits"]), default=None)
+        cap = effective.get("memory_cap")
+        found = effective["batch_size"]
+        yield [
+            trial(record), f"{cap} GiB, set" if cap else "all", str(found),
+            f"{small} (+{small / found - 1:.1%})" if small else NONE, str(len(tries)),
+            value(record, "peak_memory_reserved", ".2f", 2**-30, " GiB"),
+            f"{record['phases']['build']['seconds']:.0f} s",
+        ]  # fmt: skip
+
+
 TABLES: dict[str, tuple[list[str], Callable[[Path], Iterable[list[str]]]]] = {
     "workloads": (
         ["work", "batch", "precision", "rate (95 % within the run)", "runs", "MFU", "latency, median of a batch",
@@ -110,6 +133,9 @@ TABLES: dict[str, tuple[list[str], Callable[[Path], Iterable[list[str]]]]] = {
     "inputs": (
         ["work", "loader", "rate (95 % within the run)", "waiting for data", "cores busy", "measured for at most",
          "checks that did not pass"], input_rows),
+    "auto": (
+        ["work", "memory", "batch found", "smallest that did not fit", "batches tried", "memory reserved in the run",
+         "time of the search"], auto_rows),
 }  # fmt: skip
 
 

@@ -28,7 +28,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Encoded:
 
 def batches(images: Encoded, decode: str, device: torch.device, busy: bool = False) -> list[tuple[Tensor, ...]]:
     """Some batches, kept on the device until the end; a busy consumer queues long work before it reads each."""
-    source = file_loader(images, 32, workers=2, decode=decode, device=device, pin_memory=True, seed=5)
+    source = file_loader(images, 32, workers=2, decode=decode, device=device, pin_memory=True, seed=5, sends=True)
     matrix = torch.randn(4096, 4096, device=device)
     kept = []
     try:
@@ -44,15 +44,28 @@ def batches(images: Encoded, decode: str, device: torch.device, busy: bool = Fal
     return kept
 
 
-def test_pixels_are_near_those_of_the_cpu_and_labels_the_same(images: Encoded, device: torch.device) -> None:
-    pairs = zip(batches(images, "device", device), batches(images, "cpu", device), strict=True)
+@pytest.mark.parametrize("decode", ["device", "both"])
+def test_pixels_are_near_those_of_the_cpu_and_labels_the_same(
+    images: Encoded, device: torch.device, decode: str
+) -> None:
+    pairs = zip(batches(images, decode, device), batches(images, "cpu", device), strict=True)
     for (pixels, labels), (expected, also) in pairs:
+        assert torch.equal(labels, also)
+        assert (pixels.float() - expected.float()).abs().mean() < 3  # two decoders do not round alike
+
+
+def test_what_the_workers_decode_arrives_unchanged(images: Encoded, device: torch.device) -> None:
+    """Copied on a stream beside the step's."""
+    straight = file_loader(images, 32, workers=2, decode="cpu", seed=5)
+    for (pixels, labels), (expected, also) in zip(batches(images, "cpu", device, busy=True), straight, strict=False):
+        assert torch.equal(pixels.cpu(), expected)
         assert torch.equal(labels.cpu(), also)
-        assert (pixels.cpu().float() - expected.float()).abs().mean() < 3  # two decoders do not round alike
+    straight.close()
 
 
-def test_a_busy_stream_reads_what_was_decoded_for_it(images: Encoded, device: torch.device) -> None:
+@pytest.mark.parametrize("decode", ["device", "cpu"])
+def test_a_busy_stream_reads_what_was_decoded_for_it(images: Encoded, device: torch.device, decode: str) -> None:
     """Memory that went back too early would hold another image by the time it is read."""
-    idle, busy = (batches(images, "device", device, busy=busy) for busy in (False, True))
+    idle, busy = (batches(images, decode, device, busy=busy) for busy in (False, True))
     for one, other in zip(idle, busy, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))

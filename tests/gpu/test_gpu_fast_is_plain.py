@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from loss_curve import TRAINED, compared, torchs_own_chance
+from prony_node.contract.settings import Value
 
 pytestmark = pytest.mark.gpu
 
@@ -27,4 +28,21 @@ def test_fast_has_the_losses_of_plain(device: torch.device, name: str, request: 
         Path(folder).mkdir(parents=True, exist_ok=True)
         document = {"device": torch.cuda.get_device_name(), **row}
         (Path(folder) / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
+    assert row["distance"] < row["allowed"]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("vit-l", {"parts": "own"}),
+        ("bert-base-squad", {"parts": "own"}),
+        ("resnet50", {"norms": "compiled"}),
+        ("wideresnet", {"norms": "compiled"}),
+        ("efficientnet-b0", {"norms": "compiled"}),
+    ],
+)
+def test_forms_that_are_not_the_default_have_them_too(device: torch.device, name: str, given: dict[str, Value]) -> None:
+    with torchs_own_chance():
+        row = compared(name, device, **given)
     assert row["distance"] < row["allowed"]

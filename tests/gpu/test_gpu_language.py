@@ -10,6 +10,7 @@ from prony_node.measure.device import machine_of
 from prony_node.measure.step import Step
 from prony_node.supervise.judge import reference_answer
 from prony_node.workloads import build_task, find_workload
+from prony_node.workloads.language import chunked_loss
 
 pytestmark = pytest.mark.gpu
 
@@ -20,6 +21,9 @@ pytestmark = pytest.mark.gpu
         ("gpt-117m", {"phase": "prefill"}),
         ("gpt-117m", {"phase": "decode"}),
         ("gpt-117m", {"phase": "decode", "compile": "off"}),
+        ("gpt-117m", {"phase": "decode", "batch_size": 1}),
+        ("gpt-117m", {"phase": "decode", "batch_size": 1, "compile": "off"}),
+        ("gpt-117m", {"phase": "decode", "batch_size": 1, "compile": "max-autotune"}),
         ("bert-base-squad", {}),
         ("hf/llama", {}),
         ("hf/gpt2", {}),
@@ -60,3 +64,33 @@ def test_a_captured_step_learns(device: torch.device, name: str) -> None:
         for _ in range(40):
             step(step.place(task.sample(seen, samples)))
         assert step.held_out_loss(held_out) < first - 0.02
+
+
+def losses(device: torch.device, name: str, **given: Value) -> list[float]:
+    """Of twenty steps on the same samples, at the tiny size."""
+    workload = find_workload(name)
+    settings = workload.effective({"size": "tiny", **given}, machine_of(device, 4))
+    task, samples = build_task(workload, settings), int(settings["batch_size"])
+    step = Step(task, settings, device)
+    step.finish_model()
+    seen, found = torch.Generator(device).manual_seed(1), []
+    with step.kernels():
+        step.prepare(step.place(task.sample(seen, samples)))
+        for _ in range(20):
+            step(step.place(task.sample(seen, samples)))
+            assert step.output is not None
+            found.append(float(step.output))
+    return found
+
+
+def test_fp8_learns_as_fp32_does(device: torch.device) -> None:
+    """Captured, compiled, in eight bits; against the plain loop."""
+    plain, small = losses(device, "gpt-117m", preset="plain"), losses(device, "gpt-117m", precision="fp8")
+    assert small == pytest.approx(plain, rel=0.03)
+
+
+def test_large_logits_in_parts_learn_as_whole_ones(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = losses(device, "gpt-117m")
+    monkeypatch.setattr(chunked_loss, "LARGE_BYTES", 0)
+    monkeypatch.setattr(chunked_loss, "TOKENS", 96)
+    assert losses(device, "gpt-117m") == pytest.approx(whole, rel=0.01)

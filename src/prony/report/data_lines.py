@@ -26,6 +26,7 @@ def data_lines(record: Record) -> list[tuple[str, str]]:
         ("set", _which(data)),
         ("samples", _size(data)),
         ("held", HELD.get(str(data.get("held")), word(data.get("held")))),
+        ("decoded", _decoded(data.get("decoded_on_device"))),
         ("fingerprint", word(data.get("fingerprint"))),
         ("staged", _staged(data.get("staged"))),
         ("generated", _generated(data.get("generated"))),
@@ -64,6 +65,12 @@ def _shapes(work: Any) -> str:
         if mean is not None and low is not None and high is not None:
             parts.append(f"{mean:.4g} {unit} ({low:g} to {high:g})")
     return ", ".join(parts) + (", on average and nine in ten of them" if parts else "")
+
+
+def _decoded(by_device: Any) -> str:
+    """How decode=both divided the last batches."""
+    part = number(by_device)
+    return "" if part is None else f"{part:.0%} by the device, the rest by workers"
 
 
 def _staged(staged: Any) -> str:

@@ -82,6 +82,8 @@ def check_mesh(settings: Mapping[str, Value], ranks: int, asked: set[str]) -> No
             f"precision=fp16 scales the loss by what a rank sees of its own gradients, and {named} shows each rank "
             "others; use bf16"
         )
+    if settings.get("precision") == "fp8":
+        raise RequestError(f"precision=fp8 scales whole weights, and {named} leaves a device a part of them; use bf16")
     if settings.get("compile", "off") not in ("off", "default"):
         raise RequestError(
             f"compile={settings['compile']} makes device graphs of its own, and an exchange between processes is not "

@@ -130,6 +130,8 @@ def _check_global_batch(settings: Mapping[str, Value], asked: set[str]) -> None:
 def _check_sharded(settings: Mapping[str, Value]) -> None:
     if settings.get("compile", "off") != "off":
         raise RequestError("compile is not offered with parallel=fsdp; use compile=off")
+    if settings.get("precision") == "fp8":
+        raise RequestError("precision=fp8 is not offered with parallel=fsdp; use precision=bf16")
     if settings.get("fused") and settings.get("optimizer") == "sgd":
         raise RequestError("torch's fused sgd does not take weights in parts; use fused=off with parallel=fsdp")
     if settings.get("precision") == "fp16":

@@ -49,7 +49,7 @@ class Trial:
         return " ".join([self.workload, *words])
 
 
-TRAINING_ONLY = ("optimizer", "fused", "grad_accumulation", "recompute", "augment", "until", "learning_rate")
+TRAINING_ONLY = ("optimizer", "fused", "grad_accumulation", "recompute", "augment", "until", "learning_rate", "norms")
 INFERENCE_ONLY = ("phase",)
 LOADER_ONLY = ("workers", "prefetch", "pin_memory")
 DATA_SET_ONLY = (
@@ -152,5 +152,8 @@ def _check_data(settings: dict[str, Value], asked: set[str]) -> None:
         )
     if "until" in asked and "steps" in asked:
         raise RequestError("until is judged after whole epochs; give epochs instead of steps, or leave it out")
-    if settings.get("cache") == "device" and settings.get("decode") == "device" and {"cache", "decode"} <= asked:
-        raise RequestError("cache=device holds decoded images, so there is nothing left for decode=device")
+    decode = settings.get("decode", "cpu")
+    if settings.get("cache") == "device" and decode != "cpu" and {"cache", "decode"} <= asked:
+        raise RequestError(f"cache=device holds decoded images, so there is nothing left for decode={decode}")
+    if decode == "both" and settings.get("workers") == 0:
+        raise RequestError("decode=both divides images between worker processes and the device; it needs workers")

@@ -1,24 +1,25 @@
-"""Batches decoded on a device before they are asked for, so that the step does not wait for their decoding."""
+"""Batches decoded on a device, or copied to it, before they are asked for, so that the step does not wait for that."""
 
 from __future__ import annotations
 
-import contextlib
 import threading
+import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from prony_node.data.decode import decode_on_device
+from prony_node.data.share import Share
 
 AHEAD = 2  # batches that lie ready
 MOMENT_S = 0.25  # for which the loader is waited for before the thread looks whether it is still wanted
 LEAVE_S = 10.0  # for which a thread that is to end is waited for: one that reads from a dead disk is left behind
 Item = TypeVar("Item")
-Undecoded = tuple[Tensor, ...]  # bytes of all images, labels, where each image ends, seeds
+Divided = tuple[Tensor, ...]  # pixels, labels, bytes of the other images, where each ends, seeds, a worker's seconds
 Ready = tuple[tuple[Tensor, ...], Any]  # a batch, and the event after which it may be read; None on a CPU
 
 
@@ -88,33 +89,97 @@ class Ahead(Generic[Item]):
             self._change.notify_all()
 
 
-class DeviceDecoder:
-    """What the thread does: the next batch of a loader, decoded on the device, on a stream beside the step's."""
+class Source(Protocol):
+    """A loader that can be closed."""
 
-    def __init__(self, batches: Iterator[Undecoded], size: int, augment: bool, device: torch.device) -> None:
-        self._batches, self._size, self._augment, self._device = batches, size, augment, device
-        self._stream: Any = None
+    def __next__(self) -> tuple[Tensor, ...]: ...
+    def close(self) -> None: ...
+
+
+class Beside:
+    """A stream beside the step's, where the device has streams."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self._stream = device, None
         if device.type == "cuda":
             # Looked up here: in another thread another device may be the current one.
-            self._device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+            self.device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
             # Its kernels are many and small, and would each queue behind a large one of the step.
-            self._stream = torch.cuda.Stream(self._device, priority=-1)
+            self._stream = torch.cuda.Stream(self.device, priority=-1)
+
+    def do(self, work: Callable[[], tuple[Tensor, ...]]) -> Ready:
+        """What `work` puts on the device, on that stream."""
+        if self._stream is None:
+            return work(), None
+        with torch.cuda.stream(self._stream):
+            return work(), self._stream.record_event()
+
+
+class DeviceDecoder:
+    """What the thread does: the next batch of a loader, decoded on the device, on a stream beside the step's.
+
+    What the workers have decoded of it is copied there.
+    """
+
+    def __init__(
+        self, batches: Iterator[Divided], size: int, augment: bool, device: torch.device, share: Share
+    ) -> None:
+        self._batches, self._size, self._augment, self._device = batches, size, augment, device
+        self._share = share
+        self._beside = Beside(device)
+        self._device = self._beside.device
 
     def __call__(self) -> Ready | None:
         try:
-            data, labels, ends, seeds = next(self._batches)
+            batch = next(self._batches)
         except RuntimeError as error:
             if str(error).startswith("DataLoader timed out"):  # after MOMENT_S; asked again, it waits on
                 return None
             raise
-        with self._beside_the_step():
-            images = data.tensor_split(ends[:-1])
-            pixels = decode_on_device(images, self._size, self._augment, seeds.tolist(), self._device)
-            placed = labels.to(self._device, non_blocking=True)
-            return (pixels, placed), None if self._stream is None else self._stream.record_event()
+        return self._beside.do(lambda: self._placed(*batch))
 
-    def _beside_the_step(self) -> AbstractContextManager[Any]:
-        return torch.cuda.stream(self._stream) if self._stream is not None else contextlib.nullcontext()
+    def _placed(
+        self, pixels: Tensor, labels: Tensor, data: Tensor, ends: Tensor, seeds: Tensor, worker_s: Tensor
+    ) -> tuple[Tensor, ...]:
+        here = labels.to(self._device, non_blocking=True)
+        parts = [pixels.to(self._device, non_blocking=True)] if len(pixels) else []
+        if len(ends):
+            began = time.perf_counter()
+            images = data.tensor_split(ends[:-1])
+            parts.append(decode_on_device(images, self._size, self._augment, seeds.tolist(), self._device))
+            self._share.saw(len(pixels), float(worker_s), len(ends), time.perf_counter() - began)
+        return torch.cat(parts) if len(parts) > 1 else parts[0], here
+
+
+class SentBatches:
+    """Batches of a loader, sent by a thread on a stream beside the step's, before they are asked for."""
+
+    def __init__(
+        self, source: Source, send: Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]], device: torch.device
+    ) -> None:
+        beside = Beside(device)
+
+        def make() -> Ready:
+            batch = next(source)
+            return beside.do(lambda: send(batch))
+
+        self._source = source
+        self._ahead: Ahead[Ready] = Ahead(make)
+        weakref.finalize(self, self._ahead.close)
+
+    def __iter__(self) -> SentBatches:
+        return self
+
+    def __next__(self) -> tuple[Tensor, ...]:
+        return received(self._ahead.take())
+
+    def settle(self) -> None:
+        """Wait until nothing of this is at work on the device, until the next batch is taken."""
+        self._ahead.settle()
+
+    def close(self) -> None:
+        self._ahead.close()
+        self._source.close()
 
 
 def received(ready: Ready) -> tuple[Tensor, ...]:

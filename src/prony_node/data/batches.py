@@ -29,6 +29,11 @@ class Batches(Protocol):
     def close(self) -> None: ...
 
 
+def sends_beside(settings: dict[str, Value], device: torch.device) -> bool:
+    """Whether a thread copies batches beside the step: on a GPU, where workers load them; only preset=fast has one."""
+    return device.type == "cuda" and settings.get("preset") == "fast" and int(settings["workers"]) > 0
+
+
 def training_batches(
     dataset: DataSet, settings: dict[str, Value], samples: int, device: torch.device, seed: int
 ) -> Batches:
@@ -63,6 +68,7 @@ def training_batches(
             image_size=int(settings["image_size"]),
             seed=seed,
             device=device,
+            sends=sends_beside(settings, device),
         )
     if isinstance(dataset, StreetScenes):
         return streets_to_train(
@@ -94,7 +100,7 @@ def evaluation_batches(dataset: DataSet, settings: dict[str, Value], samples: in
             samples,
             workers=workers,
             pin_memory=bool(settings["pin_memory"]),
-            decode=str(settings["decode"]),
+            decode="cpu" if settings["decode"] == "both" else str(settings["decode"]),  # one judge for all
             augment=False,
             image_size=int(settings["image_size"]),
             endless=False,

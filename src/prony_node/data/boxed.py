@@ -15,9 +15,10 @@ from torch.utils.data import Dataset
 from prony_node.contract import RequestError
 from prony_node.data.average_precision import Found, Truth, found_in, mean_average_precision
 from prony_node.data.boxes import box_rows, padded
+from prony_node.data.cache import Cache, fill_cache
 from prony_node.data.dataset import Encoded, Origin, as_tensor
 from prony_node.data.decode import decoded, seed_of
-from prony_node.data.loader import Cache, EpochOrder, FileBatches, Place, fill_cache, worker_loader
+from prony_node.data.loader import EpochOrder, FileBatches, Place, worker_loader
 from prony_node.data.scenes import scale_of
 
 THINNEST = 0.01  # pixels: a box of less has no inside, and no detector can be shown it

@@ -92,7 +92,8 @@ def decode_on_device(
 ) -> Tensor:
     """A batch of encoded images decoded, cropped and resized on the device: uint8, n x 3 x size x size."""
     whole = _decoded_on(images, device)
-    batch = torch.empty((len(whole), 3, size, size), dtype=torch.uint8, device=device)
+    shape = (len(whole), 3, size, size)
+    batch = torch.empty(shape, dtype=torch.uint8, device=device, memory_format=torch.channels_last)
     for at in range(0, len(whole), GROUP):
         chosen = slice(at, at + GROUP)
         batch[chosen] = _cropped(whole[chosen], size, augment, seeds[chosen])

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import multiprocessing
+import time
 import weakref
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from prony_node.contract import RequestError
 from prony_node.contract.errors import unknown
 from prony_node.data.ahead import MOMENT_S, Ahead, DeviceDecoder, Ready, received
+from prony_node.data.cache import Cache, fill_cache
 from prony_node.data.dataset import Encoded, as_tensor
 from prony_node.data.decode import decode_on_cpu, seed_of
+from prony_node.data.share import Share
 
-DECODERS = ("cpu", "device")
+DECODERS = {"cpu": 0.0, "device": 1.0, "both": None}  # and the device's share of the work; None: by their speeds
 CACHES = ("off", "memory")
-MEMORY_SHARE = 0.8  # of what is free, that a cache may take
 Place = tuple[int, int]  # epoch, sample
 
 
@@ -58,64 +59,73 @@ class Decoded(Dataset[tuple[Tensor, ...]]):
         return self._cache.read(index) if self._cache else as_tensor(self._source.read(index))
 
     def __getitems__(self, places: list[Place]) -> tuple[Tensor, ...]:
-        images = torch.empty((len(places), 3, self._size, self._size), dtype=torch.uint8)
+        return self.pixels(places), self.labels(places)
+
+    def pixels(self, places: list[Place]) -> Tensor:
+        images = _batch_memory(len(places), self._size)
         for at, (epoch, index) in enumerate(places):
             seed = seed_of(self._seed, epoch, index)
             images[at] = decode_on_cpu(self.encoded(index), self._size, self._augment, seed)
-        return images, self._source.labels[[index for _, index in places]]
+        return images
+
+    def labels(self, places: list[Place]) -> Tensor:
+        return self._source.labels[[index for _, index in places]]
 
 
-class Undecoded(Decoded):
-    """The same for a device that decodes: the bytes of a batch in one piece, where each ends, and its seed."""
+class Divided(Decoded):
+    """The same beside a device that has a share in it: of its images the bytes in one piece, where each ends, its seed.
+
+    The order is: pixels of the first images, labels of all, then those three of the others, then the seconds that the
+    pixels took.
+    """
+
+    def __init__(self, source: Encoded, size: int, augment: bool, seed: int, cache: Cache | None, share: Share) -> None:
+        super().__init__(source, size, augment, seed, cache)
+        self._share = share
 
     def __getitems__(self, places: list[Place]) -> tuple[Tensor, ...]:
-        parts = [self.encoded(index) for _, index in places]
-        ends = torch.tensor([len(part) for part in parts]).cumsum(0)
-        seeds = torch.tensor([seed_of(self._seed, epoch, index) for epoch, index in places])
-        return torch.cat(parts), self._source.labels[[index for _, index in places]], ends, seeds
+        began = time.perf_counter()
+        cut = len(places) - self._share.count(len(places))
+        pixels = self.pixels(places[:cut])
+        spent_s = torch.tensor(time.perf_counter() - began, dtype=torch.float64)
+        parts = [self.encoded(index) for _, index in places[cut:]]
+        data = torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)
+        ends = torch.tensor([len(part) for part in parts], dtype=torch.int64).cumsum(0)
+        seeds = torch.tensor([seed_of(self._seed, epoch, index) for epoch, index in places[cut:]], dtype=torch.int64)
+        return pixels, self.labels(places), data, ends, seeds, spent_s
 
 
-@dataclass(frozen=True)
-class Cache:
-    """Every image's bytes in one piece of memory, read once before the workers start and seen by all of them."""
+def _batch_memory(images: int, size: int) -> Tensor:
+    """Pixel by pixel, as images are resized and as convolutions want them; a worker's where the rank can read it.
 
-    data: Tensor
-    ends: list[int]
-
-    def read(self, index: int) -> Tensor:
-        return self.data[self.ends[index - 1] if index else 0 : self.ends[index]]
-
-
-def fill_cache(source: Encoded) -> Cache:
-    free = _free_memory_bytes()
-    if free is not None and source.encoded_bytes > MEMORY_SHARE * free:
-        raise RequestError(
-            f"cache=memory would hold {source.encoded_bytes / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB are free here"
-        )
-    data, ends = bytearray(), []
-    for index in range(len(source)):
-        data += source.read(index)
-        ends.append(len(data))
-    return Cache(torch.frombuffer(data, dtype=torch.uint8), ends)
+    Handed over from a worker's own memory the batch would be copied once more.
+    """
+    if get_worker_info() is None or not images:
+        memory = torch.empty(images * size * size * 3, dtype=torch.uint8)
+    else:
+        memory = torch.empty(0, dtype=torch.uint8)
+        memory.set_(torch.UntypedStorage._new_shared(images * size * size * 3))
+    return memory.view(images, size, size, 3).permute(0, 3, 1, 2)
 
 
 class FileBatches:
     """Batches of (uint8 images, int64 labels). Closed by whoever opened it, as `HostBatches` are.
 
-    With a device, a thread decodes there before a batch is asked for; without one, the workers have decoded.
+    With a decoder, a thread decodes or copies to the device before a batch is asked for; without one, batches are
+    taken as the workers hand them over.
     """
 
     def __init__(
         self,
         loader: DataLoader[tuple[Tensor, ...]],
-        size: int = 0,
-        augment: bool = False,
-        device: torch.device | None = None,
+        decoder: Callable[[Iterator[tuple[Tensor, ...]]], DeviceDecoder] | None = None,
+        share: Share | None = None,
     ) -> None:
+        self.share = share
         self._batches: Iterator[tuple[Tensor, ...]] | None = iter(loader)
         self._ahead: Ahead[Ready] | None = None
-        if device is not None:
-            self._ahead = Ahead(DeviceDecoder(self._batches, size, augment, device))
+        if decoder is not None:
+            self._ahead = Ahead(decoder(self._batches))
             self._batches = None
             weakref.finalize(self, self._ahead.close)  # a batch that nobody takes must not keep the thread
 
@@ -158,30 +168,38 @@ def file_loader(
     seed: int = 0,
     endless: bool = True,
     device: torch.device | str | None = None,
+    sends: bool = False,
 ) -> FileBatches:
     """Batches from encoded images; the same for the same seed, however many workers there are.
 
     To train: without end, shuffled, whole batches, random crops. To evaluate (`endless=False, augment=False`): one
-    pass in order, the last batch as it comes, centre crops. Normalising is left to the device.
+    pass in order, the last batch as it comes, centre crops. Normalising is left to the device. `sends`: a thread copies
+    what the workers decoded to the device, so that no step waits for the copy.
     """
     if decode not in DECODERS:
         raise unknown("decode", decode, DECODERS)
     if cache not in CACHES:
         raise unknown("cache", cache, CACHES)
-    if decode == "device" and device is None:
-        raise RequestError("decode=device needs a device")
+    if decode != "cpu" and device is None:
+        raise RequestError(f"decode={decode} needs a device")
     order = EpochOrder(len(dataset), batch_size, seed, endless)  # refuses before a cache is filled
     held = fill_cache(dataset) if cache == "memory" else None
-    task = Decoded if decode == "cpu" else Undecoded
+    place = torch.device(device) if device is not None else None
+    share = Share(DECODERS[decode], workers)
+    given = (dataset, image_size, augment, seed, held)
+    aside = place is not None and (decode != "cpu" or sends)
     loader = worker_loader(
-        task(dataset, image_size, augment, seed, held),
+        Divided(*given, share) if aside else Decoded(*given),
         order,
         workers,
         prefetch,
         pin_memory,
-        timeout_s=MOMENT_S if workers and decode == "device" else 0,
+        timeout_s=MOMENT_S if workers and aside else 0,
     )
-    return FileBatches(loader, image_size, augment, torch.device(device) if decode == "device" and device else None)
+    if place is None or not aside:
+        return FileBatches(loader)
+    decoder = partial(DeviceDecoder, size=image_size, augment=augment, device=place, share=share)
+    return FileBatches(loader, decoder, share)
 
 
 def worker_loader(
@@ -213,18 +231,3 @@ def _as_it_is(batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 def workers_context() -> str:
     """Forked where that is possible: a worker then sees what is held in memory without a copy."""
     return "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
-
-
-def _free_memory_bytes() -> int | None:
-    """What the system says is free, or what the container's limit leaves of it."""
-    try:
-        fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
-        free = int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, ValueError, LookupError):
-        return None
-    try:
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii"))
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
-        return min(free, max(0, limit - used))
-    except (OSError, ValueError):
-        return free

@@ -139,18 +139,30 @@ class Chosen(DataSet):
 
 def chosen(dataset: DataSet, samples: int) -> DataSet:
     """So many samples, drawn from all over the set: in order of the files they would be of a few classes."""
-    indices = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(CHOICE_SEED))[:samples]
+    return _picked(dataset, _mixed(len(dataset))[:samples])
+
+
+def share_of(dataset: DataSet, rank: int, ranks: int) -> DataSet:
+    """What one of several ranks trains on: no sample is another's, and all have the same number."""
+    return _picked(dataset, _mixed(len(dataset))[rank::ranks][: len(dataset) // ranks])
+
+
+def _mixed(count: int) -> Tensor:
+    return torch.randperm(count, generator=torch.Generator().manual_seed(CHOICE_SEED))
+
+
+def _picked(dataset: DataSet, indices: Tensor) -> DataSet:
     if isinstance(dataset, Pixels):
         return Pixels(dataset.origin, dataset.classes, dataset.images[indices], dataset.labels[indices])
     if isinstance(dataset, BoxedImages):
         return dataset.chosen(indices.tolist())
     if isinstance(dataset, Encoded):
         places = indices.tolist()
-        size = round(dataset.encoded_bytes * samples / len(dataset))
+        size = round(dataset.encoded_bytes * len(places) / len(dataset))
         read = partial(_read_chosen, dataset.read, places)
         return Encoded(dataset.origin, dataset.classes, dataset.labels[indices], read, size)
     if isinstance(dataset, StreetScenes):
-        images, masks = (chosen(part, samples) for part in (dataset.images, dataset.masks))  # the same of both
+        images, masks = (_picked(part, indices) for part in (dataset.images, dataset.masks))  # the same of both
         assert isinstance(images, Encoded)
         assert isinstance(masks, Encoded)
         return StreetScenes(dataset.origin, images, masks)
@@ -175,8 +187,10 @@ def fit_settings(settings: dict[str, Value], asked: Mapping[str, Value], dataset
     elif isinstance(dataset, Encoded | StreetScenes):
         settings.setdefault("decode", "cpu")
         settings.setdefault("cache", "off")
-        if isinstance(dataset, StreetScenes) and settings["decode"] == "device":
-            raise RequestError(f"decode=device is for JPEGs; the PNGs of {dataset.kind} are decoded by the CPU")
+        if isinstance(dataset, StreetScenes) and settings["decode"] != "cpu":
+            raise RequestError(
+                f"decode={settings['decode']} is for JPEGs; the PNGs of {dataset.kind} are decoded by the CPU"
+            )
         if settings["cache"] == "device":
             raise RequestError(f"cache=device is for small sets of pixels; {dataset.kind} takes cache=memory or off")
         fast = settings.get("preset", "fast") == "fast"  # the other presets have a number of their own

@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from prony_node.contract import RequestError
+from prony_node.data.cache import Cache, fill_cache
 from prony_node.data.cityscapes import LABELS, StreetScenes, trained_ids
 from prony_node.data.dataset import Encoded, as_tensor
 from prony_node.data.decode import decoded, seed_of
-from prony_node.data.loader import Cache, EpochOrder, FileBatches, Place, fill_cache, worker_loader
+from prony_node.data.loader import EpochOrder, FileBatches, Place, worker_loader
 from prony_node.data.regions import IGNORED
 
 Batch = tuple[Tensor, ...]

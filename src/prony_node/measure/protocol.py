@@ -29,7 +29,7 @@ class Task:
     # Inference wants a model of its own shape at times (batch norms folded into convolutions).
     for_inference: Callable[[nn.Module], nn.Module] = lambda model: model
     # Put Prony's own forms of some parts in place of the library's: the same function, counted by the library's.
-    own_parts: Callable[[nn.Module], None] | None = None
+    own_parts: Callable[[nn.Module], object] | None = None
     recompute: Callable[[nn.Module], None] | None = None  # switch activation recomputation on
     # How well each sample of a test batch is answered, by score: its loss, and 1 or 0 for right or wrong.
     scores: Callable[[nn.Module, Batch], dict[str, Tensor]] | None = None
@@ -47,8 +47,8 @@ class Task:
     # A length for the shorter side of a data set's images, and the most for the longer one, where a loader scales them.
     scale_to: tuple[int, int] | None = None
     on_host: tuple[int, ...] = ()  # what of a batch the host must know, so that it is not sent away and asked for
-    # This rank's parts of a model that was made without values, with their values (parallel/mesh.py says which).
-    parts: Callable[[nn.Module, Any], list[nn.Module]] | None = None
+    # This rank's stages of a model that was made without values, with their values (parallel/mesh.py says which).
+    split: Callable[[nn.Module, Any], list[nn.Module]] | None = None
     synchronisations: Callable[[], int] | None = None  # how often the workload itself has waited for the device so far
 
 

@@ -15,7 +15,7 @@ from prony_node.contract.trial import learns_to_quality
 from prony_node.measure import cuda
 from prony_node.measure.protocol import Batch, Task, Tied
 
-AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}  # fp8: what has no eight bits
 PURE = {"bf16-pure": torch.bfloat16, "fp64": torch.float64}
 # An inference has no weights to update, so a low precision is the precision of its weights.
 INFERENCE = {"bf16": torch.bfloat16, "bf16-pure": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
@@ -48,13 +48,13 @@ class Step:
         self.output: Tensor | None = None  # the last loss or answer, on the device
         self._inputs: Batch = ()
         self._replay: Callable[[], None] | None = None
-        if device.type == "cuda":
-            # Where shapes differ from batch to batch, trying out kernels for each would never end.
-            autotune = settings["preset"] == "fast" and not task.varies
-            cuda.set_matrix_modes(self.precision, autotune=autotune)
         torch.manual_seed(int(settings["seed"]))
         with torch.device("meta") if self.tied is not None and self.tied.split else device:
             self.model = task.model()
+        if device.type == "cuda":
+            # Where shapes differ from batch to batch, trying out kernels for each would never end.
+            autotune = settings["preset"] == "fast" and not task.varies and not cuda.is_depthwise(self.model)
+            cuda.set_matrix_modes(self.precision, autotune=autotune)
         if settings.get("recompute") and task.recompute:
             task.recompute(self.model)
         if self.tied is not None:

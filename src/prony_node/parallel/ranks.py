@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TypeVar
 
@@ -50,6 +52,15 @@ class Ranks:
     def barrier(self) -> None:
         if self._control is not None:
             dist.barrier(self._control)
+
+    @contextmanager
+    def one_of_a_node_first(self) -> Iterator[None]:
+        """Each node's first rank does this before its others: what it writes, they find."""
+        if self.place.local_rank > 0:
+            self.barrier()
+        yield
+        if self.place.local_rank == 0:
+            self.barrier()
 
     def from_first(self, thing: T) -> T:
         """What the first rank has, for all."""

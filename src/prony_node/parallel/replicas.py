@@ -137,12 +137,12 @@ class Replicas:
         return all_reduce(model, ranks, str(self.settings["compression"]), 1.0 / left if left else None)
 
 
-def replicas_of(settings: dict[str, Value], device: torch.device, parts: Any = None) -> Replicas | None:
-    """How a step is tied to those of other ranks; `parts` is how the workload's model is split over several."""
+def replicas_of(settings: dict[str, Value], device: torch.device, split: Any = None) -> Replicas | None:
+    """How a step is tied to those of other ranks; `split` is how the workload's model is split over several."""
     if devices_of_model(settings) > 1:
         from prony_node.parallel.split import Split
 
-        return Split(settings, device, parts)
+        return Split(settings, device, split)
     return Replicas(settings, device) if in_lockstep(settings) else None
 
 

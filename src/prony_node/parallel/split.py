@@ -22,15 +22,15 @@ from prony_node.parallel.wire import Wire
 
 # What stages hand on in, by precision: autocast's own in bf16, since the residual stream is cast.
 MESSAGE = {"bf16": torch.bfloat16, "bf16-pure": torch.bfloat16, "fp64": torch.float64}
-Parts = Callable[[nn.Module, Share], list[nn.Module]]
+Cutting = Callable[[nn.Module, Share], list[nn.Module]]
 
 
 class Split(Replicas):
     """How this rank's step is tied to those that hold the rest of its model, and to those of other replicas."""
 
-    def __init__(self, settings: dict[str, Value], device: torch.device, parts: Parts) -> None:
+    def __init__(self, settings: dict[str, Value], device: torch.device, cut: Cutting) -> None:
         super().__init__(settings, device)
-        self._parts = parts
+        self._cut = cut
         self.shape = arrangement(settings, dist.get_world_size())
         self.mesh = init_device_mesh(device.type, (self.shape.dp, self.shape.pp, self.shape.tp), mesh_dim_names=AXES)
         self.in_parts = self.form == "fsdp"
@@ -50,8 +50,8 @@ class Split(Replicas):
             self.line = line_of(self.mesh)
             stages, count = self.line.indices(self.schedule), self.line.stages(self.schedule)
         shared = self.mesh["tp"] if self.shape.tp > 1 else None
-        parts = self._parts(model, Share(tuple(stages), count, shared, self.device, plain=not self.in_parts))
-        return nn.ModuleList(parts) if self.staged else parts[0]
+        own = self._cut(model, Share(tuple(stages), count, shared, self.device, plain=not self.in_parts))
+        return nn.ModuleList(own) if self.staged else own[0]
 
     def around(self) -> AbstractContextManager[Any]:
         """Around forward and backward passes: no device is sent all logits."""

@@ -78,7 +78,7 @@ def name(folder: Path, rank: int, ranks: int) -> str:
 
 
 def last_words(folder: Path, rank: int) -> str:
-    said = read_tail(folder / files.rank_log(rank))
+    said = "\n".join(line for line in read_tail(folder / files.rank_log(rank)).splitlines() if "[Gloo]" not in line)
     return f"; its last words:\n{said}" if said else "; it said nothing"
 
 

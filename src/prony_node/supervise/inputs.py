@@ -8,27 +8,41 @@ from typing import Any
 import torch
 
 from prony_node.contract.errors import RequestError
+from prony_node.contract.parallel import in_lockstep
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import reads_data_set
-from prony_node.data.batches import Batches, as_input, evaluation_batches, preparation, sent, training_batches
+from prony_node.data.ahead import SentBatches
+from prony_node.data.batches import (
+    Batches,
+    as_input,
+    evaluation_batches,
+    preparation,
+    sends_beside,
+    sent,
+    training_batches,
+)
 from prony_node.data.boxed import BoxedImages
 from prony_node.data.boxes import padded
 from prony_node.data.device import device_batches
 from prony_node.data.host import HostBatches, HostSamples, SamplesApart
 from prony_node.data.loader import FileBatches
 from prony_node.data.shapes import Shapes
-from prony_node.data.source import Opened, fit_settings, open_source
+from prony_node.data.source import Opened, fit_settings, open_source, share_of
 from prony_node.data.squad import SpanQuestions
 from prony_node.measure.protocol import Batch, Task
 from prony_node.measure.step import Step
+from prony_node.parallel.place import Place
 from prony_node.workloads.config import Workload
 
 
 class Inputs:
     """Opened before the model is built, since a data set says how many classes there are."""
 
-    def __init__(self, workload: Workload, settings: dict[str, Value], device: torch.device) -> None:
+    def __init__(
+        self, workload: Workload, settings: dict[str, Value], device: torch.device, place: Place | None = None
+    ) -> None:
         self.workload, self.settings, self.device = workload, settings, device
+        self.place = place or Place()
         self.opened: Opened | None = None
         self.shapes = Shapes()  # of batches that differ in shape
         self._open: list[Batches] = []
@@ -62,11 +76,15 @@ class Inputs:
             raise RequestError(f"classes={classes} is not possible: the data set tells {found} classes apart")
 
     def about(self) -> dict[str, Any] | None:
-        """What the record says of the data set."""
+        """What the record says of the data set; after a run, with how its images were divided."""
         if self.opened is None:
             return None
         held = {"device": "device", "memory": "host memory"}.get(str(self.settings.get("cache")), "files")
-        return {**self.opened.about, "held": held}
+        said = {**self.opened.about, "held": held}
+        for source in self._open:
+            if isinstance(source, FileBatches) and source.share and source.share.found is not None:
+                said["decoded_on_device"] = source.share.found
+        return said
 
     def fit(self, task: Task) -> None:
         """Let the data set speak the model's language."""
@@ -100,13 +118,14 @@ class Inputs:
         """Batches without end, as the step takes them."""
         settings = self.settings
         if self.opened is not None:
-            if samples > len(self.opened.train):
-                raise RequestError(
-                    f"a step of {samples} samples is more than the {len(self.opened.train):,} of the set"
-                )
-            source = self._keep(training_batches(self.opened.train, settings, samples, self.device, seed))
+            mine = self.opened.train
+            if in_lockstep(settings):
+                mine = share_of(mine, self.place.rank, self.place.size)
+            if samples > len(mine):
+                raise RequestError(f"a step of {samples} samples is more than the {len(mine):,} of the set")
+            source = self._keep(training_batches(mine, settings, samples, self.device, seed))
             prepare = preparation(
-                self.workload.reads, self.opened.train, settings, self.device, step.input_dtype, seed + 1, task.on_host
+                self.workload.reads, mine, settings, self.device, step.input_dtype, seed + 1, task.on_host
             )
             return (step.place(prepare(self._counted(task, batch))) for batch in source)
         apart = bool(task.varies)
@@ -117,18 +136,22 @@ class Inputs:
 
             return device_batches(task.sample, place, samples, device=self.device, seed=seed, apart=apart)
         length = max(self.workload.epoch_samples or 0, 64 * samples)
-        source = self._keep(
-            HostBatches(
-                (SamplesApart if apart else HostSamples)(task.sample, length, seed),
-                samples,
-                seed=seed,
-                workers=int(settings["workers"]),
-                prefetch=int(settings["prefetch"]) if "prefetch" in settings else None,
-                pin_memory=bool(settings["pin_memory"]),
-                collate=padded if apart else None,
-            )
+        loader = HostBatches(
+            (SamplesApart if apart else HostSamples)(task.sample, length, seed),
+            samples,
+            seed=seed,
+            workers=int(settings["workers"]),
+            prefetch=int(settings["prefetch"]) if "prefetch" in settings else None,
+            pin_memory=bool(settings["pin_memory"]),
+            collate=padded if apart else None,
         )
-        return (step.place(self._counted(task, batch)) for batch in source)
+        if self._can_send(task):
+            return iter(self._keep(SentBatches(loader, step.place, self.device)))
+        return (step.place(self._counted(task, batch)) for batch in self._keep(loader))
+
+    def _can_send(self, task: Task) -> bool:
+        """Whether a thread copies batches beside the step: nothing that has to be looked at, or stays on the host."""
+        return sends_beside(self.settings, self.device) and not task.varies and not task.on_host
 
     def _counted(self, task: Task, batch: Batch) -> Batch:
         """Before it lies on the device, where to look at it would make the host wait."""
@@ -157,7 +180,7 @@ class Inputs:
     def settle(self) -> None:
         """Nothing of the loaders is at work on the device until the next batch is taken: so a step can be captured."""
         for source in self._open:
-            if isinstance(source, FileBatches):
+            if isinstance(source, FileBatches | SentBatches):
                 source.settle()
 
     def close(self) -> None:

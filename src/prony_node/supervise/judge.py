@@ -53,6 +53,8 @@ def series(run: Run, window: Window) -> None:
     run.phases["warm_up"]["steps"] += cut_steps
     run.phases["steady"] = {"seconds": window.duration_s - cut_s, "steps": steps}
     run.found["work"] = work_done(run, steps)
+    if run.inputs.opened is not None:
+        run.found["data"] = run.inputs.about()
 
     units = run.units_per_step * models(run.settings)
     run.metrics |= rate_metrics(window, estimate, units, run.task.unit, run.inputs.waits, run.ranks.size)

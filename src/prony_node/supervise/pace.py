@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from prony_node.measure.checks import Check, check
 from prony_node.measure.clock import clock_for
-from prony_node.measure.loop import measured_loop
-from prony_node.stats import Tracker, mean_interval
+from prony_node.measure.loop import measured_loop, steps_per_block
+from prony_node.stats import StopRule, Tracker, mean_interval
 
 if TYPE_CHECKING:
     from prony_node.supervise.run import Run
 
-FEWEST, MOST = 5, 50  # steps that each rank takes by itself
-SECONDS = 1.0
+SECONDS, MOST_SECONDS = 1.0, 10.0  # that each rank goes by itself; longer where a step is long
+FEWEST = 5  # steps that it shall take then
 LATE = 0.05  # a straggler takes so much longer than the middle of the others, beyond what chance explains
 
 
@@ -26,17 +26,18 @@ def own_pace(run: Run, step_s: float) -> dict[str, float | None] | None:
     if run.tied is None or not run.tied.part():
         return None
     with run.phase("pace"):
-        count = max(FEWEST, min(MOST, round(SECONDS / max(step_s, 1e-6))))
         run.step(next(run.batches))  # the first one without an exchange may be compiled anew
         run.synchronise()
         run.ranks.barrier()
-        clock = clock_for(run.device, step_s)
+        block_steps = steps_per_block(step_s)
+        seconds = max(SECONDS, min(MOST_SECONDS, FEWEST * step_s))
+        rule = StopRule(tolerance=1e-9, min_time_s=seconds / 2, max_time_s=seconds)
         window = measured_loop(
-            run.step, run.batches, clock, Tracker(run.rule), block_steps=1, fixed_steps=count,
+            run.step, run.batches, clock_for(run.device, block_steps * step_s), Tracker(rule), block_steps=block_steps,
             time_waits=run.inputs.waits,
         )  # fmt: skip
-    run.phases["pace"]["steps"] = count
-    found = mean_interval([block.duration_s for block in window.blocks])
+    run.phases["pace"]["steps"] = window.steps
+    found = mean_interval([block.duration_s / block.steps for block in window.blocks])
     return {"seconds": found.mean, "low": found.low, "high": found.high}
 
 

@@ -151,7 +151,7 @@ class Run:
         self.progress.unit = self.workload.unit
         self.note_effective()
         use_cache(self.settings, self.folder)
-        self.inputs = Inputs(self.workload, self.settings, self.device)
+        self.inputs = Inputs(self.workload, self.settings, self.device, place)
         self.closing.callback(self.inputs.close)
 
     def meet(self) -> None:
@@ -165,7 +165,7 @@ class Run:
         """The data set, where there is one: generating and staging it are timed apart."""
         if not reads_data_set(self.settings):
             return
-        with self.phase("data"):
+        with self.phase("data"), self.ranks.one_of_a_node_first():
             self.inputs.open(self.plan.trial.settings, len(self.cores), self.progress.note)
         assert self.inputs.opened is not None
         for name, seconds in self.inputs.opened.seconds.items():
@@ -196,7 +196,7 @@ class Run:
         self.samples_per_step = int(settings["batch_size"]) * int(settings.get("grad_accumulation", 1))
         self.units_per_step = self.samples_per_step * self.task.units_per_sample
         self.progress.units_per_step = self.units_per_step * models(settings)
-        self.tied = replicas_of(settings, self.device, self.task.parts)
+        self.tied = replicas_of(settings, self.device, self.task.split)
         self.step = Step(self.task, settings, self.device, self.tied)
         model = self.ranks.place.rank // devices_of_model(settings)
         seed += RANKS_APART * model  # from here on each model has samples and chances of its own

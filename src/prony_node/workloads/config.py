@@ -21,12 +21,17 @@ from prony_node.contract.trial import (
     reads_data_set,
 )
 from prony_node.data.place import FILES_ALONE
+from prony_node.workloads.limits import check_eight_bits, check_shapes, check_sides
 from prony_node.workloads.published import published
 
 SIZE = Setting("size", "choice", "full, or tiny: a small model of the same kind, for a CPU and tests", ("full", "tiny"))
 WEIGHTS = Setting(
     "weights", "text", "a checkpoint of this model that you have (a state_dict; torch or safetensors)",
     pattern=r"\S(.*\S)?", example="a file",
+)  # fmt: skip
+PARTS = Setting(
+    "parts", "choice", "whose forms of some layers: the library's, or Prony's own, which move fewer bytes",
+    ("library", "own"),
 )  # fmt: skip
 TINY_BATCH = 8
 AUGMENTED = ("images", "boxes", "masks")  # what is to be reconstructed stays as it is
@@ -51,6 +56,7 @@ class Workload:
     fixed: Mapping[str, Value] = field(default_factory=dict)  # defaults of those settings
     shape: Mapping[str, int] = field(default_factory=dict)  # the model's dimensions
     can_recompute: bool = False
+    has_fp8: bool = False  # it trains with linear layers of eight bits
     library: str = ""  # besides torch
     flops: float | None = None  # of the forward pass of a sample at the defaults, a multiply-add being two
     flops_source: str = ""  # where that figure stands in the literature
@@ -65,7 +71,7 @@ class Workload:
     generated: str = ""  # the kind of data that data=generated writes for it
     scores: tuple[str, ...] = ()  # how what it learned is judged on a test split, the first being what counts
     varies: bool = False  # no two batches have one shape: no step can be captured, or compiled as a whole
-    can_split: bool = False  # over several devices: its task has `parts`, its shape layers, heads and a vocabulary
+    can_split: bool = False  # over several devices: its task has `split`, its shape layers, heads and a vocabulary
     tiny_shape: Mapping[str, int] = field(default_factory=dict)  # what of that is other with size=tiny
     compiled_parts: str = ""  # of such a model: what compile=default compiles for any shape
 
@@ -101,7 +107,7 @@ class Workload:
         if settings.get("preset") == "published":
             published(self.name, str(settings.get("mode", self.modes[0])))
         self._check_data(settings)
-        self._check_shapes(settings)
+        check_shapes(self, settings)
         if "epochs" in settings and self.epoch_samples is None and not reads_data_set(settings):
             raise RequestError(f"{self.name} has no data set of a known size, so no epochs; use steps=N")
         if settings.get("recompute") and not self.can_recompute:
@@ -109,7 +115,8 @@ class Workload:
                 f"recompute=on is not offered for {self.name}: running its batch norms twice would change "
                 "their statistics"
             )
-        self._check_sides(settings)
+        check_eight_bits(self, settings)
+        check_sides(self, settings)
         self._check_batch(settings)
         length, most = settings.get("sequence"), self.shape.get("positions")
         if isinstance(length, int) and most is not None and length > most:
@@ -126,21 +133,6 @@ class Workload:
             )
         tiny = self.tiny_shape if settings.get("size") == "tiny" else {}
         check_model(self.name, {**self.shape, **tiny}, settings)
-
-    def _check_sides(self, settings: Mapping[str, Value]) -> None:
-        """Of images: what the model cuts them into must go into them."""
-        patch, stride = self.shape.get("patch", 1), self.shape.get("stride", 1)
-        for name, part, why in (
-            ("image_size", patch, f"cuts an image into patches of {patch}"),
-            ("crop_height", stride, f"answers for squares of {stride}"),
-            ("crop_width", stride, f"answers for squares of {stride}"),
-        ):
-            size = settings.get(name)
-            if isinstance(size, int) and size % part:
-                raise RequestError(
-                    f"{name}={size} is not possible: {self.name} {why} pixels; "
-                    f"{name}={max(1, round(size / part)) * part} would do"
-                )
 
     def _check_batch(self, settings: Mapping[str, Value]) -> None:
         batch = settings.get("batch_size")
@@ -164,27 +156,6 @@ class Workload:
             if settings.get("phase", "forward") != "forward" or settings.get("mode") == "infer":
                 raise RequestError("until is a quality to train to; it has no meaning with mode=infer")
             parse_target(str(settings["until"]), self.scores)
-
-    def _check_shapes(self, settings: Mapping[str, Value]) -> None:
-        """Of a workload whose batches differ in shape, and of boxes, which are numbers of pixels."""
-        mode = settings.get("compile", "off")
-        if self.varies and settings.get("graphs"):
-            raise RequestError(
-                f"graphs=on is not possible: a graph repeats one shape, and no two batches of {self.name} have the same"
-            )
-        if self.varies and mode != "off" and not (self.compiled_parts and mode == "default"):
-            offered = f"compile=default compiles its {self.compiled_parts} for any shape" if self.compiled_parts else ""
-            raise RequestError(
-                f"compile={mode} is not possible: no two batches of {self.name} have the same shape; "
-                + (offered or "leave it out")
-            )
-        if self.reads == "boxes" and settings.get("decode") == "device":
-            raise RequestError(f"decode=device cuts images to one size; those of {self.name} keep theirs: decode=cpu")
-        if self.reads == "boxes" and settings.get("precision") == "bf16-pure" and settings.get("mode") != "infer":
-            raise RequestError(
-                "precision=bf16-pure is not possible: a corner of a box at 600 pixels would be rounded by up to two; "
-                "precision=bf16 keeps boxes in fp32"
-            )
 
     def _check_operation(self, settings: Mapping[str, Value]) -> None:
         if settings.get("mode") == "train":

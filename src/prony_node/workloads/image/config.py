@@ -11,13 +11,18 @@ from functools import partial
 
 from prony_node.contract.errors import RequestError
 from prony_node.contract.settings import Setting, Value
-from prony_node.workloads.config import WEIGHTS, Workload
+from prony_node.workloads.config import PARTS, WEIGHTS, Workload
 
 IMAGE_SIZE = Setting("image_size", "count", "height and width of an image, in pixels", least=32)
 LIBRARY_IMAGE_SIZE = Setting(
     "image_size", "count", "height and width of an image, in pixels; auto: what the library says", ("auto",), least=32
 )
 CLASSES = Setting("classes", "count", "classes that the model tells apart; else its own, or the data set's", least=2)
+NORMS = Setting(
+    "norms", "choice", "who computes batch norms and ReLUs: the library, or the compiler, from Prony's own form",
+    ("library", "compiled"),
+)  # fmt: skip
+FORMS = {"norms": "library", "parts": "library"}  # with preset=fast; others where a device has shown that they pay
 SCORES = ("accuracy", "loss")
 IMAGENET_IMAGES = 1_281_167
 DOCUMENTED = "torchvision's documentation of the model"
@@ -32,6 +37,7 @@ def _classifier(name: str, help: str, parameters: int, source: str, batch: tuple
     sizes = {"train/cpu": train_cpu, "infer/cpu": infer_cpu}
     shape = {"classes": 1000} | ({"patch": patch} if patch else {})
     tiny: dict[str, Value] = {"image_size": tiny_size}
+    forms = [form for form, has in ((PARTS, bool(patch)), (NORMS, optimizer == "sgd")) if has]
     return Workload(
         name=name,
         help=f"{help} on 224x224 images, 1000 classes (torchvision)",
@@ -44,8 +50,9 @@ def _classifier(name: str, help: str, parameters: int, source: str, batch: tuple
         optimizer=optimizer,
         memory_format="channels_last" if optimizer == "sgd" else "contiguous",  # only convolutions gain by it
         epoch_samples=IMAGENET_IMAGES,
-        settings=(IMAGE_SIZE, CLASSES, WEIGHTS),
-        fixed={"image_size": 224},
+        settings=(IMAGE_SIZE, CLASSES, WEIGHTS, *forms),
+        fixed={"image_size": 224, **{form.name: FORMS[form.name] for form in forms}},
+        fixed_when_plain={form.name: "library" for form in forms},
         shape=shape,
         library="torchvision",
         flops=2 * multiply_adds,
@@ -101,8 +108,9 @@ IMAGE_WORKLOADS = (
         memory_gib={"train": 16.0, "infer": 4.0},
         memory_format="channels_last",
         epoch_samples=50_000,
-        settings=(IMAGE_SIZE, CLASSES, WEIGHTS),
-        fixed={"image_size": 32},
+        settings=(IMAGE_SIZE, CLASSES, WEIGHTS, NORMS),
+        fixed={"image_size": 32, "norms": FORMS["norms"]},
+        fixed_when_plain={"norms": "library"},
         shape={"classes": 100},
         flops=4_824_462_336,
         flops_source="counted by hand from its convolutions and last layer; its sources give no figure",

@@ -16,6 +16,7 @@ from prony_node.contract.settings import Value
 from prony_node.contract.trial import learns_to_quality
 from prony_node.data.synthetic import image_sampler
 from prony_node.measure.protocol import Batch, Task
+from prony_node.workloads.image.norms import replace_norms
 from prony_node.workloads.weights import with_weights
 
 SGD_RATE = 0.05
@@ -40,7 +41,8 @@ def image_task(
     adamw_decay: float = DECAY,
     for_inference: Callable[[nn.Module], nn.Module] | None = None,
 ) -> Task:
-    """A classifier with these classes; the setting `weights` is filled in here, for all of them."""
+    """A classifier with these classes; the settings `weights` and `norms` are filled in here, for all of them."""
+    own_norms = settings.get("norms") == "compiled" and settings.get("mode") == "train"
     return Task(
         unit="images",
         units_per_sample=1,
@@ -51,6 +53,7 @@ def image_task(
         learning_rate=learning_rate(settings, sgd_rate, adam_rate),
         weight_decay=adamw_decay if settings.get("optimizer") == "adamw" else _decay(settings),
         for_inference=for_inference or fold_batch_norms,
+        own_parts=replace_norms if own_norms else None,
         scores=classification_scores,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from torch import nn
 
 from prony_node.measure.protocol import Task
 from prony_node.workloads.image.task import TINY_CLASSES, class_count, image_task, is_tiny, learning_rate
+from prony_node.workloads.image.vit_parts import use_own_parts
 
 if TYPE_CHECKING:
     from prony_node.contract.settings import Value
@@ -26,14 +28,27 @@ CONSTRUCTORS = {
     "mobilenetv3-small": "mobilenet_v3_small",
     "mobilenetv3-large": "mobilenet_v3_large",
 }
+ADAM_RATES = {"vit-l": 3e-5, "vit-h": 3e-5, "swin-t": 1e-4, "swin-b": 1e-4}  # of those whose loss falls within a minute
 
 
 def build(workload: Workload, settings: dict[str, Value]) -> Task:
+    task = library_task(workload, settings)
+    if settings.get("parts") == "own":
+        task = replace(task, own_parts=use_own_parts)
+    return task
+
+
+def library_task(workload: Workload, settings: dict[str, Value]) -> Task:
+    """With torchvision's model as it is."""
     from torchvision.models import get_model
 
     name, size, patch = workload.name, int(settings["image_size"]), workload.shape.get("patch", 0)
     # Adam's usual 1e-3 is for a rate that is warmed up, which a run of a minute is not.
-    rates: dict[str, Any] = {"adam_rate": 1e-4, "adamw_decay": 0.05} if name.startswith(("vit", "swin")) else {}
+    rates: dict[str, Any] = {}
+    if name in ADAM_RATES:
+        rates = {"adam_rate": ADAM_RATES[name], "adamw_decay": 0.05}
+    if name == "resnet152":  # at SGD's usual rate its loss rises for the first hundreds of steps
+        rates = {"sgd_rate": 0.02}
     if name.startswith("mobilenet"):  # its layers start small: at SGD's usual rate a minute's run learns little
         rates = {"sgd_rate": 4 * learning_rate(settings)}
     if is_tiny(settings):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from prony_node.measure.protocol import Task
@@ -31,11 +30,12 @@ class Block(nn.Module):
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(outputs)
         self.shortcut = nn.Conv2d(inputs, outputs, 1, bias=False) if inputs != outputs else nn.Identity()
+        self.relu = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.bn1(self.conv1(x)))
+        y = self.relu(self.bn1(self.conv1(x)))
         y = self.bn2(self.conv2(y))
-        return F.relu(y + self.shortcut(x))
+        return self.relu(y + self.shortcut(x))
 
 
 class WideResNet(nn.Module):
@@ -43,6 +43,7 @@ class WideResNet(nn.Module):
         super().__init__()
         self.conv = nn.Conv2d(3, STEM, 3, padding=1, bias=False)
         self.bn = nn.BatchNorm2d(STEM)
+        self.relu = nn.ReLU()
         stages: list[nn.Module] = []
         inputs = STEM
         for number, outputs in enumerate(channels):
@@ -58,7 +59,7 @@ class WideResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.bn(self.conv(x)))
+        x = self.relu(self.bn(self.conv(x)))
         x = self.stages(x)
         return self.fc(x.mean((2, 3)))
 

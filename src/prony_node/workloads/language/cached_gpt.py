@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from prony_node.data.synthetic import STRUCTURE_SEED, Sampler, token_sampler
 from prony_node.measure.protocol import Batch, Task
-from prony_node.workloads.language.gpt import GPT, Layer
+from prony_node.workloads.language.gpt import GPT
 
 if TYPE_CHECKING:
     from prony_node.contract.settings import Value
@@ -44,9 +44,8 @@ class Cache(nn.Module):
         self.keys[:rows, :, :length] = keys
         self.values[:rows, :, :length] = values
 
-    def put(self, keys: Tensor, values: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def put(self, keys: Tensor, values: Tensor, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """One token's a row, each at its own position; answers these rows' keys and values at every position."""
-        rows = torch.arange(len(positions), device=positions.device)
         self.keys[rows, :, positions] = keys[:, :, 0]
         self.values[rows, :, positions] = values[:, :, 0]
         return self.keys[: len(positions)], self.values[: len(positions)]
@@ -83,20 +82,23 @@ class CachedGPT(GPT):
         x = self.embed(tokens)[:, None]
         cosine, sine = (table[positions][:, None, None] for table in (self.cosine, self.sine))
         seen = torch.arange(self.cosine.shape[0], device=positions.device) <= positions[:, None, None, None]
+        rows = torch.arange(len(positions), device=positions.device)
         for layer, cache in zip(self.layers, self.caches, strict=True):
-            x = self._decode_layer(layer, cache, x, cosine, sine, positions, seen)
+            q, k, v = layer.project(x, cosine, sine)
+            keys, values = cache.put(k, v, rows, positions)
+            x = layer.finish(x, attend(q, keys, values, seen))
         return self.logits(self.norm(x[:, 0]))
 
-    @staticmethod
-    def _decode_layer(
-        layer: Layer, cache: Cache, x: Tensor, cosine: Tensor, sine: Tensor, positions: Tensor, seen: Tensor
-    ) -> Tensor:
-        q, k, v = layer.project(x, cosine, sine)
-        keys, values = cache.put(k, v, positions)
-        # Written out: one query a row has nothing to gain from a fused kernel, and those that take a mask are few.
-        scores = (q @ keys.transpose(-1, -2)).float() * q.shape[-1] ** -0.5
-        weights = scores.masked_fill(~seen, float("-inf")).softmax(-1).to(values.dtype)
-        return layer.finish(x, weights @ values)
+
+def attend(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
+    """What one query a row finds at the positions that it may see."""
+    if not torch.compiler.is_compiling():
+        return F.scaled_dot_product_attention(q, keys, values, attn_mask=seen)
+    # Written out: one query has nothing to gain from a fused kernel, and of this the compiler makes two, which all
+    # multiprocessors share; a fused one would give each head to a single one.
+    scores = (q @ keys.transpose(-1, -2)).float() * q.shape[-1] ** -0.5
+    weights = scores.masked_fill(~seen, float("-inf")).softmax(-1).to(values.dtype)
+    return weights @ values
 
 
 def by_rows(answer: Callable[[nn.Module, Batch], Tensor], model: nn.Module, batch: Batch) -> Tensor:

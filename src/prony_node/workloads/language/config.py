@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from prony_node.contract.errors import RequestError
 from prony_node.contract.parallel import replicas
 from prony_node.contract.settings import Setting, Value
-from prony_node.workloads.config import WEIGHTS, Workload
+from prony_node.workloads.config import PARTS, WEIGHTS, Workload
 
 SEQUENCE = Setting("sequence", "count", "tokens of a sample", least=8)
 PHASE = Setting(
@@ -82,6 +82,7 @@ def _gpt(name: str, layers: int, hidden: int, heads: int, sequence: int, batch: 
         can_split=True,
         tiny_shape=TINY_GPT,
         can_recompute=True,
+        has_fp8=True,
         flops=sequence * (2.0 * parameters + 4 * layers * hidden * sequence),
         flops_source=GPT_FLOPS,
         tiny={"sequence": 32},
@@ -106,8 +107,9 @@ def _bert(name: str, layers: int, hidden: int, heads: int, parameters: int, batc
         memory_gib={"train": memory_gib[0], "infer": memory_gib[1]},
         optimizer="adamw",
         epoch_samples=87_599,  # questions to train on in SQuAD v1.1; a long paragraph makes more sequences than one
-        settings=(SEQUENCE, WEIGHTS, VOCABULARY_FILE),
-        fixed={"sequence": sequence},
+        settings=(SEQUENCE, WEIGHTS, VOCABULARY_FILE, PARTS),
+        fixed={"sequence": sequence, "parts": "library"},
+        fixed_when_plain={"parts": "library"},
         shape={"layers": layers, "hidden": hidden, "heads": heads, "vocabulary": 30_522, "positions": 512},
         can_recompute=True,
         library="transformers",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from prony_node.data.synthetic import token_sampler
 from prony_node.measure.protocol import Batch, Task
+from prony_node.workloads.language.chunked_loss import chunked_loss, is_large
 from prony_node.workloads.language.config import decoder_rate, dimensions
 from prony_node.workloads.language.judging import token_scores
 from prony_node.workloads.weights import with_weights
@@ -71,6 +73,8 @@ class Output:
         return F.linear(states, weight)
 
     def loss(self, states: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+        if is_large(states, weight):
+            return chunked_loss(states, weight, targets)
         return F.cross_entropy(widened(self.logits(states, weight).flatten(0, 1)), targets.flatten())
 
 
@@ -152,11 +156,11 @@ def switch_recompute_on(model: nn.Module) -> None:
     model.recompute = True
 
 
-def parts_here(model: nn.Module, own: Share) -> list[nn.Module]:
+def stages_here(model: nn.Module, own: Share) -> list[nn.Module]:
     """What this rank has of a model that is split over several."""
-    from prony_node.workloads.language.split_gpt import parts_of  # torch's DTensor takes a while to import
+    from prony_node.workloads.language.split_gpt import stages_of  # torch's DTensor takes a while to import
 
-    return parts_of(model, own)
+    return stages_of(model, own)
 
 
 def build(workload: Workload, settings: dict[str, Value]) -> Task:
@@ -177,8 +181,15 @@ def build(workload: Workload, settings: dict[str, Value]) -> Task:
         recompute=switch_recompute_on,
         scores=partial(token_scores, next_token_logits),
         vocabulary=shape["vocabulary"],
-        parts=parts_here,
+        split=stages_here,
     )
+    if settings.get("precision") == "fp8":
+        from prony_node.workloads.language.fp8 import refuse_where_missing, use_eight_bits
+
+        samples = settings["batch_size"]
+        tokens = None if samples == "auto" else int(samples) * sequence
+        refuse_where_missing(torch.device(str(settings["device"])), tokens)
+        task = dataclasses.replace(task, own_parts=use_eight_bits)
     if settings.get("phase", "forward") == "forward":
         return task
     from prony_node.workloads.language.cached_gpt import with_cache

@@ -74,7 +74,7 @@ class Stage(GPT):
             return x if targets is None else self.output.loss(x, self.embed.weight, targets)
 
 
-def parts_of(model: nn.Module, own: Share) -> list[nn.Module]:
+def stages_of(model: nn.Module, own: Share) -> list[nn.Module]:
     """This device's stages of a model that has no values yet, with those that the whole model would have.
 
     Values are drawn one tensor after another, and each device keeps its part: the whole never lies on one.

@@ -92,6 +92,7 @@ def test_plan_gets_a_peak_for_each_precision_setting() -> None:
     found = {peak.precision: peak for peak in peaks() if re.search(peak.device, "NVIDIA H200")}
     assert found["bf16"].flops == pytest.approx(989.5e12)
     assert found["bf16-pure"].flops == found["bf16"].flops
+    assert found["fp8"].flops == 2 * found["bf16"].flops
     assert found["fp32"].flops == pytest.approx(67e12)
     assert "H200" in found["bf16"].source
 

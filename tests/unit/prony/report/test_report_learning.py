@@ -130,7 +130,7 @@ def test_a_curve_of_the_loss_has_one_column_of_it(get_record: GetRecord) -> None
 def test_data_that_was_staged_and_generated() -> None:
     data = {
         "source": "generated", "kind": "imagenet", "folder": "/scratch/set", "samples": 1000, "bytes": 3 * 2**30,
-        "held": "files",
+        "held": "files", "decoded_on_device": 0.312,
         "staged": {"folder": "/local/set", "files": 3, "bytes": 2**30, "copied_bytes": 0, "seconds": 2.5},
         "generated": {"kind": "imagenet", "samples": 1000, "form": "shards", "list_sha256": "00ff"},
     }  # fmt: skip
@@ -138,6 +138,7 @@ def test_data_that_was_staged_and_generated() -> None:
     assert lines["set"] == "imagenet in /scratch/set, asked for as generated"
     assert lines["samples"] == "1,000 to train, 3.000 GiB"
     assert lines["held"] == "read from its files"
+    assert lines["decoded"] == "31% by the device, the rest by workers"
     assert lines["staged"] == "to /local/set, 3 files, 1.000 GiB, 0 B of it copied now in 2.500 s"
     assert lines["generated"] == "kind imagenet, samples 1,000, form shards"
 

@@ -24,6 +24,7 @@ REFUSED = {
     "gpt-tiny devices=2 schedule=1f1b": "schedule is the order of a pipeline's micro-batches; add pp=N",
     "gpt-tiny devices=2 tp=2 mode=infer": "tp=2 is offered for training alone",
     "gpt-tiny devices=2 tp=2 precision=fp16": "use bf16",
+    "gpt-tiny devices=2 tp=2 precision=fp8": "precision=fp8 scales whole weights",
     "gpt-tiny devices=2 tp=2 parallel=fsdp": "parallel is about gradients that replicas exchange, and tp=2 leaves one",
     "gpt-tiny devices=2 tp=2 bucket_mb=1": "bucket_mb is about gradients that replicas exchange",
     "gpt-tiny devices=4 dp=2 tp=2 parallel=independent": "parallel=independent has copies that wait for nobody",

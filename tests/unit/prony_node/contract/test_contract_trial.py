@@ -47,7 +47,13 @@ def test_a_trial_reads_as_it_was_typed() -> None:
     )
 
 
-WORDS = {"optimizer": "sgd", "grad_accumulation": "2", "until": "accuracy>=0.9", "learning_rate": "0.1"}
+WORDS = {
+    "optimizer": "sgd",
+    "grad_accumulation": "2",
+    "until": "accuracy>=0.9",
+    "learning_rate": "0.1",
+    "norms": "compiled",
+}
 IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
     *[({"mode": "infer", name: WORDS.get(name, "on")}, f"{name} has no meaning with mode=infer")
       for name in TRAINING_ONLY],

@@ -17,11 +17,12 @@ from torch.utils.data import DataLoader
 
 from prony_node.contract import RequestError
 from prony_node.data import decode, loader
-from prony_node.data.ahead import Ahead
+from prony_node.data.ahead import Ahead, SentBatches
 from prony_node.data.dataset import Encoded
 from prony_node.data.decode import crop_for, decode_on_cpu, decode_on_device, decoded
-from prony_node.data.loader import EpochOrder, FileBatches, Undecoded, file_loader
+from prony_node.data.loader import Divided, EpochOrder, FileBatches, file_loader
 from prony_node.data.opening import open_dataset
+from prony_node.data.share import LEAST, MOST, Share
 
 CPU = torch.device("cpu")
 PATIENCE_S = 30.0
@@ -134,14 +135,100 @@ def test_closing_frees_whoever_waits() -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_and_pixels_are_those_decoded_without_a_thread(images: Encoded, workers: int) -> None:
-    task = Undecoded(images, 16, True, 3, None)
+    task = Divided(images, 16, True, 3, None, Share(1.0))
     plain = DataLoader(task, batch_sampler=EpochOrder(len(images), 5, 3, True), collate_fn=lambda batch: batch)
     batches = on_device(images, workers=workers, seed=3)
-    for data, labels, ends, seeds in itertools.islice(plain, 7):
+    for none, labels, data, ends, seeds, _ in itertools.islice(plain, 7):
+        assert not len(none)
         pixels, found = next(batches)
         assert torch.equal(found, labels)
         assert torch.equal(pixels, decode_on_device(data.tensor_split(ends[:-1]), 16, True, seeds.tolist(), CPU))
     batches.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_both_decode_the_images_that_each_alone_would(images: Encoded, workers: int) -> None:
+    by_workers, by_device = on_device(images, decode="cpu", seed=3), on_device(images, seed=3)
+    both = on_device(images, decode="both", workers=workers, seed=3)
+    for _ in range(7):
+        (mine, labels), (its, _), (pixels, found) = next(by_workers), next(by_device), next(both)
+        assert torch.equal(found, labels)
+        mine_first = [torch.equal(image, own) for image, own in zip(pixels, mine, strict=True)]
+        its_last = [torch.equal(image, own) for image, own in zip(pixels, its, strict=True)]
+        assert (mine_first[0], its_last[-1]) == (True, True)  # each has some of every batch
+        assert all(one or other for one, other in zip(mine_first, its_last, strict=True))
+    assert both.share is not None
+    assert 0 < (both.share.found or 0) < 1
+    for batches in (by_workers, by_device, both):
+        batches.close()
+
+
+def test_what_workers_decoded_is_the_same_when_a_thread_sends_it(images: Encoded) -> None:
+    """As on a GPU, where the copy runs beside the step."""
+    straight = on_device(images, decode="cpu", workers=2, seed=3)
+    assert not threads()
+    sent = on_device(images, decode="cpu", sends=True, workers=2, seed=3)
+    assert threads()
+    for (pixels, labels), (expected, also) in itertools.islice(zip(sent, straight, strict=True), 7):
+        assert torch.equal(pixels, expected)
+        assert torch.equal(labels, also)
+    sent.close()
+    straight.close()
+
+
+def test_sent_batches_are_those_of_the_loader_and_end_with_it() -> None:
+    class Counted:
+        closed = False
+
+        def __init__(self) -> None:
+            self.left = iter([(torch.full((2,), number),) for number in range(5)])
+
+        def __next__(self) -> tuple[Tensor, ...]:
+            return next(self.left)
+
+        def close(self) -> None:
+            self.closed = True
+
+    source = Counted()
+    sent = SentBatches(source, lambda batch: (batch[0] * 10,), CPU)
+    sent.settle()
+    assert [int(batch[0][0]) for batch in sent] == [0, 10, 20, 30, 40]
+    sent.close()
+    assert source.closed
+    assert not threads()
+
+
+# The shares of decode=both
+
+
+def test_each_side_gets_a_part_by_its_speed() -> None:
+    share = Share(None, workers=4)
+    for _ in range(60):  # a worker takes 2 ms for an image and there are four: 2,000 a second; the device makes 1,000
+        device = share.count(300)
+        share.saw(300 - device, (300 - device) * 2e-3, device, device * 1e-3)
+    assert share.count(300) == 100
+
+
+def test_a_side_that_is_hopeless_still_has_a_little_so_that_it_can_be_seen_to_recover() -> None:
+    for worker_s, device_s, part in ((1e-6, 1.0, LEAST), (1.0, 1e-6, MOST)):
+        share = Share(None, workers=1)
+        for _ in range(100):
+            device = share.count(64)
+            share.saw(64 - device, worker_s * (64 - device), device, device_s * device)
+        assert share.part == part
+        assert 0 < share.count(2) < 2
+        for _ in range(100):
+            device = share.count(64)
+            share.saw(64 - device, 1e-3 * (64 - device), device, 1e-3 * device)
+        assert share.part == pytest.approx(0.5, abs=0.01)
+
+
+def test_a_given_share_stays() -> None:
+    for part in (0.0, 1.0):
+        share = Share(part)
+        share.saw(5, 1.0, 5, 1.0)
+        assert (share.count(7), share.count(0)) == (7 * part, 0)
+        assert share.found is None
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from prony_node.measure.compiling import cache_state, use_cache
-from prony_node.measure.cuda import exact_fp32, set_matrix_modes, untried
+from prony_node.measure.cuda import exact_fp32, is_depthwise, set_matrix_modes, untried
 from prony_node.measure.device import MissingDevice, choose_device, device_name, machine_of
 from prony_node.measure.latency import LEAST, REQUESTS, latency_metrics
 from prony_node.measure.usage import CpuUsage
@@ -50,6 +51,14 @@ def test_a_named_device_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, "cuda", 2)
     assert choose_device("cuda") == torch.device("cuda", 0)
     assert choose_device("cuda:1") == torch.device("cuda", 1)
+
+
+def test_a_network_of_depthwise_convolutions_is_told_from_one_that_has_a_few() -> None:
+    dense, depthwise = nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3, groups=8)
+    assert is_depthwise(nn.Sequential(dense, depthwise))
+    assert not is_depthwise(nn.Sequential(*(nn.Conv2d(8, 8, 3) for _ in range(10)), depthwise))
+    assert not is_depthwise(nn.Sequential(dense, nn.Conv2d(8, 8, 3, groups=2), nn.Linear(2, 2)))
+    assert not is_depthwise(nn.Linear(2, 2))
 
 
 def test_a_cpu_has_no_device_memory() -> None:

@@ -39,7 +39,7 @@ def steps_of(requested: Mapping[str, Any], replica: int) -> Step:
     asked = workload.parse({**SAME, **requested, "batch_size": SAMPLES // replicas // pieces})
     settings = workload.effective(asked, Machine("cpu", None, 1))
     task = build_task(workload, settings)
-    step = Step(task, settings, CPU, replicas_of(settings, CPU, task.parts))
+    step = Step(task, settings, CPU, replicas_of(settings, CPU, task.split))
     step.finish_model()
     generator = torch.Generator().manual_seed(7)
     batches = [tuple(tensor.chunk(replicas)[replica] for tensor in task.sample(generator, SAMPLES)) for _ in range(4)]

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from prony_node.contract import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.measure.flops import count_flops
+from prony_node.measure.step import Step
 from prony_node.workloads import WORKLOADS, build_task, find_workload
 from prony_node.workloads.language.cached_gpt import CachedGPT
 
@@ -55,6 +56,28 @@ def test_rows_may_stand_at_different_positions(model: CachedGPT) -> None:
     rows = torch.arange(ROWS)
     found = model.decode(tokens[rows, positions], positions)
     torch.testing.assert_close(found, every_logit(model, tokens)[rows, positions], atol=1e-4, rtol=1e-4)
+
+
+def test_what_is_compiled_attends_as_what_is_not(model: CachedGPT) -> None:
+    """Compiled, attention is written out; eager, it is one call of torch's."""
+    tokens, positions = torch.randint(64, (ROWS, SEQUENCE)), torch.tensor([2, 11, 5])
+    model.prefill(tokens)
+    given = tokens[torch.arange(ROWS), positions], positions
+    traced = torch.compile(model.decode, backend="eager", fullgraph=True)
+    torch.testing.assert_close(traced(*given), model.decode(*given), atol=1e-4, rtol=1e-4)
+
+
+def test_max_autotune_leaves_products_of_one_row_to_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the docs say: torch takes them apart where this option is on, captured by us or not."""
+    workload = find_workload("gpt-117m")
+    asked: list[str] = []
+    monkeypatch.setattr(torch, "compile", lambda function, mode, **_: asked.append(mode) or function)
+    for captured in (False, True):
+        given = {"mode": "infer", "phase": "decode", "size": "tiny", "batch_size": 1, "compile": "max-autotune"}
+        settings = workload.effective(given, Machine("cpu", None, 2))
+        Step(build_task(workload, settings), settings | {"graphs": captured}, torch.device("cpu"))._compiled(print)
+    assert [torch._inductor.list_mode_options(mode)["coordinate_descent_tuning"] for mode in asked] == [True, True]
+    assert "triton.cudagraphs" not in torch._inductor.list_mode_options(asked[1])
 
 
 def test_the_cache_stays_where_it_is(model: CachedGPT) -> None:

@@ -1,0 +1,61 @@
+"""Sides, shapes and precisions that a workload cannot take, refused before anything starts; torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from prony_node.contract.errors import RequestError
+from prony_node.contract.settings import Value
+
+if TYPE_CHECKING:
+    from prony_node.workloads.config import Workload
+
+
+def check_sides(workload: Workload, settings: Mapping[str, Value]) -> None:
+    """Of images: what the model cuts them into must go into them."""
+    patch, stride = workload.shape.get("patch", 1), workload.shape.get("stride", 1)
+    for name, part, why in (
+        ("image_size", patch, f"cuts an image into patches of {patch}"),
+        ("crop_height", stride, f"answers for squares of {stride}"),
+        ("crop_width", stride, f"answers for squares of {stride}"),
+    ):
+        size = settings.get(name)
+        if isinstance(size, int) and size % part:
+            raise RequestError(
+                f"{name}={size} is not possible: {workload.name} {why} pixels; "
+                f"{name}={max(1, round(size / part)) * part} would do"
+            )
+
+
+def check_shapes(workload: Workload, settings: Mapping[str, Value]) -> None:
+    """Of a workload whose batches differ in shape, and of boxes, which are numbers of pixels."""
+    mode, parts = settings.get("compile", "off"), workload.compiled_parts
+    if workload.varies and settings.get("graphs"):
+        raise RequestError(
+            f"graphs=on is not possible: a graph repeats one shape, and no two batches of {workload.name} have the same"
+        )
+    if workload.varies and mode != "off" and not (parts and mode == "default"):
+        offered = f"compile=default compiles its {parts} for any shape" if parts else ""
+        raise RequestError(
+            f"compile={mode} is not possible: no two batches of {workload.name} have the same shape; "
+            + (offered or "leave it out")
+        )
+    if workload.reads == "boxes" and settings.get("decode", "cpu") != "cpu":
+        raise RequestError(
+            f"decode={settings['decode']} cuts images to one size; those of {workload.name} keep theirs: decode=cpu"
+        )
+    if workload.reads == "boxes" and settings.get("precision") == "bf16-pure" and settings.get("mode") != "infer":
+        raise RequestError(
+            "precision=bf16-pure is not possible: a corner of a box at 600 pixels would be rounded by up to two; "
+            "precision=bf16 keeps boxes in fp32"
+        )
+
+
+def check_eight_bits(workload: Workload, settings: Mapping[str, Value]) -> None:
+    if settings.get("precision") != "fp8":
+        return
+    if not workload.has_fp8:
+        raise RequestError(f"precision=fp8 is offered for the gpt models alone; {workload.name} has precision=bf16")
+    if settings.get("mode") == "infer":
+        raise RequestError("precision=fp8 is offered for mode=train alone; use precision=bf16 for inference")

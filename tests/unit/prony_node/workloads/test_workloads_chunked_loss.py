@@ -1,0 +1,90 @@
+"""A loss whose logits come in parts is the loss that has them all, and never has them all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from prony_node.contract.machine import Machine
+from prony_node.measure.flops import count_flops
+from prony_node.workloads import build_task, find_workload
+from prony_node.workloads.language import chunked_loss as chunks
+
+WORDS = 48
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "LARGE_BYTES", 0)
+    monkeypatch.setattr(chunks, "TOKENS", 5)  # the last part is smaller
+
+
+def whole_loss(states: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(F.linear(states, weight).flatten(0, 1).float(), targets.flatten())
+
+
+def worked_through(loss_of: Callable[..., Tensor], kind: torch.dtype) -> tuple[Tensor, ...]:
+    source = torch.Generator().manual_seed(0)
+    states = torch.randn(3, 7, 16, generator=source, requires_grad=True)
+    weight = torch.randn(WORDS, 16, generator=source, requires_grad=True)
+    targets = torch.randint(WORDS, (3, 7), generator=source)
+    with torch.autocast("cpu", torch.bfloat16, enabled=kind == torch.bfloat16):
+        loss = loss_of(states, weight, targets)
+    (3 * loss).backward()  # as a scaler of losses does
+    assert states.grad is not None
+    assert weight.grad is not None
+    return loss.detach(), states.grad, weight.grad
+
+
+@pytest.mark.parametrize(("kind", "bound"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_loss_and_gradients_are_those_of_all_logits(kind: torch.dtype, bound: float, compiled: bool) -> None:
+    own: Callable[..., Tensor] = chunks.chunked_loss
+    if compiled:
+        own = torch.compile(own, backend="aot_eager", fullgraph=True)
+    for found, expected in zip(worked_through(own, kind), worked_through(whole_loss, kind), strict=True):
+        assert found.dtype == expected.dtype
+        assert (found - expected).norm() <= bound * expected.norm()
+
+
+class Largest(TorchDispatchMode):
+    """The most rows of logits that any operation answered with."""
+
+    rows = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        answer = function(*args, **(kwargs or {}))
+        if isinstance(answer, Tensor) and answer.dim() == 2 and answer.shape[1] == WORDS:
+            self.rows = max(self.rows, len(answer))
+        return answer
+
+
+def test_logits_never_exist_whole() -> None:
+    with Largest() as largest:
+        worked_through(chunks.chunked_loss, torch.float32)
+    assert largest.rows == 16  # the weight's transpose has a row for each of its columns; no part has more than 5
+    with Largest() as largest:
+        worked_through(whole_loss, torch.float32)
+    assert largest.rows == 21
+
+
+def test_a_gpt_takes_it_where_logits_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = find_workload("gpt-117m")
+    task = build_task(workload, workload.effective({"size": "tiny"}, Machine("cpu", None, 2)))
+    torch.manual_seed(0)
+    model, batch = task.model(), task.sample(torch.Generator().manual_seed(1), 2)
+    found, counted = [], []
+    for limit in (0, 2**32):
+        monkeypatch.setattr(chunks, "LARGE_BYTES", limit)
+        loss = task.loss(model, batch)
+        assert ("Chunked" in str(loss.grad_fn)) == (limit == 0)
+        found.append(loss.item())
+        counted.append(count_flops(task, training=True, recompute=False))
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+    assert counted[0] == counted[1]

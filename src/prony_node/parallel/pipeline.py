@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 from torch.distributed.tensor import DTensor
 
-from prony_node.contract.mesh import STAGES_A_DEVICE
+from prony_node.contract.errors import RequestError
+from prony_node.parallel.mesh import Line
+
+
+def refuse_older_torch() -> None:
+    """A schedule must not join what the last stage answers: one number a micro-batch, which cannot be joined."""
+    if "return_outputs" not in inspect.signature(Schedule1F1B.step).parameters:
+        raise RequestError(f"pp needs the pipelines of torch 2.10 or newer; this is torch {torch.__version__}")
 
 
 class Cut(Protocol):
@@ -27,35 +33,6 @@ class Cut(Protocol):
     def message(self, samples: int, dtype: torch.dtype) -> Tensor: ...
 
 
-@dataclass(frozen=True)
-class Line:
-    """The devices that a pipeline goes through, and this one's place among them."""
-
-    group: dist.ProcessGroup
-    ends: dist.ProcessGroup | None  # the first device and the last, on those two
-    place: int
-    devices: int
-
-    def indices(self, schedule: str) -> list[int]:
-        """The stages that this device computes: every so-and-so-manieth, so that neighbours are on neighbours."""
-        return [self.place + turn * self.devices for turn in range(STAGES_A_DEVICE[schedule])]
-
-    def stages(self, schedule: str) -> int:
-        return self.devices * STAGES_A_DEVICE[schedule]
-
-
-def line_of(mesh: DeviceMesh) -> Line:
-    """This device's pipeline; every device of the mesh must ask, since groups are made by all together."""
-    own = mesh["pp"]
-    place, devices = own.get_local_rank(), own.size()
-    ends: dist.ProcessGroup | None = own.get_group()
-    if devices > 2:
-        pairs = mesh.mesh[:, [0, -1], :].transpose(1, 2).reshape(-1, 2).tolist()
-        made, _ = dist.new_subgroups_by_enumeration(pairs)
-        ends = made if place in (0, devices - 1) else None
-    return Line(own.get_group(), ends, place, devices)
-
-
 class Pipeline:
     """This device's stages, as they are cut (`cuts`) and as they are called (`modules`, wrapped for data parallel)."""
 
@@ -63,12 +40,12 @@ class Pipeline:
         self,
         line: Line,
         schedule: str,
-        cuts: Sequence[nn.Module],
+        cuts: Sequence[Cut],
         modules: Sequence[nn.Module],
         device: torch.device,
     ) -> None:
         self.line, self.schedule, self.device = line, schedule, device
-        self.cuts: Any = cuts
+        self.cuts = cuts
         self.modules = list(modules)
         self.count = line.stages(schedule)
         self.has_last = any(cut.last for cut in self.cuts)

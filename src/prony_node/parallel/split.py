@@ -9,14 +9,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import loss_parallel
 
-from prony_node.contract.mesh import AXES, arrangement
+from prony_node.contract.mesh import arrangement
 from prony_node.contract.settings import Value
 from prony_node.parallel.counting import Counting
-from prony_node.parallel.mesh import Share
-from prony_node.parallel.pipeline import Pipeline, line_of
+from prony_node.parallel.mesh import Share, line_of, open_mesh
+from prony_node.parallel.pipeline import Pipeline, refuse_older_torch
 from prony_node.parallel.replicas import Replicas, blocks_of
 from prony_node.parallel.wire import Wire
 
@@ -32,8 +31,7 @@ class Split(Replicas):
         super().__init__(settings, device)
         self._cut = cut
         self.shape = arrangement(settings, dist.get_world_size())
-        self.mesh = init_device_mesh(device.type, (self.shape.dp, self.shape.pp, self.shape.tp), mesh_dim_names=AXES)
-        self.in_parts = self.form == "fsdp"
+        self.mesh = open_mesh(self.shape, device)
         self.sharded = self.split = True
         self.staged = self.shape.pp > 1
         self.all_pieces = self._all_pieces if self.staged else None
@@ -47,6 +45,7 @@ class Split(Replicas):
         """This rank's part of a model without values, with its values."""
         stages, count = [0], 1
         if self.staged:
+            refuse_older_torch()
             self.line = line_of(self.mesh)
             stages, count = self.line.indices(self.schedule), self.line.stages(self.schedule)
         shared = self.mesh["tp"] if self.shape.tp > 1 else None
@@ -60,9 +59,9 @@ class Split(Replicas):
     def wrap(self, loss: nn.Module) -> Callable[..., Tensor]:
         """The loss of a batch on every rank of a replica; ties stages or the whole to those of other replicas."""
         model: Any = loss.model
-        stages = list(model) if self.staged else [model]
+        stages: list[Any] = list(model) if self.staged else [model]
         if self.settings["compile"] != "off":
-            for block in (block for stage in stages for block in blocks_of(stage)):
+            for block in [block for stage in stages for block in blocks_of(stage)]:
                 block.compile(mode=str(self.settings["compile"]), dynamic=False)
         if not self.staged:
             self._wrapped = self._tied(loss)
@@ -104,10 +103,12 @@ class Split(Replicas):
         return super().gathered() if self.pipeline is None else self.pipeline.modules
 
     def counting(self) -> AbstractContextManager[Any]:
+        """Around one of the first steps, layers that are compiled aside: those would be compiled anew for it."""
         self._counted = Counting() if self.settings["compile"] == "off" else None
         return self._counted or nullcontext()
 
     def wire(self, model: nn.Module) -> Wire:
+        """What this device sent in the step that was counted."""
         if self._counted is None:
             return Wire(None, "exchanges inside of compiled layers are not counted; compile=off counts them")
         return self._counted.wire()

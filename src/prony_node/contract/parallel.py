@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from prony_node.contract.errors import RequestError
+from prony_node.contract.mesh import check_mesh, devices_of_model, mesh_defaults
 from prony_node.contract.settings import Value
 
 # What each form of parallel training may be told besides, with its default.
@@ -14,7 +15,8 @@ OPTIONS: dict[str, dict[str, Value]] = {
     "independent": {},
 }
 SEVERAL_ONLY = (
-    "parallel", "bucket_mb", "compression", "static_graph", "reshard", "sync", "batch_norm",
+    "parallel", "dp", "tp", "pp", "schedule", "bucket_mb", "compression", "static_graph", "reshard", "sync",
+    "batch_norm",
 )  # fmt: skip
 
 
@@ -28,10 +30,17 @@ def rank_count(settings: Mapping[str, Value]) -> int:
     return ranks_per_node(settings) * int(settings.get("nodes", 1))
 
 
+def models(settings: Mapping[str, Value]) -> int:
+    """Models that take a batch each in a step, on all nodes: one a rank, where none is split over several."""
+    return max(1, rank_count(settings) // devices_of_model(settings))
+
+
 def form_of(settings: Mapping[str, Value]) -> str:
     """How several ranks share the work; empty for one alone."""
     if rank_count(settings) == 1:
         return ""
+    if settings.get("mode", "train") == "train" and rank_count(settings) == devices_of_model(settings):
+        return "split"  # one replica, which has nobody to exchange gradients with
     alone = settings.get("mode", "train") == "infer" or int(settings.get("copies", 1)) > 1
     return str(settings.get("parallel", "independent" if alone else "ddp"))
 
@@ -42,8 +51,8 @@ def in_lockstep(settings: Mapping[str, Value]) -> bool:
 
 
 def replicas(settings: Mapping[str, Value]) -> int:
-    """Batches that one update of the weights is made of: one a rank that exchanges its gradients with others."""
-    return rank_count(settings) if in_lockstep(settings) else 1
+    """Batches that one update of the weights is made of: one a model that exchanges its gradients with others."""
+    return models(settings) if in_lockstep(settings) else 1
 
 
 def parallel_defaults(requested: Mapping[str, Value]) -> dict[str, Value]:
@@ -51,12 +60,12 @@ def parallel_defaults(requested: Mapping[str, Value]) -> dict[str, Value]:
     values: dict[str, Value] = {"devices": 1, "nodes": 1}
     form = form_of(requested)
     if form:
-        values |= {"parallel": form, **OPTIONS.get(form, {})}
+        values |= {"parallel": form, **OPTIONS[form]} if form in OPTIONS else {}
     if in_lockstep(requested):
         values["graphs"] = False  # an exchange with other processes is not captured
     if form == "fsdp":
         values["compile"] = "off"
-    return values
+    return values | mesh_defaults(requested, rank_count(requested))
 
 
 def fill_batches(values: dict[str, Value], asked: Iterable[str]) -> None:
@@ -71,6 +80,7 @@ def fill_batches(values: dict[str, Value], asked: Iterable[str]) -> None:
 def check_parallel(settings: Mapping[str, Value], asked: set[str]) -> None:
     """Refuse what makes no sense over several devices, or over one."""
     ranks, form = rank_count(settings), form_of(settings)
+    check_mesh(settings, ranks, asked)
     if ranks == 1:
         for name in SEVERAL_ONLY:
             if name in asked:

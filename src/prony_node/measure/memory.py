@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from prony_node.contract.mesh import devices_of_model
 from prony_node.contract.metrics import measured, missing
 from prony_node.contract.parallel import replicas
 from prony_node.contract.settings import Value
@@ -78,7 +79,7 @@ def state_bytes(parameters: int, settings: dict[str, Value]) -> int:
         return parameters * (2 if precision in ("bf16", "fp16", "bf16-pure") else width)
     copies = {"sgd": 3, "adam": 4, "adamw": 4}[str(settings["optimizer"])]
     shares = replicas(settings) if settings.get("parallel") == "fsdp" else 1
-    return parameters * width * copies // shares
+    return parameters * width * copies // (shares * devices_of_model(settings))
 
 
 def parameters_of(task: Task) -> int:

@@ -49,16 +49,17 @@ class Step:
         self._inputs: Batch = ()
         self._replay: Callable[[], None] | None = None
         torch.manual_seed(int(settings["seed"]))
-        with device:
+        with torch.device("meta") if self.tied is not None and self.tied.split else device:
             self.model = task.model()
-        if self.tied is not None:
-            self.model = self.tied.prepare_model(self.model)
         if device.type == "cuda":
             # Where shapes differ from batch to batch, trying out kernels for each would never end.
             autotune = settings["preset"] == "fast" and not task.varies and not cuda.is_depthwise(self.model)
             cuda.set_matrix_modes(self.precision, autotune=autotune)
         if settings.get("recompute") and task.recompute:
             task.recompute(self.model)
+        if self.tied is not None:
+            self.tied.precision = self.autocast
+            self.model = self.tied.prepare_model(self.model)
 
     @property
     def input_dtype(self) -> torch.dtype:
@@ -111,7 +112,9 @@ class Step:
             self._replay = cuda.capture(work)
             self._replay()
         else:
-            for _ in range(FIRST_STEPS):
+            for _ in range(FIRST_STEPS - 1):
+                work()
+            with self.tied.counting() if self.tied is not None else contextlib.nullcontext():
                 work()
 
     def __call__(self, batch: Batch) -> None:
@@ -148,12 +151,16 @@ class Step:
 
     def kernels(self) -> AbstractContextManager[Any]:
         """Which attention kernels are preferred; entered once, around everything that the step does."""
-        fast = self.device.type == "cuda" and self.settings["preset"] == "fast"
-        return cuda.attention_order() if fast else contextlib.nullcontext()
+        inside = contextlib.ExitStack()
+        if self.device.type == "cuda" and self.settings["preset"] == "fast":
+            inside.enter_context(cuda.attention_order())
+        if self.tied is not None:
+            inside.enter_context(self.tied.around())
+        return inside
 
     def _compiled(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         mode = str(self.settings["compile"])
-        if mode == "off":
+        if mode == "off" or (self.tied is not None and self.tied.split):  # a model that is split compiles its layers
             return function
         if self.task.varies:
             self._compile_parts(mode)
@@ -191,15 +198,30 @@ class Step:
         pieces = int(self.settings["grad_accumulation"])
         if self.settings["compile"] in ("reduce-overhead", "max-autotune"):
             torch.compiler.cudagraph_mark_step_begin()
+        loss = self._take_pieces(pieces)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.output = None if loss is None else loss.detach()
+
+    def _take_pieces(self, pieces: int) -> Tensor | None:
+        """Forward and backward of every micro-batch; a loss, where this rank has one."""
+        if self.tied is not None and self.tied.all_pieces is not None:
+            return self.tied.all_pieces(self._inputs, pieces)
+        loss: Tensor | None = None
         for number, piece in enumerate(zip(*(tensor.chunk(pieces) for tensor in self._inputs), strict=True)):
             if self.tied is not None:
                 self.tied.before_piece(last=number == pieces - 1)
             loss = self._forward(*piece)
             self.scaler.scale(loss / pieces if pieces > 1 else loss).backward()
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.output = loss.detach()
+        return loss
+
+    def last_loss(self) -> Tensor:
+        """Of the last step; where another rank has it, that one tells it, so that all must ask."""
+        if self.tied is not None:
+            return self.tied.told(self.output)
+        assert self.output is not None
+        return self.output
 
     def _make_optimizer(self) -> None:
         task, settings = self.task, self.settings
@@ -213,7 +235,8 @@ class Step:
         elif settings["graphs"]:
             options["capturable"] = True
         kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-        self.optimizer = kinds[str(settings["optimizer"])](self.model.parameters(), **options)
+        groups = [{"params": group} for group in by_mesh(self.model)]
+        self.optimizer = kinds[str(settings["optimizer"])](groups, **options)
         if settings["optimizer"] == "sgd" and settings["fused"]:
             # Torch makes these in the first step and leaves them unwritten when that step overflows, as the first
             # one in fp16 does; from zero the first update is the same.
@@ -236,11 +259,22 @@ class Step:
         """The loss on data that no step sees; with synchronisation, so never inside the window."""
         with torch.no_grad(), self._uncompiled(), cuda.untried():
             loss = self._whole_loss if self.tied is not None and self.tied.sharded else self._loss
-            return float(loss(*batch))
+            value = float(loss(*batch))
+        if self.tied is not None:
+            self.tied.rest()
+        return value
 
     def _uncompiled(self) -> AbstractContextManager[Any]:
         """Parts that were compiled in place would be compiled anew for another batch and without gradients."""
         return torch.compiler.set_stance("force_eager") if self.task.varies else contextlib.nullcontext()
+
+
+def by_mesh(model: nn.Module) -> list[list[nn.Parameter]]:
+    """Parameters in groups that an optimizer can take at once: plain ones, and those in parts over the same devices."""
+    groups: dict[Any, list[nn.Parameter]] = {}
+    for parameter in model.parameters():
+        groups.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+    return list(groups.values())
 
 
 def parameter_norms(model: nn.Module) -> Tensor:

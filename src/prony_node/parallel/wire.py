@@ -11,9 +11,9 @@ HALVES = {"fp16": 2, "bf16": 2}  # bytes of a compressed element
 
 @dataclass(frozen=True)
 class Wire:
-    """What one device sends in one step, and how that is counted."""
+    """What one device sends in one step, and how that is counted; None, and why it is not."""
 
-    bytes_sent: float
+    bytes_sent: float | None
     how: str
 
 

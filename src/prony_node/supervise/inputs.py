@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from prony_node.contract.errors import RequestError
-from prony_node.contract.parallel import in_lockstep
+from prony_node.contract.mesh import devices_of_model
+from prony_node.contract.parallel import in_lockstep, replicas
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import reads_data_set
 from prony_node.data.ahead import SentBatches
@@ -120,7 +121,8 @@ class Inputs:
         if self.opened is not None:
             mine = self.opened.train
             if in_lockstep(settings):
-                mine = share_of(mine, self.place.rank, self.place.size)
+                # Ranks that split a model take the same samples.
+                mine = share_of(mine, self.place.rank // devices_of_model(settings), replicas(settings))
             if samples > len(mine):
                 raise RequestError(f"a step of {samples} samples is more than the {len(mine):,} of the set")
             source = self._keep(training_batches(mine, settings, samples, self.device, seed))

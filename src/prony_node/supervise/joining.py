@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from prony_node.contract import files
+from prony_node.contract.mesh import AXES, devices_of_model
 from prony_node.contract.metrics import measured, missing
 from prony_node.contract.parallel import form_of, in_lockstep, replicas
 from prony_node.contract.process import identify
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from prony_node.supervise.run import Run
 
 LARGEST = ("peak_memory", "peak_memory_reserved", "peak_memory_host", "cold_start", "data_wait_share")
+MEMORY = ("peak_memory", "peak_memory_host")  # of each rank: parts of a model do not need the same
 DIAGNOSTIC = (
     "sync=off: no gradients were exchanged, so each rank trained by itself; this shows what the exchange costs, and is "
     "no training of what was asked for"
@@ -50,6 +53,7 @@ def join(run: Run, window: Window) -> None:
         "grad_accumulation": int(settings.get("grad_accumulation", 1)),
         "replicas": replicas(settings),
         "global_batch": settings.get("global_batch"),
+        "mesh": {name: int(settings[name]) for name in AXES} if devices_of_model(settings) > 1 else None,
         "diagnostic": None if settings.get("sync", True) else DIAGNOSTIC,
     }
     if not accounts:  # not the first rank: the others' are not here
@@ -153,8 +157,14 @@ def _communication(run: Run) -> dict[str, Any]:
         "the exchange runs beside the backward pass, and its own time was not measured; the same trial with sync=off "
         "shows what of it delays a step"
     )
+    if run.tied.split:
+        apart = "exchanges lie inside the forward and backward passes, and their own time was not measured"
+    if wire.bytes_sent is None:
+        sent = missing(wire.how)
+    else:
+        sent = measured(wire.bytes_sent, "B", scope="one device, one step", source=wire.how)
     return {
-        "communication_bytes": measured(wire.bytes_sent, "B", scope="one device, one step", source=wire.how),
+        "communication_bytes": sent,
         "bus_bandwidth": missing(apart),
     }
 
@@ -166,14 +176,16 @@ def compare_ranks(run: Run, step_s: float) -> None:
     told = run.ranks.gathered((norms, pace))
     if not told:
         return
-    if run.tied is not None and not run.tied.sharded and run.settings["sync"]:
-        run.checks.append(replicas_check([one for one, _ in told]))
+    if form_of(run.settings) == "ddp" and run.settings["sync"]:
+        run.checks.append(replicas_check([one for one, _ in told], devices_of_model(run.settings)))
     for one, (_, own) in zip(run.accounts, told, strict=True):
         alone = {"seconds": one["step_s"], "low": one["low_s"], "high": one["high_s"]}
         one["pace"] = own if in_lockstep(run.settings) else alone
     run.checks.append(ranks_check(run.accounts))
     for one in run.accounts:
-        del one["blocks"], one["metrics"]
+        own_metrics = one.pop("metrics")
+        one |= {name: own_metrics[name]["value"] for name in MEMORY if name in own_metrics}
+        del one["blocks"]
     known = [one for one in run.accounts if one["pace"] is not None]
     slowest = max(known, key=lambda one: float(one["pace"]["seconds"])) if known else None
     run.found["parallel"] |= {
@@ -188,10 +200,15 @@ def spread(paces_s: list[float]) -> float:
     return max(paces_s) / min(paces_s) - 1.0
 
 
-def replicas_check(norms: list[list[float]]) -> checks.Check:
-    """All ranks made the same updates to the same weights; two kinds of devices may add them up in another order."""
-    apart = sum(any(not math.isclose(own[at], first) for own in norms) for at, first in enumerate(norms[0]))
+def replicas_check(norms: list[list[float]], parts: int = 1) -> checks.Check:
+    """All replicas made the same updates to the same weights; two kinds of devices may add them up in another order.
+
+    A replica is as many ranks as its model has parts.
+    """
+    replicas = [list(chain(*norms[first : first + parts])) for first in range(0, len(norms), parts)]
+    apart = sum(any(not math.isclose(own[at], first) for own in replicas) for at, first in enumerate(replicas[0]))
+    who = f"all {len(norms)} ranks" if parts == 1 else f"all {len(replicas)} replicas of {parts} ranks"
     if not apart:
-        return checks.check("replicas", "pass", f"all {len(norms)} ranks have the same weights")
-    text = f"{apart} of {len(norms[0])} parameter tensors are not the same on all {len(norms)} ranks"
+        return checks.check("replicas", "pass", f"{who} have the same weights")
+    text = f"{apart} of {len(replicas[0])} parameter tensors are not the same on {who}"
     return checks.check("replicas", "fail", text)

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from prony_node.contract import files
-from prony_node.contract.parallel import in_lockstep, rank_count, replicas
+from prony_node.contract.mesh import devices_of_model
+from prony_node.contract.parallel import in_lockstep, models, replicas
 from prony_node.contract.plan import Plan
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import learns_to_quality, reads_data_set, settings_hash
@@ -203,11 +204,12 @@ class Run:
         self.flops = count_flops(self.task, training=training, recompute=recompute)
         self.samples_per_step = int(settings["batch_size"]) * int(settings.get("grad_accumulation", 1))
         self.units_per_step = self.samples_per_step * self.task.units_per_sample
-        self.progress.units_per_step = self.units_per_step * rank_count(settings)
-        self.tied = replicas_of(settings, self.device)
+        self.progress.units_per_step = self.units_per_step * models(settings)
+        self.tied = replicas_of(settings, self.device, self.task.split)
         self.step = Step(self.task, settings, self.device, self.tied)
-        seed += RANKS_APART * self.ranks.place.rank  # from here on each rank has samples and chances of its own
-        if not self.ranks.first:
+        model = self.ranks.place.rank // devices_of_model(settings)
+        seed += RANKS_APART * model  # from here on each model has samples and chances of its own
+        if model > 0:
             torch.manual_seed(seed)
         self.held_out = judge.held_out(self, seed + 2)
         if not training:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import Machine
+from prony_node.contract.mesh import check_model, devices_of_model
 from prony_node.contract.parallel import fill_batches, form_of, parallel_defaults
 from prony_node.contract.quality import DEFAULT_EPOCHS, parse_target
 from prony_node.contract.settings import Setting, Value, parse_settings
@@ -70,6 +71,8 @@ class Workload:
     generated: str = ""  # the kind of data that data=generated writes for it
     scores: tuple[str, ...] = ()  # how what it learned is judged on a test split, the first being what counts
     varies: bool = False  # no two batches have one shape: no step can be captured, or compiled as a whole
+    can_split: bool = False  # over several devices: its task has `split`, its shape layers, heads and a vocabulary
+    tiny_shape: Mapping[str, int] = field(default_factory=dict)  # what of that is other with size=tiny
     compiled_parts: str = ""  # of such a model: what compile=default compiles for any shape
     # Of what devices do together, which a run of its own kind measures: refuses settings without meaning for it.
     collective: Callable[[Mapping[str, Value]], None] | None = None
@@ -101,6 +104,8 @@ class Workload:
         return self.least_batch if mode == "train" else 1
 
     def _check_own(self, settings: Mapping[str, Value]) -> None:
+        if devices_of_model(settings) > 1:
+            self._check_split(settings)
         if settings.get("preset") == "published":
             published(self.name, str(settings.get("mode", self.modes[0])))
         if self.operation:
@@ -123,6 +128,15 @@ class Workload:
         has_images = self.unit == "images" or self.memory_format == "channels_last"
         if settings.get("memory_format") == "channels_last" and not has_images:
             raise RequestError(f"memory_format=channels_last is a layout of images; {self.name} has none")
+
+    def _check_split(self, settings: Mapping[str, Value]) -> None:
+        if not self.can_split:
+            raise RequestError(
+                f"tp and pp are offered for the gpt workloads alone: nobody said how {self.name} is split; "
+                "parallel=ddp and parallel=fsdp take any"
+            )
+        tiny = self.tiny_shape if settings.get("size") == "tiny" else {}
+        check_model(self.name, {**self.shape, **tiny}, settings)
 
     def _check_batch(self, settings: Mapping[str, Value]) -> None:
         batch = settings.get("batch_size")

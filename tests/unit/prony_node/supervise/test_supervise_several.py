@@ -68,6 +68,15 @@ def test_replicas_that_drifted_apart_fail() -> None:
     assert (made["level"], made["message"].split(" are")[0]) == ("fail", "1 of 2 parameter tensors")
 
 
+def test_only_the_same_part_of_a_split_model_is_compared() -> None:
+    parts = [[1.0, 2.0], [3.0]]
+    made = replicas_check(parts + parts, parts=2)
+    assert (made["level"], made["message"]) == ("pass", "all 2 replicas of 2 ranks have the same weights")
+    made = replicas_check([*parts, [1.0, 2.0], [3.1]], parts=2)
+    assert made["level"] == "fail"
+    assert "1 of 3 parameter tensors" in made["message"]
+
+
 def test_the_worst_device_speaks_for_all() -> None:
     good, bad = (
         {"name": "throttled", "level": "pass", "message": "no"},

@@ -40,10 +40,9 @@ def blame(folder: Path, ranks: int, local: int, where: str, witness: OutOfMemory
     if told and local < ranks and (elsewhere := failure_elsewhere(folder)):
         return elsewhere
     if crashed:
-        words = f"ended with exit code {crashed[min(crashed)]['exit_status']} {where}"
-        return make_failure(
-            "exception", f"{name(folder, min(crashed), ranks)} {words}{last_words(folder, min(crashed))}"
-        )
+        rank = min(crashed)
+        words = f"ended with exit code {crashed[rank]['exit_status']} {where}{last_words(folder, rank)}"
+        return make_failure("exception", f"{name(folder, rank, ranks)} {words}")
     if asked and local == ranks:  # else the launcher did it, to ranks that had lost another node's
         return _killed(folder, min(asked), ranks, asked[min(asked)], where, witness)
     if told:

@@ -266,7 +266,8 @@ class Step:
 
     def _uncompiled(self) -> AbstractContextManager[Any]:
         """Parts that were compiled in place would be compiled anew for another batch and without gradients."""
-        return torch.compiler.set_stance("force_eager") if self.task.varies else contextlib.nullcontext()
+        in_place = self.task.varies or (self.tied is not None and self.tied.split)
+        return torch.compiler.set_stance("force_eager") if in_place else contextlib.nullcontext()
 
 
 def by_mesh(model: nn.Module) -> list[list[nn.Parameter]]:

@@ -133,6 +133,19 @@ def test_how_one_of_two_ranks_ends_is_how_the_run_ends(tmp_path: Path, wish: str
     assert says in record["failure"]["message"]
 
 
+def test_ranks_end_with_their_supervisor(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = start(write_plan(tmp_path, {}), out, "pace=0.1 1:measure=deaf")
+    while not (out / "rank1" / files.RANK).exists() and process.poll() is None:
+        time.sleep(0.05)
+    process.kill()
+    process.communicate(timeout=60)
+    end_s = time.monotonic() + 30
+    while (left := processes_of(out)) and time.monotonic() < end_s:
+        time.sleep(0.05)
+    assert left == []
+
+
 def test_a_rendezvous_that_never_completes_is_a_record(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with socket.socket() as listener:

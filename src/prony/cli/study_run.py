@@ -66,7 +66,7 @@ def carry_out(study: Study, options: Options, view: StudyView) -> Carried:
     for line in said_once(impossible):
         view.note(line)
     turns = study.turns([one for one in planned if one.trial.hash not in impossible])
-    jobs = [make_job(turn, options) for turn in turns]
+    jobs = [_make_job(study, turn, number, options) for number, turn in enumerate(turns, start=1)]
     refuse_missing_paths(jobs)
     refuse_unknown_models(jobs, options.root)
     with _devices(study, turns, options):
@@ -79,9 +79,10 @@ def carry_out(study: Study, options: Options, view: StudyView) -> Carried:
             view.close()
 
 
-def make_job(turn: Turn, options: Options) -> Job:
-    trial = turn.planned.trial
-    return Job(trial, turn.planned.part.stop, turn.repeat, options.energy, options.files.get(trial.workload))
+def _make_job(study: Study, turn: Turn, number: int, options: Options) -> Job:
+    trial, part = turn.planned.trial, turn.planned.part
+    member = {"name": study.name, "part": part.name, "order": study.order, "seed": study.seed, "turn": number}
+    return Job(trial, part.stop, turn.repeat, options.energy, options.files.get(trial.workload), member)
 
 
 def _devices(study: Study, turns: list[Turn], options: Options) -> contextlib.AbstractContextManager[None]:

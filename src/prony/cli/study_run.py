@@ -19,14 +19,13 @@ from prony.cli.execute import (
     run_one,
 )
 from prony.cli.study_here import impossible_here, said_once
-from prony.cli.study_history import History, read_history
+from prony.cli.study_history import History, read_history, skipped_line
 from prony.cli.study_view import StudyView, Tally
 from prony.launch.left import wait_for_left
 from prony.launch.lock import devices_of, hold_devices
 from prony.plan.order import Turn
 from prony.plan.prune import OUT_OF_MEMORY, OutOfMemory
 from prony.plan.study import LOCAL, Study, refuse_refused
-from prony.report.numbers import format_share
 from prony_node.contract.errors import RequestError
 
 FAILURES_IN_A_ROW = 5
@@ -136,7 +135,7 @@ class _Carrying:
                 left.append((turn, job))
                 continue
             self._keep(turn, outcome)
-            skipped.append(f"{job.trial}, repeat {job.repeat}: finished before ({_how(outcome.record)}), skipped")
+            skipped.append(skipped_line(job, outcome))
         for line in skipped[:SKIPS_SHOWN]:
             self._view.note(line)
         if len(skipped) > SKIPS_SHOWN:
@@ -200,10 +199,3 @@ def _joules(record: dict[str, Any], seconds: float) -> float | None:
     """What a run cost: its node's mean power in the steady window over all of its time, which is rather too much."""
     watts = (record["metrics"].get("node_power") or record["metrics"].get("power") or {}).get("value")
     return float(watts) * seconds if watts is not None else None
-
-
-def _how(record: dict[str, Any]) -> str:
-    """How a finished run ended, and how well it knows its rate: a new tolerance does not make it unfinished."""
-    width = (record.get("steady") or {}).get("relative_half_width")
-    known = f", ± {format_share(width, 2)}" if width is not None else ""
-    return f"{record['status']}{known}"

@@ -12,6 +12,7 @@ from prony.cli.execute import EXIT_FAILED, EXIT_REQUEST, Outcome, exit_code, run
 from prony.cli.model_file import find_model_file
 from prony.cli.repeats import print_repeats
 from prony.cli.run import print_json
+from prony.cli.study_history import split_finished as split_finished
 from prony.cli.study_run import Carried, Options, carry_out
 from prony.cli.study_view import make_view
 from prony.plan.order import ORDERS

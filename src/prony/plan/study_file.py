@@ -94,7 +94,7 @@ def _sizes(top: Top) -> list[str]:
 
 def _chosen(sizes: list[str], asked: str | None, file: str) -> str | None:
     if asked is None:
-        return "full" if "full" in sizes else None
+        return "full" if sizes else None
     if asked == "full" and sizes:
         return "full"
     if asked not in sizes:

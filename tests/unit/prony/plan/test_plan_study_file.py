@@ -65,7 +65,7 @@ def test_a_study_with_every_key() -> None:
     found = trials(study)
     assert found[0] == "gpt-tiny data=device seed=1 device=cpu batch_size=1 sequence=8 grad_accumulation=16"
     assert found[-1] == "gpt-tiny data=host seed=2 device=cpu batch_size=32 sequence=16 grad_accumulation=0"
-    # gpt-tiny: 4 batches x 2 lengths x (device, or host with 3 numbers of workers); resnet50: 3 batches; the second part
+    # gpt-tiny: 4 batches x 2 lengths x (device, or host with 3 numbers of workers); resnet50: 3 batches; second part
     assert len(found) == 4 * 2 * 4 + 3 * 4 + 2 * 2
     assert sum("resnet50" in text and "learning_rate=0.00" in text for text in found) == 3 * 4
     refused = [one for one in study.planned() if one.refused]
@@ -122,6 +122,7 @@ BAD = [
     ("workloads: resnet50\nsettings: {stage: ../elsewhere}", "lies outside"),
     ("workloads: resnet50\nsettings: {weights: ~/.ssh/id}", "lies outside"),
     ("workloads: ../model.py", "lies outside"),
+    ('workloads: resnet50\nquestion: "\\e[2J"', "holds a control character"),
     ("workloads: resnet50\nsettings: {<<: {seed: 1}}", "a merge key"),
 ]
 

@@ -107,6 +107,7 @@ class _Carrying:
 
     def all(self) -> Carried:
         left = self._take_finished()
+        self._view.show(self._tally)
         stopped, in_a_row, gave_up = None, 0, False
         with Interrupts() as interrupts:
             for number, (turn, job) in enumerate(left, start=1):

@@ -164,5 +164,10 @@ def test_the_live_view_shows_where_it_stands() -> None:
     view.show(tally)
     view.close()
     shown = screen.getvalue()
-    for text in ("[2/10] gpt-tiny", "measuring", "1 of 10 done, 1 of them failed, 9 left, about 9 min", "seed=1: hung"):
+    for text in (
+        "[2/10] gpt-tiny",
+        "measuring",
+        "1 of 10 done, 1 of them failed, 1 running, 8 left, about 9 min",
+        "seed=1: hung",
+    ):
         assert text in shown

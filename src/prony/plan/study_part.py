@@ -14,6 +14,7 @@ from prony_node.contract.errors import RequestError, unknown
 from prony_node.contract.plan import Stop
 from prony_node.contract.settings import SYNTHETIC_DATA, Setting
 from prony_node.workloads.config import Workload
+from prony_node.workloads.model_file.config import is_model_file
 
 SIZED = {"workloads", "settings", "zip", "derive", "exclude", "repeats", "stop"}  # what a part or a size may change
 MERGED = ("settings", "derive")  # by name; of the others the nearest one counts
@@ -113,7 +114,7 @@ class PartReader:
         found = {}
         for place in self._content.keys["workloads"][1].texts("workloads"):
             text = place.text("a workload")
-            target = str(self._inside(place, text)) if text.endswith(".py") else text
+            target = str(self._inside(place, text)) if is_model_file(text) else text
             try:
                 found[target] = find(target)
             except RequestError as error:
@@ -225,10 +226,8 @@ class PartReader:
         except (OSError, ValueError, RuntimeError) as error:
             raise place.wrong(f"{text[:80]!r} is no path: {error}") from error
         if text.startswith("~") or not path.is_relative_to(home):
-            raise place.wrong(
-                f"{text[:80]!r} lies outside the folder of the study; a study reaches no further, so name it yourself, "
-                f"as {name}=PATH after the study on the command line"
-            )
+            how = "copy it there" if name == "workloads" else f"name it yourself, {name}=PATH on the command line"
+            raise place.wrong(f"{text[:80]!r} lies outside the folder of the study, which reaches no further; {how}")
         return path
 
     def _expression(self, place: Place, above: set[str]) -> Expression:

@@ -113,13 +113,20 @@ class PartReader:
             raise self._place.wrong("there is no workload: add `workloads: [...]`")
         found = {}
         for place in self._content.keys["workloads"][1].texts("workloads"):
-            text = place.text("a workload")
-            target = str(self._inside(place, text)) if is_model_file(text) else text
+            target = self._target(place, place.text("a workload"))
             try:
                 found[target] = find(target)
             except RequestError as error:
                 raise place.wrong(str(error)) from error
         return tuple(found.values())
+
+    def _target(self, place: Place, text: str) -> str:
+        """A name as it is; a model file, or the config that hf/ takes, by its path below the folder of the study."""
+        if is_model_file(text):
+            return str(self._inside(place, text))
+        library, _, model = text.partition("/")
+        is_path = "/" in model or model.startswith((".", "~")) or model.endswith(".json")
+        return f"{library}/{self._inside(place, model)}" if is_path else text
 
     def _axis(self, name: str, place: Place, value: Place, above: set[str]) -> Axis | None:
         """One setting: a value, a list, or `{values: ..., when: ...}`; nothing takes the setting away."""

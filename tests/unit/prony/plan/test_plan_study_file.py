@@ -127,6 +127,8 @@ BAD = [
     ("workloads: ../model.py", "lies outside"),
     ("workloads: /bin/sh", "lies outside"),
     ("workloads: ~/model", "lies outside"),
+    ("workloads: hf//etc/config.json", "lies outside"),
+    ("workloads: hf/..", "lies outside"),
     ('workloads: resnet50\nquestion: "\\e[2J"', "holds a control character"),
     ("workloads: resnet50\nsettings: {<<: {seed: 1}}", "a merge key"),
 ]

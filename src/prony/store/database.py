@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
-from sqlalchemy.pool import NullPool, StaticPool
+from sqlalchemy.pool import StaticPool
 
 from prony.store import schema
 from prony.store.address import hide_password
@@ -24,6 +24,7 @@ from prony_node.contract.errors import RequestError
 Answer = TypeVar("Answer")
 BUSY_TIMEOUT_S = 60.0
 CONNECT_TIMEOUT_S = 10
+_LEFT: list[Engine] = []  # engines that are not to be closed by this process; see Database.engine
 
 
 class StaleIndex(Exception):
@@ -43,6 +44,7 @@ class Database:
         self.shown = hide_password(address) if isinstance(address, str) else str(address or "the index in memory")
         self._engine: Engine | None = None
         self._process = 0
+        self._file: tuple[int, int] | None = None
         self._current = False  # whether this process has seen tables of this revision
 
     @property
@@ -51,11 +53,19 @@ class Database:
 
     @property
     def engine(self) -> Engine:
-        """An engine of this very process: a connection carried over a fork would be used by two."""
-        if self._engine is None or self._process != os.getpid():
-            if self._engine is not None:
-                self._engine.dispose(close=False)
+        """An engine of this very process and of the very file that lies there now.
+
+        A connection stays open from one transaction to the next, since SQLite tidies up when the last one closes. One
+        from before a fork, or to a file that another process has replaced, is neither used nor closed: closing it would
+        remove files that are in use.
+        """
+        file = _identity(self.path)
+        if self._engine is not None and (self._process != os.getpid() or (self._file or file) != file):
+            _LEFT.append(self._engine)
+            self._engine = None
+        if self._engine is None:
             self._engine, self._process, self._current = self._make_engine(), os.getpid(), False
+        self._file = file
         return self._engine
 
     def _make_engine(self) -> Engine:
@@ -140,6 +150,7 @@ class Database:
             return
         with _alone(self.path.with_name(self.path.name + ".lock")):
             if self.path.exists() and self._is_broken():
+                self.engine.dispose()
                 for suffix in ("", "-wal", "-shm"):
                     self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
 
@@ -152,15 +163,26 @@ class Database:
 
 
 def _is_head(connection: Connection) -> bool:
-    """Whether the tables are of this revision, without a look at the catalogue."""
-    if connection.dialect.name == "postgresql":
+    """Whether the tables are of this revision, in one short question."""
+    query = f"SELECT version_num FROM {VERSION_TABLE}"
+    if connection.dialect.name == "postgresql":  # where a question that fails would end the transaction
         there = connection.execute(text("SELECT to_regclass(:name) IS NOT NULL"), {"name": VERSION_TABLE}).scalar()
-    else:
-        query = text("SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = :name")
-        there = connection.execute(query, {"name": VERSION_TABLE}).scalar()
-    if not there:
-        return False
-    return bool(connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalars().all() == [HEAD])
+        if not there:
+            return False
+    try:
+        return connection.exec_driver_sql(query).all() == [(HEAD,)]
+    except DBAPIError as error:
+        if "no such table" in str(error.orig):
+            return False
+        raise
+
+
+def _identity(path: Path | None) -> tuple[int, int] | None:
+    try:
+        status = path.stat() if path is not None else None
+    except OSError:
+        return None
+    return (status.st_dev, status.st_ino) if status else None
 
 
 def _translate(error: BaseException, lost: bool, shown: str, is_team: bool) -> Exception:
@@ -207,8 +229,7 @@ def _file_engine(path: Path | None) -> Engine:
     if path is None:
         engine = create_engine("sqlite://", poolclass=StaticPool)
     else:
-        # No connection outlives its transaction: the file may be replaced by another process between two of them.
-        engine = create_engine(f"sqlite:///{path}", poolclass=NullPool, connect_args={"timeout": BUSY_TIMEOUT_S})
+        engine = create_engine(f"sqlite:///{path}", pool_size=1, connect_args={"timeout": BUSY_TIMEOUT_S})
 
     @event.listens_for(engine, "connect")
     def _prepare(connection: Any, _: Any) -> None:

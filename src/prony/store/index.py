@@ -72,6 +72,20 @@ class Store:
         self.ask(lambda connection: self.put(connection, [row]))
         return run_of_columns(self.root / folder.name, row.run | row.detail)
 
+    def ingest_all(self, folders: Iterable[Path]) -> Refreshed:
+        """Index several run folders of this root at once; what cannot be read is skipped and reported."""
+        done = Refreshed()
+        given = [self.root / folder.name for folder in folders if folder.absolute().parent == self.root]
+        self.ask(lambda connection: None)  # so that there is an index
+        self._index(given, done)
+        return done
+
+    def close(self) -> None:
+        """Let go of the database; it is opened again when it is asked."""
+        if self._database is not None:
+            self._database.engine.dispose()
+            self._database = None
+
     def rebuild(self) -> Refreshed:
         """Index every folder anew, a part at a time; what cannot be read is skipped and reported.
 

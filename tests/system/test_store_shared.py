@@ -56,7 +56,7 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def team(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def team(server: Server, monkeypatch: pytest.MonkeyPatch) -> str:
     """An empty database on the server, named by PRONY_STORE."""
     address = server.address.replace("postgresql://", "postgresql+psycopg://")
     engine = create_engine(address, isolation_level="AUTOCOMMIT")
@@ -66,7 +66,7 @@ def team(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     engine.dispose()
     name = server.address.removesuffix("/postgres") + "/team"
     monkeypatch.setenv("PRONY_STORE", name)
-    yield name
+    return name
 
 
 def ingest_at_once(root: Path) -> None:

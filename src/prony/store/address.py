@@ -30,9 +30,11 @@ def check_address(text: str, shown: str) -> str:
 
 
 def hide_password(address: str) -> str:
-    """The address as it may be shown: what stands between the user's name and the host is left out."""
-    address = re.sub(r"//([^/@:]*):[^/]*@", r"//\1@", address)
-    return re.sub(r"(?i)([?&]password=)[^&]*", r"\1...", address)
+    """The address as it may be shown: of what stands before the last @, the user's name alone."""
+    scheme, slashes, rest = address.partition("://")
+    told, at, host = rest.rpartition("@")
+    host = re.sub(r"(?i)([?&]password=)[^&]*", r"\1...", host)
+    return f"{scheme}{slashes}{told.partition(':')[0]}{at}{host}"
 
 
 def place_of(root: Path) -> str:

@@ -91,6 +91,8 @@ def _unpack(source: BinaryIO, place: Path, shown: str, limits: Limits) -> list[P
                 if not member.isdir():
                     _copy(tar, member, place.joinpath(*parts))
                 folders.setdefault(parts[0], place / parts[0])
+            if stream.tail.strip(b"\0") or not stream.tail:
+                raise EOFError("it ends before its end mark")
     except Hostile as error:
         raise RequestError(f"{shown} is refused: {error}; nothing was imported") from None
     except (
@@ -124,7 +126,10 @@ def _checked(member: tarfile.TarInfo, limits: Limits, count: int) -> list[str]:
 
 
 def _copy(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise Hostile(f"{member.name[:100]!r} lies in a file") from None
     content = tar.extractfile(member)
     if content is None:
         raise Hostile(f"{member.name[:100]!r} has no content")
@@ -139,7 +144,7 @@ def _copy(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
                 left -= len(part)
     except FileExistsError:
         raise Hostile(f"{member.name[:100]!r} is there twice") from None
-    except (IsADirectoryError, NotADirectoryError):
+    except IsADirectoryError:
         raise Hostile(f"{member.name[:100]!r} is a file and a folder") from None
 
 
@@ -151,7 +156,7 @@ class _Bounded:
 
     def __init__(self, source: BinaryIO, most: int) -> None:
         self.source, self.most = source, most
-        self.position, self.last, self.again = 0, b"", b""
+        self.position, self.last, self.again, self.tail = 0, b"", b"", b""
 
     def tell(self) -> int:
         return self.position - len(self.again)
@@ -165,7 +170,8 @@ class _Bounded:
         if self.position > self.most:
             raise Hostile(f"unpacked it has more than {self.most:,} bytes")
         self.last = part[-1:] or self.last
-        return again + part
+        self.tail = again + part  # after the last member: a block of zeros, or nothing where the tar was cut off
+        return self.tail
 
     def seek(self, target: int) -> None:
         """Forward by reading; back by one byte, which is how tarfile looks whether a file was whole."""

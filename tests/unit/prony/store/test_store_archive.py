@@ -106,9 +106,9 @@ def test_bombs_are_refused_before_they_grow(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="more than 3 files"):
         take(tar_of(*((f"run/{n}", b"") for n in range(9))), tmp_path, members=3)
     huge = tarfile.TarInfo("run/x")
-    huge.type, huge.size = tarfile.XHDTYPE, 2**33  # a header that says that it is itself 8 GiB long
-    with pytest.raises(RequestError, match="asks for 8,589,934,592 bytes at once"):
-        take(huge.tobuf() + b"\0" * 2048, tmp_path)
+    huge.type, huge.size = tarfile.XHDTYPE, 2**32  # a header that says that it is itself 4 GiB long
+    with pytest.raises(RequestError, match="asks for 4,294,967,296 bytes at once"):
+        take(huge.tobuf(tarfile.USTAR_FORMAT) + b"\0" * 2048, tmp_path)
     assert untouched(tmp_path)
 
 
@@ -119,12 +119,20 @@ def test_headers_without_end_are_refused(tmp_path: Path) -> None:
         take(header.tobuf() * 3000, tmp_path)
 
 
-@pytest.mark.parametrize("kept", [0, 1, 600, 2000, -600])
+@pytest.mark.parametrize("kept", [0, 1, 600, 2000])
 def test_half_a_tar_is_not_believed(tmp_path: Path, kept: int) -> None:
     for whole in (pack_one(FOLDER), tar_of(("run/record.json", RECORD))):
         with pytest.raises(RequestError, match="nothing was imported"):
             take(whole[:kept], tmp_path)
     assert untouched(tmp_path)
+
+
+def test_a_tar_cut_off_between_two_files_is_not_believed(tmp_path: Path) -> None:
+    one = tar_of(("run/record.json", RECORD))
+    end = 512 * (1 + -(-len(RECORD) // 512))
+    assert take(one[: end + 512], tmp_path).new, "with its end mark it is whole"
+    with pytest.raises(RequestError, match="ends before its end mark"):
+        take(one[:end], tmp_path)
 
 
 @settings(max_examples=80)

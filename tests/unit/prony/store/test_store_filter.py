@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 from pathlib import Path
 
 import pytest
@@ -20,8 +22,6 @@ FIELDS = record_fields()
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """The synthetic runs, indexed once."""
-    import shutil
-
     replay = Path(__file__).parents[3] / "replay" / "records"
     root = Path(shutil.copytree(replay, tmp_path_factory.mktemp("asked") / "runs"))
     store = Store(root)
@@ -50,7 +50,7 @@ def ends(store: Store, where: str, sort: str | None = None, **more: object) -> l
         ("graphs=on mode=infer", {"d00001"}),
         ("effective.sequence=128 status=ok", {"e00001"}),
         ("asked.mode=infer", {"d00001"}),
-        ("message~memory", {"b00f07"}),
+        ("message~GiB", {"b00f07"}),
         ("device~100%", set()),
         ("device~'_VIDIA'", set()),
         ('device="NVIDIA H200" id~d00001', {"d00001"}),
@@ -112,14 +112,12 @@ words = st.text(alphabet=st.sampled_from("abz09_.-=<>~!,'\"%; \\()*\n\0é"), max
 terms = st.builds("{}{}{}".format, st.sampled_from([*FIELDS, "effective.x"]), st.sampled_from(OPERATORS), words)
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(st.one_of(st.text(max_size=60), st.lists(terms, max_size=4).map(" ".join)))
 def test_whatever_is_typed_is_answered_or_refused(asked: Store, where: str) -> None:
     """No text reaches the database as SQL: it is an answer, or a sentence."""
-    try:
+    with contextlib.suppress(RequestError):
         ask_records(asked, Question(where, limit=2))
-    except RequestError:
-        pass
     assert asked.runs(limit=1), "the store is as it was"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -143,9 +144,10 @@ def test_a_file_of_anchors_that_is_not_whole_is_left_out(root: Path) -> None:
 
 
 WORDS = [
-    "|", "-", "\n", ",", ";", "{", "}", "[", "]", '"', ":", " ", "perf", "peak_memory", "bench", "1.5", "nan", "1e999", "run_start",
-    ":::MLLOG ", '{"key": "run_stop", "time_ms": 5, "metadata": {"status": "success"}}', '{"key": "run_start", "time_ms": 1}',
-    '"report"', '"throughput"', '{"unit": "s", "value": 1}', "fail", "|---|---|", "value", "metric", "\0", "é", "-5", "true", "null",
+    "|", "-", "\n", ",", ";", "{", "}", "[", "]", '"', ":", " ", "perf", "peak_memory", "bench", "1.5", "nan", "1e999",
+    ":::MLLOG ", '{"key": "run_stop", "time_ms": 5, "metadata": {"status": "success"}}', "run_start", "true", "null",
+    '{"key": "run_start", "time_ms": 1}', '"report"', '"throughput"', '{"unit": "s", "value": 1}', "fail", "|---|---|",
+    "value", "metric", "\0", "é", "-5",
 ]  # fmt: skip
 
 
@@ -180,7 +182,5 @@ def test_a_damaged_file_is_read_or_refused(tmp_path_factory: pytest.TempPathFact
     damaged = text[:at] + data.draw(st.text(max_size=8)) + text[at + data.draw(st.integers(0, 40)) :]
     path = tmp_path_factory.getbasetemp() / "damaged"
     path.write_text(damaged, encoding="utf-8", errors="replace")
-    try:
+    with contextlib.suppress(RequestError):
         read_foreign(path, form, Given(SOURCE))
-    except RequestError:
-        pass

@@ -1,6 +1,23 @@
 """An index of run folders. The folders are the truth; the index can be rebuilt from them at any time."""
 
-from prony.store.index import Refreshed, Skipped, Store
-from prony.store.rows import Run
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from prony.store.index import Refreshed, Store
+    from prony.store.rows import Run
+    from prony.store.scan import Skipped
 
 __all__ = ["Refreshed", "Run", "Skipped", "Store"]
+
+_HOMES = {"Refreshed": "index", "Store": "index", "Run": "rows", "Skipped": "scan"}
+
+
+def __getattr__(name: str) -> Any:
+    """Imported when asked for: a process that only reads folders does without the database's library."""
+    import importlib
+
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"prony.store.{_HOMES[name]}"), name)

@@ -1,120 +1,209 @@
-"""The SQLite file behind the index: its tables, and opening it whatever state it is in."""
+"""The database behind a store: SQLite beside the run folders, or PostgreSQL; transactions, and errors as sentences."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from sqlalchemy import (
-    Column,
-    Connection,
-    Engine,
-    Float,
-    Integer,
-    MetaData,
-    String,
-    Table,
-    create_engine,
-    event,
-    insert,
-    inspect,
-    select,
-)
-from sqlalchemy.exc import DatabaseError, OperationalError
-from sqlalchemy.pool import NullPool, StaticPool
+from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.pool import StaticPool
 
+from prony.store import schema
+from prony.store.address import hide_password
+from prony.store.tables import HEAD, VERSION_TABLE
 from prony_node.contract.errors import RequestError
 
-INDEX_VERSION = 2
-BUSY_TIMEOUT_S = 30.0
-
-metadata = MetaData()
-version = Table("version", metadata, Column("version", Integer, nullable=False))
-run_table = Table(
-    "run",
-    metadata,
-    Column("folder", String, primary_key=True),  # its name inside the root
-    Column("id", String, nullable=False, index=True),
-    Column("workload", String, nullable=False),
-    Column("trial_hash", String, nullable=False, index=True),
-    Column("effective_hash", String),
-    Column("repeat", Integer, nullable=False),
-    Column("status", String, nullable=False),
-    Column("failure_kind", String),
-    Column("failure_message", String),
-    Column("started", String, nullable=False, index=True),
-    Column("ended", String, nullable=False),
-    Column("machine", String),
-    Column("software", String),
-    Column("device", String),
-    Column("unit", String),
-    Column("rate", Float),
-    Column("rate_low", Float),
-    Column("rate_high", Float),
-    Column("score", String),
-    Column("quality", Float),
-    Column("time_to_quality_s", Float),
-    Column("worst", String, nullable=False),
-    Column("settings", String, nullable=False),
-    Column("effective", String, nullable=False),
-)
+Answer = TypeVar("Answer")
+BUSY_TIMEOUT_S = 60.0
+CONNECT_TIMEOUT_S = 10
+_LEFT: list[Engine] = []  # engines that are not to be closed by this process; see Database.engine
 
 
 class StaleIndex(Exception):
-    """The index was written by another version of Prony, or is not there yet."""
+    """The index beside the run folders is not there yet, is broken, or was made by something else."""
+
+
+class Unreachable(RequestError):
+    """A team's server is not there, or went away."""
 
 
 class Database:
-    """Transactions on <root>/index.sqlite, or in memory (no path) for a root that cannot be written."""
+    """Transactions on an SQLite file, in memory (no address) where nothing can be written, or on a server."""
 
-    def __init__(self, path: Path | None) -> None:
-        self.path = path
-        self.engine = _engine(path)
+    def __init__(self, address: Path | str | None) -> None:
+        self.address = address
+        self.is_team = isinstance(address, str)
+        self.shown = hide_password(address) if isinstance(address, str) else str(address or "the index in memory")
+        self._engine: Engine | None = None
+        self._process = 0
+        self._file: tuple[int, int] | None = None
+        self._current = False  # whether this process has seen tables of this revision
+
+    @property
+    def path(self) -> Path | None:
+        return self.address if isinstance(self.address, Path) else None
+
+    @property
+    def engine(self) -> Engine:
+        """An engine of this very process and of the very file that lies there now.
+
+        A connection stays open from one transaction to the next, since SQLite tidies up when the last one closes. One
+        from before a fork, or to a file that another process has replaced, is neither used nor closed: closing it would
+        remove files that are in use.
+        """
+        file = _identity(self.path)
+        if self._engine is not None and (self._process != os.getpid() or (self._file or file) != file):
+            _LEFT.append(self._engine)
+            self._engine = None
+        if self._engine is None:
+            self._engine, self._process, self._current = self._make_engine(), os.getpid(), False
+        self._file = file
+        return self._engine
+
+    def _make_engine(self) -> Engine:
+        if isinstance(self.address, str):
+            return _server_engine(self.address, self.shown)
+        return _file_engine(self.address)
 
     @contextlib.contextmanager
-    def transaction(self, create: bool = False) -> Iterator[Connection]:
-        """One transaction that holds the write lock from its start, on tables of this version.
+    def writing(self, create: bool = False) -> Iterator[Connection]:
+        """One transaction that may write, on tables of this revision: made or upgraded where needed.
 
-        Without them it raises StaleIndex, or replaces whatever is there when asked to create.
+        Without tables an index raises StaleIndex unless asked to create, so that it is filled from the folders.
+        """
+        with self._sentences(), self.engine.begin() as connection:
+            self._prepare(connection, create or self.is_team)
+            yield connection
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """One transaction that only reads, and neither waits for writers nor keeps them waiting."""
+        if not self._is_current():
+            with self.writing():
+                pass
+        with self._sentences(), self.engine.connect().execution_options(prony_reads=True) as connection:
+            if connection.dialect.name == "postgresql":
+                connection.execute(text("SET TRANSACTION READ ONLY"))
+            yield connection
+
+    def ask(self, question: Callable[[Connection], Answer], reads: bool = False) -> Answer:
+        """Answer a question in one transaction; a connection that was lost is made anew, once.
+
+        Every question can be asked twice: what it writes is the same the second time.
         """
         try:
-            with self.engine.begin() as connection:
-                if _found_version(connection) != INDEX_VERSION:
-                    if not create:
-                        raise StaleIndex(f"{self.path} is no index of version {INDEX_VERSION}")
-                    _create_tables(connection)
-                yield connection
-        except OperationalError as error:
-            if _is_busy(error):
-                raise RequestError(f"{self.path} is locked by another program; try again") from error
-            raise
+            with self.reading() if reads else self.writing() as connection:
+                return question(connection)
+        except Unreachable:
+            self.engine.dispose()
+        with self.reading() if reads else self.writing() as connection:
+            return question(connection)
+
+    def _is_current(self) -> bool:
+        """Whether the tables are of this revision; an index may be replaced by others at any time, so it is asked."""
+        if self.is_team and self._current:
+            return True
+        with self._sentences(), self.engine.connect().execution_options(prony_reads=True) as connection:
+            self._current = _is_head(connection)
+        return self._current
+
+    def _prepare(self, connection: Connection, create: bool) -> None:
+        if (self.is_team and self._current) or _is_head(connection):
+            self._current = True
+            return
+        schema.lock(connection)
+        found = schema.found_revision(connection)
+        if found is None:
+            if not create:
+                raise StaleIndex(f"{self.shown} is no index yet")
+            schema.create(connection, self.shown)
+        elif schema.is_newer(found):
+            raise schema.newer(self.shown, found)
+        elif found != HEAD:
+            schema.upgrade(connection, found)
+
+    @contextlib.contextmanager
+    def _sentences(self) -> Iterator[None]:
+        """What a database says, as a sentence for a person; a broken index is StaleIndex."""
+        try:
+            yield
+        except DBAPIError as error:
+            lost = error.connection_invalidated
+            raise _translate(error.orig or error, lost, self.shown, self.is_team) from error
+        except sqlite3.Error as error:  # of preparing a connection
+            raise _translate(error, False, self.shown, self.is_team) from error
 
     def discard_if_broken(self) -> None:
         """Remove a file that is no database; one process at a time, and only if it is still broken.
 
-        A readable file of another version is left: its tables are replaced inside a transaction.
+        A readable file of another kind is left: its tables are replaced inside a transaction.
         """
         if self.path is None:
             return
         with _alone(self.path.with_name(self.path.name + ".lock")):
             if self.path.exists() and self._is_broken():
+                self.engine.dispose()
                 for suffix in ("", "-wal", "-shm"):
                     self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
 
     def _is_broken(self) -> bool:
         try:
-            with self.engine.begin() as connection:
-                answer = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
-                return bool(answer != "ok")
-        except DatabaseError as error:
-            if _is_busy(error):
-                raise
+            with self._sentences(), self.engine.begin() as connection:
+                return bool(connection.exec_driver_sql("PRAGMA quick_check(1)").scalar() != "ok")
+        except StaleIndex:
             return True
+
+
+def _is_head(connection: Connection) -> bool:
+    """Whether the tables are of this revision, in one short question."""
+    query = f"SELECT version_num FROM {VERSION_TABLE}"
+    if connection.dialect.name == "postgresql":  # where a question that fails would end the transaction
+        there = connection.execute(text("SELECT to_regclass(:name) IS NOT NULL"), {"name": VERSION_TABLE}).scalar()
+        if not there:
+            return False
+    try:
+        return connection.exec_driver_sql(query).all() == [(HEAD,)]
+    except DBAPIError as error:
+        if "no such table" in str(error.orig):
+            return False
+        raise
+
+
+def _identity(path: Path | None) -> tuple[int, int] | None:
+    try:
+        status = path.stat() if path is not None else None
+    except OSError:
+        return None
+    return (status.st_dev, status.st_ino) if status else None
+
+
+def _translate(error: BaseException, lost: bool, shown: str, is_team: bool) -> Exception:
+    said = " ".join(str(error).split())
+    if is_team:
+        if lost or type(error).__name__ in ("OperationalError", "AdminShutdown"):
+            return Unreachable(
+                f"the store {shown} cannot be reached ({said}); run folders are kept here, "
+                "and `prony store push` puts them in once it is back"
+            )
+        return RequestError(f"the store {shown} refused: {said}")
+    if "locked" in said or "busy" in said:
+        return RequestError(f"{shown} is locked by another program; try again")
+    if "full" in said:
+        return RequestError(
+            f"{shown} could not be written: the disk is full. No run is lost: make room, "
+            "then `prony store rebuild` indexes the run folders"
+        )
+    if "readonly" in said or "read-only" in said or "unable to open" in said:
+        return RequestError(f"{shown} cannot be written ({said}); run folders are read without it elsewhere")
+    return StaleIndex(f"{shown}: {said}")
 
 
 @contextlib.contextmanager
@@ -124,22 +213,35 @@ def _alone(path: Path) -> Iterator[None]:
         yield
 
 
-def _engine(path: Path | None) -> Engine:
+def _server_engine(address: str, shown: str) -> Engine:
+    try:
+        import psycopg  # noqa: F401
+    except ImportError:
+        raise RequestError(f"{shown} is a PostgreSQL store, which needs psycopg: pip install 'prony[team]'") from None
+    try:
+        url = make_url(address).set(drivername="postgresql+psycopg")
+    except (ArgumentError, ValueError):
+        raise RequestError(f"{shown} is no address of a store: postgresql://USER@HOST/DATABASE is") from None
+    return create_engine(url, pool_size=1, max_overflow=4, connect_args={"connect_timeout": CONNECT_TIMEOUT_S})
+
+
+def _file_engine(path: Path | None) -> Engine:
     if path is None:
         engine = create_engine("sqlite://", poolclass=StaticPool)
     else:
-        # No connection outlives its transaction, so none is carried over a fork.
-        engine = create_engine(f"sqlite:///{path}", poolclass=NullPool, connect_args={"timeout": BUSY_TIMEOUT_S})
+        engine = create_engine(f"sqlite:///{path}", pool_size=1, connect_args={"timeout": BUSY_TIMEOUT_S})
 
     @event.listens_for(engine, "connect")
     def _prepare(connection: Any, _: Any) -> None:
         connection.isolation_level = None  # the driver opens no transactions of its own; see _begin
         _write_ahead(connection)
+        connection.execute("PRAGMA synchronous=NORMAL")  # a power cut may cost the last rows, which a refresh brings
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
         # A deferred transaction that turns from reading to writing fails at once when another writes.
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        reads = connection.get_execution_options().get("prony_reads", False)
+        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 
     return engine
 
@@ -155,22 +257,3 @@ def _write_ahead(connection: Any) -> None:
             if "locked" not in str(error) or time.monotonic() > deadline:
                 raise
             time.sleep(0.02)
-
-
-def _is_busy(error: DatabaseError) -> bool:
-    return isinstance(error, OperationalError) and "locked" in str(error)
-
-
-def _found_version(connection: Connection) -> int | None:
-    if "version" not in inspect(connection).get_table_names():
-        return None
-    found = connection.execute(select(version.c.version)).scalars().all()
-    return int(found[0]) if len(found) == 1 else None
-
-
-def _create_tables(connection: Connection) -> None:
-    stale = MetaData()
-    stale.reflect(connection)
-    stale.drop_all(connection)
-    metadata.create_all(connection)
-    connection.execute(insert(version).values(version=INDEX_VERSION))

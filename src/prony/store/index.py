@@ -1,33 +1,33 @@
-"""The store: run folders under a root, indexed so that they can be listed, found and skipped."""
+"""The store: run folders under a root, indexed so that they can be listed, found, asked and skipped."""
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Select, delete, insert, select
-from sqlalchemy.exc import DatabaseError
+from sqlalchemy import Connection, Select, delete, select
 
-from prony.store.database import Database, StaleIndex, run_table
+from prony.store.address import place_of, team_address
+from prony.store.database import Database, StaleIndex
 from prony.store.find import find_run
-from prony.store.rows import Run, from_columns, run_of_record, to_columns
+from prony.store.put import put_rows
+from prony.store.rows import ROW_VERSION, Row, Run, run_of_columns, run_of_record
+from prony.store.scan import Skipped, folders_of, is_readable, joined, read_row, scan_in_parts
+from prony.store.tables import detail_table, run_table
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.record import read_record
 
 Answer = TypeVar("Answer")
 INDEX = "index.sqlite"
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """A folder that is not in the index, and why."""
-
-    folder: Path
-    reason: str
+JOINED = run_table.join(detail_table, run_table.c.folder == detail_table.c.folder)
+RUN_COLUMNS = [(run_table if name in run_table.c else detail_table).c[name] for name in Run.__dataclass_fields__]
+OUT_AT_ONCE = 500  # names in one statement
+PUT_AT_ONCE = 2000  # rows in one transaction
 
 
 @dataclass(frozen=True)
@@ -41,61 +41,103 @@ class Refreshed:
 
 
 class Store:
-    """The runs under one root. Several processes may use a root at once."""
+    """The runs under one root, in the index beside them or in a team's store. Several processes may use it at once."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, address: str | None = None) -> None:
         self.root = root.absolute()
+        self.address = address or team_address()
         self._database: Database | None = None
+
+    @property
+    def is_team(self) -> bool:
+        return self.address is not None
+
+    @property
+    def database(self) -> Database:
+        """The team's, or the index beside the folders; one in memory where nothing can be written."""
+        where: Path | str | None = self.address
+        if where is None and _is_writable(self.root):
+            where = self.root / INDEX
+        if self._database is None or self._database.address != where:
+            self._database = Database(where)
+        return self._database
 
     def ingest(self, folder: Path) -> Run:
         """Index one run folder of this root; doing it again changes nothing."""
         if folder.absolute().parent != self.root:
             raise RequestError(f"{folder} is not a run folder of {self.root}; copy it there to index it")
-        run = _read(self.root / folder.name)
-        self._ask(self._change([run]))
-        return run
+        row = read_row(self.root / folder.name)
+        if self.is_team and row.id != row.folder:
+            raise RequestError(_misnamed(row))
+        self.ask(lambda connection: self.put(connection, [row]))
+        return run_of_columns(self.root / folder.name, row.run | row.detail)
+
+    def ingest_all(self, folders: Iterable[Path]) -> Refreshed:
+        """Index several run folders of this root at once; what cannot be read is skipped and reported."""
+        done = Refreshed()
+        given = [self.root / folder.name for folder in folders if folder.absolute().parent == self.root]
+        self.ask(lambda connection: None)  # so that there is an index
+        self._index(given, done)
+        return done
+
+    def close(self) -> None:
+        """Let go of the database; it is opened again when it is asked."""
+        if self._database is not None:
+            self._database.engine.dispose()
+            self._database = None
 
     def rebuild(self) -> Refreshed:
-        """Index every folder anew, in one transaction; what cannot be read is skipped and reported."""
-        self._open().discard_if_broken()
-        found, skipped, unfinished = _scan(self._folders())
-        with self._open().transaction(create=True) as connection:
-            dropped = self._change(found, drop_others=True)(connection)
-        return Refreshed([run.id for run in found], dropped, skipped, unfinished)
+        """Index every folder anew, a part at a time; what cannot be read is skipped and reported.
+
+        Of a team's store only what lies under this root is read again: the folders of others are elsewhere.
+        """
+        self.database.discard_if_broken()
+        with self.database.writing(create=True):
+            pass
+        done = Refreshed()
+        read = self._index(folders_of(self.root), done)
+        self.database.ask(self._index_anchors)
+        if not self.is_team:
+            done.dropped.extend(self.database.ask(functools.partial(self._drop_others, read=read)))
+        return done
 
     def refresh(self) -> Refreshed:
         """Index the folders that are not yet in, drop those that are gone; a broken index is rebuilt."""
+        current = select(run_table.c.folder, run_table.c.row_version)
         try:
-            with self._open().transaction() as connection:
-                known = set(connection.execute(select(run_table.c.folder)).scalars())
-        except (StaleIndex, DatabaseError):
+            known = dict(self.database.ask(lambda c: [tuple(row) for row in c.execute(current)], reads=True))
+        except StaleIndex:
             return self.rebuild()
-        folders = self._folders()
-        found, skipped, unfinished = _scan(folder for folder in folders if folder.name not in known)
-        gone = known - {folder.name for folder in folders}
-        dropped = self._ask(self._change(found, gone)) if found or gone else []
-        return Refreshed([run.id for run in found], dropped, skipped, unfinished)
+        folders = folders_of(self.root)
+        done = Refreshed()
+        self._index([folder for folder in folders if known.get(folder.name, -1) < ROW_VERSION], done)
+        gone = set() if self.is_team else set(known) - {folder.name for folder in folders}
+        if gone:
+            done.dropped.extend(self.database.ask(lambda connection: self.take_out(connection, gone)))
+        return done
 
     def runs(self, limit: int | None = None, workload: str | None = None, status: str | None = None) -> list[Run]:
         """The indexed runs, newest first."""
-        query = select(run_table).order_by(run_table.c.started.desc(), run_table.c.id.desc()).limit(limit)
+        query = select(*RUN_COLUMNS).order_by(run_table.c.started.desc(), run_table.c.id.desc())
         if workload is not None:
             query = query.where(run_table.c.workload == workload)
         if status is not None:
             query = query.where(run_table.c.status == status)
-        return self._select(query)
+        return self._select(query, limit)
 
     def find(self, text: str) -> Run:
         """The run that a person means by an id, a unique part of its end or beginning, `latest` or a path."""
         path = Path(text)
         if (path / files.RECORD).is_file():
-            return _read(path.absolute())
+            record = read_record(path.absolute())
+            if record is not None:
+                return run_of_record(path.absolute(), record)
         return find_run(text, self.runs(), self.root)
 
     def finished(self, trial_hash: str, repeat: int, machine: str | None, software: str | None) -> list[Run]:
         """The runs, good or failed, of this trial and repeat on this machine with this software."""
         return self._select(
-            select(run_table).where(
+            select(*RUN_COLUMNS).where(
                 run_table.c.trial_hash == trial_hash,
                 run_table.c.repeat == repeat,
                 run_table.c.machine.is_not_distinct_from(machine),
@@ -103,83 +145,74 @@ class Store:
             )
         )
 
-    def _select(self, query: Select[Any]) -> list[Run]:
-        found = self._ask(lambda connection: list(connection.execute(query).mappings()))
-        return [from_columns(self.root, dict(columns)) for columns in found]
-
-    def _folders(self) -> list[Path]:
+    def ask(self, question: Callable[[Connection], Answer], reads: bool = False) -> Answer:
+        """Answer in one transaction; an index that is missing or broken is rebuilt first."""
         try:
-            with os.scandir(self.root) as entries:
-                names = [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        return [self.root / name for name in sorted(names)]
-
-    def _change(
-        self, found: list[Run], gone: Iterable[str] = (), drop_others: bool = False
-    ) -> Callable[[Connection], list[str]]:
-        """Rows to put in and to take out in one transaction; it answers the folders taken out."""
-
-        def change(connection: Connection) -> list[str]:
-            names = {run.folder.name for run in found}
-            out = set(gone)
-            if drop_others:
-                # Another process may have indexed a folder since the scan: only what is no run is dropped.
-                others = set(connection.execute(select(run_table.c.folder)).scalars()) - names
-                out |= {name for name in others if not _is_readable(self.root / name)}
-            for name in names | out:
-                connection.execute(delete(run_table).where(run_table.c.folder == name))
-            if found:
-                connection.execute(insert(run_table), [to_columns(run) for run in found])
-            return sorted(out)
-
-        return change
-
-    def _ask(self, question: Callable[[Connection], Answer]) -> Answer:
-        """Answer in one transaction; an index that is missing, stale or broken is rebuilt first."""
-        try:
-            with self._open().transaction() as connection:
-                return question(connection)
-        except (StaleIndex, DatabaseError):
+            return self.database.ask(question, reads)
+        except StaleIndex:
             self.rebuild()
-        with self._open().transaction() as connection:
-            return question(connection)
+        return self.database.ask(question, reads)
 
-    def _open(self) -> Database:
-        """The index beside the folders; one in memory where nothing can be written."""
-        writable = os.access(self.root, os.W_OK)
-        path = self.root / INDEX if writable else None
-        if self._database is None or self._database.path != path:
-            self._database = Database(path)
-        return self._database
+    def put(self, connection: Connection, rows: Iterable[Row]) -> None:
+        """Rows into their tables, in place of those of the same folder; a team's row is never replaced by another."""
+        given = list(rows)
+        if not given:
+            return
+        place = {"place": place_of(self.root)} if self.is_team else {}
+        put_rows(connection, detail_table, [row.detail for row in given], replace=not self.is_team)
+        put_rows(connection, run_table, [row.run | place for row in given], replace=not self.is_team)
+
+    def take_out(self, connection: Connection, names: Iterable[str]) -> list[str]:
+        """Rows out of their tables; their names."""
+        out = sorted(names)
+        for start in range(0, len(out), OUT_AT_ONCE):
+            part = out[start : start + OUT_AT_ONCE]
+            for table in (run_table, detail_table):
+                connection.execute(delete(table).where(table.c.folder.in_(part)))
+        return out
+
+    def _index(self, folders: list[Path], done: Refreshed) -> set[str]:
+        """Read folders and put them in, a transaction for each part, so that others need not wait long; their names."""
+        names: set[str] = set()
+        for part in joined(scan_in_parts(folders), PUT_AT_ONCE):
+            rows = part.found
+            if self.is_team:
+                rows = [row for row in rows if row.id == row.folder]
+                done.skipped.extend(
+                    Skipped(self.root / row.folder, _misnamed(row)) for row in part.found if row.id != row.folder
+                )
+            if rows:
+                self.database.ask(functools.partial(self.put, rows=rows))
+            names |= {row.folder for row in rows}
+            done.ingested.extend(row.id for row in rows)
+            done.skipped.extend(part.skipped)
+            done.unfinished.extend(part.unfinished)
+        return names
+
+    def _drop_others(self, connection: Connection, read: set[str]) -> list[str]:
+        """Take out rows that were not just read, unless another process has indexed one since."""
+        others = set(connection.execute(select(run_table.c.folder)).scalars()) - read
+        return self.take_out(connection, {name for name in others if not is_readable(self.root / name)})
+
+    def _index_anchors(self, connection: Connection) -> None:
+        from prony.store.anchors import put_anchors, read_anchors
+
+        put_anchors(connection, read_anchors(self.root))
+
+    def _select(self, query: Select[Any], limit: int | None = None) -> list[Run]:
+        """Runs of this root: a team's store also holds those of others, whose folders are elsewhere."""
+        query = query.select_from(JOINED).limit(None if self.is_team else limit)
+        found = self.ask(lambda connection: list(connection.execute(query).mappings()), reads=True)
+        if self.is_team:
+            here = {folder.name for folder in folders_of(self.root)}
+            found = [columns for columns in found if columns["folder"] in here][:limit]
+        return [run_of_columns(self.root / columns["folder"], dict(columns)) for columns in found]
 
 
-def _read(folder: Path) -> Run:
-    record = read_record(folder)
-    if record is None:
-        raise RequestError(f"{folder} has no readable record.json")
-    return run_of_record(folder, record)
+def _is_writable(root: Path) -> bool:
+    index = root / INDEX
+    return os.access(root, os.W_OK) and (not index.exists() or os.access(index, os.W_OK))
 
 
-def _is_readable(folder: Path) -> bool:
-    try:
-        return read_record(folder) is not None
-    except RequestError:
-        return False
-
-
-def _scan(folders: Iterable[Path]) -> tuple[list[Run], list[Skipped], list[Path]]:
-    found: list[Run] = []
-    skipped: list[Skipped] = []
-    unfinished: list[Path] = []
-    for folder in folders:
-        if not (folder / files.RECORD).exists():
-            if (folder / files.PLAN).exists():
-                unfinished.append(folder)
-            continue
-        try:
-            found.append(_read(folder))
-        except (RequestError, OSError, KeyError, TypeError, AttributeError, ValueError) as error:
-            reason = str(error) if isinstance(error, RequestError) else f"its record is incomplete: {error!r}"
-            skipped.append(Skipped(folder, reason))
-    return found, skipped, unfinished
+def _misnamed(row: Row) -> str:
+    return f"a team's store knows a run by its id, and this folder is not called {row.id!r}; rename it"

@@ -1,4 +1,4 @@
-"""One run as the index knows it, and how it follows from its record."""
+"""A run as the index knows it: its row, and how the row is made from its record."""
 
 from __future__ import annotations
 
@@ -8,6 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from prony_node.contract.record import worst_level
+
+ROW_VERSION = 1  # rows of an older one are read anew from their folders
+# Effective settings that have a column of their own; the others are in JSON beside the row.
+TEXT_SETTINGS = ("preset", "mode", "data", "precision", "compile")
+NUMBER_SETTINGS = ("batch_size", "workers")
+# These three have columns from the first schema, under names of their own.
+NAMED_METRICS = {"throughput": "rate", "quality": "quality", "time_to_quality": "time_to_quality_s"}
+# Metrics with a column of their own, as of migration 0002; a newer one is found in JSON until a migration adds it.
+METRIC_COLUMNS = (
+    "throughput_per_device", "step_time", "latency_p50", "latency_p90", "latency_p99", "time_to_first_token",
+    "cold_start", "data_wait_share", "flops_per_sample", "recomputed_flops_per_sample", "mfu", "peak_memory",
+    "peak_memory_reserved", "peak_memory_host", "cpu_utilisation", "energy", "energy_per_sample", "samples_per_wh",
+    "power", "power_peak", "power_idle", "node_energy", "node_power", "loss_first", "loss_last", "energy_to_quality",
+)  # fmt: skip
+LARGEST = 2**63
 
 
 @dataclass(frozen=True)
@@ -43,52 +58,109 @@ class Run:
         return asdict(self) | {"folder": str(self.folder)}
 
 
-def run_of_record(folder: Path, record: dict[str, Any]) -> Run:
-    """The row of a valid record."""
-    trial, failure = record["trial"], record.get("failure") or {}
-    rate, quality, time_to = (
-        record["metrics"].get(name) or {} for name in ("throughput", "quality", "time_to_quality")
-    )
-    devices = record["facts"].get("devices") or []
+@dataclass(frozen=True)
+class Row:
+    """One run as the values of its two tables."""
+
+    run: dict[str, Any]
+    detail: dict[str, Any]
+
+    @property
+    def id(self) -> str:
+        return str(self.run["id"])
+
+    @property
+    def folder(self) -> str:
+        return str(self.run["folder"])
+
+
+def row_of_record(folder: str, record: dict[str, Any], place: str | None = None) -> Row:
+    """The row of a valid record in the folder of this name."""
+    trial, failure, facts = record["trial"], record.get("failure") or {}, record["facts"]
+    metrics = {name: metric["value"] for name, metric in record["metrics"].items()}
+    rate, quality = record["metrics"].get("throughput") or {}, record["metrics"].get("quality") or {}
+    devices = facts.get("devices") or []
+    effective = dict(trial.get("effective") or {})
+    run = {
+        "folder": folder,
+        "id": _text(record["id"]),
+        "workload": _text(trial["workload"]),
+        "trial_hash": _text(trial["hash"]),
+        "effective_hash": _text(trial.get("effective_hash")),
+        "repeat": _count(record.get("repeat")) or 0,
+        "status": _text(record["status"]),
+        "failure_kind": _text(failure.get("kind")),
+        "started": _text(record.get("started") or ""),
+        "ended": _text(record.get("ended") or ""),
+        "machine": _text(record["fingerprint"].get("machine")),
+        "software": _text(record["fingerprint"].get("software")),
+        "device": _text(devices[0].get("name")) if devices else None,
+        "devices": _count(record["work"].get("devices")) or _count(effective.get("devices")),
+        "host": _text((facts.get("host") or {}).get("hostname")),
+        "place": place,
+        "unit": _text(record.get("unit")),
+        "rate_low": _number(rate.get("low")),
+        "rate_high": _number(rate.get("high")),
+        "score": _text(quality["unit"]) if quality.get("value") is not None else None,
+        "worst": worst_level(record),
+        "row_version": ROW_VERSION,
+    }
+    known = effective or trial.get("settings") or {}  # a run that failed early has what was asked for
+    for name in TEXT_SETTINGS:
+        run[name] = _text(known.get(name))
+    for name in NUMBER_SETTINGS:
+        run[name] = _count(known.get(name))
+    for name, column in NAMED_METRICS.items():
+        run[column] = _number(metrics.pop(name, None))
+    for name in METRIC_COLUMNS:
+        run[name] = _number(metrics.pop(name, None))
+    detail = {
+        "folder": folder,
+        "failure_message": _text(failure.get("message")),
+        "settings": _json(trial.get("settings") or {}),
+        "effective": _json(effective),
+        "metrics": _json(metrics) if metrics else "{}",  # those that have no column
+    }
+    return Row(run, detail)
+
+
+def run_of_columns(folder: Path, columns: dict[str, Any]) -> Run:
+    """The run of a row joined with its detail."""
+    names = (name for name in Run.__dataclass_fields__ if name not in ("folder", "settings", "effective"))
     return Run(
         folder=folder,
-        id=str(record["id"]),
-        workload=str(trial["workload"]),
-        trial_hash=str(trial["hash"]),
-        effective_hash=trial.get("effective_hash"),
-        repeat=int(record.get("repeat") or 0),
-        status=str(record["status"]),
-        failure_kind=failure.get("kind"),
-        failure_message=failure.get("message"),
-        started=str(record.get("started") or ""),
-        ended=str(record.get("ended") or ""),
-        machine=record["fingerprint"].get("machine"),
-        software=record["fingerprint"].get("software"),
-        device=devices[0].get("name") if devices else None,
-        unit=record.get("unit"),
-        rate=rate.get("value"),
-        rate_low=rate.get("low"),
-        rate_high=rate.get("high"),
-        score=str(quality["unit"]) if quality.get("value") is not None else None,
-        quality=quality.get("value"),
-        time_to_quality_s=time_to.get("value"),
-        worst=worst_level(record),
-        settings=dict(trial.get("settings") or {}),
-        effective=dict(trial.get("effective") or {}),
+        settings=json.loads(columns["settings"]),
+        effective=json.loads(columns["effective"]),
+        **{name: columns[name] for name in names},
     )
 
 
-def to_columns(run: Run) -> dict[str, Any]:
-    """The run as values of the table; its folder by name, so that a root can be moved."""
-    columns = asdict(run) | {"folder": run.folder.name}
-    columns["settings"] = json.dumps(run.settings)
-    columns["effective"] = json.dumps(run.effective)
-    return columns
+def run_of_record(folder: Path, record: dict[str, Any]) -> Run:
+    """The run of a valid record."""
+    row = row_of_record(folder.name, record)
+    return run_of_columns(folder, row.run | row.detail)
 
 
-def from_columns(root: Path, columns: dict[str, Any]) -> Run:
-    values = dict(columns)
-    values["folder"] = root / values["folder"]
-    values["settings"] = json.loads(values["settings"])
-    values["effective"] = json.loads(values["effective"])
-    return Run(**values)
+def _text(value: Any) -> str | None:
+    """The value as text that any database takes: no NUL, no half of a character."""
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else str(value)
+    if text.isascii() and "\0" not in text:
+        return text
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode("utf-8")
+
+
+def _count(value: Any) -> int | None:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return value if whole and -LARGEST <= value < LARGEST else None
+
+
+def _number(value: Any) -> float | None:
+    if value is None:
+        return None
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _json(document: dict[str, Any]) -> str:
+    return json.dumps(document, separators=(",", ":")).replace("\\u0000", "\\ufffd")

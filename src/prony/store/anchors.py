@@ -1,0 +1,129 @@
+"""Anchors: figures that others published, each with its source. They lie in files under the root, and are indexed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from prony_node.contract import files
+from prony_node.contract.errors import RequestError
+
+FOLDER = "anchors"  # beside the run folders: what a rebuild reads anchors from
+SCHEMA = "prony.anchors/1"
+TEXTS = ("position", "workload", "mode", "data", "system", "device", "precision", "metric", "unit", "note")
+COUNTS = ("devices", "batch_size")
+FIELDS = (*TEXTS, *COUNTS, "value")
+LONGEST = 2000  # characters of any text
+MOST_COUNT = 10**12
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """One published figure."""
+
+    source: str  # a paper, a page, a log: what a reader could look up
+    format: str  # what it was read from
+    metric: str
+    value: float
+    unit: str | None = None
+    position: str | None = None  # where in the source: a table, a line
+    workload: str | None = None
+    mode: str | None = None
+    data: str | None = None
+    system: str | None = None
+    device: str | None = None
+    devices: int | None = None
+    precision: str | None = None
+    batch_size: int | None = None
+    note: str | None = None
+    more: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """Of everything it says: the same figure from the same place has the same."""
+        return hashlib.sha256(files.canonical_json(asdict(self)).encode()).hexdigest()[:32]
+
+
+def make_anchor(source: str, form: str, values: dict[str, Any], more: dict[str, Any] | None = None) -> Anchor:
+    """An anchor of what a parser found: texts cut to size, counts whole, the value a finite number."""
+    given: dict[str, Any] = {}
+    for name, value in values.items():
+        if value is None or value == "":
+            continue
+        if name in COUNTS:
+            given[name] = _count(name, value)
+        elif name == "value":
+            given[name] = _number(value)
+        elif name in TEXTS:
+            given[name] = _text(value)
+        else:
+            raise RequestError(f"an anchor has no field {name!r}; it has {', '.join(FIELDS)}")
+    for name in ("metric", "value"):
+        if name not in given:
+            raise RequestError(f"an anchor without a {name} is none")
+    rest = {_text(name): _text(value) for name, value in (more or {}).items() if value not in (None, "")}
+    return Anchor(source=_text(source), format=form, more=rest, **given)
+
+
+def keep_anchors(root: Path, anchors: Iterable[Anchor]) -> list[Anchor]:
+    """Write anchors to a file under the root, named by its content; those that were not there yet."""
+    known = {anchor.key for anchor in read_anchors(root)}
+    new = list({anchor.key: anchor for anchor in anchors if anchor.key not in known}.values())
+    if not new:
+        return []
+    document = {"schema": SCHEMA, "anchors": [asdict(anchor) for anchor in new]}
+    name = hashlib.sha256(files.canonical_json(document).encode()).hexdigest()[:16]
+    (root / FOLDER).mkdir(parents=True, exist_ok=True)
+    files.write_whole(root / FOLDER / f"{name}.json", document)
+    return new
+
+
+def read_anchors(root: Path) -> list[Anchor]:
+    """Every anchor kept under a root; a file that is not whole is left out."""
+    found: dict[str, Anchor] = {}
+    for path in sorted((root / FOLDER).glob("*.json")):
+        document = files.read_json(path)
+        if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+            continue
+        try:
+            read = [Anchor(**anchor) for anchor in document["anchors"]]
+        except (KeyError, TypeError):
+            continue
+        found |= {anchor.key: anchor for anchor in read}
+    return list(found.values())
+
+
+def put_anchors(connection: Any, anchors: Iterable[Anchor]) -> None:
+    """Anchors into their table; those that are there already stay as they are."""
+    from prony.store.put import put_rows
+    from prony.store.tables import anchor_table
+
+    rows = [asdict(anchor) | {"key": anchor.key, "more": json.dumps(anchor.more)} for anchor in anchors]
+    put_rows(connection, anchor_table, rows, replace=False)
+
+
+def _text(value: Any) -> str:
+    text = "".join(character if character.isprintable() else " " for character in str(value))
+    return text.strip()[:LONGEST].encode("utf-8", "replace").decode("utf-8")
+
+
+def _number(value: Any) -> float:
+    try:
+        number = float(str(value).replace(",", "") if isinstance(value, str) else value)
+    except (TypeError, ValueError, OverflowError):
+        raise RequestError(f"{str(value)[:60]!r} is no number") from None
+    if not math.isfinite(number):
+        raise RequestError(f"{str(value)[:60]!r} is no finite number")
+    return number
+
+
+def _count(name: str, value: Any) -> int:
+    number = _number(value)
+    if number != int(number) or not 0 <= number < MOST_COUNT:
+        raise RequestError(f"{name} is a whole number, not {str(value)[:60]!r}")
+    return int(number)

@@ -1,0 +1,216 @@
+"""Run folders as a tar file. One from someone else is hostile until proven: names, kinds and sizes are checked."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import os
+import re
+import shutil
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from prony_node.contract import files
+from prony_node.contract.errors import RequestError
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=@-]{0,199}")  # of a folder or file: no slash, no dot in front
+DEEPEST = 3  # parts of a path: the folder, a folder in it (try), a file
+MOST_MEMBERS = 1_000_000
+LARGEST_FILE = 2**30
+LARGEST_WHOLE = 50 * 2**30  # bytes of all files of one tar, unpacked
+LARGEST_READ = 4 * 2**20  # that tarfile may ask for at once: headers are small, and files are read in parts
+COPY_BYTES = 2**20
+LEFT_OUT = re.compile(r"\..*|.*\.lock")  # what is being written
+
+
+class Hostile(RequestError):
+    """A tar that holds what no run folder has."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much a tar may hold."""
+
+    file_bytes: int = LARGEST_FILE
+    whole_bytes: int = LARGEST_WHOLE
+    members: int = MOST_MEMBERS
+
+
+@dataclass
+class Unpacked:
+    """Folders of a tar, in a temporary place, by name."""
+
+    place: Path
+    folders: list[Path] = field(default_factory=list)
+
+
+def pack(folders: Iterable[Path], out: BinaryIO, compressed: bool = True) -> None:
+    """Write run folders as a tar: plain files alone, without owners, each folder under its own name."""
+    packer = gzip.GzipFile(fileobj=out, mode="wb", mtime=0, compresslevel=6) if compressed else None
+    with tarfile.open(fileobj=packer or out, mode="w|", format=tarfile.PAX_FORMAT) as tar:
+        for folder in folders:
+            for path in _plain_files(folder):
+                _add(tar, path, f"{folder.name}/{path.relative_to(folder).as_posix()}")
+    if packer is not None:
+        packer.close()
+
+
+def pack_one(folder: Path) -> bytes:
+    buffer = io.BytesIO()
+    pack([folder], buffer)
+    return buffer.getvalue()
+
+
+@contextlib.contextmanager
+def unpacked(source: BinaryIO, root: Path, shown: str, limits: Limits | None = None) -> Iterator[Unpacked]:
+    """The folders of a tar, in a hidden place under the root that is gone afterwards; a hostile tar is refused.
+
+    Nothing is unpacked by tarfile itself: names and kinds are checked, and bytes are copied into files made here.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    place = Path(tempfile.mkdtemp(prefix=".import-", dir=root))
+    try:
+        yield Unpacked(place, _unpack(source, place, shown, limits or Limits()))
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _unpack(source: BinaryIO, place: Path, shown: str, limits: Limits) -> list[Path]:
+    folders: dict[str, Path] = {}
+    try:
+        stream: Any = _Bounded(_opened(source), limits.whole_bytes)
+        with tarfile.open(fileobj=stream, mode="r:") as tar:
+            for count, member in enumerate(tar, start=1):
+                parts = _checked(member, limits, count)
+                if not member.isdir():
+                    _copy(tar, member, place.joinpath(*parts))
+                folders.setdefault(parts[0], place / parts[0])
+            if stream.tail.strip(b"\0") or not stream.tail:
+                raise EOFError("it ends before its end mark")
+    except Hostile as error:
+        raise RequestError(f"{shown} is refused: {error}; nothing was imported") from None
+    except (
+        tarfile.TarError,
+        EOFError,
+        zlib.error,
+        gzip.BadGzipFile,
+        ValueError,
+        OverflowError,
+        RecursionError,
+    ) as error:
+        raise RequestError(f"{shown} is no whole tar file ({error}); nothing was imported") from None
+    return [folder for folder in folders.values() if folder.is_dir()]
+
+
+def _checked(member: tarfile.TarInfo, limits: Limits, count: int) -> list[str]:
+    """The parts of a member's name, when it is what a run folder may hold."""
+    shown = repr(member.name[:100])
+    if count > limits.members:
+        raise Hostile(f"it holds more than {limits.members:,} files")
+    if not (member.isreg() or member.isdir()) or member.issparse():
+        raise Hostile(f"{shown} is neither a file nor a folder (a link, a device or a sparse file)")
+    parts = member.name.removeprefix("./").rstrip("/").split("/")
+    if len(parts) > DEEPEST or not all(NAME.fullmatch(part) for part in parts):
+        raise Hostile(f"{shown} is no name that a run folder has")
+    if not member.isdir() and len(parts) < 2:
+        raise Hostile(f"{shown} lies outside of any run folder")
+    if not 0 <= member.size <= limits.file_bytes:
+        raise Hostile(f"{shown} has {member.size:,} bytes, and a file may have {limits.file_bytes:,}")
+    return parts
+
+
+def _copy(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise Hostile(f"{member.name[:100]!r} lies in a file") from None
+    content = tar.extractfile(member)
+    if content is None:
+        raise Hostile(f"{member.name[:100]!r} has no content")
+    try:
+        with path.open("xb") as file:
+            left = member.size
+            while left:
+                part = content.read(min(left, COPY_BYTES))
+                if not part:
+                    raise EOFError("it ends in the middle of a file")
+                file.write(part)
+                left -= len(part)
+    except FileExistsError:
+        raise Hostile(f"{member.name[:100]!r} is there twice") from None
+    except IsADirectoryError:
+        raise Hostile(f"{member.name[:100]!r} is a file and a folder") from None
+
+
+class _Bounded:
+    """A stream for tarfile that gives up after so many bytes, goes forward, and never reads much at once.
+
+    A header may claim any size, also of itself, and a negative one; tarfile would believe it.
+    """
+
+    def __init__(self, source: BinaryIO, most: int) -> None:
+        self.source, self.most = source, most
+        self.position, self.last, self.again, self.tail = 0, b"", b"", b""
+
+    def tell(self) -> int:
+        return self.position - len(self.again)
+
+    def read(self, size: int = -1) -> bytes:
+        if size < 0 or size > LARGEST_READ:
+            raise Hostile(f"a header of it asks for {size:,} bytes at once")
+        again, self.again = self.again[:size], self.again[size:]
+        part = self.source.read(size - len(again))
+        self.position += len(part)
+        if self.position > self.most:
+            raise Hostile(f"unpacked it has more than {self.most:,} bytes")
+        self.last = part[-1:] or self.last
+        self.tail = again + part  # after the last member: a block of zeros, or nothing where the tar was cut off
+        return self.tail
+
+    def seek(self, target: int) -> None:
+        """Forward by reading; back by one byte, which is how tarfile looks whether a file was whole."""
+        if target == self.position - 1 and self.last:
+            self.again = self.last
+            return
+        if target < self.position:
+            raise Hostile("a header of it points backwards")
+        self.again = b""
+        while self.position < target:
+            if not self.read(min(target - self.position, COPY_BYTES)):
+                raise EOFError("it ends in the middle of a file")
+
+
+def _opened(source: BinaryIO) -> BinaryIO:
+    """The tar inside, whether it is compressed or not."""
+    buffered = io.BufferedReader(source) if isinstance(source, io.RawIOBase) else source
+    head = buffered.peek(2)[:2] if hasattr(buffered, "peek") else b""
+    if head == b"\x1f\x8b":
+        return gzip.GzipFile(fileobj=buffered, mode="rb")  # type: ignore[return-value]
+    return buffered
+
+
+def _plain_files(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.rglob("*")):
+        parts = path.relative_to(folder).parts
+        fits = len(parts) < DEEPEST and all(NAME.fullmatch(part) and not LEFT_OUT.fullmatch(part) for part in parts)
+        if fits and path.is_file() and not any(p.is_symlink() for p in (path, *path.parents[: len(parts) - 1])):
+            yield path
+
+
+def _add(tar: tarfile.TarFile, path: Path, name: str) -> None:
+    """One file as it is now: a size that changes while it is read would break the tar."""
+    with path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        member = tarfile.TarInfo(name)
+        member.size, member.mtime, member.mode = status.st_size, int(status.st_mtime), 0o644
+        tar.addfile(member, file)
+
+
+def is_run_folder(folder: Path) -> bool:
+    return (folder / files.RECORD).is_file()

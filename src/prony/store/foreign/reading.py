@@ -1,0 +1,68 @@
+"""What the parsers of others' results share: the file's text, its tables, and what the person says beside it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from prony.store.anchors import FIELDS, Anchor, make_anchor
+from prony_node.contract.errors import RequestError, unknown
+
+LARGEST = 256 * 2**20  # bytes of a file of results
+MOST_ROWS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the file does not say: its source, what its columns mean, and fields that hold for all of it."""
+
+    source: str
+    columns: dict[str, str] = field(default_factory=dict)  # a column's name to the field it holds
+    fixed: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in (*self.columns.values(), *self.fixed):
+            if name.partition(":")[0] not in FIELDS:
+                raise unknown("field of an anchor", name, FIELDS)
+
+    def anchor(self, form: str, found: dict[str, Any], more: dict[str, Any] | None = None) -> Anchor:
+        """An anchor of what the file says; what the person says fills what it leaves out, and wins over it."""
+        return make_anchor(self.source, form, {**found, **self.fixed}, more)
+
+
+def read_text(path: Path) -> str:
+    """The text of a file, when it is one and of a size that results have."""
+    try:
+        size = path.stat().st_size
+        if size > LARGEST:
+            raise RequestError(f"{path} has {size:,} bytes, and a file of results may have {LARGEST:,}")
+        return path.read_bytes().decode("utf-8-sig", errors="replace")
+    except OSError as error:
+        raise RequestError(f"{path} could not be read: {error.strerror}") from None
+
+
+def read_document(text: str) -> Any:
+    """JSON, as others write it: NaN is no number, and is left out where it stands."""
+    try:
+        return json.loads(text, parse_constant=lambda _: None)
+    except ValueError as error:
+        raise RequestError(f"it is no JSON ({error})") from None
+
+
+def number_of(value: Any) -> float | None:
+    """A finite number, or None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        number = float(value.strip().replace(",", "").rstrip("%")) if isinstance(value, str) else float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if abs(number) < float("inf") else None
+
+
+def count_of(value: Any) -> int | None:
+    number = number_of(value)
+    whole = number is not None and number == int(number) and 0 <= number < 10**12
+    return int(number) if whole and number is not None else None

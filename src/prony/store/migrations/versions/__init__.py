@@ -1,0 +1,1 @@
+"""One file a step of the schema. A released step is never changed."""

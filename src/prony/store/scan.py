@@ -1,0 +1,104 @@
+"""Reading many run folders: those with a record become rows; what is broken or unfinished is told apart."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prony.store.rows import Row, row_of_record
+from prony_node.contract import files
+from prony_node.contract.errors import RequestError
+from prony_node.contract.record import read_record
+
+SEVERAL_FROM = 4000  # folders, from which on a second process is worth its start
+CHUNK = 500
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A folder that is not in the index, and why."""
+
+    folder: Path
+    reason: str
+
+
+@dataclass
+class Scan:
+    """What lies in some folders."""
+
+    found: list[Row] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)  # broken, or of a newer Prony
+    unfinished: list[Path] = field(default_factory=list)  # a plan and no record: running, or lost
+
+
+def folders_of(root: Path) -> list[Path]:
+    """The folders under a root that may be those of runs, by name."""
+    try:
+        with os.scandir(root) as entries:
+            names = [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [root / name for name in sorted(names)]
+
+
+def read_row(folder: Path) -> Row:
+    """The row of one run folder; refused when it has no record."""
+    record = read_record(folder)
+    if record is None:
+        raise RequestError(f"{folder} has no readable record.json")
+    return row_of_record(folder.name, record)
+
+
+def is_readable(folder: Path) -> bool:
+    try:
+        return read_record(folder) is not None
+    except RequestError:
+        return False
+
+
+def scan(folders: Iterable[Path]) -> Scan:
+    """Read these folders here and now."""
+    result = Scan()
+    for folder in folders:
+        if not (folder / files.RECORD).exists():
+            if (folder / files.PLAN).exists():
+                result.unfinished.append(folder)
+            continue
+        try:
+            result.found.append(read_row(folder))
+        except (RequestError, OSError, KeyError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+            reason = str(error) if isinstance(error, RequestError) else f"its record is incomplete: {error!r}"
+            result.skipped.append(Skipped(folder, reason))
+    return result
+
+
+def joined(parts: Iterable[Scan], least: int) -> Iterator[Scan]:
+    """Parts put together until each has this many rows."""
+    whole = Scan()
+    for part in parts:
+        whole.found += part.found
+        whole.skipped += part.skipped
+        whole.unfinished += part.unfinished
+        if len(whole.found) >= least:
+            yield whole
+            whole = Scan()
+    yield whole
+
+
+def scan_in_parts(folders: list[Path]) -> Iterator[Scan]:
+    """The same in parts, so that memory stays small; of many folders on several cores."""
+    chunks = [folders[start : start + CHUNK] for start in range(0, len(folders), CHUNK)]
+    workers = min(4, len(os.sched_getaffinity(0)))
+    if len(folders) < SEVERAL_FROM or workers < 2:
+        yield from map(scan, chunks)
+        return
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    # A forked child would share locks and connections; a fresh one imports this file and the contract, no more.
+    # Records are trees without cycles, so it need not look for any.
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=gc.disable) as pool:
+        yield from pool.map(scan, chunks)

@@ -1,0 +1,143 @@
+"""Records as rows of a file: JSON lines and Parquet hold the whole record; CSV is for reading elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from prony.store.rows import row_of_record
+from prony_node.contract.errors import RequestError
+
+PARQUET_ROWS = 1000  # records in memory at a time
+FORMATS = {".tar": "tar", ".tgz": "tar", ".gz": "tar", ".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet"}
+
+
+def format_of(path: Path, asked: str | None = None) -> str:
+    """The format that a file's name says, or that was asked for."""
+    known = sorted(set(FORMATS.values()))
+    form = asked or FORMATS.get(path.suffix.lower())
+    if form not in known:
+        raise RequestError(f"{path} is of no known format: --format is one of {', '.join(known)}")
+    return form
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file that appears under its name once it is complete, and not before."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    except OSError as error:
+        raise RequestError(f"{path} could not be written: {error.strerror}") from error
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    except OSError as error:
+        raise RequestError(f"{path} could not be written: {error.strerror or error}; it is not there") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json_lines(records: Iterable[dict[str, Any]], file: IO[bytes]) -> int:
+    count = 0
+    for record in records:
+        file.write(json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n")
+        count += 1
+    return count
+
+
+def flat(record: dict[str, Any]) -> dict[str, Any]:
+    """A record as one row: what the index knows of it, settings as requested and in effect as JSON."""
+    row = row_of_record(str(record["id"]), record)
+    values = row.run | row.detail
+    for name in ("folder", "place", "row_version"):
+        values.pop(name)
+    return values
+
+
+def write_csv(records: Iterable[dict[str, Any]], file: IO[bytes]) -> int:
+    import io
+
+    text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+    writer: csv.DictWriter[str] | None = None
+    count = 0
+    for record in records:
+        values = flat(record)
+        if writer is None:
+            writer = csv.DictWriter(text, list(values))
+            writer.writeheader()
+        writer.writerow(values)
+        count += 1
+    text.flush()
+    text.detach()
+    return count
+
+
+def write_parquet(records: Iterable[dict[str, Any]], file: IO[bytes]) -> int:
+    """Rows with typed columns, and the whole record as text in `record`."""
+    pyarrow, parquet = _pyarrow()
+    writer, count, part = None, 0, []
+
+    def put(rows: list[dict[str, Any]]) -> None:
+        nonlocal writer
+        table = pyarrow.Table.from_pylist(rows, schema=_parquet_schema(pyarrow))
+        writer = writer or parquet.ParquetWriter(file, table.schema, compression="zstd")
+        writer.write_table(table)
+
+    for record in records:
+        part.append(flat(record) | {"record": json.dumps(record, separators=(",", ":"), allow_nan=False)})
+        count += 1
+        if len(part) == PARQUET_ROWS:
+            put(part)
+            part = []
+    if part or writer is None:
+        put(part)
+    if writer is not None:
+        writer.close()
+    return count
+
+
+def read_parquet(path: Path) -> Iterator[str]:
+    """The records of a Parquet file that Prony wrote, as lines of JSON."""
+    pyarrow, parquet = _pyarrow()
+    try:
+        with parquet.ParquetFile(path) as file:
+            if "record" not in file.schema_arrow.names:
+                raise RequestError(f"{path} has no column 'record': it was not exported by Prony")
+            for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=["record"]):
+                yield from (str(value) for value in batch.column(0).to_pylist())
+    except (pyarrow.ArrowException, OSError) as error:
+        said = str(error).splitlines()[0]
+        raise RequestError(f"{path} is no whole Parquet file ({said})") from error
+
+
+def _parquet_schema(pyarrow: Any) -> Any:
+    from sqlalchemy import BigInteger, Float, Integer
+
+    from prony.store.tables import detail_table, run_table
+
+    kinds = {Float: pyarrow.float64(), BigInteger: pyarrow.int64(), Integer: pyarrow.int64()}
+    left_out = ("folder", "place", "row_version")
+    columns = [column for table in (run_table, detail_table) for column in table.c if column.name not in left_out]
+    fields = [(column.name, kinds.get(type(column.type), pyarrow.string())) for column in columns]
+    return pyarrow.schema([*fields, ("record", pyarrow.string())])
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise RequestError("Parquet needs pyarrow: pip install 'prony[team]'; JSON lines need nothing") from None
+    return pyarrow, pyarrow.parquet

@@ -1,0 +1,136 @@
+"""`prony query` and `prony store` as a person uses them: what they print, and how they end."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from prony.cli.main import make_app
+
+FOREIGN = Path(__file__).parents[3] / "replay" / "foreign"
+Call = Callable[..., Any]
+
+
+@pytest.fixture
+def call(root: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+    monkeypatch.setenv("PRONY_RUNS", str(root))
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.delenv("PRONY_STORE", raising=False)
+
+    def run(*words: str, at: Path | None = None) -> Any:
+        more = ["--runs", str(at)] if at is not None else []
+        return CliRunner().invoke(make_app(words[0]), [*words, *more])
+
+    return run
+
+
+def test_query_as_table_csv_and_json(call: Call) -> None:
+    words = ("query", "precision=bf16 device~H200 mode=train", "--sort", "throughput", "--limit", "2")
+    table = call(*words).stdout
+    assert "wideresnet-20260301T100200-a04002" in table.splitlines()[1]
+    assert "the first 2; --limit N shows more" in table
+    rows = list(csv.DictReader(io.StringIO(call(*words, "--format", "csv", "--columns", "id,throughput,mfu").stdout)))
+    assert [row["throughput"] for row in rows] == ["23800.0", "21900.0"]
+    assert json.loads(call(*words, "--format", "json").stdout)[0]["batch_size"] == 1024
+    assert json.loads(call("query", "--sql", "SELECT count(*) AS n FROM run", "--format", "json").stdout) == [{"n": 13}]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["query", "precison=bf16"], "did you mean 'precision'"),
+        (["query", "--columns", "idd"], "unknown field 'idd'"),
+        (["query", "--format", "yaml"], "unknown format"),
+        (["query", "--kind", "anchors"], "did you mean 'anchor'"),
+        (["query", "x=1", "--sql", "SELECT 1"], "--sql stands alone"),
+        (["query", "--sql", "DROP TABLE run"], "the SQL was refused"),
+        (["store", "push"], "PRONY_STORE"),
+        (["store", "push", "--to", "mysql://x/y"], "is no address of a store"),
+        (["store", "pull", "--from", "/no/such/folder"], "there is no folder"),
+        (["store", "import", "/no/such.tar"], "there is no file"),
+        (["store", "import", "x.csv"], "--as csv"),
+        (["store", "import", "x.zip"], "of no known format"),
+        (["store", "import", "x.tar", "--source", "y"], "go with --as"),
+        (["store", "import", str(FOREIGN / "jube.csv"), "--as", "jube"], "needs its source"),
+        (["store", "import", str(FOREIGN / "jube.csv"), "--as", "jub", "--source", "x"], "did you mean 'jube'"),
+        (["store", "import", "x", "--as", "csv", "--source", "x", "--map", "a"], "is no COLUMN=FIELD"),
+        (["store", "export", "x.zip"], "of no known format"),
+        (["store", "export", "x.tar", "d00001", "--where", "a=1"], "not both"),
+    ],
+)
+def test_a_mistake_is_a_sentence_and_exit_2(call: Call, words: list[str], said: str) -> None:
+    done = call(*words)
+    assert done.exit_code == 2, done.output
+    assert said in done.stderr
+    assert done.stderr.startswith("prony: ")
+
+
+@pytest.mark.parametrize("name", ["x.tar.gz", "x.tar", "x.jsonl", "x.parquet"])
+def test_what_is_exported_is_imported_once(call: Call, tmp_path: Path, name: str) -> None:
+    if name.endswith("parquet"):
+        pytest.importorskip("pyarrow")
+    file, there = str(tmp_path / name), tmp_path / "there"
+    assert "exported 4 runs" in call("store", "export", file, "--where", "workload=resnet50").stdout
+    assert call("store", "import", file, at=there).stdout == "4 runs imported, 0 here already, 0 left out\n"
+    assert call("store", "import", file, at=there).stdout == "0 runs imported, 4 here already, 0 left out\n"
+    assert len(json.loads(call("query", "--format", "json", at=there).stdout)) == 4
+    assert not [path for path in tmp_path.rglob(".*")], "nothing hidden stays behind"
+
+
+def test_a_csv_is_for_reading_elsewhere(call: Call, tmp_path: Path) -> None:
+    call("store", "export", str(tmp_path / "x.csv"))
+    rows = list(csv.DictReader((tmp_path / "x.csv").open(encoding="utf-8")))
+    assert len(rows) == 13
+    assert {row["precision"] for row in rows} == {"bf16", "fp32"}
+
+
+def test_push_and_pull_between_folders(call: Call, root: Path, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    assert call("store", "push", "d00001", "c00000", "--to", str(shared)).stdout.startswith("2 runs pushed, 0 there")
+    assert call("store", "push", "d00001", "--to", str(shared)).stdout.startswith("0 runs pushed, 1 there already")
+    mine = tmp_path / "mine"
+    assert call("store", "pull", "--from", str(shared), at=mine).stdout.startswith("2 runs pulled")
+    assert call("store", "pull", "--from", str(shared), at=mine).stdout.startswith("0 runs pulled, 2 here already")
+    source = root / "resnet50-20260302T100000-d00001" / "steps.csv"
+    assert (mine / source.parent.name / "steps.csv").read_bytes() == source.read_bytes()
+
+
+def test_a_refused_run_is_named_and_ends_in_1(call: Call, tmp_path: Path, get_record: Any) -> None:
+    record = get_record("d00001")
+    record["metrics"]["throughput"]["value"] = 1.0
+    (tmp_path / "x.jsonl").write_text(json.dumps(record), encoding="utf-8")
+    done = call("store", "import", str(tmp_path / "x.jsonl"))
+    assert (done.exit_code, done.stdout) == (1, "0 runs imported, 0 here already, 1 left out\n")
+    assert "never replaced" in done.stderr
+
+
+def test_anchors_come_in_beside_the_records(call: Call) -> None:
+    words = ("store", "import", str(FOREIGN / "jube.csv"), "--as", "jube", "--source", "a paper, table 2")
+    more = ("--map", "images_per_second=value:throughput:images/s", "--set", "workload=resnet50")
+    assert call(*words, *more).stdout == "2 anchors imported, 0 here already\n"
+    assert call(*words, *more).stdout == "0 anchors imported, 2 here already\n"
+    ask = ("query", "workload=resnet50", "--sort", "throughput", "--columns", "workload,throughput", "--format", "json")
+    assert len(json.loads(call(*ask).stdout)) == 4, "records alone unless anchors are asked for"
+    both = json.loads(call(*ask, "--kind", "both").stdout)
+    assert [row["kind"] for row in both] == ["record"] * 4 + ["anchor"] * 2
+    assert both[4] == {"kind": "anchor", "workload": "resnet50", "throughput": 2710.0}
+    shown = call("query", "--kind", "anchor").stdout
+    assert "a paper, table 2" in shown
+    assert "2,311" in shown or "2311" in shown
+
+
+def test_rebuild_says_what_it_did(call: Call, root: Path) -> None:
+    (root / "torn").mkdir()
+    (root / "torn" / "record.json").write_text("{", encoding="utf-8")
+    (root / "index.sqlite").write_bytes(b"no database" * 1000)
+    done = call("store", "rebuild")
+    assert done.stdout == "13 runs indexed, 1 left out\n"
+    assert "torn is left out" in done.stderr

@@ -2,9 +2,10 @@
 
     python benchmarks/tune.py [SURFACE ...] [--starts 50] [--share 0.25] [--parts] [--synthetic] [--json FILE]
 
-A surface is a sweep in full: every trial with its step series, cold start and cost (scripts/record_surface.py makes one on
-a machine). Each method starts from random trials of it and is given `share` of the sweep's machine time; each of its
-runs draws its own stretch of the recorded steps, costs the recorded cold start, and differs between runs as repeats did.
+A surface is a sweep in full: every trial with its step series, cold start and cost (scripts/record_surface.py makes one
+on a machine). Each method starts from random trials of it and is given `share` of the sweep's machine time; each of its
+runs draws its own stretch of the recorded steps, costs the recorded cold start, and differs between runs as repeats
+did.
 A start succeeds when what is recommended is within 3 % of the true best and the time was kept; the gate is 45 of 50.
 The time of Prony's search is given without and with the A/B that ends it; success counts it with.
 Without a surface: those in benchmarks/surfaces, and the synthetic ones, which follow a law and stand for no machine.
@@ -25,6 +26,9 @@ from tune_surface import IMAGES, TOKENS, Surface, read_surface, synthesise
 
 SURFACES = Path(__file__).parent / "surfaces"
 CLOSE, GATE = 0.97, 0.9
+COLUMNS = {
+    "method": 22, "success": 9, "close": 7, "search": 9, "with A/B": 10, "most": 8, "runs": 7, "median": 8, "worst": 8,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -86,23 +90,24 @@ def main() -> int:
     for name, surface in find_surfaces(options.surfaces, options.synthetic).items():
         failures = sum(entry.status != "ok" for entry in surface.entries)
         print(f"\n{name}: {len(surface.entries)} trials, {failures} of them failed, {surface.sweep_s:.0f} s in all")
-        print(f"  {surface.source}")
-        print(
-            f"  {'':22}{'success':>9}{'close':>7}{'search':>9}{'with A/B':>10}{'most':>8}{'runs':>7}{'median':>8}{'worst':>8}"
-        )
+        print(f"  {surface.source}; between runs {surface.between_runs:.2%} ({surface.between_runs_source})")
+        print("  " + "".join(f"{title:>{width}}" for title, width in COLUMNS.items()))
         for method, function in methods.items():
             row = measure(name, surface, method, function, options.starts, options.share)
             rows.append(row)
-            print(
-                f"  {method:22}{row.succeeded:>6}/{row.starts}{row.close:>7}{row.search_share:>9.1%}{row.total_share:>10.1%}"
-                f"{row.most_share:>8.1%}{row.runs:>7.1f}{row.median:>8.3f}{row.worst:>8.3f}",
-                flush=True,
-            )
+            print(f"  {line(row)}", flush=True)
             failed |= method == "prony" and row.succeeded < GATE * row.starts
     if options.json:
         options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     print("\nthe gate fails" if failed else "\nthe gate holds")
     return int(failed)
+
+
+def line(row: Row) -> str:
+    shares = [f"{share:.1%}" for share in (row.search_share, row.total_share, row.most_share)]
+    ends = [f"{row.runs:.1f}", f"{row.median:.3f}", f"{row.worst:.3f}"]
+    cells = [row.method, f"{row.succeeded}/{row.starts}", str(row.close), *shares, *ends]
+    return "".join(f"{cell:>{width}}" for cell, width in zip(cells, COLUMNS.values(), strict=True))
 
 
 def read_options() -> argparse.Namespace:

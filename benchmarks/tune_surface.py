@@ -1,7 +1,7 @@
 """Surfaces for benchmarks/tune.py: every trial of a sweep with its step series, cold start and cost, to be replayed.
 
-A recorded surface is written by scripts/record_surface.py. A synthetic one follows the law below; it says so itself, and
-stands for no machine.
+A recorded surface is written by scripts/record_surface.py. A synthetic one follows the law below; it says so itself,
+and stands for no machine.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 
 SCHEMA = "prony.surface/1"
 LAW = (
-    "step time = t0 + t1 b, t0 and t1 with a factor for each value, each trial 3 % off at random, 2 % slower with each doubling "
-    "beyond a batch; memory = m0 + m1 b; steps with autocorrelated noise of 1 %; not a measurement"
+    "synthetic, no measurement: step time = t0 + t1 b, t0 and t1 with a factor for each value, each trial 3 % off "
+    "at random, 2 % slower with each doubling beyond a batch; memory = m0 + m1 b; steps with correlated noise of 1 %"
 )
 GIB = 2**30
 
@@ -38,6 +38,7 @@ class Entry:
     block_us: list[int] = field(default_factory=list)  # duration of each block of steps, in microseconds
     memory: float | None = None  # bytes at most
     power_w: float | None = None
+    inferred: bool = False  # not run: a smaller batch of its series ran out of memory
 
     @property
     def rate(self) -> float:
@@ -76,8 +77,8 @@ class Surface:
 
     @property
     def sweep_s(self) -> float:
-        """Machine time of the full sweep, each trial run once as it was recorded."""
-        return math.fsum(entry.cost_s for entry in self.entries)
+        """Machine time of the full sweep, each trial run once as it was recorded; what was not run cost nothing."""
+        return math.fsum(entry.cost_s for entry in self.entries if not entry.inferred)
 
 
 def write_surface(surface: Surface, path: Path) -> None:
@@ -113,24 +114,24 @@ class Law:
 
 IMAGES = Law(
     workload="wideresnet", unit="images", units_a_sample=1,
-    lists={"batch_size": [64, 128, 256, 512, 1024, 2048, 4096], "precision": ["bf16", "fp16", "tf32"],
+    lists={"batch_size": [64, 128, 256, 512, 1024, 2048, 4096], "precision": ["bf16", "fp16"],
            "compile": ["off", "default"], "memory_format": ["contiguous", "channels_last"]},
     step_us=900, sample_us=36,
-    factors={"precision": {"bf16": (1, 1), "fp16": (1.3, 1.06), "tf32": (1, 1.9)},
+    factors={"precision": {"bf16": (1, 1), "fp16": (1.3, 1.06)},
              "compile": {"off": (1.6, 1.45), "default": (1, 1)},
              "memory_format": {"contiguous": (1, 1.35), "channels_last": (1, 1)}},
     cold_start_s={"off": 3.0, "default": 14.0}, sample_gib=0.02,
-    memory_factors={"precision": {"tf32": 1.8}, "compile": {"off": 1.3}}, slower_beyond=1024,
+    memory_factors={"compile": {"off": 1.3}}, slower_beyond=1024,
 )  # fmt: skip
 TOKENS = Law(
     workload="gpt-117m", unit="tokens", units_a_sample=1024,
-    lists={"batch_size": [2, 4, 8, 16, 32, 64, 128], "precision": ["bf16", "bf16-pure"],
-           "compile": ["off", "default"], "fused": [False, True], "recompute": [False, True]},
+    lists={"batch_size": [4, 8, 16, 32, 64, 128], "precision": ["bf16", "bf16-pure"],
+           "compile": ["off", "default"], "fused": [False, True]},
     step_us=6000, sample_us=2300,
     factors={"precision": {"bf16": (1, 1), "bf16-pure": (0.9, 0.95)}, "compile": {"off": (1.5, 1.4), "default": (1, 1)},
-             "fused": {False: (2.2, 1), True: (1, 1)}, "recompute": {False: (1, 1), True: (1.3, 1.27)}},
+             "fused": {False: (2.2, 1), True: (1, 1)}},
     cold_start_s={"off": 4.0, "default": 20.0}, sample_gib=1.6,
-    memory_factors={"recompute": {True: 0.45}, "compile": {"off": 1.3}, "precision": {"bf16-pure": 0.8}}, slower_beyond=64,
+    memory_factors={"compile": {"off": 1.3}, "precision": {"bf16-pure": 0.8}}, slower_beyond=64,
 )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """A rank without torch, for tests of what surrounds a rank: same files, same phases, a chosen end.
 
 PRONY_STAND_IN holds words: a phase with what happens in it (`measure=hang`, `build=crash`, `end=segfault`),
-and `pace=SECONDS` for the length of each phase.
+`pace=SECONDS` for the length of each phase, and `rate=batch` for a rate that grows with the batch until it saturates.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ def main(plan_file: str, out: str) -> int:
     folder = Path(out)
     wishes = dict(word.split("=", 1) for word in os.environ.get("PRONY_STAND_IN", "").split())
     pace_s = float(wishes.pop("pace", "0.05"))
+    grows = wishes.pop("rate", "") == "batch"
     misbehave(wishes.get("import"), folder)
     plan = Plan.from_json(json.loads(Path(plan_file).read_text()))
     with (folder / files.STACKS).open("w") as stacks, (folder / files.PROGRESS).open("a") as progress:
@@ -44,7 +45,7 @@ def main(plan_file: str, out: str) -> int:
             progress.flush()
             time.sleep(pace_s)
             misbehave(wishes.get(phase), folder)
-        files.write_whole(folder / files.RESULT, result(plan))
+        files.write_whole(folder / files.RESULT, grown(result(plan), plan) if grows else result(plan))
         misbehave(wishes.get("end"), folder)
     return 0
 
@@ -93,6 +94,16 @@ def result(plan: Plan) -> dict[str, object]:
         "stop_reason": "tolerance",
         "window_monotonic": [now_s - 0.1, now_s],
     }
+
+
+def grown(made: dict[str, object], plan: Plan) -> dict[str, object]:
+    """The same with the rate of a batch: half of the highest at 8 samples; from 64 samples on there is no memory."""
+    batch = int(plan.trial.settings.get("batch_size", 4))
+    if batch >= 64:
+        return {"status": "failed", "failure": {"kind": "out-of-memory", "message": "invented"}}
+    value = 100.0 * batch / (batch + 8)
+    rate = {**made["metrics"]["throughput"], "value": value, "low": 0.99 * value, "high": 1.01 * value}  # type: ignore[index]
+    return {**made, "metrics": {"throughput": rate}, "effective": {**plan.trial.settings, "batch_size": batch}}
 
 
 if __name__ == "__main__":

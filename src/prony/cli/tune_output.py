@@ -90,7 +90,7 @@ def _confirmed(tuning: Tuning, search: Search, found: Found) -> list[str]:
     if known is None:
         return ["Not confirmed: the search ended before its A/B against the start was done."]
     if tuning.goal.name == "throughput":
-        said = sentences(compare(found.start, found.winner))
+        said = sentences(compare(found.start[: known.pairs], found.winner[: known.pairs]))
         return [f"A/B, start (A) against winner (B), interleaved: {said[0]}", *said[1:2]]
     what = "the quality a second" if tuning.goal.less else "the work a watt-hour"
     interval = f"{known.low:.4g} to {known.high:.4g}, 95 %"

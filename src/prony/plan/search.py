@@ -17,6 +17,7 @@ from prony_node.stats import normal_quantile
 Z95 = normal_quantile(0.975)
 OUT_OF_MEMORY = "out-of-memory"
 RESERVED = 0.25  # of the budget, at most, for the A/B; with half of it benchmarks/tune.py ends worse
+SPREAD_WEIGHT = 4  # of the spread between runs that is reckoned with, in repeats
 LIMIT_SLACK = 0.1  # by which a trial that ran out of memory is taken to exceed what there is, as a logarithm
 
 
@@ -28,7 +29,7 @@ class Rules:
     long_s: float = 4.0  # and of a survivor's further ones
     confirm_s: float = 6.0  # and of each run of the A/B at the end
     indifferent: float = 0.01  # a smaller difference is not worth a run
-    between_runs: float = 0.01  # deviation of repeats in fresh processes, beside what a run knows of itself
+    between_runs: float = 0.01  # deviation of repeats in fresh processes that is reckoned with before any was seen
     least_gain: float = 0.001  # expected gain of the most promising trial, as a share, below which the search ends
     most_runs: int = 3  # of one trial in the race
 
@@ -132,12 +133,18 @@ class Search:
         groups: dict[str, list[Result]] = {}
         for result in self.results:
             groups.setdefault(result.candidate.key, []).append(result)
-        found = [self._estimate(group) for group in groups.values() if all(one.value is not None for one in group)]
+        good = [group for group in groups.values() if all(one.value is not None for one in group)]
+        between = self._between_runs(good)
+        found = [self._estimate(group, between) for group in good]
         return sorted(found, key=lambda one: (-one.value, one.candidate.key))
 
     def best(self) -> Estimate | None:
-        """The trial to recommend: it ran, and no run of it failed or left the limits."""
-        return next(iter(self.estimates()), None)
+        """The trial to recommend: it ran, no run of it failed or left the limits, and the start is not as good."""
+        ranked = self.estimates()
+        start = next((one for one in ranked if one.candidate.key == self.start.key), None)
+        if start is not None and start.value * (1.0 + self.rules.indifferent) >= ranked[0].value:
+            return start
+        return next(iter(ranked), None)
 
     def survivors(self) -> list[Estimate]:
         """The leader and all whose interval does not lie below the leader's."""
@@ -154,7 +161,7 @@ class Search:
             return "outside the limits"
         if any(one.candidate.key == candidate.key for one in self.survivors()):
             return None
-        return "its interval lies below the leader's"
+        return "below the leader"
 
     def pruned(self, candidate: Candidate) -> bool:
         """Whether a smaller batch of the same series needed more than there is already."""
@@ -255,14 +262,24 @@ class Search:
     def _place(self, one: Candidate | Estimate) -> Place:
         return self.space.place(one.candidate if isinstance(one, Estimate) else one)
 
-    def _estimate(self, runs: list[Result]) -> Estimate:
+    def _between_runs(self, groups: list[list[Result]]) -> float:
+        """What repeats differ by: what was reckoned with, and what was seen where trials ran more than once."""
+        squares, degrees = SPREAD_WEIGHT * self.rules.between_runs**2, SPREAD_WEIGHT
+        for group in groups:
+            logs = [math.log(run.value) for run in group if run.value is not None]
+            mean = math.fsum(logs) / len(logs)
+            squares += math.fsum(sorted((log - mean) ** 2 for log in logs))
+            degrees += len(logs) - 1
+        return math.sqrt(squares / degrees)
+
+    def _estimate(self, runs: list[Result], between: float) -> Estimate:
         """The weighed mean of the logarithms; a run's error is its own interval and what repeats differ by."""
         logs, weights = [], []
         for run in runs:
             assert run.value is not None
             own = math.log(run.high / run.low) / (2.0 * Z95) if run.high and run.low else 0.0
             logs.append(math.log(run.value))
-            weights.append(1.0 / (own**2 + self.rules.between_runs**2))
+            weights.append(1.0 / (own**2 + between**2))
         total = math.fsum(weights)
         mean = math.fsum(log * weight for log, weight in zip(logs, weights, strict=True)) / total
         half = Z95 / math.sqrt(total)

@@ -19,13 +19,14 @@ SLOPE_SPREAD = 0.3  # of how strongly the batch matters, for all and for each va
 REMAINDER_KEPT = 0.5  # of the remainder, between trials that differ in one value
 REMAINDER_REACH = 1.5  # over so many doublings of the batch
 FACTORS = (0.1, 0.3, 0.7)  # typical logarithm of a factor
-REMAINDERS = (0.02, 0.08)
+REMAINDERS = (0.02, 0.06, 0.15)
 HALVES = (0.25, 1.0, 4.0, 16.0, 64.0)  # of the smallest batch: where half of the highest rate is reached
 LEAST_WEIGHT = 0.05  # what explains the runs this much worse than the best is left out
 GROWTH = 0.8  # of memory with the batch, as a power: weights do not grow with it
 NEIGHBOUR = 0.5  # of a factor, between neighbouring values of a setting that is a number
 
 Row = list[float]
+Likeness = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,9 @@ class Model:
     def __init__(self, seen: Sequence[Seen], shapes: Sequence[Shape], counted: Sequence[bool]) -> None:
         """`counted` says for each rank whether it is that of a number, whose neighbours are alike."""
         self.counted = tuple(counted)
-        fits = [_Fit(seen, shape, self.counted) for shape in shapes]
+        self.places = [one.place for one in seen]
+        likeness = [self._likeness(one.place, self.places[: number + 1]) for number, one in enumerate(seen)]
+        fits = [_Fit(seen, shape, likeness) for shape in shapes]
         best = max(fit.evidence for fit in fits)
         kept = [(fit, math.exp(fit.evidence - best)) for fit in fits]
         kept = [(fit, weight) for fit, weight in kept if weight >= LEAST_WEIGHT]
@@ -89,7 +92,8 @@ class Model:
 
     def guesses(self, place: Place) -> list[Guess]:
         """A guess for each shape that explains the runs, with its weight."""
-        return [Guess(*fit.predict(place), weight) for fit, weight in self._fits]
+        likeness = self._likeness(place, [*self.places, place])
+        return [Guess(*fit.predict(place, likeness), weight) for fit, weight in self._fits]
 
     def expected_gain(self, place: Place, best: float) -> float:
         """By how much the logarithm is expected to exceed `best`; where it does not, that is no loss."""
@@ -101,21 +105,34 @@ class Model:
             guess.weight * _normal_below((limit - guess.mean) / guess.deviation) for guess in self.guesses(place)
         )
 
+    def _likeness(self, a: Place, others: Sequence[Place]) -> list[Likeness]:
+        return [_likeness(a, other, self.counted) for other in others]
+
+
+def _likeness(a: Place, b: Place, counted: Sequence[bool]) -> Likeness:
+    """How many values two places share, and what of the remainder: the same for every shape."""
+    kept, alike = 1.0, 0.0
+    for one, other, is_number in zip(a.ranks, b.ranks, counted, strict=True):
+        if one == other:
+            alike += 1.0
+        else:
+            kept *= REMAINDER_KEPT
+            alike += NEIGHBOUR ** abs(one - other) if is_number else 0.0
+    if a.batch is not None and b.batch is not None and a.batch != b.batch:
+        kept *= math.exp(-((math.log2(a.batch / b.batch) / REMAINDER_REACH) ** 2) / 2.0)
+    return alike, kept
+
 
 class _Fit:
     """The Gaussian process of one shape."""
 
-    def __init__(self, seen: Sequence[Seen], shape: Shape, counted: tuple[bool, ...]) -> None:
-        self.shape, self.counted = shape, counted
-        self.places = [one.place for one in seen]
-        self.warped = [self._warp(place) for place in self.places]
+    def __init__(self, seen: Sequence[Seen], shape: Shape, likeness: Sequence[Sequence[Likeness]]) -> None:
+        self.shape = shape
+        self.warped = [self._warp(one.place) for one in seen]
         self.centre = 0.0 if shape.half is not None else math.fsum(self.warped) / len(seen)
         self.level = math.fsum(one.log_value - w for one, w in zip(seen, self.warped, strict=True)) / len(seen)
         rest = [one.log_value - self.level - w for one, w in zip(seen, self.warped, strict=True)]
-        matrix = [
-            [self._covariance(self.places[i], self.warped[i], self.places[j], self.warped[j]) for j in range(i + 1)]
-            for i in range(len(seen))
-        ]
+        matrix = [self._covariances(self.warped[i], row, self.warped[: i + 1]) for i, row in enumerate(likeness)]
         for i, one in enumerate(seen):
             matrix[i][i] += one.variance + 1e-9
         self.root = _cholesky(matrix)
@@ -124,12 +141,13 @@ class _Fit:
         log_determinant = math.fsum(math.log(row[-1]) for row in self.root)
         self.evidence = -0.5 * math.fsum(value * value for value in half) - log_determinant
 
-    def predict(self, place: Place) -> tuple[float, float]:
+    def predict(self, place: Place, likeness: Sequence[Likeness]) -> tuple[float, float]:
+        """Mean and deviation at a place; `likeness` is to every place that was seen, and at last to itself."""
         warped = self._warp(place)
-        cross = [self._covariance(place, warped, p, w) for p, w in zip(self.places, self.warped, strict=True)]
+        *cross, own = self._covariances(warped, likeness, [*self.warped, warped])
         mean = self.level + warped + math.fsum(c * w for c, w in zip(cross, self.weights, strict=True))
         explained = _solve_lower(self.root, cross)
-        variance = self._covariance(place, warped, place, warped) - math.fsum(value * value for value in explained)
+        variance = own - math.fsum(value * value for value in explained)
         return mean, math.sqrt(max(variance, 1e-12))
 
     def _warp(self, place: Place) -> float:
@@ -140,18 +158,14 @@ class _Fit:
             return GROWTH * math.log(place.batch)
         return -math.log1p(self.shape.half / place.batch)
 
-    def _covariance(self, a: Place, warped_a: float, b: Place, warped_b: float) -> float:
-        slope = SLOPE_SPREAD**2 * (warped_a - self.centre) * (warped_b - self.centre)
-        kept, alike = 1.0, 0.0
-        for one, other, counted in zip(a.ranks, b.ranks, self.counted, strict=True):
-            if one == other:
-                alike += 1.0
-            else:
-                kept *= REMAINDER_KEPT
-                alike += NEIGHBOUR ** abs(one - other) if counted else 0.0
-        if a.batch is not None and b.batch is not None:
-            kept *= math.exp(-((math.log2(a.batch / b.batch) / REMAINDER_REACH) ** 2) / 2.0)
-        return LEVEL_SPREAD**2 + slope + alike * (self.shape.factor**2 + slope) + self.shape.remainder**2 * kept
+    def _covariances(self, warped: float, likeness: Sequence[Likeness], others: Sequence[float]) -> Row:
+        factor, remainder = self.shape.factor**2, self.shape.remainder**2
+        bend = SLOPE_SPREAD**2 * (warped - self.centre)
+        row = []
+        for (alike, kept), other in zip(likeness, others, strict=True):
+            slope = bend * (other - self.centre)
+            row.append(LEVEL_SPREAD**2 + slope + alike * (factor + slope) + remainder * kept)
+        return row
 
 
 def _gain(guess: Guess, best: float) -> float:

@@ -6,10 +6,12 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from prony.plan.search import Rules, Search
+from prony.plan.search import Search
 from prony.plan.search_drive import Made, drive
 from prony.plan.search_goal import GOALS, result_of
+from prony.plan.search_model import Shape, rate_shapes
 from prony.plan.search_space import Candidate, Space
+from prony.plan.search_terms import Ask, Rules
 from tune_replay import Replay
 from tune_surface import Surface
 
@@ -65,6 +67,28 @@ class _CostBlind(Search):
 
     def cost_of(self, candidate: Candidate, seconds: float) -> float:
         return seconds + 15.0
+
+
+class _NoBatchLaw(Search):
+    """Prony's search, but a batch size is a place without a law: only near ones are alike."""
+
+    def _shapes(self) -> list[Shape]:
+        return rate_shapes(None)
+
+
+class _NoRace(Search):
+    """Prony's search, but nothing runs again before the A/B."""
+
+    def _race(self) -> Ask | None:
+        return None
+
+
+def without_batch_law(surface: Surface, seed: int, budget_s: float) -> Score:
+    return prony(surface, seed, budget_s, kind=_NoBatchLaw)
+
+
+def without_race(surface: Surface, seed: int, budget_s: float) -> Score:
+    return prony(surface, seed, budget_s, kind=_NoRace)
 
 
 def without_model(surface: Surface, seed: int, budget_s: float) -> Score:
@@ -141,6 +165,8 @@ def _alone(
 METHODS: dict[str, Method] = {"prony": prony, "random": random_alone, "Optuna TPE": tpe_alone}
 PARTS: dict[str, Method] = {
     "prony, trials drawn": without_model,
+    "prony, no batch law": without_batch_law,
+    "prony, no race": without_race,
     "prony, cost unseen": without_cost,
     "prony, 6 s runs": without_short_runs,
 }

@@ -56,7 +56,7 @@ def main() -> int:
     if options.warm and left:
         began = time.monotonic()
         with ThreadPoolExecutor(options.warm) as pool:
-            list(pool.map(lambda one: run(workload, fixed, one, place / one.key, ["steps=2"], ["--no-energy"]), left))
+            list(pool.map(lambda one: warm(workload, fixed, one, place), left))
         print(f"compiled {len(left)} trials in {time.monotonic() - began:.0f} s", flush=True)
     for number, candidate in enumerate(left, start=1):
         if time.monotonic() > end:
@@ -122,6 +122,11 @@ def run(
     began = time.monotonic()
     subprocess.run(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
     return time.monotonic() - began
+
+
+def warm(workload: Workload, fixed: dict[str, Any], candidate: Candidate, place: Path) -> None:
+    """Two steps, for what they leave in the compiler's cache."""
+    run(workload, fixed, candidate, Path(tempfile.mkdtemp(dir=place)), ["steps=2"], ["--no-energy"])
 
 
 def record_one(

@@ -25,10 +25,11 @@ from prony.cli.progress import Display, make_display
 from prony.cli.tune_history import History, read_history
 from prony.launch.collect import collect_all
 from prony.plan.request import parse_seconds
-from prony.plan.search import Ask, Limit, Result, Search
+from prony.plan.search import Search
 from prony.plan.search_drive import Found, Made, Step, drive
 from prony.plan.search_goal import Goal, find_goal, memory_total, parse_limits, result_of
 from prony.plan.search_space import Candidate, Space, default_lists, make_space, split_searched, trial_of
+from prony.plan.search_terms import Ask, Limit, Result
 from prony.report.run_energy import run_energy_j
 from prony_node.contract.errors import RequestError
 from prony_node.contract.plan import Stop

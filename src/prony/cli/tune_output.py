@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -104,11 +105,15 @@ def _left_out(space: Space, search: Search, found: Found) -> list[str]:
     lines = []
     pruned = sum(search.pruned(one) and not search.runs_of(one) for one in space.candidates)
     tried = sum(bool(search.runs_of(one)) for one in space.candidates)
-    lines.append(
-        f"{tried} of {len(space.candidates)} trials were run"
-        + (f", {pruned} left out because a smaller batch needed too much" if pruned else "")
-        + "; the model expects little of the others, or the budget ended."
+    text = f"{tried} of {len(space.candidates)} trials were run"
+    if pruned:
+        text += f", {pruned} left out because a smaller batch needed too much"
+    rest = (
+        "; of the others the model expects little, or the budget ended"
+        if tried + pruned < len(space.candidates)
+        else ""
     )
+    lines.append(f"{text}{rest}.")
     if space.refused:
         lines.append(f"Combinations that cannot be were left out: {'; '.join(space.refused[:MOST_REFUSED])}.")
     return lines
@@ -144,7 +149,9 @@ def show_candidate(candidate: Candidate) -> str:
 
 def _print_use(console: Console, tuning: Tuning, search: Search, found: Found) -> None:
     if found.recommended is not None and found.recommended.key != search.start.key:
-        console.print(f"use it: prony run {tuning.trial(found.recommended)}", markup=False, soft_wrap=True)
+        trial = tuning.trial(found.recommended)
+        words = [f"{name}={show_setting(value)}" for name, value in trial.settings.items()]
+        console.print(f"use it: prony run {shlex.join([trial.workload, *words])}", markup=False, soft_wrap=True)
     console.print(f"run folders: {tuning.root.absolute()}", markup=False, soft_wrap=True)
 
 

@@ -8,90 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
-from prony.plan.search_model import Model, Place, Seen, growing_shapes, rate_shapes
+from prony.plan.search_model import Model, Place, Seen, Shape, growing_shapes, rate_shapes
 from prony.plan.search_space import Candidate, Space
-from prony_node.stats import normal_quantile
+from prony.plan.search_terms import Z95, Ask, Estimate, Limit, Result, Rules
 
-Z95 = normal_quantile(0.975)
 OUT_OF_MEMORY = "out-of-memory"
 RESERVED = 0.25  # of the budget, at most, for the A/B; with half of it benchmarks/tune.py ends worse
 SPREAD_WEIGHT = 4  # of the spread between runs that is reckoned with, in repeats
 LIMIT_SLACK = 0.1  # by which a trial that ran out of memory is taken to exceed what there is, as a logarithm
-
-
-@dataclass(frozen=True)
-class Rules:
-    """How much certainty is worth how much machine time."""
-
-    short_s: float = 2.0  # measured time of a first run
-    long_s: float = 4.0  # and of a survivor's further ones
-    confirm_s: float = 6.0  # and of each run of the A/B at the end
-    indifferent: float = 0.01  # a smaller difference is not worth a run
-    between_runs: float = 0.01  # deviation of repeats in fresh processes that is reckoned with before any was seen
-    least_gain: float = 0.001  # expected gain of the most promising trial, as a share, below which the search ends
-    most_runs: int = 3  # of one trial in the race
-
-
-@dataclass(frozen=True)
-class Result:
-    """What one run said. `value` is what the goal wants more of; None where the run failed."""
-
-    candidate: Candidate
-    value: float | None
-    low: float | None = None
-    high: float | None = None
-    failure: str | None = None
-    limited: dict[str, float | None] = field(default_factory=dict)  # what --within bounds: its metrics
-    cost_s: float = 0.0  # the whole run, from its start to its record
-    measured_s: float = 0.0  # of that, the measuring; the rest is launch, build and cold start
-    spent: bool = True  # whether this search paid for it; what was in the store already is free
-
-
-@dataclass(frozen=True)
-class Limit:
-    """`memory<40GiB`: a metric that must stay below a value; `grows` says that a larger batch needs more of it."""
-
-    name: str
-    below: float
-    grows: bool = True
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A run's part in the A/B: which side of which two, and its number there."""
-
-    side: str
-    number: int
-    start: Candidate
-    winner: Candidate
-
-
-@dataclass(frozen=True)
-class Ask:
-    """A run to make, and why."""
-
-    candidate: Candidate
-    seconds: float
-    why: str
-    pair: Pair | None = None  # where it is a run of the A/B
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """What all runs of a trial say together, with what repeats differ by."""
-
-    candidate: Candidate
-    value: float
-    low: float
-    high: float
-    runs: int
-
-    @property
-    def deviation(self) -> float:
-        """Of the logarithm."""
-        return math.log(self.high / self.low) / (2.0 * Z95)
 
 
 class Search:
@@ -113,7 +38,10 @@ class Search:
         self.results: list[Result] = []
 
     def tell(self, result: Result) -> None:
-        self.results.append(result)
+        """Kept in an order of their own, so that nothing depends on the one in which they came."""
+        self.results = sorted(
+            [*self.results, result], key=lambda one: (one.candidate.key, one.value or 0.0, one.cost_s)
+        )
 
     # What is known
 
@@ -227,7 +155,7 @@ class Search:
         ranked = self.estimates()
         limits = self._limit_models()
         seen = [Seen(self._place(one), math.log(one.value), one.deviation**2) for one in self._measured()]
-        model = Model(seen, rate_shapes(self.space.smallest_batch()), self.space.counted()) if seen else None
+        model = Model(seen, self._shapes(), self.space.counted()) if seen else None
         scored = []
         for candidate in left:
             place = self._place(candidate)
@@ -236,6 +164,9 @@ class Search:
             worth = (fits if math.isinf(gain) else gain * fits) / self.cost_of(candidate, self.rules.short_s)
             scored.append((worth, gain if math.isinf(gain) else gain * fits, candidate))
         return sorted(scored, key=lambda one: (-one[0], one[2].key))
+
+    def _shapes(self) -> list[Shape]:
+        return rate_shapes(self.space.smallest_batch())
 
     def _race(self) -> Ask | None:
         """A longer run for the survivor that is known least, while one of them may be worth more than the leader."""

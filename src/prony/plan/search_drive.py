@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from prony.plan.search import Ask, Estimate, Pair, Result, Search
+from prony.plan.search import Search
 from prony.plan.search_confirm import START, WINNER, WORSE, Confirmation, confirmation, is_decided, next_side
 from prony.plan.search_goal import Goal, memory_total, result_of
 from prony.plan.search_space import Candidate
+from prony.plan.search_terms import Ask, Estimate, Pair, Result
 
 Record = dict[str, Any]
 

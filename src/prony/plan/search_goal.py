@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from prony.plan.search import Limit, Result, Rules
 from prony.plan.search_space import Candidate
+from prony.plan.search_terms import Limit, Result, Rules
 from prony_node.contract.errors import RequestError, unknown
 
 # A counter that ticks ten times a second is 2 % sure after 5 s.

@@ -10,11 +10,12 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prony.plan.search import Ask, Limit, Result, Rules, Search
+from prony.plan.search import Search
 from prony.plan.search_confirm import BETTER, SAME, WORSE, confirmation, next_side
 from prony.plan.search_drive import Made, drive
 from prony.plan.search_goal import GOALS
 from prony.plan.search_space import Candidate, Space
+from prony.plan.search_terms import Ask, Limit, Result, Rules
 
 GIB = 2.0**30
 GOAL = GOALS["throughput"]

@@ -1,7 +1,8 @@
 """A rank without torch, for tests of what surrounds a rank: same files, same phases, a chosen end.
 
 PRONY_STAND_IN holds words: a phase with what happens in it (`measure=hang`, `build=crash`, `end=segfault`),
-and `pace=SECONDS` for the length of each phase. Of several ranks, the one whose number stands before: `1:measure=kill`.
+`pace=SECONDS` for the length of each phase, and `rate=batch` for a rate that grows with the batch until it saturates.
+Of several ranks, the one whose number stands before: `1:measure=kill`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ def main(plan_file: str, out: str) -> int:
     folder = Path(out)
     wishes = dict(word.split("=", 1) for word in os.environ.get("PRONY_STAND_IN", "").split())
     pace_s = float(wishes.pop("pace", "0.05"))
+    grows = wishes.pop("rate", "") == "batch"
     plan = Plan.from_json(json.loads(Path(plan_file).read_text()))
     place = place_of(plan.trial.settings)
     if place.size > 1:
@@ -54,7 +56,7 @@ def main(plan_file: str, out: str) -> int:
             misbehave(wishes.get(phase), folder)
         if place.size > 1 and place.rank == 0:
             exec(compile(WAIT, "torch/distributed/stand_in.py", "exec"), {"other": folder / "rank1" / files.RESULT})
-        files.write_whole(folder / files.RESULT, result(plan))
+        files.write_whole(folder / files.RESULT, grown(result(plan), plan) if grows else result(plan))
         misbehave(wishes.get("end"), folder)
     return 0
 
@@ -103,6 +105,16 @@ def result(plan: Plan) -> dict[str, object]:
         "stop_reason": "tolerance",
         "window_monotonic": [now_s - 0.1, now_s],
     }
+
+
+def grown(made: dict[str, object], plan: Plan) -> dict[str, object]:
+    """The same with the rate of a batch: half of the highest at 8 samples; from 64 samples on there is no memory."""
+    batch = int(plan.trial.settings.get("batch_size", 4))
+    if batch >= 64:
+        return {"status": "failed", "failure": {"kind": "out-of-memory", "message": "invented"}}
+    value = 100.0 * batch / (batch + 8)
+    rate = {**made["metrics"]["throughput"], "value": value, "low": 0.99 * value, "high": 1.01 * value}  # type: ignore[index]
+    return {**made, "metrics": {"throughput": rate}, "effective": {**plan.trial.settings, "batch_size": batch}}
 
 
 if __name__ == "__main__":

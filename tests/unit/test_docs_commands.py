@@ -15,10 +15,13 @@ from prony.cli.list import THINGS
 from prony.cli.main import VERBS, make_app
 from prony.plan.request import make_stop, parse_trial, split_words
 from prony.plan.scale import make_series, parse_counts
+from prony.plan.search_goal import find_goal, parse_limits
+from prony.plan.search_space import make_space, split_searched
 from prony.plan.suites import load_suites
 from prony.plan.sweep import make_grid
 from prony_node.contract.errors import RequestError
 from prony_node.data.place import DEFAULT_SAMPLES, FORMS
+from prony_node.workloads import find_workload
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -116,6 +119,11 @@ def check_meaning(verb: str, parsed: dict[str, object]) -> None:
     if verb == "data generate":
         assert set(str(parsed["kind"]).split("|")) <= set(DEFAULT_SAMPLES)
         assert parsed["form"] in FORMS
+    if verb == "tune" and not PLACEHOLDER.search(str(parsed["workload"])):
+        find_goal(str(parsed["goal"]))
+        parse_limits(parsed["within"] or ())  # type: ignore[arg-type]
+        workload = find_workload(str(parsed["workload"]))
+        make_space(workload, *split_searched(workload, parsed["settings"] or ()))  # type: ignore[arg-type]
     if verb not in ("run", "sweep", "scale"):
         return
     make_stop(parsed["tolerance"], parsed["max_time"])  # type: ignore[arg-type]

@@ -31,6 +31,7 @@ VERBS = {
     "run": Verb("prony.cli.run", "run", "Measure a workload, or every trial of a suite, on this machine."),
     "sweep": Verb("prony.cli.sweep", "sweep", "Measure a grid of settings; what is finished is skipped."),
     "scale": Verb("prony.cli.scale", "scale", "Measure a workload on 1, 2, 4 devices: what is gained and lost."),
+    "tune": Verb("prony.cli.tune", "tune", "Find the best settings for a goal with few and short runs."),
     "study": Verb(
         "prony.cli.study", "study", "Plan, run, go on with or look at a study: a question as a set of trials."
     ),

@@ -1,0 +1,172 @@
+"""Surfaces for benchmarks/tune.py: every trial of a sweep with its step series, cold start and cost, to be replayed.
+
+A recorded surface is written by scripts/record_surface.py. A synthetic one follows the law below; it says so itself,
+and stands for no machine.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import math
+import random
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+SCHEMA = "prony.surface/1"
+LAW = (
+    "synthetic, no measurement: step time = t0 + t1 b, t0 and t1 with a factor for each value, each trial 3 % off "
+    "at random, 2 % slower with each doubling beyond a batch; memory = m0 + m1 b; steps with correlated noise of 1 %"
+)
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One trial of a surface, as it ran once."""
+
+    settings: dict[str, Any]  # the searched ones
+    status: str
+    around_s: float  # of the whole run, all but the measuring: launch, build, cold start, end
+    cold_start_s: float | None = None
+    kind: str | None = None  # of a failure
+    message: str | None = None
+    units_a_step: float | None = None
+    steps_a_block: int = 1
+    block_us: list[int] = field(default_factory=list)  # duration of each block of steps, in microseconds
+    memory: float | None = None  # bytes at most
+    power_w: float | None = None
+    inferred: bool = False  # not run: a smaller batch of its series ran out of memory
+
+    @property
+    def rate(self) -> float:
+        """The true rate: that of the whole series."""
+        if not self.block_us or not self.units_a_step:
+            return 0.0
+        return self.units_a_step * self.steps_a_block * len(self.block_us) / (1e-6 * sum(self.block_us))
+
+    @property
+    def measured_s(self) -> float:
+        return 1e-6 * sum(self.block_us)
+
+    @property
+    def cost_s(self) -> float:
+        return self.around_s + self.measured_s
+
+
+@dataclass(frozen=True)
+class Surface:
+    """A sweep in full."""
+
+    workload: str
+    unit: str
+    synthetic: bool
+    source: str  # the machine and how it was measured, or the law
+    fixed: dict[str, Any]
+    lists: dict[str, list[Any]]
+    between_runs: float  # relative deviation of repeats in fresh processes, put onto each replayed run
+    between_runs_source: str
+    memory_total: float | None
+    entries: list[Entry]
+
+    @property
+    def best(self) -> float:
+        return max(entry.rate for entry in self.entries)
+
+    @property
+    def sweep_s(self) -> float:
+        """Machine time of the full sweep, each trial run once as it was recorded; what was not run cost nothing."""
+        return math.fsum(entry.cost_s for entry in self.entries if not entry.inferred)
+
+
+def write_surface(surface: Surface, path: Path) -> None:
+    document = {"schema": SCHEMA, **asdict(surface)}
+    with gzip.GzipFile(path, "wb", mtime=0) as file:
+        file.write(json.dumps(document, separators=(",", ":")).encode())
+
+
+def read_surface(path: Path) -> Surface:
+    document = json.loads(gzip.decompress(path.read_bytes()))
+    if document.pop("schema") != SCHEMA:
+        raise ValueError(f"{path} is not a {SCHEMA}")
+    entries = [Entry(**entry) for entry in document.pop("entries")]
+    return Surface(entries=entries, **document)
+
+
+@dataclass(frozen=True)
+class Law:
+    """What a synthetic surface follows: microseconds of a step and of a sample, and what each value changes."""
+
+    workload: str
+    unit: str
+    units_a_sample: float
+    lists: dict[str, list[Any]]
+    step_us: float
+    sample_us: float
+    factors: dict[str, dict[Any, tuple[float, float]]]  # setting, value: factors of t0 and t1
+    cold_start_s: dict[Any, float]  # by the value of compile
+    sample_gib: float
+    memory_factors: dict[str, dict[Any, float]]
+    slower_beyond: int
+
+
+IMAGES = Law(
+    workload="wideresnet", unit="images", units_a_sample=1,
+    lists={"batch_size": [64, 128, 256, 512, 1024, 2048, 4096], "precision": ["bf16", "fp16"],
+           "compile": ["off", "default"], "memory_format": ["contiguous", "channels_last"]},
+    step_us=900, sample_us=36,
+    factors={"precision": {"bf16": (1, 1), "fp16": (1.3, 1.06)},
+             "compile": {"off": (1.6, 1.45), "default": (1, 1)},
+             "memory_format": {"contiguous": (1, 1.35), "channels_last": (1, 1)}},
+    cold_start_s={"off": 3.0, "default": 14.0}, sample_gib=0.02,
+    memory_factors={"compile": {"off": 1.3}}, slower_beyond=1024,
+)  # fmt: skip
+TOKENS = Law(
+    workload="gpt-117m", unit="tokens", units_a_sample=1024,
+    lists={"batch_size": [4, 8, 16, 32, 64, 128], "precision": ["bf16", "bf16-pure"],
+           "compile": ["off", "default"], "fused": [False, True]},
+    step_us=6000, sample_us=2300,
+    factors={"precision": {"bf16": (1, 1), "bf16-pure": (0.9, 0.95)}, "compile": {"off": (1.5, 1.4), "default": (1, 1)},
+             "fused": {False: (2.2, 1), True: (1, 1)}},
+    cold_start_s={"off": 4.0, "default": 20.0}, sample_gib=1.6,
+    memory_factors={"compile": {"off": 1.3}, "precision": {"bf16-pure": 0.8}}, slower_beyond=64,
+)  # fmt: skip
+
+
+def synthesise(law: Law, seed: int = 1, seconds: float = 6.0) -> Surface:
+    """The surface of a law; the same for the same seed."""
+    rng = random.Random(f"{law.workload}-{seed}")
+    entries = []
+    for values in itertools.product(*law.lists.values()):
+        entries.append(_synthetic_entry(law, dict(zip(law.lists, values, strict=True)), rng, seconds))
+    return Surface(
+        law.workload, law.unit, True, LAW, {}, law.lists, 0.007, "the law", 140.0 * GIB, entries
+    )  # fmt: skip
+
+
+def _synthetic_entry(law: Law, settings: dict[str, Any], rng: random.Random, seconds: float) -> Entry:
+    batch = settings["batch_size"]
+    step, sample, memory = law.step_us, law.sample_us, law.sample_gib
+    for name, value in settings.items():
+        first, second = law.factors.get(name, {}).get(value, (1.0, 1.0))
+        step, sample = step * first, sample * second
+        memory *= law.memory_factors.get(name, {}).get(value, 1.0)
+    around_s = 9.0 + law.cold_start_s[settings["compile"]] * rng.uniform(0.9, 1.1)
+    used = 2.0 * GIB + memory * GIB * batch
+    trial_off = math.exp(rng.gauss(0.0, 0.03))
+    if used > 140.0 * GIB:
+        return Entry(settings, "failed", around_s, kind="out-of-memory", message="out of memory, by the law")
+    slower = 1.02 ** max(0.0, math.log2(batch / law.slower_beyond))
+    step_us = (step + sample * batch) * trial_off * slower
+    steps = max(1, round(50_000 / step_us))
+    blocks, noise = [], 0.0
+    while sum(blocks) < seconds * 1e6:
+        noise = 0.5 * noise + rng.gauss(0.0, 0.01)
+        blocks.append(round(steps * step_us * (1.0 + noise)))
+    busy = sample * batch / (step + sample * batch)
+    return Entry(
+        settings, "ok", around_s, law.cold_start_s[settings["compile"]], None, None, batch * law.units_a_sample, steps,
+        blocks, used, 250.0 + 440.0 * busy,
+    )  # fmt: skip

@@ -1,0 +1,171 @@
+"""What `prony tune` searches: which settings, which values of them, and where a trial lies among them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from prony.plan.request import split_words
+from prony.plan.search_model import Place
+from prony_node.contract.errors import RequestError
+from prony_node.contract.settings import SETTINGS, Setting, Value
+from prony_node.contract.trial import Trial, reads_data_set
+from prony_node.workloads.config import Workload
+
+BATCH = "batch_size"
+MOST_TRIALS = 2000  # the model looks at each before every run
+REACH = 8  # times the default batch, up and down, where nobody says what to search
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One point of the space: the values of the searched settings."""
+
+    values: tuple[tuple[str, Value], ...]
+
+    @property
+    def settings(self) -> dict[str, Value]:
+        return dict(self.values)
+
+    @property
+    def key(self) -> str:
+        """The same for the same values, whatever their order was on the command line."""
+        return json.dumps(dict(sorted(self.values)))
+
+    @property
+    def series(self) -> str:
+        """What trials that differ in the batch size alone share."""
+        return json.dumps({name: value for name, value in sorted(self.values) if name != BATCH})
+
+    @property
+    def batch(self) -> float | None:
+        value = self.settings.get(BATCH)
+        return float(value) if isinstance(value, int) else None
+
+
+@dataclass(frozen=True)
+class Space:
+    """Lists of values, the trials they make, and those of them that cannot be."""
+
+    lists: dict[str, tuple[Value, ...]]
+    candidates: tuple[Candidate, ...]
+    refused: tuple[str, ...] = ()  # why combinations were left out
+
+    @property
+    def ranked(self) -> list[str]:
+        return sorted(name for name in self.lists if name != BATCH)
+
+    def counted(self) -> tuple[bool, ...]:
+        """For each rank of a place whether its setting is a number."""
+        return tuple(
+            all(isinstance(value, int) and not isinstance(value, bool) for value in self.lists[name])
+            for name in self.ranked
+        )
+
+    def place(self, candidate: Candidate) -> Place:
+        """Where a candidate lies; a value that is not in a list lies beside it, alone."""
+        settings = candidate.settings
+        ranks = tuple(_rank(settings.get(name), self.lists[name]) for name in self.ranked)
+        return Place(ranks, candidate.batch if BATCH in self.lists else None)
+
+    def smallest_batch(self) -> float | None:
+        batches = [candidate.batch for candidate in self.candidates if candidate.batch is not None]
+        return min(batches) if batches else None
+
+    def of_effective(self, effective: Mapping[str, Value]) -> Candidate:
+        """The candidate that a run's effective settings are."""
+        return Candidate(tuple((name, effective[name]) for name in self.lists if name in effective))
+
+
+def _rank(value: Value | None, values: Sequence[Value]) -> int:
+    ordered = sorted(values, key=lambda one: (isinstance(one, str), one))
+    return ordered.index(value) if value in ordered else -1
+
+
+def split_searched(workload: Workload, words: Iterable[str]) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """The words of a command line: settings with one value stay as they are, those with several are searched."""
+    fixed: dict[str, str] = {}
+    searched: dict[str, list[str]] = {}
+    for name, text in split_words(words, workload.own_settings()).items():
+        values = listed(name, text)
+        if len(values) == 1:
+            fixed[name] = values[0]
+        else:
+            searched[name] = values
+    if "auto" in searched.get(BATCH, ()):
+        raise RequestError("batch_size=auto is the largest that fits, not the best; tune takes numbers: 16..4096")
+    return fixed, searched
+
+
+def listed(name: str, text: str) -> list[str]:
+    """The values of `bf16,fp16` or `16..4096`, which doubles."""
+    values: list[str] = []
+    for part in text.split(";" if name == "cores" else ","):
+        low, dots, high = part.strip().partition("..")
+        if not dots or not low.isdigit() or not high.isdigit():
+            values.append(part.strip())
+            continue
+        if not 0 < int(low) <= int(high):
+            raise RequestError(f"{name}={part} is not a range: it doubles from a number above 0 to one no smaller")
+        values += [str(int(low) << step) for step in range(int(high).bit_length()) if int(low) << step <= int(high)]
+    if not all(values):
+        raise RequestError(f"{name}={text} has an empty value in its list")
+    return list(dict.fromkeys(values))
+
+
+def make_space(workload: Workload, fixed: Mapping[str, Value], lists: Mapping[str, Sequence[object]]) -> Space:
+    """Every combination of the values that can work together; refused when none can, or when they are too many."""
+    known = SETTINGS | {setting.name: setting for setting in workload.own_settings()}
+    typed = {name: tuple(dict.fromkeys(_parse(known[name], value) for value in lists[name])) for name in lists}
+    count = math.prod(len(values) for values in typed.values())
+    if count > MOST_TRIALS:
+        raise RequestError(f"{count} combinations are more than tune looks through ({MOST_TRIALS}); leave some out")
+    candidates, refused = [], []
+    for values in itertools.product(*typed.values()):
+        candidate = Candidate(tuple(zip(typed, values, strict=True)))
+        try:
+            workload.parse({**fixed, **candidate.settings})
+        except RequestError as error:
+            refused.append(str(error))
+            continue
+        candidates.append(candidate)
+    if not candidates:
+        raise RequestError(f"no combination of these settings can work: {refused[0]}")
+    return Space(typed, tuple(candidates), tuple(dict.fromkeys(refused)))
+
+
+def _parse(setting: Setting, value: object) -> Value:
+    return setting.parse(value)
+
+
+def default_lists(
+    workload: Workload, fixed: Mapping[str, Value], effective: Mapping[str, Value]
+) -> dict[str, list[Value]]:
+    """What is worth searching where nobody says: around the defaults, and nothing that changes a step's mathematics
+    but its size."""
+    lists: dict[str, list[Value]] = {}
+    batch, mode = effective.get(BATCH), str(effective.get("mode", "train"))
+    if isinstance(batch, int) and not workload.operation:
+        sizes = [batch * REACH // 2**step for step in range(2 * REACH.bit_length() - 1)]
+        lists[BATCH] = sorted({size for size in sizes if size >= workload.least(mode)})
+    if effective.get("device") != "cpu" and not workload.operation and not workload.varies:
+        lists["compile"] = ["off", "default"]
+    if workload.memory_format == "channels_last":
+        lists["memory_format"] = ["contiguous", "channels_last"]
+    if reads_data_set(effective) or effective.get("data") == "host":
+        workers = effective.get("workers")
+        lists["workers"] = sorted({0, int(workers), 2 * int(workers)}) if isinstance(workers, int) else [0, 4]
+    for setting in workload.settings:  # a layer's other form: the same function, other kernels
+        if setting.kind == "choice" and setting.name in effective and setting.name in SAME_FUNCTION:
+            lists[setting.name] = list(setting.choices)
+    return {name: values for name, values in lists.items() if name not in fixed and len(values) > 1}
+
+
+SAME_FUNCTION = ("norms", "parts", "enlarge", "depthwise", "assignment")
+
+
+def trial_of(workload: Workload, fixed: Mapping[str, Value], candidate: Candidate) -> Trial:
+    return Trial(workload.name, workload.parse({**fixed, **candidate.settings}))

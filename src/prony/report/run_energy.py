@@ -1,0 +1,50 @@
+"""The energy of a whole run, from what its sampler wrote: a record's own figure is of the steady window alone."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+from prony_node.contract import files
+
+Reading = tuple[float, float]  # when, and what: joules of a counter, watts of any other sensor
+
+
+def run_energy_j(folder: Path, record: dict[str, Any]) -> float | None:
+    """Joules of the devices that took part, first reading to last; None where there was no sensor."""
+    parts = [part for part in (record.get("energy") or {}).get("parts") or [] if part.get("sensor")]
+    readings = _read(folder)
+    found = [_energy_j(readings.get(part["sensor"], []), part.get("kind") == "counter") for part in parts]
+    known = [energy_j for energy_j in found if energy_j is not None]
+    return sum(known) if known and len(known) == len(found) else None
+
+
+def _read(folder: Path) -> dict[str, list[Reading]]:
+    """Readings by sensor; a line that was cut short is passed over."""
+    try:
+        sensors = json.loads((folder / files.POWER).read_text(encoding="utf-8"))["sensors"]
+        names = {str(number): str(sensor["id"]) for number, sensor in enumerate(sensors)}
+        lines = (folder / files.POWER_SAMPLES).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    found: dict[str, list[Reading]] = {}
+    for line in csv.DictReader(lines):
+        try:
+            found.setdefault(names[line["sensor"]], []).append((float(line["after_s"]), float(line["value"])))
+        except (KeyError, ValueError, TypeError):
+            continue
+    return found
+
+
+def _energy_j(readings: list[Reading], counts: bool) -> float | None:
+    if len(readings) < 2:
+        return None
+    readings = sorted(readings)
+    if counts:
+        difference_j = readings[-1][1] - readings[0][1]
+        return difference_j if difference_j >= 0.0 else None  # it wrapped
+    pairs = itertools.pairwise(readings)
+    return sum((later - earlier) * (a + b) / 2.0 for (earlier, a), (later, b) in pairs)

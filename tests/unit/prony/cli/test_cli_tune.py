@@ -1,0 +1,98 @@
+"""`prony tune` with runs of the stand-in, whose rate grows with the batch and which has no memory from 64 on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prony.cli.tune import tune as tune_verb
+from prony.cli.tune_history import FIRST_REPEAT, History
+from prony_node.contract.errors import RequestError
+from prony_node.contract.trial import Trial
+
+ROOT = Path(__file__).parents[4]
+
+
+def start(out: Path, *words: str, wish: str = "rate=batch") -> subprocess.Popen[str]:
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests" / "stand_in")])
+    wishes = {"PRONY_RANK_MODULE": "stand_in_rank", "PRONY_STAND_IN": f"pace=0.01 {wish}"}
+    argv = [sys.executable, "-m", "prony", "tune", "gpt-tiny", *words, "--out", str(out)]
+    environment = {**os.environ, "PYTHONPATH": path, **wishes}
+    return subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finished(out: Path) -> set[str]:
+    records = [json.loads(path.read_text()) for path in out.glob("*/record.json")]
+    return {record["id"] for record in records if record["status"] != "interrupted"}
+
+
+def test_an_interrupted_search_is_gone_on_with_and_ends_with_the_best_confirmed(tmp_path: Path) -> None:
+    words = ("batch_size=2,8,32,64", "--json")
+    first = start(tmp_path, *words)
+    while len(finished(tmp_path)) < 2:
+        assert first.poll() is None, first.communicate()
+        time.sleep(0.02)
+    first.send_signal(signal.SIGINT)
+    said = first.communicate(timeout=120)
+    assert first.returncode == 130, said
+    before = finished(tmp_path)
+    second = start(tmp_path, *words)
+    output, errors = second.communicate(timeout=300)
+    assert second.returncode == 0, errors
+    found: dict[str, Any] = json.loads(output)
+    stored = {step["run"] for step in found["path"] if step["stored"]}
+    assert stored == before, "what was run before is used, and costs nothing"
+    assert len(finished(tmp_path)) == len(before) + found["cost"]["runs"]
+    assert (found["start"], found["winner"]) == ({"batch_size": 4}, {"batch_size": 32})
+    assert found["confirmed"]["verdict"] == "better"
+    assert found["cost"]["energy_j"] is None
+    assert "batch_size=32 instead of 4" in found["changes_mathematics"][0]
+    assert "out-of-memory" in {step["failure"] for step in found["path"]}
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "said"),
+    [
+        ([], {"goal": "speed"}, "goal"),
+        ([], {"goal": "time-to-quality"}, "until="),
+        ([], {"within": ["memory<40"]}, "memory<40GiB"),
+        ([], {"budget": "soon"}, "--budget"),
+        (["batch_size=auto"], {}, "largest that fits"),
+        (["batch_sise=2..8"], {}, "batch_size"),
+    ],
+)
+def test_a_wrong_request_starts_nothing(tmp_path: Path, words: list[str], options: dict[str, Any], said: str) -> None:
+    given = {"goal": "throughput", "within": [], "budget": "1m", **options}
+    with pytest.raises(RequestError, match=said):
+        tune_verb("gpt-tiny", words, out=tmp_path, **given)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_start_that_fails_ends_the_search_with_its_reason(tmp_path: Path) -> None:
+    process = start(tmp_path, "batch_size=2,4", wish="measure=crash")
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "the start itself failed (exception)" in errors
+
+
+def test_only_stored_runs_that_took_turns_are_an_a_b() -> None:
+    a, b = Trial("gpt-tiny", {}), Trial("gpt-tiny", {"batch_size": 8})
+
+    def record(trial: Trial, minute: int) -> dict[str, Any]:
+        started = f"2026-01-01T00:{minute:02}:00+00:00"
+        stop = {"max_time_s": 6.0}
+        return {"id": str(minute), "trial": {"hash": trial.hash}, "status": "ok", "started": started, "stop": stop}
+
+    turns = History([record(a, 1), record(b, 2), record(b, 3), record(a, 4)]).interleaved(a, b, 6.0)
+    assert [len(turns[side]) for side in ("start", "winner")] == [2, 2]
+    apart = History([record(a, 1), record(a, 2)]).interleaved(a, b, 6.0)
+    assert not any(apart.values())
+    assert History().next_repeat(a) == FIRST_REPEAT

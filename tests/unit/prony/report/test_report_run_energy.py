@@ -1,0 +1,41 @@
+"""The energy of a whole run: first reading to last, whatever the steady window was."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from prony.report.run_energy import run_energy_j
+
+SAMPLES = """before_s,after_s,sensor,value,note
+1.0,1.0,0,1000.0,
+1.0,1.0,1,100.0,
+2.0,2.0,1,300.0,
+4.0,4.0,1,300.0,
+4.0,4.0,0,1700.5,
+5.0,5.0,0"""  # the last line was cut by a kill
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    sensors = [{"id": "counter A"}, {"id": "samples B"}]
+    (tmp_path / "power.json").write_text(json.dumps({"sensors": sensors}))
+    (tmp_path / "power.csv").write_text(SAMPLES)
+    return tmp_path
+
+
+def test_counters_are_subtracted_and_power_is_integrated(folder: Path) -> None:
+    counter = {"sensor": "counter A", "kind": "counter"}
+    samples = {"sensor": "samples B", "kind": "instantaneous"}
+    assert run_energy_j(folder, {"energy": {"parts": [counter]}}) == pytest.approx(700.5)
+    assert run_energy_j(folder, {"energy": {"parts": [counter, samples]}}) == pytest.approx(700.5 + 200.0 + 600.0)
+
+
+def test_what_was_not_sampled_is_unknown_and_never_zero(folder: Path, tmp_path: Path) -> None:
+    assert run_energy_j(folder, {"energy": None}) is None
+    assert run_energy_j(folder, {"energy": {"parts": [{"sensor": "another", "kind": "counter"}]}}) is None
+    assert (
+        run_energy_j(tmp_path / "nothing", {"energy": {"parts": [{"sensor": "counter A", "kind": "counter"}]}}) is None
+    )

@@ -1,0 +1,83 @@
+"""benchmarks/tune.py on a small synthetic surface: the replay is what it says, and the search beats drawing trials."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RECORDED = ROOT / "tests" / "replay" / "records" / "wideresnet-20260301T100000-a00200"
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), str(ROOT / "scripts"), *sys.path])
+    import record_surface
+
+    import tune
+    import tune_methods
+    import tune_replay
+    import tune_surface
+
+    return SimpleNamespace(
+        tune=tune, methods=tune_methods, replay=tune_replay, surface=tune_surface, record=record_surface
+    )
+
+
+@pytest.fixture
+def small(bench: Any) -> Any:
+    law = bench.surface.IMAGES
+    lists = {**law.lists, "batch_size": [128, 512, 2048, 8192]}
+    return bench.surface.synthesise(replace(law, lists=lists), seconds=3.0)
+
+
+def test_a_surface_is_kept_whole_and_says_that_it_is_synthetic(bench: Any, small: Any, tmp_path: Path) -> None:
+    bench.surface.write_surface(small, tmp_path / "s.json.gz")
+    again = bench.surface.read_surface(tmp_path / "s.json.gz")
+    assert again == small
+    assert again.synthetic
+    assert "no measurement" in again.source
+
+
+def test_a_replayed_run_costs_its_cold_start_and_gives_the_recorded_rate_or_failure(bench: Any, small: Any) -> None:
+    replay = bench.replay.Replay(small, seed=3)
+    candidates = bench.methods.space_of(small).candidates
+    for candidate, entry in zip(candidates, small.entries, strict=True):
+        record, cost_s = replay.run(candidate, 2.0)
+        if entry.status != "ok":
+            assert record["failure"]["kind"] == "out-of-memory"
+            continue
+        rate = record["metrics"]["throughput"]
+        assert abs(rate["value"] / entry.rate - 1.0) < 0.05
+        assert rate["low"] <= rate["value"] <= rate["high"]
+        assert entry.around_s + 2.0 <= cost_s < entry.around_s + 2.5
+    assert any(entry.status != "ok" for entry in small.entries)
+
+
+def test_the_search_ends_near_the_best_within_its_share(bench: Any, small: Any) -> None:
+    scores = [bench.methods.prony(small, seed, 0.5 * small.sweep_s) for seed in range(4)]
+    assert all(score.share_of_best >= 0.97 for score in scores)
+    assert all(score.total_share <= 0.55 for score in scores)
+    drawn = bench.methods.random_alone(small, 0, 0.5 * small.sweep_s)
+    assert 0.0 < drawn.share_of_best <= 1.0
+
+
+def test_a_run_folder_becomes_an_entry(bench: Any, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(RECORDED, tmp_path / "run"))
+    record = json.loads((folder / "record.json").read_text())
+    from prony.plan.search_space import Candidate
+
+    entry = bench.record.entry_of(Candidate((("batch_size", 32),)), record, folder, 30.0)
+    assert entry.status == "ok"
+    assert abs(entry.rate / record["metrics"]["throughput"]["value"] - 1.0) < 0.05
+    assert abs(entry.cost_s - 30.0) < 0.01
+    failed = {**record, "status": "failed", "failure": {"kind": "out-of-memory", "message": "no\nmore"}}
+    entry = bench.record.entry_of(Candidate((("batch_size", 32),)), failed, folder, 9.0)
+    assert (entry.kind, entry.message, entry.rate) == ("out-of-memory", "no", 0.0)

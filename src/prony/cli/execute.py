@@ -1,4 +1,4 @@
-"""Making runs one after the other, for `run` and `sweep`: start, show, interrupt, collect, index."""
+"""Making runs one after the other, for `run` and studies: start, show, interrupt, collect, index."""
 
 from __future__ import annotations
 
@@ -102,15 +102,16 @@ def execute(jobs: list[Job], root: Path, display: Display) -> tuple[list[Outcome
             if interrupts.count:
                 return outcomes, True
             title = str(job.trial) if len(jobs) == 1 else f"[{number}/{len(jobs)}] {job.trial}"
-            outcome = _run_one(job, root, display, title, interrupts)
+            outcome = run_one(job, root, display, title, interrupts)
             index(root, outcome.folder)
             outcomes.append(outcome)
             if outcome.record["status"] != "ok":
-                display.note(f"{title}: {_first_line(outcome.record)}")
+                display.note(f"{title}: {first_line(outcome.record)}")
         return outcomes, interrupts.count > 0
 
 
-def _run_one(job: Job, root: Path, display: Display, title: str, interrupts: Interrupts) -> Outcome:
+def run_one(job: Job, root: Path, display: Display, title: str, interrupts: Interrupts) -> Outcome:
+    """Make one run in fresh processes, shown while it goes; its record."""
     plan = make_plan(job.trial, job.stop, tuple(catalog.peaks()), job.repeat, energy=job.energy, file=job.file)
     run = LocalRun(plan, root)
     run.start()
@@ -155,7 +156,8 @@ def exit_code(records: Iterable[dict[str, Any]], interrupted: bool) -> int:
     return EXIT_REQUEST if refused else EXIT_FAILED
 
 
-def _first_line(record: dict[str, Any]) -> str:
+def first_line(record: dict[str, Any]) -> str:
+    """How a run ended badly, in a line."""
     failure = record["failure"]
     message = failure["message"].splitlines()[0]
     return message if record["status"] == "interrupted" else f"failed ({failure['kind']}): {message}"

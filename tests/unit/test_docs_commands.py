@@ -14,6 +14,7 @@ import typer
 from prony.cli.list import THINGS
 from prony.cli.main import VERBS, make_app
 from prony.plan.request import make_stop, parse_trial, split_words
+from prony.plan.scale import make_series, parse_counts
 from prony.plan.suites import load_suites
 from prony.plan.sweep import make_grid
 from prony_node.contract.errors import RequestError
@@ -115,7 +116,7 @@ def check_meaning(verb: str, parsed: dict[str, object]) -> None:
     if verb == "data generate":
         assert set(str(parsed["kind"]).split("|")) <= set(DEFAULT_SAMPLES)
         assert parsed["form"] in FORMS
-    if verb not in ("run", "sweep"):
+    if verb not in ("run", "sweep", "scale"):
         return
     make_stop(parsed["tolerance"], parsed["max_time"])  # type: ignore[arg-type]
     target = str(parsed.get("target") or parsed.get("workload"))
@@ -124,6 +125,10 @@ def check_meaning(verb: str, parsed: dict[str, object]) -> None:
         return
     if verb == "sweep":
         make_grid(target, [word for word in words if not PLACEHOLDER.search(word)])
+    elif verb == "scale":
+        kinds = [kind for kind in ("weak", "strong") if parsed[kind] or parsed["both"]] or ["weak"]
+        nodes = parse_counts(str(parsed["nodes"]), "--nodes") if parsed["nodes"] else []
+        make_series(target, [word for word in words if not PLACEHOLDER.search(word)], kinds, nodes)
     elif target in load_suites():
         split_words(words)
     else:
@@ -136,6 +141,7 @@ def check_meaning(verb: str, parsed: dict[str, object]) -> None:
         "run resnet51",
         "run resnet50 batchsize=4",
         "run resnet50 precision=fp31",
+        "scale resnet50 devices=2,4",
         "walk x",
         "data make imagenet",
         "data generate imagnet",

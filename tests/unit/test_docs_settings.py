@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from prony_node.contract.machine import Machine
+from prony_node.contract.parallel import SEVERAL_ONLY
 from prony_node.contract.plan import Stop
 from prony_node.contract.settings import SETTINGS, Setting
 from prony_node.contract.trial import DATA_SET_ONLY
@@ -67,8 +68,8 @@ def test_the_stated_defaults_are_the_defaults(kind: str) -> None:
         for name, (_, stated, _) in table(SETTINGS_PAGE, "setting", "values", "default").items():
             if stated == "by workload" or name in workload.fixed:
                 continue  # the page's table of workloads has it
-            if name in DATA_SET_ONLY:
-                continue  # these follow from the data set that a run finds
+            if name in DATA_SET_ONLY or name in SEVERAL_ONLY:
+                continue  # these follow from the data set that a run finds, or from there being several devices
             if stated == "none":
                 assert name not in defaults
             elif stated == "by device":

@@ -20,6 +20,7 @@ PHASE_NAMES = {
     "stage": "staging data",
     "build": "building",
     "cold_start": "cold start",
+    "messages": "timing messages",
     "measure": "measuring",
     "evaluation": "evaluating",
     "latency": "measuring latency",

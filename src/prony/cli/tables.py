@@ -17,6 +17,8 @@ from prony.analysis.headline import Headline, headline
 from prony.analysis.settings import USUAL, in_order, settings_of, show_setting, shown_settings
 from prony.cli.sections import grid, pairs, print_section
 from prony.report.batch_lines import batch_lines
+from prony.report.binding_lines import binding_lines
+from prony.report.collective_lines import collective_lines, collective_table
 from prony.report.data_lines import data_lines
 from prony.report.learning_lines import REACHED, curve_table, learning_lines
 from prony.report.metric_lines import metric_lines
@@ -74,6 +76,8 @@ def print_record(console: Console, record: Record, folder: Path | None) -> None:
     print_section(console, "data", pairs(data_lines(record)))
     print_section(console, "batch_size=auto, as tried", pairs(batch_lines(record)))
     print_section(console, "learning", pairs(learning_lines(record)), _curve(record))
+    print_section(console, "collective", pairs(collective_lines(record)), _messages(record))
+    print_section(console, "binding", pairs(binding_lines(record)))
     print_section(console, "phases", _phases(record))
     print_section(console, "checks", _checks(record))
     print_section(console, "settings, effective", _settings(record))
@@ -184,6 +188,19 @@ def _curve(record: Record) -> Table | None:
     if curve.left_out:
         left_out = f"{curve.left_out:,} more epoch{'s' if curve.left_out != 1 else ''} in the record"
         table.caption, table.caption_justify = Text(left_out, "not italic"), "left"
+    return table
+
+
+def _messages(record: Record) -> Table | None:
+    """The curve of a collective, a row a message size."""
+    found = collective_table(record)
+    if found is None:
+        return None
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 1))
+    for title in found.header:
+        table.add_column(Text(title), justify="right", no_wrap=True)
+    for row in found.rows:
+        table.add_row(*map(Text, row))
     return table
 
 

@@ -11,10 +11,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup
 
 from prony.analysis.learning import quality_of
+from prony.analysis.scaling import find_series, scaling
 from prony.analysis.settings import Record
+from prony.report.collective_lines import collective_plot
 from prony.report.learning import curves
 from prony.report.numbers import format_target
 from prony.report.page import Entry, Page, page_of
+from prony.report.scaling_lines import GAINED, LOST, gained_row, lost_row, scaling_lines, scaling_title
 from prony.report.series import read_series
 from prony.report.sweep import learned_sweeps, sweeps
 from prony_node.contract.errors import RequestError
@@ -44,16 +47,22 @@ def build_report(folders_or_records: Sequence[Path | Record], out: Path) -> Path
 
 def render(page: Page, entries: Sequence[Entry]) -> str:
     """The page with its plots."""
-    from prony.report.plots import series_svg  # a second to import, so only for a report
+    from prony.report.plots import series_svg, sweep_svg  # a second to import, so only for a report
 
     records = [entry.record for entry in entries]
-    page.sweeps += _sweeps([record for record in records if quality_of(record) is None])
+    series = find_series(records)
+    scaled = {record["id"] for _, those in series for record in those}
+    page.scalings += _scalings(series)
+    page.sweeps += _sweeps([one for one in records if quality_of(one) is None and one["id"] not in scaled])
     page.learning += _learning(records)
     page.learned_sweeps += _learned_sweeps(records)
     for number, (entry, run) in enumerate(zip(entries, page.runs, strict=True)):
-        series = read_series(entry.folder, entry.record) if entry.folder else None
-        if series is not None:
-            run["plot"] = Markup(series_svg(series, f"run{number}"))
+        steps = read_series(entry.folder, entry.record) if entry.folder else None
+        if steps is not None:
+            run["plot"] = Markup(series_svg(steps, f"run{number}"))
+        messages = collective_plot(entry.record)
+        if messages is not None:
+            run["messages_plot"] = Markup(sweep_svg(messages, f"messages{number}"))
     environment = Environment(
         loader=PackageLoader("prony.report"),
         autoescape=select_autoescape(default=True),
@@ -80,6 +89,23 @@ def _sweeps(records: Sequence[Record]) -> list[dict[str, Any]]:
             "marks": sweep_keys(sweep),
         }
         for number, sweep in enumerate(sweeps(records))
+    ]
+
+
+def _scalings(series: Sequence[tuple[str, list[Record]]]) -> list[dict[str, Any]]:
+    """Speedup against ideal, and where the rest went."""
+    from prony.report.scaling_plot import scaling_svg
+
+    found = [scaling(records, kind) for kind, records in series]
+    return [
+        {
+            "title": scaling_title(one),
+            "svgs": [Markup(scaling_svg(one, what, f"scaling{number}{what}")) for what in ("speedup", "efficiency")],
+            "gained": {"columns": GAINED, "rows": [gained_row(point) for point in one.points]},
+            "lost": {"columns": LOST, "rows": [row for point in one.points if (row := lost_row(point))]},
+            "lines": scaling_lines(one),
+        }
+        for number, one in enumerate(found)
     ]
 
 

@@ -14,6 +14,8 @@ from prony.analysis.learning import quality_of
 from prony.analysis.settings import Record, in_order, settings_of, show_setting, shown_settings
 from prony.analysis.spread import Group, groups
 from prony.report.batch_lines import batch_lines
+from prony.report.binding_lines import binding_lines
+from prony.report.collective_lines import collective_lines, collective_table
 from prony.report.data_lines import data_lines
 from prony.report.learning_lines import REACHED, curve_table, learning_lines
 from prony.report.metric_lines import metric_lines
@@ -27,7 +29,18 @@ COLUMNS = (
     ("samples_per_wh", "per watt-hour"),
 )
 LEARNED = (("quality", "quality"), ("time_to_quality", "time to quality"))  # where any run has a quality
-PHASES = ("generate", "stage", "build", "cold_start", "warm_up", "steady", "evaluation", "latency", "teardown")
+PHASES = (
+    "generate",
+    "stage",
+    "build",
+    "cold_start",
+    "messages",
+    "warm_up",
+    "steady",
+    "evaluation",
+    "latency",
+    "teardown",
+)
 
 
 @dataclass(frozen=True)
@@ -49,6 +62,7 @@ class Page:
     columns: list[str]
     rows: list[dict[str, Any]]
     spreads: list[dict[str, Any]] = field(default_factory=list)
+    scalings: list[dict[str, Any]] = field(default_factory=list)
     learning: list[dict[str, Any]] = field(default_factory=list)
     learned_sweeps: list[dict[str, Any]] = field(default_factory=list)
     sweeps: list[dict[str, Any]] = field(default_factory=list)
@@ -146,6 +160,10 @@ def _run(entry: Entry, names: list[str]) -> dict[str, Any]:
         "energy": energy_lines(record),
         "data": data_lines(record),
         "tries": batch_lines(record),
+        "binding": binding_lines(record),
+        "collective": collective_lines(record),
+        "messages": collective_table(record),
+        "messages_plot": None,
         "learning": learning_lines(record),
         "curve": curve_table(record),
         "reached": REACHED,

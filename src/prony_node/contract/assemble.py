@@ -14,7 +14,10 @@ from prony_node.contract.record import FAILURES, new_record, validate_record
 from prony_node.contract.trial import settings_hash
 
 ROOMS_OF_FACTS = ("host", "software", "container", "environment", "source")
-MEASURED = ("unit", "metrics", "phases", "steady", "checks", "work", "learning", "data", "auto_batch")
+MEASURED = (
+    "unit", "metrics", "phases", "steady", "checks", "work", "learning", "data", "auto_batch", "parallel",
+    "collective", "binding",
+)  # fmt: skip
 UNUSABLE = (RequestError, TypeError, ValueError, AttributeError, KeyError)  # what a malformed part raises
 
 
@@ -26,6 +29,7 @@ class Parts:
     facts: dict[str, Any] = field(default_factory=dict)  # by the supervisor, at its start
     device: dict[str, Any] = field(default_factory=dict)  # by the rank, once it has the device
     effective: dict[str, Any] = field(default_factory=dict)  # by the rank, before its first step
+    others: tuple[dict[str, Any], ...] = ()  # the devices of ranks other than the first
 
     @property
     def complete(self) -> bool:
@@ -49,7 +53,10 @@ def read_parts(folder: Path) -> Parts:
         document = files.read_json(folder / name)
         return document if isinstance(document, dict) else {}
 
-    return Parts(part(files.RESULT), part(files.FACTS), part(files.DEVICE), part(files.EFFECTIVE))
+    others = tuple(
+        part(f"{path.name}/{files.DEVICE}") for path in files.rank_folders(folder).values() if path != folder
+    )
+    return Parts(part(files.RESULT), part(files.FACTS), part(files.DEVICE), part(files.EFFECTIVE), others)
 
 
 def make_failure(kind: str, message: str) -> dict[str, str]:
@@ -139,5 +146,6 @@ def _facts(parts: Parts) -> dict[str, Any]:
     torch = device.pop("torch", None)
     if isinstance(torch, dict):
         facts["software"] = {**facts.get("software", {}), "torch": torch}
-    facts["devices"] = [device] if device else []
+    others = [{name: fact for name, fact in other.items() if name != "torch"} for other in parts.others if other]
+    facts["devices"] = [device, *others] if device else []
     return facts

@@ -25,10 +25,35 @@ POWER = "power.json"  # which power sensors were sampled, by the sampler
 POWER_SAMPLES = "power.csv"  # and what they read
 POWER_LOG = "power.log"  # what the sampler said, when it said anything
 LOG = "rank0.log"  # stdout and stderr of the rank
+RANK = "rank.json"  # who a rank is, where there are several
+LAUNCHER = "launcher.json"  # how torch's launcher saw the ranks end, where there are several
+LAUNCHER_LOG = "launcher.log"  # what it said
+NODE_PLAN = "node-plan.json"  # the plan, in the folder of a node other than the first
+NODE = "node.json"  # how the part of the run on such a node ended; the first node writes the record
 TRY = "try"  # a folder like this one, of the batch that batch_size=auto is trying
 STACKS = "stacks.txt"  # where every thread stood when the rank hung
 SUPERVISOR = "supervisor.json"  # who is responsible for this folder
 SUPERVISOR_LOG = "supervisor.log"  # what the supervisor said, when a controller started it
+
+
+def rank_folder(folder: Path, rank: int) -> Path:
+    """Where a rank writes: the first into the run folder itself, each other into a folder of the same files there."""
+    return folder if rank == 0 else folder / f"rank{rank}"
+
+
+def rank_folders(folder: Path) -> dict[int, Path]:
+    """The folders of the ranks that have begun, by rank."""
+    others = {int(path.name[4:]): path for path in folder.glob("rank*") if path.name[4:].isdigit()}
+    return {**({0: folder} if (folder / RANK).exists() else {}), **dict(sorted(others.items()))}
+
+
+def node_folder(folder: Path, node: int) -> Path:
+    """Where the supervisor of a node writes: the first into the run folder, another beside it."""
+    return folder if node == 0 else folder.with_name(f"{folder.name}.node{node}")
+
+
+def rank_log(rank: int) -> str:
+    return f"rank{rank}.log"
 
 
 def to_json(document: Any) -> str:

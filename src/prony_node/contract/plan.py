@@ -42,6 +42,7 @@ class Plan:
     peaks: tuple[Peak, ...] = ()
     hung_after_s: float = 300.0  # no step and no other sign of life for this long
     cold_start_after_s: float = 1800.0  # the same during cold start, when a compiler is silent for long
+    rendezvous_after_s: float = 300.0  # for all processes of a run on several devices to find each other
     time_limit_s: float | None = None  # for the whole run; None: as long as it takes
     file: dict[str, Any] | None = None  # a user's own model file: its path, sha256 and what it states (workload)
     energy: bool = True  # sample power beside the run, where there is a sensor
@@ -66,6 +67,7 @@ class Plan:
                 peaks=tuple(Peak(**peak) for peak in document.get("peaks", ())),
                 hung_after_s=float(document.get("hung_after_s", 300.0)),
                 cold_start_after_s=float(document.get("cold_start_after_s", 1800.0)),
+                rendezvous_after_s=float(document.get("rendezvous_after_s", 300.0)),
                 time_limit_s=None if limit_s is None else float(limit_s),
                 file=None if document.get("file") is None else dict(document["file"]),
                 energy=bool(document.get("energy", True)),

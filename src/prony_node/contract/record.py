@@ -17,7 +17,7 @@ STATUSES = ("ok", "failed", "interrupted")
 LEVELS = ("pass", "unknown", "warn", "fail")  # from best to worst
 FAILURES = (
     "out-of-memory", "exception", "killed", "hung", "lost", "missing-library", "missing-device",
-    "time-limit", "node-failure", "request", "interrupted",
+    "time-limit", "node-failure", "rendezvous", "request", "interrupted",
 )  # fmt: skip
 OBJECTS = ("trial", "metrics", "phases", "facts", "work", "fingerprint")
 

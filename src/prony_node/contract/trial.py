@@ -10,6 +10,7 @@ from typing import Any
 
 from prony_node.contract.errors import RequestError
 from prony_node.contract.files import canonical_json
+from prony_node.contract.parallel import check_parallel
 from prony_node.contract.settings import Value
 
 
@@ -112,9 +113,12 @@ def check_combination(settings: dict[str, Value], given: set[str] | None = None)
             "torch's fused sgd leaves 16-bit weights as they are on a CPU, so that nothing would be trained; "
             "use fused=off with precision=bf16-pure"
         )
+    if settings.get("precision") == "fp64" and kind == "mps":
+        raise RequestError("precision=fp64 is not possible: device=mps has no such numbers")
     if settings.get("pin_memory") and kind in ("cpu", "mps"):
         raise RequestError(f"pin_memory=on is for copies to a device's own memory; device={device} has none")
     _check_memory(settings, kind)
+    check_parallel(settings, asked)
 
 
 def _check_memory(settings: dict[str, Value], kind: str) -> None:

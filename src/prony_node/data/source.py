@@ -139,18 +139,30 @@ class Chosen(DataSet):
 
 def chosen(dataset: DataSet, samples: int) -> DataSet:
     """So many samples, drawn from all over the set: in order of the files they would be of a few classes."""
-    indices = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(CHOICE_SEED))[:samples]
+    return _picked(dataset, _mixed(len(dataset))[:samples])
+
+
+def share_of(dataset: DataSet, rank: int, ranks: int) -> DataSet:
+    """What one of several ranks trains on: no sample is another's, and all have the same number."""
+    return _picked(dataset, _mixed(len(dataset))[rank::ranks][: len(dataset) // ranks])
+
+
+def _mixed(count: int) -> Tensor:
+    return torch.randperm(count, generator=torch.Generator().manual_seed(CHOICE_SEED))
+
+
+def _picked(dataset: DataSet, indices: Tensor) -> DataSet:
     if isinstance(dataset, Pixels):
         return Pixels(dataset.origin, dataset.classes, dataset.images[indices], dataset.labels[indices])
     if isinstance(dataset, BoxedImages):
         return dataset.chosen(indices.tolist())
     if isinstance(dataset, Encoded):
         places = indices.tolist()
-        size = round(dataset.encoded_bytes * samples / len(dataset))
+        size = round(dataset.encoded_bytes * len(places) / len(dataset))
         read = partial(_read_chosen, dataset.read, places)
         return Encoded(dataset.origin, dataset.classes, dataset.labels[indices], read, size)
     if isinstance(dataset, StreetScenes):
-        images, masks = (chosen(part, samples) for part in (dataset.images, dataset.masks))  # the same of both
+        images, masks = (_picked(part, indices) for part in (dataset.images, dataset.masks))  # the same of both
         assert isinstance(images, Encoded)
         assert isinstance(masks, Encoded)
         return StreetScenes(dataset.origin, images, masks)

@@ -11,11 +11,14 @@ class MissingDevice(RuntimeError):
     """The trial names a device that this machine does not have."""
 
 
-def choose_device(wanted: str) -> torch.device:
-    """The device of a setting: the best one found, or the one that was named."""
+def choose_device(wanted: str, number: int = 0) -> torch.device:
+    """The device of a setting: the best one found, or the one that was named. `number` counts on from there."""
     if wanted == "auto":
         found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        return torch.device(found.type, 0) if found else torch.device("cpu")
+        return torch.device(found.type, number) if found else torch.device("cpu")
+    if number and wanted.partition(":")[0] not in ("cpu", "mps"):
+        kind, _, first = wanted.partition(":")
+        wanted = f"{kind}:{int(first or 0) + number}"
     device = torch.device(wanted)
     if device.type == "cpu":
         return device

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
+from prony_node.contract.mesh import devices_of_model
 from prony_node.contract.metrics import measured, missing
+from prony_node.contract.parallel import replicas
 from prony_node.contract.settings import Value
 from prony_node.measure.out_of_memory import OutOfMemory
 from prony_node.measure.protocol import Task
@@ -71,11 +73,13 @@ def _group_bytes(name: str) -> int | None:
 
 def state_bytes(parameters: int, settings: dict[str, Value]) -> int:
     """What weights, gradients and optimizer state take: less than any run of this trial needs."""
-    width = 2 if settings["precision"] == "bf16-pure" else 4
+    precision = str(settings["precision"])
+    width = {"bf16-pure": 2, "fp64": 8}.get(precision, 4)
     if settings["mode"] == "infer":
-        return parameters * (2 if settings["precision"] in ("bf16", "fp16", "bf16-pure") else 4)
+        return parameters * (2 if precision in ("bf16", "fp16", "bf16-pure") else width)
     copies = {"sgd": 3, "adam": 4, "adamw": 4}[str(settings["optimizer"])]
-    return parameters * width * copies
+    shares = replicas(settings) if settings.get("parallel") == "fsdp" else 1
+    return parameters * width * copies // (shares * devices_of_model(settings))
 
 
 def parameters_of(task: Task) -> int:

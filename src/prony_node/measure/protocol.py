@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -45,4 +47,24 @@ class Task:
     # A length for the shorter side of a data set's images, and the most for the longer one, where a loader scales them.
     scale_to: tuple[int, int] | None = None
     on_host: tuple[int, ...] = ()  # what of a batch the host must know, so that it is not sent away and asked for
+    # This rank's stages of a model that was made without values, with their values (parallel/mesh.py says which).
+    split: Callable[[nn.Module, Any], list[nn.Module]] | None = None
     synchronisations: Callable[[], int] | None = None  # how often the workload itself has waited for the device so far
+
+
+class Tied(Protocol):
+    """How a training step is tied to those of other ranks (parallel/replicas.py)."""
+
+    sharded: bool  # no rank has the whole model
+    split: bool  # a model is more than one rank, so that each is handed one without values
+    precision: Callable[[], AbstractContextManager[Any]]  # of the step, for what is called by others than it
+    # All micro-batches of a step, forward and backward, where they do not go one after another; their loss, if here.
+    all_pieces: Callable[[Batch, int], Tensor | None] | None
+
+    def prepare_model(self, model: nn.Module) -> nn.Module: ...
+    def wrap(self, loss: nn.Module) -> Callable[..., Tensor]: ...
+    def before_piece(self, last: bool) -> None: ...
+    def around(self) -> AbstractContextManager[Any]: ...
+    def rest(self) -> None: ...
+    def counting(self) -> AbstractContextManager[Any]: ...
+    def told(self, loss: Tensor | None) -> Tensor: ...

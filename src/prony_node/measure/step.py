@@ -13,27 +13,43 @@ from torch import Tensor, nn
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import learns_to_quality
 from prony_node.measure import cuda
-from prony_node.measure.protocol import Batch, Task
+from prony_node.measure.protocol import Batch, Task, Tied
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}  # fp8: what has no eight bits
-PURE = {"bf16-pure": torch.bfloat16}
+PURE = {"bf16-pure": torch.bfloat16, "fp64": torch.float64}
 # An inference has no weights to update, so a low precision is the precision of its weights.
-INFERENCE = {"bf16": torch.bfloat16, "bf16-pure": torch.bfloat16, "fp16": torch.float16}
+INFERENCE = {"bf16": torch.bfloat16, "bf16-pure": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 FIRST_STEPS = cuda.WARM_STEPS + 1  # taken by `prepare`, with and without a graph
 
 
-class Step:
-    """One training or inference step. Call `prepare` once, then the object with each batch."""
+class LossOf(nn.Module):
+    """The loss of a batch as a module that holds the model, so that all of it lies inside what is tied to others."""
 
-    def __init__(self, task: Task, settings: dict[str, Value], device: torch.device) -> None:
+    def __init__(self, model: nn.Module, loss: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.model = model
+        self._loss = loss
+
+    def forward(self, *batch: Tensor) -> Tensor:
+        return self._loss(*batch)
+
+
+class Step:
+    """One training or inference step. Call `prepare` once, then the object with each batch.
+
+    `tied` is how it exchanges gradients with other ranks, where there are some.
+    """
+
+    def __init__(self, task: Task, settings: dict[str, Value], device: torch.device, tied: Tied | None = None) -> None:
         self.task, self.settings, self.device = task, settings, device
+        self.tied = tied if settings["mode"] == "train" else None
         self.training = settings["mode"] == "train"
         self.precision = str(settings["precision"])
         self.output: Tensor | None = None  # the last loss or answer, on the device
         self._inputs: Batch = ()
         self._replay: Callable[[], None] | None = None
         torch.manual_seed(int(settings["seed"]))
-        with device:
+        with torch.device("meta") if self.tied is not None and self.tied.split else device:
             self.model = task.model()
         if device.type == "cuda":
             # Where shapes differ from batch to batch, trying out kernels for each would never end.
@@ -41,6 +57,9 @@ class Step:
             cuda.set_matrix_modes(self.precision, autotune=autotune)
         if settings.get("recompute") and task.recompute:
             task.recompute(self.model)
+        if self.tied is not None:
+            self.tied.precision = self.autocast
+            self.model = self.tied.prepare_model(self.model)
 
     @property
     def input_dtype(self) -> torch.dtype:
@@ -73,8 +92,12 @@ class Step:
         if self.task.own_parts is not None:
             self.task.own_parts(self.model)
         self.model.to(self.input_dtype)
-        if self._layout() is torch.channels_last:
+        in_parts = self.tied is not None and self.tied.sharded  # those must be contiguous; images are not affected
+        if self._layout() is torch.channels_last and not in_parts:
             self.model.to(memory_format=torch.channels_last)
+        self._whole_loss: Callable[..., Tensor] = self._loss
+        if self.tied is not None:
+            self._whole_loss = self.tied.wrap(LossOf(self.model, self._loss))
 
     def prepare(self, batch: Batch) -> None:
         """The first steps: optimizer state, compilation, autotuning, capture. They are steps like any other."""
@@ -82,14 +105,16 @@ class Step:
         work = self._train if self.training else self._infer
         if self.training:
             self._make_optimizer()
-        self._forward = self._compiled(self._loss if self.training else self._answer)
+        self._forward = self._compiled(self._whole_loss if self.training else self._answer)
         self._work = work
         if self.settings["graphs"]:
             self._inputs = tuple(tensor.clone() for tensor in batch)
             self._replay = cuda.capture(work)
             self._replay()
         else:
-            for _ in range(FIRST_STEPS):
+            for _ in range(FIRST_STEPS - 1):
+                work()
+            with self.tied.counting() if self.tied is not None else contextlib.nullcontext():
                 work()
 
     def __call__(self, batch: Batch) -> None:
@@ -126,12 +151,16 @@ class Step:
 
     def kernels(self) -> AbstractContextManager[Any]:
         """Which attention kernels are preferred; entered once, around everything that the step does."""
-        fast = self.device.type == "cuda" and self.settings["preset"] == "fast"
-        return cuda.attention_order() if fast else contextlib.nullcontext()
+        inside = contextlib.ExitStack()
+        if self.device.type == "cuda" and self.settings["preset"] == "fast":
+            inside.enter_context(cuda.attention_order())
+        if self.tied is not None:
+            inside.enter_context(self.tied.around())
+        return inside
 
     def _compiled(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         mode = str(self.settings["compile"])
-        if mode == "off":
+        if mode == "off" or (self.tied is not None and self.tied.split):  # a model that is split compiles its layers
             return function
         if self.task.varies:
             self._compile_parts(mode)
@@ -169,13 +198,30 @@ class Step:
         pieces = int(self.settings["grad_accumulation"])
         if self.settings["compile"] in ("reduce-overhead", "max-autotune"):
             torch.compiler.cudagraph_mark_step_begin()
-        for piece in zip(*(tensor.chunk(pieces) for tensor in self._inputs), strict=True):
-            loss = self._forward(*piece)
-            self.scaler.scale(loss / pieces if pieces > 1 else loss).backward()
+        loss = self._take_pieces(pieces)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        self.output = loss.detach()
+        self.output = None if loss is None else loss.detach()
+
+    def _take_pieces(self, pieces: int) -> Tensor | None:
+        """Forward and backward of every micro-batch; a loss, where this rank has one."""
+        if self.tied is not None and self.tied.all_pieces is not None:
+            return self.tied.all_pieces(self._inputs, pieces)
+        loss: Tensor | None = None
+        for number, piece in enumerate(zip(*(tensor.chunk(pieces) for tensor in self._inputs), strict=True)):
+            if self.tied is not None:
+                self.tied.before_piece(last=number == pieces - 1)
+            loss = self._forward(*piece)
+            self.scaler.scale(loss / pieces if pieces > 1 else loss).backward()
+        return loss
+
+    def last_loss(self) -> Tensor:
+        """Of the last step; where another rank has it, that one tells it, so that all must ask."""
+        if self.tied is not None:
+            return self.tied.told(self.output)
+        assert self.output is not None
+        return self.output
 
     def _make_optimizer(self) -> None:
         task, settings = self.task, self.settings
@@ -189,7 +235,8 @@ class Step:
         elif settings["graphs"]:
             options["capturable"] = True
         kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-        self.optimizer = kinds[str(settings["optimizer"])](self.model.parameters(), **options)
+        groups = [{"params": group} for group in by_mesh(self.model)]
+        self.optimizer = kinds[str(settings["optimizer"])](groups, **options)
         if settings["optimizer"] == "sgd" and settings["fused"]:
             # Torch makes these in the first step and leaves them unwritten when that step overflows, as the first
             # one in fp16 does; from zero the first update is the same.
@@ -211,16 +258,29 @@ class Step:
     def held_out_loss(self, batch: Batch) -> float:
         """The loss on data that no step sees; with synchronisation, so never inside the window."""
         with torch.no_grad(), self._uncompiled(), cuda.untried():
-            return float(self._loss(*batch))
+            loss = self._whole_loss if self.tied is not None and self.tied.sharded else self._loss
+            value = float(loss(*batch))
+        if self.tied is not None:
+            self.tied.rest()
+        return value
 
     def _uncompiled(self) -> AbstractContextManager[Any]:
         """Parts that were compiled in place would be compiled anew for another batch and without gradients."""
         return torch.compiler.set_stance("force_eager") if self.task.varies else contextlib.nullcontext()
 
 
+def by_mesh(model: nn.Module) -> list[list[nn.Parameter]]:
+    """Parameters in groups that an optimizer can take at once: plain ones, and those in parts over the same devices."""
+    groups: dict[Any, list[nn.Parameter]] = {}
+    for parameter in model.parameters():
+        groups.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+    return list(groups.values())
+
+
 def parameter_norms(model: nn.Module) -> Tensor:
-    """One number a parameter, to see that each is finite and that training moved it."""
-    return torch.stack([_wide(parameter.detach()).square().sum() for parameter in model.parameters()])
+    """One number a parameter, to see that each is finite and that training moved it; of all its parts together."""
+    norms = [_wide(parameter.detach()).square().sum() for parameter in model.parameters()]
+    return torch.stack([norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms])
 
 
 def _wide(tensor: Tensor) -> Tensor:

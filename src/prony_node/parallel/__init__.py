@@ -1,1 +1,1 @@
-"""Where ranks run: cores now, several devices later."""
+"""Where ranks run and what they are to each other: cores, launching, groups, replicas."""

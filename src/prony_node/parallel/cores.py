@@ -33,6 +33,12 @@ def wanted_cores(text: str, allowed: list[int]) -> list[int]:
     return sorted(chosen)
 
 
+def share_of(cores: list[int], number: int, parts: int) -> list[int]:
+    """What one of several processes of a machine gets: neighbours, and one core at least."""
+    each = len(cores) // parts
+    return cores[number * each : (number + 1) * each] if each else [cores[number % len(cores)]]
+
+
 def bind(cores: list[int]) -> bool:
     """Bind this process, and what it will start, to these cores; False where the system cannot."""
     if not hasattr(os, "sched_setaffinity"):

@@ -26,6 +26,14 @@ def load_plan(path: Path) -> Plan:
     return plan
 
 
+def claim_node(plan: Plan, folder: Path) -> None:
+    """The same for a node other than the first: a folder that is no run folder, since the record is not made there."""
+    responsible = {"role": "supervisor", **identify()}
+    if folder.exists() and any(folder.iterdir()):
+        raise RequestError(f"{folder} is not empty; the files of this node go there, so choose another run folder")
+    _create(folder, {files.NODE_PLAN: plan.to_json(), files.SUPERVISOR: responsible})
+
+
 def claim(plan: Plan, folder: Path) -> None:
     """Make `folder` this supervisor's, or refuse: nothing is overwritten."""
     responsible = {"role": "supervisor", **identify()}

@@ -5,6 +5,7 @@ Both live in threads of their own: a driver that does not answer must not stop t
 
 from __future__ import annotations
 
+import platform
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Any
 
 from prony_node.contract import files
 from prony_node.contract.assemble import make_check
+from prony_node.contract.record import LEVELS
 
 SAMPLE_EVERY_S = 1.0
 FACTS_PATIENCE_S = 20.0
@@ -77,15 +79,15 @@ class FactsWriter:
 class Conditions:
     """Samples of clocks, throttling and foreign processes, from when the rank has named its device."""
 
-    def __init__(self, folder: Path) -> None:
-        self._device_file = folder / files.DEVICE
-        self._samples: list[dict[str, Any]] = []
+    def __init__(self, folder: Path, ranks: int = 1) -> None:
+        self._folder, self._ranks = folder, ranks
+        self._samples: dict[str, list[dict[str, Any]]] = {}  # by device
         self._reason = "the rank named no device"
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start_when_ready(self) -> None:
-        if self._thread is None and self._device_file.exists():
+        if self._thread is None and len(self._devices()) == self._ranks:
             self._thread = threading.Thread(target=self._sample, name="conditions", daemon=True)
             self._thread.start()
 
@@ -100,21 +102,25 @@ class Conditions:
             from prony_node.facts.watch import watch_checks
 
             edges = (float(window[0]), float(window[1]))
-            return watch_checks(list(self._samples), edges, self._device())
+            known = distinct(self._devices())
+            return worst_of([(name, watch_checks(list(self._samples.get(name, [])), edges, device))
+                             for name, device in known.items()])  # fmt: skip
         except Exception as error:
             reason = self._reason or f"{type(error).__name__}: {error}"
             return [make_check("throttled", "unknown", f"conditions could not be judged: {reason}")]
 
-    def _device(self) -> dict[str, Any]:
-        """The facts of the device, as the rank wrote them."""
-        document = files.read_json(self._device_file)
-        return document if isinstance(document, dict) else {}
+    def _devices(self) -> list[dict[str, Any]]:
+        """The facts of each rank's device on this host, as they wrote them."""
+        paths = {self._folder, *files.rank_folders(self._folder).values()}
+        found = [files.read_json(path / files.DEVICE) for path in sorted(paths)]
+        own = [device for device in found if isinstance(device, dict)]
+        return [device for device in own if device.get("host") in (None, platform.node())]
 
     def _sample(self) -> None:
         try:
             from prony_node.facts.watch import Watch
 
-            watch = Watch(self._device())
+            watches = {name: Watch(device) for name, device in distinct(self._devices()).items()}
         except Exception as error:
             self._reason = f"{type(error).__name__}: {error}"
             return
@@ -122,9 +128,32 @@ class Conditions:
         next_s = time.monotonic()
         while not self._stop.is_set():
             try:
-                self._samples.append(watch.sample())
+                for name, watch in watches.items():
+                    self._samples.setdefault(name, []).append(watch.sample())
             except Exception as error:
                 self._reason = f"{type(error).__name__}: {error}"
                 return
             next_s = max(next_s + SAMPLE_EVERY_S, time.monotonic())
             self._stop.wait(next_s - time.monotonic())
+
+
+def distinct(devices: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Each device once, whatever number of ranks computes on it, by a name for a person."""
+    found: dict[str, dict[str, Any]] = {}
+    for device in devices:
+        address = (device.get("pci") or {}).get("address")
+        name = str(device.get("uuid") or address or device.get("kind") or "cpu")
+        found.setdefault(name, device)
+    return found
+
+
+def worst_of(checks: list[tuple[str, list[dict[str, str]]]]) -> list[dict[str, str]]:
+    """One check of each name: the worst of the devices, which it names where there are several."""
+    worst: dict[str, dict[str, str]] = {}
+    for device, made in checks:
+        for one in made:
+            before = worst.get(one["name"])
+            if before is None or LEVELS.index(one["level"]) > LEVELS.index(before["level"]):
+                said = f"{device}: {one['message']}" if len(checks) > 1 else one["message"]
+                worst[one["name"]] = {**one, "message": said}
+    return list(worst.values())

@@ -92,7 +92,7 @@ def _figures(recording: Recording, folder: Path, parts: Parts, start_s: float, e
         "reasons": recording.reasons,
         "notes": recording.about.get("notes") or [],
     }
-    own, why_not = _own(found, parts.device, sensors)
+    own, why_not = _own_of_all(found, parts, sensors)
     known = [part for part in own if part.figure is not None]
     checks = quality.node_checks(node, found, sensors)
     if known and len(known) == len(own):
@@ -117,6 +117,20 @@ def _node_metrics(node: NodeEnergy | None) -> dict[str, Any]:
         "node_energy": measured(node.energy_j, "J", low=low, high=high, scope="node", source=node.how),
         "node_power": measured(node.power_w, "W", scope="node", source=node.how),
     }
+
+
+def _own_of_all(found: list[PartEnergy], parts: Parts, sensors: list[Sensor]) -> tuple[list[PartEnergy], str]:
+    """The parts that all ranks computed on, each once."""
+    devices = [parts.device, *parts.others]
+    if len({device.get("host") for device in devices}) > 1:
+        return [], "power is sampled on the first node alone, and other nodes took part"
+    own: dict[str, PartEnergy] = {}
+    for device in devices:
+        of_one, why_not = _own(found, device, sensors)
+        if not of_one:
+            return [], why_not
+        own |= {part.part: part for part in of_one}
+    return list(own.values()), ""
 
 
 def _own(found: list[PartEnergy], device: dict[str, Any], sensors: list[Sensor]) -> tuple[list[PartEnergy], str]:

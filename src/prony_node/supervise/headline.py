@@ -17,8 +17,9 @@ from prony_node.stats import Estimate
 
 
 def rate_metrics(
-    window: Window, estimate: Estimate | None, units_per_step: int, unit: str, from_host: bool
+    window: Window, estimate: Estimate | None, units_per_step: int, unit: str, from_host: bool, ranks: int = 1
 ) -> dict[str, Any]:
+    """Of ranks in lockstep, whose steps are one: `units_per_step` is what all of them do in it."""
     source = f"counted {unit} over {window.clock}"
     bounds: dict[str, Any]
     steps: dict[str, Any]
@@ -33,9 +34,10 @@ def rate_metrics(
         bounds, steps = {}, {}
         more = {"interval": "none: too few steps"}
     rate = units_per_step / step_s
+    each = {name: None if bound is None else bound / ranks for name, bound in bounds.items()}
     return {
         "throughput": measured(rate, f"{unit}/s", scope="all devices", source=source, **bounds, **more),
-        "throughput_per_device": measured(rate, f"{unit}/s", scope="one device", source=source, **bounds, **more),
+        "throughput_per_device": measured(rate / ranks, f"{unit}/s", scope="one device", source=source, **each, **more),
         "step_time": measured(step_s, "s", scope="one device", source=window.clock, **steps, **more),
         "data_wait_share": _wait_share(window, estimate) if from_host else missing(
             "batches lie in device memory, nothing is waited for"

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from prony_node.contract.errors import RequestError
+from prony_node.contract.mesh import devices_of_model
+from prony_node.contract.parallel import in_lockstep, replicas
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import reads_data_set
 from prony_node.data.ahead import SentBatches
@@ -26,18 +28,22 @@ from prony_node.data.device import device_batches
 from prony_node.data.host import HostBatches, HostSamples, SamplesApart
 from prony_node.data.loader import FileBatches
 from prony_node.data.shapes import Shapes
-from prony_node.data.source import Opened, fit_settings, open_source
+from prony_node.data.source import Opened, fit_settings, open_source, share_of
 from prony_node.data.squad import SpanQuestions
 from prony_node.measure.protocol import Batch, Task
 from prony_node.measure.step import Step
+from prony_node.parallel.place import Place
 from prony_node.workloads.config import Workload
 
 
 class Inputs:
     """Opened before the model is built, since a data set says how many classes there are."""
 
-    def __init__(self, workload: Workload, settings: dict[str, Value], device: torch.device) -> None:
+    def __init__(
+        self, workload: Workload, settings: dict[str, Value], device: torch.device, place: Place | None = None
+    ) -> None:
         self.workload, self.settings, self.device = workload, settings, device
+        self.place = place or Place()
         self.opened: Opened | None = None
         self.shapes = Shapes()  # of batches that differ in shape
         self._open: list[Batches] = []
@@ -113,13 +119,15 @@ class Inputs:
         """Batches without end, as the step takes them."""
         settings = self.settings
         if self.opened is not None:
-            if samples > len(self.opened.train):
-                raise RequestError(
-                    f"a step of {samples} samples is more than the {len(self.opened.train):,} of the set"
-                )
-            source = self._keep(training_batches(self.opened.train, settings, samples, self.device, seed))
+            mine = self.opened.train
+            if in_lockstep(settings):
+                # Ranks that split a model take the same samples.
+                mine = share_of(mine, self.place.rank // devices_of_model(settings), replicas(settings))
+            if samples > len(mine):
+                raise RequestError(f"a step of {samples} samples is more than the {len(mine):,} of the set")
+            source = self._keep(training_batches(mine, settings, samples, self.device, seed))
             prepare = preparation(
-                self.workload.reads, self.opened.train, settings, self.device, step.input_dtype, seed + 1, task.on_host
+                self.workload.reads, mine, settings, self.device, step.input_dtype, seed + 1, task.on_host
             )
             return (step.place(prepare(self._counted(task, batch))) for batch in source)
         apart = bool(task.varies)

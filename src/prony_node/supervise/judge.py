@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from prony_node.contract.mesh import devices_of_model
 from prony_node.contract.metrics import measured, missing
+from prony_node.contract.parallel import models
 from prony_node.measure import checks
 from prony_node.measure.cuda import exact_fp32, untried
 from prony_node.measure.latency import latency_metrics
@@ -54,7 +56,8 @@ def series(run: Run, window: Window) -> None:
     if run.inputs.opened is not None:
         run.found["data"] = run.inputs.about()
 
-    run.metrics |= rate_metrics(window, estimate, run.units_per_step, run.task.unit, run.inputs.waits)
+    units = run.units_per_step * models(run.settings)
+    run.metrics |= rate_metrics(window, estimate, units, run.task.unit, run.inputs.waits, run.ranks.size)
     cold = run.phases["cold_start"]
     source = f"host clock, compile cache {cold['compile_cache']['state']}"
     run.metrics["cold_start"] = measured(cold["seconds"], "s", scope="rank", source=source)
@@ -72,14 +75,14 @@ def series(run: Run, window: Window) -> None:
 
 
 def work_done(run: Run, steps: int) -> dict[str, Any]:
-    shapes = run.inputs.shapes.document()
+    shapes, count = run.inputs.shapes.document(), models(run.settings)
     return {
-        "samples": steps * run.samples_per_step,
-        "units": steps * run.units_per_step,
+        "samples": steps * run.samples_per_step * count,
+        "units": steps * run.units_per_step * count,
         "steps": steps,
-        "devices": 1,
+        "devices": run.ranks.size // int(run.settings.get("copies", 1)),
         "window": "steady",
-        "total_samples": run.steps_taken() * run.samples_per_step,
+        "total_samples": run.steps_taken() * run.samples_per_step * count,
         "total_steps": run.steps_taken(),
         **({"shapes": shapes} if shapes else {}),
         **({} if run.waits_per_step is None else {"own_synchronisations_per_step": run.waits_per_step}),
@@ -89,9 +92,8 @@ def work_done(run: Run, steps: int) -> dict[str, Any]:
 def training(run: Run) -> None:
     """Did it train? Parameters are looked at first: a held-out loss moves the statistics of batch norms."""
     norms = parameter_norms(run.step.model)
-    moved = int((norms != run.norms_first).sum())
-    assert run.step.output is not None
-    finite = bool(torch.isfinite(norms).all()) and bool(torch.isfinite(run.step.output).all())
+    finite = bool(torch.isfinite(norms).all()) and bool(torch.isfinite(run.step.last_loss()).all())
+    moved, count, finite = of_whole_model(run, int((norms != run.norms_first).sum()), len(norms), finite)
     last = run.step.held_out_loss(run.step.place(run.held_out))
     source = f"mean over {len(run.held_out[0])} held-out samples"
     for name, value in (("loss_first", run.loss_first), ("loss_last", last)):
@@ -99,9 +101,17 @@ def training(run: Run) -> None:
             run.metrics[name] = measured(value, "1", scope="model", source=source)
         else:
             run.metrics[name] = missing(f"the held-out loss was {value}")
-    run.checks += checks.learning_checks(
-        run.loss_first, last, run.steps_taken(), moved, len(norms), finite, run.step.precision
-    )
+    learned = checks.learning_checks(run.loss_first, last, run.steps_taken(), moved, count, finite, run.step.precision)
+    run.checks += learned if run.settings.get("sync", True) else [checks.not_as_asked(one) for one in learned]
+
+
+def of_whole_model(run: Run, moved: int, count: int, finite: bool) -> tuple[int, int, bool]:
+    """The same of a model that is split: of all parts of the first one, for the first rank."""
+    parts = devices_of_model(run.settings)
+    told = run.ranks.gathered((moved, count, finite))[:parts] if parts > 1 else []
+    if not told:
+        return moved, count, finite
+    return sum(one[0] for one in told), sum(one[1] for one in told), all(one[2] for one in told)
 
 
 def measured_answer(run: Run) -> Tensor:

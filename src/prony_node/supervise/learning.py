@@ -10,6 +10,7 @@ import torch
 
 from prony_node.contract.assemble import make_check
 from prony_node.contract.metrics import measured, missing
+from prony_node.contract.parallel import replicas
 from prony_node.contract.quality import SCORES, SHARES, Target, parse_target
 from prony_node.measure.clock import clock_for
 from prony_node.measure.loop import Window, measured_loop, steps_per_block
@@ -29,7 +30,8 @@ class Learning:
         self.run = run
         assert run.inputs.opened is not None
         self.test_samples = len(run.inputs.opened.test)
-        self.steps_per_epoch = len(run.inputs.opened.train) // run.samples_per_step
+        self.replicas = replicas(run.settings)  # that share an epoch
+        self.steps_per_epoch = len(run.inputs.opened.train) // self.replicas // run.samples_per_step
         self.epochs = int(run.settings["epochs"])
         if run.plan.cut_short:
             self.epochs, self.steps_per_epoch = 1, STEPS
@@ -92,13 +94,15 @@ class Learning:
         run = self.run
         run.progress.phase("evaluation")
         began = time.perf_counter()
-        found = evaluate(run)
+        found = evaluate(run) if self.replicas == 1 or run.ranks.first else {}
+        if self.replicas > 1:  # one model: the first rank judges it, and all go by what it found
+            found = run.ranks.from_first(found)
         self._evaluation_s += time.perf_counter() - began
         rate = run.task.learning_rate * rate_factor(self._step - 1, self.epochs * self.steps_per_epoch)
         point = {
             "epoch": epoch,
             "steps": self._step,
-            "samples": self._step * run.samples_per_step,
+            "samples": self._step * run.samples_per_step * self.replicas,
             "training_s": round(training_s, 6),
             "evaluation_s": round(self._evaluation_s, 6),
             "learning_rate": rate,
@@ -115,7 +119,7 @@ class Learning:
         done = (epoch - 1) * self.steps_per_epoch + steps
         elapsed_s = time.monotonic() - self._began
         left_s = elapsed_s / max(1, done) * (self.epochs * self.steps_per_epoch - done)
-        rate = steps * self.run.units_per_step / max(1e-9, time.monotonic() - self._epoch_began)
+        rate = steps * self.run.units_per_step * self.replicas / max(1e-9, time.monotonic() - self._epoch_began)
         self.run.progress.write(steps=done, rate=rate, left_s=left_s, note=self._where(epoch))
 
     def _where(self, epoch: int) -> str:
@@ -140,7 +144,7 @@ class Learning:
         run = self.run
         run.found["learning"] = self.document()
         run.found["training_monotonic"] = [list(interval) for interval in self.intervals]
-        run.found["work"]["epoch_units"] = self._step * run.units_per_step
+        run.found["work"]["epoch_units"] = self._step * run.units_per_step * self.replicas
         run.phases["evaluation"] = {"seconds": self._evaluation_s, "steps": 0}
         run.metrics["quality"] = self._quality()
         run.metrics["energy_to_quality"] = missing("no energy was measured")  # the supervisor may know better

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import faulthandler
+import os
 import signal
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -13,33 +15,44 @@ from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.plan import Plan
 from prony_node.measure.out_of_memory import out_of_memory_in
+from prony_node.parallel.place import place_of
 from prony_node.supervise.auto_batch import TryFailed
+from prony_node.supervise.settle import settle
 
 TORCH_ADVICE = "If reserved but unallocated memory is large"  # from here on it is about the allocator's settings
 
 
 def main(argv: list[str]) -> int:
     plan_file, folder = Path(argv[0]), Path(argv[1])
+    plan = Plan.from_json(files.read_json(plan_file))
+    place = place_of(plan.trial.settings)
+    if place.size > 1:
+        folder = settle(place, folder)
     stacks = (folder / files.STACKS).open("w")
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
-    plan = Plan.from_json(files.read_json(plan_file))
     found: dict[str, Any] = {}
     try:
         from prony_node.supervise.run import Run  # imports torch: its absence is a failure with a reason
 
-        Run(plan, folder, found).execute()
+        Run(plan, folder, found, place).execute()
         found["status"] = "ok"
     except Exception as error:
         traceback.print_exc()
-        found |= {"status": "failed", "failure": describe(error, found.get("memory_free", ""))}
+        failure = describe(error, found.get("memory_free", ""))
+        if place.size > 1:
+            failure["at_monotonic"] = time.monotonic()
+        found |= {"status": "failed", "failure": failure}
     files.write_whole(folder / files.RESULT, found)
     stacks.close()
     if not (folder / files.STACKS).stat().st_size:
         (folder / files.STACKS).unlink()
+    if place.size > 1 and found["status"] != "ok":
+        sys.stdout.flush()
+        os._exit(1)  # the threads of a process group whose others are gone may wait for them
     return 0 if found["status"] == "ok" else 1
 
 
-def describe(error: Exception, memory_free: str = "") -> dict[str, str]:
+def describe(error: Exception, memory_free: str = "") -> dict[str, Any]:
     """A failure's kind, and a sentence; `memory_free` is what was free before anything was allocated."""
     if isinstance(error, TryFailed):
         return error.failure

@@ -25,10 +25,15 @@ def rank_argv(plan_file: Path, folder: Path) -> list[str]:
     return [sys.executable, "-m", module, str(plan_file), str(folder)]
 
 
-class RankProcess:
-    """One rank. `wait` is how to sleep: it returns early when a child has ended."""
+def launcher_argv(plan_file: Path, folder: Path) -> list[str]:
+    """The command of torch's launcher, for several ranks."""
+    return [sys.executable, "-m", "prony_node.parallel.launch", str(plan_file), str(folder)]
 
-    def __init__(self, plan_file: Path, folder: Path, wait: Callable[[float], None]) -> None:
+
+class RankProcess:
+    """One rank, or the launcher of several. `wait` is how to sleep: it returns early when a child has ended."""
+
+    def __init__(self, plan_file: Path, folder: Path, wait: Callable[[float], None], *, several: bool = False) -> None:
         self._wait = wait
         self._folder = folder
         supervisor = os.getpid()
@@ -39,9 +44,9 @@ class RankProcess:
             if os.getppid() != supervisor:
                 os._exit(1)
 
-        with (folder / files.LOG).open("ab") as log:
+        with (folder / (files.LAUNCHER_LOG if several else files.LOG)).open("ab") as log:
             self._process = subprocess.Popen(
-                rank_argv(plan_file, folder),
+                launcher_argv(plan_file, folder) if several else rank_argv(plan_file, folder),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import shutil
 import time
@@ -15,6 +14,8 @@ from typing import Any
 import torch
 
 from prony_node.contract import files
+from prony_node.contract.mesh import devices_of_model
+from prony_node.contract.parallel import in_lockstep, models, replicas
 from prony_node.contract.plan import Plan
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import learns_to_quality, reads_data_set, settings_hash
@@ -29,22 +30,32 @@ from prony_node.measure.memory_cap import cap_memory
 from prony_node.measure.protocol import Task
 from prony_node.measure.step import FIRST_STEPS, Step, parameter_norms
 from prony_node.measure.usage import CpuUsage
-from prony_node.parallel.cores import allowed_cores, bind, wanted_cores
+from prony_node.parallel.cores import allowed_cores, bind, share_of, wanted_cores
+from prony_node.parallel.place import Place
+from prony_node.parallel.ranks import Ranks
+from prony_node.parallel.replicas import replicas_of
 from prony_node.stats import StopRule, Tracker
-from prony_node.supervise import auto_batch, judge
+from prony_node.supervise import auto_batch, joining, judge
+from prony_node.supervise.bind import bind_run
+from prony_node.supervise.collective import CollectiveRun
 from prony_node.supervise.energy import with_energy
 from prony_node.supervise.inputs import Inputs
 from prony_node.supervise.learning import Learning
 from prony_node.supervise.model_file import keep_model_file
 from prony_node.supervise.progress import Progress
+from prony_node.supervise.settle import note_device
+from prony_node.supervise.shared_stop import IndependentTracker, LockstepTracker
+from prony_node.supervise.steps_file import write_blocks
 from prony_node.workloads import build_task, workload_of
 
 
 class Run:
     """Fills `found` as it goes, so that a failure keeps what was known by then."""
 
-    def __init__(self, plan: Plan, folder: Path, found: dict[str, Any]) -> None:
+    def __init__(self, plan: Plan, folder: Path, found: dict[str, Any], place: Place | None = None) -> None:
         self.plan, self.folder, self.found = plan, folder, found
+        self.ranks = Ranks(place)
+        self.accounts: list[dict[str, Any]] = []  # what every rank saw, where there are several and this is the first
         self.progress = Progress(folder)
         self.phases: dict[str, Any] = found.setdefault("phases", {})
         self.metrics: dict[str, Any] = found.setdefault("metrics", {})
@@ -60,11 +71,16 @@ class Run:
             self.closing.callback(shutil.rmtree, self.folder / "compile_cache", ignore_errors=True)
             with self.phase("build"):
                 self.resolve()
+            if self.workload.collective is not None:
+                CollectiveRun(self).execute()
+                self.ranks.end()
+                return
             self.open_data()
             with self.phase("build"):
                 self.build()
             with self.step.kernels():
                 self.run_steps()
+            self.ranks.end()
 
     def run_steps(self) -> None:
         memory.reset_peak(self.device)
@@ -83,14 +99,18 @@ class Run:
         self.metrics |= memory.memory_metrics(self.device)
         self.found["memory_held"] = self.room.held_at_most()
         judge.series(self, window)
+        if self.ranks.size > 1:
+            joining.join(self, window)
         if learning is not None:
             learning.judge(window)
         if self.step.training:
             judge.training(self)
         else:
             judge.inference(self)
+        if self.ranks.size > 1:
+            joining.compare_ranks(self, step_s)
         with self.phase("teardown"):
-            write_steps(self.folder / files.STEPS, window)
+            write_blocks(self.folder / files.STEPS, window.blocks)
 
     @contextmanager
     def phase(self, name: str, steps: int = 0) -> Iterator[None]:
@@ -108,11 +128,14 @@ class Run:
         """The effective value of every setting on this machine."""
         requested = self.plan.trial.settings
         self.workload = workload_of(self.plan)
-        allowed = allowed_cores()
+        allowed, place = allowed_cores(), self.ranks.place
         self.cores = wanted_cores(str(requested["cores"]), allowed) if "cores" in requested else allowed
+        self.cores = share_of(self.cores, place.local_rank, place.local_size)
         self.found["device_from_monotonic"] = time.monotonic()  # until here the device was not ours
-        self.device = choose_device(str(requested.get("device", "auto")))
+        number = place.local_rank // int(requested.get("copies", 1))
+        self.device = choose_device(str(requested.get("device", "auto")), number)
         files.write_whole(self.folder / files.DEVICE, device_facts(str(self.device)))
+        bound = bind_run(self)
         self.settings = self.workload.effective(requested, machine_of(self.device, len(self.cores)))
         if self.settings["batch_size"] == "auto":  # now, before this process takes memory of the device itself
             self.note_effective()
@@ -120,12 +143,16 @@ class Run:
             least = self.workload.least(str(self.settings["mode"]))
             largest = auto_batch.largest_batch(self.plan, self.folder, self.progress.note, tries, least)
             self.settings["batch_size"] = largest
-        if "cores" in requested:
+        if "cores" in requested and not bound["cores"]:
             bind(self.cores)
         if self.device.type == "cpu":
             torch.set_num_threads(len(self.cores))
         else:
             torch.accelerator.set_device_index(self.device.index or 0)
+        if self.ranks.size > 1:
+            self.meet()
+        if "bind" in requested:
+            self.found["binding"] = self.ranks.gathered({"rank": place.rank, **bound})
         share = auto_batch.SHARE if self.plan.cut_short else 1.0
         self.room = cap_memory(self.device, requested.get("memory_cap"), share)
         self.found["memory_room"] = self.room.room
@@ -133,14 +160,21 @@ class Run:
         self.progress.unit = self.workload.unit
         self.note_effective()
         use_cache(self.settings, self.folder)
-        self.inputs = Inputs(self.workload, self.settings, self.device)
+        self.inputs = Inputs(self.workload, self.settings, self.device, place)
         self.closing.callback(self.inputs.close)
+
+    def meet(self) -> None:
+        """Form a group with the other ranks."""
+        note_device(self.ranks.place, self.folder, str(self.device))
+        patience_s = max(self.plan.hung_after_s, self.plan.cold_start_after_s)  # the watchdog comes before
+        self.ranks.start(self.device, patience_s, in_lockstep(self.settings))
+        joining.introduce(self)
 
     def open_data(self) -> None:
         """The data set, where there is one: generating and staging it are timed apart."""
         if not reads_data_set(self.settings):
             return
-        with self.phase("data"):
+        with self.phase("data"), self.ranks.one_of_a_node_first():
             self.inputs.open(self.plan.trial.settings, len(self.cores), self.progress.note)
         assert self.inputs.opened is not None
         for name, seconds in self.inputs.opened.seconds.items():
@@ -170,8 +204,13 @@ class Run:
         self.flops = count_flops(self.task, training=training, recompute=recompute)
         self.samples_per_step = int(settings["batch_size"]) * int(settings.get("grad_accumulation", 1))
         self.units_per_step = self.samples_per_step * self.task.units_per_sample
-        self.progress.units_per_step = self.units_per_step
-        self.step = Step(self.task, settings, self.device)
+        self.progress.units_per_step = self.units_per_step * models(settings)
+        self.tied = replicas_of(settings, self.device, self.task.split)
+        self.step = Step(self.task, settings, self.device, self.tied)
+        model = self.ranks.place.rank // devices_of_model(settings)
+        seed += RANKS_APART * model  # from here on each model has samples and chances of its own
+        if model > 0:
+            torch.manual_seed(seed)
         self.held_out = judge.held_out(self, seed + 2)
         if not training:
             self.reference = judge.reference_answer(self.task, self.step.model, self.held_out)
@@ -195,11 +234,20 @@ class Run:
                 self.step(next(self.batches))
             self.synchronise()
             step_s, steps = (time.perf_counter() - started) / count, steps + count
+            if in_lockstep(self.settings):
+                step_s = self.ranks.from_first(step_s)  # all of them take the same number of steps
         if self.task.varies and self.device.type == "cuda":
             self.waits_per_step = cuda.waits(lambda: self.step(next(self.batches)))
             steps += 1
         self.phases["warm_up"] = {"seconds": time.perf_counter() - began, "steps": steps}
         return step_s
+
+    def make_tracker(self, block_s: float) -> Tracker:
+        if self.ranks.size == 1 or self.fixed_steps() is not None:
+            return Tracker(self.rule)
+        if in_lockstep(self.settings):
+            return LockstepTracker(self.rule, self.ranks, block_s)
+        return IndependentTracker(self.rule, self.ranks)
 
     def fixed_steps(self) -> int | None:
         if self.plan.cut_short:
@@ -207,7 +255,8 @@ class Run:
         if "steps" in self.settings:
             return int(self.settings["steps"])
         if "epochs" in self.settings and self.inputs.epoch_samples:
-            return math.ceil(int(self.settings["epochs"]) * self.inputs.epoch_samples / self.samples_per_step)
+            samples = self.samples_per_step * replicas(self.settings)
+            return math.ceil(int(self.settings["epochs"]) * self.inputs.epoch_samples / samples)
         return None
 
     def steps_taken(self) -> int:
@@ -216,10 +265,12 @@ class Run:
     def measure(self, step_s: float, learning: Learning | None) -> Window:
         block_steps = steps_per_block(step_s)
         self.rule = with_energy(self.rule, self.folder, self.device.type)
-        self.tracker = Tracker(self.rule)
+        self.tracker = self.make_tracker(block_steps * step_s)
         self.progress.rule = self.rule
         self.progress.phase("measure")
         usage = CpuUsage(len(self.cores))
+        self.ranks.barrier()  # all start together
+        self.began_s = time.monotonic()
         waited = self.task.synchronisations() if self.task.synchronisations else 0
         if learning is not None:
             window = learning.train(step_s)
@@ -242,6 +293,9 @@ class Run:
         return window
 
 
+RANKS_APART = 1_000_003  # seeds of one rank and the next: further apart than those that a run takes for itself
+
+
 def with_learning_rate(task: Task, settings: dict[str, Value]) -> Task:
     """The rate that was asked for; where a run trains to a quality, its own is a setting like any other."""
     if "learning_rate" in settings:
@@ -249,15 +303,3 @@ def with_learning_rate(task: Task, settings: dict[str, Value]) -> Task:
     if learns_to_quality(settings):
         settings["learning_rate"] = f"{task.learning_rate:g}"
     return task
-
-
-def write_steps(path: Path, window: Window) -> None:
-    """The step series: every timed block, the transient included."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["block", "steps", "end_s", "duration_s", "data_wait_s"])
-        end_s = 0.0
-        for number, block in enumerate(window.blocks):
-            end_s += block.duration_s
-            row = (block.steps, f"{end_s:.6f}", f"{block.duration_s:.9f}", f"{block.data_wait_s:.9f}")
-            writer.writerow((number, *row))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import signal
 import sys
 import time
@@ -13,11 +14,15 @@ from typing import Any
 from prony_node.contract import files
 from prony_node.contract.assemble import Energy, Parts, assemble, make_failure, read_parts
 from prony_node.contract.errors import RequestError
+from prony_node.contract.parallel import rank_count, ranks_per_node
 from prony_node.contract.plan import Plan
-from prony_node.supervise.claim import claim, load_plan
+from prony_node.parallel.place import node_rank
+from prony_node.supervise.blame import blame
+from prony_node.supervise.claim import claim, claim_node, load_plan
 from prony_node.supervise.conditions import Conditions, FactsWriter
 from prony_node.supervise.energy import energy_of_run, start_sampler
 from prony_node.supervise.host_memory import OutOfMemoryWitness
+from prony_node.supervise.hung_ranks import ask_where, where_they_stood
 from prony_node.supervise.parent import (
     adopt_orphans,
     controller_is_gone,
@@ -39,7 +44,9 @@ def supervise(plan_file: Path, folder: Path) -> int:
     with Wake() as wake:
         try:
             plan = load_plan(plan_file)
-            claim(plan, folder)
+            node = node_rank(plan.trial.settings)
+            folder = files.node_folder(folder, node)
+            claim_node(plan, folder) if node else claim(plan, folder)
         except RequestError as error:
             print(f"prony_node: {error}", file=sys.stderr)
             return EXIT_REQUEST
@@ -49,9 +56,9 @@ def supervise(plan_file: Path, folder: Path) -> int:
         if controller_pid() is not None:
             end_with_parent(signal.SIGTERM)
         adopt_orphans()
-        ending = _run(plan, folder, wake)
+        ending = _run(plan, folder, wake, node)
         end_adopted()
-        return _write_record(plan, folder, ending, started)
+        return _write_record(plan, folder, ending, started) if node == 0 else _write_node(folder, node, ending)
 
 
 @dataclass(frozen=True)
@@ -63,34 +70,36 @@ class Ending:
     energy: Energy
 
 
-def _run(plan: Plan, folder: Path, wake: Wake) -> Ending:
-    conditions = Conditions(folder)
+def _run(plan: Plan, folder: Path, wake: Wake, node: int) -> Ending:
+    conditions = Conditions(folder, ranks_per_node(plan.trial.settings))
     facts = FactsWriter(folder)
-    sampler = start_sampler(plan, folder)
+    sampler = start_sampler(plan, folder) if node == 0 else None
     try:
-        failure = _watch_rank(plan, folder, wake, conditions, facts)
+        failure = _watch_rank(plan, folder, wake, conditions, facts, node)
     except Exception as error:  # ours, not the rank's: it must end as a record too
         failure = make_failure("exception", f"the supervisor failed: {type(error).__name__}: {error}")
     if sampler is not None:
         sampler.end()
     facts.finish()
-    stacks = folder / files.STACKS  # opened by the rank at its start, in case it hangs
-    if stacks.exists() and not stacks.stat().st_size:
-        stacks.unlink()
+    for stacks in folder.glob(f"**/{files.STACKS}"):  # opened by a rank at its start, in case it hangs
+        if not stacks.stat().st_size:
+            stacks.unlink()
     parts = read_parts(folder)
     checks = conditions.finish(parts.result.get("window_monotonic"))
     return Ending(failure, checks, energy_of_run(plan, folder, parts))
 
 
 def _watch_rank(
-    plan: Plan, folder: Path, wake: Wake, conditions: Conditions, facts: FactsWriter
+    plan: Plan, folder: Path, wake: Wake, conditions: Conditions, facts: FactsWriter, node: int
 ) -> dict[str, str] | None:
-    """Start the rank and stay until it has ended, by itself or by us."""
+    """Start the rank, or the launcher of several, and stay until it has ended, by itself or by us."""
     if wake.interrupted_by is not None or controller_is_gone():
         who = "the controller went away" if controller_is_gone() else "interrupted"
         return make_failure("interrupted", f"{who} before the rank was started")
     witness = OutOfMemoryWitness()
-    rank = RankProcess(folder / files.PLAN, folder, wake.wait)
+    ranks = rank_count(plan.trial.settings)
+    plan_file = folder / (files.NODE_PLAN if node else files.PLAN)
+    rank = RankProcess(plan_file, folder, wake.wait, several=ranks > 1)
     try:
         facts.start()  # while the rank imports torch, so that nothing of this runs beside the measuring
         watchdog = Watchdog(plan, folder, time.monotonic())
@@ -102,13 +111,24 @@ def _watch_rank(
                 return _ended(rank, make_failure("interrupted", _who_interrupted(wake, watchdog)))
             alarm = watchdog.look(time.monotonic())
             if alarm is not None:
-                stack = rank.dump_stacks() if alarm.kind == "hung" else ""
-                message = f"{alarm.message}; it stood at {stack}" if stack else alarm.message
+                message = f"{alarm.message}{_where(rank, folder, ranks, wake) if alarm.kind == 'hung' else ''}"
                 return _ended(rank, make_failure(alarm.kind, message))
             conditions.start_when_ready()
     finally:
         rank.end()
+    if ranks > 1:
+        good = rank.exit_status() == 0 and (node > 0 or read_parts(folder).complete)
+        local = ranks_per_node(plan.trial.settings)
+        return None if good else blame(folder, ranks, local, watchdog.whereabouts(), witness)
     return _own_end(rank, watchdog, witness, read_parts(folder), folder)
+
+
+def _where(rank: RankProcess, folder: Path, ranks: int, wake: Wake) -> str:
+    """Where the rank that hangs stood."""
+    if ranks > 1:
+        return f": {where_they_stood(folder, ranks, ask_where(folder, wake.wait))}"
+    stack = rank.dump_stacks()
+    return f"; it stood at {stack}" if stack else ""
 
 
 def _ended(rank: RankProcess, failure: dict[str, str]) -> dict[str, str]:
@@ -151,6 +171,16 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def _write_node(folder: Path, node: int, ending: Ending) -> int:
+    """How this node's part ended, for a person and for the first node where it can see this folder."""
+    failure = ending.failure
+    files.write_whole(folder / files.NODE, {"node": node, "host": platform.node(), "failure": failure})
+    if failure is None:
+        return EXIT_OK
+    print(f"prony_node: node {node}: {failure['kind']}: {failure['message']}", file=sys.stderr)
+    return EXIT_INTERRUPTED if failure["kind"] == "interrupted" else EXIT_FAILED
 
 
 def _write_record(plan: Plan, folder: Path, ending: Ending, started: str) -> int:

@@ -60,7 +60,11 @@ class Watchdog:
         return f"in phase {last.get('phase', 'unknown')}{at}"
 
     def _signs(self) -> tuple[tuple[int, int] | None, ...]:
-        return tuple(_size_and_time(self._folder / name) for name in SIGNS_OF_LIFE)
+        """Of all ranks together: where one waits for another, all are silent."""
+        paths = [self._folder / name for name in SIGNS_OF_LIFE]
+        for rank, own in files.rank_folders(self._folder).items():
+            paths += [self._folder / files.rank_log(rank), *(own / name for name in SIGNS_OF_LIFE)]
+        return tuple(_size_and_time(path) for path in paths)
 
 
 def last_progress(folder: Path) -> dict[str, Any] | None:

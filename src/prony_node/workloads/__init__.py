@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from prony_node.contract.errors import RequestError, unknown
 from prony_node.workloads.ceilings.config import CEILINGS
+from prony_node.workloads.collective.config import COLLECTIVES
 from prony_node.workloads.config import Workload
 from prony_node.workloads.detect.config import DETECT_WORKLOADS
 from prony_node.workloads.dino.config import DINO_WORKLOADS
@@ -34,6 +35,7 @@ WORKLOADS: dict[str, Workload] = {
         *DETECT_WORKLOADS,
         *DINO_WORKLOADS,
         *CEILINGS,
+        *COLLECTIVES,
     )
 }
 

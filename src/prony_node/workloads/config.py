@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import Machine
+from prony_node.contract.mesh import check_model, devices_of_model
+from prony_node.contract.parallel import fill_batches, form_of, parallel_defaults
 from prony_node.contract.quality import DEFAULT_EPOCHS, parse_target
 from prony_node.contract.settings import Setting, Value, parse_settings
 from prony_node.contract.trial import (
@@ -69,11 +71,17 @@ class Workload:
     generated: str = ""  # the kind of data that data=generated writes for it
     scores: tuple[str, ...] = ()  # how what it learned is judged on a test split, the first being what counts
     varies: bool = False  # no two batches have one shape: no step can be captured, or compiled as a whole
+    can_split: bool = False  # over several devices: its task has `split`, its shape layers, heads and a vocabulary
+    tiny_shape: Mapping[str, int] = field(default_factory=dict)  # what of that is other with size=tiny
     compiled_parts: str = ""  # of such a model: what compile=default compiles for any shape
+    # Of what devices do together, which a run of its own kind measures: refuses settings without meaning for it.
+    collective: Callable[[Mapping[str, Value]], None] | None = None
 
     def parse(self, given: Mapping[str, object]) -> dict[str, Value]:
         """Typed settings of a request for this workload, refused when they cannot work together."""
         parsed = parse_settings(given, self.own_settings())
+        if self.collective is not None and "parallel" in parsed:
+            raise RequestError(f"parallel has no meaning for {self.name}, which is itself the exchange; leave it out")
         check_combination({"mode": self.modes[0], **parsed}, set(parsed))
         self._check_own(parsed)
         return parsed
@@ -96,10 +104,12 @@ class Workload:
         return self.least_batch if mode == "train" else 1
 
     def _check_own(self, settings: Mapping[str, Value]) -> None:
-        if self.operation:
-            self._check_operation(settings)
+        if devices_of_model(settings) > 1:
+            self._check_split(settings)
         if settings.get("preset") == "published":
             published(self.name, str(settings.get("mode", self.modes[0])))
+        if self.operation:
+            self._check_operation(settings)
         self._check_data(settings)
         check_shapes(self, settings)
         if "epochs" in settings and self.epoch_samples is None and not reads_data_set(settings):
@@ -118,6 +128,15 @@ class Workload:
         has_images = self.unit == "images" or self.memory_format == "channels_last"
         if settings.get("memory_format") == "channels_last" and not has_images:
             raise RequestError(f"memory_format=channels_last is a layout of images; {self.name} has none")
+
+    def _check_split(self, settings: Mapping[str, Value]) -> None:
+        if not self.can_split:
+            raise RequestError(
+                f"tp and pp are offered for the gpt workloads alone: nobody said how {self.name} is split; "
+                "parallel=ddp and parallel=fsdp take any"
+            )
+        tiny = self.tiny_shape if settings.get("size") == "tiny" else {}
+        check_model(self.name, {**self.shape, **tiny}, settings)
 
     def _check_batch(self, settings: Mapping[str, Value]) -> None:
         batch = settings.get("batch_size")
@@ -144,11 +163,14 @@ class Workload:
 
     def _check_operation(self, settings: Mapping[str, Value]) -> None:
         if settings.get("mode") == "train":
-            raise RequestError(f"{self.name} measures what the device itself can do, so it has mode=infer alone")
+            what = "the device itself" if self.collective is None else "devices together"
+            raise RequestError(f"{self.name} measures what {what} can do, so it has mode=infer alone")
         if settings.get("data", "device") != "device":
             raise RequestError(
                 f"{self.name} works on operands of its own, so there is no data={settings['data']} to load"
             )
+        if self.collective is not None:
+            self.collective(settings)
         if settings.get("batch_size") == "auto":
             raise RequestError(f"{self.name} gains nothing from memory; batch_size is how many operations a step has")
         kind = str(settings.get("device", "auto")).partition(":")[0]
@@ -172,7 +194,10 @@ class Workload:
         if values["compile"] == "off":
             values.pop("compile_cache", None)
         check_combination(values, set(requested))
+        fill_batches(values, requested)
         self._check_own(values)
+        if self.collective is not None:
+            values["parallel"] = "collective"  # its devices share no work: the exchange itself is the work
         return values
 
     def defaults(self, requested: Mapping[str, Value], machine: Machine) -> dict[str, Value]:
@@ -200,6 +225,7 @@ class Workload:
             "seed": 0,
             "augment": self.reads in AUGMENTED,
         }
+        values.update(parallel_defaults({"mode": mode, **requested}))
         values.update(self.fixed)
         if machine.device == "cpu":
             values.update(self.fixed_on_cpu)
@@ -218,6 +244,8 @@ class Workload:
         return values
 
     def _fused(self, requested: Mapping[str, Value], machine: Machine) -> bool:
+        if form_of(requested) == "fsdp" and requested.get("optimizer", self.optimizer) == "sgd":
+            return False  # it takes no weights in parts
         if machine.device == "cpu" and requested.get("precision") == "bf16-pure":
             return requested.get("optimizer", self.optimizer) != "sgd"  # there torch's kernel does nothing
         return machine.device != "mps"

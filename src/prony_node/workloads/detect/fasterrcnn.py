@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from prony_node.contract.parallel import replicas
 from prony_node.data.boxes import COUNTS, SIZES, box_sampler
 from prony_node.data.scenes import COCO_SCENERY, TINY_SCENERY
 from prony_node.measure.protocol import Batch, Task
@@ -62,7 +63,8 @@ def _rate(settings: dict[str, Value], tiny: bool) -> float:
     if tiny:
         return TINY_RATE
     asked = settings.get("batch_size", "auto")
-    samples = SGD_SAMPLES if asked == "auto" else int(asked) * int(settings.get("grad_accumulation", 1))
+    pieces = int(settings.get("grad_accumulation", 1)) * replicas(settings)
+    samples = SGD_SAMPLES if asked == "auto" else int(asked) * pieces
     return SGD_RATE * min(samples, MOST_SAMPLES) / SGD_SAMPLES
 
 

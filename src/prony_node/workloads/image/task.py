@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from prony_node.contract.parallel import replicas
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import learns_to_quality
 from prony_node.data.synthetic import image_sampler
@@ -93,7 +94,7 @@ def learning_rate(settings: dict[str, Value], sgd_rate: float | None = None, ada
 def _step_samples(settings: dict[str, Value]) -> int:
     if settings.get("batch_size", "auto") == "auto":
         return SGD_SAMPLES
-    return int(settings["batch_size"]) * int(settings.get("grad_accumulation", 1))
+    return int(settings["batch_size"]) * int(settings.get("grad_accumulation", 1)) * replicas(settings)
 
 
 def classification_loss(network: nn.Module, batch: Batch) -> Tensor:

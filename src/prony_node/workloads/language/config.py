@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from prony_node.contract.errors import RequestError
+from prony_node.contract.parallel import replicas
 from prony_node.contract.settings import Setting, Value
 from prony_node.workloads.config import PARTS, WEIGHTS, Workload
 
@@ -23,6 +24,7 @@ VOCABULARY = 50304  # GPT-2's 50257 tokens, padded to a multiple of 128 for the 
 ADAM_RATE, SGD_RATE, SGD_TOKENS = 3e-4, 0.1, 256  # from so many tokens a step on, SGD takes its full rate
 CARAML = "CARAML suite (SC24)"
 MEGATRON = "Narayanan et al., Efficient Large-Scale Language Model Training (2021), appendix"
+TINY_GPT = {"layers": 2, "hidden": 64, "heads": 2, "vocabulary": 256}
 GPT_FLOPS = (
     "2 FLOP a parameter and token (Brown et al., GPT-3, 2020, appendix D) and 4 x layers x hidden x sequence a token "
     f"for full attention ({MEGATRON}; CARAML runs its Megatron-LM); logits at every position, as in training"
@@ -50,7 +52,8 @@ def decoder_rate(settings: Mapping[str, Value]) -> float:
         return ADAM_RATE
     if settings.get("batch_size", "auto") == "auto":
         return SGD_RATE
-    tokens = int(settings["batch_size"]) * int(settings.get("grad_accumulation", 1)) * int(settings["sequence"])
+    samples = int(settings["batch_size"]) * int(settings.get("grad_accumulation", 1)) * replicas(settings)
+    tokens = samples * int(settings["sequence"])
     return SGD_RATE * min(1.0, tokens / SGD_TOKENS)
 
 
@@ -76,6 +79,8 @@ def _gpt(name: str, layers: int, hidden: int, heads: int, sequence: int, batch: 
         settings=(SEQUENCE, PHASE, WEIGHTS),
         fixed={"sequence": sequence, "phase": "forward"},
         shape={"layers": layers, "hidden": hidden, "heads": heads, "vocabulary": vocabulary},
+        can_split=True,
+        tiny_shape=TINY_GPT,
         can_recompute=True,
         has_fp8=True,
         flops=sequence * (2.0 * parameters + 4 * layers * hidden * sequence),
@@ -116,7 +121,6 @@ def _bert(name: str, layers: int, hidden: int, heads: int, parameters: int, batc
     )
 
 
-TINY_GPT = {"layers": 2, "hidden": 64, "heads": 2, "vocabulary": 256}
 TINY_BERT = {"layers": 2, "hidden": 64, "heads": 2, "vocabulary": 2048}
 LANGUAGE_WORKLOADS = (
     _gpt("gpt-tiny", 4, 128, 4, 128, (256, 8), 4.0, "Prony's own, for tests and laptops", vocabulary=1024),

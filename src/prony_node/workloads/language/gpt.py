@@ -20,6 +20,7 @@ from prony_node.workloads.weights import with_weights
 
 if TYPE_CHECKING:
     from prony_node.contract.settings import Value
+    from prony_node.parallel.mesh import Share
     from prony_node.workloads.config import Workload
 
 
@@ -41,7 +42,7 @@ class Layer(nn.Module):
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.width = heads, hidden // heads  # fewer heads where several devices share them
         self.norm1 = nn.LayerNorm(hidden, bias=False)
         self.qkv = nn.Linear(hidden, 3 * hidden, bias=False)
         self.out = nn.Linear(hidden, hidden, bias=False)
@@ -55,15 +56,42 @@ class Layer(nn.Module):
 
     def project(self, x: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values: batch, heads, sequence, width of a head."""
-        batch, sequence, hidden = x.shape
-        qkv = self.qkv(self.norm1(x)).view(batch, sequence, 3, self.heads, hidden // self.heads)
+        qkv = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, self.width))
         q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
         return rotate(q, cosine, sine), rotate(k, cosine, sine), v
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         """What attention found, and the feed-forward, into the residual stream."""
-        x = x + self.out(attended.transpose(1, 2).reshape(x.shape))
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
         return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+
+
+class Output:
+    """From hidden states to logits and their loss, by the embedding that the model ties to its output."""
+
+    def logits(self, states: Tensor, weight: Tensor) -> Tensor:
+        return F.linear(states, weight)
+
+    def loss(self, states: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+        if is_large(states, weight):
+            return chunked_loss(states, weight, targets)
+        return F.cross_entropy(widened(self.logits(states, weight).flatten(0, 1)), targets.flatten())
+
+
+def widened(logits: Tensor) -> Tensor:
+    """In fp32 at least, in which a sum over the vocabulary keeps its small parts."""
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def start(name: str, parameter: Tensor, layers: int) -> None:
+    """The values that a parameter has before the first step."""
+    with torch.no_grad():
+        if parameter.dim() == 1:
+            parameter.fill_(1.0)  # the scale of a norm
+            return
+        # Branches into the residual stream start smaller: its variance must not grow with depth.
+        into_stream = name.endswith(("out.weight", "down.weight"))
+        parameter.normal_(std=0.02 / (2 * layers) ** 0.5 if into_stream else 0.02)
 
 
 class GPT(nn.Module):
@@ -72,57 +100,67 @@ class GPT(nn.Module):
 
     def __init__(self, layers: int, hidden: int, heads: int, vocabulary: int, sequence: int) -> None:
         super().__init__()
-        self.embed = nn.Embedding(vocabulary, hidden)
-        self.layers = nn.ModuleList(Layer(hidden, heads) for _ in range(layers))
-        self.norm = nn.LayerNorm(hidden, bias=False)
+        device = torch.get_default_device()
+        with torch.device("meta"):  # torch would draw values that are drawn over below
+            self.embed = nn.Embedding(vocabulary, hidden)
+            self.layers = nn.ModuleList(Layer(hidden, heads) for _ in range(layers))
+            self.norm = nn.LayerNorm(hidden, bias=False)
+        self.to_empty(device=device)
         self.recompute = False
+        self.output = Output()
         cosine, sine = rotary_tables(sequence, hidden // heads)
         self.register_buffer("cosine", cosine, persistent=False)
         self.register_buffer("sine", sine, persistent=False)
         for name, parameter in self.named_parameters():
-            if parameter.dim() == 2:
-                # Branches into the residual stream start smaller: its variance must not grow with depth.
-                into_stream = name.endswith(("out.weight", "down.weight"))
-                nn.init.normal_(parameter, std=0.02 / (2 * layers) ** 0.5 if into_stream else 0.02)
+            start(name, parameter, layers)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Hidden states after the last norm, ready for the output matrix."""
+        return self.norm(self.through(self.embedded(tokens)))
+
+    def embedded(self, tokens: Tensor) -> Tensor:
         x = self.embed(tokens)
         if not x.is_meta and torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))  # else the residual stream would stay fp32
+        return x
+
+    def through(self, x: Tensor) -> Tensor:
+        """The residual stream after every layer that is here."""
         for layer in self.layers:
             if self.recompute:
                 x = checkpoint(layer, x, self.cosine, self.sine, use_reentrant=False)
             else:
                 x = layer(x, self.cosine, self.sine)
-        return self.norm(x)
+        return x
 
     def logits(self, hidden_states: Tensor) -> Tensor:
-        return F.linear(hidden_states, self.embed.weight)
+        return self.output.logits(hidden_states, self.embed.weight)
 
 
 def next_token_loss(model: nn.Module, batch: Batch) -> Tensor:
     tokens, targets = batch
-    states = model(tokens)
-    if is_large(states, model.embed.weight):
-        return chunked_loss(states, model.embed.weight, targets)
-    logits = F.linear(states, model.embed.weight)
-    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+    return model.output.loss(model(tokens), model.embed.weight, targets)
 
 
 def next_token_logits(model: nn.Module, tokens: Tensor) -> Tensor:
     """Logits at every position: batch, sequence, vocabulary."""
-    return F.linear(model(tokens), model.embed.weight)
+    return model.logits(model(tokens))
 
 
 def predict_last(model: nn.Module, batch: Batch) -> Tensor:
     """Logits of the next token: what prefill answers."""
-    states = model(batch[0])
-    return F.linear(states[:, -1], model.embed.weight)
+    return model.logits(model(batch[0])[:, -1])
 
 
 def switch_recompute_on(model: nn.Module) -> None:
     model.recompute = True
+
+
+def stages_here(model: nn.Module, own: Share) -> list[nn.Module]:
+    """What this rank has of a model that is split over several."""
+    from prony_node.workloads.language.split_gpt import stages_of  # torch's DTensor takes a while to import
+
+    return stages_of(model, own)
 
 
 def build(workload: Workload, settings: dict[str, Value]) -> Task:
@@ -143,6 +181,7 @@ def build(workload: Workload, settings: dict[str, Value]) -> Task:
         recompute=switch_recompute_on,
         scores=partial(token_scores, next_token_logits),
         vocabulary=shape["vocabulary"],
+        split=stages_here,
     )
     if settings.get("precision") == "fp8":
         from prony_node.workloads.language.fp8 import refuse_where_missing, use_eight_bits

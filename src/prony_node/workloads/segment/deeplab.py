@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from prony_node.contract.parallel import replicas
 from prony_node.measure.protocol import Task
 from prony_node.workloads.segment.enlarge import Enlarging
 from prony_node.workloads.segment.task import segment_task
@@ -36,7 +37,8 @@ def learning_rate(workload: Workload, settings: dict[str, Value]) -> float:
     if optimizer != "sgd":
         return ADAM_RATE
     batch = settings.get("batch_size", "auto")
-    samples = SGD_SAMPLES if batch == "auto" else int(batch) * int(settings.get("grad_accumulation", 1))
+    pieces = int(settings.get("grad_accumulation", 1)) * replicas(settings)
+    samples = SGD_SAMPLES if batch == "auto" else int(batch) * pieces
     return SGD_RATE * min(samples, MOST_SAMPLES) / SGD_SAMPLES
 
 

@@ -73,7 +73,9 @@ def test_a_misspelt_setting_is_answered_with_the_nearest() -> None:
     assert parse_settings({"sequence": "16"}, (own,)) == {"sequence": 16}
     with pytest.raises(RequestError, match="unknown setting 'sequence'"):
         parse_settings({"sequence": "16"})
-    with pytest.raises(RequestError, match="known: augment, batch_size, "):  # nothing is near: then all are named
+    with pytest.raises(
+        RequestError, match="known: augment, batch_norm, batch_size, "
+    ):  # nothing is near: then all are named
         parse_settings({"§": "16"})
 
 

@@ -21,6 +21,7 @@ from prony_node.measure.clock import Block
 from prony_node.measure.flops import Flops
 from prony_node.measure.loop import Window
 from prony_node.measure.step import Step, parameter_norms
+from prony_node.parallel.ranks import Ranks
 from prony_node.stats import Decision, StopRule, Tracker
 from prony_node.supervise import judge
 from prony_node.supervise.headline import rate_metrics, utilisation_metrics
@@ -43,7 +44,7 @@ def run_of(**given: Value) -> Any:
         samples_per_step=2, units_per_step=32, rule=StopRule(), inputs=Inputs(workload, settings, CPU),
         flops=Flops(3.2e9, 0.0, "as counted"),
         plan=SimpleNamespace(peaks=()), steps_taken=lambda: 50, fixed_steps=lambda: None, synchronise=lambda: None,
-        waits_per_step=None,
+        waits_per_step=None, ranks=Ranks(),
     )  # fmt: skip
     run.held_out = judge.held_out(run, 2)
     if not step.training:

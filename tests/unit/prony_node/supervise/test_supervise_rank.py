@@ -63,7 +63,7 @@ class StandIn:
 
     error: Exception | None = None
 
-    def __init__(self, plan: Plan, folder: Path, found: dict[str, Any]) -> None:
+    def __init__(self, plan: Plan, folder: Path, found: dict[str, Any], place: Any) -> None:
         self.found = found
 
     def execute(self) -> None:

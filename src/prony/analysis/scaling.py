@@ -1,0 +1,221 @@
+"""A scaling series: what more devices gained over one, what was lost and where, and what the law behind it says."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from prony.analysis.compare import Side, side
+from prony.analysis.scaling_alarm import Alarm, find_alarm
+from prony.analysis.scaling_changes import Change, changes
+from prony.analysis.scaling_law import STRONG, WEAK, Figure, Fit, fit, over
+from prony.analysis.scaling_losses import Losses, losses, rate_ratio
+from prony.analysis.scaling_record import cores_each, device_batch, device_count, global_batch, is_free, node_count
+from prony.analysis.settings import DRAWN, Record
+from prony.analysis.stated import number
+from prony_node.contract.parallel import SEVERAL_ONLY
+
+NOT_RUN = "it was not run with sync=off"
+Count = tuple[int, int]  # devices of all nodes together, and nodes
+VARIED = {"devices", "nodes", "sync", "batch_size", "global_batch", *DRAWN}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One count of devices."""
+
+    devices: int
+    nodes: int
+    batch: int | None  # samples a step on one device
+    side: Side  # the rate, and what its interval covers
+    free: Side | None  # the same with sync=off
+    speedup: Figure | None
+    efficiency: Figure | None
+    losses: Losses | None
+    sent_bytes: float | None  # by one device in a step
+    step_s: float | None
+    reason: str | None  # why there is no speedup
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """A series of one kind."""
+
+    kind: str  # weak: the batch of each device is constant; strong: that of all together is
+    workload: str
+    device: str | None  # what counts as one
+    batch: int | None  # that stays the same
+    settings: dict[str, Any]  # as requested, of all points
+    points: list[Point]
+    fit: Fit | None
+    changes: list[Change]  # what else differs from the run on one device
+    alarms: list[Alarm]
+    left_out: list[str]  # runs that failed or were interrupted, and why
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def scaling(records: Sequence[Record], kind: str, predict: Sequence[int] = (), no_free: str = NOT_RUN) -> Scaling:
+    """The series of these records, in whatever order; `no_free` says why there is no run with sync=off."""
+    ordered = sorted(records, key=lambda record: (device_count(record), is_free(record), str(record["id"])))
+    good = [record for record in ordered if record["status"] == "ok" and side([record]).rate is not None]
+    base = _of(good, (1, 1))
+    changed = changes(base[0], good, kind) if base else []
+    points = [_point(count, base, good, ordered, no_free) for count in sorted(set(map(_count, ordered)))]
+    alarms = [
+        find_alarm(point.devices, point.efficiency, base, _of(good, (point.devices, point.nodes)), kind, changed)
+        for point in points
+        if point.efficiency is not None and point.devices > 1
+    ]
+    return Scaling(
+        kind=kind,
+        workload=ordered[0]["trial"]["workload"],
+        device=_device(good),
+        batch=next((_constant(record, kind) for record in (base or good)), None),
+        settings=_asked(ordered[-1], lambda name: True),
+        points=points,
+        fit=_fit(kind, points, predict),
+        changes=changed,
+        alarms=[alarm for alarm in alarms if alarm is not None],
+        left_out=[_why(record) for record in ordered if not any(record is one for one in good)],
+    )
+
+
+def find_series(records: Sequence[Record]) -> list[tuple[str, list[Record]]]:
+    """The series among these records: one device and more, asked for with the same settings and the same batch."""
+    found = []
+    for kind in (WEAK, STRONG):
+        groups: dict[str, list[Record]] = {}
+        for record in records:
+            groups.setdefault(_key(record, kind), []).append(record)
+        for group in groups.values():
+            found += [(kind, those) for those in _by_form(group) if _is_series(those)]
+    return found
+
+
+def _by_form(records: Sequence[Record]) -> list[list[Record]]:
+    """One device has no form of parallel work, so it stands beside each that the others have."""
+    alone = [record for record in records if device_count(record) == 1]
+    forms: dict[str, list[Record]] = {}
+    for record in records:
+        if device_count(record) > 1:
+            asked = _asked(record, lambda name: name in SEVERAL_ONLY)
+            forms.setdefault(json.dumps(asked, sort_keys=True, default=str), []).append(record)
+    return [[*alone, *those] for those in forms.values()]
+
+
+def _is_series(records: Sequence[Record]) -> bool:
+    counts = {device_count(record) for record in records if record["status"] == "ok" and not is_free(record)}
+    return 1 in counts and len(counts) > 1
+
+
+def _key(record: Record, kind: str) -> str:
+    asked = _asked(record, lambda name: name not in SEVERAL_ONLY)
+    machine = (record.get("fingerprint") or {}).get("machine")
+    parts = [record["trial"]["workload"], asked, _constant(record, kind), machine]
+    return json.dumps(parts, sort_keys=True, default=str)
+
+
+def _asked(record: Record, wanted: Callable[[str], bool]) -> dict[str, Any]:
+    """Settings as requested, without those that a series varies."""
+    settings = dict(record["trial"]["settings"])
+    if "cores" in settings:
+        settings["cores"] = cores_each(record)
+    return {name: value for name, value in settings.items() if name not in VARIED and wanted(name)}
+
+
+def _constant(record: Record, kind: str) -> int | None:
+    return device_batch(record) if kind == WEAK else global_batch(record)
+
+
+def _of(records: Sequence[Record], count: Count, free: bool = False) -> list[Record]:
+    return [record for record in records if _count(record) == count and is_free(record) == free]
+
+
+def _count(record: Record) -> Count:
+    return device_count(record), node_count(record)
+
+
+def _point(
+    count: Count, base: Sequence[Record], good: Sequence[Record], every: Sequence[Record], no_free: str
+) -> Point:
+    devices, nodes = count
+    ours, free = _of(good, count), _of(good, count, free=True)
+    here = side(ours) if ours else Side([str(one["id"]) for one in _of(every, count)], None, None, None, None, "none")
+    reason = _no_speedup(devices, here, base)
+    speedup = None
+    if reason is None:
+        speedup = Figure(1.0, 1.0, 1.0) if devices == 1 else rate_ratio(here, side(base))
+    efficiency = None if speedup is None else over(speedup, devices)
+    lost = None
+    if efficiency is not None and devices > 1:
+        tried = _of(every, count, free=True)
+        lost = losses(base, ours, free, efficiency, f"the run with sync=off {_end(tried[0])}" if tried else no_free)
+    return Point(
+        devices=devices,
+        nodes=nodes,
+        batch=next((device_batch(record) for record in ours), None),
+        side=here,
+        free=side(free) if free else None,
+        speedup=speedup,
+        efficiency=efficiency,
+        losses=lost,
+        sent_bytes=_mean_metric(ours, "communication_bytes"),
+        step_s=_mean_metric(ours, "step_time"),
+        reason=reason,
+    )
+
+
+def _mean_metric(records: Sequence[Record], name: str) -> float | None:
+    values = [number((record["metrics"].get(name) or {}).get("value")) for record in records]
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known else None
+
+
+def _no_speedup(devices: int, here: Side, base: Sequence[Record]) -> str | None:
+    """Why this count has no speedup over one device."""
+    if here.rate is None:
+        return f"no run on {devices} device{'s' if devices != 1 else ''} ended well"
+    if not base:
+        return "no run on one device ended well, and efficiency is against one device"
+    unit = side(base).unit
+    return None if here.unit == unit else f"it counts {here.unit}, and the run on one device {unit}"
+
+
+def _fit(kind: str, points: Sequence[Point], predict: Sequence[int]) -> Fit | None:
+    # Of the same number of devices on fewer and on more nodes the law takes the first.
+    speedups = {point.devices: point.speedup for point in reversed(points) if point.speedup is not None}
+    if 1 not in speedups:
+        return None
+    one = next(point.side for point in points if point.devices == 1)
+    known = Figure(one.rate or 1.0, one.low, one.high) if one.interval != "none" else Figure(one.rate or 1.0)
+    largest = max(speedups)
+    return fit(kind, speedups, known, predict or (2 * largest, 4 * largest))
+
+
+def _device(records: Sequence[Record]) -> str | None:
+    """What counts as one device: NVIDIA H200 (one GPU), or a process on a CPU."""
+    devices = [device for record in records for device in record["facts"].get("devices") or []]
+    named = next((device for device in devices if device.get("name")), None)
+    if named is None:
+        return None
+    if named.get("kind") == "cpu":  # each of several has a share of the host's cores
+        return f"a process on {named['name']}"
+    return f"{named['name']} ({named['counts_as']})" if named.get("counts_as") else str(named["name"])
+
+
+def _why(record: Record) -> str:
+    free = " with sync=off" if is_free(record) else ""
+    return f"{record['id']} ({device_count(record)} devices{free}) {_end(record)}"
+
+
+def _end(record: Record) -> str:
+    failure = record.get("failure") or {}
+    if record["status"] == "ok":
+        return "has no rate"
+    said = str(failure.get("message") or "").partition("\n")[0]
+    return f"{'was interrupted' if record['status'] == 'interrupted' else 'failed'}: {said}"

@@ -1,0 +1,137 @@
+"""`prony scale`: the same trial on more and more devices, what it gained over one, what was lost and where."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from prony.cli.execute import (
+    EXIT_FAILED,
+    EXIT_REQUEST,
+    Job,
+    Outcome,
+    execute,
+    exit_code,
+    refuse_missing_paths,
+    refuse_unknown_models,
+    runs_root,
+)
+from prony.cli.model_file import find_model_file
+from prony.cli.progress import make_display
+from prony.cli.sweep import split_finished
+from prony.launch.collect import collect_all
+from prony.plan.request import make_stop
+from prony.plan.scale import STRONG, WEAK, Series, make_series, parse_counts
+from prony.plan.sweep import interleave
+from prony_node.contract.errors import RequestError
+
+if TYPE_CHECKING:
+    from prony.analysis.scaling import Scaling
+
+SCHEMA = "prony.scaling/1"
+NODE_RANK, RENDEZVOUS = "PRONY_NODE_RANK", "PRONY_RENDEZVOUS"  # as the node reads them (prony_node/parallel/place.py)
+
+
+def scale(
+    workload: Annotated[str, typer.Argument(metavar="WORKLOAD|FILE", help="What to measure.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="devices=1,2,4 [SETTING=VALUE]", help="Counts of devices; other settings as for `run`."),
+    ] = None,
+    weak: Annotated[bool, typer.Option("--weak", help="Keep the batch of each device (the default).")] = False,
+    strong: Annotated[bool, typer.Option("--strong", help="Keep the batch of all devices together.")] = False,
+    both: Annotated[bool, typer.Option("--both", help="Weak and strong; one device is run once for both.")] = False,
+    nodes: Annotated[
+        str | None, typer.Option(help="Counts of nodes to go on with, each with the most devices, such as 2,4.")
+    ] = None,
+    diagnose: Annotated[
+        bool, typer.Option(help="Each count also with sync=off, which shows what communication costs.")
+    ] = True,
+    predict: Annotated[
+        str | None, typer.Option(help="Counts to predict, such as 16,64 (else twice and four times the largest).")
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="Runs of each trial, in fresh processes.")] = 3,
+    tolerance: Annotated[str | None, typer.Option(help="Half-width of the 95 % interval to reach, such as 1%.")] = None,
+    max_time: Annotated[str | None, typer.Option(help="Most time to measure each run, such as 120s or 2m.")] = None,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed trials again.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the series alone, as JSON.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Where run folders go (else $PRONY_RUNS, ./runs).")] = None,
+) -> None:
+    """Measure a workload on more and more devices; what is finished is skipped when started again."""
+    root, stop = runs_root(out), make_stop(tolerance, max_time)
+    ahead = parse_counts(predict, "--predict") if predict else []
+    model = find_model_file(workload, root)
+    series = make_series(
+        model.workload if model else workload,
+        settings or [],
+        _kinds(weak, strong, both),
+        parse_counts(nodes, "--nodes") if nodes else [],
+        diagnose,
+    )
+    _refuse_lonely_nodes(series)
+    file = model.plan if model else None
+    jobs = [Job(trial, stop, repeat, file=file) for trial, repeat in interleave(series.trials, repeats)]
+    refuse_missing_paths(jobs)
+    refuse_unknown_models(jobs, root)
+    display = make_display(Console(stderr=True))
+    collect_all(root)
+    done, left = split_finished(jobs, root, retry_failed, display)
+    made, interrupted = execute(left, root, display)
+    outcomes = [*done, *made]
+    found = _analyse(outcomes, series, ahead)
+    if as_json:
+        document = {"schema": SCHEMA, "runs": [str(one.folder) for one in outcomes]}
+        json.dump({**document, "series": [one.to_json() for one in found]}, sys.stdout, indent=1)
+        sys.stdout.write("\n")
+    elif outcomes:
+        _print(outcomes, found, root)
+    code = exit_code((outcome.record for outcome in outcomes), interrupted)
+    raise typer.Exit(EXIT_FAILED if code == EXIT_REQUEST else code)
+
+
+def _kinds(weak: bool, strong: bool, both: bool) -> list[str]:
+    if weak + strong + both > 1:
+        raise RequestError("--weak, --strong and --both exclude each other; --both does the two")
+    return [WEAK, STRONG] if both else [STRONG] if strong else [WEAK]
+
+
+def _refuse_lonely_nodes(series: Series) -> None:
+    """Runs are started on this machine alone, so the other nodes must know where to come."""
+    if all(trial.settings.get("nodes", 1) == 1 for trial in series.trials):
+        return
+    if not os.environ.get(RENDEZVOUS) or os.environ.get(NODE_RANK) != "0":
+        raise RequestError(
+            f"--nodes needs {RENDEZVOUS}=HOST:PORT, an address of this node where all meet, and {NODE_RANK}=0; "
+            "the other nodes are started by you, as docs/scaling.md says"
+        )
+
+
+def _analyse(outcomes: list[Outcome], series: Series, predict: list[int]) -> list[Scaling]:
+    """A series of each kind, as far as it was run."""
+    from prony.analysis.scaling import NOT_RUN, scaling
+
+    found = []
+    for kind in series.by_kind:
+        hashes = series.hashes(kind)
+        records = [outcome.record for outcome in outcomes if outcome.record["trial"]["hash"] in hashes]
+        if records:
+            found.append(scaling(records, kind, predict, series.no_free or NOT_RUN))
+    return found
+
+
+def _print(outcomes: list[Outcome], found: list[Scaling], root: Path) -> None:
+    from prony.cli.scale_table import print_scaling
+    from prony.cli.tables import make_console
+
+    console = make_console()
+    for one in found:
+        print_scaling(console, one)
+    names = " ".join(str(root / outcome.folder.name) for outcome in outcomes)
+    console.print(f"run folders: {root.absolute()}", markup=False, soft_wrap=True)
+    console.print(f"a page with plots: prony report {names}", markup=False, soft_wrap=True)

@@ -1,0 +1,183 @@
+"""A scaling series from a command line: the same trial at each count of devices, and nothing else changed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from prony.plan.request import split_words
+from prony_node.contract.errors import RequestError
+from prony_node.contract.machine import Machine
+from prony_node.contract.parallel import OPTIONS, SEVERAL_ONLY
+from prony_node.contract.settings import SETTINGS
+from prony_node.contract.trial import Trial
+from prony_node.workloads import find_workload
+from prony_node.workloads.config import Workload
+
+WEAK, STRONG = "weak", "strong"
+KINDS = ("cpu", "cuda")  # of devices whose defaults may hold, where the run will choose one
+SPLIT = ("dp", "tp", "pp")  # a model over several devices
+COUNTED = {"devices", "nodes", *SEVERAL_ONLY, *(name for options in OPTIONS.values() for name in options)}
+
+
+@dataclass
+class Series:
+    """The trials of a scaling study, by kind; one device is in both."""
+
+    by_kind: dict[str, list[Trial]] = field(default_factory=dict)
+    no_free: str = ""  # why there are no trials with sync=off
+
+    @property
+    def trials(self) -> list[Trial]:
+        """Each trial once, in the order in which they are run: the diagnostic beside what it explains."""
+        return list({trial.hash: trial for trials in self.by_kind.values() for trial in trials}.values())
+
+    def hashes(self, kind: str) -> set[str]:
+        return {trial.hash for trial in self.by_kind[kind]}
+
+
+@dataclass(frozen=True)
+class Count:
+    """So many devices on each of so many nodes."""
+
+    devices: int
+    nodes: int = 1
+
+    @property
+    def total(self) -> int:
+        return self.devices * self.nodes
+
+
+def make_series(
+    target: str | Workload, words: Iterable[str], kinds: Sequence[str], nodes: Sequence[int] = (), diagnose: bool = True
+) -> Series:
+    """The trials at each count of `devices=1,2,4`, and of the largest of them on each count of nodes; all checked."""
+    workload = find_workload(target) if isinstance(target, str) else target
+    given: dict[str, object] = dict(split_words(words, workload.own_settings()))
+    counts = _counts(str(given.pop("devices", "")), nodes)
+    _refuse(given)
+    series = Series(no_free="" if diagnose else "the runs with sync=off were switched off")
+    for kind in kinds:
+        trials: list[Trial] = []
+        for count in counts:
+            settings = _settings(workload, given, counts, count, kind)
+            trials.append(Trial(workload.name, workload.parse(settings)))
+            if count.total > 1 and not series.no_free:
+                try:
+                    free = workload.parse({**settings, "sync": "off"})
+                except RequestError as error:  # there are no gradients that could be left out
+                    series.no_free = str(error)
+                else:
+                    trials.append(Trial(workload.name, free))
+        series.by_kind[kind] = trials
+    return series
+
+
+def parse_counts(text: str, option: str) -> list[int]:
+    """`1,2,4` as numbers of at least one, each once, in order."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isascii() and word.isdigit() and len(word) <= 9 and int(word) > 0 for word in words):
+        raise RequestError(f"{option} {text} is not possible: give whole numbers of at least 1, such as 1,2,4")
+    return sorted({int(word) for word in words})
+
+
+def _counts(text: str, nodes: Sequence[int]) -> list[Count]:
+    if not text:
+        raise RequestError("a scaling series needs the counts of devices, such as devices=1,2,4")
+    devices = parse_counts(text, "devices")
+    if 1 not in devices:
+        raise RequestError(
+            f"devices={text} has no 1: efficiency is against the same trial on one device; devices=1,{text} would do"
+        )
+    counts = [Count(number) for number in devices] + [Count(devices[-1], number) for number in nodes if number > 1]
+    if len(counts) < 2:
+        raise RequestError("one device alone is no series; give further counts, such as devices=1,2,4")
+    return counts
+
+
+def _refuse(given: dict[str, object]) -> None:
+    for name, instead in (("nodes", "--nodes 1,2"), ("sync", "the diagnostic is run beside each count by itself")):
+        if name in given:
+            raise RequestError(f"{name} is varied by the series itself; leave {name}={given[name]} out ({instead})")
+    for name in SPLIT:
+        if name in given:
+            raise RequestError(
+                f"{name}={given[name]} splits a model over devices, and one device cannot run it so: there is no same "
+                "trial to be compared with; `prony sweep` runs such trials side by side"
+            )
+    if given.get("batch_size") == "auto":
+        raise RequestError(
+            "batch_size=auto may find another batch at each count, and then not only the devices change; "
+            "find it once with `prony run`, and give that number"
+        )
+
+
+def _settings(
+    workload: Workload, given: dict[str, object], counts: Sequence[Count], count: Count, kind: str
+) -> dict[str, object]:
+    """The settings at one count: as given, the batch of the kind, and what more devices imply on one device too."""
+    settings = {**_implied(workload, given, counts[-1]), **given, "devices": count.devices}
+    if count.nodes > 1:
+        settings["nodes"] = count.nodes
+    if str(settings.get("cores", "")).isdigit():  # so many for each device: a node shares them out among its ranks
+        settings["cores"] = str(int(str(settings["cores"])) * count.devices)
+    settings |= _batch(settings, counts, count, kind)
+    if count.total == 1:
+        return {name: value for name, value in settings.items() if name not in SEVERAL_ONLY}
+    if kind == STRONG:
+        settings.pop("batch_size", None)
+    return settings
+
+
+def _implied(workload: Workload, given: dict[str, object], largest: Count) -> dict[str, object]:
+    """Defaults that several devices change besides those that only they have: a captured graph, a fused optimizer.
+
+    One device would take others (it captures its step where it can), and then not only the devices would change.
+    """
+    asked = {name: value for name, value in given.items() if name != "global_batch"}
+    many = workload.parse({**asked, "devices": largest.devices, "nodes": largest.nodes})
+    one = {name: value for name, value in many.items() if name not in {"devices", "nodes", *SEVERAL_ONLY}}
+    named = str(given.get("device", "auto")).partition(":")[0]
+    implied: dict[str, object] = {}
+    for kind in KINDS if named == "auto" else (named,):
+        ours, theirs = (workload.defaults(settings, Machine(kind)) for settings in (one, many))
+        implied |= {
+            name: SETTINGS[name].show(value)
+            for name, value in theirs.items()
+            if name in SETTINGS and name not in given and name not in COUNTED and value != ours.get(name)
+        }
+    return implied
+
+
+def _batch(settings: dict[str, object], counts: Sequence[Count], count: Count, kind: str) -> dict[str, object]:
+    if kind == WEAK:
+        if "global_batch" in settings:
+            raise RequestError(
+                "weak scaling keeps the batch of each device: give batch_size; global_batch is what --strong keeps"
+            )
+        return {}
+    pieces = int(SETTINGS["grad_accumulation"].parse(settings.get("grad_accumulation", 1)))
+    if "global_batch" in settings:
+        whole = int(SETTINGS["global_batch"].parse(settings["global_batch"]))
+    elif "batch_size" in settings:
+        whole = int(SETTINGS["batch_size"].parse(settings["batch_size"])) * pieces
+    else:
+        raise RequestError(
+            "strong scaling keeps the batch of all devices together: give it as global_batch=N, "
+            "or that of one device as batch_size=N"
+        )
+    for other in counts:
+        if whole % (other.total * pieces):
+            parts = f"{other.total} devices" + (f" x {pieces} micro-batches" if pieces > 1 else "")
+            raise RequestError(
+                f"a global batch of {whole} cannot be divided among {parts}, so strong scaling is not possible; "
+                f"give one that {_multiple(counts, pieces)} divides"
+            )
+    if count.total == 1 and "batch_size" in settings:
+        return {}  # the same trial as that of weak scaling, so that it is run once
+    return {"global_batch": whole}
+
+
+def _multiple(counts: Sequence[Count], pieces: int) -> int:
+    return math.lcm(*(count.total * pieces for count in counts))

@@ -1,0 +1,155 @@
+"""How a trial is divided over devices: how many ranks there are, whose gradients meet, and what makes no sense."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from prony_node.contract.errors import RequestError
+from prony_node.contract.mesh import check_mesh, devices_of_model, mesh_defaults
+from prony_node.contract.settings import Value
+
+# What each form of parallel training may be told besides, with its default.
+OPTIONS: dict[str, dict[str, Value]] = {
+    "ddp": {"bucket_mb": 25, "compression": "none", "static_graph": False, "sync": True},
+    "fsdp": {"reshard": True},
+    "independent": {},
+}
+SEVERAL_ONLY = (
+    "parallel", "dp", "tp", "pp", "schedule", "bucket_mb", "compression", "static_graph", "reshard", "sync",
+    "batch_norm",
+)  # fmt: skip
+
+
+def ranks_per_node(settings: Mapping[str, Value]) -> int:
+    """Processes that a node starts: one a device, or `copies` of it."""
+    return int(settings.get("devices", 1)) * int(settings.get("copies", 1))
+
+
+def rank_count(settings: Mapping[str, Value]) -> int:
+    """Processes that compute, on all nodes."""
+    return ranks_per_node(settings) * int(settings.get("nodes", 1))
+
+
+def models(settings: Mapping[str, Value]) -> int:
+    """Models that take a batch each in a step, on all nodes: one a rank, where none is split over several."""
+    return max(1, rank_count(settings) // devices_of_model(settings))
+
+
+def form_of(settings: Mapping[str, Value]) -> str:
+    """How several ranks share the work; empty for one alone."""
+    if rank_count(settings) == 1:
+        return ""
+    if settings.get("mode", "train") == "train" and rank_count(settings) == devices_of_model(settings):
+        return "split"  # one replica, which has nobody to exchange gradients with
+    alone = settings.get("mode", "train") == "infer" or int(settings.get("copies", 1)) > 1
+    return str(settings.get("parallel", "independent" if alone else "ddp"))
+
+
+def in_lockstep(settings: Mapping[str, Value]) -> bool:
+    """Whether every rank waits for the others in each step."""
+    return form_of(settings) not in ("", "independent")
+
+
+def replicas(settings: Mapping[str, Value]) -> int:
+    """Batches that one update of the weights is made of: one a model that exchanges its gradients with others."""
+    return models(settings) if in_lockstep(settings) else 1
+
+
+def parallel_defaults(requested: Mapping[str, Value]) -> dict[str, Value]:
+    """What holds where nobody says otherwise: of every trial, and of one with several ranks."""
+    values: dict[str, Value] = {"devices": 1, "nodes": 1}
+    form = form_of(requested)
+    if form:
+        values |= {"parallel": form, **OPTIONS[form]} if form in OPTIONS else {}
+    if in_lockstep(requested):
+        values["graphs"] = False  # an exchange with other processes is not captured
+    if form == "fsdp":
+        values["compile"] = "off"
+    return values | mesh_defaults(requested, rank_count(requested))
+
+
+def fill_batches(values: dict[str, Value], asked: Iterable[str]) -> None:
+    """Micro-batch x accumulation x replicas = global batch: whichever of the two ends was not given."""
+    parts = int(values.get("grad_accumulation", 1)) * replicas(values)
+    if "global_batch" in asked:
+        values["batch_size"] = int(values["global_batch"]) // parts  # it divides: `check_parallel` was there before
+    elif in_lockstep(values) and values["batch_size"] != "auto":
+        values["global_batch"] = int(values["batch_size"]) * parts
+
+
+def check_parallel(settings: Mapping[str, Value], asked: set[str]) -> None:
+    """Refuse what makes no sense over several devices, or over one."""
+    ranks, form = rank_count(settings), form_of(settings)
+    check_mesh(settings, ranks, asked)
+    if ranks == 1:
+        for name in SEVERAL_ONLY:
+            if name in asked:
+                raise RequestError(f"{name} has no meaning on one device; add devices=N, or leave it out")
+    _check_global_batch(settings, asked)
+    if ranks == 1:
+        return
+    if int(settings.get("copies", 1)) > 1 and form != "independent":
+        raise RequestError(f"copies share a device without waiting for each other; parallel={form} cannot have them")
+    for other, options in OPTIONS.items():
+        for name in set(options) & asked - set(OPTIONS.get(form, {})):
+            raise RequestError(f"{name} belongs to parallel={other}; it has no meaning with parallel={form}")
+    if settings.get("batch_size") == "auto":
+        raise RequestError(
+            "batch_size=auto looks for what one device holds; find it with devices=1 and give that batch_size"
+        )
+    if form == "independent":
+        if "batch_norm" in asked:
+            raise RequestError("batch_norm has no meaning with parallel=independent, whose copies exchange nothing")
+        return
+    if settings.get("mode") == "infer":
+        raise RequestError(f"parallel={form} exchanges gradients, and mode=infer has none; use parallel=independent")
+    if settings.get("graphs"):
+        raise RequestError(f"graphs=on is not offered with parallel={form}: an exchange between processes is not "
+                           "captured; use graphs=off")  # fmt: skip
+    if form == "fsdp":
+        _check_sharded(settings)
+    _check_batch_norm(settings, ranks)
+
+
+def _check_global_batch(settings: Mapping[str, Value], asked: set[str]) -> None:
+    if "global_batch" not in asked:
+        return
+    if "batch_size" in asked:
+        raise RequestError("global_batch and batch_size say the same in two ways; give one of them")
+    if form_of(settings) == "independent":
+        raise RequestError("global_batch has no meaning with parallel=independent: each copy has its own batch_size")
+    whole, pieces = int(settings["global_batch"]), int(settings.get("grad_accumulation", 1))
+    parts = pieces * replicas(settings)
+    if whole % parts:
+        raise RequestError(
+            f"global_batch={whole} is not possible: {replicas(settings)} replicas of {pieces} micro-batches do not "
+            f"divide it; global_batch={max(1, round(whole / parts)) * parts} would do"
+        )
+
+
+def _check_sharded(settings: Mapping[str, Value]) -> None:
+    if settings.get("compile", "off") != "off":
+        raise RequestError("compile is not offered with parallel=fsdp; use compile=off")
+    if settings.get("precision") == "fp8":
+        raise RequestError("precision=fp8 is not offered with parallel=fsdp; use precision=bf16")
+    if settings.get("fused") and settings.get("optimizer") == "sgd":
+        raise RequestError("torch's fused sgd does not take weights in parts; use fused=off with parallel=fsdp")
+    if settings.get("precision") == "fp16":
+        raise RequestError(
+            "precision=fp16 scales the loss by what a rank sees of its own gradients, and parallel=fsdp shows each "
+            "rank others; use bf16"
+        )
+    if ("epochs" in settings and settings.get("data", "device") not in ("device", "host")) or "until" in settings:
+        raise RequestError("parallel=fsdp is not offered for runs that are judged on a test split; use parallel=ddp")
+
+
+def _check_batch_norm(settings: Mapping[str, Value], ranks: int) -> None:
+    span = settings.get("batch_norm", "local")
+    if span == "local":
+        return
+    if str(settings.get("device", "auto")).partition(":")[0] in ("cpu", "mps"):
+        raise RequestError("torch synchronises batch norms on a GPU alone; use batch_norm=local")
+    if settings.get("parallel", "ddp") != "ddp":
+        raise RequestError("batch_norm over several ranks is offered with parallel=ddp alone; use batch_norm=local")
+    if isinstance(span, int) and ranks % span:
+        raise RequestError(f"batch_norm={span} is not possible: it does not divide the {ranks} ranks")

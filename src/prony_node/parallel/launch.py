@@ -1,0 +1,124 @@
+"""Torch's launcher: `python -m prony_node.parallel.launch PLAN FOLDER`, started by the supervisor for several ranks.
+
+It starts a rank a device, ends all of them when one fails, and writes down how each of those ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from prony_node.contract import files
+from prony_node.contract.parallel import ranks_per_node
+from prony_node.contract.plan import Plan
+from prony_node.parallel.place import ADDRESS, RENDEZVOUS, node_rank
+
+RANK_MODULE = "prony_node.supervise.rank"
+LOGS = "elastic"  # what torch's launcher wants for itself; it is gone at the end
+LOOK_EVERY_S = 0.1  # at the ranks
+
+
+def main(argv: list[str]) -> int:
+    plan_file, folder = Path(argv[0]), Path(argv[1])
+    plan = Plan.from_json(files.read_json(plan_file))
+    ended: dict[str, Any] = {"failure": None, "ranks": []}
+    try:
+        refused = refuse_missing_devices(plan)
+        ended = {"failure": refused, "ranks": []} if refused else launch(plan, plan_file, folder)
+    finally:
+        files.write_whole(folder / files.LAUNCHER, ended)
+        shutil.rmtree(folder / LOGS, ignore_errors=True)
+    return 1 if ended["failure"] or ended["ranks"] else 0
+
+
+def refuse_missing_devices(plan: Plan) -> dict[str, str] | None:
+    """More devices than there are: said before anything starts."""
+    import torch
+
+    settings = plan.trial.settings
+    wanted, kind = int(settings.get("devices", 1)), str(settings.get("device", "auto")).partition(":")[0]
+    if kind == "cpu" or not torch.accelerator.is_available():
+        return None
+    there = torch.accelerator.device_count()
+    if wanted <= there:
+        return None
+    return {
+        "kind": "request",
+        "message": f"devices={wanted} is not possible: torch finds {there} of kind "
+        f"{torch.accelerator.current_accelerator()} here; device=cpu takes processes instead",
+    }
+
+
+def launch(plan: Plan, plan_file: Path, folder: Path) -> dict[str, Any]:
+    """Run all ranks of this node to their end: `failure` of the launcher itself, or `ranks` that failed."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous.api import RendezvousError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    settings = plan.trial.settings
+    nodes, local_size, node = int(settings.get("nodes", 1)), ranks_per_node(settings), node_rank(settings)
+    endpoint = os.environ.get(RENDEZVOUS) or "localhost:0"
+    patience_s = max(1, round(plan.rendezvous_after_s))
+    taken = port_in_use(endpoint) if node == 0 else ""
+    if taken:
+        return {"failure": {"kind": "rendezvous", "message": taken}, "ranks": []}
+    config = LaunchConfig(
+        min_nodes=nodes,
+        max_nodes=nodes,
+        nproc_per_node=local_size,
+        run_id=plan.run_id,
+        rdzv_backend="c10d",
+        rdzv_endpoint=endpoint,
+        rdzv_configs={"timeout": patience_s, "join_timeout": patience_s, "read_timeout": patience_s,
+                      "is_host": node == 0},
+        max_restarts=0,
+        monitor_interval=LOOK_EVERY_S,
+        logs_specs=DefaultLogsSpecs(log_dir=str(folder / LOGS)),
+        local_addr=os.environ.get(ADDRESS) or ("localhost" if nodes == 1 else None),
+    )  # fmt: skip
+    config.numa_options = None  # binding to cores is a setting of the trial, not a habit of the launcher
+    module = os.environ.get("PRONY_RANK_MODULE") or RANK_MODULE
+    try:
+        elastic_launch(config, sys.executable)("-m", module, str(plan_file), str(folder))
+    except ChildFailedError as error:
+        ranks = [
+            {"rank": node * local_size + failed.local_rank, "pid": failed.pid, "exit_status": failed.exitcode}
+            for failed in error.failures.values()
+        ]
+        return {"failure": None, "ranks": ranks}
+    except RendezvousError as error:
+        said = f"{type(error).__name__}: {error}".rstrip(": ")
+        message = (
+            f"the {nodes} node(s) of this run did not all meet at {endpoint} within {patience_s} s ({said}); this is "
+            f"node {node}, {socket.gethostname()}"
+        )
+        return {"failure": {"kind": "rendezvous", "message": message}, "ranks": []}
+    return {"failure": None, "ranks": []}
+
+
+def port_in_use(endpoint: str) -> str:
+    """Why the first node cannot listen there; empty where it can."""
+    host, _, port = endpoint.rpartition(":")
+    if not port.isdigit() or int(port) == 0:
+        return ""
+    with contextlib.closing(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("", int(port)))
+            listener.listen(1)
+        except OSError as error:
+            return (
+                f"port {port} of {socket.gethostname()}, where the ranks are to meet, cannot be listened on: "
+                f"{error.strerror}; name another in {RENDEZVOUS}"
+            )
+    return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

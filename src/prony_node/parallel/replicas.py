@@ -1,0 +1,166 @@
+"""Replicas of a model that exchange their gradients: whole ones (DDP), or each with a part of the weights (FSDP)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+from prony_node.contract.mesh import devices_of_model
+from prony_node.contract.parallel import form_of, in_lockstep
+from prony_node.contract.settings import Value
+from prony_node.parallel.wire import Wire, all_reduce, gather_and_scatter
+
+POWER_RANK = 1  # of PowerSGD's approximation of a gradient matrix, as its authors do
+POWER_FROM = 2  # the step from which on it compresses; the earliest that its own error feedback allows
+
+
+class Replicas:
+    """How this rank's step is tied to those of the others."""
+
+    def __init__(self, settings: dict[str, Value], device: torch.device) -> None:
+        self.settings, self.device = settings, device
+        self.form = form_of(settings)
+        self.in_parts = self.form == "fsdp"  # of the weights each rank has a part
+        self.sharded = self.in_parts  # no rank can compute by itself
+        self.split = False  # a model is more than one rank
+        self.precision: Callable[[], AbstractContextManager[Any]] = nullcontext  # of the step
+        # All micro-batches of a step, forward and backward, where they do not go one after another.
+        self.all_pieces: Callable[[tuple[Tensor, ...], int], Tensor | None] | None = None
+        self._wrapped: Any = None
+        self._power: Any = None  # PowerSGD's own state
+
+    def prepare_model(self, model: nn.Module) -> nn.Module:
+        """Before it has its final shape: batch norms over several ranks."""
+        span = self.settings.get("batch_norm", "local")
+        if span == "local":
+            return model
+        group = None
+        if isinstance(span, int) and span < dist.get_world_size():
+            group, _ = dist.new_subgroups(span)
+        synced: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model, group)
+        return synced
+
+    def wrap(self, loss: nn.Module) -> Callable[..., Tensor]:
+        """The loss of a batch as a module whose backward pass exchanges gradients."""
+        self._wrapped = self.tie(loss, None)
+        wrapped: Callable[..., Tensor] = self._wrapped
+        return wrapped
+
+    def tie(self, module: nn.Module, mesh: DeviceMesh | None) -> nn.Module:
+        """A module whose backward pass exchanges gradients with the same one on these devices, or on all."""
+        if self.in_parts:
+            return shard(module, self.device, mesh, reshard=bool(self.settings["reshard"]))
+        tied = DistributedDataParallel(
+            module,
+            device_ids=None if self.device.type == "cpu" else [self.device.index],
+            process_group=None if mesh is None else mesh.get_group(),
+            bucket_cap_mb=int(self.settings["bucket_mb"]),
+            static_graph=bool(self.settings["static_graph"]),
+            gradient_as_bucket_view=True,
+            broadcast_buffers=False,  # statistics of batch norms stay each rank's own; none is used in training
+        )
+        self._compress(tied)
+        return tied
+
+    def _compress(self, tied: DistributedDataParallel) -> None:
+        kind = self.settings["compression"]
+        if kind == "none":
+            return
+        if kind == "powersgd":
+            from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
+
+            self._power = power.PowerSGDState(
+                tied.process_group, matrix_approximation_rank=POWER_RANK, start_powerSGD_iter=POWER_FROM
+            )
+            tied.register_comm_hook(self._power, power.powerSGD_hook)
+            return
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
+        tied.register_comm_hook(tied.process_group, hooks[str(kind)])
+
+    def before_piece(self, last: bool) -> None:
+        """Gradients are exchanged with the last micro-batch of a step, and not at all with sync=off."""
+        exchange = last and bool(self.settings.get("sync", True))
+        if self.in_parts:
+            self._wrapped.set_requires_gradient_sync(exchange)
+        else:
+            self._wrapped.require_backward_grad_sync = exchange
+
+    def around(self) -> AbstractContextManager[Any]:
+        """Entered once, around everything that the step does."""
+        return nullcontext()
+
+    def rest(self) -> None:
+        """After a forward pass alone: gathered weights are given up, since an optimizer takes those that are there."""
+        if self.in_parts:
+            from torch.distributed.fsdp import FSDPModule
+
+            for module in self.gathered():
+                for part in module.modules():
+                    if isinstance(part, FSDPModule):
+                        part.reshard()
+
+    def gathered(self) -> list[nn.Module]:
+        """What holds weights in parts."""
+        return [self._wrapped]
+
+    def counting(self) -> AbstractContextManager[Any]:
+        """Entered around one of the first steps, to count what is exchanged."""
+        return nullcontext()
+
+    def told(self, loss: Tensor | None) -> Tensor:
+        """The loss of this rank, where it has one, or of the rank that has it."""
+        assert loss is not None
+        return loss
+
+    def part(self) -> bool:
+        """From here on every rank goes by itself; False where none can, having a part of the weights alone."""
+        self.settings = {**self.settings, "sync": False}
+        return not self.sharded
+
+    def wire(self, model: nn.Module) -> Wire:
+        """What this device sends in a step."""
+        ranks, pieces = dist.get_world_size(), int(self.settings.get("grad_accumulation", 1))
+        if self.sharded:
+            return gather_and_scatter(model, ranks, pieces, bool(self.settings["reshard"]))
+        if not self.settings["sync"]:
+            return Wire(0.0, "sync=off: nothing is exchanged")
+        left = self._power.compression_stats()[0] if self._power is not None else 0.0
+        return all_reduce(model, ranks, str(self.settings["compression"]), 1.0 / left if left else None)
+
+
+def replicas_of(settings: dict[str, Value], device: torch.device, split: Any = None) -> Replicas | None:
+    """How a step is tied to those of other ranks; `split` is how the workload's model is split over several."""
+    if devices_of_model(settings) > 1:
+        from prony_node.parallel.split import Split
+
+        return Split(settings, device, split)
+    return Replicas(settings, device) if in_lockstep(settings) else None
+
+
+def shard(module: nn.Module, device: torch.device, mesh: DeviceMesh | None, *, reshard: bool) -> nn.Module:
+    """FSDP2: each block of the model is gathered when its turn comes, what lies outside of blocks at the start."""
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = mesh or init_device_mesh(device.type, (dist.get_world_size(),))
+    for block in blocks_of(module):
+        fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
+    sharded: nn.Module = fully_shard(module, mesh=mesh, reshard_after_forward=reshard)
+    return sharded
+
+
+def blocks_of(module: nn.Module) -> list[nn.Module]:
+    """The members of a model's outermost lists: the layers of a transformer, the stages of a convolutional network."""
+    found: list[nn.Module] = []
+    for child in module.children():
+        listed = isinstance(module, nn.ModuleList | nn.Sequential) and not isinstance(child, nn.ModuleList)
+        found += [child] if listed and any(True for _ in child.parameters()) else blocks_of(child)
+    return found

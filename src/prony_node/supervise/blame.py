@@ -1,0 +1,112 @@
+"""Which of several ranks failed first, and what it said: the others fail too, for want of it."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from prony_node.contract import files
+from prony_node.contract.assemble import make_failure
+from prony_node.supervise.host_memory import OutOfMemoryWitness
+from prony_node.supervise.rank_process import read_tail
+
+PATIENCE_S = 5.0  # for another node to write down how it ended
+OF_ALL = ("request", "missing-library")  # said by every rank alike: whose it is says nothing
+# What a rank says when another one has gone: not the cause, but its echo.
+ECHOES = (
+    "connection closed by peer", "connection reset by peer", "broken pipe", "gloo/", "nccl error",
+    "remote process exited", "distbackenderror", "distnetworkerror", "diststoreerror", "socket",
+)  # fmt: skip
+
+
+def blame(folder: Path, ranks: int, local: int, where: str, witness: OutOfMemoryWitness) -> dict[str, str]:
+    """The failure of a run whose launcher has ended badly; `local` of all its ranks are on this node."""
+    launcher = files.read_json(folder / files.LAUNCHER)
+    ended: dict[str, Any] = launcher if isinstance(launcher, dict) else {}
+    if isinstance(ended.get("failure"), dict):
+        return make_failure(str(ended["failure"]["kind"]), str(ended["failure"]["message"]))
+    told = {rank: failure for rank in files.rank_folders(folder) if (failure := failure_of(folder, rank))}
+    own = {rank: failure for rank, failure in told.items() if not is_echo(failure)}
+    silent = {int(one["rank"]): one for one in ended.get("ranks") or [] if int(one["rank"]) not in told}
+    asked = {rank: one for rank, one in silent.items() if int(one["exit_status"]) == -signal.SIGTERM}
+    killed = {rank: one for rank, one in silent.items() if int(one["exit_status"]) < 0 and rank not in asked}
+    crashed = {rank: one for rank, one in silent.items() if int(one["exit_status"]) >= 0}
+    if killed:
+        return _killed(folder, min(killed), ranks, killed[min(killed)], where, witness)
+    if own:
+        return _told(folder, own, ranks)
+    if told and local < ranks and (elsewhere := failure_elsewhere(folder)):
+        return elsewhere
+    if crashed:
+        rank = min(crashed)
+        words = f"ended with exit code {crashed[rank]['exit_status']} {where}{last_words(folder, rank)}"
+        return make_failure("exception", f"{name(folder, rank, ranks)} {words}")
+    if asked and local == ranks:  # else the launcher did it, to ranks that had lost another node's
+        return _killed(folder, min(asked), ranks, asked[min(asked)], where, witness)
+    if told:
+        return _told(folder, told, ranks)
+    said = read_tail(folder / files.LAUNCHER_LOG)
+    return make_failure("exception", f"torch's launcher ended without a result {where}: {said or 'it said nothing'}")
+
+
+def failure_of(folder: Path, rank: int) -> dict[str, Any] | None:
+    """How a rank says that it failed; None when it says no such thing."""
+    result = files.read_json(files.rank_folder(folder, rank) / files.RESULT)
+    failure = result.get("failure") if isinstance(result, dict) else None
+    return failure if isinstance(failure, dict) else None
+
+
+def failure_elsewhere(folder: Path) -> dict[str, str] | None:
+    """What another node says of its own failure, where its folder can be seen from here."""
+    end_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end_s:
+        for path in sorted(folder.parent.glob(f"{folder.name}.node*/{files.NODE}")):
+            said = files.read_json(path) or {}
+            failure = said.get("failure")
+            if failure and not is_echo(failure):
+                return make_failure(str(failure["kind"]), f"on node {said['node']}: {failure['message']}")
+        time.sleep(0.1)
+    return None
+
+
+def is_echo(failure: dict[str, Any]) -> bool:
+    text = str(failure.get("message", "")).casefold()
+    return failure.get("kind") == "exception" and any(echo in text for echo in ECHOES)
+
+
+def name(folder: Path, rank: int, ranks: int) -> str:
+    """A rank for a person: its number, host and device."""
+    who = files.read_json(files.rank_folder(folder, rank) / files.RANK) or {}
+    return f"rank {rank} of {ranks} ({who.get('host') or 'host unknown'}, {who.get('device') or 'no device yet'})"
+
+
+def last_words(folder: Path, rank: int) -> str:
+    said = "\n".join(line for line in read_tail(folder / files.rank_log(rank)).splitlines() if "[Gloo]" not in line)
+    return f"; its last words:\n{said}" if said else "; it said nothing"
+
+
+def _told(folder: Path, told: dict[int, dict[str, Any]], ranks: int) -> dict[str, str]:
+    """What the first of them said."""
+    rank = min(told, key=lambda number: (float(told[number].get("at_monotonic") or 0.0), number))
+    kind, message = str(told[rank].get("kind")), str(told[rank].get("message"))
+    if kind in OF_ALL:
+        return make_failure(kind, message)
+    words = "" if kind == "out-of-memory" else last_words(folder, rank)
+    return make_failure(kind, f"{name(folder, rank, ranks)}: {message}{words}")
+
+
+def _killed(
+    folder: Path, rank: int, ranks: int, one: dict[str, Any], where: str, witness: OutOfMemoryWitness
+) -> dict[str, str]:
+    number = -int(one["exit_status"])
+    try:
+        by = signal.Signals(number).name
+    except ValueError:
+        by = f"signal {number}"
+    evidence = witness.evidence(int(one["pid"])) if number == signal.SIGKILL else None
+    if evidence:
+        text = f"{name(folder, rank, ranks)} was killed by {by} {where}: host memory ran out, {evidence}"
+        return make_failure("out-of-memory", text)
+    return make_failure("killed", f"{name(folder, rank, ranks)} was killed by {by} {where}{last_words(folder, rank)}")

@@ -1,0 +1,18 @@
+"""The step series as it lies on disk: a line for every timed block, the transient included."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def write_blocks(path: Path, blocks: Iterable[tuple[int, float, float]]) -> None:
+    """Blocks of steps with their duration and what of it was waiting for data."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["block", "steps", "end_s", "duration_s", "data_wait_s"])
+        end_s = 0.0
+        for number, (steps, duration_s, data_wait_s) in enumerate(blocks):
+            end_s += duration_s
+            writer.writerow((number, steps, f"{end_s:.6f}", f"{duration_s:.9f}", f"{data_wait_s:.9f}"))

@@ -1,0 +1,120 @@
+"""`prony scale`: a series in one command, resumed without doing anything twice; the runs are made up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import scaling_records
+from typer.testing import CliRunner
+
+import prony.cli.scale
+import prony.cli.sweep
+from prony.cli.execute import Job, Outcome
+from prony.cli.main import make_app
+from prony_node.contract import files
+from prony_node.parallel import place
+
+
+class Machine:
+    """Runs that take no time: the rate is what the law gives, and each run folder holds its record."""
+
+    def __init__(self) -> None:
+        self.made: list[Job] = []
+        self.fails: int | None = None  # the count of devices whose runs fail
+
+    def execute(self, jobs: list[Job], root: Path, display: Any) -> tuple[list[Outcome], bool]:
+        self.made += jobs
+        return [self._run(job, root) for job in jobs], False
+
+    def _run(self, job: Job, root: Path) -> Outcome:
+        settings = job.trial.settings
+        nodes, sync = int(settings.get("nodes", 1)), settings.get("sync", True) is True
+        devices = int(settings["devices"]) * nodes
+        rate = 1000.0 * devices * (0.9 if devices > 1 and sync else 1.0) * (1.0 + 0.001 * job.repeat)
+        record = scaling_records.scaled_record(
+            devices, rate, kind="strong" if "global_batch" in settings else "weak", sync=sync, repeat=job.repeat,
+            failed="rank 1 ran out of memory" if devices == self.fails else None, settings={"nodes": nodes},
+        )  # fmt: skip
+        record["trial"] = {**job.trial.to_json(), "effective": record["trial"]["effective"]}
+        folder = root / record["id"]
+        folder.mkdir(parents=True)
+        (folder / files.RECORD).write_text(json.dumps(record))
+        return Outcome(folder, record)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    found = Machine()
+    monkeypatch.setattr(prony.cli.scale, "execute", found.execute)
+    monkeypatch.setattr(prony.cli.sweep, "ask_node", lambda *_: {"machine": "m", "software": "s"})
+    return found
+
+
+def scale(root: Path, words: str, code: int = 0) -> str:
+    argv = ["scale", "resnet50", *words.split(), "--out", str(root)]
+    done = CliRunner().invoke(make_app("scale"), argv, catch_exceptions=False)
+    assert done.exit_code == code, done.output
+    return done.stdout
+
+
+def test_the_answer_holds_gain_loss_and_prediction(machine: Machine, tmp_path: Path) -> None:
+    said = scale(tmp_path, "devices=1,2,4 batch_size=64")
+    assert "weak scaling: 64 samples a step on each device" in said
+    for words in ("90.0 %", "communication", "Nothing else changed", "Held out: from 1 and 2 alone", "between 3 runs"):
+        assert words in said
+    assert f"prony report {tmp_path}" in said.replace("\n", " ")
+
+
+def test_repeats_go_there_and_back_with_the_diagnostic_beside(machine: Machine, tmp_path: Path) -> None:
+    scale(tmp_path, "devices=1,2 batch_size=64 --repeats 2")
+    there = [(1, True), (2, True), (2, False)]
+    made = [(job.trial.settings["devices"], job.trial.settings.get("sync", True)) for job in machine.made]
+    assert made == [*there, *reversed(there)]
+
+
+def test_what_is_finished_is_not_run_again(machine: Machine, tmp_path: Path) -> None:
+    scale(tmp_path, "devices=1,2 batch_size=64 --no-diagnose --repeats 1")
+    before = len(machine.made)
+    said = scale(tmp_path, "devices=1,2,4 batch_size=64 --no-diagnose --repeats 1")
+    assert [job.trial.settings["devices"] for job in machine.made[before:]] == [4]
+    assert "3.600" in said
+    assert "the runs with sync=off were switched off" in " ".join(said.split())
+
+
+def test_json_is_a_document_with_a_series_of_each_kind(machine: Machine, tmp_path: Path) -> None:
+    document = json.loads(scale(tmp_path, "devices=1,2,4 batch_size=64 --both --predict 16 --json"))
+    assert document["schema"] == "prony.scaling/1"
+    assert [series["kind"] for series in document["series"]] == ["weak", "strong"]
+    assert len(document["runs"]) == len(machine.made) == 3 * 9
+    for series in document["series"]:
+        assert [point["devices"] for point in series["points"]] == [1, 2, 4]
+        assert series["points"][2]["efficiency"]["value"] == pytest.approx(0.9)
+        assert series["points"][2]["losses"]["parts"][0]["share"]["value"] == pytest.approx(0.1)
+        assert [one["devices"] for one in series["fit"]["predictions"]] == [16]
+        assert series["changes"] == []
+
+
+def test_a_count_that_fails_leaves_the_others_and_the_exit_code(machine: Machine, tmp_path: Path) -> None:
+    machine.fails = 4
+    said = scale(tmp_path, "devices=1,2,4 batch_size=64 --repeats 1", code=1)
+    assert "rank 1 ran out of memory" in said
+    assert "1.800" in said
+
+
+def test_nodes_need_a_place_to_meet(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (prony.cli.scale.NODE_RANK, prony.cli.scale.RENDEZVOUS) == (place.NODE_RANK, place.RENDEZVOUS)
+    monkeypatch.delenv(place.RENDEZVOUS, raising=False)
+    scale(tmp_path, "devices=1,2 batch_size=64 --nodes 2", code=2)
+    assert machine.made == []
+    monkeypatch.setenv(place.RENDEZVOUS, "node017:29500")
+    monkeypatch.setenv(place.NODE_RANK, "0")
+    document = json.loads(scale(tmp_path, "devices=1,2 batch_size=64 --nodes 2 --repeats 1 --json"))
+    assert [(one["devices"], one["nodes"]) for one in document["series"][0]["points"]] == [(1, 1), (2, 1), (4, 2)]
+
+
+def test_kinds_exclude_each_other(machine: Machine, tmp_path: Path) -> None:
+    scale(tmp_path, "devices=1,2 --weak --strong", code=2)
+    assert machine.made == []

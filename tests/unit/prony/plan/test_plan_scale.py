@@ -1,0 +1,111 @@
+"""A series that changes more than the devices, or that cannot divide its batch, must not start."""
+
+from __future__ import annotations
+
+import pytest
+
+from prony.plan.scale import STRONG, WEAK, Series, make_series, parse_counts
+from prony_node.contract import RequestError
+
+
+def made(words: str, *kinds: str, diagnose: bool = False, nodes: tuple[int, ...] = ()) -> Series:
+    return make_series("gpt-tiny", words.split(), kinds or (WEAK,), nodes, diagnose)
+
+
+def shown(series: Series, *left_out: str) -> list[str]:
+    """The trials without their workload, and without what every one of them has."""
+    return [" ".join(word for word in str(trial).split()[1:] if word not in left_out) for trial in series.trials]
+
+
+def test_weak_scaling_keeps_the_batch_of_each_device() -> None:
+    series = made("devices=1,2,4 batch_size=8 seed=3")
+    assert shown(series, "seed=3", "graphs=off") == [f"batch_size=8 devices={n}" for n in (1, 2, 4)]
+
+
+def test_strong_scaling_keeps_the_batch_of_all() -> None:
+    series = made("devices=1,2,4 global_batch=8", STRONG)
+    assert shown(series, "graphs=off") == [f"global_batch=8 devices={n}" for n in (1, 2, 4)]
+
+
+def test_the_batch_of_one_device_is_that_of_all_in_strong_scaling() -> None:
+    series = made("devices=1,2 batch_size=8 grad_accumulation=2", STRONG)
+    one, two = (trial.settings for trial in series.trials)
+    assert (one["batch_size"], two["global_batch"]) == (8, 16)
+    assert "batch_size" not in two
+
+
+def test_both_run_one_device_once() -> None:
+    series = made("devices=1,2,4 batch_size=8", WEAK, STRONG)
+    assert len(series.trials) == 5
+    assert series.hashes(WEAK) & series.hashes(STRONG) == {series.trials[0].hash}
+
+
+def test_each_count_has_its_diagnostic_beside_it() -> None:
+    series = made("devices=1,2,4", diagnose=True)
+    assert shown(series, "graphs=off") == [
+        "devices=1",
+        "devices=2",
+        "devices=2 sync=off",
+        "devices=4",
+        "devices=4 sync=off",
+    ]
+    assert series.no_free == ""
+
+
+@pytest.mark.parametrize(
+    "words", ["devices=1,2 mode=infer", "devices=1,2 parallel=fsdp", "devices=1,2 parallel=independent"]
+)
+def test_where_no_gradients_can_be_left_out_the_reason_is_kept(words: str) -> None:
+    series = made(words, diagnose=True)
+    assert len(series.trials) == 2
+    assert "sync" in series.no_free
+
+
+def test_what_several_devices_imply_holds_on_one_too() -> None:
+    """One GPU would capture its step as a graph, and several cannot: then not only the devices would change."""
+    one, two = made("devices=1,2 parallel=fsdp optimizer=sgd").trials
+    assert {name: one.settings[name] for name in ("graphs", "compile", "fused")} == {
+        "graphs": False, "compile": "off", "fused": False,
+    }  # fmt: skip
+    assert {name: value for name, value in two.settings.items() if name not in one.settings} == {"parallel": "fsdp"}
+    assert "graphs" not in made("devices=1,2 mode=infer").trials[0].settings
+    assert "graphs" not in made("devices=1,2 device=cpu").trials[0].settings  # it has none on a CPU anyway
+
+
+def test_cores_are_those_of_each_device() -> None:
+    assert [trial.settings["cores"] for trial in made("devices=1,4 cores=2").trials] == ["2", "8"]
+    assert [trial.settings["cores"] for trial in made("devices=1,4 cores=0-3").trials] == ["0-3", "0-3"]
+
+
+def test_nodes_go_on_from_the_most_devices() -> None:
+    series = made("devices=1,2", nodes=(1, 2, 4))
+    assert shown(series, "graphs=off") == ["devices=1", "devices=2", "devices=2 nodes=2", "devices=2 nodes=4"]
+
+
+@pytest.mark.parametrize(
+    ("words", "kinds", "said"),
+    [
+        ("batch_size=8", [WEAK], "needs the counts of devices, such as devices=1,2,4"),
+        ("devices=2,4", [WEAK], "devices=2,4 has no 1: .* devices=1,2,4 would do"),
+        ("devices=1", [WEAK], "one device alone is no series"),
+        ("devices=1,two", [WEAK], "give whole numbers"),
+        ("devices=1,2 nodes=2", [WEAK], "nodes is varied by the series itself"),
+        ("devices=1,2 sync=off", [WEAK], "sync is varied by the series itself"),
+        ("devices=1,2 batch_size=auto", [WEAK], "may find another batch at each count"),
+        ("devices=1,2 batch_size=8,16", [WEAK], "batch_size=8,16 is not possible"),
+        ("devices=1,2 global_batch=8", [WEAK], "weak scaling keeps the batch of each device"),
+        ("devices=1,2", [STRONG], "give it as global_batch=N"),
+        ("devices=1,2,3 global_batch=8", [STRONG], "8 cannot be divided among 3 devices.* that 6 divides"),
+        ("devices=1,4 batch_size=6 grad_accumulation=2", [STRONG], "12 cannot be divided among 4 devices x 2 micro"),
+        ("devices=1,2 batch_sise=8", [WEAK], "did you mean 'batch_size'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_with_a_sentence(words: str, kinds: list[str], said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        made(words, *kinds)
+
+
+def test_counts_are_in_order_and_each_once() -> None:
+    assert parse_counts("4, 1,2,2", "--nodes") == [1, 2, 4]
+    with pytest.raises(RequestError, match="--nodes 0,2 is not possible"):
+        parse_counts("0,2", "--nodes")

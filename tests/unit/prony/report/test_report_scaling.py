@@ -1,0 +1,53 @@
+"""The page shows a series with its plots, its alarms and its reasons, and draws no second plot of the same runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from scaling_records import metric, scaled_record, series
+
+from prony.analysis.scaling import scaling
+from prony.report import build_report
+from prony.report.scaling_lines import gained_row, lost_row, scaling_lines, scaling_title
+
+
+def test_a_report_about_a_series_has_its_section(tmp_path: Path) -> None:
+    records = [*series({1: 1.0, 2: 1.9, 4: 3.6}), scaled_record(4, 3900.0, sync=False)]
+    text = build_report(records, tmp_path / "report.html").read_text(encoding="utf-8")
+    assert '<h2 id="scaling">Scaling</h2>' in text
+    assert "resnet50, weak scaling: 64 samples a step on each device" in text
+    assert text.count("speedup over one device") >= 1
+    assert "7.7 % (7.0 to 8.3)" in text  # what communication takes on 4
+    assert "Rate over what was varied" not in text
+
+
+def test_a_report_without_a_series_has_none(tmp_path: Path) -> None:
+    text = build_report(series({1: 1.0}), tmp_path / "report.html").read_text(encoding="utf-8")
+    assert 'id="scaling"' not in text
+
+
+def test_an_alarm_stands_before_everything_else() -> None:
+    found = scaling(series({1: 1.0, 2: 2.2}), "weak")
+    (alarm,) = scaling_lines(found).alarms
+    assert alarm.startswith("Alarm: 110.0 % (109.2 to 110.8) on 2 devices is more than there is to gain.")
+
+
+def test_what_is_sent_bounds_the_bandwidth() -> None:
+    many = scaled_record(4, 3600.0, metrics={"communication_bytes": metric(2e8, "B"), "step_time": metric(0.1, "s")})
+    notes = scaling_lines(scaling([*series({1: 1.0, 2: 1.9}), many], "weak")).notes
+    assert "On 4 each device sends 190.7 MiB a step: a bus bandwidth of at least 2.000 GB/s." in notes
+
+
+def test_rows_and_titles_are_for_a_person() -> None:
+    found = scaling(series({1: 1.0, 2: 1.8}, "strong"), "strong")
+    assert scaling_title(found) == "resnet50, strong scaling: 64 samples a step on all devices together"
+    assert gained_row(found.points[0]) == ["1", "64", "1,000 images/s ± 0.50 %", "1", "100 %"]
+    assert gained_row(found.points[1])[3:] == ["1.800 (1.787 to 1.813)", "90.0 % (89.4 to 90.6)"]
+    assert lost_row(found.points[0]) is None
+    assert lost_row(found.points[1]) == ["2", "10.0 % (9.4 to 10.6)", "–", "0.0 %", "–", "10.0 %"]
+    notes = " ".join(scaling_lines(found).notes)
+    assert (
+        "In the rest, since it was not measured: communication and imbalance (it was not run with sync=off)." in notes
+    )
+    assert "it goes through every point, untested" in notes
+    assert "within one run" in notes

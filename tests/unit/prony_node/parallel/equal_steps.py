@@ -1,0 +1,69 @@
+"""Some steps of a workload, by one process or by several over the same samples: the parameters that come out.
+
+Started as a script by the test, once a number of processes: RANK, SIZE, PORT, the file to write and the cases.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from prony_node.contract.machine import Machine
+from prony_node.measure.step import Step
+from prony_node.parallel.place import Place
+from prony_node.parallel.ranks import Ranks
+from prony_node.parallel.replicas import replicas_of
+from prony_node.workloads import build_task, find_workload
+
+CPU = torch.device("cpu")
+EACH = 4  # samples of a rank
+STEPS = 3  # besides the first ones, which `prepare` takes
+SMALL = {"gpt-tiny": {"size": "tiny", "sequence": 16}, "wideresnet": {"size": "tiny", "image_size": 16}}
+SAME = {"device": "cpu", "precision": "fp64", "optimizer": "sgd"}
+
+
+def parameters_after(name: str, requested: dict[str, Any], rank: int, size: int) -> dict[str, Tensor]:
+    """The steps of one rank of so many, each on its share of the batches; every parameter whole."""
+    workload = find_workload(name)
+    settings = workload.effective({**SAME, **SMALL[name], **requested}, Machine("cpu", None, 1))
+    task = build_task(workload, settings)
+    step = Step(task, settings, CPU, replicas_of(settings, CPU))
+    step.finish_model()
+    generator = torch.Generator().manual_seed(7)
+    whole = [step.place(task.sample(generator, batch_of(requested))) for _ in range(1 + STEPS)]
+    mine = [tuple(tensor.chunk(size)[rank] for tensor in batch) for batch in whole]
+    step.prepare(mine[0])
+    for batch in mine[1:]:
+        step(batch)
+    return {name: full(parameter).clone() for name, parameter in step.model.named_parameters()}
+
+
+def batch_of(requested: dict[str, Any]) -> int:
+    """Samples of one update: those of all ranks."""
+    pieces, devices = requested.get("grad_accumulation", 1), requested.get("devices", 1)
+    return int(requested["batch_size"] * pieces * devices)
+
+
+def full(parameter: Tensor) -> Tensor:
+    whole: Tensor = parameter.detach()
+    return whole.full_tensor() if hasattr(whole, "full_tensor") else whole
+
+
+def main(rank: int, size: int, port: str, out: str, cases: list[tuple[str, dict[str, Any]]]) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_RANK": str(rank)}
+    torch.set_num_threads(1)
+    ranks = Ranks(Place(rank, size, rank, size))
+    ranks.start(CPU, 60.0, True)
+    found = [parameters_after(name, requested, rank, size) for name, requested in cases]
+    if rank == 0:
+        torch.save(found, out)
+    ranks.end()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4], json.loads(sys.argv[5]))

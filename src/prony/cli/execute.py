@@ -35,6 +35,7 @@ class Job:
     repeat: int = 0
     energy: bool = True
     file: dict[str, Any] | None = None  # what a user's own model file states
+    study: dict[str, Any] | None = None  # which study it belongs to, and when it has its turn there
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,15 @@ def execute(jobs: list[Job], root: Path, display: Display) -> tuple[list[Outcome
 
 def run_one(job: Job, root: Path, display: Display, title: str, interrupts: Interrupts) -> Outcome:
     """Make one run in fresh processes, shown while it goes; its record."""
-    plan = make_plan(job.trial, job.stop, tuple(catalog.peaks()), job.repeat, energy=job.energy, file=job.file)
+    plan = make_plan(
+        job.trial,
+        job.stop,
+        tuple(catalog.peaks()),
+        job.repeat,
+        energy=job.energy,
+        file=job.file,
+        study=job.study,
+    )
     run = LocalRun(plan, root)
     run.start()
     heard = 0

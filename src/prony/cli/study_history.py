@@ -8,9 +8,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prony.cli.execute import Outcome
+from prony.cli.execute import Job, Outcome
+from prony.cli.progress import Display
 from prony.launch.node import ask_node
 from prony.plan.estimate import Estimator, Seen
+from prony.report.numbers import format_share
 from prony_node.contract.errors import RequestError
 from prony_node.contract.record import read_record
 from prony_node.contract.trial import Trial
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from prony.store import Run
 
 FEW = 300  # runs that are asked about one by one; of more, all runs of their workloads are read at once
-SEEN_OF_A_WORKLOAD = 200  # runs, the newest, from which time and energy are estimated
+SEEN_OF_A_WORKLOAD = 50  # runs, the newest, from which time and energy are estimated
 LOST = "lost"
 
 
@@ -67,6 +69,30 @@ def read_history(root: Path, wanted: Collection[tuple[Trial, int]]) -> History:
             runs.setdefault((run.trial_hash, run.repeat), []).append(run)
     seen = [one for name in workloads for run in store.runs(SEEN_OF_A_WORKLOAD, name, "ok") if (one := _seen(run))]
     return History(runs, Estimator(seen, machine))
+
+
+def split_finished(
+    jobs: list[Job], root: Path, retry_failed: bool, display: Display
+) -> tuple[list[Outcome], list[Job]]:
+    """What has a record on this machine with this software already, and what is left to run."""
+    history = read_history(root, [(job.trial, job.repeat) for job in jobs])
+    done: list[Outcome] = []
+    left: list[Job] = []
+    for job in jobs:
+        outcome = history.finished(job.trial, job.repeat, retry_failed)
+        if outcome is None:
+            left.append(job)
+            continue
+        done.append(outcome)
+        display.note(skipped_line(job, outcome))
+    return done, left
+
+
+def skipped_line(job: Job, outcome: Outcome) -> str:
+    """How a finished run ended, and how well it knows its rate: a new tolerance does not make it unfinished."""
+    width = (outcome.record.get("steady") or {}).get("relative_half_width")
+    known = f", ± {format_share(width, 2)}" if width is not None else ""
+    return f"{job.trial}, repeat {job.repeat}: finished before ({outcome.record['status']}{known}), skipped"
 
 
 def _seen(run: Run) -> Seen | None:

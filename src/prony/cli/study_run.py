@@ -19,14 +19,13 @@ from prony.cli.execute import (
     run_one,
 )
 from prony.cli.study_here import impossible_here, said_once
-from prony.cli.study_history import History, read_history
+from prony.cli.study_history import History, read_history, skipped_line
 from prony.cli.study_view import StudyView, Tally
 from prony.launch.left import wait_for_left
 from prony.launch.lock import devices_of, hold_devices
 from prony.plan.order import Turn
 from prony.plan.prune import OUT_OF_MEMORY, OutOfMemory
 from prony.plan.study import LOCAL, Study, refuse_refused
-from prony.report.numbers import format_share
 from prony_node.contract.errors import RequestError
 
 FAILURES_IN_A_ROW = 5
@@ -66,7 +65,7 @@ def carry_out(study: Study, options: Options, view: StudyView) -> Carried:
     for line in said_once(impossible):
         view.note(line)
     turns = study.turns([one for one in planned if one.trial.hash not in impossible])
-    jobs = [make_job(turn, options) for turn in turns]
+    jobs = [_make_job(study, turn, number, options) for number, turn in enumerate(turns, start=1)]
     refuse_missing_paths(jobs)
     refuse_unknown_models(jobs, options.root)
     with _devices(study, turns, options):
@@ -79,9 +78,10 @@ def carry_out(study: Study, options: Options, view: StudyView) -> Carried:
             view.close()
 
 
-def make_job(turn: Turn, options: Options) -> Job:
-    trial = turn.planned.trial
-    return Job(trial, turn.planned.part.stop, turn.repeat, options.energy, options.files.get(trial.workload))
+def _make_job(study: Study, turn: Turn, number: int, options: Options) -> Job:
+    trial, part = turn.planned.trial, turn.planned.part
+    member = {"name": study.name, "part": part.name, "order": study.order, "seed": study.seed, "turn": number}
+    return Job(trial, part.stop, turn.repeat, options.energy, options.files.get(trial.workload), member)
 
 
 def _devices(study: Study, turns: list[Turn], options: Options) -> contextlib.AbstractContextManager[None]:
@@ -135,7 +135,7 @@ class _Carrying:
                 left.append((turn, job))
                 continue
             self._keep(turn, outcome)
-            skipped.append(f"{job.trial}, repeat {job.repeat}: finished before ({_how(outcome.record)}), skipped")
+            skipped.append(skipped_line(job, outcome))
         for line in skipped[:SKIPS_SHOWN]:
             self._view.note(line)
         if len(skipped) > SKIPS_SHOWN:
@@ -199,10 +199,3 @@ def _joules(record: dict[str, Any], seconds: float) -> float | None:
     """What a run cost: its node's mean power in the steady window over all of its time, which is rather too much."""
     watts = (record["metrics"].get("node_power") or record["metrics"].get("power") or {}).get("value")
     return float(watts) * seconds if watts is not None else None
-
-
-def _how(record: dict[str, Any]) -> str:
-    """How a finished run ended, and how well it knows its rate: a new tolerance does not make it unfinished."""
-    width = (record.get("steady") or {}).get("relative_half_width")
-    known = f", ± {format_share(width, 2)}" if width is not None else ""
-    return f"{record['status']}{known}"

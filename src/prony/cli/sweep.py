@@ -12,6 +12,7 @@ from prony.cli.execute import EXIT_FAILED, EXIT_REQUEST, Outcome, exit_code, run
 from prony.cli.model_file import find_model_file
 from prony.cli.repeats import print_repeats
 from prony.cli.run import print_json
+from prony.cli.study_history import split_finished as split_finished
 from prony.cli.study_run import Carried, Options, carry_out
 from prony.cli.study_view import make_view
 from prony.plan.order import ORDERS
@@ -21,6 +22,7 @@ from prony_node.contract.errors import RequestError, unknown
 from prony_node.workloads import find_workload
 
 RETRY_HELP = "Run failed trials again."
+NAMED = 12  # runs that are named one by one in the line at the end
 SHARE_HELP = "Run also while another sweep holds the device."
 
 
@@ -90,5 +92,6 @@ def _print_outcomes(outcomes: list[Outcome], root: Path) -> None:
     console.print(results_table([outcome.record for outcome in outcomes]))
     print_repeats(console, outcomes)
     names = " ".join(str(root / outcome.folder.name) for outcome in outcomes)
+    several = f"--runs {root}" if len(outcomes) > NAMED else names  # then of every run there
     console.print(f"run folders: {root.absolute()}", markup=False, soft_wrap=True)
-    console.print(f"a page with plots: prony report {names}", markup=False, soft_wrap=True)
+    console.print(f"a page with plots: prony report {several}", markup=False, soft_wrap=True)

@@ -78,12 +78,7 @@ def _hold(
     held: contextlib.ExitStack, folder: Path, name: str, what: str, *, alone: bool, wanted: set[str] | None
 ) -> None:
     path = folder / f"{name}.lock"
-    try:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except PermissionError:  # another user's: it can still be locked
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise RequestError(f"{path} cannot be opened: {error.strerror}; PRONY_LOCKS names another folder") from error
+    file = _open(path)
     held.callback(os.close, file)
     try:
         fcntl.flock(file, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
@@ -92,6 +87,21 @@ def _hold(
     if alone:
         _sign(file, what)
         held.callback(_sign, file, None)
+
+
+def _open(path: Path) -> int:
+    """The file of a lock. No link is followed: anyone may write to this folder, and the file will be emptied."""
+    safely = os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        try:
+            file = os.open(path, os.O_RDWR | os.O_CREAT | safely, 0o666)
+        except PermissionError:  # another user's: it can still be locked
+            return os.open(path, os.O_RDONLY | safely)
+    except OSError as error:
+        raise RequestError(f"{path} cannot be opened: {error.strerror}; PRONY_LOCKS names another folder") from error
+    with contextlib.suppress(OSError):
+        os.fchmod(file, 0o666)  # for others to say that they hold it
+    return file
 
 
 def _sign(file: int, what: str | None) -> None:
@@ -104,9 +114,13 @@ def _sign(file: int, what: str | None) -> None:
 
 def _taken(folder: Path, wanted: set[str] | None) -> str:
     which = "this machine's devices are" if wanted is None else f"{', '.join(sorted(wanted))} is"
-    holders = [f"process {one['pid']} ({one['what']})" for one in _holders(folder)]
+    holders = [f"process {one['pid']} ({_shown(one['what'])})" for one in _holders(folder)]
     by = " and ".join(dict.fromkeys(holders)) or "another process"
     return f"{which} in use by {by}; two sweeps on a device disturb each other. Wait for it, or add --share"
+
+
+def _shown(what: object) -> str:
+    return "".join(letter for letter in str(what)[:80] if letter.isprintable())
 
 
 def _holders(folder: Path) -> Iterator[dict[str, Any]]:

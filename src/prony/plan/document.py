@@ -12,6 +12,7 @@ from prony_node.contract.errors import RequestError, nearest
 MOST_BYTES = 256 * 1024
 MOST_PLACES = 20_000  # with every alias followed, which is what a YAML bomb is made of
 MOST_DEPTH = 12
+MOST_NAME = 80
 PLAIN_TAGS = {
     f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "map", "seq", "timestamp")
 }
@@ -57,7 +58,10 @@ class Place:
         """The value as it is written: `on` stays a word, 010 stays three digits."""
         if not self.is_text or self.is_nothing:
             raise self.wrong(f"{what} is a word, a number or a line of text")
-        return str(self.node.value)
+        value = str(self.node.value)
+        if not all(letter.isprintable() or letter in "\n\t" for letter in value):
+            raise self.wrong(f"{what} holds a control character, which could deceive whoever reads it on a terminal")
+        return value
 
     def items(self, what: str) -> list[Place]:
         if not isinstance(self.node, yaml.SequenceNode):
@@ -81,6 +85,8 @@ class Place:
         for key, value in self.node.value:
             name, place = Place(self.file, key), Place(self.file, value)
             word = name.text(f"a name in {what}")
+            if len(word) > MOST_NAME:
+                raise name.wrong(f"a name of {len(word):,} characters has no meaning in {what}")
             if known is not None and word not in known:
                 guess = nearest(word, known)
                 hint = f"did you mean {guess!r}?" if guess else f"known: {', '.join(sorted(known))}"

@@ -113,7 +113,9 @@ def make_plan(
     *,
     energy: bool = True,
     file: dict[str, Any] | None = None,
+    study: dict[str, Any] | None = None,
 ) -> Plan:
+    """The plan of one run, under an id of its own."""
     return Plan(
         run_id=new_run_id(trial.workload),
         trial=trial,
@@ -122,5 +124,6 @@ def make_plan(
         peaks=peaks,
         energy=energy,
         file=file,
+        study=study,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from prony.plan.expression import Expression, Scalar
@@ -12,7 +13,7 @@ from prony_node.contract.settings import SETTINGS, Setting, Value
 from prony_node.contract.trial import Trial
 from prony_node.workloads.config import Workload
 
-MOST_TRIALS = 1_000_000
+MOST_COMBINATIONS = 2_000_000  # before conditions and exclusions, which take time themselves
 WORKLOAD = "workload"  # how an expression names it
 
 
@@ -61,9 +62,10 @@ def known_settings(workload: Workload) -> dict[str, Setting]:
     return SETTINGS | {setting.name: setting for setting in workload.own_settings()}
 
 
-def expand(parts: Iterable[Part]) -> Iterator[Planned]:
+def expand(parts: Sequence[Part]) -> Iterator[Planned]:
     """Every trial once, part after part, the last setting varying fastest; the first part to name a trial has it."""
     seen: set[str] = set()
+    _refuse_endless(parts)
     for part in parts:
         for workload in part.workloads:
             for given in _combinations(part, workload):
@@ -71,9 +73,15 @@ def expand(parts: Iterable[Part]) -> Iterator[Planned]:
                 if planned.trial.hash in seen:
                     continue
                 seen.add(planned.trial.hash)
-                if len(seen) > MOST_TRIALS:
-                    raise RequestError(f"this has more than {MOST_TRIALS:,} trials; nobody would wait for so many")
                 yield planned
+
+
+def _refuse_endless(parts: Iterable[Part]) -> None:
+    count = sum(len(part.workloads) * math.prod(len(axis.rows) for axis in part.axes) for part in parts)
+    if count > MOST_COMBINATIONS:
+        raise RequestError(
+            f"these settings have {count:,} combinations, and nobody would wait for more than {MOST_COMBINATIONS:,}"
+        )
 
 
 def _plan(part: Part, workload: Workload, given: dict[str, Value]) -> Planned:

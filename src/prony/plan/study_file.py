@@ -43,7 +43,6 @@ def parse_study(text: str, file: str, reading: Reading, find: Callable[[str], Wo
     sizes = _sizes(top)
     size = _chosen(sizes, reading.size, file)
     shared = Inherited.of({key: value for key, value in top.items() if key in SIZED})
-    shared = shared.sized(top, size)
     parts = _parts(document, top, shared, size, reading, find)
     name = _name(top, file)
     order = _choice(top, "order", ORDERS, "random")
@@ -98,7 +97,7 @@ def _sizes(top: Top) -> list[str]:
 
 def _chosen(sizes: list[str], asked: str | None, file: str) -> str | None:
     if asked is None:
-        return "full" if "full" in sizes else None
+        return "full" if sizes else None
     if asked == "full" and sizes:
         return "full"
     if asked not in sizes:
@@ -122,7 +121,8 @@ def _parts(
         name = keys["name"][1].text("the name of a part") if "name" in keys else str(number)
         if name in found:
             raise keys["name"][1].wrong(f"two parts have the name {name!r}")
-        content = shared.overlaid({key: value for key, value in keys.items() if key in SIZED}).sized(keys, size)
+        content = shared.overlaid({key: value for key, value in keys.items() if key in SIZED})
+        content = content.sized(top, size).sized(keys, size)
         reader = PartReader(name, place or document, content, reading.folder, find)
         given = {target: values for target, values in targets.items() if target.part in (None, name)}
         reader.override(given)

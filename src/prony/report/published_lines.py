@@ -53,7 +53,8 @@ def below(table: Table) -> list[str]:
     lines = [f"{table.spec.note}"] if table.spec.note else []
     differs = table.differs()
     if differs:
-        lines.append(f"A ratio is the effect of all of this together: {', '.join(one.name for one in differs)}.")
+        names = ", ".join(one.name for one in differs)
+        lines.append(f"Not the same on both sides, and a ratio is the effect of all of it together: {names}.")
         lines += [f"{one.name}: published {_some(one.published)}; ours {_some(one.ours)}" for one in differs]
     return lines + [f"[{number}] {why}" for why, number in _notes(table).items()]
 
@@ -81,7 +82,7 @@ def _whys(row: Row) -> list[str]:
 
 
 def _published(cell: Cell, notes: dict[str, int]) -> str:
-    text = format_number(cell.figure.value, 5)
+    text = f"{cell.figure.value:,}".removesuffix(".0")  # as it is published, not a digit more or less
     if cell.ratio is not None and cell.kind == EPOCHS:
         return f"{text} ({format_number(cell.ratio, 3)} ep)"
     if cell.ratio is not None:

@@ -104,7 +104,7 @@ def _epoch_energy(asked: Asked) -> Measured:
 
 
 def _energy(asked: Asked) -> Measured:
-    """A published energy of runs whose length nobody states: ours is that of a million samples, and there is no ratio."""
+    """Beside the energy of runs whose length nobody states: ours is that of a million samples, without a ratio."""
     work, why = _value(asked.record, "samples_per_wh")
     if work is None:
         return Measured(None, why)

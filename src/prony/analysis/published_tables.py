@@ -27,6 +27,7 @@ class Known:
     trials: Sequence[Trial]
     records: Mapping[str, Sequence[Record]]
     missing: Mapping[str, str] = field(default_factory=dict)
+    absent: str = NOT_IN_SIZE  # what is said of a figure that no trial repeats
 
 
 @dataclass(frozen=True)
@@ -168,13 +169,15 @@ def _shown(spec: TableSpec, figure: Figure, beside: Sequence[Trial], cell: Cell)
     """The trials that have a column of ours in this row."""
     if "devices" in spec.rows:
         return [cell.ours.trial] if cell.ours is not None else []
-    return [one for one in beside if not _by_devices(spec) or figure.metric in PER_DEVICE or total(one) == figure.devices]
+    return [
+        one for one in beside if not _by_devices(spec) or figure.metric in PER_DEVICE or total(one) == figure.devices
+    ]
 
 
 def _cell(spec: TableSpec, figure: Figure, beside: Sequence[Trial], known: Known) -> Cell:
     trial = _choose(spec, figure, beside, known)
     if trial is None:
-        return Cell(figure, None, why=NOT_IN_SIZE)
+        return Cell(figure, None, why=known.absent)
     ours = _ours(spec, figure, trial, known)
     if ours.value is None:
         return Cell(figure, ours, why=ours.why)
@@ -266,5 +269,7 @@ def _name(spec: TableSpec, metric: str, trial: Trial, apart: Sequence[str]) -> s
 def _apart(spec: TableSpec, trials: Sequence[Trial]) -> list[str]:
     """The settings that set columns of ours apart."""
     told = {setting for setting, matched in spec.match.items() if matched.field in spec.rows}
-    names = [name for name in APART if name not in told and not (name in ("devices", "nodes") and "devices" in spec.rows)]
+    names = [
+        name for name in APART if name not in told and not (name in ("devices", "nodes") and "devices" in spec.rows)
+    ]
     return [name for name in names if len({_said(trial, name) for trial in trials}) > 1]

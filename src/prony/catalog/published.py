@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
+from dataclasses import field as given
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -51,7 +52,7 @@ class Matched:
     """Which field of a figure a setting of ours must agree with; `values` where the two write it differently."""
 
     field: str
-    values: Mapping[str, str] = field(default_factory=dict)  # of the field to that of the setting
+    values: Mapping[str, str] = given(default_factory=dict)  # of the field to that of the setting
 
     def wished(self, figure: Figure) -> str | None:
         """The value that the setting must have; None where the publication does not state it."""
@@ -65,14 +66,14 @@ class TableSpec:
 
     title: str
     figures: str = ""  # the file in the catalog; "": the publication has this experiment, but the catalog no figures
-    where: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # field to the values that belong here
+    where: Mapping[str, tuple[str, ...]] = given(default_factory=dict)  # field to the values that belong here
     metrics: tuple[str, ...] = ("throughput",)
     rows: tuple[str, ...] = ("workload",)
     columns: tuple[str, ...] = ()
-    match: Mapping[str, Matched] = field(default_factory=dict)
-    only: Mapping[str, str | None] = field(default_factory=dict)  # setting to its value; None: the trial has none
+    match: Mapping[str, Matched] = given(default_factory=dict)
+    only: Mapping[str, str | None] = given(default_factory=dict)  # setting to its value; None: the trial has none
     workloads: tuple[str, ...] = ()  # whose trials have rows of their own, where no figure speaks of them
-    samples: Mapping[str, int] = field(default_factory=dict)  # of one epoch, by data set
+    samples: Mapping[str, int] = given(default_factory=dict)  # of one epoch, by data set
     epochs: int | None = 1  # that a published time is of; None: not stated
     unit_flops: float | None = None  # FLOPs of one token or image as the publication counts them
     note: str = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,14 +15,18 @@ from prony.launch.collect import collect_all
 from prony.launch.node import ask_node
 from prony.plan.prune import OutOfMemory
 from prony.plan.space import Planned
+from prony.plan.studies import load_study, shipped_studies
 from prony.plan.study import Study
 from prony.report.published_lines import published_lines
 from prony_node.contract.errors import RequestError
 from prony_node.contract.record import read_record
+from prony_node.contract.trial import Trial
+from prony_node.workloads import find_workload
 
 if TYPE_CHECKING:
     from prony.store import Run
 
+NOT_HERE = "not among these runs"
 ELSEWHERE = "there is no run of it from that machine"
 
 
@@ -49,7 +54,10 @@ class Shown:
     def machine(self) -> str:
         if not self.records:
             return "nothing was run yet"
-        return ", ".join(text for _, text in introduce(self.records[0]))
+        told = dict(introduce(self.records[0]))
+        return ", ".join(
+            [told[name] for name in ("device", "CPU") if name in told] + [f"torch {told.get('torch', '?')}"]
+        )
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -61,6 +69,25 @@ class Shown:
 
 def _listed(title: str, texts: tuple[str, ...]) -> list[str]:
     return ["", title, *(f"- {text}" for text in texts)] if texts else []
+
+
+def tables_of_records(records: Sequence[Record]) -> list[Table]:
+    """The tables of the shipped studies that asked for these runs, as far as these runs fill them."""
+    found = []
+    for name in dict.fromkeys(str((record.get("study") or {}).get("name")) for record in records):
+        if name not in shipped_studies():
+            continue
+        own = [record for record in records if (record.get("study") or {}).get("name") == name]
+        by_trial: dict[str, list[Record]] = {}
+        trials = {}
+        for record in own:
+            trial = Trial(record["trial"]["workload"], record["trial"]["settings"])
+            trials[trial.hash] = trial
+            by_trial.setdefault(trial.hash, []).append(record)
+        best = {trial: _good(those) for trial, those in by_trial.items()}
+        known = Known(list(trials.values()), best, absent=NOT_HERE)
+        found += [fill(spec, known) for spec in load_study(name, None, (), find_workload).tables]
+    return [table for table in found if any(ours.value is not None for row in table.rows for ours in row.ours.values())]
 
 
 def show_study(study: Study, root: Path) -> Shown:
@@ -96,7 +123,9 @@ def _good(found: list[Record]) -> list[Record]:
     return [record for record in found if record["status"] == "ok"] or found
 
 
-def _missing(planned: list[Planned], records: dict[str, list[Record]], root: Path, newest: Run | None) -> dict[str, str]:
+def _missing(
+    planned: list[Planned], records: dict[str, list[Record]], root: Path, newest: Run | None
+) -> dict[str, str]:
     """Why trials have no record: this machine cannot do them, or a smaller batch ran out of memory."""
     memory = OutOfMemory()
     for one in planned:

@@ -1,8 +1,9 @@
-"""The tables of a publication as text: its own layout, ours in the last columns, what differs and what is missing below."""
+"""The tables of a publication as text: its own layout, ours in the last columns, what differs and is missing below."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from prony.analysis.published_measures import EPOCHS
 from prony.analysis.published_tables import Cell, Ours, Row, Table
@@ -40,7 +41,9 @@ def above(table: Table) -> str:
     others = list(dict.fromkeys(ours.unit for row in table.rows for ours in row.ours.values() if ours.unit))
     words += [f"ours in {', '.join(others)}"] if others else []
     if any(cell.kind == EPOCHS for cell in cells):
-        words.append("in brackets how many of our epochs take the published time, which is of a number that nobody states")
+        words.append(
+            "in brackets how many of our epochs take the published time, which is of a number that nobody states"
+        )
     elif any(cell.ratio is not None for cell in cells):
         words.append("in brackets ours over the published")
     if any(cell.per_device and cell.ratio is not None for cell in cells):
@@ -63,9 +66,29 @@ def published_lines(table: Table) -> list[str]:
     """A table as a page of Markdown shows it, and as a terminal can."""
     texts = [heads(table), *body(table)]
     widths = [max(len(row[place]) for row in texts) for place in range(len(texts[0]))]
-    lines = ["| " + " | ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) + " |" for row in texts]
+    lines = [
+        "| " + " | ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) + " |" for row in texts
+    ]
     rule = "| " + " | ".join("-" * max(3, width) for width in widths) + " |"
-    return [table.spec.title, "", above(table), "", lines[0], rule, *lines[1:], "", *(f"- {line}" for line in below(table))]
+    return [
+        table.spec.title,
+        "",
+        above(table),
+        "",
+        lines[0],
+        rule,
+        *lines[1:],
+        "",
+        *(f"- {line}" for line in below(table)),
+    ]
+
+
+def table_entry(table: Table) -> dict[str, Any]:
+    """A table as plain values for the template of a report."""
+    return {
+        "title": table.spec.title, "above": above(table), "columns": heads(table), "named": len(table.spec.rows),
+        "rows": body(table), "below": below(table),
+    }  # fmt: skip
 
 
 def _notes(table: Table) -> dict[str, int]:

@@ -26,6 +26,7 @@ from prony.launch.lock import devices_of, hold_devices
 from prony.plan.order import Turn
 from prony.plan.prune import OUT_OF_MEMORY, OutOfMemory
 from prony.plan.study import LOCAL, Study, refuse_refused
+from prony.report.numbers import format_seconds
 from prony_node.contract.errors import RequestError
 
 FAILURES_IN_A_ROW = 5
@@ -102,18 +103,20 @@ class _Carrying:
         self._pruned: list[str] = []
         self._started_s = time.monotonic()
         self._spent_j = 0.0
+        self._unmeasured = False  # whether a good run did not measure its energy
 
     def all(self) -> Carried:
         left = self._take_finished()
+        self._view.show(self._tally)
         stopped, in_a_row, gave_up = None, 0, False
         with Interrupts() as interrupts:
             for number, (turn, job) in enumerate(left, start=1):
                 if interrupts.count:
                     break
                 stopped = self._budget_spent()
-                if stopped or self._prune(turn, job):
-                    if stopped:
-                        break
+                if stopped:
+                    break
+                if self._prune(job):
                     continue
                 outcome = self._make(turn, job, f"[{number}/{len(left)}] {job.trial}", interrupts)
                 failed = outcome.record["status"] == "failed" and outcome.record["failure"]["kind"] not in ORDERLY
@@ -147,7 +150,8 @@ class _Carrying:
         self._tally.learn(turn.planned.trial, outcome.record)
         self._memory.learn(turn.planned.trial, outcome.record)
 
-    def _prune(self, turn: Turn, job: Job) -> bool:
+    def _prune(self, job: Job) -> bool:
+        """Leave out what would run out of memory, as a smaller batch did."""
         why = self._memory.prunes(job.trial)
         if why is None:
             return False
@@ -166,7 +170,9 @@ class _Carrying:
         self._tally.made.append(seconds)
         self._tally.expect(self._history.estimator.of(job.trial), -1)
         self._keep(turn, outcome)
-        self._spent_j += _joules(outcome.record, seconds) or 0.0
+        joules = _joules(outcome.record, seconds)
+        self._spent_j += joules or 0.0
+        self._unmeasured |= joules is None and outcome.record["status"] == "ok"
         if outcome.record["status"] != "ok":
             self._view.note(f"{title}: {first_line(outcome.record)}")
         self._view.show(self._tally)
@@ -177,11 +183,11 @@ class _Carrying:
         budget, spent_s = self._study.budget, time.monotonic() - self._started_s
         on = f"{self._tally.left} runs are left; started again it goes on with them, with the same budget anew"
         if budget.max_time_s is not None and spent_s >= budget.max_time_s:
-            return f"the budget of {budget.max_time_s:g} s is spent: {on}"
-        if budget.max_energy_j is None or not self._tally.made:
+            return f"the budget of {format_seconds(budget.max_time_s)} is spent: {on}"
+        if budget.max_energy_j is None:
             return None
-        if not self._spent_j:
-            return f"max_energy cannot be held: no run measured its energy here (`prony doctor` says why); {on}"
+        if self._unmeasured:
+            return f"max_energy cannot be held: the last run could not measure its energy (its record says why). {on}"
         if self._spent_j >= budget.max_energy_j:
             return f"the budget of {budget.max_energy_j / 3600:,.4g} Wh is spent ({self._spent_j / 3600:,.4g} Wh): {on}"
         return None

@@ -65,14 +65,15 @@ class Tally:
         mean_s = sum(self.made) / len(self.made) if self.made else 0.0
         return max(0.0, self.known_s) + self.unknown * mean_s
 
-    def line(self) -> str:
+    def line(self, running: int = 0) -> str:
         words = [f"{self.done} of {self.total} done"]
         words += [f"{self.failed} of them failed"] if self.failed else []
         words += [f"{self.pruned} pruned"] if self.pruned else []
-        words.append(f"{self.left} left")
+        words += [f"{running} running"] if running else []
+        words.append(f"{self.left - running} left")
         seconds = self.left_s()
         if self.left:
-            words.append("time left unknown" if seconds is None else f"about {roughly(seconds)} left")
+            words.append("time to go unknown" if seconds is None else f"about {roughly(seconds)} to go")
         return ", ".join(words)
 
     def lines(self) -> list[str]:
@@ -99,11 +100,12 @@ class LiveView:
         self._console = console
         self._live: Live | None = None
         self._title, self._text = "", ""
+        self._running = 0
         self._tally = Tally(0)
         self._spinner = Spinner("dots")
 
     def begin(self, title: str) -> None:
-        self._title, self._text = title, PHASE_NAMES["start"]
+        self._title, self._text, self._running = title, PHASE_NAMES["start"], 1
         if self._live is None:
             self._live = Live(console=self._console, transient=True, refresh_per_second=2, redirect_stdout=False)
             self._live.start()
@@ -119,6 +121,7 @@ class LiveView:
 
     def end(self) -> None:
         """The next run takes the same lines."""
+        self._running = 0
 
     def show(self, tally: Tally) -> None:
         self._tally = tally
@@ -134,7 +137,7 @@ class LiveView:
             return
         row = Table.grid(padding=(0, 1))
         row.add_row(self._spinner, Text(self._title, style="bold"), Text(self._text))
-        below = [Text(self._tally.line()), *(Text(line, style="dim") for line in self._tally.lines())]
+        below = [Text(self._tally.line(self._running)), *(Text(line, style="dim") for line in self._tally.lines())]
         self._live.update(Group(row, *below))
 
 

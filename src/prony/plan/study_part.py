@@ -14,6 +14,7 @@ from prony_node.contract.errors import RequestError, unknown
 from prony_node.contract.plan import Stop
 from prony_node.contract.settings import SYNTHETIC_DATA, Setting
 from prony_node.workloads.config import Workload
+from prony_node.workloads.model_file.config import is_model_file
 
 SIZED = {"workloads", "settings", "zip", "derive", "exclude", "repeats", "stop"}  # what a part or a size may change
 MERGED = ("settings", "derive")  # by name; of the others the nearest one counts
@@ -112,13 +113,20 @@ class PartReader:
             raise self._place.wrong("there is no workload: add `workloads: [...]`")
         found = {}
         for place in self._content.keys["workloads"][1].texts("workloads"):
-            text = place.text("a workload")
-            target = str(self._inside(place, text)) if text.endswith(".py") else text
+            target = self._target(place, place.text("a workload"))
             try:
                 found[target] = find(target)
             except RequestError as error:
                 raise place.wrong(str(error)) from error
         return tuple(found.values())
+
+    def _target(self, place: Place, text: str) -> str:
+        """A name as it is; a model file, or the config that hf/ takes, by its path below the folder of the study."""
+        if is_model_file(text):
+            return str(self._inside(place, text))
+        library, _, model = text.partition("/")
+        is_path = "/" in model or model.startswith((".", "~")) or model.endswith(".json")
+        return f"{library}/{self._inside(place, model)}" if is_path else text
 
     def _axis(self, name: str, place: Place, value: Place, above: set[str]) -> Axis | None:
         """One setting: a value, a list, or `{values: ..., when: ...}`; nothing takes the setting away."""
@@ -225,10 +233,8 @@ class PartReader:
         except (OSError, ValueError, RuntimeError) as error:
             raise place.wrong(f"{text[:80]!r} is no path: {error}") from error
         if text.startswith("~") or not path.is_relative_to(home):
-            raise place.wrong(
-                f"{text[:80]!r} lies outside the folder of the study; a study reaches no further, so name it yourself, "
-                f"as {name}=PATH after the study on the command line"
-            )
+            how = "copy it there" if name == "workloads" else f"name it yourself, {name}=PATH on the command line"
+            raise place.wrong(f"{text[:80]!r} lies outside the folder of the study, which reaches no further; {how}")
         return path
 
     def _expression(self, place: Place, above: set[str]) -> Expression:

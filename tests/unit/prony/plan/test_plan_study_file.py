@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prony.plan.space import known_settings
 from prony.plan.studies import load_study
 from prony.plan.study import Study
 from prony.plan.study_file import Reading, parse_study
+from prony.plan.study_part import PATHS
 from prony_node.contract import RequestError
-from prony_node.workloads import find_workload
+from prony_node.workloads import WORKLOADS, find_workload
 
 STUDY = """
 name: every-key
@@ -122,6 +125,10 @@ BAD = [
     ("workloads: resnet50\nsettings: {stage: ../elsewhere}", "lies outside"),
     ("workloads: resnet50\nsettings: {weights: ~/.ssh/id}", "lies outside"),
     ("workloads: ../model.py", "lies outside"),
+    ("workloads: /bin/sh", "lies outside"),
+    ("workloads: ~/model", "lies outside"),
+    ("workloads: hf//etc/config.json", "lies outside"),
+    ("workloads: hf/..", "lies outside"),
     ('workloads: resnet50\nquestion: "\\e[2J"', "holds a control character"),
     ("workloads: resnet50\nsettings: {<<: {seed: 1}}", "a merge key"),
 ]
@@ -159,6 +166,12 @@ def test_paths_below_the_study_are_its_own(tmp_path: Path) -> None:
     assert [one.trial.settings["data"] for one in study.planned()] == [str(tmp_path.resolve() / "images"), "host"]
     elsewhere = load_study(str(file), None, ("data=/etc",), find_workload)
     assert [one.trial.settings["data"] for one in elsewhere.planned()] == ["/etc"]
+
+
+def test_every_setting_that_can_be_a_path_is_held_below_the_study() -> None:
+    every = {setting for workload in WORKLOADS.values() for setting in known_settings(workload).values()}
+    paths = {one.name for one in every if one.kind == "text" and re.fullmatch(one.pattern, "/etc/passwd")}
+    assert paths == set(PATHS)
 
 
 def test_what_is_no_study(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from prony_node.contract.settings import Value
-from prony_node.contract.trial import learns_to_quality
 from prony_node.measure import cuda
+from prony_node.measure.optimizer import make_optimizer
 from prony_node.measure.protocol import Batch, Task, Tied
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}  # fp8: what has no eight bits
@@ -104,7 +104,9 @@ class Step:
         self._inputs = batch
         work = self._train if self.training else self._infer
         if self.training:
-            self._make_optimizer()
+            self.optimizer = make_optimizer(self.task, self.settings, self.model, self.device)
+            # A scaler that is not enabled passes losses and steps through unchanged.
+            self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
         self._forward = self._compiled(self._whole_loss if self.training else self._answer)
         self._work = work
         if self.settings["graphs"]:
@@ -223,28 +225,6 @@ class Step:
         assert self.output is not None
         return self.output
 
-    def _make_optimizer(self) -> None:
-        task, settings = self.task, self.settings
-        rate: float | Tensor = task.learning_rate
-        if learns_to_quality(settings) and settings["graphs"]:
-            rate = torch.tensor(task.learning_rate, device=self.device)
-        options: dict[str, Any] = {"lr": rate, "weight_decay": task.weight_decay}
-        options["fused"] = bool(settings["fused"]) or None  # None, not False: torch's own default beside it
-        if settings["optimizer"] == "sgd":
-            options["momentum"] = 0.9
-        elif settings["graphs"]:
-            options["capturable"] = True
-        kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-        groups = [{"params": group} for group in by_mesh(self.model)]
-        self.optimizer = kinds[str(settings["optimizer"])](groups, **options)
-        if settings["optimizer"] == "sgd" and settings["fused"]:
-            # Torch makes these in the first step and leaves them unwritten when that step overflows, as the first
-            # one in fp16 does; from zero the first update is the same.
-            for parameter in self.model.parameters():
-                self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-        # A scaler that is not enabled passes losses and steps through unchanged.
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
-
     def scores(self, batch: Batch) -> dict[str, Tensor]:
         """How well each sample of a test batch is answered, as the model stands; on the device."""
         assert self.task.scores is not None
@@ -266,15 +246,8 @@ class Step:
 
     def _uncompiled(self) -> AbstractContextManager[Any]:
         """Parts that were compiled in place would be compiled anew for another batch and without gradients."""
-        return torch.compiler.set_stance("force_eager") if self.task.varies else contextlib.nullcontext()
-
-
-def by_mesh(model: nn.Module) -> list[list[nn.Parameter]]:
-    """Parameters in groups that an optimizer can take at once: plain ones, and those in parts over the same devices."""
-    groups: dict[Any, list[nn.Parameter]] = {}
-    for parameter in model.parameters():
-        groups.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
-    return list(groups.values())
+        in_place = self.task.varies or (self.tied is not None and self.tied.split)
+        return torch.compiler.set_stance("force_eager") if in_place else contextlib.nullcontext()
 
 
 def parameter_norms(model: nn.Module) -> Tensor:

@@ -19,38 +19,43 @@ from prony_node.contract.parallel import in_lockstep, models, replicas
 from prony_node.contract.plan import Plan
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import learns_to_quality, reads_data_set, settings_hash
-from prony_node.facts import device_facts
 from prony_node.measure import cuda, memory
 from prony_node.measure.clock import clock_for
-from prony_node.measure.compiling import cache_state, use_cache
-from prony_node.measure.device import choose_device, machine_of
+from prony_node.measure.compiling import cache_state
 from prony_node.measure.flops import count_flops
 from prony_node.measure.loop import Window, measured_loop, steps_per_block
-from prony_node.measure.memory_cap import cap_memory
+from prony_node.measure.memory_cap import Room
 from prony_node.measure.protocol import Task
 from prony_node.measure.step import FIRST_STEPS, Step, parameter_norms
 from prony_node.measure.usage import CpuUsage
-from prony_node.parallel.cores import allowed_cores, bind, share_of, wanted_cores
 from prony_node.parallel.place import Place
 from prony_node.parallel.ranks import Ranks
 from prony_node.parallel.replicas import replicas_of
 from prony_node.stats import StopRule, Tracker
 from prony_node.supervise import auto_batch, joining, judge
-from prony_node.supervise.bind import bind_run
 from prony_node.supervise.collective import CollectiveRun
 from prony_node.supervise.energy import with_energy
 from prony_node.supervise.inputs import Inputs
 from prony_node.supervise.learning import Learning
 from prony_node.supervise.model_file import keep_model_file
 from prony_node.supervise.progress import Progress
-from prony_node.supervise.settle import note_device
+from prony_node.supervise.resolve import resolve
 from prony_node.supervise.shared_stop import IndependentTracker, LockstepTracker
 from prony_node.supervise.steps_file import write_blocks
-from prony_node.workloads import build_task, workload_of
+from prony_node.workloads import build_task
+from prony_node.workloads.config import Workload
 
 
 class Run:
     """Fills `found` as it goes, so that a failure keeps what was known by then."""
+
+    # What `resolve` found out
+    workload: Workload
+    cores: list[int]
+    device: torch.device
+    settings: dict[str, Value]
+    room: Room
+    inputs: Inputs
 
     def __init__(self, plan: Plan, folder: Path, found: dict[str, Any], place: Place | None = None) -> None:
         self.plan, self.folder, self.found = plan, folder, found
@@ -70,7 +75,7 @@ class Run:
         with ExitStack() as self.closing:
             self.closing.callback(shutil.rmtree, self.folder / "compile_cache", ignore_errors=True)
             with self.phase("build"):
-                self.resolve()
+                resolve(self)
             if self.workload.collective is not None:
                 CollectiveRun(self).execute()
                 self.ranks.end()
@@ -123,52 +128,6 @@ class Run:
     def synchronise(self) -> None:
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
-
-    def resolve(self) -> None:
-        """The effective value of every setting on this machine."""
-        requested = self.plan.trial.settings
-        self.workload = workload_of(self.plan)
-        allowed, place = allowed_cores(), self.ranks.place
-        self.cores = wanted_cores(str(requested["cores"]), allowed) if "cores" in requested else allowed
-        self.cores = share_of(self.cores, place.local_rank, place.local_size)
-        self.found["device_from_monotonic"] = time.monotonic()  # until here the device was not ours
-        number = place.local_rank // int(requested.get("copies", 1))
-        self.device = choose_device(str(requested.get("device", "auto")), number)
-        files.write_whole(self.folder / files.DEVICE, device_facts(str(self.device)))
-        bound = bind_run(self)
-        self.settings = self.workload.effective(requested, machine_of(self.device, len(self.cores)))
-        if self.settings["batch_size"] == "auto":  # now, before this process takes memory of the device itself
-            self.note_effective()
-            tries = self.found.setdefault("auto_batch", [])
-            least = self.workload.least(str(self.settings["mode"]))
-            largest = auto_batch.largest_batch(self.plan, self.folder, self.progress.note, tries, least)
-            self.settings["batch_size"] = largest
-        if "cores" in requested and not bound["cores"]:
-            bind(self.cores)
-        if self.device.type == "cpu":
-            torch.set_num_threads(len(self.cores))
-        else:
-            torch.accelerator.set_device_index(self.device.index or 0)
-        if self.ranks.size > 1:
-            self.meet()
-        if "bind" in requested:
-            self.found["binding"] = self.ranks.gathered({"rank": place.rank, **bound})
-        share = auto_batch.SHARE if self.plan.cut_short else 1.0
-        self.room = cap_memory(self.device, requested.get("memory_cap"), share)
-        self.found["memory_room"] = self.room.room
-        self.found["unit"] = self.workload.unit
-        self.progress.unit = self.workload.unit
-        self.note_effective()
-        use_cache(self.settings, self.folder)
-        self.inputs = Inputs(self.workload, self.settings, self.device, place)
-        self.closing.callback(self.inputs.close)
-
-    def meet(self) -> None:
-        """Form a group with the other ranks."""
-        note_device(self.ranks.place, self.folder, str(self.device))
-        patience_s = max(self.plan.hung_after_s, self.plan.cold_start_after_s)  # the watchdog comes before
-        self.ranks.start(self.device, patience_s, in_lockstep(self.settings))
-        joining.introduce(self)
 
     def open_data(self) -> None:
         """The data set, where there is one: generating and staging it are timed apart."""

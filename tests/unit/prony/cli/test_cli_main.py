@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,15 +24,23 @@ def prony(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "prony", *words], env=environment, capture_output=True, text=True)
 
 
-def test_help_names_every_verb_in_a_third_of_a_second() -> None:
-    times_s = []
-    for _ in range(5):
+def test_help_names_every_verb_in_little_more_time_than_its_libraries_take() -> None:
+    """A command line that imports torch, or the store, before it knows what was asked is a second late each time."""
+
+    def seconds_of(call: Callable[[], subprocess.CompletedProcess[str]]) -> float:
         began = time.perf_counter()
-        done = prony("--help")
-        times_s.append(time.perf_counter() - began)
+        done = call()
         assert done.returncode == 0
-        assert all(verb in done.stdout for verb in VERBS)
-    assert min(times_s) < 0.3
+        return time.perf_counter() - began
+
+    bare = [sys.executable, "-c", "import typer, rich"]
+    shown = prony("--help").stdout
+    assert all(verb in shown for verb in VERBS)
+    pairs = [
+        (seconds_of(lambda: prony("--help")), seconds_of(lambda: subprocess.run(bare, capture_output=True, text=True)))
+        for _ in range(5)
+    ]
+    assert min(ours for ours, _ in pairs) < 2 * min(theirs for _, theirs in pairs)
 
 
 def test_no_words_at_all_are_answered_with_help() -> None:

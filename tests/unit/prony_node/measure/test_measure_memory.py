@@ -37,7 +37,8 @@ def test_memory_that_nobody_tells_refuses_nothing(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("given", "bytes_a_parameter"),
     [({}, 16), ({"optimizer": "sgd"}, 12), ({"precision": "bf16"}, 16), ({"precision": "bf16-pure"}, 8),
-     ({"devices": 8, "dp": 2, "pp": 2, "tp": 2}, 4), ({"mode": "infer"}, 4), ({"mode": "infer", "precision": "bf16"}, 2)],
+     ({"devices": 8, "dp": 2, "pp": 2, "tp": 2}, 4), ({"mode": "infer"}, 4),
+     ({"mode": "infer", "precision": "bf16"}, 2)],
 )  # fmt: skip
 def test_the_least_that_a_trial_needs(given: dict[str, Value], bytes_a_parameter: int) -> None:
     assert memory.state_bytes(1000, settings_of("gpt-tiny", **given)) == 1000 * bytes_a_parameter

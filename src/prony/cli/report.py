@@ -9,6 +9,7 @@ import typer
 
 from prony.cli.open_store import RUNS_HELP, open_store
 from prony_node.contract.errors import RequestError
+from prony_node.contract.record import read_record
 
 
 def report(
@@ -25,8 +26,10 @@ def report(
     found = [store.find(word) for word in words] if words else store.runs()
     if not found:
         raise RequestError(f"there are no runs in {store.root} to report on")
+    from prony.cli.study_tables import tables_of_records
     from prony.report import build_report
 
     folders = list(dict.fromkeys(run.folder for run in found))
-    written = build_report(folders, out or store.root / "report.html")
+    tables = tables_of_records([record for folder in folders if (record := read_record(folder)) is not None])
+    written = build_report(folders, out or store.root / "report.html", tables)
     print(f"report: {written.absolute()}")

@@ -17,6 +17,7 @@ from prony.cli.study_run import Options
 from prony.cli.sweep import RETRY_HELP, SHARE_HELP, run_study
 from prony.plan.studies import load_study
 from prony.plan.study import Study
+from prony_node.contract.errors import RequestError
 from prony_node.workloads import find_workload
 from prony_node.workloads.config import Workload
 
@@ -87,7 +88,12 @@ def run(
     """Make every run of the study that has no record yet on this machine with this software."""
     root = runs_root(out)
     opened = open_study(target, size, settings, root)
-    run_study(opened.study, Options(root, retry_failed, share, energy, opened.files), as_json)
+    try:
+        run_study(opened.study, Options(root, retry_failed, share, energy, opened.files), as_json)
+    except typer.Exit:  # with what came of it: the tables follow, whatever that was
+        if opened.study.tables and not as_json:
+            _print_tables(opened.study, root)
+        raise
 
 
 @study.command()
@@ -117,3 +123,26 @@ def status(target: Target, settings: Words = None, size: Size = None, as_json: J
         sys.stdout.write("\n")
     else:
         print_standing(standing)
+
+
+@study.command()
+def show(target: Target, settings: Words = None, size: Size = None, as_json: Json = False, runs: Runs = None) -> None:
+    """Print the tables of the publication that the study repeats, ours beside the published figures."""
+    root = runs_root(runs)
+    opened = open_study(target, size, settings, root)
+    if not opened.study.tables:
+        raise RequestError(f"{opened.study.name} has no tables of a publication; `prony report` shows what was run")
+    if as_json:
+        from prony.cli.study_tables import show_study
+
+        json.dump(show_study(opened.study, root).to_json(), sys.stdout, indent=1)
+        sys.stdout.write("\n")
+    else:
+        _print_tables(opened.study, root)
+
+
+def _print_tables(study: Study, root: Path) -> None:
+    from prony.cli.study_tables import show_study
+
+    for line in show_study(study, root).lines():
+        print(line)

@@ -25,8 +25,8 @@ def impossible_here(planned: Iterable[Planned], root: Path) -> dict[str, str]:
             continue
         alike = _alike(one)
         if alike not in reasons:
-            reasons[alike] = None
-            if _depends(one):
+            reasons[alike] = _needs_nodes(one)
+            if reasons[alike] is None and _depends(one):
                 node = _ask(root) if node is None else node
                 reasons[alike] = _why_not(one, node) if node.get("kind") else None
         why = reasons[alike]
@@ -38,7 +38,7 @@ def impossible_here(planned: Iterable[Planned], root: Path) -> dict[str, str]:
 def _alike(one: Planned) -> Hashable:
     """What trials have in common of which a machine does all or none: sizes do not count, but for how many devices."""
     return one.workload.name, tuple(
-        (name, value if type(value) is not int or name == "devices" else value == 0)
+        (name, value if type(value) is not int or name in ("devices", "nodes") else value == 0)
         for name, value in one.trial.settings.items()
     )
 
@@ -52,6 +52,14 @@ def said_once(impossible: Mapping[str, str], shown: int = 10) -> list[str]:
         f"left out, since this machine cannot do it ({count} of the trials): {why}" for why, count in counts.items()
     ]
     return [*lines[:shown], *([f"and {len(lines) - shown} more reasons"] if len(lines) > shown else [])]
+
+
+def _needs_nodes(one: Planned) -> str | None:
+    """A run on several nodes is started on each of them; a study on one machine starts none elsewhere."""
+    nodes = one.trial.settings.get("nodes", 1)
+    if nodes == 1 or os.environ.get("PRONY_NODE_RANK"):
+        return None
+    return f"nodes={nodes} is started node by node, each with its PRONY_NODE_RANK: docs/parallel.md"
 
 
 def _ask(root: Path) -> dict[str, Any]:

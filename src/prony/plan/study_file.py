@@ -13,6 +13,7 @@ from prony.plan.request import make_stop, parse_joules, parse_seconds
 from prony.plan.space import Part
 from prony.plan.study import LOCAL, Budget, Study
 from prony.plan.study_part import SIZED, Inherited, PartReader, Target
+from prony.plan.study_tables import read_tables
 from prony_node.contract.errors import RequestError, unknown
 from prony_node.contract.plan import Stop
 from prony_node.workloads.config import Workload
@@ -20,7 +21,7 @@ from prony_node.workloads.config import Workload
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
 KEYS = {
     "name", "question", "source", "assumptions", "workloads", "settings", "zip", "derive", "exclude", "parts",
-    "repeats", "order", "seed", "budget", "site", "stop", "sizes",
+    "repeats", "order", "seed", "budget", "site", "stop", "sizes", "tables", "cannot",
 }  # fmt: skip
 PART_KEYS = {"name", *SIZED, "sizes"}
 MOST_REPEATS = 1000
@@ -60,6 +61,8 @@ def parse_study(text: str, file: str, reading: Reading, find: Callable[[str], Wo
         site=_line(top, "site") or LOCAL,
         sizes=tuple(sizes),
         size=size,
+        cannot=_lines(top, "cannot"),
+        tables=read_tables(top["tables"][1], parts) if "tables" in top else (),
     )
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from prony.analysis.published_tables import Table
 
 
-def build_report(folders_or_records: Sequence[Path | dict[str, Any]], out: Path) -> Path:
+def build_report(folders_or_records: Sequence[Path | dict[str, Any]], out: Path, tables: Sequence[Table] = ()) -> Path:
     """Write one self-contained HTML file about these runs to `out`, whole or not at all."""
     from prony.report.build import build_report as build
 
-    return build(folders_or_records, out)
+    return build(folders_or_records, out, tables)
 
 
 __all__ = ["build_report"]

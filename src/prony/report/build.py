@@ -11,12 +11,14 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup
 
 from prony.analysis.learning import quality_of
+from prony.analysis.published_tables import Table
 from prony.analysis.scaling import find_series, scaling
 from prony.analysis.settings import Record
 from prony.report.collective_lines import collective_plot
 from prony.report.learning import curves
 from prony.report.numbers import format_target
 from prony.report.page import Entry, Page, page_of
+from prony.report.published_lines import table_entry
 from prony.report.scaling_lines import GAINED, LOST, gained_row, lost_row, scaling_lines, scaling_title
 from prony.report.series import read_series
 from prony.report.sweep import learned_sweeps, sweeps
@@ -26,13 +28,15 @@ from prony_node.contract.record import read_record, validate_record
 OPEN_UP_TO = 6  # with more runs than this each is folded
 
 
-def build_report(folders_or_records: Sequence[Path | Record], out: Path) -> Path:
-    """Write the report about these runs to `out`, whole or not at all."""
+def build_report(folders_or_records: Sequence[Path | Record], out: Path, tables: Sequence[Table] = ()) -> Path:
+    """Write the report about these runs, with the publications' tables they fill, to `out`, whole or not at all."""
     if not folders_or_records:
         raise RequestError("a report needs at least one run")
     entries = [_entry(given) for given in folders_or_records]
     entries.sort(key=lambda entry: (str(entry.record.get("started") or ""), entry.record["id"]))
-    text = render(page_of(entries), entries)
+    page = page_of(entries)
+    page.published += [table_entry(table) for table in tables]
+    text = render(page, entries)
     if not out.absolute().parent.is_dir():
         raise RequestError(f"{out.absolute().parent} is not a folder, so the report cannot be written there")
     temporary = out.with_name(f".{out.name}.{os.getpid()}")

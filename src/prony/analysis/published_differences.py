@@ -1,0 +1,85 @@
+"""What is not the same behind a published figure and ours, so that nobody reads several changes as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from prony.analysis.settings import Difference, Record, settings_of
+from prony.catalog.published import Figure
+
+NOT_STATED = "not stated"
+MADE = {"device": "made on the device", "host": "made in host memory", "generated": "files that Prony wrote"}
+
+
+def differences(figure: Figure, record: Record) -> list[Difference]:
+    """Each thing that differs: a is published, b ours."""
+    ours = settings_of(record)
+    found = [
+        Difference("device", figure.accelerator, device_name(record)),
+        Difference("devices", figure.devices, total_devices(record)),
+        Difference("framework", figure.framework, "pytorch"),
+        Difference("precision", figure.precision or NOT_STATED, ours.get("precision")),
+        Difference("data", figure.dataset or NOT_STATED, _data(str(ours.get("data", "device")))),
+        *_batch(figure, ours),
+    ]
+    if figure.workers_per_device is not None:
+        found.append(Difference("workers", figure.workers_per_device, ours.get("workers", "none needed")))
+    if ours.get("compile", "off") != "off":
+        found.append(Difference("compiled", NOT_STATED, "by torch.compile"))
+    if ours.get("size") == "tiny":
+        found.append(Difference("model", "the whole", "a tiny one of its kind"))
+    return [one for one in found if not _same(one)]
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """One thing that differs, over all the cells of a table."""
+
+    name: str
+    published: tuple[str, ...]
+    ours: tuple[str, ...]
+
+
+def gather(found: Iterable[Difference]) -> list[Gathered]:
+    names: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
+    for one in found:
+        there, here = names.setdefault(one.name, ({}, {}))
+        there[str(one.a)] = None
+        here[str(one.b)] = None
+    return [Gathered(name, tuple(there), tuple(here)) for name, (there, here) in names.items()]
+
+
+def device_name(record: Record) -> str:
+    devices = record["facts"].get("devices") or []
+    if devices and devices[0].get("name"):
+        return str(devices[0]["name"])
+    cpu = ((record["facts"].get("host") or {}).get("cpu") or {}).get("model")
+    return str(cpu or settings_of(record).get("device", "unknown"))
+
+
+def total_devices(record: Record) -> int:
+    ours = settings_of(record)
+    return int(ours.get("devices", 1)) * int(ours.get("nodes", 1))
+
+
+def _batch(figure: Figure, ours: dict[str, object]) -> list[Difference]:
+    per_device = int(str(ours.get("batch_size") or 0)) * int(str(ours.get("grad_accumulation") or 1))
+    everywhere = per_device * int(str(ours.get("devices", 1))) * int(str(ours.get("nodes", 1)))
+    if figure.global_batch is not None:
+        return [Difference("global batch", figure.global_batch, everywhere)]
+    return [Difference("batch a device", figure.batch_per_device or NOT_STATED, per_device)]
+
+
+def _data(value: str) -> str:
+    return MADE.get(value, PurePath(value).name)
+
+
+def _same(one: Difference) -> bool:
+    published, ours = str(one.a).lower(), str(one.b).lower()
+    if one.name == "device":  # A100-80GB is in NVIDIA A100-SXM4-80GB
+        return all(word in ours for word in published.split("-"))
+    if one.name == "data":
+        return published == "synthetic" or published in ours.replace("-", "")
+    return published == ours

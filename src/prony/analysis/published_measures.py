@@ -1,0 +1,139 @@
+"""What of a record stands beside a published figure: the same quantity, or why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from prony.analysis.settings import Record
+from prony.catalog.published import TableSpec
+
+SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+EPOCHS = "epochs"  # a ratio of this kind says how many of our epochs a published time would hold
+OURS_OVER = "ours / published"
+MILLION = 1_000_000
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Our value of a metric, in the published unit; None with the reason."""
+
+    value: float | None
+    why: str | None = None  # there is none; or no ratio to the published one
+    ratio: str | None = OURS_OVER
+    unit: str | None = None  # where it is not the published one
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a cell asks of a record."""
+
+    record: Record
+    spec: TableSpec
+    unit: str  # of the figure
+    dataset: str
+    per_device: bool  # a rate: of one device, not of all
+
+
+def measured(metric: str, asked: Asked) -> Measured:
+    if metric not in MEASURES:
+        return Measured(None, f"Prony has no {metric}")
+    return MEASURES[metric](asked)
+
+
+def _value(record: Record, name: str) -> tuple[float | None, str | None]:
+    metric: dict[str, Any] = record["metrics"].get(name) or {}
+    if metric.get("value") is None:
+        return None, str(metric.get("reason") or f"the record has no {name}")
+    return float(metric["value"]), None
+
+
+def _rate(asked: Asked) -> Measured:
+    return Measured(*_value(asked.record, "throughput_per_device" if asked.per_device else "throughput"))
+
+
+def _samples(asked: Asked) -> int | None:
+    return asked.spec.samples.get(asked.dataset)
+
+
+def _time(asked: Asked, epochs: int | None) -> Measured:
+    rate, why = _value(asked.record, "throughput")
+    samples = _samples(asked)
+    if rate is None:
+        return Measured(None, why)
+    if samples is None:
+        return Measured(None, f"how many samples {asked.dataset or 'the data set'} has is not stated")
+    seconds = samples * (epochs or 1) / rate
+    unit = SECONDS[asked.unit]
+    if epochs is None:
+        return Measured(seconds / unit, "the number of epochs is not stated", EPOCHS, f"{asked.unit} an epoch")
+    return Measured(seconds / unit)
+
+
+def _first_epoch(asked: Asked) -> Measured:
+    """The samples of an epoch over the time that they take from the first step on, compilation and all."""
+    rate, why = _value(asked.record, "throughput")
+    cold_s, no_cold = _value(asked.record, "cold_start")
+    samples = _samples(asked)
+    if rate is None or cold_s is None or samples is None:
+        return Measured(None, why or no_cold or "the size of the data set is not stated")
+    first = int((asked.record["phases"].get("cold_start") or {}).get("steps") or 0)
+    work = asked.record["work"]
+    done = first * work["units"] / work["steps"] if work.get("steps") else 0.0
+    return Measured(samples / (cold_s + max(0.0, samples - done) / rate))
+
+
+def _tflops(asked: Asked) -> Measured:
+    rate, why = _value(asked.record, "throughput_per_device")
+    if rate is None or asked.spec.unit_flops is None:
+        return Measured(None, why or "the FLOPs that the publication counts are not known")
+    return Measured(rate * asked.spec.unit_flops / 1e12)
+
+
+def _per_energy(asked: Asked) -> Measured:
+    return Measured(*_value(asked.record, "samples_per_wh"))
+
+
+def _epoch_energy(asked: Asked) -> Measured:
+    work, why = _value(asked.record, "samples_per_wh")
+    samples = _samples(asked)
+    if work is None or samples is None:
+        return Measured(None, why or "the size of the data set is not stated")
+    return Measured(samples / work)
+
+
+def _energy(asked: Asked) -> Measured:
+    """Beside the energy of runs whose length nobody states: ours is that of a million samples, without a ratio."""
+    work, why = _value(asked.record, "samples_per_wh")
+    if work is None:
+        return Measured(None, why)
+    unit = f"Wh a million {asked.record.get('unit') or 'samples'}"
+    return Measured(MILLION / work, "the length of the published runs is not stated", None, unit)
+
+
+def _accuracy(asked: Asked) -> Measured:
+    quality = asked.record["metrics"].get("quality") or {}
+    if quality.get("value") is None or quality.get("unit") != "accuracy":
+        return Measured(None, "nothing was learned from a data set: give it, as data=PATH epochs=10")
+    curve = (asked.record.get("learning") or {}).get("curve") or []
+    tenth = next((point for point in curve if point.get("epoch") == 10), None)
+    if tenth is None:
+        return Measured(None, "the run had no tenth epoch: give epochs=10")
+    return Measured(float(tenth["accuracy"]))
+
+
+MEASURES: dict[str, Callable[[Asked], Measured]] = {
+    "throughput": _rate,
+    "throughput_first_epoch": _first_epoch,
+    "time": lambda asked: _time(asked, asked.spec.epochs),
+    "epoch_time": lambda asked: _time(asked, 1),
+    "tflops_per_device": _tflops,
+    "tokens_per_energy": _per_energy,
+    "images_per_energy": _per_energy,
+    "energy_per_epoch": _epoch_energy,
+    "energy": _energy,
+    "energy_per_device": _energy,
+    "accuracy_epoch_10": _accuracy,
+}
+PER_DEVICE = ("throughput",)  # rates of which a run on one device says something about a published one on several

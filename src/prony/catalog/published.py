@@ -1,0 +1,108 @@
+"""Published figures with their source, and the tables of a study in which ours stand beside them."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from dataclasses import field as given
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+COUNTS = ("devices", "nodes", "batch_per_device", "global_batch", "workers_per_device", "replicas", "instances")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One published number, and what it was obtained under as far as that is stated (else "" or None)."""
+
+    study: str
+    place: str  # in the publication: a table, a chart, a test
+    system: str
+    accelerator: str
+    framework: str
+    workload: str
+    phase: str
+    dataset: str
+    precision: str
+    metric: str
+    value: float
+    unit: str
+    note: str
+    devices: int | None
+    nodes: int | None
+    batch_per_device: int | None
+    global_batch: int | None
+    workers_per_device: int | None
+    replicas: int | None
+    instances: int | None
+
+    def text(self, name: str) -> str:
+        """A field as a table shows it; "" where it is not stated."""
+        value = getattr(self, name)
+        return "" if value is None else str(value)
+
+
+FIELDS = tuple(one.name for one in fields(Figure))
+
+
+@dataclass(frozen=True)
+class Matched:
+    """Which field of a figure a setting of ours must agree with; `values` where the two write it differently."""
+
+    field: str
+    values: Mapping[str, str] = given(default_factory=dict)  # of the field to that of the setting
+
+    def wished(self, figure: Figure) -> str | None:
+        """The value that the setting must have; None where the publication does not state it."""
+        text = figure.text(self.field)
+        return self.values.get(text, text) or None
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """A table of a publication: which figures, in which layout, and which of our trials belong beside them."""
+
+    title: str
+    figures: str = ""  # the file in the catalog; "": the publication has this experiment, but the catalog no figures
+    where: Mapping[str, tuple[str, ...]] = given(default_factory=dict)  # field to the values that belong here
+    metrics: tuple[str, ...] = ("throughput",)
+    rows: tuple[str, ...] = ("workload",)
+    columns: tuple[str, ...] = ()
+    match: Mapping[str, Matched] = given(default_factory=dict)
+    only: Mapping[str, str | None] = given(default_factory=dict)  # setting to its value; None: the trial has none
+    workloads: tuple[str, ...] = ()  # whose trials have rows of their own, where no figure speaks of them
+    samples: Mapping[str, int] = given(default_factory=dict)  # of one epoch, by data set
+    epochs: int | None = 1  # that a published time is of; None: not stated
+    unit_flops: float | None = None  # FLOPs of one token or image as the publication counts them
+    note: str = ""
+
+    def chosen(self) -> tuple[Figure, ...]:
+        """The figures that stand in this table."""
+        if not self.figures:
+            return ()
+        return tuple(
+            one
+            for one in figures(self.figures)
+            if one.metric in self.metrics and all(one.text(name) in values for name, values in self.where.items())
+        )
+
+
+def published_names() -> list[str]:
+    """The publications whose figures the catalog has."""
+    folder = resources.files("prony.catalog") / "published"
+    return sorted(Path(file.name).stem for file in folder.iterdir() if file.name.endswith(".csv"))
+
+
+@cache
+def figures(name: str) -> tuple[Figure, ...]:
+    """Every figure of a publication, in its order."""
+    text = (resources.files("prony.catalog") / "published" / f"{name}.csv").read_text(encoding="utf-8")
+    return tuple(_figure(row) for row in csv.DictReader(text.splitlines()))
+
+
+def _figure(row: Mapping[str, str]) -> Figure:
+    texts = {name: row[name] for name in FIELDS if name not in COUNTS and name != "value"}
+    counts = {name: int(row[name]) if row[name] else None for name in COUNTS}
+    return Figure(**texts, value=float(row["value"]), **counts)  # type: ignore[arg-type]

@@ -1,0 +1,146 @@
+"""The tables of a shipped study with what was run here: `prony study show`, the end of a run, and the report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prony.analysis.facts import introduce
+from prony.analysis.published_tables import Known, Table, fill
+from prony.analysis.settings import Record
+from prony.cli.study_here import impossible_here
+from prony.launch.collect import collect_all
+from prony.launch.node import ask_node
+from prony.plan.prune import OutOfMemory
+from prony.plan.space import Planned
+from prony.plan.studies import load_study, shipped_studies
+from prony.plan.study import Study
+from prony.report.published_lines import published_lines
+from prony_node.contract.errors import RequestError
+from prony_node.contract.record import read_record
+from prony_node.contract.trial import Trial
+from prony_node.workloads import find_workload
+
+if TYPE_CHECKING:
+    from prony.store import Run
+
+NOT_HERE = "not among these runs"
+ELSEWHERE = "there is no run of it from that machine"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A study's tables, and whose runs stand in them."""
+
+    study: Study
+    tables: list[Table]
+    records: list[Record] = field(default_factory=list)
+    left_out: int = 0  # runs of other machines
+
+    def lines(self) -> list[str]:
+        """Everything that a person needs to read the tables."""
+        lines = [f"{self.study.name}: {self.study.question}" if self.study.question else self.study.name]
+        lines += [f"after {self.study.source}"] if self.study.source else []
+        lines += ["", f"Ours: {self.machine()}."]
+        if self.left_out:
+            lines.append(f"{self.left_out} runs of other machines are left out: the machine is that of the newest run.")
+        for table in self.tables:
+            lines += ["", *published_lines(table)]
+        lines += _listed("What this study cannot repeat:", self.study.cannot)
+        return lines + _listed("Not stated by the publication, and assumed:", self.study.assumptions)
+
+    def machine(self) -> str:
+        if not self.records:
+            return "nothing was run yet"
+        told = dict(introduce(self.records[0]))
+        return ", ".join(
+            [told[name] for name in ("device", "CPU") if name in told] + [f"torch {told.get('torch', '?')}"]
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "study": self.study.name, "size": self.study.size, "source": self.study.source, "machine": self.machine(),
+            "tables": [table.to_json() for table in self.tables],
+            "cannot": list(self.study.cannot), "assumptions": list(self.study.assumptions),
+        }  # fmt: skip
+
+
+def _listed(title: str, texts: tuple[str, ...]) -> list[str]:
+    return ["", title, *(f"- {text}" for text in texts)] if texts else []
+
+
+def tables_of_records(records: Sequence[Record]) -> list[Table]:
+    """The tables of the shipped studies that asked for these runs, as far as these runs fill them."""
+    found = []
+    for name in dict.fromkeys(str((record.get("study") or {}).get("name")) for record in records):
+        if name not in shipped_studies():
+            continue
+        own = [record for record in records if (record.get("study") or {}).get("name") == name]
+        by_trial: dict[str, list[Record]] = {}
+        trials = {}
+        for record in own:
+            trial = Trial(record["trial"]["workload"], record["trial"]["settings"])
+            trials[trial.hash] = trial
+            by_trial.setdefault(trial.hash, []).append(record)
+        best = {trial: _good(those) for trial, those in by_trial.items()}
+        known = Known(list(trials.values()), best, absent=NOT_HERE)
+        found += [fill(spec, known) for spec in load_study(name, None, (), find_workload).tables]
+    return [table for table in found if any(ours.value is not None for row in table.rows for ours in row.ours.values())]
+
+
+def show_study(study: Study, root: Path) -> Shown:
+    """Fill a study's tables with the runs in `root`, all from one machine."""
+    planned = [one for one in study.planned() if one.refused is None]
+    runs = _runs(planned, root)
+    newest = max(runs, key=lambda run: run.started, default=None)
+    ours = [run for run in runs if newest is not None and run.machine == newest.machine]
+    records: dict[str, list[Record]] = {}
+    for run in ours:
+        record = read_record(run.folder)
+        if record is not None and record["status"] != "interrupted":
+            records.setdefault(run.trial_hash, []).append(record)
+    best = {trial: _good(found) for trial, found in records.items()}
+    known = Known([one.trial for one in planned], best, _missing(planned, best, root, newest))
+    every = [record for found in best.values() for record in found]
+    return Shown(study, [fill(spec, known) for spec in study.tables], every, len(runs) - len(ours))
+
+
+def _runs(planned: list[Planned], root: Path) -> list[Run]:
+    from prony.store import Store  # SQLAlchemy takes a third of a second to import
+
+    collect_all(root)
+    store = Store(root)
+    store.refresh()
+    hashes = {one.trial.hash for one in planned}
+    workloads = {one.trial.workload for one in planned}
+    return [run for name in sorted(workloads) for run in store.runs(workload=name) if run.trial_hash in hashes]
+
+
+def _good(found: list[Record]) -> list[Record]:
+    """The good runs of a trial; where it has none, those that failed."""
+    return [record for record in found if record["status"] == "ok"] or found
+
+
+def _missing(
+    planned: list[Planned], records: dict[str, list[Record]], root: Path, newest: Run | None
+) -> dict[str, str]:
+    """Why trials have no record: this machine cannot do them, or a smaller batch ran out of memory."""
+    memory = OutOfMemory()
+    for one in planned:
+        for record in records.get(one.trial.hash, ()):
+            memory.learn(one.trial, record)
+    left = [one for one in planned if one.trial.hash not in records]
+    found = {one.trial.hash: why for one in left if (why := memory.prunes(one.trial))}
+    if newest is not None and newest.machine != _here(root):
+        return {one.trial.hash: ELSEWHERE for one in left} | found
+    return impossible_here(left, root) | found
+
+
+def _here(root: Path) -> str | None:
+    try:
+        machine = ask_node("fingerprint", root).get("machine")
+    except RequestError:
+        return None
+    return None if machine is None else str(machine)

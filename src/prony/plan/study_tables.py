@@ -1,0 +1,141 @@
+"""The tables of a study file: published figures in their layout, checked against the catalog where they stand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+
+from prony.catalog.published import FIELDS, Figure, Matched, TableSpec, figures, published_names
+from prony.plan.document import Place, StudyError
+from prony.plan.space import Part, known_settings
+from prony_node.contract.errors import RequestError, unknown
+from prony_node.contract.settings import Setting
+
+KEYS = {
+    "title", "figures", "where", "metrics", "rows", "columns", "match", "only", "workloads", "samples",
+    "epochs", "unit_flops", "note",
+}  # fmt: skip
+UNKNOWN = "unknown"  # how a table says that the publication does not state its epochs
+NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+Keys = Mapping[str, tuple[Place, Place]]
+
+
+def read_tables(place: Place, parts: Iterable[Part]) -> tuple[TableSpec, ...]:
+    """Every table of a study, in the order of the publication."""
+    workloads = {workload.name: workload for part in parts for workload in part.workloads}
+    settings: dict[str, Setting] = {}
+    for workload in workloads.values():
+        settings |= known_settings(workload)
+    return tuple(_table(one.mapping("a table", KEYS), one, settings) for one in place.items("tables"))
+
+
+def _table(keys: Keys, place: Place, settings: Mapping[str, Setting]) -> TableSpec:
+    if "title" not in keys:
+        raise place.wrong("a table has a title: the one of the publication")
+    name = keys["figures"][1].text("figures") if "figures" in keys else ""
+    if name and name not in published_names():
+        raise keys["figures"][1].wrong(str(unknown("publication", name, published_names())))
+    spec = TableSpec(
+        title=_line(keys, "title"),
+        figures=name,
+        where=_where(keys, figures(name) if name else ()),
+        metrics=_words(keys, "metrics", ("throughput",)),
+        rows=_fields(keys, "rows", ("workload",)),
+        columns=_fields(keys, "columns", ()),
+        match=_match(keys, settings),
+        only=_only(keys, settings),
+        workloads=_words(keys, "workloads", ()),
+        samples={data: int(_number(at[1], "samples")) for data, at in _mapping(keys, "samples").items()},
+        epochs=_epochs(keys),
+        unit_flops=_number(keys["unit_flops"][1], "unit_flops") if "unit_flops" in keys else None,
+        note=_line(keys, "note"),
+    )
+    if name and not spec.chosen():
+        raise place.wrong(f"none of the figures of {name} is chosen by where and metrics")
+    return spec
+
+
+def _where(keys: Keys, known: Collection[Figure]) -> dict[str, tuple[str, ...]]:
+    found = {}
+    for name, (at, value) in _mapping(keys, "where").items():
+        _field(at, name)
+        values = tuple(one.text(name) for one in value.texts(name))
+        there = {figure.text(name) for figure in known}
+        for one, text in zip(value.texts(name), values, strict=True):
+            if text not in there:
+                raise one.wrong(str(unknown(name, text, there - {""})))
+        found[name] = values
+    return found
+
+
+def _match(keys: Keys, settings: Mapping[str, Setting]) -> dict[str, Matched]:
+    """`setting: field`, or `setting: {field: ..., values: {of the field: of the setting}}`."""
+    found = {}
+    for name, (at, value) in _mapping(keys, "match").items():
+        _setting(at, name, settings)
+        if not value.is_mapping:
+            found[name] = Matched(_field(value, value.text(name)))
+            continue
+        inner = value.mapping(name, {"field", "values"})
+        if "field" not in inner or "values" not in inner:
+            raise value.wrong("write {field: ..., values: {...}}")
+        values = inner["values"][1].mapping("values")
+        texts = {text: at[1].text(text) for text, at in values.items()}
+        found[name] = Matched(_field(inner["field"][1], inner["field"][1].text("field")), texts)
+    return found
+
+
+def _only(keys: Keys, settings: Mapping[str, Setting]) -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for name, (at, value) in _mapping(keys, "only").items():
+        _setting(at, name, settings)
+        found[name] = None if value.is_nothing else value.text(name)
+        try:
+            if found[name] is not None:
+                settings[name].parse(found[name])
+        except RequestError as error:
+            raise value.wrong(str(error)) from error
+    return found
+
+
+def _fields(keys: Keys, name: str, otherwise: tuple[str, ...]) -> tuple[str, ...]:
+    if name not in keys:
+        return otherwise
+    return tuple(_field(one, one.text(name)) for one in keys[name][1].texts(name))
+
+
+def _field(place: Place, name: str) -> str:
+    if name not in FIELDS:
+        raise place.wrong(str(unknown("field of a figure", name, FIELDS)))
+    return name
+
+
+def _setting(place: Place, name: str, settings: Mapping[str, Setting]) -> None:
+    if name not in settings:
+        raise place.wrong(str(unknown("setting", name, settings)))
+
+
+def _mapping(keys: Keys, name: str) -> Keys:
+    return keys[name][1].mapping(name) if name in keys else {}
+
+
+def _words(keys: Keys, name: str, otherwise: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(one.text(name) for one in keys[name][1].texts(name)) if name in keys else otherwise
+
+
+def _epochs(keys: Keys) -> int | None:
+    if "epochs" not in keys:
+        return 1
+    place = keys["epochs"][1]
+    return None if place.text("epochs") == UNKNOWN else int(_number(place, "epochs"))
+
+
+def _number(place: Place, what: str) -> float:
+    text = place.text(what)
+    if not NUMBER.fullmatch(text):
+        raise StudyError(f"{place.where}: {what} is a number, not {text[:40]!r}")
+    return float(text)
+
+
+def _line(keys: Keys, name: str) -> str:
+    return " ".join(keys[name][1].text(name).split()) if name in keys else ""

@@ -1,0 +1,128 @@
+"""The tables of a publication as text: its own layout, ours in the last columns, what differs and is missing below."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from prony.analysis.published_measures import EPOCHS
+from prony.analysis.published_tables import Cell, Ours, Row, Table
+from prony.report.numbers import NOTHING, format_number
+
+HEADS = {
+    "workload": "workload", "dataset": "data set", "batch_per_device": "batch a device", "global_batch": "global batch",
+    "workers_per_device": "workers", "place": "where",
+}  # fmt: skip
+SHOWN = 8  # different values in a line
+
+
+def heads(table: Table) -> list[str]:
+    return [*(HEADS.get(name, name) for name in table.spec.rows), *table.columns, *table.ours]
+
+
+def body(table: Table) -> list[list[str]]:
+    """The rows of a table as texts; a note in brackets is explained by `below`."""
+    notes = _notes(table)
+    return [
+        [
+            *(text or NOTHING for text in row.key),
+            *(_published(row.cells[name], notes) if name in row.cells else NOTHING for name in table.columns),
+            *(_ours(row.ours[name], row, table, notes) if name in row.ours else NOTHING for name in table.ours),
+        ]
+        for row in table.rows
+    ]
+
+
+def above(table: Table) -> str:
+    """What the numbers are."""
+    cells = table.cells()
+    units = list(dict.fromkeys(cell.figure.unit for cell in cells if cell.figure.unit != "1"))
+    words = [f"Published in {', '.join(units)}" if units else "No figures are published in numbers"]
+    others = list(dict.fromkeys(ours.unit for row in table.rows for ours in row.ours.values() if ours.unit))
+    words += [f"ours in {', '.join(others)}"] if others else []
+    if any(cell.kind == EPOCHS for cell in cells):
+        words.append(
+            "in brackets how many of our epochs take the published time, which is of a number that nobody states"
+        )
+    elif any(cell.ratio is not None for cell in cells):
+        words.append("in brackets ours over the published")
+    if any(cell.per_device and cell.ratio is not None for cell in cells):
+        words.append("with d: of one device on each side, since ours ran on another number of them")
+    return "; ".join(words) + "."
+
+
+def below(table: Table) -> list[str]:
+    """What differs, what is missing and why."""
+    lines = [f"{table.spec.note}"] if table.spec.note else []
+    differs = table.differs()
+    if differs:
+        names = ", ".join(one.name for one in differs)
+        lines.append(f"Not the same on both sides, and a ratio is the effect of all of it together: {names}.")
+        lines += [f"{one.name}: published {_some(one.published)}; ours {_some(one.ours)}" for one in differs]
+    return lines + [f"[{number}] {why}" for why, number in _notes(table).items()]
+
+
+def published_lines(table: Table) -> list[str]:
+    """A table as a page of Markdown shows it, and as a terminal can."""
+    texts = [heads(table), *body(table)]
+    widths = [max(len(row[place]) for row in texts) for place in range(len(texts[0]))]
+    lines = [
+        "| " + " | ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) + " |" for row in texts
+    ]
+    rule = "| " + " | ".join("-" * max(3, width) for width in widths) + " |"
+    return [
+        table.spec.title,
+        "",
+        above(table),
+        "",
+        lines[0],
+        rule,
+        *lines[1:],
+        "",
+        *(f"- {line}" for line in below(table)),
+    ]
+
+
+def table_entry(table: Table) -> dict[str, Any]:
+    """A table as plain values for the template of a report."""
+    return {
+        "title": table.spec.title, "above": above(table), "columns": heads(table), "named": len(table.spec.rows),
+        "rows": body(table), "below": below(table),
+    }  # fmt: skip
+
+
+def _notes(table: Table) -> dict[str, int]:
+    """Why cells are empty or have no ratio, numbered in the order of the table."""
+    found: dict[str, int] = {}
+    for why in (why for row in table.rows for why in _whys(row)):
+        found.setdefault(why, len(found) + 1)
+    return found
+
+
+def _whys(row: Row) -> list[str]:
+    cells = [cell.why for cell in row.cells.values() if cell.why and cell.kind != EPOCHS]
+    return [*cells, *(ours.why for ours in row.ours.values() if ours.why)]
+
+
+def _published(cell: Cell, notes: dict[str, int]) -> str:
+    text = f"{cell.figure.value:,}".removesuffix(".0")  # as it is published, not a digit more or less
+    if cell.ratio is not None and cell.kind == EPOCHS:
+        return f"{text} ({format_number(cell.ratio, 3)} ep)"
+    if cell.ratio is not None:
+        return f"{text} (×{format_number(cell.ratio, 3)}{' d' if cell.per_device else ''})"
+    return f"{text} [{notes[cell.why]}]" if cell.why else text
+
+
+def _ours(ours: Ours, row: Row, table: Table, notes: dict[str, int]) -> str:
+    if ours.value is None:
+        return f"{NOTHING} [{notes[ours.why]}]" if ours.why else NOTHING
+    text = format_number(ours.value)
+    if "devices" not in table.spec.rows:
+        return text
+    wished = row.key[table.spec.rows.index("devices")]
+    return text if wished in ("", str(ours.devices)) else f"{text} (1 device)"
+
+
+def _some(values: Sequence[str]) -> str:
+    more = f" and {len(values) - SHOWN} more" if len(values) > SHOWN else ""
+    return ", ".join(values[:SHOWN]) + more

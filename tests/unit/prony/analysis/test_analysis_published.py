@@ -1,0 +1,156 @@
+"""Ours beside a published figure: the right trial, the ratio that both allow, what differs, why a cell is empty."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from prony.analysis.published_measures import EPOCHS
+from prony.analysis.published_tables import NOT_RUN, TINY, Cell, Known, Table, fill
+from prony.catalog.published import TableSpec
+from prony.plan.studies import load_study
+from prony.report.published_lines import body, heads, published_lines
+from prony_node.contract.trial import Trial
+from prony_node.workloads import find_workload
+
+
+def spec_of(study: str, title: str) -> TableSpec:
+    return next(one for one in load_study(study, None, (), find_workload).tables if one.title.startswith(title))
+
+
+def record_of(trial: Trial, rate: float, **metrics: float) -> dict[str, Any]:
+    devices = int(str(trial.settings.get("devices", 1)))
+    values = {"throughput": rate, "throughput_per_device": rate / devices, **metrics}
+    effective = {"precision": "fp32", "data": "device", "batch_size": 64, "compile": "off", **trial.settings}
+    return {
+        "id": f"{trial.workload}-{trial.hash}", "status": "ok", "unit": "images",
+        "phases": {"cold_start": {"steps": 4}},
+        "trial": {"workload": trial.workload, "settings": trial.settings, "effective": effective},
+        "metrics": {name: {"value": value} for name, value in values.items()},
+        "work": {"units": 1000, "steps": 10}, "facts": {"devices": [{"name": "NVIDIA H200"}]},
+    }  # fmt: skip
+
+
+def out_of_memory(trial: Trial) -> dict[str, Any]:
+    return {**record_of(trial, 1.0), "status": "failed", "failure": {"kind": "out-of-memory"}}
+
+
+def filled(spec: TableSpec, *records: dict[str, Any], also: tuple[Trial, ...] = ()) -> Table:
+    by_trial: dict[str, list[dict[str, Any]]] = {}
+    trials = {}
+    for record in records:
+        trial = Trial(record["trial"]["workload"], record["trial"]["settings"])
+        trials[trial.hash] = trial
+        by_trial.setdefault(trial.hash, []).append(record)
+    return fill(spec, Known([*trials.values(), *also], by_trial, {one.hash: "no such device" for one in also}))
+
+
+def cell_of(table: Table, **fields: object) -> Cell:
+    found = [
+        cell for cell in table.cells() if all(getattr(cell.figure, name) == value for name, value in fields.items())
+    ]
+    assert len(found) == 1
+    return found[0]
+
+
+def test_a_time_of_epochs_that_nobody_states_has_no_ratio_but_a_number_of_ours() -> None:
+    one = Trial("resnet50", {"devices": 1, "batch_size": 64})
+    four = Trial("resnet50", {"devices": 4, "batch_size": 64})
+    table = filled(spec_of("hurt-nrp", "Table I:"), record_of(one, 1000.0), also=(four,))
+    cell = cell_of(table, workload="resnet50", dataset="food101", system="GH200")
+    # Without `classes` the trial stands beside both data sets: 75,750 images at 1,000 a second.
+    assert cell.ours is not None
+    assert (cell.kind, cell.ours.value) == (EPOCHS, pytest.approx(75.75 / 60))
+    assert cell.ratio == pytest.approx(44.01 * 60 / 75.75)
+    assert cell_of(table, workload="resnet50", dataset="food101", system="4xA100").why == "no such device"
+    assert {one.name for one in cell.differs} == {"device", "precision", "data", "batch a device"}
+    assert "ours, devices=4" in heads(table)
+
+
+def test_a_data_set_of_its_own_fills_its_own_rows() -> None:
+    trial = Trial("resnet50", {"devices": 1, "classes": 100})
+    table = filled(spec_of("hurt-nrp", "Table I:"), record_of(trial, 1000.0))
+    assert cell_of(table, workload="resnet50", dataset="cifar100", system="GH200").ratio is not None
+    assert cell_of(table, workload="resnet50", dataset="food101", system="GH200").ours is None
+
+
+def test_a_rate_on_several_devices_is_held_to_one_of_ours_device_by_device_and_a_time_is_not() -> None:
+    trial = Trial("resnet50", {"preset": "plain", "precision": "fp16", "devices": 1, "batch_size": 20})
+    spec = spec_of("nasari-pearc22", "Table 3")
+    table = filled(spec, record_of(trial, 4000.0))
+    alone = cell_of(table, devices=1, batch_per_device=20, metric="throughput")
+    assert (alone.ratio, alone.per_device) == (pytest.approx(4000 / 2130), False)
+    many = cell_of(table, devices=16, metric="throughput")
+    assert (many.ratio, many.per_device) == (pytest.approx(4000 / (30170 / 16)), True)
+    assert "devices" in {one.name for one in many.differs}
+    assert cell_of(table, devices=16, metric="time").ours is None
+    assert any("30,170 (×2.12 d)" in row and "4,000 (1 device)" in row for row in body(table))
+
+    sixteen = Trial("resnet50", {"preset": "plain", "precision": "fp16", "devices": 16, "batch_size": 20})
+    both = filled(spec, record_of(trial, 4000.0), record_of(sixteen, 60340.0))
+    many = cell_of(both, devices=16, metric="throughput")
+    assert (many.ratio, many.per_device) == (pytest.approx(2.0), False)
+
+
+def test_the_first_epoch_counts_the_cold_start() -> None:
+    trial = Trial("resnet50", {"devices": 1, "precision": "fp16"})
+    table = filled(spec_of("nasari-pearc22", "Table 1:"), record_of(trial, 5000.0, cold_start=60.0))
+    cell = cell_of(table, devices=1, metric="throughput_first_epoch")
+    assert cell.ours is not None
+    assert cell.ours.value == pytest.approx(1281167 / (60 + (1281167 - 4 * 100) / 5000))
+
+
+def test_energy_without_a_run_length_has_no_ratio_and_says_so() -> None:
+    trial = Trial("resnet50", {"preset": "published", "devices": 1, "global_batch": 256})
+    record = record_of(trial, 5000.0, samples_per_wh=40000.0)
+    cell = cell_of(filled(spec_of("caraml", "ResNet-50 over global batches and devices: energy"), record),
+                   system="WestAI H100", global_batch=256)  # fmt: skip
+    assert cell.ours is not None
+    assert (cell.ours.value, cell.ours.unit, cell.ratio) == (25.0, "Wh a million images", None)
+    assert cell.why == "the length of the published runs is not stated"
+
+
+def test_flops_are_counted_as_the_publication_counts_them() -> None:
+    trial = Trial("gpt-800m", {"preset": "published", "devices": 4, "global_batch": 2048})
+    spec = spec_of("caraml", "GPT of 800 million parameters over global batches: TFLOP/s")
+    cell = cell_of(filled(spec, record_of(trial, 158152.8)), place="suite README", global_batch=2048)
+    assert cell.ratio == pytest.approx(1.0, abs=1e-3)
+
+
+def test_out_of_memory_is_an_answer_and_so_is_what_was_not_run() -> None:
+    small = Trial("resnet50", {"preset": "published", "devices": 1, "global_batch": 1024})
+    large = Trial("resnet50", {"preset": "published", "devices": 1, "global_batch": 2048})
+    spec = spec_of("caraml", "ResNet-50 over global batches and devices: images")
+    known = Known([small, large], {large.hash: [out_of_memory(large)]})
+    table = fill(spec, known)
+    assert cell_of(table, system="WestAI H100", global_batch=2048).why == "out-of-memory"
+    assert cell_of(table, system="WestAI H100", global_batch=1024).why == NOT_RUN
+    assert "- [2] not run yet" in published_lines(table)
+
+
+def test_a_tiny_model_has_no_ratio() -> None:
+    trial = Trial("resnet50", {"preset": "published", "devices": 1, "global_batch": 16, "size": "tiny"})
+    spec = spec_of("caraml", "ResNet-50 over global batches and devices: images")
+    cell = cell_of(filled(spec, record_of(trial, 3.0)), system="WestAI H100", global_batch=16)
+    assert (cell.ratio, cell.why) == (None, TINY)
+    assert "model" in {one.name for one in cell.differs}
+
+
+def test_the_same_device_and_settings_do_not_differ() -> None:
+    settings = {"devices": 1, "precision": "fp16", "global_batch": 256, "batch_size": 256, "data": "/sets/imagenet"}
+    record = record_of(Trial("resnet50", settings), 5000.0)
+    record["facts"] = {"devices": [{"name": "NVIDIA A100-SXM4-40GB"}]}
+    spec = spec_of("caraml", "ResNet-50 over global batches and devices: images")
+    cell = cell_of(filled(spec, record), system="JURECA A100", global_batch=256)
+    assert [one.name for one in cell.differs] == ["framework"]
+
+
+def test_repeats_are_one_value() -> None:
+    trial = Trial("resnet50", {"devices": 1, "global_batch": 256})
+    spec = spec_of("caraml", "ResNet-50 over global batches and devices: images")
+    table = filled(spec, *(record_of(trial, rate) for rate in (1000.0, 2000.0, 4000.0)))
+    cell = cell_of(table, system="WestAI H100", global_batch=256)
+    assert cell.ours is not None
+    assert (cell.ours.value, len(cell.ours.runs)) == (2000.0, 3)
+    assert cell.to_json()["ratio"] == pytest.approx(2000 / 3969)

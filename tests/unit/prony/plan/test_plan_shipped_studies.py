@@ -1,0 +1,94 @@
+"""The studies that ship with Prony: every trial can be run somewhere, every published figure has its place."""
+
+from __future__ import annotations
+
+import pytest
+
+from prony.analysis.published_measures import MEASURES
+from prony.analysis.published_tables import NOT_IN_SIZE, Known, fill
+from prony.catalog.published import TableSpec, figures, published_names
+from prony.plan.studies import load_study, shipped_studies
+from prony.plan.study_file import Reading, parse_study
+from prony_node.contract.errors import RequestError
+from prony_node.workloads import find_workload
+
+NAMES = ("caraml", "hurt-nrp", "nasari-pearc22", "olivia-gh200")
+LEFT_OUT = {"energy_per_epoch_per_device"}  # of an epoch that is four batches long, which no other study has
+TABLE = """
+workloads: resnet50
+tables:
+  - title: a table
+    figures: hurt-nrp
+    where: {place: Table I}
+    metrics: time
+"""
+
+
+def specs(name: str) -> tuple[TableSpec, ...]:
+    return load_study(name, None, (), find_workload).tables
+
+
+def test_four_studies_are_shipped() -> None:
+    assert tuple(shipped_studies()) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("size", ["quick", "full", "tiny"])
+def test_no_trial_is_refused_and_the_study_says_what_it_is(name: str, size: str) -> None:
+    study = load_study(name, size, (), find_workload)
+    planned = study.planned()
+    assert [str(one.trial) for one in planned if one.refused] == []
+    assert study.question.endswith("?")
+    assert study.source
+    assert min(len(study.assumptions), len(study.cannot), len(study.tables)) >= 3
+    one_device = [one for one in planned if one.trial.settings.get("devices", 1) == 1]
+    assert len(one_device) == len({one.trial.hash for one in one_device})
+    # On one device a quick study is a coffee break, and a tiny one a test.
+    limits = {"quick": range(9, 18), "full": range(10, 80), "tiny": range(1, 4)}
+    assert len(one_device) in limits[size]
+    if size == "tiny":
+        assert all(one.trial.settings.get("size") == "tiny" for one in planned)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_published_figure_has_a_place_and_a_trial_beside_it(name: str) -> None:
+    study = load_study(name, "full", (), find_workload)
+    known = Known([one.trial for one in study.planned()], {})
+    cells = [cell for spec in study.tables for cell in fill(spec, known).cells()]
+    shown = {cell.figure for cell in cells}
+    every = {figure for spec in study.tables if spec.figures for figure in figures(spec.figures)}
+    assert {figure.metric for figure in every - shown} <= LEFT_OUT
+    assert [cell.figure for cell in cells if cell.why == NOT_IN_SIZE] == []
+
+
+def test_every_publication_is_repeated() -> None:
+    assert {spec.figures for name in NAMES for spec in specs(name)} - {""} == set(published_names())
+
+
+@pytest.mark.parametrize("spec", [spec for name in NAMES for spec in specs(name)], ids=lambda spec: spec.title)
+def test_a_table_has_a_cell_for_each_of_its_figures(spec: TableSpec) -> None:
+    assert len(fill(spec, Known([], {})).cells()) == len(spec.chosen()), "two figures fell into one cell"
+    assert set(spec.metrics) <= set(MEASURES)
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes", "message"),
+    [
+        ("figures: hurt-nrp", "figures: hurt-npr", "line 5, column 14: unknown publication 'hurt-npr'; did you mean"),
+        ("Table I", "Table IX", "line 6, column 20: unknown place 'Table IX'"),
+        ("where: {place", "where: {plaice", "line 6, column 13: unknown field of a figure 'plaice'"),
+        ("metrics: time", "metrics: tyme", "none of the figures of hurt-nrp is chosen"),
+        ("metrics: time", "match: {batchsize: global_batch}", "unknown setting 'batchsize'; did you mean 'batch_size'"),
+        ("metrics: time", "match: {batch_size: {field: dataset}}", "write {field: ..., values: {...}}"),
+        ("metrics: time", "only: {mode: sing}", "mode"),
+        ("metrics: time", "epochs: many", "epochs is a number, not 'many'"),
+        ("metrics: time", "colums: system", "'colums' has no meaning in a table; did you mean 'columns'"),
+        ("title: a table", "note: a table", "a table has a title"),
+    ],
+)  # fmt: skip
+def test_a_wrong_table_is_refused_where_it_stands(was: str, becomes: str, message: str) -> None:
+    parse_study(TABLE, "mine.yaml", Reading(None), find_workload)
+    with pytest.raises(RequestError) as caught:
+        parse_study(TABLE.replace(was, becomes, 1), "mine.yaml", Reading(None), find_workload)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("mine.yaml, line ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def load_plan(path: Path) -> Plan:
 
 def claim_node(plan: Plan, folder: Path) -> None:
     """The same for a node other than the first: a folder that is no run folder, since the record is not made there."""
-    responsible = {"role": "supervisor", **identify()}
+    responsible = _supervisor()
     if folder.exists() and any(folder.iterdir()):
         raise RequestError(f"{folder} is not empty; the files of this node go there, so choose another run folder")
     _create(folder, {files.NODE_PLAN: plan.to_json(), files.SUPERVISOR: responsible})
@@ -36,7 +37,7 @@ def claim_node(plan: Plan, folder: Path) -> None:
 
 def claim(plan: Plan, folder: Path) -> None:
     """Make `folder` this supervisor's, or refuse: nothing is overwritten."""
-    responsible = {"role": "supervisor", **identify()}
+    responsible = _supervisor()
     if not (folder.exists() and any(folder.iterdir())):
         _create(folder, {files.PLAN: plan.to_json(), files.SUPERVISOR: responsible})
         return
@@ -49,6 +50,12 @@ def claim(plan: Plan, folder: Path) -> None:
         raise RequestError(f"{folder} was prepared for another plan; choose another folder")
     _refuse_if_taken(folder)
     files.write_whole(folder / files.SUPERVISOR, responsible)
+
+
+def _supervisor() -> dict[str, Any]:
+    """This supervisor, with the job it belongs to: whether that has ended is for its scheduler to say."""
+    job = os.environ.get("PRONY_JOB")
+    return {"role": "supervisor", **identify(), **({"job": job} if job else {})}
 
 
 def _create(folder: Path, documents: dict[str, Any]) -> None:

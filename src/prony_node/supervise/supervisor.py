@@ -31,7 +31,7 @@ from prony_node.supervise.parent import (
     end_with_parent,
 )
 from prony_node.supervise.rank_process import RankProcess, read_tail
-from prony_node.supervise.wake import Wake
+from prony_node.supervise.wake import NEAR_END, Wake
 from prony_node.supervise.watchdog import Watchdog
 
 LOOK_EVERY_S = 0.5  # at the files; the rank's own end and signals are noticed at once
@@ -94,8 +94,7 @@ def _watch_rank(
 ) -> dict[str, str] | None:
     """Start the rank, or the launcher of several, and stay until it has ended, by itself or by us."""
     if wake.interrupted_by is not None or controller_is_gone():
-        who = "the controller went away" if controller_is_gone() else "interrupted"
-        return make_failure("interrupted", f"{who} before the rank was started")
+        return _interruption(wake, "before the rank was started")
     witness = OutOfMemoryWitness()
     ranks = rank_count(plan.trial.settings)
     plan_file = folder / (files.NODE_PLAN if node else files.PLAN)
@@ -108,7 +107,7 @@ def _watch_rank(
             if rank.has_ended():
                 break
             if wake.interrupted_by is not None or controller_is_gone():
-                return _ended(rank, make_failure("interrupted", _who_interrupted(wake, watchdog)))
+                return _ended(rank, _interruption(wake, watchdog.whereabouts()))
             alarm = watchdog.look(time.monotonic())
             if alarm is not None:
                 message = f"{alarm.message}{_where(rank, folder, ranks, wake) if alarm.kind == 'hung' else ''}"
@@ -139,11 +138,14 @@ def _ended(rank: RankProcess, failure: dict[str, str]) -> dict[str, str]:
     return make_failure(failure["kind"], stuck)
 
 
-def _who_interrupted(wake: Wake, watchdog: Watchdog) -> str:
+def _interruption(wake: Wake, where: str) -> dict[str, str]:
+    """Who wanted the run to end: a person, a controller that is gone, or a scheduler whose time limit is near."""
     if controller_is_gone():
-        return f"the controller went away {watchdog.whereabouts()}"
+        return make_failure("interrupted", f"the controller went away {where}")
+    if wake.interrupted_by is NEAR_END:
+        return make_failure("time-limit", f"the time limit of the job was near {where}")
     name = wake.interrupted_by.name if wake.interrupted_by else "a signal"
-    return f"interrupted by {name} {watchdog.whereabouts()}"
+    return make_failure("interrupted", f"interrupted by {name} {where}")
 
 
 def _own_end(

@@ -67,7 +67,9 @@ def _what_happened(
     if parts.result.get("status") == "failed" and parts.result.get("failure"):
         return None
     if told is not None:
-        return told
+        saw = holder.get("ended") if isinstance(holder, dict) else None
+        kind = "interrupted" if saw and told["kind"] == "lost" else told["kind"]
+        return make_failure(kind, f"{told['message']}; its supervisor was {saw}" if saw else told["message"])
     pid = holder.get("pid") if isinstance(holder, dict) else None
     role = holder.get("role", "supervisor") if isinstance(holder, dict) else "supervisor"
     if interrupted and not parts.complete:

@@ -98,6 +98,8 @@ def _functions(job: Job, step: Sequence[str]) -> list[str]:
         '    echo "prony: run $number ended with exit code $status"',
         '    if [ "$status" = 130 ]; then',
         "        ending='the run before was interrupted'",
+        '    elif [ ! -e "$folder"/record.json ]; then',
+        "        sleep 3 & wait $! || true  # a job that is being ended gets its signal meanwhile",
         "    fi",
         "}",
         "",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from prony_node.contract import files
+from prony_node.contract.assemble import read_parts
 from prony_node.contract.errors import RequestError
 from prony_node.contract.plan import Plan
 from prony_node.contract.process import identify, is_alive
@@ -50,6 +51,20 @@ def claim(plan: Plan, folder: Path) -> None:
         raise RequestError(f"{folder} was prepared for another plan; choose another folder")
     _refuse_if_taken(folder)
     files.write_whole(folder / files.SUPERVISOR, responsible)
+
+
+def leave_to_the_job(folder: Path, failure: dict[str, str]) -> bool:
+    """Whether the record is for collection to write: we were ended, and the scheduler alone knows why.
+
+    A person, a preemption and a node that failed all end a job with the same signal. What we saw of it is kept.
+    """
+    if "PRONY_JOB" not in os.environ or failure["kind"] != "interrupted" or read_parts(folder).complete:
+        return False
+    try:
+        files.write_whole(folder / files.SUPERVISOR, {**_supervisor(), "ended": failure["message"]})
+    except OSError:
+        return False
+    return True
 
 
 def _supervisor() -> dict[str, Any]:

@@ -17,7 +17,7 @@ from prony.launch.local import LocalRun
 from prony.launch.node import ask_node
 from prony.plan.request import make_plan
 from prony_node.contract.errors import RequestError
-from prony_node.contract.plan import Stop
+from prony_node.contract.plan import Plan, Stop
 from prony_node.contract.settings import SYNTHETIC_DATA
 from prony_node.contract.trial import Trial
 from prony_node.workloads import find_workload
@@ -95,6 +95,11 @@ def refuse_missing_paths(jobs: Iterable[Job]) -> None:
                 raise RequestError(f"{name}={value} is not possible: there is no such file or folder")
 
 
+def plan_of(job: Job) -> Plan:
+    peaks = tuple(catalog.peaks())
+    return make_plan(job.trial, job.stop, peaks, job.repeat, energy=job.energy, file=job.file, study=job.study)
+
+
 def execute(jobs: list[Job], root: Path, display: Display) -> tuple[list[Outcome], bool]:
     """Make these runs; the outcomes, and whether a person interrupted before all were made."""
     outcomes: list[Outcome] = []
@@ -113,16 +118,7 @@ def execute(jobs: list[Job], root: Path, display: Display) -> tuple[list[Outcome
 
 def run_one(job: Job, root: Path, display: Display, title: str, interrupts: Interrupts) -> Outcome:
     """Make one run in fresh processes, shown while it goes; its record."""
-    plan = make_plan(
-        job.trial,
-        job.stop,
-        tuple(catalog.peaks()),
-        job.repeat,
-        energy=job.energy,
-        file=job.file,
-        study=job.study,
-    )
-    run = LocalRun(plan, root)
+    run = LocalRun(plan_of(job), root)
     run.start()
     heard = 0
     display.begin(title)

@@ -14,17 +14,21 @@ from prony_node.contract.process import is_alive
 from prony_node.contract.record import read_record
 
 
-def collect(folder: Path, *, gone: bool = False, interrupted: bool = False) -> dict[str, Any] | None:
+def collect(
+    folder: Path, *, gone: bool = False, interrupted: bool = False, failure: dict[str, str] | None = None
+) -> dict[str, Any] | None:
     """The record of a run folder; None while its supervisor lives, here or perhaps on another machine.
 
-    `gone` says that the caller knows the supervisor has ended, `interrupted` that a person wanted it so.
+    `gone` says that the caller knows the supervisor has ended, `interrupted` that a person wanted it so, `failure`
+    what a scheduler says of it. A run of a job is left to that job's scheduler: see `prony.launch.jobs`.
     """
     record = read_record(folder)
     if record is not None:
         return record
     plan = Plan.from_json(files.read_json(folder / files.PLAN))
     holder = files.read_json(folder / files.SUPERVISOR)
-    if not gone and is_alive(holder) is not False:
+    of_a_job = isinstance(holder, dict) and bool(holder.get("job"))
+    if not gone and (of_a_job or is_alive(holder) is not False):
         return None
     record = read_record(folder)  # the supervisor may have written it while it was being looked for
     if record is not None:
@@ -35,7 +39,7 @@ def collect(folder: Path, *, gone: bool = False, interrupted: bool = False) -> d
         parts,
         started=_time_of(folder / files.PLAN),
         ended=_last_sign(folder),
-        failure=_what_happened(folder, parts, holder, interrupted),
+        failure=_what_happened(folder, parts, holder, interrupted, failure),
     )
     files.write_once(folder / files.RECORD, made)
     return read_record(folder)  # ours, or the one that was there first
@@ -56,10 +60,16 @@ def collect_all(root: Path) -> list[Path]:
     return written
 
 
-def _what_happened(folder: Path, parts: Parts, holder: Any, interrupted: bool) -> dict[str, str] | None:
-    """A failure, in order of what is known: the rank's own, a person's wish, or a supervisor that is lost."""
+def _what_happened(
+    folder: Path, parts: Parts, holder: Any, interrupted: bool, told: dict[str, str] | None
+) -> dict[str, str] | None:
+    """A failure, in order of what is known: the rank's own, a scheduler's word, a person's wish, a lost supervisor."""
     if parts.result.get("status") == "failed" and parts.result.get("failure"):
         return None
+    if told is not None:
+        saw = holder.get("ended") if isinstance(holder, dict) else None
+        kind = "interrupted" if saw and told["kind"] == "lost" else told["kind"]
+        return make_failure(kind, f"{told['message']}; its supervisor was {saw}" if saw else told["message"])
     pid = holder.get("pid") if isinstance(holder, dict) else None
     role = holder.get("role", "supervisor") if isinstance(holder, dict) else "supervisor"
     if interrupted and not parts.complete:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 from prony_node.contract import files
+from prony_node.contract.assemble import read_parts
 from prony_node.contract.errors import RequestError
 from prony_node.contract.plan import Plan
 from prony_node.contract.process import identify, is_alive
@@ -28,7 +30,7 @@ def load_plan(path: Path) -> Plan:
 
 def claim_node(plan: Plan, folder: Path) -> None:
     """The same for a node other than the first: a folder that is no run folder, since the record is not made there."""
-    responsible = {"role": "supervisor", **identify()}
+    responsible = _supervisor()
     if folder.exists() and any(folder.iterdir()):
         raise RequestError(f"{folder} is not empty; the files of this node go there, so choose another run folder")
     _create(folder, {files.NODE_PLAN: plan.to_json(), files.SUPERVISOR: responsible})
@@ -36,7 +38,7 @@ def claim_node(plan: Plan, folder: Path) -> None:
 
 def claim(plan: Plan, folder: Path) -> None:
     """Make `folder` this supervisor's, or refuse: nothing is overwritten."""
-    responsible = {"role": "supervisor", **identify()}
+    responsible = _supervisor()
     if not (folder.exists() and any(folder.iterdir())):
         _create(folder, {files.PLAN: plan.to_json(), files.SUPERVISOR: responsible})
         return
@@ -49,6 +51,26 @@ def claim(plan: Plan, folder: Path) -> None:
         raise RequestError(f"{folder} was prepared for another plan; choose another folder")
     _refuse_if_taken(folder)
     files.write_whole(folder / files.SUPERVISOR, responsible)
+
+
+def leave_to_the_job(folder: Path, failure: dict[str, str]) -> bool:
+    """Whether the record is for collection to write: we were ended, and the scheduler alone knows why.
+
+    A person, a preemption and a node that failed all end a job with the same signal. What we saw of it is kept.
+    """
+    if "PRONY_JOB" not in os.environ or failure["kind"] != "interrupted" or read_parts(folder).complete:
+        return False
+    try:
+        files.write_whole(folder / files.SUPERVISOR, {**_supervisor(), "ended": failure["message"]})
+    except OSError:
+        return False
+    return True
+
+
+def _supervisor() -> dict[str, Any]:
+    """This supervisor, with the job it belongs to: whether that has ended is for its scheduler to say."""
+    job = os.environ.get("PRONY_JOB")
+    return {"role": "supervisor", **identify(), **({"job": job} if job else {})}
 
 
 def _create(folder: Path, documents: dict[str, Any]) -> None:

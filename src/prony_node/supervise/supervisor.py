@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import signal
 import sys
@@ -18,7 +19,7 @@ from prony_node.contract.parallel import rank_count, ranks_per_node
 from prony_node.contract.plan import Plan
 from prony_node.parallel.place import node_rank
 from prony_node.supervise.blame import blame
-from prony_node.supervise.claim import claim, claim_node, load_plan
+from prony_node.supervise.claim import claim, claim_node, leave_to_the_job, load_plan
 from prony_node.supervise.conditions import Conditions, FactsWriter
 from prony_node.supervise.energy import energy_of_run, start_sampler
 from prony_node.supervise.host_memory import OutOfMemoryWitness
@@ -31,10 +32,11 @@ from prony_node.supervise.parent import (
     end_with_parent,
 )
 from prony_node.supervise.rank_process import RankProcess, read_tail
-from prony_node.supervise.wake import Wake
+from prony_node.supervise.wake import NEAR_END, Wake
 from prony_node.supervise.watchdog import Watchdog
 
 LOOK_EVERY_S = 0.5  # at the files; the rank's own end and signals are noticed at once
+SAME_SIGNAL_S = 0.5  # between the signals that a scheduler sends to the processes of a job
 EXIT_OK, EXIT_FAILED, EXIT_REQUEST, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 
@@ -94,8 +96,7 @@ def _watch_rank(
 ) -> dict[str, str] | None:
     """Start the rank, or the launcher of several, and stay until it has ended, by itself or by us."""
     if wake.interrupted_by is not None or controller_is_gone():
-        who = "the controller went away" if controller_is_gone() else "interrupted"
-        return make_failure("interrupted", f"{who} before the rank was started")
+        return _interruption(wake, "before the rank was started")
     witness = OutOfMemoryWitness()
     ranks = rank_count(plan.trial.settings)
     plan_file = folder / (files.NODE_PLAN if node else files.PLAN)
@@ -108,7 +109,7 @@ def _watch_rank(
             if rank.has_ended():
                 break
             if wake.interrupted_by is not None or controller_is_gone():
-                return _ended(rank, make_failure("interrupted", _who_interrupted(wake, watchdog)))
+                return _ended(rank, _interruption(wake, watchdog.whereabouts()))
             alarm = watchdog.look(time.monotonic())
             if alarm is not None:
                 message = f"{alarm.message}{_where(rank, folder, ranks, wake) if alarm.kind == 'hung' else ''}"
@@ -116,6 +117,8 @@ def _watch_rank(
             conditions.start_when_ready()
     finally:
         rank.end()
+    if _is_the_same_end(rank, wake) and not read_parts(folder).complete:
+        return _interruption(wake, watchdog.whereabouts())
     if ranks > 1:
         good = rank.exit_status() == 0 and (node > 0 or read_parts(folder).complete)
         local = ranks_per_node(plan.trial.settings)
@@ -139,11 +142,21 @@ def _ended(rank: RankProcess, failure: dict[str, str]) -> dict[str, str]:
     return make_failure(failure["kind"], stuck)
 
 
-def _who_interrupted(wake: Wake, watchdog: Watchdog) -> str:
+def _interruption(wake: Wake, where: str) -> dict[str, str]:
+    """Who wanted the run to end: a person, a controller that is gone, or a scheduler whose time limit is near."""
     if controller_is_gone():
-        return f"the controller went away {watchdog.whereabouts()}"
+        return make_failure("interrupted", f"the controller went away {where}")
+    if wake.interrupted_by is NEAR_END:
+        return make_failure("time-limit", f"the time limit of the job was near {where}")
     name = wake.interrupted_by.name if wake.interrupted_by else "a signal"
-    return f"interrupted by {name} {watchdog.whereabouts()}"
+    return make_failure("interrupted", f"interrupted by {name} {where}")
+
+
+def _is_the_same_end(rank: RankProcess, wake: Wake) -> bool:
+    """Whether the rank was ended by what ends us: a scheduler signals every process of a job, in any order."""
+    if rank.exit_status() != 0 and wake.interrupted_by is None and os.environ.get("PRONY_JOB"):
+        wake.wait(SAME_SIGNAL_S)
+    return rank.exit_status() != 0 and wake.interrupted_by is not None
 
 
 def _own_end(
@@ -185,6 +198,9 @@ def _write_node(folder: Path, node: int, ending: Ending) -> int:
 
 def _write_record(plan: Plan, folder: Path, ending: Ending, started: str) -> int:
     """The one record of this run. Whole or not at all: on a full disk there is none, and we say so."""
+    if ending.failure is not None and leave_to_the_job(folder, ending.failure):
+        print(f"prony_node: {ending.failure['message']}; its record is written at collection", file=sys.stderr)
+        return EXIT_INTERRUPTED
     record = assemble(
         plan,
         read_parts(folder),

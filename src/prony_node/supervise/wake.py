@@ -12,6 +12,7 @@ import signal
 from types import FrameType, TracebackType
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+NEAR_END = signal.SIGUSR2  # from the script of a job whose time limit is near
 
 
 class Wake:
@@ -25,7 +26,7 @@ class Wake:
 
     def __enter__(self) -> Wake:
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        for number in INTERRUPTS:
+        for number in (*INTERRUPTS, NEAR_END):
             signal.signal(number, self._on_interrupt)
         signal.signal(signal.SIGCHLD, _on_child)
         return self

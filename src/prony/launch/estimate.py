@@ -1,0 +1,45 @@
+"""How long a job may take: what its runs are thought to take, with a margin, within what the site allows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from prony.launch.job import BlockRun
+from prony.launch.site import Partition, Site
+from prony_node.contract.errors import RequestError
+from prony_node.contract.plan import Plan
+
+START_S = 300.0  # Python, torch, a compiler and tuned kernels, on a file system that is busy
+JOB_S = 120.0  # a job's own: modules, the image of a container
+MARGIN = 1.5
+FIXED_LENGTHS = ("epochs", "until", "steps")
+
+
+def job_time_s(
+    runs: Iterable[BlockRun], estimates_s: Mapping[str, float], site: Site, partition: Partition
+) -> tuple[float, str]:
+    """The time limit of a job, and a sentence where the site allows less than the runs may need."""
+    needed_s = JOB_S + MARGIN * sum(_run_s(run.plan, estimates_s.get(run.plan.run_id)) for run in runs)
+    allowed_s = min(
+        (limit for limit in (partition.max_time_s, site.limits.time_s) if limit is not None), default=math.inf
+    )
+    rounded_s = math.ceil(needed_s / 60.0) * 60.0
+    if rounded_s <= allowed_s:
+        return rounded_s, ""
+    return allowed_s, (
+        f"the runs of this job may need {rounded_s / 60:.0f} min, and {site.name} allows {allowed_s / 60:.0f}; "
+        "what has not ended by then is recorded as such"
+    )
+
+
+def _run_s(plan: Plan, estimate_s: float | None) -> float:
+    if estimate_s is not None:
+        return estimate_s
+    length = next((name for name in FIXED_LENGTHS if name in plan.trial.settings), None)
+    if length is not None:
+        raise RequestError(
+            f"how long {plan.trial} takes cannot be told from {length}, and no run of it was made before; "
+            "--time says how long its job may take, such as 2h"
+        )
+    return START_S + plan.stop.max_time_s

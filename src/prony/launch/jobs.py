@@ -1,0 +1,203 @@
+"""The jobs of a root: submitted as far as the site allows, asked about together, settled into records once ended.
+
+Whoever calls `update` brings all of it up to date, from files and the scheduler alone: doing it twice changes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from prony.launch import job as kept
+from prony.launch.job import ENDED_STATE, NODE_ZIP, SUBMITTED, WAITING, Job, Outcome, load_jobs, save
+from prony.launch.node import write_node_zip
+from prony.launch.protocol import Launcher, QueueFull, Status, Warn, check_fits, make_launcher
+from prony.launch.settle import next_attempt, settle
+from prony_node.contract import files
+from prony_node.contract.errors import RequestError
+
+FILES_LAG_S = 5.0  # for what a node wrote at its end to be seen here
+MISSING_AFTER_S = 120.0  # for which a job that nobody knows is thought to come back
+
+
+@dataclass
+class Changes:
+    """What an update did."""
+
+    submitted: list[Job] = field(default_factory=list)
+    ended: list[Job] = field(default_factory=list)
+    recorded: list[Path] = field(default_factory=list)  # run folders that got their record here
+    retried: list[Job] = field(default_factory=list)
+
+
+class Jobs:
+    """All jobs under one root."""
+
+    def __init__(
+        self,
+        root: Path,
+        warn: Warn,
+        launcher_of: Callable[[str, Warn], Launcher] = make_launcher,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self.root = root.absolute()
+        self._warn, self._make, self._now = warn, launcher_of, now
+        self._launchers: dict[str, Launcher] = {}
+
+    def launcher(self, job: Job) -> Launcher:
+        kind = job.site.kind
+        if kind not in self._launchers:
+            self._launchers[kind] = self._make(kind, self._warn)
+        return self._launchers[kind]
+
+    def all(self) -> list[Job]:
+        return load_jobs(self.root)
+
+    def add(self, jobs: Sequence[Job]) -> Changes:
+        """Take these jobs up and submit as many as may be. One that is refused leaves nothing, and ends it all."""
+        for job in jobs:
+            check_fits(job)
+            self.launcher(job).render(job)  # what cannot be said is refused before anything is written
+        changes = Changes()
+        with self._alone():
+            prepared = [self._prepare(job) for job in jobs]
+            try:
+                self._submit_waiting(changes, strict=True)
+            except RequestError:
+                for job in prepared:
+                    if kept.load(job.folder).state == WAITING:
+                        shutil.rmtree(job.folder, ignore_errors=True)
+                raise
+        return changes
+
+    def update(self) -> Changes:
+        """Ask about every job that has not ended, record what ended, try again what may be, submit what waits."""
+        changes = Changes()
+        with self._alone():
+            by_kind: dict[str, list[Job]] = {}
+            for job in self.all():
+                if job.state == SUBMITTED:
+                    by_kind.setdefault(job.site.kind, []).append(job)
+            for jobs in by_kind.values():
+                told = self.launcher(jobs[0]).status(jobs).of
+                for job in jobs:
+                    if job.handle in told:
+                        self._learn(job, told[job.handle], changes)
+            self._submit_waiting(changes, strict=False)
+        return changes
+
+    def cancel(self, jobs: Sequence[Job]) -> list[Job]:
+        """Ask for the end of these jobs; those that had not ended yet."""
+        cancelled = []
+        with self._alone():
+            for job in (kept.load(job.folder) for job in jobs):
+                if job.state == WAITING:
+                    outcome = Outcome("CANCELLED", "before it was submitted")
+                    cancelled.append(self._end(replace(job, cancelled=True), outcome, Changes()))
+                elif job.state == SUBMITTED:
+                    self.launcher(job).cancel([job])
+                    cancelled.append(save(replace(job, cancelled=True)))
+        return cancelled
+
+    def _prepare(self, job: Job) -> Job:
+        """The job's folder with all that it needs, the node program among it."""
+        save(job)
+        for number, run in enumerate(job.runs):
+            files.write_whole(job.plan_file(number), run.plan.to_json())
+        shared = write_node_zip(self.root / kept.JOBS)
+        try:
+            os.link(shared, job.folder / NODE_ZIP)
+        except OSError:  # a file system without hard links
+            shutil.copyfile(shared, job.folder / NODE_ZIP)
+        return job
+
+    def _submit_waiting(self, changes: Changes, strict: bool) -> None:
+        jobs = self.all()
+        in_queue: dict[str, int] = {}
+        for job in jobs:
+            in_queue[job.site.name] = in_queue.get(job.site.name, 0) + (job.state == SUBMITTED)
+        full: set[str] = set()
+        for job in (job for job in jobs if job.state == WAITING):
+            name = job.site.name
+            if name in full:
+                continue
+            if in_queue[name] >= job.site.limits.jobs:
+                self._note(job, f"{in_queue[name]} jobs of {name} are in the queue, which is the site's limit")
+                continue
+            try:
+                changes.submitted.append(self._submit(job))
+                in_queue[name] += 1
+            except QueueFull as error:
+                full.add(name)
+                self._note(job, f"the queue is full: {error}")
+            except RequestError as error:
+                if strict:
+                    raise
+                self._warn(str(error))
+                self._end(job, Outcome("REFUSED", str(error)), changes)
+
+    def _submit(self, job: Job) -> Job:
+        launcher = self.launcher(job)
+        rendered = launcher.render(job)
+        for name, text in rendered.files.items():
+            (job.folder / name).write_text(text, encoding="utf-8")
+        handle = launcher.submit(job, rendered)
+        moment = self._now().isoformat()
+        return save(replace(job, state=SUBMITTED, handle=handle, submitted=moment, note=""))
+
+    def _note(self, job: Job, note: str) -> None:
+        if job.note != note:
+            save(replace(job, note=note))
+
+    def _learn(self, job: Job, status: Status, changes: Changes) -> None:
+        if status.phase in ("queued", "running"):
+            words = f"{status.state.lower()}{f' ({status.reason})' if status.reason else ''}"
+            if (job.note, job.seen_ended) != (words, None):
+                save(replace(job, note=words, seen_ended=None))
+            return
+        first = job.seen_ended or self._now().isoformat()
+        waited_s = (self._now() - datetime.fromisoformat(first)).total_seconds()
+        patience_s = MISSING_AFTER_S if status.phase == "unknown" else FILES_LAG_S
+        self.launcher(job).fetch(job)
+        if waited_s < patience_s and not self._complete(job):
+            if job.seen_ended is None:
+                save(replace(job, seen_ended=first, note=status.reason or status.state.lower()))
+            return
+        self._end(job, Outcome(status.state, status.reason, status.exit_code), changes)
+
+    def _complete(self, job: Job) -> bool:
+        return all((job.run_folder(run) / files.RECORD).exists() for run in job.runs)
+
+    def _end(self, job: Job, outcome: Outcome, changes: Changes) -> Job:
+        ended = replace(job, state=ENDED_STATE, outcome=outcome, ended=self._now().isoformat(), note="")
+        launcher = self.launcher(job)
+        failure = launcher.failure(ended)
+        if outcome.state == "REFUSED":
+            failure = {"kind": "request", "message": outcome.reason}
+        again = next_attempt(ended, failure)
+        changes.recorded += settle(ended, failure, launcher.log(ended), will_retry=again is not None)
+        if again is not None:
+            changes.retried.append(self._prepare(again))
+            ended = replace(ended, followed_by=again.id)
+        changes.ended.append(ended)
+        return save(ended)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One process at a time submits and settles."""
+        folder = self.root / kept.JOBS
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = (folder / ".lock").open("w")
+        except OSError as error:
+            raise RequestError(f"{folder} cannot be written: {error.strerror or error}") from error
+        with lock:
+            with contextlib.suppress(OSError):  # a file system without locks: as well as it goes
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield

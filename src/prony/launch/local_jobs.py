@@ -1,0 +1,101 @@
+"""Jobs on this machine: the same script as on a cluster, in a session of its own that outlives the controller."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from prony.launch.job import ENDED, LOG, SCRIPT, Job, Outcome
+from prony.launch.node import node_python
+from prony.launch.protocol import Rendered, Status, Statuses, Warn
+from prony.launch.script import make_script
+from prony_node.contract.assemble import make_failure
+from prony_node.contract.errors import RequestError
+from prony_node.contract.process import identify, is_alive
+
+
+class LocalJobs:
+    """The launcher of this machine. All of a job is in one process group, and ends with it."""
+
+    def __init__(self, warn: Warn) -> None:
+        self._warn = warn
+
+    def render(self, job: Job) -> Rendered:
+        if job.nodes > 1:
+            raise RequestError(f"nodes={job.nodes} is not possible on this machine alone; --site names a cluster")
+        named = replace(job, site=replace(job.site, python=job.site.python or node_python()))
+        return Rendered({SCRIPT: make_script(named, (), ())}, ("bash", str(job.folder / SCRIPT)))
+
+    def submit(self, job: Job, rendered: Rendered) -> str:
+        python = job.site.python or node_python()
+        if job.site.container.engine == "none" and shutil.which(python) is None:
+            raise RequestError(f"there is no Python at {python}; PRONY_PYTHON names the one that has torch")
+        with (job.folder / LOG).open("ab") as log:
+            process = subprocess.Popen(
+                rendered.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=job.folder_of_work,
+                start_new_session=True,
+            )
+        return json.dumps(identify(process.pid), sort_keys=True)
+
+    def status(self, jobs: Sequence[Job]) -> Statuses:
+        return Statuses({job.handle: self._one(job) for job in jobs if job.handle})
+
+    def _one(self, job: Job) -> Status:
+        identity = _identity(job)
+        with contextlib.suppress(ChildProcessError, OSError, KeyError):
+            os.waitpid(int(identity["pid"]), os.WNOHANG)  # our own child would stay a zombie
+        if is_alive(identity) is not False:
+            return Status("running", "RUNNING")
+        try:
+            code = (job.folder / ENDED).read_text(encoding="utf-8").strip()
+        except OSError:
+            return Status("ended", "KILLED", "its processes are gone")
+        return Status("ended", "COMPLETED" if code == "0" else "FAILED", "", code)
+
+    def cancel(self, jobs: Sequence[Job]) -> None:
+        """Ask for the end of each; a second time kills it."""
+        for job in jobs:
+            identity = _identity(job)
+            if is_alive(identity):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(int(identity["pid"]), signal.SIGKILL if job.cancelled else signal.SIGTERM)
+
+    def failure(self, job: Job) -> dict[str, str]:
+        outcome = job.outcome or Outcome("")
+        if job.cancelled:
+            return make_failure("interrupted", "the job was cancelled, and its run left no record")
+        code = f" with exit code {outcome.exit_code}" if outcome.exit_code else ""
+        why = f": {outcome.reason}" if outcome.reason else ""
+        return make_failure("lost", f"the job ended{code} and its run left no record{why}")
+
+    def log(self, job: Job, number: int | None = None) -> str:
+        path = job.folder / LOG if number is None else job.run_log(number)
+        try:
+            return path.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+
+    def fetch(self, job: Job) -> None:
+        """Nothing: the run folders are here."""
+
+    def nodes(self, partition: str) -> list[str]:
+        return []
+
+
+def _identity(job: Job) -> dict[str, Any]:
+    try:
+        document = json.loads(job.handle or "")
+    except ValueError:
+        return {}
+    return document if isinstance(document, dict) else {}

@@ -1,0 +1,126 @@
+"""The script of a job: bash, the same for every site that runs one. Making it is pure; every value in it is quoted."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from prony.launch.container import container_words
+from prony.launch.job import ENDED, NODE_ZIP, PRUNED, Job
+from prony_node.contract.cost import CARBON, PRICE
+
+NEAR_END = "USR2"  # what a job gets before its time is over; the supervisor answers it with a record
+
+
+def quote(text: str) -> str:
+    return shlex.quote(text)
+
+
+def make_script(job: Job, header: Sequence[str], step: Sequence[str]) -> str:
+    """`header` follows the first line; `step` are the words, ready for bash, that start a run on its nodes."""
+    login = " -l" if job.site.environment.modules else ""  # where `module` is defined
+    lines = [f"#!/bin/bash{login}", *header, "", "set -euo pipefail", ""]
+    lines += _environment(job)
+    lines += _functions(job, step)
+    lines += _work(job)
+    return "\n".join(lines) + "\n"
+
+
+def _environment(job: Job) -> list[str]:
+    environment = job.site.environment
+    variables = dict(environment.variables)
+    path = variables.pop("PYTHONPATH", "")
+    if environment.interface:
+        for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+            variables.setdefault(name, environment.interface)
+    for name, value in ((CARBON, job.site.carbon), (PRICE, job.site.price)):
+        if value is not None:
+            variables.setdefault(name, value)
+    lines = [f"job={quote(str(job.folder))}", f"python={quote(job.site.python or 'python3')}"]
+    lines += [f"export {name}={quote(value)}" for name, value in sorted(variables.items())]
+    lines.append('export PYTHONPATH="$job"/' + NODE_ZIP + (f":{quote(path)}" if path else ""))
+    lines.append(f"export PYTHONSAFEPATH=1 PRONY_JOB={quote(job.id)}")
+    if environment.modules:
+        lines += ["set +u  # the modules of some sites use variables that are not set"]
+        lines += [f"module load {quote(module)}" for module in environment.modules]
+        lines += ["set -u"]
+    return [*lines, ""]
+
+
+def _functions(job: Job, step: Sequence[str]) -> list[str]:
+    container = [quote(word) for word in container_words(job.site, job.partition, _paths(job))]
+    program = " ".join(['"$python"', "-m", "prony_node"])
+    suffix = quote(job.site.environment.host_suffix) if job.site.environment.host_suffix else ""
+    return [
+        "ending=''  # set once no further run may begin",
+        "step=''",
+        "on_near_end() {",
+        "    ending='the time limit is near'",
+        f'    [ -z "$step" ] || kill -{NEAR_END} "$step" 2>/dev/null || true',
+        "}",
+        f"trap on_near_end {NEAR_END}",
+        "trap \"ending='the job was ended'\" TERM",
+        f"""trap 'printf "%s\\n" "$?" >"$job"/{ENDED}' EXIT""",
+        "",
+        "# on_nodes COUNT LOG WORDS: the node program on the first COUNT nodes, one process a node",
+        "on_nodes() {",
+        "    local nodes=$1 log=$2 status=0",
+        "    shift 2",
+        f'    {" ".join([*step, *container, program])} "$@" >>"$log" 2>&1 &',
+        "    step=$!",
+        "    while :; do  # a signal ends `wait` before the step has ended",
+        '        wait "$step" && status=0 || status=$?',
+        '        kill -0 "$step" 2>/dev/null || break',
+        "    done",
+        "    step=''",
+        '    return "$status"',
+        "}",
+        "",
+        "# run NUMBER NODES FOLDER [FOLDER OF A SMALLER RUN ...]: one run; how it ended is in its record",
+        "run() {",
+        "    local number=$1 nodes=$2 folder=$3 status=0 smaller",
+        "    shift 3",
+        '    if [ -n "$ending" ]; then',
+        '        echo "prony: run $number does not begin: $ending"',
+        "        return 0",
+        "    fi",
+        '    for smaller in "$@"; do',
+        """        if grep -qs '"kind": "out-of-memory"' -- "$smaller"/record.json; then""",
+        '            echo "prony: run $number is left out: a smaller one ran out of memory"',
+        f'            printf "%s\\n" "${{folder##*/}}" >>"$job"/{PRUNED}',
+        "            return 0",
+        "        fi",
+        "    done",
+        "    local port=$((20000 + (${SLURM_JOB_ID:-$$} * 16 + 10#$number) % 12000))",
+        f'    export PRONY_RENDEZVOUS="$(hostname)"{suffix}:"$port"',
+        '    echo "prony: run $number begins: $folder"',
+        '    on_nodes "$nodes" "$job"/run-"$number".log "$job"/plan-"$number".json "$folder" || status=$?',
+        '    echo "prony: run $number ended with exit code $status"',
+        '    if [ "$status" = 130 ]; then',
+        "        ending='the run before was interrupted'",
+        '    elif [ ! -e "$folder"/record.json ]; then',
+        "        sleep 3 & wait $! || true  # a job that is being ended gets its signal meanwhile",
+        "    fi",
+        "}",
+        "",
+    ]
+
+
+def _paths(job: Job) -> list[str]:
+    """What must be seen inside of a container: run folders, and where the job is started."""
+    return list(dict.fromkeys([str(job.root), job.folder_of_work]))
+
+
+def _work(job: Job) -> list[str]:
+    if job.ask:
+        words = " ".join(quote(word) for word in job.ask)
+        return [
+            'ls /sys/class/net >"$job"/interfaces 2>/dev/null || true',
+            f'on_nodes {job.nodes} "$job"/answer {words}',
+        ]
+    lines = []
+    for number, run in enumerate(job.runs):
+        smaller = [str(job.root / run_id) for run_id in run.unless_too_large]
+        folders = " ".join(quote(folder) for folder in (str(job.run_folder(run)), *smaller))
+        lines.append(f"run {number:03d} {run.nodes} {folders}")
+    return lines

@@ -17,7 +17,7 @@ from prony.launch.local import LocalRun
 from prony.launch.node import ask_node
 from prony.plan.request import make_plan
 from prony_node.contract.errors import RequestError
-from prony_node.contract.plan import Stop
+from prony_node.contract.plan import Plan, Stop
 from prony_node.contract.settings import SYNTHETIC_DATA
 from prony_node.contract.trial import Trial
 from prony_node.workloads import find_workload
@@ -94,6 +94,10 @@ def refuse_missing_paths(jobs: Iterable[Job]) -> None:
                 raise RequestError(f"{name}={value} is not possible: there is no such file or folder")
 
 
+def plan_of(job: Job) -> Plan:
+    return make_plan(job.trial, job.stop, tuple(catalog.peaks()), job.repeat, energy=job.energy, file=job.file)
+
+
 def execute(jobs: list[Job], root: Path, display: Display) -> tuple[list[Outcome], bool]:
     """Make these runs; the outcomes, and whether a person interrupted before all were made."""
     outcomes: list[Outcome] = []
@@ -111,8 +115,7 @@ def execute(jobs: list[Job], root: Path, display: Display) -> tuple[list[Outcome
 
 
 def _run_one(job: Job, root: Path, display: Display, title: str, interrupts: Interrupts) -> Outcome:
-    plan = make_plan(job.trial, job.stop, tuple(catalog.peaks()), job.repeat, energy=job.energy, file=job.file)
-    run = LocalRun(plan, root)
+    run = LocalRun(plan_of(job), root)
     run.start()
     heard = 0
     display.begin(title)

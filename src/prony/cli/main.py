@@ -37,6 +37,12 @@ VERBS = {
     "report": Verb("prony.cli.report", "report", "Write runs as one self-contained HTML file."),
     "data": Verb("prony.cli.data", "data", "Show, generate or verify a data set on disk."),
     "power": Verb("prony.cli.power", "power", "Measure the energy of any command, or show live power.", wraps=True),
+    "site": Verb("prony.cli.site", "site", "List, show, add or check the places where runs are started."),
+    "jobs": Verb("prony.cli.jobs", "jobs", "List the jobs submitted from here, brought up to date."),
+    "logs": Verb("prony.cli.logs", "logs", "Print what a run and its job said, with -f until they end."),
+    "cancel": Verb("prony.cli.cancel", "cancel", "End a job, by its name or by a run of it."),
+    "collect": Verb("prony.cli.collect", "collect", "Record and index what jobs have ended, however long ago."),
+    "screen": Verb("prony.cli.screen", "screen", "Measure every node of a partition, and say which is out of family."),
     "doctor": Verb("prony.cli.doctor", "doctor", "Describe this machine as Prony sees it."),
 }
 

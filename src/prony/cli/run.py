@@ -11,13 +11,25 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from prony.cli.execute import Job, Outcome, execute, exit_code, refuse_missing_paths, refuse_unknown_models, runs_root
+from prony.cli.at_site import Where, follow, jobs_for, show_rendered, submit
+from prony.cli.execute import (
+    Job,
+    Outcome,
+    execute,
+    exit_code,
+    plan_of,
+    refuse_missing_paths,
+    refuse_unknown_models,
+    runs_root,
+)
 from prony.cli.model_file import find_model_file
-from prony.cli.progress import make_display
+from prony.cli.open_site import SITE_HELP, find_partition, find_site, site_root
+from prony.cli.progress import Display, make_display
 from prony.cli.repeats import print_repeats
+from prony.launch.blocks import BLOCK
 from prony.launch.collect import collect_all
 from prony.launch.node import ask_node
-from prony.plan.request import check_target, make_stop, parse_trial, split_words
+from prony.plan.request import check_target, make_stop, parse_seconds, parse_trial, split_words
 from prony.plan.suites import Suite, load_suites
 from prony.plan.sweep import interleave, over_seeds
 from prony_node.contract.errors import RequestError
@@ -38,9 +50,16 @@ def run(
     energy: Annotated[bool, typer.Option(help="Sample power beside the run, where there is a sensor.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the record alone, as JSON.")] = False,
     out: Annotated[Path | None, typer.Option(help="Where run folders go (else $PRONY_RUNS, ./runs).")] = None,
+    site: Annotated[str | None, typer.Option(help=SITE_HELP)] = None,
+    partition: Annotated[str | None, typer.Option(help="Another partition than the site's own.")] = None,
+    job_time: Annotated[str | None, typer.Option("--time", help="Time limit of each job, such as 2h.")] = None,
+    block: Annotated[int, typer.Option(help="Runs that share an allocation of a site.")] = BLOCK,
+    detach: Annotated[bool, typer.Option("--detach", help="Submit, and do not wait.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what a site would get, submit nothing.")] = False,
 ) -> None:
-    """Measure a workload, or every trial of a suite, on this machine."""
-    root = runs_root(out)
+    """Measure a workload, or every trial of a suite, on this machine or at a site."""
+    place = _place(site, partition, job_time, block, out, detach or dry_run)
+    root = place.root if place else runs_root(out)
     suites = load_suites()
     model = find_model_file(target, root)
     if model is None:
@@ -49,12 +68,18 @@ def run(
     wanted = target if model is None else model.workload
     jobs = [
         replace(job, energy=energy, file=model.plan if model else None)
-        for job in _jobs(suite, wanted, settings or [], tolerance, max_time, repeats, seeds, root)
+        for job in _jobs(suite, wanted, settings or [], tolerance, max_time, repeats, seeds, root, place)
     ]
-    refuse_missing_paths(jobs)
-    refuse_unknown_models(jobs, root)
+    if place is None or place.site.shares_files:
+        refuse_missing_paths(jobs)
+    if place is None:
+        refuse_unknown_models(jobs, root)
     collect_all(root)
-    outcomes, interrupted = execute(jobs, root, make_display(Console(stderr=True)))
+    display = make_display(Console(stderr=True))
+    if place is None:
+        outcomes, interrupted = execute(jobs, root, display)
+    else:
+        outcomes, interrupted = _at_site(jobs, place, display, detach, dry_run)
     if as_json:
         print_json([outcome.record for outcome in outcomes], several=len(jobs) > 1)
     else:
@@ -62,6 +87,37 @@ def run(
     if suite is not None and outcomes:
         write_report(outcomes, root)
     raise typer.Exit(exit_code((outcome.record for outcome in outcomes), interrupted))
+
+
+def _place(
+    site: str | None, partition: str | None, time: str | None, block: int, out: Path | None, needed: bool
+) -> Where | None:
+    """The site that was named; None for the processes of this machine, which are not jobs."""
+    if site is None:
+        if needed or partition or time:
+            raise RequestError(
+                "--partition, --time, --detach and --dry-run are about jobs; --site says where, or local"
+            )
+        return None
+    found = find_site(site)
+    time_s = parse_seconds(time, "--time") if time else None
+    return Where(found, find_partition(found, partition), site_root(found, out).absolute(), block, time_s)
+
+
+def _at_site(
+    jobs: list[Job], place: Where, display: Display, detach: bool, dry_run: bool
+) -> tuple[list[Outcome], bool]:
+    """The same runs as jobs of a site."""
+    made = jobs_for([plan_of(job) for job in jobs], place)
+    if dry_run:
+        show_rendered(made)
+        raise typer.Exit
+    submitted = submit(made, place.root)
+    if detach:
+        for job in submitted:
+            print(job.id)
+        raise typer.Exit
+    return follow(submitted, place.root, display)
 
 
 def _jobs(
@@ -73,6 +129,7 @@ def _jobs(
     repeats: int,
     seeds: int | None,
     root: Path,
+    place: Where | None = None,
 ) -> list[Job]:
     """Every run of the request, checked in full before anything starts."""
     if suite is None:
@@ -82,7 +139,7 @@ def _jobs(
         given = split_words(words)
         for entry in suite.trials:  # all of them, also those of another kind of device
             _changed(entry.trial, given)
-        chosen = suite.trials_on(_device_kind(suite, given, root))
+        chosen = suite.trials_on(_device_kind(suite, given, root, place))
         once = [Job(_changed(e.trial, given), make_stop(tolerance, max_time, e.stop)) for e in chosen]
     each = [Job(trial, job.stop) for job in once for trial in over_seeds(job.trial, seeds)]
     return [Job(job.trial, job.stop, repeat) for job, repeat in interleave(each, repeats)]
@@ -93,13 +150,15 @@ def _changed(trial: Trial, given: dict[str, str]) -> Trial:
     return Trial(trial.workload, find_workload(trial.workload).parse({**trial.settings, **given}))
 
 
-def _device_kind(suite: Suite, given: dict[str, str], root: Path) -> str:
+def _device_kind(suite: Suite, given: dict[str, str], root: Path, place: Where | None) -> str:
     """What a suite's choice of trials depends on: asked from a node process, since we have no torch."""
     device = given.get("device", "auto")
     if device != "auto":
         return device.partition(":")[0]
     if not suite.depends_on_device:
         return "cpu"
+    if place is not None and place.site.kind != "local":
+        return "cuda" if place.partition.accelerators else "cpu"
     answer = ask_node("devices", root)
     if not answer.get("kind"):
         raise RequestError(f"{answer.get('reason', 'torch finds no device')}; PRONY_PYTHON names a Python that can")

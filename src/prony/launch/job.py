@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -224,7 +224,9 @@ def load_jobs(root: Path) -> list[Job]:
 
 
 def find_job(jobs: Sequence[Job], text: str) -> Job:
-    """The job that a person means by its id, the scheduler's, or a run of it; by the end of either too."""
+    """The job that a person means by its id, the scheduler's, or a run of it; by the end of either too, or `latest`."""
+    if text == "latest" and jobs:
+        return max(jobs, key=lambda job: job.created)
     for match in (
         [job for job in jobs if text in (job.id, job.handle, *(run.plan.run_id for run in job.runs))],
         [job for job in jobs if text and any(name.endswith(text) for name in (job.id, *_run_ids(job)))],
@@ -241,14 +243,6 @@ def find_job(jobs: Sequence[Job], text: str) -> Job:
 
 def _run_ids(job: Job) -> list[str]:
     return [run.plan.run_id for run in job.runs]
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """How many runs share an allocation, and in what time."""
-
-    size: int = 20
-    estimates_s: dict[str, float] = field(default_factory=dict)  # by run id; what earlier runs of the trial took
 
 
 def into_blocks(runs: Sequence[BlockRun], size: int) -> list[list[BlockRun]]:

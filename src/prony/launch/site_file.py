@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import yaml
@@ -241,8 +242,12 @@ def keep_text(site: Site, text: str) -> Site:
 def site_of_document(document: Mapping[str, object]) -> Site:
     """The site that a job kept."""
     text = str(document.get("text") or "")
-    name = str(document.get("name") or "site")
-    return keep_text(parse_site(text, f"the site kept with the job ({name})", name), text) if text else LOCAL
+    return _kept_site(text, str(document.get("name") or "site")) if text else LOCAL
+
+
+@cache
+def _kept_site(text: str, name: str) -> Site:
+    return keep_text(parse_site(text, f"the site kept with the job ({name})", name), text)
 
 
 def dump_site(values: Mapping[str, object]) -> str:

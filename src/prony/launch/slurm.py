@@ -65,7 +65,7 @@ class Slurm:
             found.append(f"--nodelist={job.node}")
         found += ["--export=NONE", "--no-requeue", "--open-mode=append"]
         before_s = min(site.signal_before_s, 60 * minutes // 2)
-        if before_s:
+        if before_s and job.runs:
             found.append(f"--signal=B:{NEAR_END}@{before_s}")
         return [*found, *partition.options, *site.options]
 

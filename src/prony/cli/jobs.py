@@ -1,0 +1,101 @@
+"""`prony jobs`: the jobs that were submitted from here, and how each stands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from prony.cli.open_site import ROOTS_HELP, job_roots, warn
+from prony.launch.job import ENDED_STATE, Job
+from prony.launch.jobs import Jobs
+from prony.launch.settle import left, pruned
+from prony_node.contract import files
+
+ENDED_SHOWN = 10
+
+
+def jobs(
+    where: Annotated[Path | None, typer.Option("--runs", "--out", help=ROOTS_HELP)] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Also every job that has ended.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the list alone, as JSON.")] = False,
+) -> None:
+    """List the jobs submitted from here, brought up to date."""
+    found: list[Job] = []
+    for root in job_roots(where):
+        place = Jobs(root, warn)
+        place.update()
+        found += place.all()
+    open_jobs = [job for job in found if job.state != ENDED_STATE]
+    ended = [job for job in found if job.state == ENDED_STATE]
+    shown = [*(ended if everything else ended[-ENDED_SHOWN:]), *open_jobs]
+    if as_json:
+        print(json.dumps([describe(job) for job in shown], indent=1))
+        return
+    _print(shown, len(ended) if not everything else 0)
+
+
+def describe(job: Job) -> dict[str, Any]:
+    """A job as `--json` gives it."""
+    return {
+        "id": job.id,
+        "site": job.site.name,
+        "kind": job.site.kind,
+        "partition": job.partition.name,
+        "handle": job.handle if job.site.kind != "local" else None,
+        "state": job.state,
+        "outcome": vars(job.outcome) if job.outcome else None,
+        "note": job.note,
+        "submitted": job.submitted,
+        "ended": job.ended,
+        "followed_by": job.followed_by,
+        "nodes": job.nodes,
+        "time_s": job.time_s,
+        "folder": str(job.folder),
+        "runs": [run.plan.run_id for run in job.runs],
+        "recorded": recorded(job),
+        "pruned": sorted(pruned(job)),
+    }
+
+
+def recorded(job: Job) -> int:
+    return sum((job.run_folder(run) / files.RECORD).exists() for run in job.runs)
+
+
+def _print(shown: list[Job], ended: int) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from prony.cli.tables import make_console
+
+    console = make_console()
+    if not shown:
+        console.print("no jobs were submitted from here", markup=False)
+        return
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("job", "site", "as", "state", "runs"):
+        table.add_column(column)
+    for job in shown:
+        handle = (job.handle or "") if job.site.kind != "local" else ""
+        table.add_row(Text(job.id), Text(job.site.name), Text(handle), Text(_state(job)), Text(_runs(job)))
+    console.print(table)
+    if ended > ENDED_SHOWN:
+        console.print(f"{ended - ENDED_SHOWN} that ended earlier are not shown; --all shows them", style="dim")
+
+
+def _state(job: Job) -> str:
+    if job.outcome is not None:
+        why = f" ({job.outcome.reason})" if job.outcome.reason else ""
+        again = f"; tried again as {job.followed_by}" if job.followed_by else ""
+        return f"{(job.outcome.state or 'unknown').lower()}{why}{again}"
+    return job.note or job.state
+
+
+def _runs(job: Job) -> str:
+    if not job.runs:
+        return "a check"
+    text = f"{recorded(job)} of {len(job.runs)} recorded"
+    never = len(left(job)) if job.state == ENDED_STATE else 0
+    return f"{text}, {never} never began" if never else text

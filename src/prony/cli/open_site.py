@@ -1,0 +1,76 @@
+"""Finding the site that a verb names, and the roots where jobs were submitted from."""
+
+from __future__ import annotations
+
+import sys
+from importlib import resources
+from pathlib import Path
+
+from prony.cli.execute import runs_root
+from prony.launch.job import JOBS, Job, find_job
+from prony.launch.jobs import Jobs
+from prony.launch.site import Partition, Site
+from prony.launch.site_file import choose_partition, load_site, read_site, user_sites
+from prony_node.contract.errors import RequestError
+
+SITE_HELP = "Where to run: a site of yours, `local`, or a site file; see `prony site list`."
+ROOTS_HELP = "Where the run folders are (else $PRONY_RUNS, ./runs, and those of your sites)."
+
+
+def warn(text: str) -> None:
+    print(f"prony: {text}", file=sys.stderr)
+
+
+def example_sites() -> dict[str, str]:
+    """Site files that Prony ships, by name."""
+    folder = resources.files("prony.catalog") / "sites"
+    return {
+        entry.name.removesuffix(".yaml"): entry.read_text(encoding="utf-8")
+        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name)
+        if entry.name.endswith(".yaml")
+    }
+
+
+def find_site(name: str) -> Site:
+    return load_site(name, example_sites())
+
+
+def find_partition(site: Site, name: str | None) -> Partition:
+    """The partition, with what its file leaves out asked from the scheduler."""
+    partition = choose_partition(site, name)
+    if site.kind != "slurm":
+        return partition
+    from prony.launch.slurm_detect import fill_in
+
+    return fill_in(partition, warn)
+
+
+def site_root(site: Site, out: Path | None) -> Path:
+    """Where a site's run folders lie: --out, else what its file says, else as here."""
+    return out if out is not None else (site.runs or runs_root(None))
+
+
+def job_roots(where: Path | None) -> list[Path]:
+    """Roots that have jobs: the one that was named, or ours and those of the user's sites."""
+    if where is not None:
+        return [where]
+    found = [runs_root(None)]
+    for path in user_sites().values():
+        try:
+            site = read_site(path)
+        except RequestError as error:
+            warn(f"{error}; its jobs are passed over")
+            continue
+        if site.runs is not None:
+            found.append(site.runs)
+    return [root for root in dict.fromkeys(root.absolute() for root in found) if (root / JOBS).is_dir()]
+
+
+def job_of(text: str, where: Path | None) -> tuple[Jobs, Job]:
+    """The job that a person means, and the root it belongs to."""
+    places = [Jobs(root, warn) for root in job_roots(where)]
+    every = [(place, job) for place in places for job in place.all()]
+    if not every:
+        raise RequestError("no job was submitted from here; --runs DIR names another place")
+    chosen = find_job([job for _, job in every], text)
+    return next((place, job) for place, job in every if job.folder == chosen.folder)

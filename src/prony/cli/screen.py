@@ -1,0 +1,97 @@
+"""`prony screen`: the same short trial on every node of a partition, and which node is out of family."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from prony import catalog
+from prony.analysis.family import Family, family
+from prony.cli.at_site import follow, show_rendered, submit
+from prony.cli.execute import EXIT_FAILED, EXIT_INTERRUPTED, Outcome
+from prony.cli.open_site import find_partition, find_site, site_root, warn
+from prony.cli.progress import make_display
+from prony.launch.blocks import make_jobs
+from prony.launch.job import BlockRun, Job
+from prony.launch.protocol import make_launcher
+from prony.plan.request import make_plan, make_stop, parse_seconds, parse_trial
+from prony_node.contract.errors import RequestError
+
+WORKLOAD = "gemm"  # the device's own ceiling: nothing but the node can make it slow
+
+
+def screen(
+    name: Annotated[str, typer.Argument(metavar="SITE")],
+    partition: Annotated[str, typer.Argument(metavar="PARTITION")],
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[WORKLOAD] [SETTING=VALUE ...]", help="The trial; else gemm.")
+    ] = None,
+    nodes: Annotated[str | None, typer.Option(help="Only these nodes, with commas between.")] = None,
+    max_time: Annotated[str | None, typer.Option(help="Most time to measure on each node.")] = "30s",
+    time: Annotated[str | None, typer.Option("--time", help="The time limit of each job, such as 10m.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where run folders go (else as the site says).")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the jobs, submit nothing.")] = False,
+) -> None:
+    """Measure the same trial on every node of a partition, and say which is unlike the others."""
+    site = find_site(name)
+    chosen = find_partition(site, partition)
+    listed = nodes.split(",") if nodes else make_launcher(site.kind, warn).nodes(chosen.name)
+    if not listed:
+        raise RequestError(f"partition {partition} of {name} has no node that takes jobs")
+    given = list(words or [])
+    target = given.pop(0) if given and "=" not in given[0] else WORKLOAD
+    trial = parse_trial(target, given)
+    root = site_root(site, out)
+    jobs: dict[str, Job] = {}
+    for node in dict.fromkeys(listed):
+        plan = make_plan(trial, make_stop(None, max_time), tuple(catalog.peaks()))
+        made, _ = make_jobs(
+            site, chosen, root, [BlockRun(plan)],
+            time_s=parse_seconds(time, "--time") if time else None, folder_of_work=str(Path.cwd()), node=node,
+        )  # fmt: skip
+        jobs[node] = made[0]
+    if dry_run:
+        show_rendered(list(jobs.values()))
+        return
+    submit(list(jobs.values()), root)
+    outcomes, interrupted = follow(list(jobs.values()), root, make_display(Console(stderr=True)))
+    bad = _print(jobs, outcomes)
+    if interrupted:
+        raise typer.Exit(EXIT_INTERRUPTED)
+    if bad:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def rates_by_node(jobs: dict[str, Job], records: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """The rate of every node that has one."""
+    found = {}
+    for node, job in jobs.items():
+        record = records.get(job.runs[0].plan.run_id)
+        value = ((record or {}).get("metrics", {}).get("throughput") or {}).get("value")
+        if record is not None and record["status"] == "ok" and value is not None:
+            found[node] = float(value)
+    return found
+
+
+def _print(jobs: dict[str, Job], outcomes: list[Outcome]) -> bool:
+    """The table of nodes, and the verdict; whether anything is wrong."""
+    from prony.report.numbers import format_rate
+
+    records = {str(outcome.record["id"]): outcome.record for outcome in outcomes}
+    rates = rates_by_node(jobs, records)
+    unit = next((f"{record['unit']}/s" for record in records.values() if record.get("unit")), "")
+    judged: Family | None = family(rates)
+    width = max(len(node) for node in jobs)
+    for member in judged.members if judged else []:
+        mark = "  out of family" if member.out else ""
+        print(f"{member.node:<{width}}  {format_rate(member.rate, unit):>24}  {100 * member.off:+6.2f} %{mark}")
+    for node in (node for node in jobs if node not in rates):
+        record = records.get(jobs[node].runs[0].plan.run_id)
+        failure = (record or {}).get("failure") or {"kind": "no record", "message": "its job has not ended"}
+        print(f"{node:<{width}}  {failure['kind']}: {str(failure['message']).splitlines()[0]}")
+    print(judged.verdict if judged else "no node has a rate", file=sys.stdout)
+    return len(rates) < len(jobs) or bool(judged and any(member.out for member in judged.members))

@@ -1,0 +1,166 @@
+"""`prony site`: list, show, add and check the places where runs are started."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from prony.cli.at_site import show_rendered
+from prony.cli.execute import EXIT_FAILED
+from prony.cli.open_site import example_sites, find_partition, find_site, site_root, warn
+from prony.launch.calls import NoAnswer
+from prony.launch.job import ENDED_STATE, Job, load, new_job
+from prony.launch.jobs import Jobs
+from prony.launch.site_check import judge
+from prony.launch.site_file import NAME, dump_site, parse_site, read_site, sites_folder, user_sites
+from prony_node.contract.errors import RequestError
+
+CHECK_S = 300.0  # at most: importing torch from a busy file system takes minutes
+site = typer.Typer(no_args_is_help=True, help="List, show, add and check the places where runs are started.")
+
+
+@site.command("list")
+def list_() -> None:
+    """List your sites, and the examples that Prony ships."""
+    own = user_sites()
+    print("local  this machine")
+    for name, path in own.items():
+        try:
+            found = read_site(path)
+            print(f"{name}  {found.kind}, {', '.join(found.partitions) or 'no partition'}  {path}")
+        except RequestError as error:
+            print(f"{name}  {error}")
+    for name, text in example_sites().items():
+        if name not in own:
+            print(f"{name}  an example: {parse_site(text, name, name).about}")
+
+
+@site.command("show")
+def show(name: Annotated[str, typer.Argument(metavar="SITE")]) -> None:
+    """Print a site's file, checked: copy an example and change it."""
+    found = find_site(name)
+    print(found.document.get("text") or "kind: local", end="")
+
+
+@site.command("add")
+def add(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What you will call it.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Take what is detected, ask nothing.")] = False,
+) -> None:
+    """Ask a few questions, fill in what can be detected, and write a site file."""
+    import re
+
+    if not re.fullmatch(NAME, name) or name == "local":
+        raise RequestError(f"{name!r} is no name for a site: letters, digits, dots and dashes, and not `local`")
+    path = sites_folder() / f"{name}.yaml"
+    if path.exists():
+        raise RequestError(f"{path} is there already; change it, or remove it first")
+    values = _ask_values(yes)
+    text = dump_site(values)
+    parse_site(text, str(path), name)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise RequestError(f"{path} cannot be written: {error.strerror or error}") from error
+    print(text, end="")
+    print(f"written to {path}; `prony site check {name}` tries it out", file=sys.stderr)
+
+
+def _ask_values(yes: bool) -> dict[str, Any]:
+    """The answers, each with what was detected as its default."""
+
+    def ask(question: str, default: str) -> str:
+        return default if yes else str(typer.prompt(question, default=default, err=True)).strip()
+
+    kinds = [kind for kind, program in (("slurm", "sbatch"), ("kubernetes", "kubectl")) if shutil.which(program)]
+    values: dict[str, Any] = {"kind": ask("kind of site (local, slurm, kubernetes)", (kinds or ["local"])[0])}
+    if values["kind"] == "slurm":
+        values |= _slurm_values(ask)
+    values["python"] = ask("the Python on the compute nodes that has torch", "python3")
+    runs = ask("where run folders go, seen from here and from the nodes", str(Path.cwd() / "runs"))
+    if runs:
+        values["runs"] = runs
+    return values
+
+
+def _slurm_values(ask: Any) -> dict[str, Any]:
+    from prony.launch.slurm_detect import detect_cluster
+
+    try:
+        cluster = detect_cluster(warn)
+    except NoAnswer as error:
+        warn(f"{error}; nothing could be detected")
+        return {"partition": ask("partition", "")}
+    if not cluster.partitions:
+        warn("sinfo lists no partition that is up")
+        return {"partition": ask("partition", "")}
+    print(f"partitions: {', '.join(cluster.partitions)}", file=sys.stderr)
+    chosen = ask("partition", cluster.default)
+    values: dict[str, Any] = {"partition": chosen}
+    account = ask("account (empty: your default one)", cluster.account or "")
+    if account:
+        values["account"] = account
+    found = cluster.partitions.get(chosen)
+    if found is None:
+        return values
+    stated = {
+        "accelerators": found.accelerators,
+        "gres": found.gres if found.accelerators else None,
+        "arch": found.arch,
+        "nodes": found.nodes,
+        "max_time": f"{found.max_time_s:.0f}s" if found.max_time_s else None,
+        "cores_per_device": found.cores_per_device,
+    }
+    values["partitions"] = {chosen: {key: value for key, value in stated.items() if value is not None}}
+    return values
+
+
+@site.command("check")
+def check(
+    name: Annotated[str, typer.Argument(metavar="SITE")],
+    partition: Annotated[str | None, typer.Option(help="Another partition than the site's own.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where run folders go (else as the site says).")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the job, submit nothing.")] = False,
+) -> None:
+    """Submit a short job that looks whether the site is what its file says."""
+    found = find_site(name)
+    chosen = find_partition(found, partition)
+    root = site_root(found, out)
+    job = new_job(found, chosen, root, ask=("doctor",), time_s=CHECK_S, folder_of_work=str(Path.cwd()))
+    if dry_run:
+        show_rendered([job])
+        return
+    place = Jobs(root, warn)
+    place.add([job])
+    ended = _wait(place, job)
+    findings = judge(ended, place.launcher(ended).log(ended))
+    width = max(len(finding.name) for finding in findings)
+    for finding in findings:
+        print(f"{finding.level:<8} {finding.name:<{width}}  {finding.message}")
+    if any(finding.level == "fail" for finding in findings):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _wait(place: Jobs, job: Job) -> Job:
+    """The job once it has ended; a person who tires of waiting interrupts, and it is cancelled."""
+    told = ""
+    try:
+        while True:
+            place.update()
+            now = load(job.folder)
+            if now.state == ENDED_STATE:
+                return now
+            if now.note and now.note != told:
+                told = now.note
+                print(f"prony: {told}", file=sys.stderr)
+            time.sleep(1.0)
+    except KeyboardInterrupt:
+        place.cancel([job])
+        raise

@@ -156,7 +156,7 @@ class Kubernetes:
                 self._warn(f"the log of {job.handle} cannot be read yet: {error}")
                 return Status("running", "COLLECTING", str(error))
             self._warn(f"the log of {job.handle} cannot be read: {error}")
-        if job.cancelled and status.state in ("TIMEOUT", "GONE"):
+        if job.cancelled and status.state != "COMPLETED":
             status = Status("ended", "CANCELLED", "", status.exit_code)
         files.write_whole(job.folder / FETCHED, asdict(status))
         forget_parts(job)

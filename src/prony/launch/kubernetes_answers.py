@@ -13,6 +13,7 @@ from prony_node.contract.assemble import make_failure
 Facts = dict[str, Any]  # the little that is kept of an object; plain JSON
 
 INDEX = "batch.kubernetes.io/job-completion-index"
+OUT_OF_TIME = "124"  # the exit code of a job that its time limit ended
 PULLING = {"ErrImagePull", "ImagePullBackOff"}
 NEVER_PULLED = {"InvalidImageName", "ErrImageNeverPull"}
 IMAGE_PATIENCE_S = 900.0  # for which an image that cannot be pulled is thought to come
@@ -109,7 +110,7 @@ def _pod_end(pod: Facts) -> Status:
         return Status("ended", "PREEMPTED", why, code)
     if pod["reason"] == "Evicted":
         return Status("ended", "EVICTED", why, code)
-    if pod["reason"] == "DeadlineExceeded":
+    if pod["reason"] == "DeadlineExceeded" or code == OUT_OF_TIME:
         return Status("ended", "TIMEOUT", why, code)
     if pod["reason"] in LOST_NODE or pod["disrupted"]:
         return Status("ended", "NODE_FAIL", why or str(pod["disrupted"]), code)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -28,6 +29,7 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 INPUTS, RUNS, WORK = PurePosixPath("/prony/inputs"), PurePosixPath("/prony/runs"), "/prony/runs"
 CONTAINER = "node"
 GRACE_S = 90  # for a supervisor to write its record, and for that to be sent
+PULL_S = 3600  # for an image to come; the time limit itself is kept by the pod's first process
 KEPT_S = 30 * 86400  # after its end, for a controller that was away; then the cluster forgets it
 MOST_INPUT_BYTES = 1_000_000  # the API server takes 1 MiB in a ConfigMap
 AMOUNTS = {"": "Mi", "K": "Ki", "M": "Mi", "G": "Gi", "T": "Ti"}  # as Slurm means them
@@ -87,7 +89,20 @@ def manifests(job: Job) -> list[Manifest]:
 
 
 def as_yaml(documents: list[Manifest]) -> str:
-    return yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True, explicit_start=True)
+    return yaml.dump_all(documents, Dumper=_Readable, sort_keys=False, explicit_start=True)
+
+
+class _Readable(yaml.SafeDumper):
+    """Texts of several lines as lines, where YAML can say them so."""
+
+
+def _as_lines(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    # Only plain ones: the library writes some others in this style such that they read differently.
+    simple = re.fullmatch(r"[!-~][ -~\n]*\n", text) and " \n" not in text and "\n\n\n" not in text
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if simple else None)
+
+
+_Readable.add_representer(str, _as_lines)
 
 
 def with_node(document: Manifest, node_zip: bytes) -> Manifest:
@@ -122,7 +137,7 @@ def _job(job: Job) -> Manifest:
 def _pod(job: Job) -> Manifest:
     spec: Manifest = {
         "restartPolicy": "Never",
-        "activeDeadlineSeconds": max(60, int(job.time_s)),
+        "activeDeadlineSeconds": int(job.time_s) + PULL_S,
         "terminationGracePeriodSeconds": GRACE_S,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -149,7 +164,8 @@ def _pod(job: Job) -> Manifest:
 
 def _container(job: Job) -> Manifest:
     there = inside(job)
-    command = [job.site.python or "python3", "-m", "prony_node", "carry", "--job", str(there.folder)]
+    python = (job.site.python or "python3").replace("$", "$$")  # Kubernetes would put variables in
+    command = [python, "-m", "prony_node", "carry", "--job", str(there.folder)]
     node_zip = there.folder / NODE_ZIP
     mounts: list[Manifest] = [
         {"name": "runs", "mountPath": str(RUNS)},
@@ -160,7 +176,7 @@ def _container(job: Job) -> Manifest:
         node_zip = Path(INPUTS) / NODE_ZIP
         mounts.append({"name": "inputs", "mountPath": str(INPUTS), "readOnly": True})
     warn_after_s = int(job.time_s) - min(job.site.signal_before_s, int(job.time_s) // 2)
-    command += ["--warn-after-s", str(warn_after_s)]
+    command += ["--warn-after-s", str(warn_after_s), "--end-after-s", str(int(job.time_s))]
     resources = _resources(job)
     return {
         "name": CONTAINER,

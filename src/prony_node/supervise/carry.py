@@ -26,6 +26,8 @@ from prony_node.contract.frames import PART_BYTES, Frame, encode, in_parts, plai
 LOOK_EVERY_S = 1.0
 SMALL_BYTES = 65536  # of a JSON file that goes back as soon as it is there
 LARGEST_BYTES = 32 << 20  # of a file that goes back at all
+KILL_S = 60.0  # for a script that was ended to end
+OUT_OF_TIME = 124  # as `timeout` has it
 LEFT_OUT = "left-out.txt"  # names of the larger ones
 
 
@@ -126,9 +128,31 @@ class Script:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGTERM)
 
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
     def warn(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGUSR2)
+
+
+class Due:
+    """What happens to the script by the clock: a warning, its end, and soon after that the end of all of it."""
+
+    def __init__(self, script: Script, warn_after_s: float, end_after_s: float) -> None:
+        begun_s = time.monotonic()
+        acts = ((warn_after_s, script.warn), (end_after_s, self._end), (end_after_s + KILL_S, script.kill))
+        self._acts = [(begun_s + after_s, act) for after_s, act in acts if after_s and end_after_s]
+        self._script, self.ended = script, False
+
+    def look(self) -> None:
+        while self._acts and time.monotonic() >= self._acts[0][0]:
+            self._acts.pop(0)[1]()
+
+    def _end(self) -> None:
+        self.ended = True
+        self._script.end(signal.SIGTERM)
 
 
 def carry(words: list[str]) -> int:
@@ -147,18 +171,16 @@ def carry(words: list[str]) -> int:
     sender = Sender(folder.parents[1], sys.stdout.buffer)
     reader = threading.Thread(target=_pass_on, args=(script, folder / options.log, sender), daemon=True)
     reader.start()
-    warn_at_s = time.monotonic() + options.warn_after_s if options.warn_after_s else None
+    due = Due(script, options.warn_after_s, options.end_after_s)
     while script.process.poll() is None:
-        if warn_at_s is not None and time.monotonic() >= warn_at_s:
-            script.warn()
-            warn_at_s = None
+        due.look()
         if not shared:
             sender.look()
         with contextlib.suppress(subprocess.TimeoutExpired):
             script.process.wait(LOOK_EVERY_S)
     reader.join(LOOK_EVERY_S)  # what it left running may hold the pipe open
     code = script.process.returncode
-    code = 128 - code if code < 0 else code
+    code = OUT_OF_TIME if due.ended else 128 - code if code < 0 else code
     if not shared:
         for name in ("pruned", *sorted(path.name for path in folder.glob("run-*.log")), "answer", "interfaces"):
             _send_of_job(sender, folder, name)
@@ -190,5 +212,6 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--job", required=True, help="the job's folder, which becomes ROOT/.jobs/ID")
     parser.add_argument("--inputs", help="where its files lie; without it they are in its folder already")
     parser.add_argument("--warn-after-s", type=float, default=0.0, help="when the script is told that its time ends")
+    parser.add_argument("--end-after-s", type=float, default=0.0, help="when it is ended; the exit code is then 124")
     parser.add_argument("--log", default="job.log", help="the name of the script's log in the job's folder")
     return parser

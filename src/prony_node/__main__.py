@@ -15,6 +15,7 @@ usage: python -m prony_node PLAN OUT     make the run of the plan file PLAN into
        python -m prony_node workload X   whether this node can build the workload X (timm/NAME), as JSON
        python -m prony_node model FILE   what a user's own model file states, or what is wrong with it, as JSON
        python -m prony_node data ...     a data set shown, generated or verified, as lines of JSON; data --help
+       python -m prony_node carry ...    the script of a job in a pod, its files sent back through the log
        python -m prony_node power ...    the energy of any command, or live power; power --help says more
 
 exit codes: 0 good; 1 it ran and failed; 2 the request was wrong and nothing ran; 130 interrupted
@@ -33,6 +34,10 @@ def main(words: list[str]) -> int:
         from prony_node.data.command import main as data
 
         return data(words[1:])
+    if words[0] == "carry":
+        from prony_node.supervise.carry import carry
+
+        return carry(words[1:])
     if words == ["doctor"]:
         return _doctor()
     if words == ["fingerprint"]:

@@ -80,7 +80,7 @@ def write_node_zip(folder: Path) -> Path:
         temporary = folder / f".node-{content}.{os.getpid()}.tmp"
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, source in members.items():
-                archive.writestr(zipfile.ZipInfo(name), source)
+                archive.writestr(zipfile.ZipInfo(name), source, zipfile.ZIP_DEFLATED)
         temporary.replace(path)
     return path
 

@@ -80,6 +80,7 @@ class Launcher(Protocol):
 LAUNCHERS = {
     "local": ("prony.launch.local_jobs", "LocalJobs"),
     "slurm": ("prony.launch.slurm", "Slurm"),
+    "kubernetes": ("prony.launch.kubernetes", "Kubernetes"),
 }
 
 

@@ -16,12 +16,17 @@ def quote(text: str) -> str:
     return shlex.quote(text)
 
 
-def make_script(job: Job, header: Sequence[str], step: Sequence[str]) -> str:
-    """`header` follows the first line; `step` are the words, ready for bash, that start a run on its nodes."""
+def make_script(
+    job: Job, header: Sequence[str], step: Sequence[str], *, first_host: str = '"$(hostname)"', seed: str | None = None
+) -> str:
+    """`header` follows the first line; `step` are the words, ready for bash, that start a run on its nodes.
+
+    The nodes of a run meet at `first_host`, ready for bash too, on a port that follows from `seed` and the run.
+    """
     login = " -l" if job.site.environment.modules else ""  # where `module` is defined
     lines = [f"#!/bin/bash{login}", *header, "", "set -euo pipefail", ""]
     lines += _environment(job)
-    lines += _functions(job, step)
+    lines += _functions(job, step, first_host, seed or "${SLURM_JOB_ID:-$$}")
     lines += _work(job)
     return "\n".join(lines) + "\n"
 
@@ -47,8 +52,8 @@ def _environment(job: Job) -> list[str]:
     return [*lines, ""]
 
 
-def _functions(job: Job, step: Sequence[str]) -> list[str]:
-    container = [quote(word) for word in container_words(job.site, job.partition, _paths(job))]
+def _functions(job: Job, step: Sequence[str], first_host: str, seed: str) -> list[str]:
+    container = container_words(job.site, job.partition, _paths(job))
     program = " ".join(['"$python"', "-m", "prony_node"])
     suffix = quote(job.site.environment.host_suffix) if job.site.environment.host_suffix else ""
     return [
@@ -91,8 +96,8 @@ def _functions(job: Job, step: Sequence[str]) -> list[str]:
         "            return 0",
         "        fi",
         "    done",
-        "    local port=$((20000 + (${SLURM_JOB_ID:-$$} * 16 + 10#$number) % 12000))",
-        f'    export PRONY_RENDEZVOUS="$(hostname)"{suffix}:"$port"',
+        f"    local port=$((20000 + ({seed} * 16 + 10#$number) % 12000))",
+        f'    export PRONY_RENDEZVOUS={first_host}{suffix}:"$port"',
         '    echo "prony: run $number begins: $folder"',
         '    on_nodes "$nodes" "$job"/run-"$number".log "$job"/plan-"$number".json "$folder" || status=$?',
         '    echo "prony: run $number ended with exit code $status"',

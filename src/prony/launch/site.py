@@ -98,7 +98,7 @@ class Site:
     @property
     def shares_files(self) -> bool:
         """Whether a run folder on a node is one here."""
-        return self.kind != "kubernetes"
+        return self.kind != "kubernetes" or self.volume is not None
 
 
 LOCAL = Site("local", "local", {"": Partition("", accelerators=0, nodes=1)}, python="")

@@ -35,7 +35,6 @@ VERBS = {
     "study": Verb(
         "prony.cli.study", "study", "Plan, run, go on with or look at a study: a question as a set of trials."
     ),
-    "scale": Verb("prony.cli.scale", "scale", "Measure a workload on 1, 2, 4 devices: what is gained and lost."),
     "list": Verb("prony.cli.list", "list_", "List the workloads, settings, suites or studies there are."),
     "show": Verb("prony.cli.show", "show", "Show the record of a run, with its phases and checks."),
     "runs": Verb("prony.cli.runs", "runs", "List the runs here, newest first."),

@@ -3,7 +3,7 @@
 It answers `-m prony_node fingerprint|devices`, and `-m prony_node PLAN OUT` as a supervisor does: it takes the folder
 over, writes facts, progress, result and record, and an interrupted record when its controller goes away. Once there is
 a result it ends its work whoever is gone. PRONY_STAND_IN_MEMORY=N: batches of more than N samples run out of memory;
-PRONY_STAND_IN_FAILS=KIND: every run fails so; PRONY_STAND_IN_PACE: seconds between two steps, else some runs are slower.
+PRONY_STAND_IN_FAILS=KIND: every run fails so; PRONY_STAND_IN_PACE: seconds between two steps.
 """
 
 from __future__ import annotations

@@ -30,13 +30,13 @@ class Verb:
 VERBS = {
     "run": Verb("prony.cli.run", "run", "Measure a workload, or every trial of a suite, on this machine."),
     "sweep": Verb("prony.cli.sweep", "sweep", "Measure a grid of settings; what is finished is skipped."),
-    "tune": Verb("prony.cli.tune", "tune", "Find the best settings for a goal with few and short runs."),
     "list": Verb("prony.cli.list", "list_", "List the workloads, settings or suites there are."),
     "show": Verb("prony.cli.show", "show", "Show the record of a run, with its phases and checks."),
     "runs": Verb("prony.cli.runs", "runs", "List the runs here, newest first."),
     "compare": Verb("prony.cli.compare", "compare", "Say what differs between two runs, and which is faster."),
     "report": Verb("prony.cli.report", "report", "Write runs as one self-contained HTML file."),
     "data": Verb("prony.cli.data", "data", "Show, generate or verify a data set on disk."),
+    "tune": Verb("prony.cli.tune", "tune", "Find the best settings for a goal with few and short runs."),
     "power": Verb("prony.cli.power", "power", "Measure the energy of any command, or show live power.", wraps=True),
     "doctor": Verb("prony.cli.doctor", "doctor", "Describe this machine as Prony sees it."),
 }

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tune_methods import METHODS, PARTS, Method, Score
-from tune_surface import IMAGES, TOKENS, Surface, read_surface, synthesise
+from tune_surface import LAWS, Surface, read_surface, synthesise
 
 SURFACES = Path(__file__).parent / "surfaces"
 CLOSE, GATE = 0.97, 0.9
@@ -76,7 +76,7 @@ def find_surfaces(paths: list[Path], synthetic: bool) -> dict[str, Surface]:
         surface = read_surface(path)
         found[f"{path.name.removesuffix('.json.gz')}{' (synthetic)' if surface.synthetic else ''}"] = surface
     if synthetic or not paths:
-        found |= {f"{law.workload} (synthetic)": synthesise(law) for law in (IMAGES, TOKENS)}
+        found |= {f"{name} (synthetic)": synthesise(law) for name, law in LAWS.items()}
     return found
 
 
@@ -84,7 +84,7 @@ def main() -> int:
     options = read_options()
     methods = METHODS | (PARTS if options.parts else {})
     if importlib.util.find_spec("optuna") is None:
-        del methods["Optuna TPE"]
+        methods = {name: method for name, method in methods.items() if "TPE" not in name}
         print("optuna is not installed (it is in the extra dev): TPE is left out", file=sys.stderr)
     rows, failed = [], False
     for name, surface in find_surfaces(options.surfaces, options.synthetic).items():

@@ -83,6 +83,35 @@ class _NoRace(Search):
         return None
 
 
+class _TpeProposes(Search):
+    """Prony's racing, pruning and A/B, but Optuna's TPE says what to try, after four trials of chance."""
+
+    def _scored(self, left: list[Candidate]) -> list[tuple[float, float, Candidate]]:
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        sampler = optuna.samplers.TPESampler(seed=len(self.results), n_startup_trials=4)
+        study = optuna.create_study(direction="maximize", sampler=sampler)
+        spaces = {name: optuna.distributions.CategoricalDistribution(v) for name, v in self.space.lists.items()}
+        for result in self.results:
+            state = optuna.trial.TrialState.FAIL if result.value is None else optuna.trial.TrialState.COMPLETE
+            settings = result.candidate.settings
+            study.add_trial(
+                optuna.trial.create_trial(state=state, value=result.value, params=settings, distributions=spaces)
+            )
+        there = {one.key: one for one in left}
+        for _ in range(50):
+            params = study.ask(spaces).params
+            asked = Candidate(tuple((name, params[name]) for name in self.space.lists))
+            if asked.key in there:
+                return [(1.0, 1.0, there[asked.key])]
+        return []  # it asks for nothing new
+
+
+def with_tpe(surface: Surface, seed: int, budget_s: float) -> Score:
+    return prony(surface, seed, budget_s, kind=_TpeProposes)
+
+
 def without_batch_law(surface: Surface, seed: int, budget_s: float) -> Score:
     return prony(surface, seed, budget_s, kind=_NoBatchLaw)
 
@@ -165,6 +194,7 @@ def _alone(
 METHODS: dict[str, Method] = {"prony": prony, "random": random_alone, "Optuna TPE": tpe_alone}
 PARTS: dict[str, Method] = {
     "prony, trials drawn": without_model,
+    "prony, TPE proposes": with_tpe,
     "prony, no batch law": without_batch_law,
     "prony, no race": without_race,
     "prony, cost unseen": without_cost,

@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 import random
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +133,9 @@ TOKENS = Law(
     cold_start_s={"off": 4.0, "default": 20.0}, sample_gib=1.6,
     memory_factors={"compile": {"off": 1.3}, "precision": {"bf16-pure": 0.8}}, slower_beyond=64,
 )  # fmt: skip
+
+LAUNCH_BOUND = replace(IMAGES, step_us=9000, lists={**IMAGES.lists, "batch_size": [8, 32, 128, 512, 2048, 4096]})
+LAWS = {"wideresnet": IMAGES, "gpt-117m": TOKENS, "wideresnet, launch-bound": LAUNCH_BOUND}
 
 
 def synthesise(law: Law, seed: int = 1, seconds: float = 6.0) -> Surface:

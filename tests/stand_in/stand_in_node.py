@@ -3,7 +3,7 @@
 It answers `-m prony_node fingerprint|devices`, and `-m prony_node PLAN OUT` as a supervisor does: it takes the folder
 over, writes facts, progress, result and record, and an interrupted record when its controller goes away. Once there is
 a result it ends its work whoever is gone. PRONY_STAND_IN_MEMORY=N: batches of more than N samples run out of memory;
-PRONY_STAND_IN_FAILS=KIND: every run fails so.
+PRONY_STAND_IN_FAILS=KIND: every run fails so; PRONY_STAND_IN_PACE: seconds between two steps.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def supervise(plan_file: Path, folder: Path) -> None:
     started = now()
     plan = Plan.from_json(json.loads(plan_file.read_text(encoding="utf-8")))
     batch, fails = int(plan.trial.settings.get("batch_size", 1)), os.environ.get("PRONY_STAND_IN_FAILS")
-    pace_s = 0.02 if batch % 3 == 1 else 0.001  # some are slow
+    some_s = 0.02 if batch % 3 == 1 else 0.001
+    pace_s = float(os.environ.get("PRONY_STAND_IN_PACE", some_s))
     if (folder / files.RECORD).exists():  # collected before we came
         return
     files.write_whole(folder / files.SUPERVISOR, {"role": "supervisor", **identify()})

@@ -13,6 +13,7 @@ from prony.cli.progress import Display
 from prony.launch.node import ask_node
 from prony.plan.estimate import Estimator, Seen
 from prony.report.numbers import format_share
+from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.record import read_record
 from prony_node.contract.trial import Trial
@@ -26,7 +27,9 @@ LOST = "lost"
 
 
 def is_finished(run: Run, retry_failed: bool) -> bool:
-    """A record of a run that ended by itself. One that was interrupted or lost says nothing of its trial."""
+    """A record, here, of a run that ended by itself. One that was interrupted or lost says nothing of its trial."""
+    if not (run.folder / files.RECORD).exists():  # of a team's store, and on another disk
+        return False
     if run.status == "failed":
         return not retry_failed and run.failure_kind != LOST
     return run.status == "ok"

@@ -125,6 +125,8 @@ class _Carrying:
                     stopped, gave_up = self._giving_up(), True
                     break
             interrupted = interrupts.count > 0
+        if interrupted and self._tally.left:
+            stopped = f"interrupted: {self._tally.left} runs are left; started again it goes on with them"
         self._found.sort(key=lambda one: (one[0].place, one[0].repeat))
         return Carried([outcome for _, outcome in self._found], interrupted, stopped, gave_up, self._pruned)
 
@@ -147,6 +149,8 @@ class _Carrying:
 
     def _keep(self, turn: Turn, outcome: Outcome) -> None:
         self._found.append((turn, outcome))
+        if outcome.record["status"] == "interrupted":  # it is still left
+            return
         self._tally.learn(turn.planned.trial, outcome.record)
         self._memory.learn(turn.planned.trial, outcome.record)
 
@@ -168,7 +172,8 @@ class _Carrying:
         index(self._options.root, outcome.folder)
         seconds = time.monotonic() - begun_s
         self._tally.made.append(seconds)
-        self._tally.expect(self._history.estimator.of(job.trial), -1)
+        if outcome.record["status"] != "interrupted":
+            self._tally.expect(self._history.estimator.of(job.trial), -1)
         self._keep(turn, outcome)
         joules = _joules(outcome.record, seconds)
         self._spent_j += joules or 0.0

@@ -9,18 +9,25 @@ A setting that a trial does not have has no value: arithmetic with it gives none
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from prony.plan.operations import (
+    FUNCTIONS,
+    MOST_NUMBER,
+    Evaluate,
+    Scalar,
+    Values,
+    called,
+    compare,
+    constant,
+    joined,
+    truth,
+)
 from prony_node.contract.errors import RequestError, nearest
 
-MOST_CHARACTERS, MOST_DEPTH, MOST_NUMBER = 400, 24, 10**15
-
-Scalar = str | int | float | bool
-Values = Mapping[str, Scalar]
-Evaluate = Callable[[Values], Scalar | None]
+MOST_CHARACTERS, MOST_DEPTH = 400, 24
 
 TOKEN = re.compile(
     r"""\s*(?:(?P<number>\d+(?:\.\d+)?(?:e-?\d{1,3})?)(?![\w.])
@@ -30,8 +37,6 @@ TOKEN = re.compile(
     re.VERBOSE | re.ASCII,
 )
 COMPARED = ("==", "!=", "<=", ">=", "<", ">")
-RESERVED = ("and", "or", "not", "in", "min", "max")
-FUNCTIONS: dict[str, Callable[..., int | float]] = {"min": min, "max": max}
 
 
 class ExpressionError(RequestError):
@@ -137,13 +142,13 @@ class _Parser:
         while self._take("or"):
             parts.append(self._both())
         self._depth -= 1
-        return parts[0] if len(parts) == 1 else lambda settings: any(_truth(part(settings), "or") for part in parts)
+        return parts[0] if len(parts) == 1 else lambda settings: any(truth(part(settings), "or") for part in parts)
 
     def _both(self) -> Evaluate:
         parts = [self._negated()]
         while self._take("and"):
             parts.append(self._negated())
-        return parts[0] if len(parts) == 1 else lambda settings: all(_truth(part(settings), "and") for part in parts)
+        return parts[0] if len(parts) == 1 else lambda settings: all(truth(part(settings), "and") for part in parts)
 
     def _negated(self) -> Evaluate:
         turns = 0
@@ -152,20 +157,20 @@ class _Parser:
         found = self._comparison()
         if not turns:
             return found
-        return lambda settings: _truth(found(settings), "not") != bool(turns % 2)
+        return lambda settings: truth(found(settings), "not") != bool(turns % 2)
 
     def _comparison(self) -> Evaluate:
         left = self._sum()
         if self._take("in"):
             members = self._members()
-            return lambda settings: any(_compare("==", left(settings), member(settings)) for member in members)
+            return lambda settings: any(compare("==", left(settings), member(settings)) for member in members)
         sign = self._take(*COMPARED)
         if sign is None:
             return left
         right = self._sum()
         if self._next.text in COMPARED and self._next.kind == "sign":
             raise self._wrong("one comparison at a time; join two with `and`")
-        return lambda settings: _compare(sign, left(settings), right(settings))
+        return lambda settings: compare(sign, left(settings), right(settings))
 
     def _members(self) -> list[Evaluate]:
         if not self._take("("):
@@ -186,13 +191,13 @@ class _Parser:
     def _sum(self) -> Evaluate:
         left = self._product()
         while sign := self._take("+", "-"):
-            left = _joined(sign, left, self._product())
+            left = joined(sign, left, self._product())
         return left
 
     def _product(self) -> Evaluate:
         left = self._signed()
         while sign := self._take("*", "/", "//", "%"):
-            left = _joined(sign, left, self._signed())
+            left = joined(sign, left, self._signed())
         return left
 
     def _signed(self) -> Evaluate:
@@ -200,15 +205,15 @@ class _Parser:
         while self._take("-"):
             turns += 1
         found = self._atom()
-        return _joined("-", lambda settings: 0, found) if turns % 2 else found
+        return joined("-", lambda settings: 0, found) if turns % 2 else found
 
     def _atom(self) -> Evaluate:
         token = self._next
         self._place += 1
         if token.kind == "number":
-            return _constant(self._number(token))
+            return constant(self._number(token))
         if token.kind == "text":
-            return _constant(token.text[1:-1])
+            return constant(token.text[1:-1])
         if token.kind == "name":
             return self._name(token)
         if token.text == "(" and token.kind == "sign":
@@ -230,91 +235,17 @@ class _Parser:
             self._deeper()
             arguments = self._arguments()
             self._depth -= 1
-            return _called(name, arguments)
+            return called(name, arguments)
         if name in self._names:
             self.used.add(name)
             return lambda settings: settings.get(name)
         if name in ("on", "off"):
-            return _constant(name == "on")
+            return constant(name == "on")
         if name in self._words:
-            return _constant(name)
+            return constant(name)
         guess = nearest(name, [*self._names, *self._words, "and", "or", "not"])
         hint = f"; did you mean {guess!r}?" if guess else ""
         raise self._wrong(f"{name!r} is no setting that this study gives, and no value of one{hint}", token)
-
-
-def _constant(value: Scalar) -> Evaluate:
-    return lambda settings: value
-
-
-def _truth(value: Scalar | None, word: str) -> bool:
-    if value is None:
-        return False
-    if not isinstance(value, bool):
-        raise RequestError(f"`{word}` joins what holds or does not, and {value!r} is neither")
-    return value
-
-
-def _compare(sign: str, left: Scalar | None, right: Scalar | None) -> bool:
-    if left is None or right is None:
-        return False
-    numbers = _is_number(left) and _is_number(right)
-    if sign in ("==", "!="):
-        same = left == right if numbers or type(left) is type(right) else False
-        return same if sign == "==" else not same
-    if not numbers:
-        raise RequestError(f"{left!r} {sign} {right!r} compares what is not two numbers")
-    assert not isinstance(left, str)
-    assert not isinstance(right, str)
-    return {"<": left < right, "<=": left <= right, ">": left > right, ">=": left >= right}[sign]
-
-
-def _is_number(value: Scalar) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _joined(sign: str, left: Evaluate, right: Evaluate) -> Evaluate:
-    def value(settings: Values) -> Scalar | None:
-        a, b = left(settings), right(settings)
-        return None if a is None or b is None else _calculate(sign, a, b)
-
-    return value
-
-
-def _calculate(sign: str, left: Scalar, right: Scalar) -> int | float:
-    if not _is_number(left) or not _is_number(right):
-        raise RequestError(f"{left!r} {sign} {right!r} is no calculation with two numbers")
-    assert not isinstance(left, str)
-    assert not isinstance(right, str)
-    if sign in ("/", "//", "%") and right == 0:
-        raise RequestError(f"{left!r} {sign} 0 divides by zero")
-    if sign == "+":
-        return _bounded(left + right)
-    if sign == "-":
-        return _bounded(left - right)
-    if sign == "*":
-        return _bounded(left * right)
-    if sign == "/":
-        return _bounded(left / right)
-    return _bounded(left // right if sign == "//" else left % right)
-
-
-def _bounded(number: int | float) -> int | float:
-    if not math.isfinite(number) or abs(number) > MOST_NUMBER:
-        raise RequestError("a number on the way is too large")
-    return number
-
-
-def _called(name: str, arguments: list[Evaluate]) -> Evaluate:
-    def value(settings: Values) -> Scalar | None:
-        found = [argument(settings) for argument in arguments]
-        if any(one is None for one in found):
-            return None
-        if not all(one is not None and _is_number(one) for one in found):
-            raise RequestError(f"{name} takes numbers")
-        return FUNCTIONS[name](found) if len(found) > 1 else FUNCTIONS[name](found[0], found[0])
-
-    return value
 
 
 def _shown(text: str) -> str:

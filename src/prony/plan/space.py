@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from prony.plan.expression import Expression, Scalar
+from prony.plan.expression import Expression
+from prony.plan.operations import Scalar
 from prony_node.contract.errors import RequestError
 from prony_node.contract.plan import Stop
 from prony_node.contract.settings import SETTINGS, Setting, Value

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from prony.cli.main import main
 from prony.cli.study_plan import make_outlook, make_standing, outlook_lines
 from prony.cli.study_run import Carried, Options, carry_out
 from prony.cli.study_view import LiveView, Tally, make_view
+from prony.launch.local import LocalRun
 from prony.launch.lock import hold_devices, lock_folder
 from prony.plan.estimate import Estimate
 from prony.plan.study_file import Reading, parse_study
@@ -171,3 +175,22 @@ def test_the_live_view_shows_where_it_stands() -> None:
         "seed=1: hung",
     ):
         assert text in shown
+
+
+def test_ctrl_c_ends_the_run_and_says_what_is_left(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(self: LocalRun) -> Iterator[None]:
+        os.kill(os.getpid(), signal.SIGINT)  # a person at the terminal, while the second run goes
+        yield None
+        yield from followed(self)
+
+    monkeypatch.setenv("PRONY_STAND_IN_PACE", "0.2")
+    followed = LocalRun.follow
+    monkeypatch.setattr(LocalRun, "follow", lambda self: followed(self) if made() == 1 else interrupt(self))
+
+    def made() -> int:
+        return len(list(root.glob("gpt-tiny-*")))
+
+    carried, _ = carry(root)
+    assert carried.interrupted
+    assert [status for _, status in batches(carried)] == ["ok", "interrupted"]
+    assert carried.stopped == "interrupted: 5 runs are left; started again it goes on with them"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from prony.analysis.published_differences import Gathered, differences, gather
+from prony.analysis.published_differences import differences
+from prony.analysis.published_layout import Cell, Ours, Row, Table
 from prony.analysis.published_measures import EPOCHS, PER_DEVICE, Asked, Measured, measured
-from prony.analysis.settings import Difference, Record, settings_of
-from prony.catalog.published import FIELDS, Figure, TableSpec
+from prony.analysis.settings import Record, settings_of
+from prony.catalog.published import Figure, TableSpec
 from prony_node.contract.trial import Trial
 
 # What sets columns of ours apart, where it varies and no row says it.
@@ -30,76 +30,6 @@ class Known:
     absent: str = NOT_IN_SIZE  # what is said of a figure that no trial repeats
 
 
-@dataclass(frozen=True)
-class Ours:
-    """Our value: the median of the runs of one trial."""
-
-    trial: Trial
-    metric: str
-    value: float | None
-    unit: str | None = None  # where it is not the published one
-    devices: int = 1
-    runs: tuple[str, ...] = ()
-    why: str | None = None  # there is no value
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A published figure with what of ours stands beside it."""
-
-    figure: Figure
-    ours: Ours | None
-    ratio: float | None = None
-    kind: str | None = None  # of the ratio
-    per_device: bool = False  # the ratio is of rates of one device
-    why: str | None = None  # there is nothing of ours, or no ratio
-    differs: tuple[Difference, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "published": {name: getattr(self.figure, name) for name in FIELDS},
-            "ours": None if self.ours is None else self.ours.value,
-            "unit": self.figure.unit if self.ours is None or self.ours.unit is None else self.ours.unit,
-            "runs": [] if self.ours is None else list(self.ours.runs),
-            "ratio": self.ratio, "ratio_is": self.kind, "per_device": self.per_device, "reason": self.why,
-            "differs": {one.name: {"published": one.a, "ours": one.b} for one in self.differs},
-        }  # fmt: skip
-
-
-@dataclass
-class Row:
-    key: tuple[str, ...]
-    cells: dict[str, Cell] = field(default_factory=dict)  # by the name of the column
-    ours: dict[str, Ours] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table as it is shown."""
-
-    spec: TableSpec
-    columns: tuple[str, ...]  # of published figures
-    ours: tuple[str, ...]  # of ours
-    rows: tuple[Row, ...]
-
-    def differs(self) -> list[Gathered]:
-        return gather(one for row in self.rows for cell in row.cells.values() for one in cell.differs)
-
-    def cells(self) -> list[Cell]:
-        return [cell for row in self.rows for cell in row.cells.values()]
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "title": self.spec.title, "figures": self.spec.figures or None, "note": self.spec.note or None,
-            "cells": [cell.to_json() for cell in self.cells()],
-            "ours_alone": [
-                {"row": dict(zip(self.spec.rows, row.key, strict=True)), "metric": ours.metric, "ours": ours.value,
-                 "runs": list(ours.runs), "reason": ours.why}
-                for row in self.rows if not row.cells for ours in row.ours.values()
-            ],
-        }  # fmt: skip
-
-
 def fill(spec: TableSpec, known: Known) -> Table:
     """Set the figures of a table out in rows and columns, each with ours."""
     chosen = spec.chosen()
@@ -117,8 +47,16 @@ def fill(spec: TableSpec, known: Known) -> Table:
         for trial in _shown(spec, figure, beside, row.cells[column]):
             row.ours.setdefault(_name(spec, figure.metric, trial, apart), _ours(spec, figure, trial, known))
     _alone(spec, chosen, trials, known, apart, rows)
-    names = list(dict.fromkeys(name for row in rows.values() for name in row.ours))
-    return Table(spec, tuple(columns), tuple(names), tuple(rows.values()))
+    there = {name for row in rows.values() for name in row.ours}
+    names = dict.fromkeys(_name(spec, metric, trial, apart) for metric in spec.metrics for trial in trials)
+    return Table(spec, tuple(columns), tuple(name for name in names if name in there), _in_order(rows))
+
+
+def _in_order(rows: Mapping[tuple[str, ...], Row]) -> tuple[Row, ...]:
+    """As published; by size where rows are numbers alone, so that those without a figure stand between the others."""
+    if all(text.isdigit() for key in rows for text in key):
+        return tuple(rows[key] for key in sorted(rows, key=lambda key: [int(text) for text in key]))
+    return tuple(rows.values())
 
 
 def total(trial: Trial) -> int:
@@ -185,13 +123,14 @@ def _cell(spec: TableSpec, figure: Figure, beside: Sequence[Trial], known: Known
     differs = tuple(differences(figure, good[0]))
     per_device = figure.metric in PER_DEVICE and (total(trial) != figure.devices or not _by_devices(spec))
     per_device = per_device and total(trial) * (figure.devices or 1) > 1
-    value = measured(figure.metric, Asked(good[0], spec, figure.unit, figure.dataset, per_device))
+    wanted = Wanted(spec, figure.metric, figure.unit, figure.dataset, per_device)
+    value = wanted.of(good[0])
     if settings_of(good[0]).get("size") == "tiny":
         return Cell(figure, ours, why=TINY, differs=differs)
     if value.value is None or value.ratio is None:
         return Cell(figure, ours, why=value.why, differs=differs)
     published = figure.value / (figure.devices or 1) if per_device else figure.value
-    mine = statistics.median(_values(spec, figure, good, per_device))
+    mine = statistics.median(one for record in good if (one := wanted.of(record).value) is not None)
     ratio = published / mine if value.ratio == EPOCHS else mine / published
     return Cell(figure, ours, ratio, value.ratio, per_device, value.why, differs)
 
@@ -200,27 +139,36 @@ def _good(known: Known, trial: Trial) -> list[Record]:
     return [record for record in known.records.get(trial.hash, ()) if record["status"] == "ok"]
 
 
-def _values(spec: TableSpec, figure: Figure, good: Sequence[Record], per_device: bool) -> list[float]:
-    found = [measured(figure.metric, Asked(one, spec, figure.unit, figure.dataset, per_device)) for one in good]
-    return [one.value for one in found if one.value is not None]
-
-
 def _ours(spec: TableSpec, figure: Figure, trial: Trial, known: Known) -> Ours:
-    return _value(spec, figure.metric, figure.unit, figure.dataset, trial, known)
+    return _value(Wanted(spec, figure.metric, figure.unit, figure.dataset, not _by_devices(spec)), trial, known)
 
 
-def _value(spec: TableSpec, metric: str, unit: str, dataset: str, trial: Trial, known: Known) -> Ours:
+@dataclass(frozen=True)
+class Wanted:
+    """What is asked of the records of a trial."""
+
+    spec: TableSpec
+    metric: str
+    unit: str = ""
+    dataset: str = ""
+    per_device: bool = False
+
+    def of(self, record: Record) -> Measured:
+        return measured(self.metric, Asked(record, self.spec, self.unit, self.dataset, self.per_device))
+
+
+def _value(wanted: Wanted, trial: Trial, known: Known) -> Ours:
     records = known.records.get(trial.hash, ())
     good = _good(known, trial)
     if not good:
-        why = f"{records[0]['failure']['kind']}" if records else known.missing.get(trial.hash, NOT_RUN)
-        return Ours(trial, metric, None, devices=total(trial), why=why)
-    found: list[Measured] = [measured(metric, Asked(one, spec, unit, dataset, False)) for one in good]
+        why = str(records[0]["failure"]["kind"]) if records else known.missing.get(trial.hash, NOT_RUN)
+        return Ours(trial, wanted.metric, None, devices=total(trial), why=why)
+    found = [wanted.of(record) for record in good]
     values = [one.value for one in found if one.value is not None]
     if not values:
-        return Ours(trial, metric, None, devices=total(trial), why=found[0].why)
+        return Ours(trial, wanted.metric, None, devices=total(trial), why=found[0].why)
     runs = tuple(str(record["id"]) for record in good)
-    return Ours(trial, metric, statistics.median(values), found[0].unit, total(trial), runs)
+    return Ours(trial, wanted.metric, statistics.median(values), found[0].unit, total(trial), runs)
 
 
 def _alone(
@@ -238,7 +186,7 @@ def _alone(
         key = tuple(_field(spec, name, trial) for name in spec.rows)
         row = rows.setdefault(key, Row(key))
         for metric in spec.metrics:
-            ours = _value(spec, metric, "", "", trial, known)
+            ours = _value(Wanted(spec, metric), trial, known)
             row.ours.setdefault(_name(spec, metric, trial, apart), ours)
 
 

@@ -60,7 +60,7 @@ def describe(study: Study) -> dict[str, Any]:
     return {
         "study": study.name, "question": study.question, "source": study.source, "size": study.size, "site": study.site,
         "order": study.order, "seed": study.seed if study.order == "random" else None,
-        "assumptions": list(study.assumptions),
+        "assumptions": list(study.assumptions), "cannot": list(study.cannot),
         "budget": {"max_time_s": study.budget.max_time_s, "max_energy_j": study.budget.max_energy_j},
     }  # fmt: skip
 
@@ -107,6 +107,7 @@ def outlook_lines(outlook: Outlook) -> list[str]:
             "exclude them, or give their settings a condition"
         )
     lines += [f"assumption: {text}" for text in study.assumptions]
+    lines += [f"not repeated: {text}" for text in study.cannot]
     return lines
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prony.analysis.facts import introduce
-from prony.analysis.published_tables import Known, Table, fill
+from prony.analysis.published_layout import Table
+from prony.analysis.published_tables import Known, fill
 from prony.analysis.settings import Record
 from prony.cli.study_here import impossible_here
 from prony.launch.collect import collect_all
@@ -104,7 +105,8 @@ def show_study(study: Study, root: Path) -> Shown:
     best = {trial: _good(found) for trial, found in records.items()}
     known = Known([one.trial for one in planned], best, _missing(planned, best, root, newest))
     every = [record for found in best.values() for record in found]
-    return Shown(study, [fill(spec, known) for spec in study.tables], every, len(runs) - len(ours))
+    tables = [table for spec in study.tables if (table := fill(spec, known)).rows]
+    return Shown(study, tables, every, len(runs) - len(ours))
 
 
 def _runs(planned: list[Planned], root: Path) -> list[Run]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from prony.analysis.published_tables import Table
+    from prony.analysis.published_layout import Table
 
 
 def build_report(folders_or_records: Sequence[Path | dict[str, Any]], out: Path, tables: Sequence[Table] = ()) -> Path:

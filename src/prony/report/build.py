@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup
 
 from prony.analysis.learning import quality_of
-from prony.analysis.published_tables import Table
+from prony.analysis.published_layout import Table
 from prony.analysis.scaling import find_series, scaling
 from prony.analysis.settings import Record
 from prony.report.collective_lines import collective_plot

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from prony.analysis.published_layout import Cell, Ours, Row, Table
 from prony.analysis.published_measures import EPOCHS
-from prony.analysis.published_tables import Cell, Ours, Row, Table
 from prony.report.numbers import NOTHING, format_number
 
 HEADS = {

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from prony.analysis.published_layout import Cell, Table
 from prony.analysis.published_measures import EPOCHS
-from prony.analysis.published_tables import NOT_RUN, TINY, Cell, Known, Table, fill
+from prony.analysis.published_tables import NOT_RUN, TINY, Known, fill
 from prony.catalog.published import TableSpec
 from prony.plan.studies import load_study
 from prony.report.published_lines import body, heads, published_lines

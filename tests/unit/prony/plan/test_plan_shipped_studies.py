@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from prony.analysis.published_measures import MEASURES
@@ -92,3 +94,17 @@ def test_a_wrong_table_is_refused_where_it_stands(was: str, becomes: str, messag
         parse_study(TABLE.replace(was, becomes, 1), "mine.yaml", Reading(None), find_workload)
     assert message in str(caught.value)
     assert str(caught.value).startswith("mine.yaml, line ")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_page_has_every_study_its_tables_and_how_many_figures_there_are(name: str) -> None:
+    page = (Path(__file__).parents[4] / "docs" / "published-studies.md").read_text(encoding="utf-8")
+    study = load_study(name, None, (), find_workload)
+    (row,) = [line for line in page.splitlines() if line.startswith(f"| `{name}` |")]
+    assert row.endswith(f"| {len(figures(next(spec.figures for spec in study.tables if spec.figures)))} |")
+    section = page.split(f"\n## {name}\n")[1].split("\n## ")[0]
+    assert study.question in section
+    for spec in study.tables:
+        title, _, kind = spec.title.partition(": ")
+        assert f"- {title}" in section
+        assert kind.split(" and ")[0] in section

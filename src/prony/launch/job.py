@@ -158,7 +158,7 @@ def new_job(
         time_s=time_s,
         node=node,
         folder_of_work=folder_of_work,
-        created=moment.isoformat(timespec="seconds"),
+        created=moment.isoformat(),  # to the microsecond: jobs are submitted in the order they were made in
     )
 
 
@@ -215,12 +215,12 @@ def _block_run(entry: dict[str, Any]) -> BlockRun:
 def load_jobs(root: Path) -> list[Job]:
     """Every job of a root, oldest first; one that cannot be read is a newer Prony's and left alone."""
     found = []
-    for path in sorted((root / JOBS).glob(f"*/{JOB}")):
+    for path in (root / JOBS).glob(f"*/{JOB}"):
         try:
             found.append(load(path.parent))
         except (RequestError, OSError):
             continue
-    return found
+    return sorted(found, key=lambda job: (job.created, job.id))
 
 
 def find_job(jobs: Sequence[Job], text: str) -> Job:

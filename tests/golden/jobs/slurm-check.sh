@@ -1,0 +1,74 @@
+# sbatch --parsable --output=/scratch/runs/.jobs/prony-20260101T000000-abcdef/job.log --chdir=/home/someone /scratch/runs/.jobs/prony-20260101T000000-abcdef/job.sh
+#!/bin/bash
+#SBATCH --job-name=prony-20260101T000000-abcdef
+#SBATCH --partition=gpu
+#SBATCH --account=project1
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --time=10
+#SBATCH --cpus-per-task=16
+#SBATCH --gres=gpu:h100:4
+#SBATCH --export=NONE
+#SBATCH --no-requeue
+#SBATCH --open-mode=append
+
+set -euo pipefail
+
+job=/scratch/runs/.jobs/prony-20260101T000000-abcdef
+python=python3
+export PYTHONPATH="$job"/node.zip
+export PYTHONSAFEPATH=1 PRONY_JOB=prony-20260101T000000-abcdef
+
+ending=''  # set once no further run may begin
+step=''
+on_near_end() {
+    ending='the time limit is near'
+    [ -z "$step" ] || kill -USR2 "$step" 2>/dev/null || true
+}
+trap on_near_end USR2
+trap "ending='the job was ended'" TERM
+trap 'printf "%s\n" "$?" >"$job"/ended' EXIT
+
+# on_nodes COUNT LOG WORDS: the node program on the first COUNT nodes, one process a node
+on_nodes() {
+    local nodes=$1 log=$2 status=0
+    shift 2
+    srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --export=ALL --input=none --kill-on-bad-exit=0 --cpus-per-task=16 bash -c 'PRONY_NODE_RANK="$SLURM_PROCID" exec "$@"' prony-node "$python" -m prony_node "$@" >>"$log" 2>&1 &
+    step=$!
+    while :; do  # a signal ends `wait` before the step has ended
+        wait "$step" && status=0 || status=$?
+        kill -0 "$step" 2>/dev/null || break
+    done
+    step=''
+    return "$status"
+}
+
+# run NUMBER NODES FOLDER [FOLDER OF A SMALLER RUN ...]: one run; how it ended is in its record
+run() {
+    local number=$1 nodes=$2 folder=$3 status=0 smaller
+    shift 3
+    if [ -n "$ending" ]; then
+        echo "prony: run $number does not begin: $ending"
+        return 0
+    fi
+    for smaller in "$@"; do
+        if grep -qs '"kind": "out-of-memory"' -- "$smaller"/record.json; then
+            echo "prony: run $number is left out: a smaller one ran out of memory"
+            printf "%s\n" "${folder##*/}" >>"$job"/pruned
+            return 0
+        fi
+    done
+    local port=$((20000 + (${SLURM_JOB_ID:-$$} * 16 + 10#$number) % 12000))
+    export PRONY_RENDEZVOUS="$(hostname)":"$port"
+    echo "prony: run $number begins: $folder"
+    on_nodes "$nodes" "$job"/run-"$number".log "$job"/plan-"$number".json "$folder" || status=$?
+    echo "prony: run $number ended with exit code $status"
+    if [ "$status" = 130 ]; then
+        ending='the run before was interrupted'
+    elif [ ! -e "$folder"/record.json ]; then
+        sleep 3 & wait $! || true  # a job that is being ended gets its signal meanwhile
+    fi
+}
+
+ls /sys/class/net >"$job"/interfaces 2>/dev/null || true
+on_nodes 1 "$job"/answer doctor

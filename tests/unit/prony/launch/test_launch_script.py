@@ -1,0 +1,185 @@
+"""Scripts of jobs: as reviewed (golden files), and safe whatever a name or a value holds."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jobs_for_tests import SLURM, make_job, make_run, make_site
+
+from prony.launch.job import BlockRun, Job
+from prony.launch.local_jobs import LocalJobs
+from prony.launch.protocol import check_fits
+from prony.launch.site import Container
+from prony.launch.slurm import Slurm
+from prony_node.contract import RequestError
+
+GOLDEN = Path(__file__).parents[3] / "golden" / "jobs"
+CONTAINER = "container: {engine: apptainer, image: {amd64: /images/a b.sif}, binds: [/data]}\n"
+ENVIRONMENT = """\
+environment:
+  modules: [CUDA/12, "PyTorch/2.9"]
+  interface: ib0
+  host_suffix: i
+  variables: {NCCL_DEBUG: WARN, MESSAGE: "it's $HOME; rm -rf \\"x\\""}
+carbon_g_per_kwh: "380"
+price_per_kwh: 0.31EUR
+options: [--qos=short]
+"""
+
+
+def smaller_first() -> list[BlockRun]:
+    first = make_run(0, batch_size=64)
+    return [first, replace(make_run(1, batch_size=128), unless_too_large=(first.plan.run_id,))]
+
+
+def forms() -> dict[str, Job]:
+    slurm = make_site(SLURM)
+    local = make_site("kind: local\npython: /opt/python\n")
+    exclusive = SLURM.replace("max_time: 4h", "exclusive: true, memory: 0, options: [--constraint=a&b]")
+    return {
+        "slurm-one-run": make_job(slurm, [make_run(devices=4)]),
+        "slurm-two-nodes": make_job(make_site(SLURM + ENVIRONMENT), [make_run(devices=4, nodes=2)]),
+        "slurm-block": make_job(slurm, smaller_first()),
+        "slurm-container": make_job(make_site(SLURM + CONTAINER), [make_run()]),
+        "slurm-cpu-exclusive": make_job(make_site(exclusive), [make_run(device="cpu")]),
+        "slurm-one-node": make_job(slurm, [make_run()], node="n17"),
+        "slurm-check": make_job(slurm, [], ask=("doctor",)),
+        "local-block": make_job(local, smaller_first()),
+    }
+
+
+def render(job: Job) -> str:
+    launcher = Slurm(print) if job.site.kind == "slurm" else LocalJobs(print)
+    rendered = launcher.render(job)
+    assert launcher.render(job) == rendered, "rendering is pure"
+    (text,) = rendered.files.values()
+    return f"# {' '.join(rendered.command)}\n{text}"
+
+
+@pytest.mark.parametrize("name", list(forms()))
+def test_a_script_is_the_one_that_was_reviewed(name: str) -> None:
+    """After a change that is meant: PRONY_GOLDEN=write, then read what changed."""
+    text = render(forms()[name])
+    path = GOLDEN / f"{name}.sh"
+    if os.environ.get("PRONY_GOLDEN") == "write":
+        path.write_text(text)
+    assert text == path.read_text()
+    assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
+
+
+# What a stand-in for srun and the node program see, when the script really runs
+
+STAND_IN = """\
+#!/bin/bash
+# takes srun's options away, then becomes what follows
+while [[ ${1:-} == --* ]]; do shift; done
+SLURM_PROCID=0 exec "$@"
+"""
+NODE = """\
+#!/bin/bash
+printenv -0 >"$SEEN"
+printf "%s\\0" "$@" >"$SEEN.words"
+mkdir -p "$4" && touch "$4"/record.json
+"""
+APPTAINER = """\
+#!/bin/bash
+printf "%s\\0" "$@" >"$SEEN.box"
+while [ "$1" != image.sif ]; do shift; done
+shift
+exec "$@"
+"""
+
+
+def run_script(job: Job, place: Path) -> tuple[dict[str, str], list[str], int]:
+    """The environment and the words of the node program, and how the script ended."""
+    (place / "bin").mkdir()
+    for name, text in (("srun", STAND_IN), ("node", NODE), ("apptainer", APPTAINER)):
+        (place / "bin" / name).write_text(text)
+        (place / "bin" / name).chmod(0o755)
+    job.folder.mkdir(parents=True)
+    script = Slurm(print).render(job).files["job.sh"]
+    assert subprocess.run(["bash", "-n"], input=script.encode()).returncode == 0
+    environment = {"PATH": f"{place / 'bin'}:{os.environ['PATH']}", "SEEN": str(place / "seen"), "SLURM_JOB_ID": "7"}
+    done = subprocess.run(["bash", "-s"], input=script.encode(), env=environment, cwd=place, capture_output=True)
+    seen = (place / "seen").read_bytes().decode("utf-8", errors="surrogateescape").split("\0")
+    words = (place / "seen.words").read_bytes().decode("utf-8", errors="surrogateescape").split("\0")[:-1]
+    return dict(line.split("=", 1) for line in seen if line), words, done.returncode
+
+
+HOSTILE = st.text(
+    st.one_of(
+        st.sampled_from(list("'\"`$\\;&|<>(){}[]*?!#~ \t\n\r%=-")),
+        st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"),
+    ),
+    max_size=30,
+)
+
+
+@settings(max_examples=25)
+@given(value=HOSTILE, folder=HOSTILE, bind=HOSTILE)
+def test_no_value_breaks_out_of_the_script(value: str, folder: str, bind: str) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        site = make_site(SLURM)
+        environment = replace(site.environment, variables={"HOSTILE": value, "PYTHONPATH": value})
+        container = Container("apptainer", {"": "image.sif"}, binds=(f"/data{bind}",))
+        hostile = replace(site, environment=environment, python=str(place / "bin" / "node"), container=container)
+        root = place / (folder.replace("/", "_").encode()[:80].decode(errors="ignore").strip(". \t\n\r") or "runs")
+        job = make_job(hostile, [make_run()], root=root)
+        seen, words, status = run_script(job, place)
+        assert status == 0
+        assert seen["HOSTILE"] == value
+        assert seen["PYTHONPATH"] == (f"{job.folder}/node.zip:{value}" if value else f"{job.folder}/node.zip")
+        assert seen["PRONY_JOB"] == job.id
+        assert seen["PRONY_NODE_RANK"] == "0"
+        assert words == ["-m", "prony_node", str(job.plan_file(0)), str(job.run_folder(job.runs[0]))]
+        assert f"/data{bind}" in (place / "seen.box").read_bytes().decode().split("\0")
+        assert {path.name for path in place.iterdir()} == {"bin", "seen", "seen.words", "seen.box", root.name}
+
+
+@pytest.mark.parametrize(
+    "value", ["$(touch broken)", "`touch broken`", "'; touch broken; '", 'x"; touch broken #', "a\nb"]
+)
+def test_a_command_in_a_value_is_not_run(tmp_path: Path, value: str) -> None:
+    site = make_site(SLURM)
+    hostile = replace(
+        site, environment=replace(site.environment, variables={"X": value}), python=str(tmp_path / "bin" / "node")
+    )
+    seen, _, status = run_script(make_job(hostile, [make_run()], root=tmp_path / "runs"), tmp_path)
+    assert (seen["X"], status) == (value, 0)
+    assert not [path for path in tmp_path.rglob("*") if path.name == "broken"]
+
+
+def test_a_larger_run_is_left_out_after_a_smaller_one_ran_out_of_memory(tmp_path: Path) -> None:
+    site = replace(make_site(SLURM), python=str(tmp_path / "bin" / "node"))
+    job = make_job(site, smaller_first(), root=tmp_path / "runs")
+    small = job.run_folder(job.runs[0])
+    small.mkdir(parents=True)
+    (small / "record.json").write_text('{\n "failure": {\n  "kind": "out-of-memory"\n }\n}\n')
+    _, words, status = run_script(job, tmp_path)
+    assert (words[-1], status) == (str(small), 0)
+    assert (job.folder / "pruned").read_text().split() == [job.runs[1].plan.run_id]
+    assert (job.folder / "ended").read_text() == "0\n"
+
+
+def test_what_a_site_cannot_have_is_refused_before_anyone_is_asked() -> None:
+    site = make_site(SLURM)
+    with pytest.raises(RequestError, match="devices=8 is not possible on here, partition gpu: a node there has 4"):
+        check_fits(make_job(site, [make_run(devices=8)]))
+    with pytest.raises(RequestError, match="nodes=9 is not possible"):
+        check_fits(make_job(site, [make_run(nodes=9)]))
+    with pytest.raises(RequestError, match="on this machine alone"):
+        LocalJobs(print).render(make_job(make_site("kind: local"), [make_run(nodes=2)]))
+
+
+def test_paths_with_a_percent_sign_are_not_expanded_by_slurm() -> None:
+    job = make_job(make_site(SLURM), [make_run()], root=Path("/scratch/100% of it"))
+    command = Slurm(print).render(job).command
+    assert f"--output=/scratch/100%% of it/.jobs/{job.id}/job.log" in command

@@ -11,13 +11,20 @@ COMPILE = $(VENV)/bin/python -m compileall -qq -j 0 $(VENV)/lib || true
 # A worker for each core, four at most; whole files, whose tests may share what is made once; the longest come first.
 PARALLEL = -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: run test setup setup-dev lint types clean
+.PHONY: run test test-containers test-kubernetes setup setup-dev lint types clean
 
 run: setup
 	$(VENV)/bin/prony run quick
 
 test: setup-dev lint types
 	$(VENV)/bin/python -m pytest $(PARALLEL)
+
+# Minutes, and root: images made with Podman; a Kubernetes built from Debian's source package.
+test-containers: setup-dev
+	PRONY_TEST_CONTAINERS=1 $(VENV)/bin/python -m pytest tests/system/test_containers.py
+
+test-kubernetes: setup-dev
+	PRONY_TEST_KUBERNETES=1 $(VENV)/bin/python -m pytest tests/system/test_kubernetes_cluster.py
 
 lint:
 	$(VENV)/bin/ruff check .

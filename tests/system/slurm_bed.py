@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from prony_node.supervise.parent import end_with_parent
+
 PROGRAMS = ("slurmctld", "slurmd", "slurmdbd", "munged", "mariadbd", "mariadb-install-db", "sbatch", "sacct")
 NODES = ("n0", "n1")
 START_S = 60.0
@@ -52,10 +54,12 @@ class SlurmBed:
         _until(lambda: len(self.call("sinfo", "-hN", "-t", "idle", "-o", "%N").split()) == 2, "two idle nodes")
 
     def stop(self) -> None:
-        with contextlib.suppress(AssertionError):
-            self.call("scancel", "-u", "root")
+        with contextlib.suppress(AssertionError, subprocess.TimeoutExpired):
+            if "slurmctld" in self._daemons:
+                self.call("scancel", "-u", "root")
+                _until(lambda: not self.call("squeue", "-h"), "the end of all jobs")
         for name in reversed(list(self._daemons)):
-            self.stop_daemon(name)
+            self.stop_daemon(name, signal.SIGKILL)  # nothing of it is kept
 
     def call(self, *argv: str) -> str:
         done = subprocess.run(argv, env=self.environment, capture_output=True, text=True, timeout=60)
@@ -85,7 +89,13 @@ class SlurmBed:
     def _daemon(self, name: str, *argv: str) -> None:
         with (self.folder / "log" / f"{name}.out").open("ab") as log:
             self._daemons[name] = subprocess.Popen(
-                argv, env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                argv,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=lambda: end_with_parent(signal.SIGKILL),  # a test run that is killed leaves nothing
             )
 
     def _start_munge(self) -> None:
@@ -103,14 +113,13 @@ class SlurmBed:
 
     def _start_accounting(self) -> None:
         sql, quiet = self.folder / "sql", subprocess.DEVNULL
-        shutil.chown(sql, "mysql")
         subprocess.run(
-            ["mariadb-install-db", "--no-defaults", "--user=mysql", f"--datadir={sql}", "--skip-test-db",
+            ["mariadb-install-db", "--no-defaults", "--user=root", f"--datadir={sql}", "--skip-test-db",
              "--auth-root-authentication-method=normal"],
             check=True, stdout=quiet, stderr=quiet, timeout=120,
         )  # fmt: skip
         self._daemon(
-            "mariadbd", "mariadbd", "--no-defaults", "--user=mysql", f"--datadir={sql}", f"--socket={sql / 's'}",
+            "mariadbd", "mariadbd", "--no-defaults", "--user=root", f"--datadir={sql}", f"--socket={sql / 's'}",
             "--bind-address=127.0.0.1", f"--port={self.ports[3]}", f"--pid-file={sql / 'pid'}",
             "--innodb-flush-log-at-trx-commit=0", "--innodb-lock-wait-timeout=900",
         )  # fmt: skip
@@ -121,11 +130,18 @@ class SlurmBed:
 
         _until(lambda: answers("select 1"), "mariadb")
         assert answers(
-            "create database acct; create user slurm@localhost identified by 'slurm'; grant all on acct.* to slurm@localhost"
+            "create database acct; create user slurm@localhost identified by 'slurm'; "
+            "grant all on acct.* to slurm@localhost"
         )
         self._daemon("slurmdbd", "slurmdbd", "-D")
         _until(lambda: "ok" in self._sacctmgr("show", "cluster"), "slurmdbd")
         self._sacctmgr("-i", "add", "cluster", "bed")
+        self._sacctmgr("-i", "add", "account", "bed", "cluster=bed")
+        self._sacctmgr("-i", "add", "user", "root", "account=bed", "cluster=bed")
+
+    def limit_jobs(self, most: int) -> None:
+        """How many jobs the queue takes of us; -1 is as many as there are."""
+        assert self._sacctmgr("-i", "modify", "user", "root", "where", "account=bed", "set", f"MaxSubmitJobs={most}")
 
     def _sacctmgr(self, *words: str) -> str:
         done = subprocess.run(["sacctmgr", *words], env=self.environment, capture_output=True, text=True, timeout=60)
@@ -195,6 +211,7 @@ AccountingStorageHost=127.0.0.1
 AccountingStoragePort={self.ports[4]}
 AccountingStoragePass={munge}
 AccountingStorageTRES=gres/gpu
+AccountingStorageEnforce=limits
 {nodes}
 PartitionName=debug Nodes=n0,n1 Default=YES MaxTime=60 State=UP
 """)  # fmt: skip

@@ -52,6 +52,7 @@ VERBS = {
     "cancel": Verb("prony.cli.cancel", "cancel", "End a job, by its name or by a run of it."),
     "collect": Verb("prony.cli.collect", "collect", "Record and index what jobs have ended, however long ago."),
     "screen": Verb("prony.cli.screen", "screen", "Measure every node of a partition, and say which is out of family."),
+    "container": Verb("prony.cli.container", "container", "Build and check the images that sites use."),
     "doctor": Verb("prony.cli.doctor", "doctor", "Describe this machine as Prony sees it."),
 }
 

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from prony.launch import job as kept
+from prony.launch.image import check_image
 from prony.launch.job import ENDED_STATE, NODE_ZIP, SUBMITTED, WAITING, Job, Outcome, load_jobs, save
 from prony.launch.node import write_node_zip
 from prony.launch.protocol import Launcher, QueueFull, Status, Warn, check_fits, make_launcher
@@ -45,9 +46,10 @@ class Jobs:
         warn: Warn,
         launcher_of: Callable[[str, Warn], Launcher] = make_launcher,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        check: Callable[[Job, Warn], None] = check_image,
     ) -> None:
         self.root = root.absolute()
-        self._warn, self._make, self._now = warn, launcher_of, now
+        self._warn, self._make, self._check_image, self._now = warn, launcher_of, check, now
         self._launchers: dict[str, Launcher] = {}
 
     def launcher(self, job: Job) -> Launcher:
@@ -64,6 +66,8 @@ class Jobs:
         for job in jobs:
             check_fits(job)
             self.launcher(job).render(job)  # what cannot be said is refused before anything is written
+        for job in _one_of_each_place(jobs):
+            self._check_image(job, self._warn)
         changes = Changes()
         with self._alone():
             prepared = [self._prepare(job) for job in jobs]
@@ -201,3 +205,8 @@ class Jobs:
             with contextlib.suppress(OSError):  # a file system without locks: as well as it goes
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+
+def _one_of_each_place(jobs: Sequence[Job]) -> list[Job]:
+    """Jobs of the same partition have the same image: it is looked at once."""
+    return list({(job.site.name, job.partition.name): job for job in jobs}.values())

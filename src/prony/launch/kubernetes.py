@@ -134,11 +134,11 @@ class Kubernetes:
 
     def _judge(self, view: View, jobs: list[Job]) -> dict[str, Status]:
         found = {}
+        known, pods, events, now_s = view.of("Job"), view.of("Pod"), view.events(), self._clock()
         for job in jobs:
             name = str(job.handle)
-            known = next(iter(view.of("Job", name)), None)
-            pods = view.of("Pod", name)
-            status = status_of(known, pods, view.events(), job.nodes, self._clock())
+            one = next(iter(known.get(name, ())), None)
+            status = status_of(one, pods.get(name, []), events, job.nodes, now_s)
             if status is None and _was_missed(job, view):
                 status = Status("unknown", "", "the cluster no longer knows it")
             if status is not None:
@@ -151,7 +151,7 @@ class Kubernetes:
             if job.site.volume is None and not self._read_logs(job, view, True):
                 self._warn(f"the log of {job.handle} is not complete; what came of its run folders is used")
         except ApiProblem as error:
-            ended_s = max((_ended_s(pod) for pod in view.of("Pod", str(job.handle))), default=0.0)
+            ended_s = max((_ended_s(pod) for pod in view.of("Pod").get(str(job.handle), [])), default=0.0)
             if error.passing and self._clock() - ended_s < LOG_PATIENCE_S:
                 self._warn(f"the log of {job.handle} cannot be read yet: {error}")
                 return Status("running", "COLLECTING", str(error))
@@ -170,7 +170,7 @@ class Kubernetes:
     def _read_logs(self, job: Job, view: View, last: bool) -> bool:
         """What the pods of a job said since the last time; at its end everything, if not all of it is here yet."""
         complete = True
-        for pod in view.of("Pod", str(job.handle)):
+        for pod in view.of("Pod").get(str(job.handle), []):
             if pod["phase"] == "Pending":
                 continue
             complete &= self._read_log(job, pod["name"], Receiver(job, pod["index"]), last)

@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from prony.launch.container import image_for
 from prony.launch.job import NODE_ZIP, SCRIPT, Job
 from prony.launch.script import make_script, quote
 from prony.launch.site import Container
@@ -180,7 +181,7 @@ def _container(job: Job) -> Manifest:
     resources = _resources(job)
     return {
         "name": CONTAINER,
-        "image": image_of(job),
+        "image": image_for(job.site, job.partition),
         "command": command,
         "workingDir": WORK,
         "env": [{"name": "PYTHONPATH", "value": str(node_zip)}, {"name": "PYTHONSAFEPATH", "value": "1"}],
@@ -188,18 +189,6 @@ def _container(job: Job) -> Manifest:
         "securityContext": {"allowPrivilegeEscalation": False},
         "volumeMounts": mounts,
     }
-
-
-def image_of(job: Job) -> str:
-    """The image for the partition's architecture."""
-    image = job.site.container.image(job.partition.arch)
-    if image is None:
-        has = ", ".join(sorted(job.site.container.images)) or "none"
-        raise RequestError(
-            f"{job.site.name} has no image for {job.partition.arch or 'nodes whose architecture it does not say'} "
-            f"(it has {has}); `container: image:` names one with Python and torch"
-        )
-    return image
 
 
 def _resources(job: Job) -> Manifest:

@@ -61,9 +61,12 @@ class View:
             self._state["next_s"] = self._clock() + pause_s
             self._save()
 
-    def of(self, kind: str, job: str) -> list[Facts]:
-        kept = self._state.get(kind) or {}
-        return [facts for facts in (kept.get("of") or {}).values() if facts.get("job") == job]
+    def of(self, kind: str) -> dict[str, list[Facts]]:
+        """What is known of each job, by its name."""
+        found: dict[str, list[Facts]] = {}
+        for facts in ((self._state.get(kind) or {}).get("of") or {}).values():
+            found.setdefault(str(facts.get("job")), []).append(facts)
+        return found
 
     def events(self) -> list[Facts]:
         kept = self._state.get("Event") or {}

@@ -99,6 +99,11 @@ class Section:
             found[key] = Section(empty if is_empty else node, self.where, f"{key} of {inner.title}")
         return found
 
+    def sections_of_all(self) -> dict[str, Section]:
+        """Every name, each with a mapping."""
+        self._asked += [name for name in self._values if name not in self._asked]
+        return {name: Section(node, self.where, f"{name} of {self.title}") for name, node in self._values.items()}
+
     def items(self, name: str, parse: Callable[[Section], Any]) -> tuple[Any, ...]:
         """A list of mappings, each made something of."""
         node = self._take(name)

@@ -15,7 +15,7 @@ kind: slurm
 partition: gpu
 account: project1
 partitions:
-  gpu: {accelerators: 4, accelerator: H100, gres: "gpu:h100", cores_per_device: 16, arch: x86_64, nodes: 8, max_time: 4h}
+  gpu: {accelerators: 4, accelerator: H100, gres: "gpu:h100", cores_per_device: 16, arch: amd64, nodes: 8, max_time: 4h}
 """
 
 

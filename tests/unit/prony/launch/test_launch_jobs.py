@@ -272,7 +272,12 @@ def test_cancelling(cluster: Cluster) -> None:
 
 def test_blocks_keep_the_order_and_do_not_mix_node_counts() -> None:
     runs = [make_run(0), make_run(1), make_run(2, nodes=2), make_run(3), make_run(4), make_run(5)]
-    assert [[run.plan.run_id[-1] for run in block] for block in into_blocks(runs, 2)] == [["0", "1"], ["2"], ["3", "4"], ["5"]]
+    assert [[run.plan.run_id[-1] for run in block] for block in into_blocks(runs, 2)] == [
+        ["0", "1"],
+        ["2"],
+        ["3", "4"],
+        ["5"],
+    ]
 
 
 def test_the_time_limit_comes_from_the_estimate_with_a_margin() -> None:
@@ -285,7 +290,7 @@ def test_the_time_limit_comes_from_the_estimate_with_a_margin() -> None:
     ((job,), doubts) = make_jobs(site, gpu, Path("/r"), runs, estimates_s=dict.fromkeys(known, 9000.0))
     assert job.time_s == 14400.0
     assert "allows 240" in doubts[0]
-    with pytest.raises(RequestError, match="cannot be told from steps.*--time"):
+    with pytest.raises(RequestError, match=r"cannot be told from steps.*--time"):
         make_jobs(site, gpu, Path("/r"), runs)
     ((job,), _) = make_jobs(site, gpu, Path("/r"), runs, time_s=60.0)
     assert job.time_s == 60.0

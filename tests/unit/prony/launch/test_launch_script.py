@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from jobs_for_tests import SLURM, make_job, make_run, make_site
 
 from prony.launch.job import BlockRun, Job
@@ -145,7 +144,9 @@ def test_no_value_breaks_out_of_the_script(value: str, folder: str, bind: str) -
         assert {path.name for path in place.iterdir()} == {"bin", "seen", "seen.words", "seen.box", root.name}
 
 
-@pytest.mark.parametrize("value", ["$(touch broken)", "`touch broken`", "'; touch broken; '", 'x"; touch broken #', "a\nb"])
+@pytest.mark.parametrize(
+    "value", ["$(touch broken)", "`touch broken`", "'; touch broken; '", 'x"; touch broken #', "a\nb"]
+)
 def test_a_command_in_a_value_is_not_run(tmp_path: Path, value: str) -> None:
     site = make_site(SLURM)
     hostile = replace(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,6 +20,7 @@ from prony.launch.slurm import Slurm
 from prony.launch.slurm_detect import detect_cluster, fill_in, parse_time
 from prony_node.contract import RequestError
 
+FAILED = "sbatch: error: Batch job submission failed: "
 LONG_AGO = "2026-01-01T00:00:00+00:00"
 
 
@@ -69,7 +71,8 @@ Make = Callable[..., tuple[Slurm, Recorded, list[str]]]
 
 def test_a_thousand_jobs_are_one_call_in_five_seconds(launcher: Make) -> None:
     jobs = [submitted(number) for number in range(1000)]
-    queue = "".join(f"{number}|{'RUNNING' if number % 2 else 'PENDING'}|{'None' if number % 2 else 'Priority'}\n" for number in range(1000))  # fmt: skip
+    states = ("PENDING|Priority", "RUNNING|None")
+    queue = "".join(f"{number}|{states[number % 2]}\n" for number in range(1000))
     slurm, recorded, _ = launcher(squeue=queue)
     for _ in range(90):  # every second, for a minute and a half
         recorded.sleep(1.0)
@@ -78,7 +81,7 @@ def test_a_thousand_jobs_are_one_call_in_five_seconds(launcher: Make) -> None:
     assert (found["3"].phase, found["4"].phase, found["4"].reason) == ("running", "queued", "Priority")
     times = recorded.times("squeue")
     assert 15 <= len(times) <= 18
-    assert min(after - before for before, after in zip(times, times[1:], strict=False)) >= 5.0
+    assert min(after - before for before, after in itertools.pairwise(times)) >= 5.0
     assert {argv[0] for _, argv in recorded.calls} == {"squeue"}
     assert all("-j" not in argv for _, argv in recorded.calls)
 
@@ -118,7 +121,9 @@ def test_a_job_younger_than_the_answer_is_not_missing(launcher: Make) -> None:
 
 
 def test_what_squeue_no_longer_knows_accounting_does(launcher: Make) -> None:
-    slurm, recorded, _ = launcher(squeue="", sacct="1|CANCELLED by 1000|0:15|None\n2|NODE_FAIL|1:0|None\n3|RUNNING|0:0|None\n")
+    slurm, recorded, _ = launcher(
+        squeue="", sacct="1|CANCELLED by 1000|0:15|None\n2|NODE_FAIL|1:0|None\n3|RUNNING|0:0|None\n"
+    )
     found = slurm.status([submitted(number) for number in (1, 2, 3)]).of
     assert [(found[n].phase, found[n].state) for n in ("1", "2", "3")] == [
         ("ended", "CANCELLED"), ("ended", "NODE_FAIL"), ("unknown", ""),
@@ -140,7 +145,9 @@ RENDERED = Rendered({}, ("sbatch", "--parsable", "job.sh"))
 
 
 def test_sbatch_that_fails_twice_and_then_works(launcher: Make) -> None:
-    busy = NoAnswer("sbatch failed", "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation")
+    busy = NoAnswer(
+        "sbatch failed", "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
+    )
     slurm, recorded, warnings = launcher(sbatch=[busy, busy, "4711;cluster\n"], squeue="")
     assert slurm.submit(submitted(0), RENDERED) == "4711"
     assert len(warnings) == 2
@@ -160,9 +167,9 @@ def test_a_job_that_was_taken_although_sbatch_failed_is_not_submitted_twice(laun
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ("sbatch: error: invalid partition specified: nope\nsbatch: error: Batch job submission failed: Invalid partition name specified", "invalid partition specified: nope"),
-        ("sbatch: error: Batch job submission failed: Requested node configuration is not available", "not available"),
-        ("sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified", "Invalid account"),
+        (f"sbatch: error: invalid partition specified: nope\n{FAILED}Invalid partition", "specified: nope"),
+        (f"{FAILED}Requested node configuration is not available", "not available"),
+        (f"{FAILED}Invalid account or account/partition combination specified", "Invalid account"),
     ],
 )  # fmt: skip
 def test_what_slurm_refuses_for_good_is_not_tried_again(launcher: Make, said: str, words: str) -> None:
@@ -173,7 +180,7 @@ def test_what_slurm_refuses_for_good_is_not_tried_again(launcher: Make, said: st
 
 
 def test_a_full_queue_is_waited_for(launcher: Make) -> None:
-    said = "sbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: Batch job submission failed: Job violates accounting/QOS policy"
+    said = f"sbatch: error: AssocMaxSubmitJobLimit\n{FAILED}Job violates accounting/QOS policy"
     slurm, _, _ = launcher(sbatch=NoAnswer("sbatch failed", said))
     with pytest.raises(QueueFull, match="AssocMaxSubmitJobLimit"):
         slurm.submit(submitted(0), RENDERED)

@@ -1,0 +1,116 @@
+"""Jobs of this machine: they outlive the controller, end whole, and leave a record however they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from prony.cli.main import make_app
+from prony.launch import jobs as jobs_module
+from prony.launch.blocks import make_jobs
+from prony.launch.job import BlockRun, Job, load
+from prony.launch.jobs import Jobs
+from prony.launch.site_file import read_site
+from prony_node.contract import Plan, Trial, files, read_record
+from prony_node.contract.process import is_alive
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 120.0
+
+Submit = Callable[[str], Job]
+
+
+@pytest.fixture
+def submit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Submit:
+    """Two runs of the rank without torch, that behaves as told, as one job."""
+    monkeypatch.setattr(jobs_module, "FILES_LAG_S", 0.5)
+
+    def start(stand_in: str) -> Job:
+        variables = {"PRONY_RANK_MODULE": "stand_in_rank", "PRONY_STAND_IN": stand_in}
+        variables["PYTHONPATH"] = str(ROOT / "tests" / "stand_in")
+        file = tmp_path / "here.yaml"
+        file.write_text(
+            json.dumps({"kind": "local", "python": sys.executable, "environment": {"variables": variables}})
+        )
+        site = read_site(file)
+        plans = [
+            Plan(run_id=f"gpt-tiny-{number}", trial=Trial("gpt-tiny", {"steps": 2}), energy=False) for number in (0, 1)
+        ]
+        made, _ = make_jobs(
+            site, site.partitions[""], tmp_path / "runs", [BlockRun(plan) for plan in plans], time_s=60.0
+        )
+        Jobs(tmp_path / "runs", print).add(made)
+        return load(made[0].folder)
+
+    return start
+
+
+def until(job: Job, holds: Callable[[Job], bool]) -> Job:
+    end_s = time.monotonic() + PATIENCE_S
+    while True:
+        Jobs(job.root, print).update()
+        now = load(job.folder)
+        if holds(now):
+            return now
+        assert time.monotonic() < end_s, now
+        time.sleep(0.1)
+
+
+def measuring(job: Job) -> bool:
+    progress = job.run_folder(job.runs[0]) / files.PROGRESS
+    return progress.exists() and '"measure"' in progress.read_text()
+
+
+def processes_of(job: Job) -> list[int]:
+    """Processes of the job's session."""
+    found = []
+    leader = json.loads(str(job.handle))["pid"]
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.getsid(int(entry.name)) == leader and is_alive(
+                {**json.loads(str(job.handle)), "pid": int(entry.name), "start_ticks": None}
+            ):
+                found.append(int(entry.name))
+        except ProcessLookupError:
+            continue
+    return found
+
+
+def test_a_block_runs_to_its_end(submit: Submit) -> None:
+    job = until(submit("pace=0"), lambda job: job.state == "ended")
+    assert job.outcome is not None
+    assert job.outcome.state == "COMPLETED"
+    records = [read_record(job.run_folder(run)) for run in job.runs]
+    assert [record["status"] for record in records if record] == ["ok", "ok"]
+
+
+def test_cancelling_ends_every_process_and_records_what_had_begun(submit: Submit) -> None:
+    job = until(submit("measure=hang"), measuring)
+    assert len(processes_of(job)) >= 3
+    done = CliRunner().invoke(make_app("cancel"), ["cancel", job.runs[0].plan.run_id, "--runs", str(job.root)])
+    assert done.exit_code == 0, done.output
+    ended = until(job, lambda job: job.state == "ended")
+    record = read_record(job.run_folder(job.runs[0]))
+    assert record is not None
+    assert (record["status"], record["failure"]["kind"]) == ("interrupted", "interrupted")
+    assert not job.run_folder(job.runs[1]).exists()
+    until(ended, lambda job: not processes_of(job))
+
+
+def test_a_job_that_is_killed_is_recorded_at_collection(submit: Submit) -> None:
+    job = until(submit("measure=hang"), measuring)
+    for pid in processes_of(job):
+        os.kill(pid, signal.SIGKILL)
+    done = CliRunner().invoke(make_app("collect"), ["collect", "--wait", "--runs", str(job.root)])
+    assert "recorded at collection" in done.output
+    record = read_record(job.run_folder(job.runs[0]))
+    assert record is not None
+    assert (record["status"], record["failure"]["kind"]) == ("failed", "lost")

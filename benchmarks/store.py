@@ -53,12 +53,12 @@ from prony.store.query import Question, ask_records
 root, repeats, queries = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
 store, out = Store(root), {}
 for name, (where, sort, columns) in queries.items():
-    seconds = []
+    seconds, cpu = [], time.process_time()
     for _ in range(repeats):
         start = time.perf_counter()
         rows = ask_records(store, Question(where, sort, columns=tuple(columns), limit=50)).rows
         seconds.append(time.perf_counter() - start)
-    out[name] = {"seconds": seconds, "rows": len(rows)}
+    out[name] = {"seconds": seconds, "rows": len(rows), "cpu": (time.process_time() - cpu) / repeats}
 print(json.dumps({"queries": out, "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
 """
 
@@ -125,10 +125,11 @@ def ask_rows(root: Path, count: int, repeats: int) -> dict[str, Any]:
     for name, asked in answer["queries"].items():
         seconds = asked["seconds"]
         shown = {"filter": QUERIES[name][0], "sort": QUERIES[name][1], "rows": asked["rows"]}
-        queries[name] = shown | {"first_s": round(seconds[0], 3), "median_s": round(statistics.median(seconds), 3)}
+        shown |= {"first_s": round(seconds[0], 3), "median_s": round(statistics.median(seconds), 3)}
+        queries[name] = shown | {"mean_cpu_s": round(asked["cpu"], 3)}
     size = sum(path.stat().st_size for path in root.glob("index.sqlite*"))
     kept = {"count": count, "made_per_second": round(count / made), "file_bytes": size, "queries": queries}
-    return kept | {"peak_bytes": answer["peak_bytes"]}
+    return kept | {"peak_bytes": answer["peak_bytes"], "load": os.getloadavg()[0]}
 
 
 def _rows(count: int) -> Iterator[Row]:

@@ -109,6 +109,8 @@ def test_what_a_team_shares_is_found_pushed_and_pulled(team: str, tmp_path: Path
     )
     assert [row[0] for row in found.rows] == ["resnet50-20260302T100000-d00001"]
     assert ask_records(other, Question("graphs=on", columns=("graphs",), limit=1)).rows == [("on",)]
+    with pytest.raises(RequestError, match=r"was made at .*/mine; `prony store pull d00001` brings it here"):
+        other.find("d00001")
     folders = [run.folder for run in store.runs()]
     assert len(push(folders, store).new) == 13
     again = push(folders, store)

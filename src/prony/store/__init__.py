@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from prony.store.index import Refreshed, Store
+    from prony.store.index import Store
     from prony.store.rows import Run
-    from prony.store.scan import Skipped
+    from prony.store.scan import Refreshed, Skipped
 
 __all__ = ["Refreshed", "Run", "Skipped", "Store"]
 
-_HOMES = {"Refreshed": "index", "Store": "index", "Run": "rows", "Skipped": "scan"}
+_HOMES = {"Refreshed": "scan", "Store": "index", "Run": "rows", "Skipped": "scan"}
 
 
 def __getattr__(name: str) -> Any:

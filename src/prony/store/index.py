@@ -5,18 +5,17 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Select, delete, select
+from sqlalchemy import Connection, RowMapping, Select, delete, select
 
 from prony.store.address import place_of, team_address
 from prony.store.database import Database, StaleIndex
 from prony.store.find import find_run
 from prony.store.put import put_rows
 from prony.store.rows import ROW_VERSION, Row, Run, run_of_columns, run_of_record
-from prony.store.scan import Skipped, folders_of, is_readable, joined, read_row, scan_in_parts
+from prony.store.scan import Refreshed, Skipped, folders_of, is_readable, joined, read_row, scan_in_parts
 from prony.store.tables import detail_table, run_table
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
@@ -27,17 +26,8 @@ INDEX = "index.sqlite"
 JOINED = run_table.join(detail_table, run_table.c.folder == detail_table.c.folder)
 RUN_COLUMNS = [(run_table if name in run_table.c else detail_table).c[name] for name in Run.__dataclass_fields__]
 OUT_AT_ONCE = 500  # names in one statement
+NAMES_AT_ONCE = 5000  # the same on a server
 PUT_AT_ONCE = 2000  # rows in one transaction
-
-
-@dataclass(frozen=True)
-class Refreshed:
-    """What bringing the index up to date did."""
-
-    ingested: list[str] = field(default_factory=list)
-    dropped: list[str] = field(default_factory=list)
-    skipped: list[Skipped] = field(default_factory=list)  # broken, or of a newer Prony
-    unfinished: list[Path] = field(default_factory=list)  # a plan and no record: running, or lost
 
 
 class Store:
@@ -103,22 +93,41 @@ class Store:
 
     def refresh(self) -> Refreshed:
         """Index the folders that are not yet in, drop those that are gone; a broken index is rebuilt."""
-        current = select(run_table.c.folder, run_table.c.row_version)
+        folders = folders_of(self.root)
         try:
-            known = dict(self.database.ask(lambda c: [tuple(row) for row in c.execute(current)], reads=True))
+            known = self._known([folder.name for folder in folders])
         except StaleIndex:
             return self.rebuild()
-        folders = folders_of(self.root)
         done = Refreshed()
-        self._index([folder for folder in folders if known.get(folder.name, -1) < ROW_VERSION], done)
+        old = {name for name, version in known.items() if version < ROW_VERSION}
+        self._index([folder for folder in folders if folder.name not in known or folder.name in old], done, old)
         gone = set() if self.is_team else set(known) - {folder.name for folder in folders}
         if gone:
             done.dropped.extend(self.database.ask(lambda connection: self.take_out(connection, gone)))
         return done
 
+    def _known(self, names: list[str]) -> dict[str, int]:
+        """Which folders have a row, and of which version: of a team's store, only among those here."""
+        query = select(run_table.c.folder, run_table.c.row_version)
+        return {row["folder"]: row["row_version"] for row in self._among(query, names)}
+
+    def _among(self, query: Select[Any], names: list[str]) -> list[RowMapping]:
+        """The rows of a query; of a team's store, which also holds those of others, only of these folders."""
+        if not self.is_team:
+            return self.database.ask(lambda connection: list(connection.execute(query).mappings()), reads=True)
+
+        def ask(connection: Connection) -> list[RowMapping]:
+            found: list[RowMapping] = []
+            for start in range(0, len(names), NAMES_AT_ONCE):
+                some = query.where(run_table.c.folder.in_(names[start : start + NAMES_AT_ONCE]))
+                found += connection.execute(some).mappings()
+            return found
+
+        return self.database.ask(ask, reads=True)
+
     def runs(self, limit: int | None = None, workload: str | None = None, status: str | None = None) -> list[Run]:
         """The indexed runs, newest first."""
-        query = select(*RUN_COLUMNS).order_by(run_table.c.started.desc(), run_table.c.id.desc())
+        query = select(*RUN_COLUMNS)
         if workload is not None:
             query = query.where(run_table.c.workload == workload)
         if status is not None:
@@ -132,7 +141,11 @@ class Store:
             record = read_record(path.absolute())
             if record is not None:
                 return run_of_record(path.absolute(), record)
-        return find_run(text, self.runs(), self.root)
+        try:
+            return find_run(text, self.runs(), self.root)
+        except RequestError as error:
+            elsewhere = self._elsewhere(text) if self.is_team and text else None
+            raise elsewhere or error from None
 
     def finished(self, trial_hash: str, repeat: int, machine: str | None, software: str | None) -> list[Run]:
         """The runs, good or failed, of this trial and repeat on this machine with this software."""
@@ -171,7 +184,7 @@ class Store:
                 connection.execute(delete(table).where(table.c.folder.in_(part)))
         return out
 
-    def _index(self, folders: list[Path], done: Refreshed) -> set[str]:
+    def _index(self, folders: list[Path], done: Refreshed, old: set[str] | None = None) -> set[str]:
         """Read folders and put them in, a transaction for each part, so that others need not wait long; their names."""
         names: set[str] = set()
         for part in joined(scan_in_parts(folders), PUT_AT_ONCE):
@@ -182,12 +195,17 @@ class Store:
                     Skipped(self.root / row.folder, _misnamed(row)) for row in part.found if row.id != row.folder
                 )
             if rows:
-                self.database.ask(functools.partial(self.put, rows=rows))
+                self.database.ask(functools.partial(self._renew, rows=rows, old=old or set()))
             names |= {row.folder for row in rows}
             done.ingested.extend(row.id for row in rows)
             done.skipped.extend(part.skipped)
             done.unfinished.extend(part.unfinished)
         return names
+
+    def _renew(self, connection: Connection, rows: list[Row], old: set[str]) -> None:
+        """Put rows in, those of before out: a team's row stays unless it lacks what newer rows have."""
+        self.take_out(connection, [row.folder for row in rows if row.folder in old])
+        self.put(connection, rows)
 
     def _drop_others(self, connection: Connection, read: set[str]) -> list[str]:
         """Take out rows that were not just read, unless another process has indexed one since."""
@@ -200,13 +218,28 @@ class Store:
         put_anchors(connection, read_anchors(self.root))
 
     def _select(self, query: Select[Any], limit: int | None = None) -> list[Run]:
-        """Runs of this root: a team's store also holds those of others, whose folders are elsewhere."""
-        query = query.select_from(JOINED).limit(None if self.is_team else limit)
-        found = self.ask(lambda connection: list(connection.execute(query).mappings()), reads=True)
-        if self.is_team:
-            here = {folder.name for folder in folders_of(self.root)}
-            found = [columns for columns in found if columns["folder"] in here][:limit]
-        return [run_of_columns(self.root / columns["folder"], dict(columns)) for columns in found]
+        """Runs of this root, newest first."""
+        names = [folder.name for folder in folders_of(self.root)] if self.is_team else []
+        order = (run_table.c.started.desc(), run_table.c.id.desc())
+        query = query.select_from(JOINED).order_by(*order).limit(None if self.is_team else limit)
+        try:
+            found = self._among(query, names)
+        except StaleIndex:
+            self.rebuild()
+            found = self._among(query, names)
+        if self.is_team:  # asked in parts
+            found.sort(key=lambda columns: (columns["started"], columns["id"]), reverse=True)
+        return [run_of_columns(self.root / columns["folder"], dict(columns)) for columns in found[:limit]]
+
+    def _elsewhere(self, text: str) -> RequestError | None:
+        """Of a team's run that is not here: where it is, and how to bring it."""
+        query = select(run_table.c.id, run_table.c.place).where(run_table.c.id.endswith(text, autoescape=True)).limit(2)
+        found = self.database.ask(lambda connection: list(connection.execute(query)), reads=True)
+        if len(found) != 1:
+            return None
+        return RequestError(
+            f"{found[0][0]} was made at {found[0][1]}; `prony store pull {text}` brings it here, once pushed"
+        )
 
 
 def _is_writable(root: Path) -> bool:

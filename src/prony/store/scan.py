@@ -34,6 +34,16 @@ class Scan:
     unfinished: list[Path] = field(default_factory=list)  # a plan and no record: running, or lost
 
 
+@dataclass(frozen=True)
+class Refreshed:
+    """What bringing the index up to date did."""
+
+    ingested: list[str] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)  # broken, or of a newer Prony
+    unfinished: list[Path] = field(default_factory=list)  # a plan and no record: running, or lost
+
+
 def folders_of(root: Path) -> list[Path]:
     """The folders under a root that may be those of runs, by name."""
     try:

@@ -19,7 +19,7 @@ run_table = Table(
     metadata,
     Column("folder", String, primary_key=True),  # its name inside the root; in a team's store the run's id
     Column("id", String, nullable=False, index=True),
-    Column("workload", String, nullable=False, index=True),
+    Column("workload", String, nullable=False),
     Column("trial_hash", String, nullable=False, index=True),
     Column("effective_hash", String),
     Column("repeat", Integer, nullable=False),

@@ -225,3 +225,12 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch: py
     with pytest.raises(RequestError, match="could not be written"), tabular.whole_file(tmp_path / "x.jsonl") as out:
         out.write(b"half")
     assert untouched(tmp_path)
+
+
+def test_nothing_begins_where_nothing_can_be_put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prony.store.transfer.os.access", lambda path, mode: False)
+    with pytest.raises(RequestError, match="cannot be written; --runs DIR or PRONY_RUNS names another place"):
+        take(tar_of(("run/record.json", RECORD)), tmp_path / "new")
+    with pytest.raises(RequestError, match="cannot be written"):
+        take_records([], tmp_path, "x")
+    assert untouched(tmp_path)

@@ -41,7 +41,6 @@ def upgrade() -> None:
         for name in METRICS:
             run.add_column(sa.Column(name, sa.Float))
         run.add_column(sa.Column("row_version", sa.Integer, nullable=False, server_default="0"))
-    op.create_index("ix_run_workload", "run", ["workload"])
     asked = ["workload", "status", "mode", "precision", "batch_size", "devices", "device", "rate", "started"]
     op.create_index("ix_run_asked", "run", asked)
     _create_anchor()

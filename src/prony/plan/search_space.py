@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from prony.plan.request import split_words
 from prony.plan.search_model import Place
 from prony_node.contract.errors import RequestError
-from prony_node.contract.settings import SETTINGS, Setting, Value
+from prony_node.contract.settings import SETTINGS, Value
 from prony_node.contract.trial import Trial, reads_data_set
 from prony_node.workloads.config import Workload
 
 BATCH = "batch_size"
 MOST_TRIALS = 2000  # the model looks at each before every run
+# Other forms of a layer: the same function by other kernels, most of them for a compiler.
+SAME_FUNCTION = ("norms", "parts", "enlarge", "depthwise", "assignment")
 REACH = 8  # times the default batch, up and down, where nobody says what to search
 
 
@@ -119,7 +121,7 @@ def listed(name: str, text: str) -> list[str]:
 def make_space(workload: Workload, fixed: Mapping[str, Value], lists: Mapping[str, Sequence[object]]) -> Space:
     """Every combination of the values that can work together; refused when none can, or when they are too many."""
     known = SETTINGS | {setting.name: setting for setting in workload.own_settings()}
-    typed = {name: tuple(dict.fromkeys(_parse(known[name], value) for value in lists[name])) for name in lists}
+    typed = {name: tuple(dict.fromkeys(known[name].parse(value) for value in lists[name])) for name in lists}
     count = math.prod(len(values) for values in typed.values())
     if count > MOST_TRIALS:
         raise RequestError(f"{count} combinations are more than tune looks through ({MOST_TRIALS}); leave some out")
@@ -135,10 +137,6 @@ def make_space(workload: Workload, fixed: Mapping[str, Value], lists: Mapping[st
     if not candidates:
         raise RequestError(f"no combination of these settings can work: {refused[0]}")
     return Space(typed, tuple(candidates), tuple(dict.fromkeys(refused)))
-
-
-def _parse(setting: Setting, value: object) -> Value:
-    return setting.parse(value)
 
 
 def default_lists(
@@ -158,13 +156,10 @@ def default_lists(
     if reads_data_set(effective) or effective.get("data") == "host":
         workers = effective.get("workers")
         lists["workers"] = sorted({0, int(workers), 2 * int(workers)}) if isinstance(workers, int) else [0, 4]
-    for setting in workload.settings:  # a layer's other form: the same function, other kernels
-        if setting.kind == "choice" and setting.name in effective and setting.name in SAME_FUNCTION:
+    for setting in workload.settings:
+        if effective.get("device") != "cpu" and setting.name in SAME_FUNCTION and setting.name in effective:
             lists[setting.name] = list(setting.choices)
     return {name: values for name, values in lists.items() if name not in fixed and len(values) > 1}
-
-
-SAME_FUNCTION = ("norms", "parts", "enlarge", "depthwise", "assignment")
 
 
 def trial_of(workload: Workload, fixed: Mapping[str, Value], candidate: Candidate) -> Trial:

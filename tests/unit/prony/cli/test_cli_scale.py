@@ -11,7 +11,7 @@ import scaling_records
 from typer.testing import CliRunner
 
 import prony.cli.scale
-import prony.cli.sweep
+import prony.cli.study_history
 from prony.cli.execute import Job, Outcome
 from prony.cli.main import make_app
 from prony_node.contract import files
@@ -49,7 +49,7 @@ class Machine:
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     found = Machine()
     monkeypatch.setattr(prony.cli.scale, "execute", found.execute)
-    monkeypatch.setattr(prony.cli.sweep, "ask_node", lambda *_: {"machine": "m", "software": "s"})
+    monkeypatch.setattr(prony.cli.study_history, "ask_node", lambda *_: {"machine": "m", "software": "s"})
     return found
 
 

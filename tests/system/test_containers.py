@@ -67,7 +67,7 @@ def test_the_tiny_gpt_runs_in_an_image_that_was_built_here(podman: Podman, tmp_p
     )
     record = json.loads(done.stdout)
     assert record["status"] == "ok"
-    assert record["facts"]["container"]["kind"] == "podman", record["facts"]["container"]
+    assert record["facts"]["container"]["runtime"] == "podman", record["facts"]["container"]
     checked = prony(podman, "container", "check", str(site), folder=tmp_path)
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert "pass" in checked.stdout

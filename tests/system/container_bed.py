@@ -14,8 +14,11 @@ from pathlib import Path
 
 RELEASE = "bookworm"
 MIRROR = "http://deb.debian.org/debian"
-# What a Python that is mounted into the container is linked to.
-LIBRARIES = "python3-minimal,libpython3-stdlib,libssl3,libffi8,zlib1g,libbz2-1.0,liblzma5,libsqlite3-0,libreadline8,libstdc++6,libgomp1"
+# A Python, and what another that is mounted into the container is linked to.
+LIBRARIES = (
+    "python3-minimal,libpython3-stdlib,libssl3,libffi8,zlib1g,libbz2-1.0,liblzma5,libsqlite3-0,libreadline8,"
+    "libstdc++6,libgomp1"
+)
 EMULATORS = {"arm64": "qemu-aarch64", "amd64": "qemu-x86_64"}
 CONFIGURATION = """\
 [engine]

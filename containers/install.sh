@@ -2,7 +2,7 @@
 # Install what workloads need, in an image. install.sh CONSTRAINTS TORCH, where TORCH is
 #   keep   the base's own torch stays, and everything beside it fits it
 #   none   nothing is installed: Python and torch are mounted when the image is used
-#   URL    torch and torchvision from this index of wheels, at the versions of CONSTRAINTS
+#   pip    torch and torchvision from wherever this pip takes them, at the versions of CONSTRAINTS
 set -euo pipefail
 constraints=$1 torch=$2
 libraries=(timm transformers segmentation-models-pytorch scipy nvidia-ml-py)
@@ -20,7 +20,7 @@ if [ "$torch" = keep ]; then
         done >>"$pins"
 else
     cp "$constraints" "$pins"
-    python3 -m pip install --no-cache-dir --constraint "$pins" --index-url "$torch" torch torchvision
+    libraries+=(torch torchvision)
 fi
 python3 -m pip install --no-cache-dir --constraint "$pins" "${libraries[@]}"
 rm -f "$pins"

@@ -5,6 +5,7 @@ Bases lie in a cache outside the checkout ($PRONY_TEST_CACHE, else the account's
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -13,8 +14,11 @@ from pathlib import Path
 
 RELEASE = "bookworm"
 MIRROR = "http://deb.debian.org/debian"
-# What a Python that is mounted into the container is linked to.
-LIBRARIES = "libssl3,libffi8,zlib1g,libbz2-1.0,liblzma5,libsqlite3-0,libreadline8,libstdc++6,libgomp1"
+# A Python, and what another that is mounted into the container is linked to.
+LIBRARIES = (
+    "python3-minimal,libpython3-stdlib,libssl3,libffi8,zlib1g,libbz2-1.0,liblzma5,libsqlite3-0,libreadline8,"
+    "libstdc++6,libgomp1"
+)
 EMULATORS = {"arm64": "qemu-aarch64", "amd64": "qemu-x86_64"}
 CONFIGURATION = """\
 [engine]
@@ -83,7 +87,8 @@ def cache() -> Path:
 
 def base_archive(arch: str) -> Path:
     """A Debian without anything of ours, unpacked and not configured: enough for bash and a mounted Python."""
-    archive = cache() / f"debian-{RELEASE}-{arch}.tar"
+    holds = hashlib.sha256(LIBRARIES.encode()).hexdigest()[:8]
+    archive = cache() / f"debian-{RELEASE}-{arch}-{holds}.tar"
     if archive.exists():
         return archive
     folder = cache() / f"debian-{RELEASE}-{arch}.making"

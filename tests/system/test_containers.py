@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,15 @@ from pathlib import Path
 import pytest
 from container_bed import Podman, can_emulate, why_not
 
+from prony.launch.job import BlockRun, new_job, save
+from prony.launch.kubernetes_manifest import manifests
+from prony.launch.node import write_node_zip
+from prony.launch.receive import Receiver
 from prony.launch.site import ARCHITECTURES
+from prony.launch.site_file import choose_partition, keep_text, parse_site
+from prony_node.contract import Plan, Trial
+from prony_node.contract.plan import Stop
+from prony_node.contract.record import read_record
 
 HERE = ARCHITECTURES[platform.machine()]
 OTHER = {"amd64": "arm64", "arm64": "amd64"}[HERE]
@@ -67,7 +76,7 @@ def test_the_tiny_gpt_runs_in_an_image_that_was_built_here(podman: Podman, tmp_p
     )
     record = json.loads(done.stdout)
     assert record["status"] == "ok"
-    assert record["facts"]["container"]["kind"] == "podman", record["facts"]["container"]
+    assert record["facts"]["container"]["runtime"] == "podman", record["facts"]["container"]
     checked = prony(podman, "container", "check", str(site), folder=tmp_path)
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert "pass" in checked.stdout
@@ -88,6 +97,38 @@ def test_an_image_for_the_other_architecture_is_caught_before_anything_starts(po
     done = prony(podman, "run", "gpt-tiny", "device=cpu", "--site", str(site), folder=tmp_path)
     assert done.returncode == 2
     assert f"is for {OTHER}, and the nodes of boxed, partition here, are {HERE}" in done.stderr
+
+
+def test_the_pod_of_a_kubernetes_job_sends_its_run_back_through_its_log(podman: Podman, tmp_path: Path) -> None:
+    """Podman in the place of a kubelet: the command, files and folders of the manifest, and the log that results."""
+    build(podman, "localhost/prony-test", HERE, folder=tmp_path)
+    text = f"kind: kubernetes\npython: {sys.executable}\npartitions: {{cpu: {{accelerators: 0}}}}\n"
+    text += "container: {image: localhost/prony-test}\n"
+    site = keep_text(parse_site(text, "here.yaml", "here"), text)
+    trial = Trial("gpt-tiny", {"device": "cpu", "batch_size": 2})
+    plan = Plan(run_id="gpt-tiny-1", trial=trial, stop=Stop(max_time_s=5.0), energy=False)
+    job = save(new_job(site, choose_partition(site, None), tmp_path / "here", [BlockRun(plan)], time_s=400.0))
+    first, inputs = manifests(job)
+    for place in ("inputs", "runs"):
+        (tmp_path / place).mkdir()
+    for name, content in inputs["data"].items():
+        (tmp_path / "inputs" / name).write_text(content, encoding="utf-8")
+    shutil.copyfile(write_node_zip(tmp_path), tmp_path / "inputs" / "node.zip")
+    container = first["spec"]["template"]["spec"]["containers"][0]
+    words = ["run", "--rm", "--network=none", f"--volume={tmp_path / 'runs'}:/prony/runs"]
+    words += [f"--volume={tmp_path / 'inputs'}:/prony/inputs:ro", f"--workdir={container['workingDir']}"]
+    words += [f"--volume={place}:{place}:ro" for place in sorted({sys.prefix, sys.base_prefix})]
+    words += [f"--env={one['name']}={one['value']}" for one in container["env"]]
+    log = podman.call(*words, container["image"], *container["command"])
+    receiver = Receiver(job)
+    receiver.feed(log.encode())
+    receiver.finish(whole=True)
+    assert receiver.ended
+    record = read_record(job.root / "gpt-tiny-1")
+    assert record is not None
+    assert record["status"] == "ok", record["failure"]
+    assert (job.root / "gpt-tiny-1" / "steps.csv").stat().st_size > 0
+    assert "run 000 ended with exit code 0" in (job.folder / "job.log").read_text(encoding="utf-8")
 
 
 def _empty(folder: Path) -> str:

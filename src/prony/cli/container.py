@@ -33,7 +33,7 @@ def build(
     arch: Annotated[list[str] | None, typer.Option(help="amd64 or arm64; may be given twice. All, if not.")] = None,
     tag: Annotated[str | None, typer.Option(help="Name of the image, or of the .sif file.")] = None,
     base: Annotated[str | None, typer.Option(help="Another base image; {arch} stands for the architecture.")] = None,
-    torch: Annotated[str | None, typer.Option(help="keep, none, or an index of wheels.")] = None,
+    torch: Annotated[str | None, typer.Option(help="keep the base's, none, or pip.")] = None,
     checkout: Annotated[Path | None, typer.Option(help="Where Prony's source lies.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be called.")] = False,
 ) -> None:

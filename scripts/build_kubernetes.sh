@@ -1,0 +1,38 @@
+#!/bin/bash
+# Build kube-apiserver, kube-controller-manager, kube-scheduler and kubelet from Debian's source package, for
+# `make test-kubernetes`. build_kubernetes.sh FOLDER: the binaries go to FOLDER/bin; about 12 minutes, once.
+# Needs root: the compiler and the other programs of a cluster are installed from Debian's packages.
+set -euo pipefail
+folder=$(realpath -m "$1")
+programs=(kube-apiserver kube-controller-manager kube-scheduler kubelet)
+
+missing() {
+    local program
+    for program in "${programs[@]}"; do
+        [ -x "$folder/bin/$program" ] || return 0
+    done
+    return 1
+}
+
+missing || exit 0
+mkdir -p "$folder/bin" "$folder/source" "$folder/lists/partial"
+cd "$folder/source"
+apt-get install --yes -qq --no-install-recommends golang-1.19-go build-essential dpkg-dev rsync ca-certificates >&2
+
+# Sources by lists of our own: those of the machine stay as they are.
+printf 'deb-src http://deb.debian.org/debian bookworm main\n' >"$folder/sources.list"
+apt=(apt-get -qq -o "Dir::Etc::sourcelist=$folder/sources.list" -o Dir::Etc::sourceparts=- -o "Dir::State::lists=$folder/lists")
+"${apt[@]}" update >&2
+[ -d kubernetes-* ] 2>/dev/null || "${apt[@]}" source kubernetes >&2
+
+cd kubernetes-*/
+export GOPATH="$PWD/_gopath" GOCACHE="$folder/go-cache" GOPROXY=off GOFLAGS= PATH="/usr/lib/go-1.19/bin:$PATH"
+mkdir -p "$GOPATH"
+what=$(printf 'cmd/%s ' "${programs[@]}")
+nice -n 19 make WHAT="${what% }" >&2
+for program in "${programs[@]}"; do
+    found=$(find _output "$GOPATH" -name "$program" -type f -perm -u+x -print -quit)
+    [ -n "$found" ] || { echo "build_kubernetes: $program was not built" >&2; exit 1; }
+    install -m 755 "$found" "$folder/bin/$program"
+done
+rm -rf "$folder/source" "$folder/go-cache"

@@ -70,7 +70,7 @@ def read_history(root: Path, wanted: Collection[tuple[Trial, int]]) -> History:
     for run in found:
         if (run.machine, run.software) == (machine, software):
             runs.setdefault((run.trial_hash, run.repeat), []).append(run)
-    seen = [one for name in workloads for run in store.runs(SEEN_OF_A_WORKLOAD, name, "ok") if (one := _seen(run))]
+    seen = [one for name in workloads for run in store.runs(SEEN_OF_A_WORKLOAD, name, "ok") if (one := seen_of(run))]
     return History(runs, Estimator(seen, machine))
 
 
@@ -98,7 +98,8 @@ def skipped_line(job: Job, outcome: Outcome) -> str:
     return f"{job.trial}, repeat {job.repeat}: finished before ({outcome.record['status']}{known}), skipped"
 
 
-def _seen(run: Run) -> Seen | None:
+def seen_of(run: Run) -> Seen | None:
+    """What a run took, as an estimate takes it."""
     try:
         seconds = (datetime.fromisoformat(run.ended) - datetime.fromisoformat(run.started)).total_seconds()
         record = read_record(run.folder) or {}

@@ -27,7 +27,6 @@ from prony.plan.order import Turn
 from prony.plan.prune import OUT_OF_MEMORY, OutOfMemory
 from prony.plan.study import LOCAL, Study, refuse_refused
 from prony.report.numbers import format_seconds
-from prony_node.contract.errors import RequestError
 
 FAILURES_IN_A_ROW = 5
 ORDERLY = (OUT_OF_MEMORY, "request")  # failures that say something about the trial and not about the machine
@@ -59,14 +58,16 @@ class Carried:
 def carry_out(study: Study, options: Options, view: StudyView) -> Carried:
     """Make every run of the study that has no record yet."""
     if study.site != LOCAL:
-        raise RequestError(f"site {study.site!r} is kept with the study, but runs are started on {LOCAL!r} alone today")
+        from prony.cli.study_at_site import carry_out_at_site
+
+        return carry_out_at_site(study, options, view)
     planned = study.planned()
     refuse_refused(planned)
     impossible = impossible_here(planned, options.root)
     for line in said_once(impossible):
         view.note(line)
     turns = study.turns([one for one in planned if one.trial.hash not in impossible])
-    jobs = [_make_job(study, turn, number, options) for number, turn in enumerate(turns, start=1)]
+    jobs = [make_job(study, turn, number, options) for number, turn in enumerate(turns, start=1)]
     refuse_missing_paths(jobs)
     refuse_unknown_models(jobs, options.root)
     with _devices(study, turns, options):
@@ -79,7 +80,8 @@ def carry_out(study: Study, options: Options, view: StudyView) -> Carried:
             view.close()
 
 
-def _make_job(study: Study, turn: Turn, number: int, options: Options) -> Job:
+def make_job(study: Study, turn: Turn, number: int, options: Options) -> Job:
+    """A turn of the study as a run to be made."""
     trial, part = turn.planned.trial, turn.planned.part
     member = {"name": study.name, "part": part.name, "order": study.order, "seed": study.seed, "turn": number}
     return Job(trial, part.stop, turn.repeat, options.energy, options.files.get(trial.workload), member)

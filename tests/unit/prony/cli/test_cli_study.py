@@ -118,7 +118,7 @@ def test_a_device_in_use_is_refused_unless_shared(root: Path) -> None:
 
 
 def test_what_never_starts(root: Path) -> None:
-    with pytest.raises(RequestError, match="site 'alps' is kept with the study"):
+    with pytest.raises(RequestError, match="unknown site 'alps'"):
         carry(root, f"{STUDY}site: alps\n")
     wrong = "workloads: gpt-tiny\nsettings: {mode: [train, infer], optimizer: [adam, sgd]}\n"
     with pytest.raises(RequestError, match=r"no meaning with mode=infer.*\(2 trials are refused\)"):

@@ -90,7 +90,8 @@ class _TpeProposes(Search):
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        sampler = optuna.samplers.TPESampler(seed=len(self.results), n_startup_trials=4)
+        seed = random.Random(f"{self.start.key}{len(self.results)}").randrange(2**31)
+        sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=4)
         study = optuna.create_study(direction="maximize", sampler=sampler)
         spaces = {name: optuna.distributions.CategoricalDistribution(v) for name, v in self.space.lists.items()}
         for result in self.results:

@@ -92,12 +92,14 @@ def index_folders(root: Path, count: int) -> dict[str, Any]:
         record["id"] = folder.name
         (folder / "record.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
     start, before = time.perf_counter(), _cpu_seconds()
-    done = Store(root).refresh()
+    store = Store(root)
+    done = store.refresh()
     seconds, cpu = time.perf_counter() - start, _cpu_seconds() - before
     assert len(done.ingested) == count, done.skipped[:3]
     start = time.perf_counter()
-    assert Store(root).refresh().ingested == []
+    assert store.refresh().ingested == []
     again = time.perf_counter() - start
+    store.close()
     shutil.rmtree(root)
     kept = {"count": count, "record_bytes": len(json.dumps(record, indent=1)), "seconds": round(seconds, 2)}
     kept |= {"per_second": round(count / seconds), "cpu_seconds": round(cpu, 2), "load": os.getloadavg()[0]}

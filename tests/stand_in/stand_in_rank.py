@@ -1,7 +1,7 @@
 """A rank without torch, for tests of what surrounds a rank: same files, same phases, a chosen end.
 
 PRONY_STAND_IN holds words: a phase with what happens in it (`measure=hang`, `build=crash`, `end=segfault`),
-and `pace=SECONDS` for the length of each phase.
+and `pace=SECONDS` for the length of each phase. Of several ranks, the one whose number stands before: `1:measure=kill`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ from pathlib import Path
 
 from prony_node.contract import files
 from prony_node.contract.plan import Plan
+from prony_node.parallel.place import place_of
+from prony_node.supervise.settle import settle
 
+# As the first rank waits for what the others saw, and with a stack that looks like it.
+WAIT = "import time\nwhile not other.exists():\n    time.sleep(0.05)"
 PHASES = ("build", "cold_start", "measure", "teardown")
 
 
@@ -25,8 +29,12 @@ def main(plan_file: str, out: str) -> int:
     folder = Path(out)
     wishes = dict(word.split("=", 1) for word in os.environ.get("PRONY_STAND_IN", "").split())
     pace_s = float(wishes.pop("pace", "0.05"))
-    misbehave(wishes.get("import"), folder)
     plan = Plan.from_json(json.loads(Path(plan_file).read_text()))
+    place = place_of(plan.trial.settings)
+    if place.size > 1:
+        folder = settle(place, folder)
+        wishes = {key[2:]: wish for key, wish in wishes.items() if key.startswith(f"{place.rank}:")}
+    misbehave(wishes.get("import"), folder)
     with (folder / files.STACKS).open("w") as stacks, (folder / files.PROGRESS).open("a") as progress:
         faulthandler.register(signal.SIGUSR1, file=stacks)
         for number, phase in enumerate(PHASES):
@@ -44,6 +52,8 @@ def main(plan_file: str, out: str) -> int:
             progress.flush()
             time.sleep(pace_s)
             misbehave(wishes.get(phase), folder)
+        if place.size > 1 and place.rank == 0:
+            exec(compile(WAIT, "torch/distributed/stand_in.py", "exec"), {"other": folder / "rank1" / files.RESULT})
         files.write_whole(folder / files.RESULT, result(plan))
         misbehave(wishes.get("end"), folder)
     return 0

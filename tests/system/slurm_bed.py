@@ -81,6 +81,13 @@ class SlurmBed:
             process.kill()
             process.wait()
 
+    def keep_state(self, job: str) -> None:
+        """Wait until slurmctld has written down that it has this job: killed before, it would give its number again."""
+        before_s = time.time()
+        self.call("scontrol", "update", f"jobid={job}", "comment=kept")
+        path = self.folder / "state" / "job_state"
+        _until(lambda: path.exists() and path.stat().st_mtime >= before_s, "the state of the jobs on disk")
+
     def resume(self, node: str) -> None:
         """Make a node that was set down take jobs again."""
         self.call("scontrol", "update", f"nodename={node}", "state=resume")

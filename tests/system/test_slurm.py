@@ -242,8 +242,9 @@ def test_a_full_queue_is_waited_for(bed: SlurmBed, cluster: Cluster) -> None:
 
 
 def test_slurms_controller_killed_and_restarted_midway(bed: SlurmBed, cluster: Cluster) -> None:
-    (job,) = cluster.submit(cluster.site("pace=2"), [run_of(0)])
+    (job,) = cluster.submit(cluster.site("pace=3"), [run_of(0)])
     cluster.wait_for_phase(job, "build")
+    bed.keep_state(str(job.handle))
     bed.stop_daemon("slurmctld", signal.SIGKILL)
     try:
         cluster.replace_command("squeue", 'exec timeout 1 /usr/bin/squeue "$@"')  # it would be patient for a minute

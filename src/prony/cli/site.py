@@ -44,7 +44,7 @@ def list_() -> None:
 def show(name: Annotated[str, typer.Argument(metavar="SITE")]) -> None:
     """Print a site's file, checked: copy an example and change it."""
     found = find_site(name)
-    print(found.document.get("text") or "kind: local", end="")
+    print(str(found.document.get("text") or "kind: local\n"), end="")
 
 
 @site.command("add")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
 import subprocess
@@ -35,6 +36,11 @@ class LocalRun:
 
     def start(self) -> None:
         """Make the run folder, this controller's until the supervisor takes over, and start it."""
+        if int(self.plan.trial.settings.get("nodes", 1)) > 1 and not os.environ.get("PRONY_NODE_RANK"):
+            raise RequestError(
+                "nodes=N is started node by node, each with its PRONY_NODE_RANK and PRONY_RENDEZVOUS: docs/parallel.md "
+                "shows how; here is one node"
+            )
         python = node_python()
         if shutil.which(python) is None:
             raise RequestError(f"there is no Python at {python}; PRONY_PYTHON names the one that has torch")

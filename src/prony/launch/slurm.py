@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Sequence
 from datetime import datetime
@@ -13,6 +14,7 @@ from prony.launch.calls import CALLER, PAUSES_S, Caller, NoAnswer, Shared, ask
 from prony.launch.job import ENDED, LOG, SCRIPT, Job, Outcome
 from prony.launch.protocol import QueueFull, Rendered, Status, Statuses, Warn
 from prony.launch.script import NEAR_END, make_script
+from prony.launch.site_file import WORD
 from prony_node.contract.errors import RequestError
 
 ASK_EVERY_S = 5.0  # squeue, at most, whatever the number of jobs and of processes that follow them
@@ -62,6 +64,8 @@ class Slurm:
         if partition.exclusive:
             found.append("--exclusive")
         if job.node is not None:
+            if not re.fullmatch(WORD, job.node):
+                raise RequestError(f"{job.node!r} is no name of a node")
             found.append(f"--nodelist={job.node}")
         found += ["--export=NONE", "--no-requeue", "--open-mode=append"]
         before_s = min(site.signal_before_s, 60 * minutes // 2)

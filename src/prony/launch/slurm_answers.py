@@ -38,7 +38,8 @@ def parse_squeue(text: str) -> dict[str, Status]:
         parts = line.strip().split("|", 2)
         if len(parts) == 3 and re.fullmatch(r"[0-9]+", parts[0]) and re.fullmatch(r"[A-Z_]+", parts[1]):
             reason = "" if parts[2] in ("None", "") else parts[2]
-            found[parts[0]] = Status(phase_of(parts[1]), parts[1], reason)
+            phase = phase_of(parts[1])  # a state that a newer Slurm has is one of a job that it still has
+            found[parts[0]] = Status("running" if phase == "unknown" else phase, parts[1], reason)
     return found
 
 

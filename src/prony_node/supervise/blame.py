@@ -27,21 +27,26 @@ def blame(folder: Path, ranks: int, local: int, where: str, witness: OutOfMemory
     ended: dict[str, Any] = launcher if isinstance(launcher, dict) else {}
     if isinstance(ended.get("failure"), dict):
         return make_failure(str(ended["failure"]["kind"]), str(ended["failure"]["message"]))
-    statuses = {int(one["rank"]): one for one in ended.get("ranks") or []}
     told = {rank: failure for rank in files.rank_folders(folder) if (failure := failure_of(folder, rank))}
-    for rank, one in statuses.items():
-        if int(one["exit_status"]) < 0 and rank not in told:
-            return _killed(folder, rank, ranks, one, where, witness)
     own = {rank: failure for rank, failure in told.items() if not is_echo(failure)}
-    if not own and (elsewhere := failure_elsewhere(folder, bool(told) and local < ranks)):
-        return elsewhere
-    own = own or told
+    silent = {int(one["rank"]): one for one in ended.get("ranks") or [] if int(one["rank"]) not in told}
+    asked = {rank: one for rank, one in silent.items() if int(one["exit_status"]) == -signal.SIGTERM}
+    killed = {rank: one for rank, one in silent.items() if int(one["exit_status"]) < 0 and rank not in asked}
+    crashed = {rank: one for rank, one in silent.items() if int(one["exit_status"]) >= 0}
+    if killed:
+        return _killed(folder, min(killed), ranks, killed[min(killed)], where, witness)
     if own:
-        rank = min(own, key=lambda number: (float(own[number].get("at_monotonic") or 0.0), number))
-        return _told(folder, rank, ranks, own[rank])
-    for rank, one in statuses.items():
-        words = f"ended with exit code {one['exit_status']} {where}"
-        return make_failure("exception", f"{name(folder, rank, ranks)} {words}{last_words(folder, rank)}")
+        return _told(folder, own, ranks)
+    if told and local < ranks and (elsewhere := failure_elsewhere(folder)):
+        return elsewhere
+    if crashed:
+        rank = min(crashed)
+        words = f"ended with exit code {crashed[rank]['exit_status']} {where}{last_words(folder, rank)}"
+        return make_failure("exception", f"{name(folder, rank, ranks)} {words}")
+    if asked and local == ranks:  # else the launcher did it, to ranks that had lost another node's
+        return _killed(folder, min(asked), ranks, asked[min(asked)], where, witness)
+    if told:
+        return _told(folder, told, ranks)
     said = read_tail(folder / files.LAUNCHER_LOG)
     return make_failure("exception", f"torch's launcher ended without a result {where}: {said or 'it said nothing'}")
 
@@ -53,10 +58,10 @@ def failure_of(folder: Path, rank: int) -> dict[str, Any] | None:
     return failure if isinstance(failure, dict) else None
 
 
-def failure_elsewhere(folder: Path, asked: bool) -> dict[str, str] | None:
+def failure_elsewhere(folder: Path) -> dict[str, str] | None:
     """What another node says of its own failure, where its folder can be seen from here."""
     end_s = time.monotonic() + PATIENCE_S
-    while asked and time.monotonic() < end_s:
+    while time.monotonic() < end_s:
         for path in sorted(folder.parent.glob(f"{folder.name}.node*/{files.NODE}")):
             said = files.read_json(path) or {}
             failure = said.get("failure")
@@ -82,8 +87,10 @@ def last_words(folder: Path, rank: int) -> str:
     return f"; its last words:\n{said}" if said else "; it said nothing"
 
 
-def _told(folder: Path, rank: int, ranks: int, failure: dict[str, Any]) -> dict[str, str]:
-    kind, message = str(failure.get("kind")), str(failure.get("message"))
+def _told(folder: Path, told: dict[int, dict[str, Any]], ranks: int) -> dict[str, str]:
+    """What the first of them said."""
+    rank = min(told, key=lambda number: (float(told[number].get("at_monotonic") or 0.0), number))
+    kind, message = str(told[rank].get("kind")), str(told[rank].get("message"))
     if kind in OF_ALL:
         return make_failure(kind, message)
     words = "" if kind == "out-of-memory" else last_words(folder, rank)

@@ -58,7 +58,7 @@ def leave_to_the_job(folder: Path, failure: dict[str, str]) -> bool:
 
     A person, a preemption and a node that failed all end a job with the same signal. What we saw of it is kept.
     """
-    if "PRONY_JOB" not in os.environ or failure["kind"] != "interrupted" or read_parts(folder).complete:
+    if not os.environ.get("PRONY_JOB") or failure["kind"] != "interrupted" or read_parts(folder).complete:
         return False
     try:
         files.write_whole(folder / files.SUPERVISOR, {**_supervisor(), "ended": failure["message"]})

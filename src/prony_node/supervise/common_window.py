@@ -41,7 +41,7 @@ def _steps_between(account: dict[str, Any], start_s: float, end_s: float) -> flo
         begin = account["begin_s"] + after_s - duration_s
         inside_s = min(begin + duration_s, end_s) - max(begin, start_s)
         if inside_s > 0.0:
-            steps += count * inside_s / duration_s
+            steps += count * min(1.0, inside_s / duration_s)  # a rounding error is no step
     return steps
 
 

@@ -87,7 +87,7 @@ class Conditions:
         self._thread: threading.Thread | None = None
 
     def start_when_ready(self) -> None:
-        if self._thread is None and len(self._devices()) == self._ranks:
+        if self._thread is None and len(self._devices()) >= self._ranks:
             self._thread = threading.Thread(target=self._sample, name="conditions", daemon=True)
             self._thread.start()
 

@@ -12,6 +12,7 @@ from prony_node.contract.process import identify
 from prony_node.measure import checks
 from prony_node.measure.loop import Window
 from prony_node.measure.step import parameter_norms
+from prony_node.supervise import judge
 from prony_node.supervise.common_window import common_window, summed
 from prony_node.supervise.pace import own_pace, ranks_check
 from prony_node.supervise.steps_file import write_blocks
@@ -52,6 +53,8 @@ def join(run: Run, window: Window) -> None:
         "global_batch": settings.get("global_batch"),
         "diagnostic": None if settings.get("sync", True) else DIAGNOSTIC,
     }
+    if not settings.get("sync", True):
+        run.checks.append(checks.check("sync", "warn", DIAGNOSTIC))
     if not accounts:  # not the first rank: the others' are not here
         return
     _since_start(accounts)
@@ -132,6 +135,9 @@ def _sum_copies(run: Run, accounts: list[dict[str, Any]]) -> None:
             found["value"] / parts, f"{run.task.unit}/s", scope=scope, source=f"{source}{window.seconds:.3f} s", **ends,
             interval="95 %, within one run: the copies' own, added up",
         )  # fmt: skip
+    run.metrics |= judge.utilisation(run)
+    run.checks[:] = [one for one in run.checks if one["name"] != "utilisation"]
+    run.checks.append(checks.utilisation_check(run.metrics["mfu"]))
     steps = sum(window.steps)
     run.found["parallel"]["window_s"] = window.seconds
     run.found["work"] |= {
@@ -155,7 +161,7 @@ def _communication(run: Run) -> dict[str, Any]:
     )
     return {
         "communication_bytes": measured(wire.bytes_sent, "B", scope="one device, one step", source=wire.how),
-        "bus_bandwidth": missing(apart),
+        "bus_bandwidth": missing(apart if wire.bytes_sent else "nothing was exchanged"),
     }
 
 

@@ -59,17 +59,20 @@ def series(run: Run, window: Window) -> None:
     cold = run.phases["cold_start"]
     source = f"host clock, compile cache {cold['compile_cache']['state']}"
     run.metrics["cold_start"] = measured(cold["seconds"], "s", scope="rank", source=source)
-    if run.flops is None:
-        run.metrics |= uncounted(f"no sample has a count of its own: {run.task.varies}")
-    else:
-        samples_per_s = run.metrics["throughput_per_device"]["value"] / run.task.units_per_sample
-        achieved = samples_per_s * run.flops.per_sample
-        run.metrics |= utilisation_metrics(run.flops, achieved, run.plan.peaks, run.device, run.settings)
-
+    run.metrics |= utilisation(run)
     run.checks += checks.series_checks(estimate, run.rule, run.fixed_steps() is not None)
     run.checks.append(checks.clock_check(window))
     run.checks.append(checks.loader_check(run.metrics["data_wait_share"]["value"]))
     run.checks.append(checks.utilisation_check(run.metrics["mfu"]))
+
+
+def utilisation(run: Run) -> dict[str, Any]:
+    """From the rate of a device, as it stands among the metrics."""
+    rate = run.metrics["throughput_per_device"]["value"]
+    if run.flops is None:
+        return uncounted(f"no sample has a count of its own: {run.task.varies}")
+    achieved = rate / run.task.units_per_sample * run.flops.per_sample
+    return utilisation_metrics(run.flops, achieved, run.plan.peaks, run.device, run.settings)
 
 
 def work_done(run: Run, steps: int) -> dict[str, Any]:

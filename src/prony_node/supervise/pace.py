@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from prony_node.measure.checks import Check, check
 from prony_node.measure.clock import clock_for
 from prony_node.measure.loop import measured_loop, steps_per_block
-from prony_node.stats import StopRule, Tracker, mean_interval
+from prony_node.stats import StopRule, Tracker
 
 if TYPE_CHECKING:
     from prony_node.supervise.run import Run
@@ -32,13 +32,16 @@ def own_pace(run: Run, step_s: float) -> dict[str, float | None] | None:
         block_steps = steps_per_block(step_s)
         seconds = max(SECONDS, min(MOST_SECONDS, FEWEST * step_s))
         rule = StopRule(tolerance=1e-9, min_time_s=seconds / 2, max_time_s=seconds)
+        tracker = Tracker(rule)
         window = measured_loop(
-            run.step, run.batches, clock_for(run.device, block_steps * step_s), Tracker(rule), block_steps=block_steps,
+            run.step, run.batches, clock_for(run.device, block_steps * step_s), tracker, block_steps=block_steps,
             time_waits=run.inputs.waits,
         )  # fmt: skip
     run.phases["pace"]["steps"] = window.steps
-    found = mean_interval([block.duration_s / block.steps for block in window.blocks])
-    return {"seconds": found.mean, "low": found.low, "high": found.high}
+    found = tracker.estimate()
+    if found is None:
+        return {"seconds": window.duration_s / window.steps, "low": None, "high": None}
+    return {"seconds": found.step_time_s, "low": found.step_time_low_s, "high": found.step_time_high_s}
 
 
 def ranks_check(accounts: list[dict[str, Any]]) -> Check:

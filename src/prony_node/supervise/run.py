@@ -137,9 +137,9 @@ class Run:
             self.settings["batch_size"] = largest
         if "cores" in requested:
             bind(self.cores)
-        if self.device.type == "cpu":
+        if self.device.type == "cpu" or self.ranks.size > 1:
             torch.set_num_threads(len(self.cores))
-        else:
+        if self.device.type != "cpu":
             torch.accelerator.set_device_index(self.device.index or 0)
         if self.ranks.size > 1:
             self.meet()

@@ -46,18 +46,23 @@ class Watchdog:
     def _patience_s(self) -> float:
         if (self._folder / files.RESULT).exists():
             return min(self._plan.hung_after_s, EXIT_GRACE_S)
-        if (last_progress(self._folder) or {}).get("phase") == "cold_start":
+        if (self._last_progress() or {}).get("phase") == "cold_start":
             return max(self._plan.hung_after_s, self._plan.cold_start_after_s)
         return self._plan.hung_after_s
 
     def whereabouts(self) -> str:
         """The last known phase and step, for a message."""
-        last = last_progress(self._folder)
+        last = self._last_progress()
         if last is None:
             return "before its first line of progress (starting Python and torch)"
         steps = last.get("steps")
         at = f" after {steps} steps" if isinstance(steps, int) and steps > 0 else ""
         return f"in phase {last.get('phase', 'unknown')}{at}"
+
+    def _last_progress(self) -> dict[str, Any] | None:
+        """Of the first rank, or on a node that does not have it, of the first one there."""
+        own = [self._folder, *files.rank_folders(self._folder).values()]
+        return next((last for path in own if (last := last_progress(path)) is not None), None)
 
     def _signs(self) -> tuple[tuple[int, int] | None, ...]:
         """Of all ranks together: where one waits for another, all are silent."""

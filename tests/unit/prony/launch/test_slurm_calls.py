@@ -220,7 +220,7 @@ def test_lines_of_squeue_that_make_no_sense_are_passed_over() -> None:
     assert set(answers.parse_squeue(text)) == {"1", "2"}
     assert answers.is_squeue("")
     assert not answers.is_squeue("error: 1\nerror: 2\n1|RUNNING|None\n")
-    assert answers.phase_of("SOMETHING_NEW") == "unknown"
+    assert answers.parse_squeue("1|SOMETHING_NEW|None\n")["1"].phase == "running", "it is in the queue"
 
 
 def test_what_a_cluster_says_of_itself() -> None:

@@ -1,6 +1,7 @@
 """Some steps of a workload, by one process or by several over the same samples: the parameters that come out.
 
-Started as a script by the test, once a number of processes: RANK, SIZE, PORT, the file to write and the cases.
+Started as a script by the test, once a number of processes: SIZE, PORT, the file to write and the cases. It imports
+torch once and then becomes all of them.
 """
 
 from __future__ import annotations
@@ -8,9 +9,11 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 from typing import Any
 
 import torch
+import torch.distributed.fsdp
 from torch import Tensor
 
 from prony_node.contract.machine import Machine
@@ -65,5 +68,21 @@ def main(rank: int, size: int, port: str, out: str, cases: list[tuple[str, dict[
     ranks.end()
 
 
+def fork_all(size: int, port: str, out: str, cases: list[tuple[str, dict[str, Any]]]) -> int:
+    """A process for each rank, none of which imports anything again; 0 when all went well."""
+    children = []
+    for rank in range(size):
+        child = os.fork()
+        if child == 0:
+            try:
+                main(rank, size, port, out, cases)
+                os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+        children.append(child)
+    return max(os.waitpid(child, 0)[1] for child in children)
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4], json.loads(sys.argv[5]))
+    sys.exit(fork_all(int(sys.argv[1]), sys.argv[2], sys.argv[3], json.loads(sys.argv[4])) != 0)

@@ -17,34 +17,31 @@ from torch import Tensor
 
 TOLERANCE = 1e-9
 SCRIPT = Path(__file__).parent / "equal_steps.py"
-# Settings of each form, tried with 2 and with 4 processes; another form is a line here.
-FORMS: dict[str, dict[str, Any]] = {
-    "ddp": {"parallel": "ddp"},
-    "ddp in small buckets, static": {"parallel": "ddp", "bucket_mb": 1, "static_graph": True},
-    "ddp, accumulated": {"parallel": "ddp", "grad_accumulation": 2},
-    "fsdp": {"parallel": "fsdp"},
-    "fsdp without resharding": {"parallel": "fsdp", "reshard": False},
-    "fsdp, accumulated": {"parallel": "fsdp", "grad_accumulation": 2},
+# Settings of each form, by the number of processes it is tried with; another form is a line here.
+FORMS: dict[tuple[int, str], dict[str, Any]] = {
+    (2, "ddp"): {"parallel": "ddp"},
+    (2, "ddp in small buckets, static"): {"parallel": "ddp", "bucket_mb": 1, "static_graph": True},
+    (2, "ddp, accumulated"): {"parallel": "ddp", "grad_accumulation": 2},
+    (2, "fsdp"): {"parallel": "fsdp"},
+    (2, "fsdp without resharding"): {"parallel": "fsdp", "reshard": False},
+    (2, "fsdp, accumulated"): {"parallel": "fsdp", "grad_accumulation": 2},
+    (4, "ddp"): {"parallel": "ddp"},
+    (4, "fsdp"): {"parallel": "fsdp"},
 }
 WORKLOADS = ("gpt-tiny", "wideresnet")
 
 
-def cases(size: int) -> list[tuple[str, dict[str, Any]]]:
-    return [(name, {"devices": size, "batch_size": EACH, **form}) for name in WORKLOADS for form in FORMS.values()]
-
-
-@pytest.fixture(scope="module", params=[2, 4])
-def several(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, dict[Any, Any]]:
+@cache
+def several(size: int, out: Path) -> dict[Any, dict[str, Tensor]]:
     """What so many processes found, by workload and form: all of it in one start of them."""
-    size, out = int(request.param), tmp_path_factory.mktemp("equal") / "found.pt"
+    names = [(name, form) for name in WORKLOADS for form in FORMS if form[0] == size]
+    cases = [(name, {"devices": size, "batch_size": EACH, **FORMS[form]}) for name, form in names]
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = str(listener.getsockname()[1])
-    words = [str(size), port, str(out), json.dumps(cases(size))]
-    processes = [subprocess.Popen([sys.executable, str(SCRIPT), str(rank), *words]) for rank in range(size)]
-    assert [process.wait(timeout=120) for process in processes] == [0] * size
-    names = [(name, form) for name in WORKLOADS for form in FORMS]
-    return size, dict(zip(names, torch.load(out), strict=True))
+    words = [str(size), port, str(out), json.dumps(cases)]
+    subprocess.run([sys.executable, str(SCRIPT), *words], check=True, timeout=180)
+    return dict(zip(names, torch.load(out), strict=True))
 
 
 @cache
@@ -55,15 +52,20 @@ def alone(name: str, size: int, pieces: int) -> dict[str, Tensor]:
     return parameters_after(name, {"batch_size": total // parts, "grad_accumulation": parts}, 0, 1)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("equal")
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: f"{form[1]} of {form[0]}")
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_the_parameters_are_those_of_one_process(several: tuple[int, dict[Any, Any]], name: str, form: str) -> None:
-    size, found = several
-    expected = alone(name, size, FORMS[form].get("grad_accumulation", 1))
-    assert set(found[name, form]) == set(expected)
+def test_the_parameters_are_those_of_one_process(out: Path, name: str, form: tuple[int, str]) -> None:
+    found = several(form[0], out / f"{form[0]}.pt")[name, form]
+    expected = alone(name, form[0], FORMS[form].get("grad_accumulation", 1))
+    assert set(found) == set(expected)
     for parameter, value in expected.items():
         assert value.dtype is torch.float64
-        torch.testing.assert_close(found[name, form][parameter], value, rtol=0, atol=TOLERANCE, msg=parameter)
+        torch.testing.assert_close(found[parameter], value, rtol=0, atol=TOLERANCE, msg=parameter)
 
 
 def test_the_steps_move_the_parameters() -> None:

@@ -1,0 +1,129 @@
+"""Verbs about sites: what they show, and what they refuse before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from prony.cli.main import make_app
+from prony.cli.screen import rates_by_node
+from prony.launch.job import BlockRun, Outcome, new_job
+from prony.launch.site_check import judge, read_answer
+from prony.launch.site_file import keep_text, parse_site
+from prony_node.contract import Plan, Trial, files
+
+SITE = "kind: slurm\npartition: gpu\npartitions: {gpu: {accelerators: 4, arch: aarch64, cores_per_device: 2}}\n"
+
+
+def prony(*words: str) -> Any:
+    return CliRunner().invoke(make_app(words[0]), list(words))
+
+
+@pytest.fixture
+def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PRONY_SITES", str(tmp_path / "sites"))
+    monkeypatch.setenv("PRONY_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    (tmp_path / "sites").mkdir()
+    (tmp_path / "sites" / "mine.yaml").write_text(SITE)
+    return tmp_path
+
+
+def test_sites_are_listed_and_shown(sites: Path) -> None:
+    (sites / "sites" / "broken.yaml").write_text("kind: slrm\n")
+    listed = prony("site", "list").output
+    assert "mine  slurm, gpu" in listed
+    assert "did you mean 'slurm'" in listed
+    assert "jureca  an example" in listed
+    assert prony("site", "show", "mine").output == SITE
+    assert prony("site", "show", "local").output == "kind: local\n"
+
+
+def test_a_site_is_added_once_with_what_could_be_detected(sites: Path) -> None:
+    done = prony("site", "add", "here", "--yes")
+    assert done.exit_code == 0, done.output
+    assert (sites / "sites" / "here.yaml").read_text().startswith("kind: local\n")
+    assert prony("site", "add", "here", "--yes").exit_code == 2
+    assert "no name for a site" in prony("site", "add", "../x", "--yes").output
+
+
+def test_a_dry_run_shows_the_script_and_does_nothing(sites: Path) -> None:
+    done = prony("run", "gpt-tiny", "devices=4", "--site", "mine", "--dry-run")
+    assert done.exit_code == 0, done.output
+    assert "# sbatch --parsable" in done.output
+    assert "#SBATCH --gres=gpu:4" in done.output
+    assert not (sites / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "gpt-tiny", "--detach"], "--site says where"),
+        (["run", "gpt-tiny", "--site", "mien"], "did you mean 'mine'"),
+        (["run", "gpt-tiny", "--site", "mine", "--partition", "gup"], "did you mean 'gpu'"),
+        (["run", "gpt-tiny", "devices=8", "--site", "mine"], "devices=8 is not possible on mine, partition gpu"),
+        (["run", "gpt-tiny", "steps=3", "--site", "mine"], "--time says how long"),
+        (["run", "gpt-tiny", "--site", "mine"], "sbatch is not installed here"),
+        (["cancel", "x"], "no job was submitted from here"),
+        (["logs", "x"], "no job was submitted from here"),
+        (["screen", "mine", "gpu"], "sinfo is not installed here"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_words(sites: Path, words: list[str], said: str) -> None:
+    done = prony(*words)
+    assert (done.exit_code, said in done.output) == (2, True), done.output
+
+
+def test_without_jobs_there_is_nothing_to_list_or_collect(sites: Path) -> None:
+    assert "no jobs were submitted" in prony("jobs").output
+    assert prony("jobs", "--json").output == "[]\n"
+    assert "no job is open" in prony("collect").output
+
+
+ANSWER: dict[str, Any] = {
+    "host": {"hostname": "n1", "architecture": "aarch64", "cpu": {"allowed": {"count": 2}}},
+    "torch": {"installed": True, "version": "2.9"},
+    "software": {"python": "3.12"},
+    "devices": [{"kind": "cuda", "name": "GH200"}] * 4,
+}
+
+
+def levels(tmp_path: Path, answer: dict[str, Any] | None, log: str = "") -> dict[str, str]:
+    site = keep_text(parse_site(f"{SITE}environment: {{interface: ib0}}\n", "x", "x"), "")
+    job = new_job(site, site.partitions["gpu"], tmp_path, ask=("doctor",))
+    job.folder.mkdir(parents=True)
+    (job.folder / "interfaces").write_text("lo\nib0\n")
+    if answer is not None:
+        (job.folder / "answer").write_text(f"a warning of torch\n{files.to_json(answer)}and another\n")
+        assert read_answer(job.folder) == answer
+    from dataclasses import replace
+
+    found = judge(replace(job, outcome=Outcome("FAILED", "", "127:0")), log)
+    return {one.name: f"{one.level}: {one.message}" for one in found}
+
+
+def test_a_site_is_judged_by_what_a_node_answers(tmp_path: Path) -> None:
+    good = levels(tmp_path / "a", ANSWER)
+    assert {text.split(":")[0] for text in good.values()} == {"pass"}
+    assert set(good) == {"job", "architecture", "torch", "accelerators", "cores", "interface"}
+    host = {**ANSWER["host"], "architecture": "x86_64", "cpu": {"allowed": {"count": 1}}}
+    bad = levels(tmp_path / "b", {**ANSWER, "host": host, "devices": [], "torch": {"installed": False}})
+    assert bad["architecture"] == "fail: the nodes are amd64, and the site file says arm64"
+    assert bad["accelerators"] == "fail: torch finds 0 (none); the site file says 4"
+    assert "has no torch there" in bad["torch"]
+    assert bad["cores"].startswith("fail")
+    silent = levels(tmp_path / "c", None, "job.sh: line 9: python3: command not found\n")
+    assert "python3: command not found" in silent["job"]
+
+
+def test_rates_of_a_screening_are_those_of_good_runs() -> None:
+    site = parse_site(SITE, "x", "x")
+    jobs = {
+        node: new_job(site, site.partitions["gpu"], Path("/r"), [BlockRun(Plan(node, Trial("gemm", {})))])
+        for node in ("n0", "n1", "n2")
+    }
+    good = {"status": "ok", "metrics": {"throughput": {"value": 5.0}}}
+    assert rates_by_node(jobs, {"n0": good, "n1": {"status": "failed", "metrics": {}}}) == {"n0": 5.0}

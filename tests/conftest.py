@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +17,9 @@ from hypothesis import HealthCheck, settings
 # each core would wait for each other busily (20 times slower). A rank still takes the threads that its trial names.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# Sweeps of tests that run side by side are not about each other, nor about a sweep of the person who tests.
+os.environ["PRONY_LOCKS"] = tempfile.mkdtemp(prefix="prony-locks-")
 
 # A shell without job control starts what it puts into the background with SIGINT ignored, and every child inherits
 # that: the tests that interrupt a process would wait for it in vain.

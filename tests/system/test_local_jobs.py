@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from prony.launch import jobs as jobs_module
 from prony.launch.blocks import make_jobs
 from prony.launch.job import BlockRun, Job, load
 from prony.launch.jobs import Jobs
+from prony.launch.protocol import LAUNCHERS
 from prony.launch.site_file import read_site
 from prony_node.contract import Plan, Trial, files, read_record
 from prony_node.contract.process import is_alive
@@ -114,3 +117,16 @@ def test_a_job_that_is_killed_is_recorded_at_collection(submit: Submit) -> None:
     record = read_record(job.run_folder(job.runs[0]))
     assert record is not None
     assert (record["status"], record["failure"]["kind"]) == ("failed", "lost")
+
+
+def test_the_launcher_of_the_guide_makes_a_run(submit: Submit, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs" / "add-a-launcher.md").read_text()
+    guide = types.ModuleType("guide")
+    exec(
+        compile(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0], "docs/add-a-launcher.md", "exec"),
+        guide.__dict__,
+    )
+    monkeypatch.setitem(sys.modules, "guide", guide)
+    monkeypatch.setitem(LAUNCHERS, "local", ("guide", "AtOnce"))
+    job = until(submit("pace=0"), lambda job: job.state == "ended")
+    assert [read_record(job.run_folder(run))["status"] for run in job.runs] == ["ok", "ok"]  # type: ignore[index]

@@ -159,14 +159,21 @@ def test_a_command_line_at_a_site_is_as_one_here(cluster: Cluster) -> None:
 
 
 def test_a_study_in_a_block_of_twenty_trials(cluster: Cluster) -> None:
-    runs = [run_of(number, seed=number) for number in range(20)]
-    (job,) = cluster.submit(cluster.site("pace=0"), runs, block=20)
-    ended = cluster.wait(job)
-    records = [cluster.record(ended, number) for number in range(20)]
+    cluster.site("pace=0")
+    study = cluster.file.with_name("study.yaml")
+    study.write_text(f"workloads: gpt-tiny\nsettings: {{steps: 2, seed: 0:19:1}}\norder: given\nsite: {cluster.file}\n")
+    done = prony("study", "run", str(study), "--json", "--no-energy", "--out", str(cluster.root))
+    assert done.exit_code == 0, done.output
+    (job,) = cluster.jobs().all()
+    assert len(job.runs) == 20
+    records = [cluster.record(job, number) for number in range(20)]
     assert {record["status"] for record in records} == {"ok"}
     assert [record["trial"]["settings"]["seed"] for record in records] == list(range(20))
     assert [record["started"] for record in records] == sorted(record["started"] for record in records)
     assert {record["facts"]["environment"]["SLURM_JOB_ID"] for record in records} == {job.handle}
+    again = prony("study", "resume", str(study), "--json", "--no-energy", "--out", str(cluster.root))
+    assert [record["id"] for record in json.loads(again.stdout)] == [record["id"] for record in records]
+    assert len(cluster.jobs().all()) == 1, "what is finished is not submitted again"
 
 
 def test_cancel_of_what_runs_and_of_what_waits(bed: SlurmBed, cluster: Cluster) -> None:

@@ -94,6 +94,8 @@ def test_a_shown_command_parses(command: Command) -> None:
         assert below in parser.commands, f"{below} is no verb of {verb}"
         parser = parser.commands[below]
         verb = f"{verb} {below}"
+        if not rest:  # likewise
+            return
     if "[" in " ".join(rest):  # a synopsis: what may be left out stands in brackets
         rest = [word.strip("[]") for word in rest if not PLACEHOLDER.search(word) or "--" in word]
         known = {name for parameter in parser.params for name in parameter.opts}

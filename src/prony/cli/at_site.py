@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,12 +36,14 @@ class Where:
     time_s: float | None = None
 
 
-def jobs_for(plans: Sequence[Plan] | Sequence[BlockRun], where: Where) -> list[Job]:
-    """The jobs that make these runs in their order."""
+def jobs_for(
+    plans: Sequence[Plan] | Sequence[BlockRun], where: Where, estimates_s: Mapping[str, float] | None = None
+) -> list[Job]:
+    """The jobs that make these runs in their order; `estimates_s` is what a run of this id is thought to take."""
     runs = [plan if isinstance(plan, BlockRun) else BlockRun(plan) for plan in plans]
     jobs, doubts = make_jobs(
         where.site, where.partition, where.root, runs,
-        block=where.block, time_s=where.time_s, folder_of_work=str(Path.cwd()),
+        block=where.block, time_s=where.time_s, estimates_s=estimates_s, folder_of_work=str(Path.cwd()),
     )  # fmt: skip
     for doubt in doubts:
         warn(doubt)

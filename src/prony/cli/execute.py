@@ -1,4 +1,4 @@
-"""Making runs one after the other, for `run` and `sweep`: start, show, interrupt, collect, index."""
+"""Making runs one after the other, for `run` and studies: start, show, interrupt, collect, index."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ class Job:
     repeat: int = 0
     energy: bool = True
     file: dict[str, Any] | None = None  # what a user's own model file states
+    study: dict[str, Any] | None = None  # which study it belongs to, and when it has its turn there
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,15 @@ def refuse_missing_paths(jobs: Iterable[Job]) -> None:
 
 
 def plan_of(job: Job) -> Plan:
-    return make_plan(job.trial, job.stop, tuple(catalog.peaks()), job.repeat, energy=job.energy, file=job.file)
+    return make_plan(
+        job.trial,
+        job.stop,
+        tuple(catalog.peaks()),
+        job.repeat,
+        energy=job.energy,
+        file=job.file,
+        study=job.study,
+    )
 
 
 def execute(jobs: list[Job], root: Path, display: Display) -> tuple[list[Outcome], bool]:
@@ -106,15 +115,16 @@ def execute(jobs: list[Job], root: Path, display: Display) -> tuple[list[Outcome
             if interrupts.count:
                 return outcomes, True
             title = str(job.trial) if len(jobs) == 1 else f"[{number}/{len(jobs)}] {job.trial}"
-            outcome = _run_one(job, root, display, title, interrupts)
+            outcome = run_one(job, root, display, title, interrupts)
             index(root, outcome.folder)
             outcomes.append(outcome)
             if outcome.record["status"] != "ok":
-                display.note(f"{title}: {_first_line(outcome.record)}")
+                display.note(f"{title}: {first_line(outcome.record)}")
         return outcomes, interrupts.count > 0
 
 
-def _run_one(job: Job, root: Path, display: Display, title: str, interrupts: Interrupts) -> Outcome:
+def run_one(job: Job, root: Path, display: Display, title: str, interrupts: Interrupts) -> Outcome:
+    """Make one run in fresh processes, shown while it goes; its record."""
     run = LocalRun(plan_of(job), root)
     run.start()
     heard = 0
@@ -158,7 +168,8 @@ def exit_code(records: Iterable[dict[str, Any]], interrupted: bool) -> int:
     return EXIT_REQUEST if refused else EXIT_FAILED
 
 
-def _first_line(record: dict[str, Any]) -> str:
+def first_line(record: dict[str, Any]) -> str:
+    """How a run ended badly, in a line."""
     failure = record["failure"]
     message = failure["message"].splitlines()[0]
     return message if record["status"] == "interrupted" else f"failed ({failure['kind']}): {message}"

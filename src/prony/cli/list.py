@@ -9,17 +9,19 @@ import typer
 
 from prony_node.contract.errors import unknown
 
-THINGS = ("workloads", "settings", "suites")
+THINGS = ("workloads", "settings", "suites", "studies")
 
 
 def list_(
-    what: Annotated[str, typer.Argument(metavar="workloads|settings|suites", help="What to list.")] = "workloads",
+    what: Annotated[
+        str, typer.Argument(metavar="workloads|settings|suites|studies", help="What to list.")
+    ] = "workloads",
     as_json: Annotated[bool, typer.Option("--json", help="Print the list alone, as JSON.")] = False,
 ) -> None:
-    """List the workloads, settings or suites there are, a line each."""
+    """List the workloads, settings, suites or studies there are, a line each."""
     if what not in THINGS:
         raise unknown("thing to list", what, THINGS)
-    entries = {"workloads": _workloads, "settings": _settings, "suites": _suites}[what]()
+    entries = {"workloads": _workloads, "settings": _settings, "suites": _suites, "studies": _studies}[what]()
     if as_json:
         print(json.dumps(entries, indent=1))
     else:
@@ -75,6 +77,23 @@ def _suites() -> list[dict[str, Any]]:
     return [
         {"name": suite.name, "help": suite.help, "trials": [_trial(entry) for entry in suite.trials]}
         for suite in load_suites().values()
+    ]
+
+
+def _studies() -> list[dict[str, Any]]:
+    from prony.plan.studies import load_study, shipped_studies
+    from prony_node.workloads import find_workload
+
+    studies = [load_study(name, None, (), find_workload) for name in shipped_studies()]
+    return [
+        {
+            "name": study.name,
+            "help": study.question,
+            "source": study.source,
+            "sizes": list(study.sizes),
+            "trials": [planned.trial.to_json() for planned in study.planned()],
+        }
+        for study in studies
     ]
 
 

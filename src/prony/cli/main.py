@@ -30,7 +30,10 @@ class Verb:
 VERBS = {
     "run": Verb("prony.cli.run", "run", "Measure a workload, or every trial of a suite, on this machine."),
     "sweep": Verb("prony.cli.sweep", "sweep", "Measure a grid of settings; what is finished is skipped."),
-    "list": Verb("prony.cli.list", "list_", "List the workloads, settings or suites there are."),
+    "study": Verb(
+        "prony.cli.study", "study", "Plan, run, go on with or look at a study: a question as a set of trials."
+    ),
+    "list": Verb("prony.cli.list", "list_", "List the workloads, settings, suites or studies there are."),
     "show": Verb("prony.cli.show", "show", "Show the record of a run, with its phases and checks."),
     "runs": Verb("prony.cli.runs", "runs", "List the runs here, newest first."),
     "compare": Verb("prony.cli.compare", "compare", "Say what differs between two runs, and which is faster."),

@@ -3,105 +3,87 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from prony.cli.execute import (
-    EXIT_FAILED,
-    EXIT_REQUEST,
-    Job,
-    Outcome,
-    execute,
-    exit_code,
-    refuse_missing_paths,
-    refuse_unknown_models,
-    runs_root,
-)
+from prony.cli.execute import EXIT_FAILED, EXIT_REQUEST, Outcome, exit_code, runs_root
 from prony.cli.model_file import find_model_file
-from prony.cli.progress import Display, make_display
 from prony.cli.repeats import print_repeats
 from prony.cli.run import print_json
-from prony.launch.collect import collect_all
-from prony.launch.node import ask_node
+from prony.cli.study_history import split_finished as split_finished
+from prony.cli.study_run import Carried, Options, carry_out
+from prony.cli.study_view import make_view
+from prony.plan.order import ORDERS
 from prony.plan.request import make_stop
-from prony.plan.sweep import interleave, make_grid
-from prony.report.numbers import format_share
-from prony_node.contract.errors import RequestError
-from prony_node.contract.record import read_record
+from prony.plan.study import Study, study_of_words
+from prony_node.contract.errors import RequestError, unknown
+from prony_node.workloads import find_workload
+
+RETRY_HELP = "Run failed trials again."
+NAMED = 12  # runs that are named one by one in the line at the end
+SHARE_HELP = "Run also while another sweep holds the device."
 
 
 def sweep(
     workload: Annotated[str, typer.Argument(metavar="WORKLOAD|FILE", help="What to measure.")],
     settings: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SETTING=VALUE,VALUE", help="Lists of values; every combination is run."),
+        typer.Argument(
+            metavar="SETTING=VALUES", help="16,32 or 16..4096 (doubling) or 1:9:2; every combination is run."
+        ),
     ] = None,
     repeats: Annotated[int, typer.Option(help="Runs of each trial, in fresh processes.")] = 1,
+    order: Annotated[
+        str, typer.Option(metavar="random|given", help="In which the trials of a repeat are run.")
+    ] = "random",
+    seed: Annotated[int | None, typer.Option(help="Of the random order; else the same each time.")] = None,
     tolerance: Annotated[str | None, typer.Option(help="Half-width of the 95 % interval to reach, such as 1%.")] = None,
     max_time: Annotated[str | None, typer.Option(help="Most time to measure each run, such as 120s or 2m.")] = None,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed trials again.")] = False,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help=RETRY_HELP)] = False,
+    share: Annotated[bool, typer.Option("--share", help=SHARE_HELP)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the records alone, as a JSON list.")] = False,
     out: Annotated[Path | None, typer.Option(help="Where run folders go (else $PRONY_RUNS, ./runs).")] = None,
 ) -> None:
     """Measure a grid of settings; what is finished is skipped when started again."""
     if not settings:
-        raise RequestError("a sweep needs settings with values to try, such as batch_size=16,32,64")
+        raise RequestError(
+            "a sweep needs settings with values to try, such as batch_size=16,32,64 or batch_size=16..4096"
+        )
+    if order not in ORDERS:
+        raise unknown("order", order, ORDERS)
     root = runs_root(out)
     stop = make_stop(tolerance, max_time)
     model = find_model_file(workload, root)
-    file = model.plan if model else None
-    trials = make_grid(model.workload if model else workload, settings)
-    jobs = [Job(trial, stop, repeat, file=file) for trial, repeat in interleave(trials, repeats)]
-    refuse_missing_paths(jobs)
-    refuse_unknown_models(jobs, root)
-    display = make_display(Console(stderr=True))
-    collect_all(root)
-    done, left = split_finished(jobs, root, retry_failed, display)
-    made, interrupted = execute(left, root, display)
-    outcomes = [*done, *made]
-    records = [outcome.record for outcome in outcomes]
+    found = model.workload if model else find_workload(workload)
+    study = study_of_words(found, settings, stop, repeats, order, seed)
+    files = {found.name: model.plan} if model else {}
+    run_study(study, Options(root, retry_failed, share, files=files), as_json)
+
+
+def run_study(study: Study, options: Options, as_json: bool) -> None:
+    """Carry a study out, print what came of it, and exit."""
+    console = Console(stderr=True)
+    carried = carry_out(study, options, make_view(console))
+    records = [outcome.record for outcome in carried.outcomes]
     if as_json:
         print_json(records, several=True)
     else:
-        _print_sweep(outcomes, root)
-    code = exit_code(records, interrupted)
-    raise typer.Exit(EXIT_FAILED if code == EXIT_REQUEST else code)
+        _print_outcomes(carried.outcomes, options.root)
+    if carried.stopped:
+        console.print(f"prony: {carried.stopped}", highlight=False, markup=False, soft_wrap=True)
+    raise typer.Exit(_code(carried))
 
 
-def split_finished(
-    jobs: list[Job], root: Path, retry_failed: bool, display: Display
-) -> tuple[list[Outcome], list[Job]]:
-    """What has a record on this machine with this software already, and what is left to run."""
-    from prony.store import Store
-
-    store = Store(root)
-    store.refresh()
-    here = ask_node("fingerprint", root)
-    done: list[Outcome] = []
-    left: list[Job] = []
-    for job in jobs:
-        runs = store.finished(job.trial.hash, job.repeat, here.get("machine"), here.get("software"))
-        finished = {"ok"} if retry_failed else {"ok", "failed"}  # an interrupted run never counts
-        folder = next((run.folder for run in runs if run.status in finished), None)
-        record = read_record(folder) if folder is not None else None
-        if folder is None or record is None:
-            left.append(job)
-            continue
-        done.append(Outcome(folder, record))
-        display.note(f"{job.trial}, repeat {job.repeat}: finished before ({_how(record)}), skipped")
-    return done, left
+def _code(carried: Carried) -> int:
+    if carried.gave_up:
+        return EXIT_FAILED
+    code = exit_code((outcome.record for outcome in carried.outcomes), carried.interrupted)
+    return EXIT_FAILED if code == EXIT_REQUEST else code
 
 
-def _how(record: dict[str, Any]) -> str:
-    """How a finished run ended, and how well it knows its rate: a new tolerance does not make it unfinished."""
-    width = (record.get("steady") or {}).get("relative_half_width")
-    known = f", ± {format_share(width, 2)}" if width is not None else ""
-    return f"{record['status']}{known}"
-
-
-def _print_sweep(outcomes: list[Outcome], root: Path) -> None:
+def _print_outcomes(outcomes: list[Outcome], root: Path) -> None:
     from prony.cli.tables import make_console, results_table
 
     if not outcomes:
@@ -110,5 +92,6 @@ def _print_sweep(outcomes: list[Outcome], root: Path) -> None:
     console.print(results_table([outcome.record for outcome in outcomes]))
     print_repeats(console, outcomes)
     names = " ".join(str(root / outcome.folder.name) for outcome in outcomes)
+    several = f"--runs {root}" if len(outcomes) > NAMED else names  # then of every run there
     console.print(f"run folders: {root.absolute()}", markup=False, soft_wrap=True)
-    console.print(f"a page with plots: prony report {names}", markup=False, soft_wrap=True)
+    console.print(f"a page with plots: prony report {several}", markup=False, soft_wrap=True)

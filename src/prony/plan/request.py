@@ -17,6 +17,7 @@ from prony_node.workloads import WORKLOADS, find_workload
 from prony_node.workloads.config import Workload
 
 SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+JOULES = {"J": 1.0, "kJ": 1e3, "MJ": 1e6, "Wh": 3600.0, "kWh": 3.6e6}
 
 
 def split_words(words: Iterable[str], known: Iterable[Setting] = ()) -> dict[str, str]:
@@ -75,6 +76,14 @@ def parse_seconds(text: str, option: str = "--max-time") -> float:
     return float(match.group(1)) * SECONDS[match.group(2)]
 
 
+def parse_joules(text: str, option: str = "--max-energy") -> float:
+    """`500Wh`, `1kWh`, `2MJ` or `7200J`."""
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]+)\s*", text)
+    if match is None or match.group(2) not in JOULES or float(match.group(1)) <= 0.0:
+        raise RequestError(f"{option} {text} is not possible: give an energy such as 500Wh, 1kWh or 2MJ")
+    return float(match.group(1)) * JOULES[match.group(2)]
+
+
 def make_stop(tolerance: str | None, max_time: str | None, otherwise: Stop | None = None) -> Stop:
     """When to stop: what was asked for, else `otherwise`, else Prony's defaults."""
     base = otherwise or Stop()
@@ -104,7 +113,9 @@ def make_plan(
     *,
     energy: bool = True,
     file: dict[str, Any] | None = None,
+    study: dict[str, Any] | None = None,
 ) -> Plan:
+    """The plan of one run, under an id of its own."""
     return Plan(
         run_id=new_run_id(trial.workload),
         trial=trial,
@@ -113,5 +124,6 @@ def make_plan(
         peaks=peaks,
         energy=energy,
         file=file,
+        study=study,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )

@@ -1,13 +1,13 @@
-"""A grid of trials from lists of values, and the order in which runs are made."""
+"""A grid of trials from lists of values, and the order in which the runs of `prony run` are made."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 from typing import TypeVar
 
-from prony.plan.request import split_words
+from prony.plan.study import refuse_refused, study_of_words
 from prony_node.contract.errors import RequestError
+from prony_node.contract.plan import Stop
 from prony_node.contract.settings import SETTINGS
 from prony_node.contract.trial import Trial
 from prony_node.workloads import find_workload
@@ -17,24 +17,11 @@ Item = TypeVar("Item")
 
 
 def make_grid(target: str | Workload, words: Iterable[str]) -> list[Trial]:
-    """Every combination of the listed values, the last setting varying fastest; all of them checked.
-
-    Values are separated by commas; those of cores, which hold commas themselves, by semicolons.
-    """
+    """Every combination of the listed values, the last setting varying fastest; all of them checked."""
     workload = find_workload(target) if isinstance(target, str) else target
-    lists = {name: _values(name, text) for name, text in split_words(words, workload.own_settings()).items()}
-    trials: dict[str, Trial] = {}
-    for combination in itertools.product(*lists.values()):
-        trial = Trial(workload.name, workload.parse(dict(zip(lists, combination, strict=True))))
-        trials.setdefault(trial.hash, trial)
-    return list(trials.values())
-
-
-def _values(name: str, text: str) -> list[str]:
-    values = [value.strip() for value in text.split(";" if name == "cores" else ",")]
-    if not all(values):
-        raise RequestError(f"{name}={text} has an empty value in its list")
-    return list(dict.fromkeys(values))
+    planned = study_of_words(workload, words, Stop()).planned()
+    refuse_refused(planned)
+    return [one.trial for one in planned]
 
 
 def over_seeds(trial: Trial, seeds: int | None) -> list[Trial]:

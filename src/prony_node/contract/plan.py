@@ -47,6 +47,9 @@ class Plan:
     file: dict[str, Any] | None = None  # a user's own model file: its path, sha256 and what it states (workload)
     energy: bool = True  # sample power beside the run, where there is a sensor
     cut_short: bool = False  # a try of a batch: the same run, but a few steps of it, and with a little less memory
+    study: dict[str, Any] | None = (
+        None  # which study asked for it: name, part, order, seed, turn (its place in the order)
+    )
     created: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -72,6 +75,7 @@ class Plan:
                 file=None if document.get("file") is None else dict(document["file"]),
                 energy=bool(document.get("energy", True)),
                 cut_short=bool(document.get("cut_short", False)),
+                study=None if document.get("study") is None else dict(document["study"]),
                 created=str(document.get("created", "")),
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:

@@ -30,10 +30,12 @@ def new_record(plan: Plan, *, status: str, started: str, ended: str) -> dict[str
     trial: dict[str, Any] = {**plan.trial.to_json(), "effective": {}, "effective_hash": None}
     if plan.file is not None:
         trial["file"] = {name: plan.file.get(name) for name in ("path", "sha256")}
+    study = {} if plan.study is None else {"study": plan.study}
     return {
         "schema": RECORD_SCHEMA,
         "id": plan.run_id,
         "trial": trial,
+        **study,
         "repeat": plan.repeat,
         "status": status,
         "failure": None,

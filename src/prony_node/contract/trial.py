@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from prony_node.contract.errors import RequestError
@@ -26,7 +27,7 @@ class Trial:
     workload: str
     settings: dict[str, Value] = field(default_factory=dict)
 
-    @property
+    @cached_property  # asked for many times in a study of many trials
     def hash(self) -> str:
         return settings_hash(self.workload, self.settings)
 

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from prony.cli.main import make_app
 from prony.cli.screen import rates_by_node
+from prony.cli.study_at_site import in_order
 from prony.launch.job import BlockRun, Outcome, new_job
 from prony.launch.site_check import judge, read_answer
 from prony.launch.site_file import keep_text, parse_site
@@ -127,3 +128,11 @@ def test_rates_of_a_screening_are_those_of_good_runs() -> None:
     }
     good = {"status": "ok", "metrics": {"throughput": {"value": 5.0}}}
     assert rates_by_node(jobs, {"n0": good, "n1": {"status": "failed", "metrics": {}}}) == {"n0": 5.0}
+
+
+def test_a_larger_batch_waits_for_the_fate_of_the_smaller_ones_before_it() -> None:
+    sizes = (64, 16, 128, 32)
+    plans = [Plan(f"run{size}", Trial("gpt-tiny", {"batch_size": size})) for size in sizes]
+    other = Plan("other", Trial("gpt-tiny", {"batch_size": 256, "precision": "fp32"}))
+    found = {run.plan.run_id: run.unless_too_large for run in in_order([*plans, other])}
+    assert found == {"run64": (), "run16": (), "run128": ("run64", "run16"), "run32": ("run16",), "other": ()}

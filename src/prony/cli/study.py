@@ -1,0 +1,119 @@
+"""`prony study`: plan, run, go on with and look at a study, from a file or from the catalog."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from prony.cli.execute import runs_root
+from prony.cli.model_file import find_model_file
+from prony.cli.open_store import RUNS_HELP
+from prony.cli.study_run import Options
+from prony.cli.sweep import RETRY_HELP, SHARE_HELP, run_study
+from prony.plan.studies import load_study
+from prony.plan.study import Study
+from prony_node.workloads import find_workload
+from prony_node.workloads.config import Workload
+
+study = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="A question, as a set of trials.")
+
+Target = Annotated[str, typer.Argument(metavar="NAME|FILE", help="A study that ships with Prony, or a file of yours.")]
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="SETTING=VALUES", help="What to change, in all parts or as PART.SETTING=VALUES in one."),
+]
+Size = Annotated[str | None, typer.Option(metavar="quick|full", help="Which of its sizes, where it has several.")]
+Retry = Annotated[bool, typer.Option("--retry-failed", help=RETRY_HELP)]
+Share = Annotated[bool, typer.Option("--share", help=SHARE_HELP)]
+Energy = Annotated[bool, typer.Option(help="Sample power beside the runs, where there is a sensor.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON alone.")]
+Out = Annotated[Path | None, typer.Option(help="Where run folders go (else $PRONY_RUNS, ./runs).")]
+Runs = Annotated[Path | None, typer.Option(help=RUNS_HELP)]
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A study, and what plans carry of the model files that it names."""
+
+    study: Study
+    files: dict[str, dict[str, Any]]
+
+
+def open_study(target: str, size: str | None, words: list[str] | None, root: Path) -> Opened:
+    """Read and check a study; model files are asked from a node process."""
+    files: dict[str, dict[str, Any]] = {}
+
+    def find(name: str) -> Workload:
+        model = find_model_file(name, root)
+        if model is None:
+            return find_workload(name)
+        files[model.workload.name] = model.plan
+        return model.workload
+
+    return Opened(load_study(target, size, tuple(words or ()), find), files)
+
+
+@study.command()
+def plan(target: Target, settings: Words = None, size: Size = None, as_json: Json = False, runs: Runs = None) -> None:
+    """Print the trials, what they will take, and what would be refused; nothing is run."""
+    from prony.cli.study_plan import make_outlook, print_outlook
+
+    root = runs_root(runs)
+    opened = open_study(target, size, settings, root)
+    outlook = make_outlook(opened.study, root)
+    if as_json:
+        json.dump(outlook.to_json(), sys.stdout, indent=1)
+        sys.stdout.write("\n")
+    else:
+        print_outlook(outlook)
+
+
+@study.command()
+def run(
+    target: Target,
+    settings: Words = None,
+    size: Size = None,
+    retry_failed: Retry = False,
+    share: Share = False,
+    energy: Energy = True,
+    as_json: Json = False,
+    out: Out = None,
+) -> None:
+    """Make every run of the study that has no record yet on this machine with this software."""
+    root = runs_root(out)
+    opened = open_study(target, size, settings, root)
+    run_study(opened.study, Options(root, retry_failed, share, energy, opened.files), as_json)
+
+
+@study.command()
+def resume(
+    target: Target,
+    settings: Words = None,
+    size: Size = None,
+    retry_failed: Retry = False,
+    share: Share = False,
+    energy: Energy = True,
+    as_json: Json = False,
+    out: Out = None,
+) -> None:
+    """Go on with what is missing, after a kill, a power cut or a spent budget; no finished run is made again."""
+    run(target, settings, size, retry_failed, share, energy, as_json, out)
+
+
+@study.command()
+def status(target: Target, settings: Words = None, size: Size = None, as_json: Json = False, runs: Runs = None) -> None:
+    """Say what is done, what failed and what is left."""
+    from prony.cli.study_plan import make_standing, print_standing
+
+    root = runs_root(runs)
+    standing = make_standing(open_study(target, size, settings, root).study, root)
+    if as_json:
+        json.dump(standing.to_json(), sys.stdout, indent=1)
+        sys.stdout.write("\n")
+    else:
+        print_standing(standing)

@@ -1,0 +1,130 @@
+"""Carrying out a study at a site: what has no record and no job yet is submitted, in ordered blocks of runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from prony.cli.at_site import Where, follow, jobs_for, submit
+from prony.cli.execute import Job, Outcome, plan_of, refuse_missing_paths, runs_root
+from prony.cli.open_site import find_partition, find_site, warn
+from prony.cli.study_history import is_finished, seen_of, skipped_line
+from prony.cli.study_run import SKIPS_SHOWN, Carried, Options, make_job
+from prony.cli.study_view import StudyView
+from prony.launch import job as launched
+from prony.launch.estimate import FIXED_LENGTHS
+from prony.launch.job import BlockRun
+from prony.launch.jobs import Jobs
+from prony.plan.estimate import Estimator
+from prony.plan.prune import OUT_OF_MEMORY, OutOfMemory
+from prony.plan.study import Study, refuse_refused
+from prony_node.contract.plan import Plan
+from prony_node.contract.record import read_record
+
+UNKNOWN_S = 1800.0  # for a run of fixed length that nothing is known of
+RAN_OUT: dict[str, Any] = {"failure": {"kind": OUT_OF_MEMORY}}
+Key = tuple[str, int]  # a trial's hash and the repeat
+
+
+def carry_out_at_site(study: Study, options: Options, view: StudyView) -> Carried:
+    """Make every run of the study that has no record in the site's root; runs whose job is open are waited for."""
+    site = find_site(study.site)
+    root = site.runs if site.runs is not None and options.root == runs_root(None) else options.root
+    planned = study.planned()
+    refuse_refused(planned)
+    jobs = [make_job(study, turn, number, options) for number, turn in enumerate(study.turns(planned), start=1)]
+    if site.shares_files:
+        refuse_missing_paths(jobs)
+    if study.budget.max_time_s is not None or study.budget.max_energy_j is not None:
+        view.note("the budget of this study is not held at a site, whose jobs go on by themselves")
+    known = _Known(root, jobs)
+    done, left = known.divide(jobs, options.retry_failed, view)
+    open_jobs = known.open_jobs
+    if left:
+        where = Where(site, find_partition(site, None), root.absolute())
+        plans = [plan_of(job) for job in left]
+        open_jobs += submit(jobs_for(in_order(plans), where, known.estimates_s(plans)), root)
+    try:
+        made, interrupted = follow(open_jobs, root, view)
+    finally:
+        view.close()
+    wanted = {_key(job) for job in jobs}
+    ours = [one for one in made if (one.record["trial"]["hash"], one.record["repeat"]) in wanted]
+    return Carried([*done, *ours], interrupted)
+
+
+def in_order(plans: list[Plan]) -> list[BlockRun]:
+    """The runs in their order, each with those before it whose want of memory makes it pointless."""
+    runs = []
+    for place, plan in enumerate(plans):
+        smaller = []
+        for before in plans[:place]:
+            memory = OutOfMemory()
+            memory.learn(before.trial, RAN_OUT)
+            if memory.prunes(plan.trial):
+                smaller.append(before.run_id)
+        runs.append(BlockRun(plan, tuple(smaller)))
+    return runs
+
+
+class _Known:
+    """What a site's root has of these runs: records, made on whatever node, and jobs that have not ended."""
+
+    def __init__(self, root: Path, jobs: list[Job]) -> None:
+        from prony.store import Store  # SQLAlchemy takes a third of a second to import
+
+        place = Jobs(root, warn)
+        if (root / launched.JOBS).is_dir():
+            place.update()
+        store = Store(root)
+        store.refresh()
+        wanted = {_key(job) for job in jobs}
+        runs = [run for name in sorted({job.trial.workload for job in jobs}) for run in store.runs(workload=name)]
+        self._runs = [run for run in runs if (run.trial_hash, run.repeat) in wanted]
+        self._estimator = Estimator([one for run in runs if run.status == "ok" and (one := seen_of(run))], None)
+        self.open_jobs: list[launched.Job] = []
+        self._under_way: set[Key] = set()
+        for job in place.all():
+            keys = {(run.plan.trial.hash, run.plan.repeat) for run in job.runs} & wanted
+            if job.state != launched.ENDED_STATE and keys:
+                self.open_jobs.append(job)
+                self._under_way |= keys
+
+    def divide(self, jobs: list[Job], retry_failed: bool, view: StudyView) -> tuple[list[Outcome], list[Job]]:
+        """What is finished, and what is to be submitted; what is under way is neither."""
+        done, left, skipped = [], [], []
+        for job in jobs:
+            outcome = self._finished(_key(job), retry_failed)
+            if outcome is not None:
+                done.append(outcome)
+                skipped.append(skipped_line(job, outcome))
+            elif _key(job) not in self._under_way:
+                left.append(job)
+        for line in skipped[:SKIPS_SHOWN]:
+            view.note(line)
+        if len(skipped) > SKIPS_SHOWN:
+            view.note(f"{len(skipped) - SKIPS_SHOWN} more finished before, skipped")
+        return done, left
+
+    def _finished(self, key: Key, retry_failed: bool) -> Outcome | None:
+        for run in self._runs:
+            if (run.trial_hash, run.repeat) == key and is_finished(run, retry_failed):
+                record = read_record(run.folder)
+                if record is not None:
+                    return Outcome(run.folder, record)
+        return None
+
+    def estimates_s(self, plans: list[Plan]) -> dict[str, float]:
+        """What each run may take, as far as earlier ones of its workload tell."""
+        found = {}
+        for plan in plans:
+            seconds = self._estimator.of(plan.trial).seconds
+            if seconds is not None:
+                found[plan.run_id] = seconds
+            elif any(name in plan.trial.settings for name in FIXED_LENGTHS):
+                found[plan.run_id] = UNKNOWN_S
+        return found
+
+
+def _key(job: Job) -> Key:
+    return job.trial.hash, job.repeat

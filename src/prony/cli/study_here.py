@@ -1,0 +1,96 @@
+"""What of a study this machine cannot do: its trials' settings resolved for the devices that the node finds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from prony.launch.node import ask_node
+from prony.plan.space import Planned
+from prony_node.contract.errors import RequestError
+from prony_node.contract.machine import Machine
+
+KINDS = ("cpu", "cuda")  # when a trial is fine on both, the node need not be asked, which takes seconds
+
+
+def impossible_here(planned: Iterable[Planned], root: Path) -> dict[str, str]:
+    """Trial hash to the reason why it cannot be run here. The node is asked where the answer depends on it."""
+    found: dict[str, str] = {}
+    reasons: dict[Hashable, str | None] = {}
+    node: dict[str, Any] | None = None
+    for one in planned:
+        if one.refused is not None:
+            continue
+        alike = _alike(one)
+        if alike not in reasons:
+            reasons[alike] = None
+            if _depends(one):
+                node = _ask(root) if node is None else node
+                reasons[alike] = _why_not(one, node) if node.get("kind") else None
+        why = reasons[alike]
+        if why is not None:
+            found[one.trial.hash] = why
+    return found
+
+
+def _alike(one: Planned) -> Hashable:
+    """What trials have in common of which a machine does all or none: sizes do not count, but for how many devices."""
+    return one.workload.name, tuple(
+        (name, value if type(value) is not int or name == "devices" else value == 0)
+        for name, value in one.trial.settings.items()
+    )
+
+
+def said_once(impossible: Mapping[str, str], shown: int = 10) -> list[str]:
+    """Each reason with how many trials it takes, for a person."""
+    counts: dict[str, int] = {}
+    for why in impossible.values():
+        counts[why] = counts.get(why, 0) + 1
+    lines = [
+        f"left out, since this machine cannot do it ({count} of the trials): {why}" for why, count in counts.items()
+    ]
+    return [*lines[:shown], *([f"and {len(lines) - shown} more reasons"] if len(lines) > shown else [])]
+
+
+def _ask(root: Path) -> dict[str, Any]:
+    try:
+        return ask_node("devices", root)
+    except RequestError:  # the runs themselves will say it
+        return {}
+
+
+def _depends(one: Planned) -> bool:
+    settings = one.trial.settings
+    if settings.get("device", "auto") not in ("auto", "cpu"):
+        return True
+    if settings.get("devices", 1) != 1 and settings.get("device") != "cpu":
+        return True
+    kinds = ("cpu",) if settings.get("device") == "cpu" else KINDS
+    return any(_refusal(one, kind) is not None for kind in kinds)
+
+
+def _refusal(one: Planned, kind: str) -> str | None:
+    try:
+        one.workload.effective(one.trial.settings, Machine(kind, cores=os.cpu_count() or 1))
+    except RequestError as error:
+        return str(error)
+    return None
+
+
+def _why_not(one: Planned, node: Mapping[str, Any]) -> str | None:
+    found, names = str(node["kind"]), list(node.get("devices") or [])
+    wished = str(one.trial.settings.get("device", "auto"))
+    kind, _, number = wished.partition(":")
+    kind = found if kind == "auto" else kind
+    if kind not in (found, "cpu"):
+        return f"device={wished} is not here: torch finds {found}"
+    if kind == "cpu":
+        return _refusal(one, kind)
+    count = one.trial.settings.get("devices", 1)
+    if number and int(number) >= len(names):
+        return f"device={wished} is not here: torch finds {len(names)} of {kind}"
+    if isinstance(count, int) and count > len(names):
+        return f"devices={count} is not possible here: torch finds {len(names)} of {kind}"
+    return _refusal(one, kind)

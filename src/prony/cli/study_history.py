@@ -1,0 +1,111 @@
+"""What the store knows of a study's trials: which are finished here, and what similar ones took."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prony.cli.execute import Job, Outcome
+from prony.cli.progress import Display
+from prony.launch.node import ask_node
+from prony.plan.estimate import Estimator, Seen
+from prony.report.numbers import format_share
+from prony_node.contract import files
+from prony_node.contract.errors import RequestError
+from prony_node.contract.record import read_record
+from prony_node.contract.trial import Trial
+
+if TYPE_CHECKING:
+    from prony.store import Run
+
+FEW = 300  # runs that are asked about one by one; of more, all runs of their workloads are read at once
+SEEN_OF_A_WORKLOAD = 50  # runs, the newest, from which time and energy are estimated
+LOST = "lost"
+
+
+def is_finished(run: Run, retry_failed: bool) -> bool:
+    """A record, here, of a run that ended by itself. One that was interrupted or lost says nothing of its trial."""
+    if not (run.folder / files.RECORD).exists():  # of a team's store, and on another disk
+        return False
+    if run.status == "failed":
+        return not retry_failed and run.failure_kind != LOST
+    return run.status == "ok"
+
+
+@dataclass(frozen=True)
+class History:
+    """The runs of some trials on this machine with this software."""
+
+    runs: dict[tuple[str, int], list[Run]]
+    estimator: Estimator
+
+    def run_of(self, trial: Trial, repeat: int, retry_failed: bool = False) -> Run | None:
+        """The first finished run of this trial and repeat."""
+        found = [run for run in self.runs.get((trial.hash, repeat), ()) if is_finished(run, retry_failed)]
+        return min(found, key=lambda run: (run.status != "ok", run.started), default=None)
+
+    def finished(self, trial: Trial, repeat: int, retry_failed: bool = False) -> Outcome | None:
+        run = self.run_of(trial, repeat, retry_failed)
+        record = read_record(run.folder) if run is not None else None
+        return Outcome(run.folder, record) if run is not None and record is not None else None
+
+
+def read_history(root: Path, wanted: Collection[tuple[Trial, int]]) -> History:
+    """Ask the store, brought up to date first, about these trials and repeats."""
+    from prony.store import Store  # SQLAlchemy takes a third of a second to import
+
+    store = Store(root)
+    store.refresh()
+    here = ask_node("fingerprint", root)
+    machine, software = here.get("machine"), here.get("software")
+    workloads = sorted({trial.workload for trial, _ in wanted})
+    runs: dict[tuple[str, int], list[Run]] = {}
+    if len(wanted) <= FEW:
+        found = [run for trial, repeat in wanted for run in store.finished(trial.hash, repeat, machine, software)]
+    else:
+        found = [run for name in workloads for run in store.runs(workload=name)]
+    for run in found:
+        if (run.machine, run.software) == (machine, software):
+            runs.setdefault((run.trial_hash, run.repeat), []).append(run)
+    seen = [one for name in workloads for run in store.runs(SEEN_OF_A_WORKLOAD, name, "ok") if (one := seen_of(run))]
+    return History(runs, Estimator(seen, machine))
+
+
+def split_finished(
+    jobs: list[Job], root: Path, retry_failed: bool, display: Display
+) -> tuple[list[Outcome], list[Job]]:
+    """What has a record on this machine with this software already, and what is left to run."""
+    history = read_history(root, [(job.trial, job.repeat) for job in jobs])
+    done: list[Outcome] = []
+    left: list[Job] = []
+    for job in jobs:
+        outcome = history.finished(job.trial, job.repeat, retry_failed)
+        if outcome is None:
+            left.append(job)
+            continue
+        done.append(outcome)
+        display.note(skipped_line(job, outcome))
+    return done, left
+
+
+def skipped_line(job: Job, outcome: Outcome) -> str:
+    """How a finished run ended, and how well it knows its rate: a new tolerance does not make it unfinished."""
+    width = (outcome.record.get("steady") or {}).get("relative_half_width")
+    known = f", ± {format_share(width, 2)}" if width is not None else ""
+    return f"{job.trial}, repeat {job.repeat}: finished before ({outcome.record['status']}{known}), skipped"
+
+
+def seen_of(run: Run) -> Seen | None:
+    """What a run took, as an estimate takes it."""
+    try:
+        seconds = (datetime.fromisoformat(run.ended) - datetime.fromisoformat(run.started)).total_seconds()
+        record = read_record(run.folder) or {}
+    except (ValueError, RequestError):
+        return None
+    metrics = record.get("metrics", {})
+    watts = (metrics.get("node_power") or metrics.get("power") or {}).get("value")
+    mode = str(run.settings.get("mode", "train"))
+    return Seen(run.trial_hash, run.workload, mode, run.machine, max(seconds, 1.0), watts)

@@ -1,0 +1,184 @@
+"""What `prony study plan` and `prony study status` say: trials, cost, refusals; done and left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from prony.cli.bar import roughly
+from prony.cli.study_here import impossible_here, said_once
+from prony.cli.study_history import read_history
+from prony.cli.study_view import Tally
+from prony.launch.collect import collect_all
+from prony.plan.estimate import UNKNOWN, Total
+from prony.plan.order import Turn
+from prony.plan.prune import OutOfMemory
+from prony.plan.space import Planned
+from prony.plan.study import Study
+
+TRIALS_SHOWN, REFUSALS_SHOWN = 50, 10
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """A study before it is run."""
+
+    study: Study
+    planned: list[Planned]
+    impossible: dict[str, str]  # here, by the hash of the trial
+    turns: list[Turn]
+    finished: int
+    total: Total
+
+    @property
+    def refused(self) -> list[Planned]:
+        return [one for one in self.planned if one.refused is not None]
+
+    def to_json(self) -> dict[str, Any]:
+        order = [{"trial": turn.planned.trial.hash, "repeat": turn.repeat} for turn in self.turns]
+        return {
+            **describe(self.study),
+            "trials": [{**one.trial.to_json(), "part": one.part.name} for one in self.planned if one.refused is None],
+            "refused": [{**one.trial.to_json(), "part": one.part.name, "reason": one.refused} for one in self.refused],
+            "impossible_here": self.impossible,
+            "runs": order,
+            "finished": self.finished,
+            "estimate": {
+                "seconds": self.total.seconds,
+                "joules": self.total.joules,
+                "runs_by_basis": self.total.runs,
+                "runs_without_energy": self.total.without_energy,
+            },
+        }
+
+
+def describe(study: Study) -> dict[str, Any]:
+    """A study as JSON: what is neither trial nor run."""
+    return {
+        "study": study.name, "question": study.question, "source": study.source, "size": study.size, "site": study.site,
+        "order": study.order, "seed": study.seed if study.order == "random" else None,
+        "assumptions": list(study.assumptions),
+        "budget": {"max_time_s": study.budget.max_time_s, "max_energy_j": study.budget.max_energy_j},
+    }  # fmt: skip
+
+
+def make_outlook(study: Study, root: Path) -> Outlook:
+    """Plan a study against what this machine can do and what the store knows."""
+    planned = study.planned()
+    impossible = impossible_here(planned, root)
+    turns = study.turns([one for one in planned if one.trial.hash not in impossible])
+    collect_all(root)
+    history = read_history(root, [(turn.planned.trial, turn.repeat) for turn in turns])
+    total, finished = Total(), 0
+    for turn in turns:
+        if history.run_of(turn.planned.trial, turn.repeat) is not None:
+            finished += 1
+        else:
+            total.add(history.estimator.of(turn.planned.trial))
+    return Outlook(study, planned, impossible, turns, finished, total)
+
+
+def print_outlook(outlook: Outlook) -> None:
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    for line in outlook_lines(outlook):
+        console.print(line)
+
+
+def outlook_lines(outlook: Outlook) -> list[str]:
+    study, total = outlook.study, outlook.total
+    lines = [*_head(study), ""]
+    good = [one for one in outlook.planned if one.refused is None]
+    several = len(study.parts) > 1
+    lines += [f"  {f'{one.part.name}: ' if several else ''}{one.trial}" for one in good[:TRIALS_SHOWN]]
+    lines += [f"  and {len(good) - TRIALS_SHOWN:,} more (--json has all)"] if len(good) > TRIALS_SHOWN else []
+    order = f"random within each repeat, seed {study.seed}" if study.order == "random" else "as given, there and back"
+    lines += ["", f"{len(good):,} trials, {len(outlook.turns):,} runs in an order {order}"]
+    lines += [f"{outlook.finished:,} of the runs are finished here and will be skipped"] if outlook.finished else []
+    lines += _cost(total)
+    lines += said_once(outlook.impossible)
+    for one in outlook.refused[:REFUSALS_SHOWN]:
+        lines.append(f"refused: {one.trial}: {one.refused}")
+    if outlook.refused:
+        lines.append(
+            f"{len(outlook.refused):,} trials would be refused on any machine, so `prony study run` will not start; "
+            "exclude them, or give their settings a condition"
+        )
+    lines += [f"assumption: {text}" for text in study.assumptions]
+    return lines
+
+
+def _head(study: Study) -> list[str]:
+    size = f", size {study.size}" if study.size else ""
+    lines = [f"{study.name}{size}{f': {study.question}' if study.question else ''}"]
+    lines += [f"after {study.source}"] if study.source else []
+    lines += [f"site {study.site}"] if study.site != "local" else []
+    budget = study.budget
+    lines += [f"stops once {roughly(budget.max_time_s)} are spent"] if budget.max_time_s else []
+    lines += [f"stops once {budget.max_energy_j / 3600:,.4g} Wh are spent"] if budget.max_energy_j else []
+    return lines
+
+
+def _cost(total: Total) -> list[str]:
+    count, unknown = sum(total.runs.values()), total.runs[UNKNOWN]
+    if not count:
+        return ["nothing is left to run"]
+    if unknown == count:
+        return ["time and energy are unknown: the store has no record of these workloads"]
+    known = [f"{runs:,} from records of {basis}" for basis, runs in total.runs.items() if runs and basis != UNKNOWN]
+    lines = [f"about {roughly(total.seconds)} ({', '.join(known)})"]
+    lines += [f"and {unknown:,} runs of which nothing is known"] if unknown else []
+    if total.without_energy == count:
+        return [*lines, "energy unknown: none of these records has it"]
+    lines.append(f"about {total.joules / 3600:,.3g} Wh of the nodes, from their mean power in those records")
+    lines += [f"and {total.without_energy:,} runs whose energy is unknown"] if total.without_energy else []
+    return lines
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A study as it stands on this machine."""
+
+    study: Study
+    tally: Tally
+    impossible: dict[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        tally = self.tally
+        return {
+            **describe(self.study),
+            "runs": tally.total, "done": tally.done, "failed": tally.failed, "pruned": tally.pruned, "left": tally.left,
+            "left_s": tally.left_s(), "impossible_here": self.impossible, "failures": tally.failures,
+        }  # fmt: skip
+
+
+def make_standing(study: Study, root: Path) -> Standing:
+    planned = study.planned()
+    impossible = impossible_here(planned, root)
+    turns = study.turns([one for one in planned if one.trial.hash not in impossible])
+    collect_all(root)
+    history = read_history(root, [(turn.planned.trial, turn.repeat) for turn in turns])
+    tally, memory, missing = Tally(len(turns)), OutOfMemory(), []
+    for turn in turns:
+        outcome = history.finished(turn.planned.trial, turn.repeat)
+        if outcome is None:
+            missing.append(turn.planned.trial)
+            continue
+        tally.learn(turn.planned.trial, outcome.record)
+        memory.learn(turn.planned.trial, outcome.record)
+    for trial in missing:
+        if memory.prunes(trial):
+            tally.pruned += 1
+        else:
+            tally.expect(history.estimator.of(trial))
+    return Standing(study, tally, impossible)
+
+
+def print_standing(standing: Standing) -> None:
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    for line in [*_head(standing.study), standing.tally.line(), *standing.tally.lines()]:
+        console.print(line)
+    for line in said_once(standing.impossible):
+        console.print(line)

@@ -1,0 +1,214 @@
+"""Carrying out a study, for `sweep` and `study run`: what is missing is run, whatever happened before."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from prony.cli.execute import (
+    Interrupts,
+    Job,
+    Outcome,
+    first_line,
+    index,
+    refuse_missing_paths,
+    refuse_unknown_models,
+    run_one,
+)
+from prony.cli.study_here import impossible_here, said_once
+from prony.cli.study_history import History, read_history, skipped_line
+from prony.cli.study_view import StudyView, Tally
+from prony.launch.left import wait_for_left
+from prony.launch.lock import devices_of, hold_devices
+from prony.plan.order import Turn
+from prony.plan.prune import OUT_OF_MEMORY, OutOfMemory
+from prony.plan.study import LOCAL, Study, refuse_refused
+from prony.report.numbers import format_seconds
+
+FAILURES_IN_A_ROW = 5
+ORDERLY = (OUT_OF_MEMORY, "request")  # failures that say something about the trial and not about the machine
+SKIPS_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a study is carried out here."""
+
+    root: Path
+    retry_failed: bool = False
+    share: bool = False
+    energy: bool = True
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)  # what the plan carries of a user's model file
+
+
+@dataclass
+class Carried:
+    """What came of it: the outcomes in the order of the study, and why it stopped before its end, where it did."""
+
+    outcomes: list[Outcome]
+    interrupted: bool = False
+    stopped: str | None = None
+    gave_up: bool = False
+    pruned: list[str] = field(default_factory=list)
+
+
+def carry_out(study: Study, options: Options, view: StudyView) -> Carried:
+    """Make every run of the study that has no record yet."""
+    if study.site != LOCAL:
+        from prony.cli.study_at_site import carry_out_at_site
+
+        return carry_out_at_site(study, options, view)
+    planned = study.planned()
+    refuse_refused(planned)
+    impossible = impossible_here(planned, options.root)
+    for line in said_once(impossible):
+        view.note(line)
+    turns = study.turns([one for one in planned if one.trial.hash not in impossible])
+    jobs = [make_job(study, turn, number, options) for number, turn in enumerate(turns, start=1)]
+    refuse_missing_paths(jobs)
+    refuse_unknown_models(jobs, options.root)
+    with _devices(study, turns, options):
+        wait_for_left(options.root, {(job.trial.hash, job.repeat) for job in jobs}, view.note)
+        history = read_history(options.root, [(job.trial, job.repeat) for job in jobs])
+        carrying = _Carrying(study, options, view, history, list(zip(turns, jobs, strict=True)))
+        try:
+            return carrying.all()
+        finally:
+            view.close()
+
+
+def make_job(study: Study, turn: Turn, number: int, options: Options) -> Job:
+    """A turn of the study as a run to be made."""
+    trial, part = turn.planned.trial, turn.planned.part
+    member = {"name": study.name, "part": part.name, "order": study.order, "seed": study.seed, "turn": number}
+    return Job(trial, part.stop, turn.repeat, options.energy, options.files.get(trial.workload), member)
+
+
+def _devices(study: Study, turns: list[Turn], options: Options) -> contextlib.AbstractContextManager[None]:
+    if options.share:
+        return contextlib.nullcontext()
+    return hold_devices(devices_of(turn.planned.trial for turn in turns), study.name)
+
+
+class _Carrying:
+    def __init__(
+        self, study: Study, options: Options, view: StudyView, history: History, work: list[tuple[Turn, Job]]
+    ) -> None:
+        self._study, self._options, self._view, self._history = study, options, view, history
+        self._work = work
+        self._tally = Tally(len(work))
+        self._memory = OutOfMemory()
+        self._found: list[tuple[Turn, Outcome]] = []
+        self._pruned: list[str] = []
+        self._started_s = time.monotonic()
+        self._spent_j = 0.0
+        self._unmeasured = False  # whether a good run did not measure its energy
+
+    def all(self) -> Carried:
+        left = self._take_finished()
+        self._view.show(self._tally)
+        stopped, in_a_row, gave_up = None, 0, False
+        with Interrupts() as interrupts:
+            for number, (turn, job) in enumerate(left, start=1):
+                if interrupts.count:
+                    break
+                stopped = self._budget_spent()
+                if stopped:
+                    break
+                if self._prune(job):
+                    continue
+                outcome = self._make(turn, job, f"[{number}/{len(left)}] {job.trial}", interrupts)
+                failed = outcome.record["status"] == "failed" and outcome.record["failure"]["kind"] not in ORDERLY
+                in_a_row = in_a_row + 1 if failed else 0
+                if in_a_row == FAILURES_IN_A_ROW:
+                    stopped, gave_up = self._giving_up(), True
+                    break
+            interrupted = interrupts.count > 0
+        if interrupted and self._tally.left:
+            stopped = f"interrupted: {self._tally.left} runs are left; started again it goes on with them"
+        self._found.sort(key=lambda one: (one[0].place, one[0].repeat))
+        return Carried([outcome for _, outcome in self._found], interrupted, stopped, gave_up, self._pruned)
+
+    def _take_finished(self) -> list[tuple[Turn, Job]]:
+        """Take what has a record from before, and answer what is left."""
+        left, skipped = [], []
+        for turn, job in self._work:
+            outcome = self._history.finished(job.trial, job.repeat, self._options.retry_failed)
+            if outcome is None:
+                self._tally.expect(self._history.estimator.of(job.trial))
+                left.append((turn, job))
+                continue
+            self._keep(turn, outcome)
+            skipped.append(skipped_line(job, outcome))
+        for line in skipped[:SKIPS_SHOWN]:
+            self._view.note(line)
+        if len(skipped) > SKIPS_SHOWN:
+            self._view.note(f"{len(skipped) - SKIPS_SHOWN} more finished before, skipped")
+        return left
+
+    def _keep(self, turn: Turn, outcome: Outcome) -> None:
+        self._found.append((turn, outcome))
+        if outcome.record["status"] == "interrupted":  # it is still left
+            return
+        self._tally.learn(turn.planned.trial, outcome.record)
+        self._memory.learn(turn.planned.trial, outcome.record)
+
+    def _prune(self, job: Job) -> bool:
+        """Leave out what would run out of memory, as a smaller batch did."""
+        why = self._memory.prunes(job.trial)
+        if why is None:
+            return False
+        line = f"{job.trial}, repeat {job.repeat}: left out, {why}"
+        self._view.note(line)
+        self._pruned.append(line)
+        self._tally.pruned += 1
+        self._tally.expect(self._history.estimator.of(job.trial), -1)
+        return True
+
+    def _make(self, turn: Turn, job: Job, title: str, interrupts: Interrupts) -> Outcome:
+        begun_s = time.monotonic()
+        outcome = run_one(job, self._options.root, self._view, title, interrupts)
+        index(self._options.root, outcome.folder)
+        seconds = time.monotonic() - begun_s
+        self._tally.made.append(seconds)
+        if outcome.record["status"] != "interrupted":
+            self._tally.expect(self._history.estimator.of(job.trial), -1)
+        self._keep(turn, outcome)
+        joules = _joules(outcome.record, seconds)
+        self._spent_j += joules or 0.0
+        self._unmeasured |= joules is None and outcome.record["status"] == "ok"
+        if outcome.record["status"] != "ok":
+            self._view.note(f"{title}: {first_line(outcome.record)}")
+        self._view.show(self._tally)
+        return outcome
+
+    def _budget_spent(self) -> str | None:
+        """A sentence once the budget is spent: the run that spends it is ended, and none is started after it."""
+        budget, spent_s = self._study.budget, time.monotonic() - self._started_s
+        on = f"{self._tally.left} runs are left; started again it goes on with them, with the same budget anew"
+        if budget.max_time_s is not None and spent_s >= budget.max_time_s:
+            return f"the budget of {format_seconds(budget.max_time_s)} is spent: {on}"
+        if budget.max_energy_j is None:
+            return None
+        if self._unmeasured:
+            return f"max_energy cannot be held: the last run could not measure its energy (its record says why). {on}"
+        if self._spent_j >= budget.max_energy_j:
+            return f"the budget of {budget.max_energy_j / 3600:,.4g} Wh is spent ({self._spent_j / 3600:,.4g} Wh): {on}"
+        return None
+
+    def _giving_up(self) -> str:
+        last = self._found[-1][1].record
+        return (
+            f"{FAILURES_IN_A_ROW} runs failed one after the other, the last with {first_line(last)}. "
+            f"Something is wrong with the machine or the study; {self._tally.left} runs are left. "
+            "Started again it goes on with them; --retry-failed makes the failed ones again too"
+        )
+
+
+def _joules(record: dict[str, Any], seconds: float) -> float | None:
+    """What a run cost: its node's mean power in the steady window over all of its time, which is rather too much."""
+    watts = (record["metrics"].get("node_power") or record["metrics"].get("power") or {}).get("value")
+    return float(watts) * seconds if watts is not None else None

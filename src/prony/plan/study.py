@@ -1,0 +1,81 @@
+"""A study: a question as a set of trials, with how often, in which order and at what cost they are run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prony.plan.order import Turn, arrange, seed_of
+from prony.plan.request import split_words
+from prony.plan.space import Axis, Part, Planned, expand, known_settings
+from prony.plan.values import split_values
+from prony_node.contract.errors import RequestError
+from prony_node.contract.plan import Stop
+from prony_node.workloads.config import Workload
+
+LOCAL = "local"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a start of a study may cost; None: whatever it takes."""
+
+    max_time_s: float | None = None
+    max_energy_j: float | None = None
+
+
+@dataclass(frozen=True)
+class Study:
+    """What a study file, or the words of `prony sweep`, ask for."""
+
+    name: str
+    parts: tuple[Part, ...]
+    question: str = ""
+    source: str = ""  # the publication that it repeats
+    assumptions: tuple[str, ...] = ()  # what that publication does not state, and what was taken instead
+    order: str = "random"
+    seed: int = 0
+    budget: Budget = field(default_factory=Budget)
+    site: str = LOCAL
+    sizes: tuple[str, ...] = ()  # that it can be run in
+    size: str | None = None  # the one that was asked for
+    file: Path | None = None  # None: shipped, or a sweep
+
+    def planned(self) -> list[Planned]:
+        """Every trial, those that would be refused among them."""
+        return list(expand(self.parts))
+
+    def turns(self, planned: list[Planned]) -> list[Turn]:
+        return arrange([one for one in planned if one.refused is None], self.order, self.seed)
+
+
+def study_of_words(
+    workload: Workload,
+    words: Iterable[str],
+    stop: Stop,
+    repeats: int = 1,
+    order: str = "random",
+    seed: int | None = None,
+) -> Study:
+    """The study that `prony sweep WORKLOAD setting=values ...` stands for."""
+    if repeats < 1:
+        raise RequestError(f"--repeats {repeats} is not possible: give at least 1")
+    settings = known_settings(workload)
+    axes = []
+    for name, text in split_words(words, workload.own_settings()).items():
+        values = split_values(settings[name], text)
+        for value in values:
+            settings[name].parse(value)
+        axes.append(Axis((name,), tuple((value,) for value in values)))
+    part = Part("sweep", (workload,), tuple(axes), stop=stop, repeats=repeats)
+    name = f"sweep of {workload.name}"
+    return Study(name, (part,), order=order, seed=seed_of(name) if seed is None else seed)
+
+
+def refuse_refused(planned: Iterable[Planned]) -> None:
+    """A trial that no machine would run is a mistake of the request: nothing is started."""
+    refused = [one for one in planned if one.refused is not None]
+    if refused:
+        more = f" ({len(refused):,} trials are refused)" if len(refused) > 1 else ""
+        raise RequestError(f"{refused[0].trial}: {refused[0].refused}{more}")

@@ -1,0 +1,206 @@
+"""A study file to a study: every name, value and expression checked, each mistake with its line and column."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from prony.plan.document import Place, StudyError, read_document
+from prony.plan.order import ORDERS, seed_of
+from prony.plan.request import make_stop, parse_joules, parse_seconds
+from prony.plan.space import Part
+from prony.plan.study import LOCAL, Budget, Study
+from prony.plan.study_part import SIZED, Inherited, PartReader, Target
+from prony_node.contract.errors import RequestError, unknown
+from prony_node.contract.plan import Stop
+from prony_node.workloads.config import Workload
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
+KEYS = {
+    "name", "question", "source", "assumptions", "workloads", "settings", "zip", "derive", "exclude", "parts",
+    "repeats", "order", "seed", "budget", "site", "stop", "sizes",
+}  # fmt: skip
+PART_KEYS = {"name", *SIZED, "sizes"}
+MOST_REPEATS = 1000
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a study is to be read: where it lies, in which size, and what a person changes on the command line."""
+
+    folder: Path | None  # of the file; None: shipped with Prony, where no path has a meaning
+    size: str | None = None
+    words: tuple[str, ...] = ()  # setting=values, or part.setting=values
+
+
+def parse_study(text: str, file: str, reading: Reading, find: Callable[[str], Workload]) -> Study:
+    """The study of a YAML text. `find` answers the workload of a name, or of a model file below the study's folder."""
+    document = read_document(text, file)
+    top = document.mapping("a study", KEYS)
+    sizes = _sizes(top)
+    size = _chosen(sizes, reading.size, file)
+    shared = Inherited.of({key: value for key, value in top.items() if key in SIZED})
+    parts = _parts(document, top, shared, size, reading, find)
+    name = _name(top, file)
+    order = _choice(top, "order", ORDERS, "random")
+    seed = _whole(top, "seed", 0, 2**63)
+    if seed is not None and order != "random":
+        raise top["seed"][0].wrong("seed is of a random order; with order: given it has no meaning")
+    return Study(
+        name=name,
+        parts=parts,
+        question=_line(top, "question"),
+        source=_line(top, "source"),
+        assumptions=_lines(top, "assumptions"),
+        order=order,
+        seed=seed_of(name) if seed is None else seed,
+        budget=_budget(top),
+        site=_line(top, "site") or LOCAL,
+        sizes=tuple(sizes),
+        size=size,
+    )
+
+
+Top = Mapping[str, tuple[Place, Place]]
+
+
+def _name(top: Top, file: str) -> str:
+    if "name" not in top:
+        return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(file).stem).strip("-.") or "study"
+    place = top["name"][1]
+    name = place.text("the name of a study")
+    if not NAME.fullmatch(name):
+        raise place.wrong("a name has up to 60 letters, digits, dots and dashes, and begins with a letter or digit")
+    return name
+
+
+def _sizes(top: Top) -> list[str]:
+    """The sizes that the study has: those that it, or any of its parts, speaks of."""
+    found: dict[str, None] = {}
+    places = [top["sizes"][1]] if "sizes" in top else []
+    if "parts" in top:
+        for part in top["parts"][1].items("parts"):
+            keys = part.mapping("a part", PART_KEYS)
+            places += [keys["sizes"][1]] if "sizes" in keys else []
+    for place in places:
+        for name, (_, value) in place.mapping("sizes").items():
+            found[name] = None
+            if not value.is_nothing:
+                value.mapping(f"the size {name}", SIZED)
+    return list(found)
+
+
+def _chosen(sizes: list[str], asked: str | None, file: str) -> str | None:
+    if asked is None:
+        return "full" if sizes else None
+    if asked == "full" and sizes:
+        return "full"
+    if asked not in sizes:
+        if not sizes:
+            raise StudyError(f"{file} has one size; leave --size out")
+        raise unknown("size", asked, [*sizes, "full"])
+    return asked
+
+
+def _parts(
+    document: Place, top: Top, shared: Inherited, size: str | None, reading: Reading, find: Callable[[str], Workload]
+) -> tuple[Part, ...]:
+    places = top["parts"][1].items("parts") if "parts" in top else [None]
+    if not places:
+        raise top["parts"][1].wrong("parts is an empty list")
+    targets = _targets(reading.words)
+    found: dict[str, Part] = {}
+    used: set[Target] = set()
+    for number, place in enumerate(places, start=1):
+        keys = place.mapping("a part", PART_KEYS) if place else {}
+        name = keys["name"][1].text("the name of a part") if "name" in keys else str(number)
+        if name in found:
+            raise keys["name"][1].wrong(f"two parts have the name {name!r}")
+        content = shared.overlaid({key: value for key, value in keys.items() if key in SIZED})
+        content = content.sized(top, size).sized(keys, size)
+        reader = PartReader(name, place or document, content, reading.folder, find)
+        given = {target: values for target, values in targets.items() if target.part in (None, name)}
+        reader.override(given)
+        used |= set(given)
+        found[name] = reader.read(_stop(content), _repeats(content))
+    for target in targets:
+        if target not in used:
+            raise unknown("part", str(target.part), found)
+    return tuple(found.values())
+
+
+def _targets(words: Collection[str]) -> dict[Target, str]:
+    """`setting=values` for every part, `part.setting=values` for one."""
+    found: dict[Target, str] = {}
+    for word in words:
+        left, equals, values = word.partition("=")
+        part, dot, name = left.rpartition(".")
+        target = Target(part if dot else None, name)
+        if not equals or not name:
+            raise RequestError(f"{word!r} is not a setting=value, or part.setting=value")
+        if target in found:
+            raise RequestError(f"{left} is given twice: {found[target]} and {values}")
+        found[target] = values
+    return found
+
+
+def _stop(content: Inherited) -> Stop:
+    if "stop" not in content.keys:
+        return Stop()
+    place = content.keys["stop"][1]
+    given = {name: at[1].text(name) for name, at in place.mapping("stop", {"tolerance", "max_time"}).items()}
+    try:
+        return make_stop(given.get("tolerance"), given.get("max_time"))
+    except RequestError as error:
+        raise place.wrong(str(error)) from error
+
+
+def _repeats(content: Inherited) -> int:
+    return _whole(content.keys, "repeats", 1, MOST_REPEATS) or 1
+
+
+def _budget(top: Top) -> Budget:
+    if "budget" not in top:
+        return Budget()
+    given = top["budget"][1].mapping("budget", {"max_time", "max_energy"})
+    time_s = energy_j = None
+    try:
+        if "max_time" in given:
+            time_s = parse_seconds(given["max_time"][1].text("max_time"), "max_time:")
+        if "max_energy" in given:
+            energy_j = parse_joules(given["max_energy"][1].text("max_energy"), "max_energy:")
+    except StudyError:
+        raise
+    except RequestError as error:
+        raise top["budget"][1].wrong(str(error)) from error
+    return Budget(time_s, energy_j)
+
+
+def _whole(keys: Top, name: str, least: int, most: int) -> int | None:
+    if name not in keys:
+        return None
+    text = keys[name][1].text(name)
+    if not re.fullmatch(r"[0-9]{1,19}", text) or not least <= int(text) <= most:
+        raise keys[name][1].wrong(f"{name} is a whole number from {least} to {most:,}, not {text[:40]!r}")
+    return int(text)
+
+
+def _choice(top: Top, name: str, choices: tuple[str, ...], otherwise: str) -> str:
+    if name not in top:
+        return otherwise
+    text = top[name][1].text(name)
+    if text not in choices:
+        raise top[name][1].wrong(str(unknown(name, text, choices)))
+    return text
+
+
+def _line(top: Top, name: str) -> str:
+    return " ".join(top[name][1].text(name).split()) if name in top else ""
+
+
+def _lines(top: Top, name: str) -> tuple[str, ...]:
+    if name not in top:
+        return ()
+    return tuple(" ".join(place.text(name).split()) for place in top[name][1].texts(name))

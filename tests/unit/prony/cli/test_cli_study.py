@@ -1,0 +1,196 @@
+"""Carrying out a study with a stand-in for the node: what is pruned, what stops it, and where it goes on."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from prony.cli.main import main
+from prony.cli.study_plan import make_outlook, make_standing, outlook_lines
+from prony.cli.study_run import Carried, Options, carry_out
+from prony.cli.study_view import LiveView, Tally, make_view
+from prony.launch.local import LocalRun
+from prony.launch.lock import hold_devices, lock_folder
+from prony.plan.estimate import Estimate
+from prony.plan.study_file import Reading, parse_study
+from prony_node.contract import RequestError
+from prony_node.contract.trial import Trial
+from prony_node.workloads import find_workload
+
+STAND_IN = Path(__file__).parents[3] / "stand_in" / "stand_in_node.py"
+STUDY = "name: small\nworkloads: gpt-tiny\norder: given\nsettings: {device: cpu, batch_size: 1..32}\n"
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    node = tmp_path / "node"
+    node.write_text(f'#!/bin/sh\nexec {sys.executable} {STAND_IN} "$@"\n')
+    node.chmod(0o755)
+    monkeypatch.setenv("PRONY_PYTHON", str(node))
+    monkeypatch.setenv("PRONY_LOCKS", str(tmp_path / "locks"))
+    monkeypatch.setattr("prony.launch.local.LOOK_EVERY_S", 0.02)
+    return tmp_path / "runs"
+
+
+def carry(root: Path, text: str = STUDY, **options: Any) -> tuple[Carried, str]:
+    said = io.StringIO()
+    study = parse_study(text, "small.yaml", Reading(None), find_workload)
+    carried = carry_out(study, Options(root, **options), make_view(Console(file=said, width=200)))
+    return carried, said.getvalue()
+
+
+def batches(carried: Carried) -> list[tuple[int, str]]:
+    return [(o.record["trial"]["settings"]["batch_size"], o.record["status"]) for o in carried.outcomes]
+
+
+def test_out_of_memory_is_a_result_and_prunes_larger_batches(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRONY_STAND_IN_MEMORY", "4")
+    expected = [(1, "ok"), (2, "ok"), (4, "ok"), (8, "failed")]
+    carried, said = carry(root)
+    assert batches(carried) == expected
+    assert len(carried.pruned) == 2
+    assert "batch_size=32, repeat 0: left out, a batch of 8 ran out of memory" in said
+    assert "best so far: 20.00 images/s, gpt-tiny device=cpu batch_size=4" in said
+    made = sorted(root.glob("gpt-tiny-*"))
+    again, _ = carry(root)
+    assert (batches(again), sorted(root.glob("gpt-tiny-*"))) == (expected, made)
+    standing = make_standing(parse_study(STUDY, "small.yaml", Reading(None), find_workload), root)
+    assert standing.tally.line() == "4 of 6 done, 1 of them failed, 2 pruned, 0 left"
+
+
+def test_too_many_failures_in_a_row_stop_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRONY_STAND_IN_FAILS", "exception")
+    carried, _ = carry(root)
+    assert carried.gave_up
+    assert carried.stopped is not None
+    assert carried.stopped.startswith("5 runs failed one after the other, the last with failed (exception): as it was")
+    assert len(carried.outcomes) == 5
+    monkeypatch.delenv("PRONY_STAND_IN_FAILS")
+    carried, _ = carry(root)
+    assert [status for _, status in batches(carried)] == ["failed"] * 5 + ["ok"]
+    carried, _ = carry(root, retry_failed=True)
+    assert [status for _, status in batches(carried)] == ["ok"] * 6
+
+
+def test_a_budget_stops_it_and_the_next_start_goes_on(root: Path) -> None:
+    text = f"{STUDY}budget: {{max_energy: 0.001J}}\n"
+    for number in (1, 2):
+        carried, _ = carry(root, text)
+        assert len(carried.outcomes) == number
+        assert carried.stopped is not None
+        assert "Wh is spent (" in carried.stopped
+        assert f"{6 - number} runs are left" in carried.stopped
+    carried, _ = carry(root, f"{STUDY}budget: {{max_time: 0.001s}}\n")
+    assert carried.stopped is not None
+    assert carried.stopped.startswith("the budget of 1.000 ms is spent: ")
+    assert carried.stopped.endswith("started again it goes on with them, with the same budget anew")
+    carried, _ = carry(root)
+    assert (len(carried.outcomes), carried.stopped) == (6, None)
+
+
+def test_what_this_machine_cannot_do_is_left_out(root: Path) -> None:
+    text = "workloads: gpt-tiny\nsettings: {precision: [fp32, tf32], batch_size: 1..2}\n"
+    carried, said = carry(root, text)
+    assert [o.record["trial"]["settings"]["precision"] for o in carried.outcomes] == ["fp32", "fp32"]
+    assert "left out, since this machine cannot do it (2 of the trials): precision=tf32 is a mode of CUDA's" in said
+    study = parse_study(f"{text}  #\nassumptions: none\n", "s.yaml", Reading(None), find_workload)
+    lines = outlook_lines(make_outlook(study, root))
+    assert "2 of the runs are finished here and will be skipped" in lines
+    assert "nothing is left to run" in lines
+    assert lines[-1] == "assumption: none"
+
+
+def test_a_device_in_use_is_refused_unless_shared(root: Path) -> None:
+    with hold_devices({"cpu"}, "another study", lock_folder()):
+        with pytest.raises(RequestError, match=r"cpu is in use by process \d+ \(another study\)"):
+            carry(root)
+        assert not root.exists()
+        assert len(carry(root, share=True)[0].outcomes) == 6
+
+
+def test_what_never_starts(root: Path) -> None:
+    with pytest.raises(RequestError, match="unknown site 'alps'"):
+        carry(root, f"{STUDY}site: alps\n")
+    wrong = "workloads: gpt-tiny\nsettings: {mode: [train, infer], optimizer: [adam, sgd]}\n"
+    with pytest.raises(RequestError, match=r"no meaning with mode=infer.*\(2 trials are refused\)"):
+        carry(root, wrong)
+    assert not root.exists()
+    lines = outlook_lines(make_outlook(parse_study(wrong, "w.yaml", Reading(None), find_workload), root))
+    assert sum(line.startswith("refused: gpt-tiny mode=infer") for line in lines) == 2
+
+
+def test_the_commands(root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    (root.parent / "small.yaml").write_text(STUDY.replace("1..32", "1..2"))
+    monkeypatch.chdir(root.parent)
+    monkeypatch.setenv("PRONY_RUNS", str(root))
+
+    def prony(*words: str, code: int = 0) -> str:
+        monkeypatch.setattr(sys, "argv", ["prony", "study", *words])
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert (end.value.code or 0) == code
+        shown = capsys.readouterr()
+        return shown.err if code == 2 else shown.out
+
+    plan = json.loads(prony("plan", "small.yaml", "--json"))
+    assert [trial["settings"]["batch_size"] for trial in plan["trials"]] == [1, 2]
+    assert plan["estimate"]["runs_by_basis"]["unknown"] == 2
+    assert "time and energy are unknown" in prony("plan", "small.yaml")
+    records = json.loads(prony("run", "small.yaml", "--json"))
+    turns = [record["study"]["turn"] for record in records]
+    assert turns == [1, 2]
+    assert "a page with plots" in prony("resume", "small.yaml")
+    assert "2 of 2 done, 0 left" in prony("status", "small.yaml")
+    assert json.loads(prony("status", "small.yaml", "batch_size=1,8", "--json"))["left"] == 1
+    assert "about 1 s (1 from records of the same workload here)" in prony("plan", "small.yaml", "batch_size=1,8")
+    assert prony("plan", "smal.yaml", code=2) == "prony: smal.yaml cannot be read: No such file or directory\n"
+
+
+def test_the_live_view_shows_where_it_stands() -> None:
+    screen = io.StringIO()
+    view = LiveView(Console(file=screen, force_terminal=True, width=120))
+    tally = Tally(10)
+    for _ in range(10):
+        tally.expect(Estimate("the same trial", 60.0))
+    tally.learn(Trial("gpt-tiny", {"seed": 1}), {"status": "failed", "failure": {"kind": "hung"}, "metrics": {}})
+    tally.expect(Estimate("the same trial", 60.0), -1)
+    view.begin("[2/10] gpt-tiny seed=2")
+    view.update({"phase": "measure"})
+    view.show(tally)
+    view.close()
+    shown = screen.getvalue()
+    for text in (
+        "[2/10] gpt-tiny",
+        "measuring",
+        "1 of 10 done, 1 of them failed, 1 running, 8 left, about 9 min",
+        "seed=1: hung",
+    ):
+        assert text in shown
+
+
+def test_ctrl_c_ends_the_run_and_says_what_is_left(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(self: LocalRun) -> Iterator[None]:
+        os.kill(os.getpid(), signal.SIGINT)  # a person at the terminal, while the second run goes
+        yield None
+        yield from followed(self)
+
+    monkeypatch.setenv("PRONY_STAND_IN_PACE", "0.2")
+    followed = LocalRun.follow
+    monkeypatch.setattr(LocalRun, "follow", lambda self: followed(self) if made() == 1 else interrupt(self))
+
+    def made() -> int:
+        return len(list(root.glob("gpt-tiny-*")))
+
+    carried, _ = carry(root)
+    assert carried.interrupted
+    assert [status for _, status in batches(carried)] == ["ok", "interrupted"]
+    assert carried.stopped == "interrupted: 5 runs are left; started again it goes on with them"

@@ -1,0 +1,201 @@
+"""Study files: what they mean, and each mistake said where it stands, with nothing run."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prony.plan.space import known_settings
+from prony.plan.studies import load_study
+from prony.plan.study import Study
+from prony.plan.study_file import Reading, parse_study
+from prony.plan.study_part import PATHS
+from prony_node.contract import RequestError
+from prony_node.workloads import WORKLOADS, find_workload
+
+STUDY = """
+name: every-key
+question: Does it
+  pay?
+source: a paper
+assumptions: [one, two]
+workloads: [gpt-tiny, resnet50]
+settings:
+  device: cpu
+  batch_size: 1..8
+  sequence: {values: [8, 16], when: workload == "gpt-tiny"}
+  workers: {values: "0:4:2", when: data == host}
+zip:
+  - {data: [device, host], seed: [1, 2]}
+derive:
+  grad_accumulation: 16 // batch_size
+  learning_rate: {value: 0.1 * batch_size / 256, when: workload == "resnet50"}
+exclude:
+  - batch_size == 8 and workload == "resnet50"
+parts:
+  - {name: first}
+  - name: second
+    workloads: gpt-tiny
+    settings: {batch_size: 32, workers: }
+    repeats: 2
+    stop: {max_time: 5s}
+order: random
+seed: 7
+budget: {max_time: 2h, max_energy: 1kWh}
+site: local
+sizes:
+  quick: {settings: {batch_size: 2}, repeats: 1}
+"""
+
+
+def read(text: str, folder: Path | None = None, size: str | None = None, words: tuple[str, ...] = ()) -> Study:
+    return parse_study(text, "s.yaml", Reading(folder, size, words), find_workload)
+
+
+def trials(study: Study) -> list[str]:
+    return [str(one.trial) for one in study.planned()]
+
+
+def test_a_study_with_every_key() -> None:
+    study = read(STUDY)
+    assert (study.name, study.question, study.assumptions) == ("every-key", "Does it pay?", ("one", "two"))
+    assert (study.seed, study.budget.max_time_s, study.budget.max_energy_j) == (7, 7200.0, 3.6e6)
+    found = trials(study)
+    assert found[0] == "gpt-tiny data=device seed=1 device=cpu batch_size=1 sequence=8 grad_accumulation=16"
+    assert found[-1] == "gpt-tiny data=host seed=2 device=cpu batch_size=32 sequence=16 grad_accumulation=0"
+    # gpt-tiny: 4 batches x 2 lengths x (device, or host with 3 numbers of workers); resnet50: 3 batches; second part
+    assert len(found) == 4 * 2 * 4 + 3 * 4 + 2 * 2
+    assert sum("resnet50" in text and "learning_rate=0.00" in text for text in found) == 3 * 4
+    refused = [one for one in study.planned() if one.refused]
+    assert all("grad_accumulation=0 is not possible" in str(one.refused) for one in refused)
+    assert len(refused) == 4
+    assert [part.stop.max_time_s for part in study.parts] == [120.0, 5.0]
+
+
+def test_sizes_and_words_change_settings() -> None:
+    quick = read(STUDY, size="quick")
+    assert {one.trial.settings["batch_size"] for one in quick.planned()} == {2}
+    assert [part.repeats for part in quick.parts] == [1, 1]
+    changed = read(STUDY, words=("batch_size=4,16", "second.sequence=32", "second.batch_size=64"))
+    by_part = {part.name: [o for o in changed.planned() if o.part.name == part.name] for part in changed.parts}
+    assert {one.trial.settings["batch_size"] for one in by_part["first"]} == {4, 16}
+    assert {one.trial.settings["sequence"] for one in by_part["second"]} == {32}
+    with pytest.raises(RequestError, match="unknown part 'secnd'; did you mean 'second'"):
+        read(STUDY, words=("secnd.batch_size=4",))
+    with pytest.raises(RequestError, match="unknown size 'quikc'; did you mean 'quick'"):
+        read(STUDY, size="quikc")
+    with pytest.raises(RequestError, match="seed changes together with others"):
+        read(STUDY, words=("seed=4",))
+
+
+BAD = [
+    ("workload: resnet50", "line 1, column 1: 'workload' has no meaning in a study; did you mean 'workloads'"),
+    ("workloads: resnet51", "line 1, column 12: unknown workload 'resnet51'; did you mean 'resnet50'"),
+    ("settings: {batch_size: 1}", "line 1, column 1: there is no workload"),
+    ("workloads: resnet50\nsettings:\n  batchsize: 3", "line 3, column 3: unknown setting 'batchsize'; did you mean"),
+    ("workloads: resnet50\nsettings: {batch_size: [1, x]}", "line 2, column 28: batch_size=x is not possible"),
+    ("workloads: resnet50\nsettings: {batch_size: 1}\nexclude: batchsize > 1", "line 3, column 10: .*batchsize"),
+    ("workloads: resnet50\nsettings: {batch_size: 9..3}", "line 2, column 24: .*is empty"),
+    ("workloads: resnet50\nsettings: {workers: 0..8}", "never ends"),
+    ("workloads: resnet50\nsettings: {seed: '1:9:0'}", "a step is at least 1"),
+    ("workloads: resnet50\nsettings: {seed: '1:99999999'}", "at most 10,000"),
+    ("workloads: resnet50\nzip: [{seed: [1, 2], batch_size: [1]}]", "changes together, but seed has 2"),
+    ("workloads: [resnet50, gpt-tiny]\nsettings: {sequence: 8}", "resnet50 has no setting sequence; give it a condit"),
+    ("workloads: resnet50\nsettings: {workers: {values: 1, when: data == host}, data: host}", "given further down"),
+    ("workloads: resnet50\nrepeats: 0", "line 2, column 10: repeats is a whole number"),
+    ("workloads: resnet50\norder: sorted", "unknown order 'sorted'"),
+    ("workloads: resnet50\nbudget: {max_time: soon}", "line 2, column 9: max_time: soon is not possible"),
+    ("workloads: resnet50\nbudget: {max_energy: 3}", "give an energy such as"),
+    ("workloads: resnet50\nname: ../x", "a name has up to 60 letters"),
+    ("workloads: [resnet50", "line 1, column 21: this is not YAML"),
+    ("workloads: resnet50\n---\nworkloads: resnet50", "2 documents"),
+    ("", "0 documents|not"),
+    ("- a", "a study is names with values"),
+    # nothing of a study is run
+    ("workloads: !!python/object/apply:os.system ['touch x']", "the tag 'python/object/apply:os.system' is not read"),
+    ("workloads: $(touch x)", "unknown workload"),
+    ("workloads: resnet50\ncommand: touch x", "'command' has no meaning"),
+    ("workloads: resnet50\nsettings: {data: '/dev/null; touch x'}", "lies outside"),
+    ("workloads: resnet50\nsettings: {data: /etc}", "line 2, column 18: '/etc' lies outside the folder of the study"),
+    ("workloads: resnet50\nsettings: {stage: ../elsewhere}", "lies outside"),
+    ("workloads: resnet50\nsettings: {weights: ~/.ssh/id}", "lies outside"),
+    ("workloads: ../model.py", "lies outside"),
+    ("workloads: /bin/sh", "lies outside"),
+    ("workloads: ~/model", "lies outside"),
+    ("workloads: hf//etc/config.json", "lies outside"),
+    ("workloads: hf/..", "lies outside"),
+    ('workloads: resnet50\nquestion: "\\e[2J"', "holds a control character"),
+    ("workloads: resnet50\nsettings: {<<: {seed: 1}}", "a merge key"),
+]
+
+
+@pytest.mark.parametrize(("text", "why"), BAD)
+def test_a_mistake_is_said_where_it_stands(
+    text: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RequestError, match=why):
+        read(text, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bombs_are_refused() -> None:
+    levels = "".join(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 10)}]\n" for n in range(1, 9))
+    with pytest.raises(RequestError, match="more than 20,000 values"):
+        read(f"l0: &l0 [x]\n{levels}workloads: resnet50")
+    with pytest.raises(RequestError, match="nested"):
+        read("workloads: " + "[" * 5000 + "]" * 5000)
+    with pytest.raises(RequestError, match="nested"):
+        read("workloads: &a [*a]")
+    with pytest.raises(RequestError, match="256 KiB"):
+        read("# " + "x" * 300_000)
+    with pytest.raises(RequestError, match="99,980,001 combinations"):
+        read("workloads: resnet50\nsettings: {seed: '1:9999', batch_size: '1:9999'}").planned()
+
+
+def test_paths_below_the_study_are_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("workloads: resnet50\nsettings: {data: [./images, host]}\n")
+    study = load_study(str(file), None, (), find_workload)
+    assert study.name == "mine"
+    assert [one.trial.settings["data"] for one in study.planned()] == [str(tmp_path.resolve() / "images"), "host"]
+    elsewhere = load_study(str(file), None, ("data=/etc",), find_workload)
+    assert [one.trial.settings["data"] for one in elsewhere.planned()] == ["/etc"]
+
+
+def test_every_setting_that_can_be_a_path_is_held_below_the_study() -> None:
+    every = {setting for workload in WORKLOADS.values() for setting in known_settings(workload).values()}
+    paths = {one.name for one in every if one.kind == "text" and re.fullmatch(one.pattern, "/etc/passwd")}
+    assert paths == set(PATHS)
+
+
+def test_what_is_no_study(tmp_path: Path) -> None:
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    for target, why in (
+        ("nowhere.yaml", "No such file"),
+        (f"{tmp_path}/binary.yaml", "UTF-8"),
+        (f"{tmp_path}/", "direct"),
+    ):
+        with pytest.raises(RequestError, match=why):
+            load_study(target, None, (), find_workload)
+    with pytest.raises(RequestError, match="unknown study 'nonesuch'"):
+        load_study("nonesuch", None, (), find_workload)
+
+
+LINES = st.sampled_from(STUDY.splitlines())
+SPLICED = st.lists(st.one_of(LINES, LINES, LINES, st.text(max_size=12)), max_size=25).map("\n".join)
+CUT = st.tuples(st.integers(0, len(STUDY)), st.integers(0, 30), st.text(max_size=6)).map(
+    lambda cut: STUDY[: cut[0]] + cut[2] + STUDY[cut[0] + cut[1] :]
+)
+
+
+@settings(max_examples=150)
+@given(st.one_of(CUT, SPLICED, st.text(max_size=100)))
+def test_any_file_is_a_study_or_a_sentence(text: str) -> None:
+    with contextlib.suppress(RequestError):
+        assert all(one.trial.hash for one in read(text).planned())

@@ -23,7 +23,7 @@ apt-get install --yes -qq --no-install-recommends golang-1.19-go build-essential
 printf 'deb-src http://deb.debian.org/debian bookworm main\n' >"$folder/sources.list"
 apt=(apt-get -qq -o "Dir::Etc::sourcelist=$folder/sources.list" -o Dir::Etc::sourceparts=- -o "Dir::State::lists=$folder/lists")
 "${apt[@]}" update >&2
-[ -d kubernetes-* ] 2>/dev/null || "${apt[@]}" source kubernetes >&2
+compgen -G 'kubernetes-*/' >/dev/null || "${apt[@]}" source kubernetes >&2
 
 cd kubernetes-*/
 export GOPATH="$PWD/_gopath" GOCACHE="$folder/go-cache" GOPROXY=off GOFLAGS= PATH="/usr/lib/go-1.19/bin:$PATH"

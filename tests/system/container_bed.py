@@ -19,6 +19,7 @@ LIBRARIES = (
     "python3-minimal,libpython3-stdlib,libssl3,libffi8,zlib1g,libbz2-1.0,liblzma5,libsqlite3-0,libreadline8,"
     "libstdc++6,libgomp1"
 )
+PASSWD = "root:x:0:0:root:/root:/bin/bash\n"
 EMULATORS = {"arm64": "qemu-aarch64", "amd64": "qemu-x86_64"}
 CONFIGURATION = """\
 [engine]
@@ -87,7 +88,7 @@ def cache() -> Path:
 
 def base_archive(arch: str) -> Path:
     """A Debian without anything of ours, unpacked and not configured: enough for bash and a mounted Python."""
-    holds = hashlib.sha256(LIBRARIES.encode()).hexdigest()[:8]
+    holds = hashlib.sha256((LIBRARIES + PASSWD).encode()).hexdigest()[:8]
     archive = cache() / f"debian-{RELEASE}-{arch}-{holds}.tar"
     if archive.exists():
         return archive
@@ -98,9 +99,9 @@ def base_archive(arch: str) -> Path:
     for package in sorted((folder / "var/cache/apt/archives").glob("*.deb")):
         subprocess.run(["dpkg-deb", "--extract", str(package), str(folder)], check=True)
     shutil.rmtree(folder / "var/cache/apt/archives")
-    for made in ("bin/sh",):
-        if not (folder / made).exists():
-            (folder / made).symlink_to("bash")
+    if not (folder / "bin/sh").exists():
+        (folder / "bin/sh").symlink_to("bash")
+    (folder / "etc/passwd").write_text(PASSWD, encoding="utf-8")
     (folder / "tmp").chmod(0o1777)
     temporary = archive.with_suffix(".part")
     subprocess.run(["tar", "--create", f"--file={temporary}", f"--directory={folder}", "."], check=True)

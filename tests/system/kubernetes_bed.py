@@ -21,7 +21,7 @@ NETWORK, HERE, NODE = "prony-test", "10.98.0.1", "10.98.0.2"
 PORT, TOKEN = 16443, "prony-test-token"
 NEEDED = {
     "etcd": "etcd-server", "containerd": "containerd", "runc": "runc", "ip": "iproute2", "openssl": "openssl",
-    "nsenter": "util-linux", "podman": "podman", "debootstrap": "debootstrap", "ctr": "containerd",
+    "nsenter": "util-linux", "podman": "podman", "debootstrap": "debootstrap", "ctr": "containerd", "curl": "curl",
 }  # fmt: skip
 CNI = {
     "cniVersion": "0.4.0",

@@ -83,6 +83,8 @@ def _ask_values(yes: bool) -> dict[str, Any]:
     values: dict[str, Any] = {"kind": ask("kind of site (local, slurm, kubernetes)", (kinds or ["local"])[0])}
     if values["kind"] == "slurm":
         values |= _slurm_values(ask)
+    if values["kind"] == "kubernetes":
+        values |= _kubernetes_values(ask)
     values["python"] = ask("the Python on the compute nodes that has torch", "python3")
     runs = ask("where run folders go, seen from here and from the nodes", str(Path.cwd() / "runs"))
     if runs:
@@ -120,6 +122,23 @@ def _slurm_values(ask: Any) -> dict[str, Any]:
     }
     values["partitions"] = {chosen: {key: value for key, value in stated.items() if value is not None}}
     return values
+
+
+def _kubernetes_values(ask: Any) -> dict[str, Any]:
+    from prony.launch.kubernetes_api import Api, ApiProblem
+    from prony.launch.kubernetes_detect import detect_partitions
+
+    namespace = ask("namespace", "default")
+    image = ask("image with Python, torch and bash", "")
+    values: dict[str, Any] = {"kubernetes": {"namespace": namespace}}
+    if image:
+        values["container"] = {"image": image}
+    try:
+        partitions = detect_partitions(Api(None, namespace).nodes(""))
+    except ApiProblem as error:
+        warn(f"{error}; partitions are for you to fill in (docs/kubernetes.md)")
+        return values
+    return {"partitions": partitions, **values} if partitions else values
 
 
 @site.command("check")

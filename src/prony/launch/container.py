@@ -21,6 +21,7 @@ RUN_GPUS = {
 # Apptainer takes the environment over; the others are told which variables, each by its name alone: a value is then
 # never part of a command line. One that is not set outside is not set inside.
 PASSED_ON = (
+    "USER", "LOGNAME",  # torch asks for a name, and the image may know none for this user
     "PYTHONPATH", "PYTHONSAFEPATH", "PRONY_JOB", "PRONY_NODE_RANK", "PRONY_RENDEZVOUS", "PRONY_ADDRESS",
     "PRONY_CARBON_G_PER_KWH", "PRONY_PRICE_PER_KWH", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME",
     "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "OMP_NUM_THREADS",

@@ -179,12 +179,14 @@ def _container(job: Job) -> Manifest:
     warn_after_s = int(job.time_s) - min(job.site.signal_before_s, int(job.time_s) // 2)
     command += ["--warn-after-s", str(warn_after_s), "--end-after-s", str(int(job.time_s))]
     resources = _resources(job)
+    # torch asks for the user's name, and the image may know none for the user that a cluster gives a pod.
+    variables = {"PYTHONPATH": str(node_zip), "PYTHONSAFEPATH": "1", "USER": "prony"}
     return {
         "name": CONTAINER,
         "image": image_for(job.site, job.partition),
         "command": command,
         "workingDir": WORK,
-        "env": [{"name": "PYTHONPATH", "value": str(node_zip)}, {"name": "PYTHONSAFEPATH", "value": "1"}],
+        "env": [{"name": name, "value": value} for name, value in variables.items()],
         **({"resources": resources} if resources else {}),
         "securityContext": {"allowPrivilegeEscalation": False},
         "volumeMounts": mounts,

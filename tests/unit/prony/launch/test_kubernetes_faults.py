@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -17,12 +18,15 @@ from kubernetes_jobs import ANY, make_job, make_run, make_site
 from kubernetes_mock import Mock, mock_server
 
 from prony.launch import kubernetes_api
-from prony.launch.job import NODE_ZIP, SUBMITTED, Job, save
+from prony.launch.job import NODE_ZIP, SUBMITTED, Job, Outcome, load, save
+from prony.launch.jobs import Jobs
 from prony.launch.kubernetes import FETCHED, Kubernetes
 from prony.launch.kubernetes_api import Api, ApiProblem
 from prony.launch.protocol import QueueFull, Rendered, Status
 from prony_node.contract.errors import RequestError
-from prony_node.contract.frames import Frame, encode
+from prony_node.contract.frames import Frame, encode, in_parts
+from prony_node.contract.record import read_record
+from prony_node.supervise.carry import bundle
 
 JOBS, PODS = "/apis/batch/v1/namespaces/default/jobs", "/api/v1/namespaces/default/pods"
 EVENTS = "/api/v1/namespaces/default/events"
@@ -345,3 +349,97 @@ def test_a_thousand_jobs_and_three_who_follow_them_make_one_call_in_five_seconds
     assert len(found) == 1000
     assert {status.phase for status in found.values()} == {"running"}
     assert len(bed.mock.asked) <= 12
+
+
+def write_kubeconfig(path: Path, server: str) -> None:
+    user, context = {"token": "secret-token"}, {"cluster": "far", "user": "me"}
+    document = {
+        "apiVersion": "v1", "kind": "Config", "current-context": "other",
+        "clusters": [{"name": "far", "cluster": {"server": server}}],
+        "users": [{"name": "me", "user": user}],
+        "contexts": [{"name": "far", "context": context}, {"name": "other", "context": context}],
+    }  # fmt: skip
+    path.write_text(json.dumps(document), encoding="utf-8")
+
+
+def test_the_users_own_kubeconfig_says_where_and_who(bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import kubernetes.config.kube_config as library
+
+    write_kubeconfig(tmp_path / "config", bed.mock.url)
+    monkeypatch.setattr(library, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "config"))
+    bed.answer(f"get {PODS}", listed())
+    Api("far", "default").list_all("Pod", "")
+    assert bed.server[-1].headers["Authorization"] == "Bearer secret-token"
+    with pytest.raises(RequestError, match="no kubeconfig with the context 'none' can be used"):
+        Api("none", "default")
+
+
+def test_words_of_an_error_hold_no_token(bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import kubernetes.config.kube_config as library
+
+    write_kubeconfig(tmp_path / "config", "http://127.0.0.1:9")
+    monkeypatch.setattr(library, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "config"))
+    with pytest.raises(ApiProblem) as problem:
+        Api("far", "default").list_all("Pod", "")
+    assert "secret" not in str(problem.value)
+
+
+REPLAY = Path(__file__).parents[3] / "replay" / "records"
+
+
+def whole_way(bed: Bed, tmp_path: Path, text: str) -> tuple[Jobs, Job]:
+    """A job submitted through `Jobs`, as a verb does it."""
+    jobs = Jobs(
+        tmp_path / "way",
+        bed.warnings.append,
+        lambda kind, warn: bed.launcher,
+        lambda: datetime.fromtimestamp(bed.now_s, UTC),
+    )
+    job = make_job(make_site(text), [make_run(0, device="cpu")], jobs.root)
+    jobs.add([job])
+    return jobs, load(job.folder)
+
+
+def follow(bed: Bed, jobs: Jobs, job: Job) -> Job:
+    for _ in range(10):
+        bed.now_s += 5.0
+        jobs.update()
+    return load(job.folder)
+
+
+def test_a_job_goes_its_whole_way_from_manifest_to_record(bed: Bed, tmp_path: Path) -> None:
+    jobs, job = whole_way(bed, tmp_path, ANY)
+    assert (job.handle, job.state) == (NAME, SUBMITTED)
+    (there,) = REPLAY.glob("*d00001")
+    name = job.runs[0].plan.run_id
+    frames = [*in_parts(name, bundle(there)), Frame({"end": 0, "bundles": [name]})]
+    ended_bed(bed, b"".join(map(encode, frames)))
+    ended = follow(bed, jobs, job)
+    assert ended.outcome == Outcome("COMPLETED", "", "0")
+    record = read_record(jobs.root / name)
+    assert record is not None
+    assert record["status"] == "ok"
+    assert not bed.warnings
+
+
+def test_a_run_whose_pod_was_evicted_is_recorded_and_tried_again(bed: Bed, tmp_path: Path) -> None:
+    jobs, job = whole_way(bed, tmp_path, ANY + "retry_node_failure: 1\n")
+    run = job.runs[0].plan
+    plan = in_parts(f"{run.run_id}/plan.json", json.dumps(run.to_json()).encode())
+    log = b"".join(encode(Frame({**frame.header, "file": True}, frame.body)) for frame in plan)
+    ended_bed(bed, log)
+    bed.answer(f"get {PODS}/{NAME}-x/log", log)
+    bed.answer(f"get {PODS}", listed(pod("Failed", reason="Evicted", message="The node was low on resource: memory.")))
+    ended = follow(bed, jobs, job)
+    record = read_record(jobs.root / run.run_id)
+    assert record is not None
+    assert record["failure"]["kind"] == "node-failure"
+    assert "low on resource: memory" in record["failure"]["message"]
+    assert ended.followed_by is not None
+    assert load(jobs.root / ".jobs" / ended.followed_by).runs[0].plan.run_id == f"{run.run_id}-attempt2"
+
+
+def test_without_the_client_a_sentence_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
+    with pytest.raises(RequestError, match=r"pip install 'prony\[kubernetes\]'"):
+        Api(None, "default")

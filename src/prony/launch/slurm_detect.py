@@ -40,16 +40,22 @@ def detect_cluster(warn: Warn, caller: Caller = CALLER) -> Cluster:
 
 
 def fill_in(partition: Partition, warn: Warn, caller: Caller = CALLER) -> Partition:
-    """The partition with its accelerators as Slurm knows them, where its file does not say how many there are."""
-    if partition.accelerators is not None:
+    """The partition with its accelerators and longest time as Slurm knows them, where its file does not say."""
+    if partition.accelerators is not None and partition.max_time_s is not None:
         return partition
     try:
-        text = ask(caller, ("sinfo", "-h", "-e", "-p", partition.name, "-o", "%G"), warn, pauses_s=())
+        text = ask(caller, ("sinfo", "-h", "-e", "-p", partition.name, "-o", "%l|%G"), warn, pauses_s=())
     except NoAnswer as error:
-        warn(f"{error}; no accelerators are asked for: `accelerators` in the site file says how many a node has")
+        if partition.accelerators is None:
+            warn(f"{error}; no accelerators are asked for: `accelerators` in the site file says how many a node has")
         return partition
-    count, gres = parse_gres(text.splitlines()) or (0, partition.gres)
-    return replace(partition, accelerators=count, gres=gres)
+    lines = [line.partition("|") for line in text.splitlines()]
+    if partition.max_time_s is None and lines:
+        partition = replace(partition, max_time_s=parse_time(lines[0][0].strip()))
+    if partition.accelerators is None:
+        count, gres = parse_gres(gres for _, _, gres in lines) or (0, partition.gres)
+        partition = replace(partition, accelerators=count, gres=gres)
+    return partition
 
 
 def _partition(name: str, parts: list[str], caller: Caller, warn: Warn) -> Partition:

@@ -239,8 +239,9 @@ def test_what_a_cluster_says_of_itself() -> None:
 
 def test_accelerators_that_a_file_does_not_state_are_asked_for() -> None:
     partition = make_site("kind: slurm\npartition: gpu\n").partitions["gpu"]
-    assert fill_in(partition, print, Recorded(sinfo="gpu:2\n").caller).accelerators == 2
-    assert fill_in(partition, print, Recorded(sinfo="(null)\n").caller).accelerators == 0
+    assert fill_in(partition, print, Recorded(sinfo="1:00:00|gpu:2\n").caller).accelerators == 2
+    assert fill_in(partition, print, Recorded(sinfo="infinite|(null)\n").caller).accelerators == 0
+    assert fill_in(partition, print, Recorded(sinfo="1:00:00|gpu:2\n").caller).max_time_s == 3600.0
     warnings: list[str] = []
     assert fill_in(partition, warnings.append, Recorded().caller).accelerators is None
     assert "accelerators" in warnings[0]

@@ -109,6 +109,7 @@ def test_ctrl_c_leaves_a_record_that_says_so(tmp_path: Path) -> None:
 def test_a_second_ctrl_c_kills(tmp_path: Path) -> None:
     process = start(tmp_path, "run", "gpt-tiny", "--json", wish="measure=deaf")
     wait_for(tmp_path, "measure")
+    time.sleep(0.5)  # it says so before it is deaf
     process.send_signal(signal.SIGINT)
     time.sleep(0.7)
     process.send_signal(signal.SIGINT)

@@ -80,7 +80,7 @@ def running_server() -> Iterator[Server]:
         argv = [programs / "initdb", "-D", data, "-U", USER, "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
         done = subprocess.run(argv, capture_output=True, text=True, cwd=place, **owner)
         if done.returncode:
-            pytest.skip(f"initdb does not work here: {done.stderr.strip()[-300:]}")
+            pytest.fail(f"PostgreSQL is here, and its initdb does not work: {done.stderr.strip()[-300:]}")
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -108,5 +108,5 @@ def _wait(server: Server) -> None:
     while subprocess.run(ready).returncode:
         if server.process.poll() is not None or time.monotonic() > deadline:
             log = (server.data.parent / "log").read_text(errors="replace")
-            pytest.skip(f"PostgreSQL does not start here: {log[-300:]}")
+            pytest.fail(f"PostgreSQL is here and does not start: {log[-300:]}")
         time.sleep(0.1)

@@ -24,8 +24,8 @@ def set_matrix_modes(precision: str, *, autotune: bool) -> None:
 def is_depthwise(model: nn.Module) -> bool:
     """Whether a tenth or more of its convolutions are depthwise.
 
-    Trying out their kernels takes most of such a model's start and gains little: on an H200 EfficientNet-B0 starts in
-    51 s with it and in 17 s without, and trains 3 % faster with it.
+    Trying out their kernels takes most of such a model's start and gains little. Seen on an H200 for EfficientNet-B0
+    alone: a start of 51 s and 8,167 images/s with it (a record), 17 s and 7,952 images/s without (a trial of seconds).
     """
     convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
     depthwise = sum(1 < module.groups == module.in_channels for module in convolutions)

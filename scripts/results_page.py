@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from results_table import put_table
+from results_table import key, put_table
 
 Record = dict[str, Any]
 NONE = "-"
@@ -34,7 +34,8 @@ def rate(record: Record) -> str:
     metric = record["metrics"]["throughput"]
     size, prefix = (1e12, " T") if metric["value"] >= 1e11 else (1e9, " G") if metric["value"] >= 1e8 else (1.0, " ")
     half = (metric["high"] - metric["low"]) / 2 / metric["value"]
-    return f"{metric['value'] / size:,.{0 if size == 1.0 else 1}f}{prefix}{metric['unit']} ± {half:.2%}"
+    digits = 0 if size == 1.0 and metric["value"] >= 100 else 1
+    return f"{metric['value'] / size:,.{digits}f}{prefix}{metric['unit']} ± {half:.2%}"
 
 
 def work_per_wh(record: Record) -> str:
@@ -116,11 +117,26 @@ def auto_rows(results: Path) -> Iterable[list[str]]:
         cap = effective.get("memory_cap")
         found = effective["batch_size"]
         yield [
-            trial(record), f"{cap} GiB, set" if cap else "all", str(found),
+            trial(record), effective["compile"], f"{cap} GiB, set" if cap else "all", str(found),
             f"{small} (+{small / found - 1:.1%})" if small else NONE, str(len(tries)),
             value(record, "peak_memory_reserved", ".2f", 2**-30, " GiB"),
             f"{record['phases']['build']['seconds']:.0f} s",
         ]  # fmt: skip
+
+
+def scene_rows(results: Path) -> Iterable[list[str]]:
+    """Detectors and segmenters at their default batch, beside the plain loop of the same job."""
+    loops = json.loads((results / "plain-scenes.json").read_text())["loops"]
+    plain = {(loop["workload"], loop["mode"], loop["batch_size"]): loop["rates"] for loop in loops}
+    for record in load(results / "workloads"):
+        found = plain.get(key(record))
+        if found and record["status"] == "ok":
+            ratio = record["metrics"]["throughput"]["value"] / statistics.mean(found)
+            yield [
+                trial(record), str(record["trial"]["effective"]["batch_size"]), rate(record),
+                " and ".join(f"{one:,.1f}" for one in found), f"{ratio:.2f}",
+                value(record, "peak_memory_reserved", ".1f", 2**-30, " GiB"), marks(record),
+            ]  # fmt: skip
 
 
 TABLES: dict[str, tuple[list[str], Callable[[Path], Iterable[list[str]]]]] = {
@@ -133,8 +149,11 @@ TABLES: dict[str, tuple[list[str], Callable[[Path], Iterable[list[str]]]]] = {
     "inputs": (
         ["work", "loader", "rate (95 % within the run)", "waiting for data", "cores busy", "measured for at most",
          "checks that did not pass"], input_rows),
+    "scenes": (
+        ["work", "batch", "rate (95 % within the run)", "plain eager bf16 loop, two stretches, images/s", "ratio",
+         "memory reserved", "checks that did not pass"], scene_rows),
     "auto": (
-        ["work", "memory", "batch found", "smallest that did not fit", "batches tried", "memory reserved in the run",
+        ["work", "compile", "memory", "batch found", "smallest that did not fit", "batches tried", "memory reserved in the run",
          "time of the search"], auto_rows),
 }  # fmt: skip
 

@@ -153,8 +153,8 @@ TABLES: dict[str, tuple[list[str], Callable[[Path], Iterable[list[str]]]]] = {
         ["work", "batch", "rate (95 % within the run)", "plain eager bf16 loop, two stretches, images/s", "ratio",
          "memory reserved", "checks that did not pass"], scene_rows),
     "auto": (
-        ["work", "compile", "memory", "batch found", "smallest that did not fit", "batches tried", "memory reserved in the run",
-         "time of the search"], auto_rows),
+        ["work", "compile", "memory", "batch found", "smallest that did not fit", "batches tried",
+         "memory reserved in the run", "time of the search"], auto_rows),
 }  # fmt: skip
 
 

@@ -58,7 +58,18 @@ def make_swin(size: Size) -> nn.Module:
     )
     swin: nn.Module = SwinBackbone(config)
     swin.swin.layernorm = nn.Identity()  # a norm behind the last stage that no feature map goes through
+    _tell_padding(swin.swin.embeddings.patch_embeddings.projection)
     return swin
+
+
+def _tell_padding(embedding: nn.Conv2d) -> None:
+    """Begin this bias as torch does and not with zeros, which would make a token of the padding a vector of zeros.
+
+    Every layer norm on the way divides the gradient of such a token by the root of its epsilon. Through all of Swin the
+    biases would get gradients of 1e13 at first, and Adam would not move them for tens of thousands of steps.
+    """
+    bound = embedding.weight[0].numel() ** -0.5
+    nn.init.uniform_(embedding.bias, -bound, bound)
 
 
 def _projection(inputs: int, hidden: int, kernel: int) -> nn.Sequential:

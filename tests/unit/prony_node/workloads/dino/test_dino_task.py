@@ -121,6 +121,15 @@ def test_what_lies_in_the_padding_is_not_seen() -> None:
     torch.testing.assert_close(clean, dirty)
 
 
+def test_padding_gives_no_gradient_that_an_optimizer_would_not_forget() -> None:
+    """A token of the padding that is a vector of zeros: every layer norm on the way multiplies its gradient by 300."""
+    step = step_of()
+    batch = next(found for seed in range(9) if len({*map(tuple, (found := batch_of(step, seed, 2))[1].tolist())}) == 2)
+    detection_loss(step.model, batch).backward()
+    norms = {name: float(one.grad.norm()) for name, one in step.model.named_parameters() if one.grad is not None}
+    assert max(norms.values()) < 1e3, max(norms, key=lambda name: norms[name])
+
+
 def test_a_step_waits_for_the_device_once_and_an_inference_never() -> None:
     training, inference = step_of(), step_of(mode="infer")
     assert training.task.synchronisations is not None

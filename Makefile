@@ -24,6 +24,7 @@ test-containers: setup-dev
 	PRONY_TEST_CONTAINERS=1 $(VENV)/bin/python -m pytest tests/system/test_containers.py
 
 test-kubernetes: setup-dev
+	bash scripts/build_kubernetes.sh "$${XDG_CACHE_HOME:-$$HOME/.cache}/prony-tests/kubernetes"
 	PRONY_TEST_KUBERNETES=1 $(VENV)/bin/python -m pytest tests/system/test_kubernetes_cluster.py
 
 lint:

@@ -29,7 +29,7 @@ cd kubernetes-*/
 export GOPATH="$PWD/_gopath" GOCACHE="$folder/go-cache" GOPROXY=off GOFLAGS= PATH="/usr/lib/go-1.19/bin:$PATH"
 mkdir -p "$GOPATH"
 what=$(printf 'cmd/%s ' "${programs[@]}")
-nice -n 19 make WHAT="${what% }" >&2
+make WHAT="${what% }" >&2
 for program in "${programs[@]}"; do
     found=$(find _output "$GOPATH" -name "$program" -type f -perm -u+x -print -quit)
     [ -n "$found" ] || { echo "build_kubernetes: $program was not built" >&2; exit 1; }

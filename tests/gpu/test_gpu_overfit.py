@@ -22,7 +22,7 @@ from prony_node.data.generated import generate
 pytestmark = pytest.mark.gpu
 
 ROOT = Path(__file__).parents[2]
-IMAGES, TIMES = 8, 4  # each is listed four times to train, so that an epoch is worth an evaluation
+IMAGES, TIMES = 8, 8  # each is listed eight times to train, so that an epoch is worth an evaluation
 # On a CPU a small model of the same kind was past 0.5 after 320 steps of two images, shrunk to 224 pixels, with this
 # rate; there are 65 boxes in them, 32 of these in one image.
 WORDS = ("until=map>=0.5", "epochs=45", "batch_size=2", "learning_rate=2e-4", "augment=off", "workers=0")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,16 +18,17 @@ KINDS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.
 def make_optimizer(
     task: Task, settings: dict[str, Value], model: nn.Module, device: torch.device
 ) -> torch.optim.Optimizer:
-    rate: float | Tensor = task.learning_rate
-    if learns_to_quality(settings) and settings["graphs"]:
-        rate = torch.tensor(task.learning_rate, device=device)  # a captured step reads it from there
-    options: dict[str, Any] = {"lr": rate, "weight_decay": task.weight_decay}
+    captured = learns_to_quality(settings) and bool(settings["graphs"])
+    options: dict[str, Any] = {"weight_decay": task.weight_decay}
     options["fused"] = bool(settings["fused"]) or None  # None, not False: torch's own default beside it
     if settings["optimizer"] == "sgd":
         options["momentum"] = 0.9
     elif settings["graphs"]:
         options["capturable"] = True
-    groups = [{"params": group} for group in by_mesh(model)]
+    groups = in_groups(model, task.rate_share)
+    for group in groups:
+        rate = task.learning_rate * group["share"]
+        group["lr"] = torch.tensor(rate, device=device) if captured else rate  # a captured step reads it from there
     optimizer: torch.optim.Optimizer = KINDS[str(settings["optimizer"])](groups, **options)
     if settings["optimizer"] == "sgd" and settings["fused"]:
         # Torch makes these in the first step and leaves them unwritten when that step overflows, as the first
@@ -36,9 +38,18 @@ def make_optimizer(
     return optimizer
 
 
-def by_mesh(model: nn.Module) -> list[list[nn.Parameter]]:
-    """Parameters in groups that an optimizer can take at once: plain ones, and those in parts over the same devices."""
+def in_groups(model: nn.Module, share: Callable[[str], float]) -> list[dict[str, Any]]:
+    """Parameters that an optimizer can take at once: in parts over the same devices or plain, and of one rate."""
     groups: dict[Any, list[nn.Parameter]] = {}
-    for parameter in model.parameters():
-        groups.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
-    return list(groups.values())
+    for name, parameter in model.named_parameters():
+        groups.setdefault((getattr(parameter, "device_mesh", None), share(name)), []).append(parameter)
+    return [{"params": parameters, "share": share} for (_, share), parameters in groups.items()]
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """This learning rate from the next step on, or a group's share of it."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate * group["share"])  # a captured step reads it from there
+        else:
+            group["lr"] = rate * group["share"]

@@ -25,6 +25,8 @@ class Task:
     sample: Callable[[torch.Generator, int], Batch]  # a synthetic batch on the generator's device, learnable
     learning_rate: float
     weight_decay: float = 0.0
+    rate_share: Callable[[str], float] = lambda name: 1.0  # of the learning rate, that the parameter of this name takes
+    clip: float | None = None  # the most that the norm of all gradients together may have
     attention: str = "none"  # FLOP convention: none, or full (causal attention counted as full)
     # Inference wants a model of its own shape at times (batch norms folded into convolutions).
     for_inference: Callable[[nn.Module], nn.Module] = lambda model: model

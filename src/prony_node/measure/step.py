@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from prony_node.contract.settings import Value
 from prony_node.measure import cuda
-from prony_node.measure.optimizer import make_optimizer
+from prony_node.measure.optimizer import make_optimizer, set_rate
 from prony_node.measure.protocol import Batch, Task, Tied
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}  # fp8: what has no eight bits
@@ -144,12 +144,7 @@ class Step:
 
     def set_rate(self, factor: float) -> None:
         """This share of the task's learning rate from the next step on."""
-        rate = self.task.learning_rate * factor
-        for group in self.optimizer.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)  # a captured step reads it from there
-            else:
-                group["lr"] = rate
+        set_rate(self.optimizer, self.task.learning_rate * factor)
 
     def kernels(self) -> AbstractContextManager[Any]:
         """Which attention kernels are preferred; entered once, around everything that the step does."""
@@ -201,6 +196,9 @@ class Step:
         if self.settings["compile"] in ("reduce-overhead", "max-autotune"):
             torch.compiler.cudagraph_mark_step_begin()
         loss = self._take_pieces(pieces)
+        if self.task.clip is not None:
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.task.clip)  # on the device: nothing is waited for
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)

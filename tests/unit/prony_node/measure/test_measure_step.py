@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -198,8 +199,39 @@ def test_the_optimizer_is_the_one_asked_for(
     step.prepare(batch_of(step, task, 2))
     assert type(step.optimizer).__name__ == kind
     assert set(calls) == ({f"_fused_{name}_"} if fused else set())
-    assert step.optimizer.defaults["lr"] == task.learning_rate
+    assert [group["lr"] for group in step.optimizer.param_groups] == [task.learning_rate]
     assert step.optimizer.defaults["weight_decay"] == task.weight_decay
+
+
+def test_a_part_of_a_model_learns_at_a_share_of_the_rate(make_step: Make, batch_of: BatchOf) -> None:
+    step, task = make_step("gpt-tiny", optimizer="sgd")
+    step.task = replace(task, rate_share=lambda name: 0.0 if "norm" in name else 1.0)
+    before = {name: one.detach().clone() for name, one in step.model.named_parameters()}
+    step.prepare(batch_of(step, task, 2))
+    step.set_rate(0.5)
+    assert sorted(group["lr"] for group in step.optimizer.param_groups) == [0.0, 0.5 * task.learning_rate]
+    still = {name for name, one in step.model.named_parameters() if torch.equal(one, before[name])}
+    assert still == {name for name in before if "norm" in name} != set()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_gradients_are_clipped_to_the_norm_that_a_task_allows(
+    make_step: Make, batch_of: BatchOf, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    norms: list[float] = []
+    step, task = make_step("gpt-tiny", optimizer="sgd", precision=precision)
+    step.task = replace(task, clip=0.01)
+    real = torch.optim.SGD.step
+
+    def spy(optimizer: torch.optim.SGD, *given: Any, **more: Any) -> Any:
+        gradients = [one.grad for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
+        norms.append(float(torch.nn.utils.get_total_norm(gradients)))
+        return real(optimizer, *given, **more)
+
+    monkeypatch.setattr(torch.optim.SGD, "step", spy)
+    step.prepare(batch_of(step, task, 2))
+    assert norms
+    assert norms == pytest.approx([0.01] * len(norms), rel=0.01)
 
 
 def train(step: Step, task: Task, batch_of: BatchOf, samples: int, steps: int) -> tuple[float, float, float]:

@@ -29,10 +29,14 @@ def device_batches(
     """
     generator = torch.Generator(device).manual_seed(seed)
     pool = [place(sampler(generator, samples))]
-    size = sum(tensor.nbytes for tensor in pool[0])
-    count = max(FEWEST, min(MOST, POOL_BYTES // size))
+    count = pool_size(pool[0])
     if apart:
         return itertools.cycle(pool + [place(sampler(generator, samples)) for _ in range(count - 1)])
     rest = sampler(generator, (count - 1) * samples)  # at once: a sampler may take as long for one as for many
     pool += [place(batch) for batch in zip(*(tensor.split(samples) for tensor in rest), strict=True)]
     return itertools.cycle(pool)
+
+
+def pool_size(batch: tuple[Tensor, ...]) -> int:
+    """How many batches like this one a pool holds."""
+    return max(FEWEST, min(MOST, POOL_BYTES // sum(tensor.nbytes for tensor in batch)))

@@ -17,7 +17,7 @@ from prony_node.measure.batch_search import Tried, largest_that_fits
 from prony_node.supervise.rank_process import RankProcess, read_tail
 
 STEPS = 2  # of a try, beside those of cold start and warm-up: from there on a run holds no more
-STEPS_VARYING = 64  # the same where batches differ in shape: all that a pool on the device holds
+STEPS_VARYING = 64  # the same where batches differ in shape and come from a loader; of a pool all are taken
 SHARE = 0.995  # of the memory that the run will have: which kernels are tuned and how memory lies differ a little
 STEADY = 0.98  # of the memory that the first try found: with less, somebody else has taken it meanwhile
 LOOK_EVERY_S = 0.1

@@ -19,6 +19,7 @@ from prony_node.contract.parallel import in_lockstep, models, replicas
 from prony_node.contract.plan import Plan
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import learns_to_quality, reads_data_set, settings_hash
+from prony_node.data.device import pool_size
 from prony_node.measure import cuda, memory
 from prony_node.measure.clock import clock_for
 from prony_node.measure.compiling import cache_state
@@ -209,8 +210,10 @@ class Run:
         return IndependentTracker(self.rule, self.ranks)
 
     def fixed_steps(self) -> int | None:
+        if self.plan.cut_short and self.task.varies:
+            return pool_size(self.first) if self.settings["data"] == "device" else auto_batch.STEPS_VARYING
         if self.plan.cut_short:
-            return auto_batch.STEPS_VARYING if self.task.varies else auto_batch.STEPS
+            return auto_batch.STEPS
         if "steps" in self.settings:
             return int(self.settings["steps"])
         if "epochs" in self.settings and self.inputs.epoch_samples:

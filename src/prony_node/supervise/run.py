@@ -37,6 +37,7 @@ from prony_node.supervise import auto_batch, joining, judge
 from prony_node.supervise.collective import CollectiveRun
 from prony_node.supervise.energy import with_energy
 from prony_node.supervise.inputs import Inputs
+from prony_node.supervise.kernels import choose_attention, noting
 from prony_node.supervise.learning import Learning
 from prony_node.supervise.model_file import keep_model_file
 from prony_node.supervise.progress import Progress
@@ -173,11 +174,14 @@ class Run:
             torch.manual_seed(seed)
         self.held_out = judge.held_out(self, seed + 2)
         if not training:
-            self.reference = judge.reference_answer(self.task, self.step.model, self.held_out)
+            with noting(self) as seen:
+                self.reference = judge.reference_answer(self.task, self.step.model, self.held_out)
         self.step.finish_model()
         if training:
-            self.loss_first = self.step.held_out_loss(self.step.place(self.held_out))
+            with noting(self) as seen:
+                self.loss_first = self.step.held_out_loss(self.step.place(self.held_out))
             self.norms_first = parameter_norms(self.step.model)
+        choose_attention(self, seen)
         self.batches = self.inputs.training(self.task, self.step, self.samples_per_step, seed + 1)
         self.first = next(self.batches)
         assert len(self.first[0]) == self.samples_per_step  # work is counted by steps of this many samples

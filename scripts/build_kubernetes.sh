@@ -17,7 +17,8 @@ missing() {
 missing || exit 0
 mkdir -p "$folder/bin" "$folder/source" "$folder/lists/partial"
 cd "$folder/source"
-apt-get install --yes -qq --no-install-recommends golang-1.19-go build-essential dpkg-dev rsync ca-certificates >&2
+apt-get install --yes -qq --no-install-recommends golang-1.19-go golang-github-modern-go-reflect2-dev \
+    build-essential dpkg-dev rsync ca-certificates >&2
 
 # Sources by lists of our own: those of the machine stay as they are.
 printf 'deb-src http://deb.debian.org/debian bookworm main\n' >"$folder/sources.list"
@@ -26,6 +27,11 @@ apt=(apt-get -qq -o "Dir::Etc::sourcelist=$folder/sources.list" -o Dir::Etc::sou
 compgen -G 'kubernetes-*/' >/dev/null || "${apt[@]}" source kubernetes >&2
 
 cd kubernetes-*/
+# The reflect2 of this source predates Go 1.18, whose maps it walks wrongly: the API server would end by a fault.
+rm -f vendor/github.com/modern-go/reflect2/*.go vendor/github.com/modern-go/reflect2/*.s
+cp /usr/share/gocode/src/github.com/modern-go/reflect2/*.go /usr/share/gocode/src/github.com/modern-go/reflect2/*.s \
+    vendor/github.com/modern-go/reflect2/
+rm -f vendor/github.com/modern-go/reflect2/*_test.go
 export GOPATH="$PWD/_gopath" GOCACHE="$folder/go-cache" GOPROXY=off GOFLAGS= PATH="/usr/lib/go-1.19/bin:$PATH"
 mkdir -p "$GOPATH"
 what=$(printf 'cmd/%s ' "${programs[@]}")

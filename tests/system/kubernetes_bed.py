@@ -50,7 +50,7 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
         subprocess.run(["bash", str(BUILD), str(cache() / "kubernetes")], check=True)
         self._bin = cache() / "kubernetes" / "bin"
 
@@ -66,7 +66,7 @@ class Cluster:
         wait_for(self._ready, "a node that is ready", 180.0)
 
     def stop(self) -> None:
-        for process in reversed(self._processes):
+        for process in reversed(self._processes.values()):
             process.terminate()
             try:
                 process.wait(20)
@@ -188,9 +188,13 @@ class Cluster:
             process = subprocess.Popen(
                 [*start, *words], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **extra}
             )
-        self._processes.append(process)
+        self._processes[name] = process
 
     def _ready(self) -> bool:
+        for name, process in self._processes.items():
+            if process.poll() is not None:
+                log = (self.folder / f"{name}.log").read_text(errors="replace").splitlines()
+                raise RuntimeError(f"{name} ended with {process.returncode}: {log[-1] if log else 'it said nothing'}")
         items = self.get("/api/v1/nodes").get("items")
         conditions = [one for node in items for one in node["status"]["conditions"]] if isinstance(items, list) else []
         return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)

@@ -16,7 +16,7 @@ from typing import Any
 from prony_node.contract import files
 from prony_node.contract.parallel import ranks_per_node
 from prony_node.contract.plan import Plan
-from prony_node.parallel.place import ADDRESS, RENDEZVOUS, node_rank
+from prony_node.parallel.place import ADDRESS, RENDEZVOUS, meeting_place, node_rank
 
 RANK_MODULE = "prony_node.supervise.rank"
 LOGS = "elastic"  # what torch's launcher wants for itself; it is gone at the end
@@ -63,7 +63,7 @@ def launch(plan: Plan, plan_file: Path, folder: Path) -> dict[str, Any]:
 
     settings = plan.trial.settings
     nodes, local_size, node = int(settings.get("nodes", 1)), ranks_per_node(settings), node_rank(settings)
-    endpoint = os.environ.get(RENDEZVOUS) or "localhost:0"
+    endpoint = meeting_place()
     patience_s = max(1, round(plan.rendezvous_after_s))
     taken = port_in_use(endpoint) if node == 0 else ""
     if taken:
@@ -105,7 +105,7 @@ def launch(plan: Plan, plan_file: Path, folder: Path) -> dict[str, Any]:
 def port_in_use(endpoint: str) -> str:
     """Why the first node cannot listen there; empty where it can."""
     host, _, port = endpoint.rpartition(":")
-    if not port.isdigit() or int(port) == 0:
+    if int(port) == 0:
         return ""
     with contextlib.closing(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -189,12 +189,18 @@ def _no_speedup(devices: int, here: Side, base: Sequence[Record]) -> str | None:
 def _fit(kind: str, points: Sequence[Point], predict: Sequence[int]) -> Fit | None:
     # Of the same number of devices on fewer and on more nodes the law takes the first.
     speedups = {point.devices: point.speedup for point in reversed(points) if point.speedup is not None}
-    if 1 not in speedups:
-        return None
+    if 1 not in speedups or any(_above_ideal(point) for point in points):
+        return None  # no law of scaling has more than 100 %, and one that cannot hold predicts nothing
     one = next(point.side for point in points if point.devices == 1)
     known = Figure(one.rate or 1.0, one.low, one.high) if one.interval != "none" else Figure(one.rate or 1.0)
     largest = max(speedups)
     return fit(kind, speedups, known, predict or (2 * largest, 4 * largest))
+
+
+def _above_ideal(point: Point) -> bool:
+    """Whether more than 100 % is shown, and not only seen."""
+    low = None if point.efficiency is None or point.devices == 1 else point.efficiency.low
+    return low is not None and low > 1.0
 
 
 def _device(records: Sequence[Record]) -> str | None:

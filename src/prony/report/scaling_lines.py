@@ -12,6 +12,7 @@ from prony.report.numbers import NOTHING, format_bytes, format_number, format_ra
 from prony_node.contract.trial import Trial
 
 GAINED = ("devices", "batch a device", "rate, 95 %", "speedup, 95 %", "efficiency, 95 %")
+THROUGH = 1e-6  # a law that misses its points by less goes through them
 LOST = ("devices", "lost", "communication", "input", "imbalance", "rest")
 
 
@@ -55,7 +56,7 @@ def scaling_lines(found: Scaling) -> Lines:
     notes += _wire(found)
     notes += [f"On {p.devices}: {doubt}." for p in found.points if p.losses for doubt in p.losses.doubts]
     notes += [f"Left out: {why}." for why in found.left_out]
-    notes += _fit(found.fit) if found.fit else []
+    notes += _fit(found.fit) if found.fit else _no_fit(found)
     if found.fit and found.fit.predictions and all(point.nodes == 1 for point in found.points):
         notes.append("Every count was run on one node: what a network between nodes costs is not in the prediction.")
     return Lines([*_confounded(found), *map(_alarm, found.alarms)], [*_unchanged(found), *notes])
@@ -133,12 +134,18 @@ def _alarm(alarm: Alarm) -> str:
     return f"Alarm: {above} is more than there is to gain. Probable cause: {'; or '.join(alarm.causes)}."
 
 
+def _no_fit(found: Scaling) -> list[str]:
+    if not any(alarm.shown for alarm in found.alarms):
+        return []
+    return ["No fit and no prediction: more than 100 % is shown, which no law of scaling has."]
+
+
 def _fit(fit: Fit) -> list[str]:
     parts = f"{_share(fit.sigma, 2)} of one device's step does not shrink"
     if fit.kappa is not None:
         parts += f", and each further device adds {_share(fit.kappa, 2)} of it"
     missed = f"it misses the speedups by {100 * fit.misfit:.1f} %"
-    tested = missed if fit.spare else "it goes through every point, untested"
+    tested = missed if fit.spare or fit.misfit > THROUGH else "it goes through every point, untested"
     said = [f"Fit, {fit.name}: {parts}; {tested}."]
     if fit.peak is not None:
         said.append(f"By the fit the rate is highest on {fit.peak:,.0f} devices.")

@@ -32,6 +32,18 @@ def test_an_alarm_stands_before_everything_else() -> None:
     assert alarm.startswith("Alarm: 110.0 % (109.2 to 110.8) on 2 devices is more than there is to gain.")
 
 
+def test_more_than_there_is_to_gain_is_not_carried_on() -> None:
+    """The law has 100 % at most: it would miss the one point by far, and yet predict 100 % without a doubt."""
+    found = scaling(series({1: 1.0, 2: 8.0}), "weak")
+    notes = " ".join(scaling_lines(found).notes)
+    assert found.fit is None
+    assert "No fit and no prediction: more than 100 % is shown" in notes
+    only_seen = scaling(series({1: 1.0, 2: 2.5}, half=None), "weak")  # no interval says that it is more
+    notes = " ".join(scaling_lines(only_seen).notes)
+    assert "it misses the speedups by 20.0 %" in notes
+    assert "goes through every point" not in notes
+
+
 def test_what_is_sent_bounds_the_bandwidth() -> None:
     many = scaled_record(4, 3600.0, metrics={"communication_bytes": metric(2e8, "B"), "step_time": metric(0.1, "s")})
     notes = scaling_lines(scaling([*series({1: 1.0, 2: 1.9}), many], "weak")).notes

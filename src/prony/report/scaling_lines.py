@@ -8,6 +8,7 @@ from prony.analysis.compare import WITHIN
 from prony.analysis.scaling import Point, Scaling
 from prony.analysis.scaling_alarm import Alarm
 from prony.analysis.scaling_law import WEAK, Figure, Fit, HeldOut
+from prony.analysis.scaling_losses import COMMUNICATION
 from prony.report.numbers import NOTHING, format_bytes, format_number, format_rate, format_share, format_si
 from prony_node.contract.trial import Trial
 
@@ -108,14 +109,34 @@ def _unmeasured(found: Scaling) -> list[str]:
 
 
 def _wire(found: Scaling) -> list[str]:
-    """What the largest count sends; the time that it takes is hidden in the step, so only a bound of the bandwidth."""
+    """What the largest count sends, the bandwidth that this takes, and what the machine's links can do.
+
+    The exchange takes as long as its exposed part at least and as the step at most: how much is hidden is not seen.
+    """
     sending = [point for point in found.points if point.sent_bytes and point.step_s]
     if not sending:
         return []
     point = sending[-1]
     sent, step_s = float(point.sent_bytes or 0.0), float(point.step_s or 1.0)
-    bound = format_si(sent / step_s, "B/s")
-    return [f"On {point.devices} each device sends {format_bytes(sent)} a step: a bus bandwidth of at least {bound}."]
+    parts = point.losses.parts if point.losses else []
+    exposed = next((part.share.value for part in parts if part.name == COMMUNICATION and part.share), 0.0)
+    bounds = f"at least {format_si(sent / step_s, 'B/s')}"
+    if exposed > 0.0:
+        bounds += f", and {format_si(sent / (step_s * exposed), 'B/s')} were only its exposed part the exchange"
+    said = [f"On {_devices(point)} each device sends {format_bytes(sent)} a step: a bus bandwidth of {bounds}."]
+    return said + _link(point)
+
+
+def _link(point: Point) -> list[str]:
+    """What the machine can do, as far as a collective was run."""
+    if point.link is not None:
+        reached = format_si(point.link.bandwidth.value, "B/s")
+        return [f"{point.link.operation} between as many reached {reached} here ({point.link.run})."]
+    if point.operation is None:
+        return []
+    nodes = "" if point.nodes == 1 else f" nodes={point.nodes}"
+    asked = f"prony run {point.operation} devices={point.devices // point.nodes}{nodes}"
+    return [f"What the links can do was not measured; `{asked}` would."]
 
 
 def _confounded(found: Scaling) -> list[str]:

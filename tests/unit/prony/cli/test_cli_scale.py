@@ -36,7 +36,8 @@ class Machine:
         rate = 1000.0 * devices * (0.9 if devices > 1 and sync else 1.0) * (1.0 + 0.001 * job.repeat)
         record = scaling_records.scaled_record(
             devices, rate, kind="strong" if "global_batch" in settings else "weak", sync=sync, repeat=job.repeat,
-            failed="rank 1 ran out of memory" if devices == self.fails else None, settings={"nodes": nodes},
+            failed="rank 1 ran out of memory" if devices == self.fails else None,
+            settings={"nodes": nodes, **({"parallel": "ddp"} if devices > 1 else {})},
         )  # fmt: skip
         record["trial"] = {**job.trial.to_json(), "effective": record["trial"]["effective"]}
         folder = root / record["id"]
@@ -66,6 +67,16 @@ def test_the_answer_holds_gain_loss_and_prediction(machine: Machine, tmp_path: P
     for words in ("90.0 %", "communication", "Nothing else changed", "Held out: from 1 and 2 alone", "between 3 runs"):
         assert words in said
     assert f"prony report {tmp_path}" in said.replace("\n", " ")
+
+
+def test_a_collective_that_was_run_here_stands_beside(machine: Machine, tmp_path: Path) -> None:
+    """What the machine can do, from the same folder of runs."""
+    made = scaling_records.scaled_record(2, 45e9, metrics={"bus_bandwidth": scaling_records.metric(45e9, "B/s")})
+    made = {**made, "id": "allreduce-run", "trial": {**made["trial"], "workload": "allreduce"}}
+    (tmp_path / "allreduce-run").mkdir()
+    (tmp_path / "allreduce-run" / files.RECORD).write_text(json.dumps(made))
+    document = json.loads(scale(tmp_path, "devices=1,2 batch_size=64 parallel=ddp --json"))
+    assert document["series"][0]["points"][1]["link"]["run"] == "allreduce-run"
 
 
 def test_repeats_go_there_and_back_with_the_diagnostic_beside(machine: Machine, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from prony_node.contract.parallel import form_of, in_lockstep, replicas
 from prony_node.contract.process import identify
 from prony_node.measure import checks
 from prony_node.measure.loop import Window
-from prony_node.measure.step import parameter_norms
+from prony_node.measure.parameters import parameter_norms
 from prony_node.supervise import judge
 from prony_node.supervise.common_window import common_window, summed
 from prony_node.supervise.pace import own_pace, ranks_check

@@ -25,8 +25,9 @@ from prony_node.measure.compiling import cache_state
 from prony_node.measure.flops import count_flops
 from prony_node.measure.loop import Window, measured_loop, steps_per_block
 from prony_node.measure.memory_cap import Room
+from prony_node.measure.parameters import parameter_norms
 from prony_node.measure.protocol import Task
-from prony_node.measure.step import FIRST_STEPS, Step, parameter_norms
+from prony_node.measure.step import FIRST_STEPS, Step
 from prony_node.measure.usage import CpuUsage
 from prony_node.parallel.place import Place
 from prony_node.parallel.ranks import Ranks

@@ -155,6 +155,34 @@ def test_the_rank_that_was_killed_is_to_blame_and_not_its_echo(tmp_path: Path) -
     )
 
 
+def test_a_rank_that_torch_aborted_is_to_blame_only_where_no_other_is(tmp_path: Path) -> None:
+    """NCCL aborts a rank whose others have gone: that is the echo of their end."""
+    ranks_in(tmp_path, None, None)
+    assert blamed(tmp_path, (0, -6), (1, -9))["message"].startswith("rank 1 of 2 (node7, cuda:1) was killed by SIGKILL")
+    assert blamed(tmp_path, (0, -6), (1, -15))["message"].startswith(
+        "rank 0 of 2 (node7, cuda:0) was killed by SIGABRT"
+    )
+    short = {"kind": "out-of-memory", "message": "tried to allocate 9 GiB", "at_monotonic": 2.0}
+    ranks_in(tmp_path, None, short)
+    assert blamed(tmp_path, (0, -6), (1, 1))["kind"] == "out-of-memory"
+
+
+def test_a_node_that_could_not_come_says_why_the_nodes_did_not_meet(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    here = {"kind": "rendezvous", "message": "the 2 node(s) of this run did not all meet"}
+    files.write_whole(folder / files.LAUNCHER, {"failure": here, "ranks": []})
+    other = files.node_folder(folder, 1)
+    other.mkdir()
+    for failure, found in (
+        (None, here),
+        ({"kind": "rendezvous", "message": "nor here"}, here),
+        ({"kind": "request", "message": "torch finds 1"}, {"kind": "request", "message": "on node 1: torch finds 1"}),
+    ):
+        files.write_whole(other / files.NODE, {"node": 1, "failure": failure})
+        assert blame.blame(folder, 2, 1, "", OutOfMemoryWitness(folder)) == found
+
+
 def test_the_rank_with_a_reason_of_its_own_is_to_blame(tmp_path: Path) -> None:
     short = {"kind": "out-of-memory", "message": "tried to allocate 9 GiB", "at_monotonic": 2.0}
     ranks_in(tmp_path, ECHO, short)

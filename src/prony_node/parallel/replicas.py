@@ -36,6 +36,7 @@ class Replicas:
         self.all_pieces: Callable[[tuple[Tensor, ...], int], Tensor | None] | None = None
         self._wrapped: Any = None
         self._power: Any = None  # PowerSGD's own state
+        self._learns_graph = bool(settings.get("static_graph"))
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
         """Before it has its final shape: batch norms over several ranks."""
@@ -91,6 +92,8 @@ class Replicas:
     def before_piece(self, last: bool) -> None:
         """Gradients are exchanged with the last micro-batch of a step, and not at all with sync=off."""
         exchange = last and bool(self.settings.get("sync", True))
+        if self._learns_graph:  # DDP takes it down in an exchange: the very first, whose means a later one leaves alone
+            exchange, self._learns_graph = True, False
         if self.in_parts:
             self._wrapped.set_requires_gradient_sync(exchange)
         else:

@@ -36,8 +36,7 @@ class Machine:
         rate = 1000.0 * devices * (0.9 if devices > 1 and sync else 1.0) * (1.0 + 0.001 * job.repeat)
         record = scaling_records.scaled_record(
             devices, rate, kind="strong" if "global_batch" in settings else "weak", sync=sync, repeat=job.repeat,
-            failed="rank 1 ran out of memory" if devices == self.fails else None,
-            settings={"nodes": nodes, **({"parallel": "ddp"} if devices > 1 else {})},
+            failed="rank 1 ran out of memory" if devices == self.fails else None, settings={"nodes": nodes},
         )  # fmt: skip
         record["trial"] = {**job.trial.to_json(), "effective": record["trial"]["effective"]}
         folder = root / record["id"]

@@ -47,7 +47,7 @@ def test_more_than_there_is_to_gain_is_not_carried_on() -> None:
 
 def sending(devices: int, rate: float, **more: Any) -> dict[str, Any]:
     sent = {"communication_bytes": metric(2e8, "B"), "step_time": metric(0.1, "s")}
-    return scaled_record(devices, rate, metrics=sent, settings={"parallel": "ddp"}, **more)
+    return scaled_record(devices, rate, metrics=sent, **more)
 
 
 def collective(devices: int, bandwidth: float, name: str = "allreduce", machine: str = "m", repeat: int = 0) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +43,14 @@ def test_nccl_with_one_device_works() -> None:
         assert float(values.sum()) == 1024
     finally:
         dist.destroy_process_group()
+
+
+def test_batch_norms_of_a_pair_are_one_over_the_samples_of_both() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = str(listener.getsockname()[1])
+    script = Path(__file__).parent / "norm_steps.py"
+    subprocess.run([sys.executable, str(script), port], check=True, timeout=120)
 
 
 def test_two_copies_share_a_device(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from prony.analysis.compare import Side, side
 from prony.analysis.scaling_alarm import Alarm, find_alarm
 from prony.analysis.scaling_changes import Change, changes
 from prony.analysis.scaling_law import STRONG, WEAK, Figure, Fit, fit, over
+from prony.analysis.scaling_links import Link, find_link, operation_of
 from prony.analysis.scaling_losses import Losses, losses, rate_ratio
 from prony.analysis.scaling_record import cores_each, device_batch, device_count, global_batch, is_free, node_count
 from prony.analysis.settings import DRAWN, Record
@@ -37,6 +38,8 @@ class Point:
     losses: Losses | None
     sent_bytes: float | None  # by one device in a step
     step_s: float | None
+    operation: str | None  # the collective that shows what this exchange could reach
+    link: Link | None  # what it reached on this machine, where it was run
     reason: str | None  # why there is no speedup
 
 
@@ -59,13 +62,22 @@ class Scaling:
         return asdict(self)
 
 
-def scaling(records: Sequence[Record], kind: str, predict: Sequence[int] = (), no_free: str = NOT_RUN) -> Scaling:
-    """The series of these records, in whatever order; `no_free` says why there is no run with sync=off."""
+def scaling(
+    records: Sequence[Record],
+    kind: str,
+    predict: Sequence[int] = (),
+    no_free: str = NOT_RUN,
+    collectives: Sequence[Record] = (),
+) -> Scaling:
+    """The series of these records, in whatever order; `no_free` says why there is no run with sync=off.
+
+    `collectives` are runs that show what the links can do, of any machine and count.
+    """
     ordered = sorted(records, key=lambda record: (device_count(record), is_free(record), str(record["id"])))
     good = [record for record in ordered if record["status"] == "ok" and side([record]).rate is not None]
     base = _of(good, (1, 1))
     changed = changes(base[0], good, kind) if base else []
-    points = [_point(count, base, good, ordered, no_free) for count in sorted(set(map(_count, ordered)))]
+    points = [_point(count, base, good, ordered, no_free, collectives) for count in sorted(set(map(_count, ordered)))]
     alarms = [
         find_alarm(point.devices, point.efficiency, base, _of(good, (point.devices, point.nodes)), kind, changed)
         for point in points
@@ -141,7 +153,12 @@ def _count(record: Record) -> Count:
 
 
 def _point(
-    count: Count, base: Sequence[Record], good: Sequence[Record], every: Sequence[Record], no_free: str
+    count: Count,
+    base: Sequence[Record],
+    good: Sequence[Record],
+    every: Sequence[Record],
+    no_free: str,
+    collectives: Sequence[Record],
 ) -> Point:
     devices, nodes = count
     ours, free = _of(good, count), _of(good, count, free=True)
@@ -166,6 +183,8 @@ def _point(
         losses=lost,
         sent_bytes=_mean_metric(ours, "communication_bytes"),
         step_s=_mean_metric(ours, "step_time"),
+        operation=operation_of(ours[0]) if ours else None,
+        link=find_link(ours, collectives),
         reason=reason,
     )
 
@@ -189,12 +208,18 @@ def _no_speedup(devices: int, here: Side, base: Sequence[Record]) -> str | None:
 def _fit(kind: str, points: Sequence[Point], predict: Sequence[int]) -> Fit | None:
     # Of the same number of devices on fewer and on more nodes the law takes the first.
     speedups = {point.devices: point.speedup for point in reversed(points) if point.speedup is not None}
-    if 1 not in speedups:
-        return None
+    if 1 not in speedups or any(_above_ideal(point) for point in points):
+        return None  # no law of scaling has more than 100 %, and one that cannot hold predicts nothing
     one = next(point.side for point in points if point.devices == 1)
     known = Figure(one.rate or 1.0, one.low, one.high) if one.interval != "none" else Figure(one.rate or 1.0)
     largest = max(speedups)
     return fit(kind, speedups, known, predict or (2 * largest, 4 * largest))
+
+
+def _above_ideal(point: Point) -> bool:
+    """Whether more than 100 % is shown, and not only seen."""
+    low = None if point.efficiency is None or point.devices == 1 else point.efficiency.low
+    return low is not None and low > 1.0
 
 
 def _device(records: Sequence[Record]) -> str | None:

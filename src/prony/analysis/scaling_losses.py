@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from prony.analysis.compare import Side, side
 from prony.analysis.scaling_law import Figure
-from prony.analysis.scaling_record import data_wait, is_summed, rank_paces, rank_step_times
+from prony.analysis.scaling_record import are_copies, data_wait, is_summed, rank_paces, rank_step_times
 from prony.analysis.settings import Record
 from prony_node.stats import mean_interval, ratio_interval
 
@@ -57,6 +57,9 @@ def losses(
         ratio = rate_ratio(side(synchronised), side(free))  # the step time with sync=off over that with it
         communication, imbalance, alone = _synchronisation(ratio, _apart(synchronised, free), ideal)
         exposed, doubts = _exposed(ratio), _doubts(ratio, efficiency)
+    elif all(are_copies(record) for record in synchronised):
+        communication, imbalance = (Part(name, Figure(0.0)) for name in (COMMUNICATION, IMBALANCE))
+        alone, exposed, doubts = 1.0, None, []
     else:
         communication, imbalance = (Part(name, None, no_free) for name in (COMMUNICATION, IMBALANCE))
         alone, exposed, doubts = 1.0, None, []

@@ -27,6 +27,11 @@ def is_free(record: Record) -> bool:
     return settings_of(record).get("sync") in ("off", False)
 
 
+def are_copies(record: Record) -> bool:
+    """Whether its devices exchange nothing and wait for nobody."""
+    return settings_of(record).get("parallel") == "independent"
+
+
 def device_batch(record: Record) -> int | None:
     """Samples a step on one device."""
     settings = settings_of(record)

@@ -30,9 +30,11 @@ from prony.plan.request import make_stop
 from prony.plan.scale import STRONG, WEAK, Series, make_series, parse_counts
 from prony.plan.sweep import interleave
 from prony_node.contract.errors import RequestError
+from prony_node.contract.record import read_record
 
 if TYPE_CHECKING:
     from prony.analysis.scaling import Scaling
+    from prony.analysis.settings import Record
 
 SCHEMA = "prony.scaling/1"
 NODE_RANK, RENDEZVOUS = "PRONY_NODE_RANK", "PRONY_RENDEZVOUS"  # as the node reads them (prony_node/parallel/place.py)
@@ -84,7 +86,7 @@ def scale(
     done, left = split_finished(jobs, root, retry_failed, display)
     made, interrupted = execute(left, root, display)
     outcomes = [*done, *made]
-    found = _analyse(outcomes, series, ahead)
+    found = _analyse(outcomes, series, ahead, root)
     if as_json:
         document = {"schema": SCHEMA, "runs": [str(one.folder) for one in outcomes]}
         json.dump({**document, "series": [one.to_json() for one in found]}, sys.stdout, indent=1)
@@ -112,17 +114,29 @@ def _refuse_lonely_nodes(series: Series) -> None:
         )
 
 
-def _analyse(outcomes: list[Outcome], series: Series, predict: list[int]) -> list[Scaling]:
+def _analyse(outcomes: list[Outcome], series: Series, predict: list[int], root: Path) -> list[Scaling]:
     """A series of each kind, as far as it was run."""
     from prony.analysis.scaling import NOT_RUN, scaling
 
-    found = []
+    found, collectives = [], _collectives(root) if outcomes else []
     for kind in series.by_kind:
         hashes = series.hashes(kind)
         records = [outcome.record for outcome in outcomes if outcome.record["trial"]["hash"] in hashes]
         if records:
-            found.append(scaling(records, kind, predict, series.no_free or NOT_RUN))
+            found.append(scaling(records, kind, predict, series.no_free or NOT_RUN, collectives))
     return found
+
+
+def _collectives(root: Path) -> list[Record]:
+    """Good runs of collectives among the runs here: what links can do, to stand beside what the series sends."""
+    from prony.analysis.scaling_links import OPERATIONS
+    from prony.store import Store
+
+    store = Store(root)
+    store.refresh()
+    names = sorted(set(OPERATIONS.values()))
+    records = [read_record(run.folder) for name in names for run in store.runs(workload=name, status="ok")]
+    return [record for record in records if record is not None]
 
 
 def _print(outcomes: list[Outcome], found: list[Scaling], root: Path) -> None:

@@ -56,7 +56,7 @@ def render(page: Page, entries: Sequence[Entry]) -> str:
     records = [entry.record for entry in entries]
     series = find_series(records)
     scaled = {record["id"] for _, those in series for record in those}
-    page.scalings += _scalings(series)
+    page.scalings += _scalings(series, records)
     page.sweeps += _sweeps([one for one in records if quality_of(one) is None and one["id"] not in scaled])
     page.learning += _learning(records)
     page.learned_sweeps += _learned_sweeps(records)
@@ -96,11 +96,11 @@ def _sweeps(records: Sequence[Record]) -> list[dict[str, Any]]:
     ]
 
 
-def _scalings(series: Sequence[tuple[str, list[Record]]]) -> list[dict[str, Any]]:
-    """Speedup against ideal, and where the rest went."""
+def _scalings(series: Sequence[tuple[str, list[Record]]], every: Sequence[Record]) -> list[dict[str, Any]]:
+    """Speedup against ideal, and where the rest went; collectives among all records say what the links can do."""
     from prony.report.scaling_plot import scaling_svg
 
-    found = [scaling(records, kind) for kind, records in series]
+    found = [scaling(records, kind, collectives=every) for kind, records in series]
     return [
         {
             "title": scaling_title(one),

@@ -8,10 +8,12 @@ from prony.analysis.compare import WITHIN
 from prony.analysis.scaling import Point, Scaling
 from prony.analysis.scaling_alarm import Alarm
 from prony.analysis.scaling_law import WEAK, Figure, Fit, HeldOut
+from prony.analysis.scaling_losses import COMMUNICATION
 from prony.report.numbers import NOTHING, format_bytes, format_number, format_rate, format_share, format_si
 from prony_node.contract.trial import Trial
 
 GAINED = ("devices", "batch a device", "rate, 95 %", "speedup, 95 %", "efficiency, 95 %")
+THROUGH = 1e-6  # a law that misses its points by less goes through them
 LOST = ("devices", "lost", "communication", "input", "imbalance", "rest")
 
 
@@ -55,7 +57,7 @@ def scaling_lines(found: Scaling) -> Lines:
     notes += _wire(found)
     notes += [f"On {p.devices}: {doubt}." for p in found.points if p.losses for doubt in p.losses.doubts]
     notes += [f"Left out: {why}." for why in found.left_out]
-    notes += _fit(found.fit) if found.fit else []
+    notes += _fit(found.fit) if found.fit else _no_fit(found)
     if found.fit and found.fit.predictions and all(point.nodes == 1 for point in found.points):
         notes.append("Every count was run on one node: what a network between nodes costs is not in the prediction.")
     return Lines([*_confounded(found), *map(_alarm, found.alarms)], [*_unchanged(found), *notes])
@@ -107,14 +109,34 @@ def _unmeasured(found: Scaling) -> list[str]:
 
 
 def _wire(found: Scaling) -> list[str]:
-    """What the largest count sends; the time that it takes is hidden in the step, so only a bound of the bandwidth."""
+    """What the largest count sends, the bandwidth that this takes, and what the machine's links can do.
+
+    The exchange takes as long as its exposed part at least and as the step at most: how much is hidden is not seen.
+    """
     sending = [point for point in found.points if point.sent_bytes and point.step_s]
     if not sending:
         return []
     point = sending[-1]
     sent, step_s = float(point.sent_bytes or 0.0), float(point.step_s or 1.0)
-    bound = format_si(sent / step_s, "B/s")
-    return [f"On {point.devices} each device sends {format_bytes(sent)} a step: a bus bandwidth of at least {bound}."]
+    parts = point.losses.parts if point.losses else []
+    exposed = next((part.share.value for part in parts if part.name == COMMUNICATION and part.share), 0.0)
+    bounds = f"at least {format_si(sent / step_s, 'B/s')}"
+    if exposed > 0.0:
+        bounds += f", and {format_si(sent / (step_s * exposed), 'B/s')} were only its exposed part the exchange"
+    said = [f"On {_devices(point)} each device sends {format_bytes(sent)} a step: a bus bandwidth of {bounds}."]
+    return said + _link(point)
+
+
+def _link(point: Point) -> list[str]:
+    """What the machine can do, as far as a collective was run."""
+    if point.link is not None:
+        reached = format_si(point.link.bandwidth.value, "B/s")
+        return [f"{point.link.operation} between as many reached {reached} here ({point.link.run})."]
+    if point.operation is None:
+        return []
+    nodes = "" if point.nodes == 1 else f" nodes={point.nodes}"
+    asked = f"prony run {point.operation} devices={point.devices // point.nodes}{nodes}"
+    return [f"What the links can do was not measured; `{asked}` would."]
 
 
 def _confounded(found: Scaling) -> list[str]:
@@ -133,12 +155,18 @@ def _alarm(alarm: Alarm) -> str:
     return f"Alarm: {above} is more than there is to gain. Probable cause: {'; or '.join(alarm.causes)}."
 
 
+def _no_fit(found: Scaling) -> list[str]:
+    if not any(alarm.shown for alarm in found.alarms):
+        return []
+    return ["No fit and no prediction: more than 100 % is shown, which no law of scaling has."]
+
+
 def _fit(fit: Fit) -> list[str]:
     parts = f"{_share(fit.sigma, 2)} of one device's step does not shrink"
     if fit.kappa is not None:
         parts += f", and each further device adds {_share(fit.kappa, 2)} of it"
     missed = f"it misses the speedups by {100 * fit.misfit:.1f} %"
-    tested = missed if fit.spare else "it goes through every point, untested"
+    tested = missed if fit.spare or fit.misfit > THROUGH else "it goes through every point, untested"
     said = [f"Fit, {fit.name}: {parts}; {tested}."]
     if fit.peak is not None:
         said.append(f"By the fit the rate is highest on {fit.peak:,.0f} devices.")

@@ -147,6 +147,8 @@ def _check_batch_norm(settings: Mapping[str, Value], ranks: int) -> None:
     span = settings.get("batch_norm", "local")
     if span == "local":
         return
+    if devices_of_model(settings) > 1:
+        raise RequestError("batch_norm has no meaning for a model that tp or pp splits, which has none; leave it out")
     if str(settings.get("device", "auto")).partition(":")[0] in ("cpu", "mps"):
         raise RequestError("torch synchronises batch norms on a GPU alone; use batch_norm=local")
     if settings.get("parallel", "ddp") != "ddp":

@@ -10,17 +10,20 @@ import os
 import shutil
 import socket
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from prony_node.contract import files
 from prony_node.contract.parallel import ranks_per_node
 from prony_node.contract.plan import Plan
-from prony_node.parallel.place import ADDRESS, RENDEZVOUS, node_rank
+from prony_node.parallel.place import ADDRESS, RENDEZVOUS, meeting_place, node_rank
 
 RANK_MODULE = "prony_node.supervise.rank"
 LOGS = "elastic"  # what torch's launcher wants for itself; it is gone at the end
 LOOK_EVERY_S = 0.1  # at the ranks
+CONNECTS = 5  # times in all of the patience, at least: torch takes up to thrice as long as one connection may
 
 
 def main(argv: list[str]) -> int:
@@ -63,7 +66,7 @@ def launch(plan: Plan, plan_file: Path, folder: Path) -> dict[str, Any]:
 
     settings = plan.trial.settings
     nodes, local_size, node = int(settings.get("nodes", 1)), ranks_per_node(settings), node_rank(settings)
-    endpoint = os.environ.get(RENDEZVOUS) or "localhost:0"
+    endpoint = meeting_place()
     patience_s = max(1, round(plan.rendezvous_after_s))
     taken = port_in_use(endpoint) if node == 0 else ""
     if taken:
@@ -75,8 +78,8 @@ def launch(plan: Plan, plan_file: Path, folder: Path) -> dict[str, Any]:
         run_id=plan.run_id,
         rdzv_backend="c10d",
         rdzv_endpoint=endpoint,
-        rdzv_configs={"timeout": patience_s, "join_timeout": patience_s, "read_timeout": patience_s,
-                      "is_host": node == 0},
+        rdzv_configs={"timeout": patience_s, "join_timeout": patience_s, "is_host": node == 0,
+                      "read_timeout": max(1, patience_s // CONNECTS)},
         max_restarts=0,
         monitor_interval=LOOK_EVERY_S,
         logs_specs=DefaultLogsSpecs(log_dir=str(folder / LOGS)),
@@ -84,8 +87,9 @@ def launch(plan: Plan, plan_file: Path, folder: Path) -> dict[str, Any]:
     )  # fmt: skip
     config.numa_options = None  # binding to cores is a setting of the trial, not a habit of the launcher
     module = os.environ.get("PRONY_RANK_MODULE") or RANK_MODULE
+    words = ("-m", module, str(plan_file), str(folder))
     try:
-        elastic_launch(config, sys.executable)("-m", module, str(plan_file), str(folder))
+        until_met(lambda: elastic_launch(config, sys.executable)(*words), patience_s, folder)
     except ChildFailedError as error:
         ranks = [
             {"rank": node * local_size + failed.local_rank, "pid": failed.pid, "exit_status": failed.exitcode}
@@ -93,7 +97,7 @@ def launch(plan: Plan, plan_file: Path, folder: Path) -> dict[str, Any]:
         ]
         return {"failure": None, "ranks": ranks}
     except RendezvousError as error:
-        said = f"{type(error).__name__}: {error}".rstrip(": ")
+        said = reason_of(error)
         message = (
             f"the {nodes} node(s) of this run did not all meet at {endpoint} within {patience_s} s ({said}); this is "
             f"node {node}, {socket.gethostname()}"
@@ -102,10 +106,32 @@ def launch(plan: Plan, plan_file: Path, folder: Path) -> dict[str, Any]:
     return {"failure": None, "ranks": []}
 
 
+def until_met(start: Callable[[], object], patience_s: float, folder: Path) -> None:
+    """Start, and again while the first node does not listen yet: torch gives a connection up sooner than we do."""
+    from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
+
+    end_s = time.monotonic() + patience_s
+    while True:
+        try:
+            start()
+            return
+        except RendezvousConnectionError:
+            if time.monotonic() >= end_s or files.rank_folders(folder):
+                raise
+
+
+def reason_of(error: Exception) -> str:
+    """What torch says, in one line: the first error of those that led to another says most."""
+    while isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    first = (str(error).splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first}".rstrip(": ")
+
+
 def port_in_use(endpoint: str) -> str:
     """Why the first node cannot listen there; empty where it can."""
     host, _, port = endpoint.rpartition(":")
-    if not port.isdigit() or int(port) == 0:
+    if int(port) == 0:
         return ""
     with contextlib.closing(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

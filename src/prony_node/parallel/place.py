@@ -12,6 +12,7 @@ from prony_node.contract.settings import Value
 
 NODE_RANK = "PRONY_NODE_RANK"  # which of the nodes this one is, from 0
 RENDEZVOUS = "PRONY_RENDEZVOUS"  # HOST:PORT where all nodes meet; the first node listens there
+LAST_PORT = 65535
 ADDRESS = "PRONY_ADDRESS"  # under which the other nodes reach this one, where its host name does not say it
 
 
@@ -30,6 +31,8 @@ class Place:
 def node_rank(settings: Mapping[str, Value]) -> int:
     """Which node this is, of a trial with these settings."""
     nodes = int(settings.get("nodes", 1))
+    if rank_count(settings) > 1:
+        meeting_place()  # refused here, where nothing has started
     if nodes == 1:
         return 0
     text = os.environ.get(NODE_RANK, "")
@@ -40,6 +43,18 @@ def node_rank(settings: Mapping[str, Value]) -> int:
     if not os.environ.get(RENDEZVOUS):
         raise RequestError(f"nodes={nodes} needs {RENDEZVOUS}=HOST:PORT, an address of the first node where all meet")
     return int(text)
+
+
+def meeting_place() -> str:
+    """Where the processes of a run meet: as the environment says, else at a port of this host that is free."""
+    text = os.environ.get(RENDEZVOUS) or "localhost:0"
+    host, _, port = text.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or int(port) > LAST_PORT:
+        raise RequestError(
+            f"{RENDEZVOUS}={text} is no HOST:PORT with a port up to {LAST_PORT}, such as node017:29500, an address of "
+            "the first node where all meet"
+        )
+    return text
 
 
 def place_of(settings: Mapping[str, Value]) -> Place:

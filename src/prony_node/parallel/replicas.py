@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
+from prony_node.contract.errors import RequestError
 from prony_node.contract.mesh import devices_of_model
 from prony_node.contract.parallel import form_of, in_lockstep
 from prony_node.contract.settings import Value
@@ -35,12 +36,14 @@ class Replicas:
         self.all_pieces: Callable[[tuple[Tensor, ...], int], Tensor | None] | None = None
         self._wrapped: Any = None
         self._power: Any = None  # PowerSGD's own state
+        self._learns_graph = bool(settings.get("static_graph"))
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
         """Before it has its final shape: batch norms over several ranks."""
         span = self.settings.get("batch_norm", "local")
         if span == "local":
             return model
+        refuse_other_norms(model, span)
         group = None
         if isinstance(span, int) and span < dist.get_world_size():
             group, _ = dist.new_subgroups(span)
@@ -89,6 +92,8 @@ class Replicas:
     def before_piece(self, last: bool) -> None:
         """Gradients are exchanged with the last micro-batch of a step, and not at all with sync=off."""
         exchange = last and bool(self.settings.get("sync", True))
+        if self._learns_graph:  # DDP takes it down in an exchange: the very first, whose means a later one leaves alone
+            exchange, self._learns_graph = True, False
         if self.in_parts:
             self._wrapped.set_requires_gradient_sync(exchange)
         else:
@@ -122,9 +127,9 @@ class Replicas:
         return loss
 
     def part(self) -> bool:
-        """From here on every rank goes by itself; False where none can, having a part of the weights alone."""
+        """From here on every rank goes by itself; False where none can: its weights or its statistics need others."""
         self.settings = {**self.settings, "sync": False}
-        return not self.sharded
+        return not self.sharded and self.settings.get("batch_norm", "local") == "local"
 
     def wire(self, model: nn.Module) -> Wire:
         """What this device sends in a step."""
@@ -132,7 +137,7 @@ class Replicas:
         if self.sharded:
             return gather_and_scatter(model, ranks, pieces, bool(self.settings["reshard"]))
         if not self.settings["sync"]:
-            return Wire(0.0, "sync=off: nothing is exchanged")
+            return Wire(0.0, "sync=off: no gradients are exchanged; synchronised batch norms are not counted")
         left = self._power.compression_stats()[0] if self._power is not None else 0.0
         return all_reduce(model, ranks, str(self.settings["compression"]), 1.0 / left if left else None)
 
@@ -144,6 +149,19 @@ def replicas_of(settings: dict[str, Value], device: torch.device, split: Any = N
 
         return Split(settings, device, split)
     return Replicas(settings, device) if in_lockstep(settings) else None
+
+
+def refuse_other_norms(model: nn.Module, span: Value) -> None:
+    """Torch puts a norm of its own in the place of each, so that what another kind does besides would be lost."""
+    found = {type(module) for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)}
+    if not found:
+        raise RequestError(f"batch_norm={span} has no meaning for this model, which has no batch norm; leave it out")
+    others = sorted(kind.__name__ for kind in found - {nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d})
+    if others:
+        raise RequestError(
+            f"batch_norm={span} is not possible for this model: torch's SyncBatchNorm would replace its "
+            f"{' and '.join(others)} and leave out what that does besides, such as an activation; use batch_norm=local"
+        )
 
 
 def shard(module: nn.Module, device: torch.device, mesh: DeviceMesh | None, *, reshard: bool) -> nn.Module:

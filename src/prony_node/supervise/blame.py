@@ -26,23 +26,30 @@ def blame(folder: Path, ranks: int, local: int, where: str, witness: OutOfMemory
     launcher = files.read_json(folder / files.LAUNCHER)
     ended: dict[str, Any] = launcher if isinstance(launcher, dict) else {}
     if isinstance(ended.get("failure"), dict):
-        return make_failure(str(ended["failure"]["kind"]), str(ended["failure"]["message"]))
+        own_failure = make_failure(str(ended["failure"]["kind"]), str(ended["failure"]["message"]))
+        # A node that could not come may have written down why.
+        return (local < ranks and failure_elsewhere(folder, 0.0, own_failure["kind"])) or own_failure
     told = {rank: failure for rank in files.rank_folders(folder) if (failure := failure_of(folder, rank))}
     own = {rank: failure for rank, failure in told.items() if not is_echo(failure)}
     silent = {int(one["rank"]): one for one in ended.get("ranks") or [] if int(one["rank"]) not in told}
     asked = {rank: one for rank, one in silent.items() if int(one["exit_status"]) == -signal.SIGTERM}
-    killed = {rank: one for rank, one in silent.items() if int(one["exit_status"]) < 0 and rank not in asked}
+    # Torch ends a rank so when the others are gone: it may be the echo of another's end.
+    aborted = {rank: one for rank, one in silent.items() if int(one["exit_status"]) == -signal.SIGABRT}
+    signalled = {rank: one for rank, one in silent.items() if int(one["exit_status"]) < 0}
+    killed = {rank: one for rank, one in signalled.items() if rank not in asked and rank not in aborted}
     crashed = {rank: one for rank, one in silent.items() if int(one["exit_status"]) >= 0}
     if killed:
         return _killed(folder, min(killed), ranks, killed[min(killed)], where, witness)
     if own:
         return _told(folder, own, ranks)
-    if told and local < ranks and (elsewhere := failure_elsewhere(folder)):
+    if (told or aborted) and local < ranks and (elsewhere := failure_elsewhere(folder, PATIENCE_S)):
         return elsewhere
     if crashed:
         rank = min(crashed)
         words = f"ended with exit code {crashed[rank]['exit_status']} {where}{last_words(folder, rank)}"
         return make_failure("exception", f"{name(folder, rank, ranks)} {words}")
+    if aborted:
+        return _killed(folder, min(aborted), ranks, aborted[min(aborted)], where, witness)
     if asked and local == ranks:  # else the launcher did it, to ranks that had lost another node's
         return _killed(folder, min(asked), ranks, asked[min(asked)], where, witness)
     if told:
@@ -58,17 +65,18 @@ def failure_of(folder: Path, rank: int) -> dict[str, Any] | None:
     return failure if isinstance(failure, dict) else None
 
 
-def failure_elsewhere(folder: Path) -> dict[str, str] | None:
-    """What another node says of its own failure, where its folder can be seen from here."""
-    end_s = time.monotonic() + PATIENCE_S
-    while time.monotonic() < end_s:
+def failure_elsewhere(folder: Path, patience_s: float, except_kind: str = "") -> dict[str, str] | None:
+    """What another node says of its own failure, where its folder can be seen from here; of another kind than this."""
+    end_s = time.monotonic() + patience_s
+    while True:
         for path in sorted(folder.parent.glob(f"{folder.name}.node*/{files.NODE}")):
             said = files.read_json(path) or {}
             failure = said.get("failure")
-            if failure and not is_echo(failure):
+            if failure and failure["kind"] != except_kind and not is_echo(failure):
                 return make_failure(str(failure["kind"]), f"on node {said['node']}: {failure['message']}")
+        if time.monotonic() >= end_s:
+            return None
         time.sleep(0.1)
-    return None
 
 
 def is_echo(failure: dict[str, Any]) -> bool:

@@ -171,7 +171,9 @@ class Work:
 
     def __init__(self, folder: Path, result: dict[str, Any]) -> None:
         work, begin = result.get("work") or {}, result.get("loop_monotonic") or [math.nan, math.nan]
-        self._units_per_step = work["units"] / work["steps"]
+        first = ((result.get("parallel") or {}).get("ranks") or [{}])[0]
+        # A step of the first rank stands for what all did meanwhile; of copies both are counted in their common window.
+        self._units_per_step = work["units"] / first.get("common_steps", work["steps"])
         with (folder / files.STEPS).open(newline="", encoding="utf-8") as file:
             rows = [(float(row["end_s"]), int(row["steps"])) for row in csv.DictReader(file)]
         self._times_s = [begin[0], *(begin[0] + end_s for end_s, _ in rows)]

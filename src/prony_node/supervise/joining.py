@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from prony_node.contract.parallel import form_of, in_lockstep, replicas
 from prony_node.contract.process import identify
 from prony_node.measure import checks
 from prony_node.measure.loop import Window
-from prony_node.measure.step import parameter_norms
+from prony_node.measure.parameters import parameter_norms
 from prony_node.supervise import judge
 from prony_node.supervise.common_window import common_window, summed
 from prony_node.supervise.pace import own_pace, ranks_check
@@ -127,8 +128,10 @@ def _sum_copies(run: Run, accounts: list[dict[str, Any]]) -> None:
     names = ("throughput", "throughput_per_device")
     if window is None:
         reason = "the copies were never measured at the same time"
-        run.metrics |= {name: missing(reason) for name in names}
-        run.found["parallel"]["window_s"] = None
+        run.metrics |= {name: missing(reason) for name in (*names, *judge.utilisation(run))}
+        _judge_utilisation(run)
+        run.found["parallel"]["window_s"] = run.found["window_monotonic"] = None
+        _count(run, accounts, [one["steps"] for one in accounts], "each copy's own")
         return
     found = summed(window, accounts, run.units_per_step)
     devices = int(run.found["work"]["devices"])
@@ -140,18 +143,30 @@ def _sum_copies(run: Run, accounts: list[dict[str, Any]]) -> None:
             interval="95 %, within one run: the copies' own, added up",
         )  # fmt: skip
     run.metrics |= judge.utilisation(run)
-    run.checks[:] = [one for one in run.checks if one["name"] != "utilisation"]
-    run.checks.append(checks.utilisation_check(run.metrics["mfu"]))
-    steps = sum(window.steps)
+    _judge_utilisation(run)
     run.found["parallel"]["window_s"] = window.seconds
-    run.found["work"] |= {
-        "samples": round(steps * run.samples_per_step),
-        "units": round(steps * run.units_per_step),
-        "window": "common to all copies",
-        "total_samples": sum(one["total_steps"] for one in accounts) * run.samples_per_step,
-    }
+    # What the devices drew is taken from there too: outside of it, fewer copies were at work.
+    run.found["window_monotonic"] = [run.began_s + window.start_s, run.began_s + window.end_s]
+    _count(run, accounts, window.steps, "common to all copies")
     for one, own in zip(accounts, window.steps, strict=True):
         one["common_steps"] = own
+
+
+def _judge_utilisation(run: Run) -> None:
+    """Anew, in place of what was said of the first copy's rate."""
+    run.checks[:] = [one for one in run.checks if one["name"] != "utilisation"]
+    run.checks.append(checks.utilisation_check(run.metrics["mfu"]))
+
+
+def _count(run: Run, accounts: list[dict[str, Any]], steps: Sequence[float], window: str) -> None:
+    """The work of all copies, each with so many steps; `steps` in the record are the first one's."""
+    run.found["work"] |= {
+        "samples": round(sum(steps) * run.samples_per_step),
+        "units": round(sum(steps) * run.units_per_step),
+        "steps": round(steps[0]),
+        "window": window,
+        "total_samples": sum(one["total_steps"] for one in accounts) * run.samples_per_step,
+    }
 
 
 def _communication(run: Run) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from prony_node.measure import checks
 from prony_node.measure.cuda import exact_fp32, untried
 from prony_node.measure.latency import latency_metrics
 from prony_node.measure.loop import Window
+from prony_node.measure.parameters import parameter_norms
 from prony_node.measure.protocol import Batch, Task
-from prony_node.measure.step import parameter_norms
 from prony_node.supervise.headline import rate_metrics, uncounted, utilisation_metrics
 
 if TYPE_CHECKING:

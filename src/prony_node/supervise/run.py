@@ -7,15 +7,13 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from prony_node.contract import files
-from prony_node.contract.mesh import devices_of_model
-from prony_node.contract.parallel import in_lockstep, models, replicas
+from prony_node.contract.parallel import in_lockstep, replicas
 from prony_node.contract.plan import Plan
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import learns_to_quality, reads_data_set, settings_hash
@@ -23,28 +21,26 @@ from prony_node.data.device import pool_size
 from prony_node.measure import cuda, memory
 from prony_node.measure.clock import clock_for
 from prony_node.measure.compiling import cache_state
-from prony_node.measure.flops import count_flops
+from prony_node.measure.flops import Flops
 from prony_node.measure.loop import Window, measured_loop, steps_per_block
 from prony_node.measure.memory_cap import Room
-from prony_node.measure.protocol import Task
-from prony_node.measure.step import FIRST_STEPS, Step, parameter_norms
+from prony_node.measure.protocol import Batch, Task
+from prony_node.measure.step import FIRST_STEPS, Step
 from prony_node.measure.usage import CpuUsage
 from prony_node.parallel.place import Place
 from prony_node.parallel.ranks import Ranks
-from prony_node.parallel.replicas import replicas_of
+from prony_node.parallel.replicas import Replicas
 from prony_node.stats import StopRule, Tracker
 from prony_node.supervise import auto_batch, joining, judge
+from prony_node.supervise.build import build
 from prony_node.supervise.collective import CollectiveRun
 from prony_node.supervise.energy import with_energy
 from prony_node.supervise.inputs import Inputs
-from prony_node.supervise.kernels import choose_attention, noting
 from prony_node.supervise.learning import Learning
-from prony_node.supervise.model_file import keep_model_file
 from prony_node.supervise.progress import Progress
 from prony_node.supervise.resolve import resolve
 from prony_node.supervise.shared_stop import IndependentTracker, LockstepTracker
 from prony_node.supervise.steps_file import write_blocks
-from prony_node.workloads import build_task
 from prony_node.workloads.config import Workload
 
 
@@ -58,6 +54,19 @@ class Run:
     settings: dict[str, Value]
     room: Room
     inputs: Inputs
+    # What `build` made
+    task: Task
+    tied: Replicas | None
+    step: Step
+    flops: Flops | None
+    samples_per_step: int
+    units_per_step: int
+    held_out: Batch
+    reference: torch.Tensor  # the answer to it in fp32, of an inference
+    loss_first: float  # on it, of a training, and the parameters then
+    norms_first: torch.Tensor
+    batches: Iterator[Batch]
+    first: Batch
 
     def __init__(self, plan: Plan, folder: Path, found: dict[str, Any], place: Place | None = None) -> None:
         self.plan, self.folder, self.found = plan, folder, found
@@ -84,7 +93,7 @@ class Run:
                 return
             self.open_data()
             with self.phase("build"):
-                self.build()
+                build(self)
             with self.step.kernels():
                 self.run_steps()
             self.ranks.end()
@@ -149,42 +158,6 @@ class Run:
         self.found["effective_hash"] = settings_hash(self.workload.name, self.settings)
         known = {"unit": self.workload.unit, "effective": self.settings}
         files.write_whole(self.folder / files.EFFECTIVE, known)  # for the record of a run that ends before its result
-
-    def build(self) -> None:
-        settings, seed = self.settings, int(self.settings["seed"])
-        self.found["memory_free"] = memory.free_words(self.device, settings.get("memory_cap"))
-        memory.refuse_hopeless(self.workload.known_parameters(settings), settings, self.device)
-        self.task = with_learning_rate(build_task(self.workload, settings), settings)
-        self.inputs.fit(self.task)
-        if self.workload.known_parameters(settings) is None:
-            memory.refuse_hopeless(memory.parameters_of(self.task), settings, self.device)
-        if self.plan.file is not None:
-            keep_model_file(self.workload, self.folder)
-        self.note_effective()  # a library that was asked may have filled an `auto` in
-        training, recompute = settings["mode"] == "train", bool(settings.get("recompute"))
-        self.flops = count_flops(self.task, training=training, recompute=recompute)
-        self.samples_per_step = int(settings["batch_size"]) * int(settings.get("grad_accumulation", 1))
-        self.units_per_step = self.samples_per_step * self.task.units_per_sample
-        self.progress.units_per_step = self.units_per_step * models(settings)
-        self.tied = replicas_of(settings, self.device, self.task.split)
-        self.step = Step(self.task, settings, self.device, self.tied)
-        model = self.ranks.place.rank // devices_of_model(settings)
-        seed += RANKS_APART * model  # from here on each model has samples and chances of its own
-        if model > 0:
-            torch.manual_seed(seed)
-        self.held_out = judge.held_out(self, seed + 2)
-        if not training:
-            with noting(self) as seen:
-                self.reference = judge.reference_answer(self.task, self.step.model, self.held_out)
-        self.step.finish_model()
-        if training:
-            with noting(self) as seen:
-                self.loss_first = self.step.held_out_loss(self.step.place(self.held_out))
-            self.norms_first = parameter_norms(self.step.model)
-        choose_attention(self, seen)
-        self.batches = self.inputs.training(self.task, self.step, self.samples_per_step, seed + 1)
-        self.first = next(self.batches)
-        assert len(self.first[0]) == self.samples_per_step  # work is counted by steps of this many samples
 
     def calibrate(self) -> float:
         """How long a step takes, roughly: a second's worth of steps at most."""
@@ -257,15 +230,3 @@ class Run:
             self.waits_per_step = own + (self.waits_per_step or 0)
         self.found["stop_reason"] = window.stop_reason
         return window
-
-
-RANKS_APART = 1_000_003  # seeds of one rank and the next: further apart than those that a run takes for itself
-
-
-def with_learning_rate(task: Task, settings: dict[str, Value]) -> Task:
-    """The rate that was asked for; where a run trains to a quality, its own is a setting like any other."""
-    if "learning_rate" in settings:
-        return replace(task, learning_rate=float(settings["learning_rate"]))
-    if learns_to_quality(settings):
-        settings["learning_rate"] = f"{task.learning_rate:g}"
-    return task

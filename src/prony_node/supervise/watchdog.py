@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from prony_node.contract import files
+from prony_node.contract.parallel import rank_count
 from prony_node.contract.plan import Plan
 
 SIGNS_OF_LIFE = (files.PROGRESS, files.STEPS, files.DEVICE, files.RESULT, files.LOG)
@@ -48,6 +49,9 @@ class Watchdog:
             return min(self._plan.hung_after_s, EXIT_GRACE_S)
         if (self._last_progress() or {}).get("phase") == "cold_start":
             return max(self._plan.hung_after_s, self._plan.cold_start_after_s)
+        if rank_count(self._plan.trial.settings) > 1 and not files.rank_folders(self._folder):
+            # The launcher is silent until all nodes have met; when they do not, it is the one that can say so.
+            return self._plan.hung_after_s + self._plan.rendezvous_after_s
         return self._plan.hung_after_s
 
     def whereabouts(self) -> str:

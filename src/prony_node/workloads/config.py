@@ -10,7 +10,7 @@ from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.contract.mesh import check_model, devices_of_model
 from prony_node.contract.parallel import fill_batches, form_of, parallel_defaults
-from prony_node.contract.quality import DEFAULT_EPOCHS, parse_target
+from prony_node.contract.quality import DEFAULT_EPOCHS
 from prony_node.contract.settings import Setting, Value, parse_settings
 from prony_node.contract.trial import (
     DATA_SET_ONLY,
@@ -20,8 +20,7 @@ from prony_node.contract.trial import (
     check_combination,
     reads_data_set,
 )
-from prony_node.data.place import FILES_ALONE
-from prony_node.workloads.limits import check_eight_bits, check_shapes, check_sides
+from prony_node.workloads.limits import check_data, check_eight_bits, check_operation, check_shapes, check_sides
 from prony_node.workloads.published import published
 
 SIZE = Setting("size", "choice", "full, or tiny: a small model of the same kind, for a CPU and tests", ("full", "tiny"))
@@ -109,8 +108,8 @@ class Workload:
         if settings.get("preset") == "published":
             published(self.name, str(settings.get("mode", self.modes[0])))
         if self.operation:
-            self._check_operation(settings)
-        self._check_data(settings)
+            check_operation(self, settings)
+        check_data(self, settings)
         check_shapes(self, settings)
         if "epochs" in settings and self.epoch_samples is None and not reads_data_set(settings):
             raise RequestError(f"{self.name} has no data set of a known size, so no epochs; use steps=N")
@@ -145,37 +144,6 @@ class Workload:
                 f"batch_size={batch} is not possible: {self.name} normalises over a batch where an image is one value; "
                 f"batch_size={self.least_batch} would do"
             )
-
-    def _check_data(self, settings: Mapping[str, Value]) -> None:
-        data = settings.get("data", "device")
-        if reads_data_set(settings) and not self.reads:
-            raise RequestError(f"{self.name} has no way to read a data set; data is device or host")
-        if data == "generated" and not self.generated:
-            raise RequestError(f"there is no data=generated for {self.name}; give a data set that you have, data=PATH")
-        if data == "generated" and self.generated in FILES_ALONE and settings.get("data_format") == "shards":
-            raise RequestError(
-                f"shards hold images and their classes; what {self.name} reads is written as data_format=files"
-            )
-        if "until" in settings:
-            if settings.get("phase", "forward") != "forward" or settings.get("mode") == "infer":
-                raise RequestError("until is a quality to train to; it has no meaning with mode=infer")
-            parse_target(str(settings["until"]), self.scores)
-
-    def _check_operation(self, settings: Mapping[str, Value]) -> None:
-        if settings.get("mode") == "train":
-            what = "the device itself" if self.collective is None else "devices together"
-            raise RequestError(f"{self.name} measures what {what} can do, so it has mode=infer alone")
-        if settings.get("data", "device") != "device":
-            raise RequestError(
-                f"{self.name} works on operands of its own, so there is no data={settings['data']} to load"
-            )
-        if self.collective is not None:
-            self.collective(settings)
-        if settings.get("batch_size") == "auto":
-            raise RequestError(f"{self.name} gains nothing from memory; batch_size is how many operations a step has")
-        kind = str(settings.get("device", "auto")).partition(":")[0]
-        if self.pinned and kind in ("cpu", "mps"):
-            raise RequestError(f"{self.name} copies to a device's own memory; device={kind} has none")
 
     def effective(self, requested: Mapping[str, Value], machine: Machine) -> dict[str, Value]:
         """Every effective value: what was asked for, and the defaults of this machine for the rest."""

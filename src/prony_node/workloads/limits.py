@@ -1,4 +1,4 @@
-"""Sides, shapes and precisions that a workload cannot take, refused before anything starts; torch-free."""
+"""Data, sides, shapes and precisions that a workload cannot take, refused before anything starts; torch-free."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from prony_node.contract.errors import RequestError
+from prony_node.contract.quality import parse_target
 from prony_node.contract.settings import Value
+from prony_node.contract.trial import reads_data_set
+from prony_node.data.place import FILES_ALONE
 
 if TYPE_CHECKING:
     from prony_node.workloads.config import Workload
@@ -59,3 +62,38 @@ def check_eight_bits(workload: Workload, settings: Mapping[str, Value]) -> None:
         raise RequestError(f"precision=fp8 is offered for the gpt models alone; {workload.name} has precision=bf16")
     if settings.get("mode") == "infer":
         raise RequestError("precision=fp8 is offered for mode=train alone; use precision=bf16 for inference")
+
+
+def check_data(workload: Workload, settings: Mapping[str, Value]) -> None:
+    """What the workload can read, and what it can learn from that."""
+    data = settings.get("data", "device")
+    if reads_data_set(settings) and not workload.reads:
+        raise RequestError(f"{workload.name} has no way to read a data set; data is device or host")
+    if data == "generated" and not workload.generated:
+        raise RequestError(f"there is no data=generated for {workload.name}; give a data set that you have, data=PATH")
+    if data == "generated" and workload.generated in FILES_ALONE and settings.get("data_format") == "shards":
+        raise RequestError(
+            f"shards hold images and their classes; what {workload.name} reads is written as data_format=files"
+        )
+    if "until" in settings:
+        if settings.get("phase", "forward") != "forward" or settings.get("mode") == "infer":
+            raise RequestError("until is a quality to train to; it has no meaning with mode=infer")
+        parse_target(str(settings["until"]), workload.scores)
+
+
+def check_operation(workload: Workload, settings: Mapping[str, Value]) -> None:
+    """Of what a device, or devices together, can do: there is nothing to train and nothing to load."""
+    if settings.get("mode") == "train":
+        what = "the device itself" if workload.collective is None else "devices together"
+        raise RequestError(f"{workload.name} measures what {what} can do, so it has mode=infer alone")
+    if settings.get("data", "device") != "device":
+        raise RequestError(
+            f"{workload.name} works on operands of its own, so there is no data={settings['data']} to load"
+        )
+    if workload.collective is not None:
+        workload.collective(settings)
+    if settings.get("batch_size") == "auto":
+        raise RequestError(f"{workload.name} gains nothing from memory; batch_size is how many operations a step has")
+    kind = str(settings.get("device", "auto")).partition(":")[0]
+    if workload.pinned and kind in ("cpu", "mps"):
+        raise RequestError(f"{workload.name} copies to a device's own memory; device={kind} has none")

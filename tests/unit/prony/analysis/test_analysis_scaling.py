@@ -170,6 +170,14 @@ def test_what_was_not_measured_is_in_the_rest_with_its_reason() -> None:
     assert "rank 1 ran out of memory" in str(lost.parts[0].reason)
 
 
+def test_copies_lose_nothing_to_an_exchange_that_they_do_not_have() -> None:
+    records = [scaled_record(1, 1000.0), scaled_record(2, 1600.0)]
+    records[1]["trial"]["effective"]["parallel"] = "independent"
+    lost = losses_of(scaling(records, "weak", no_free="sync has no meaning with parallel=independent"), 2)
+    assert [share(lost, name) for name in (COMMUNICATION, IMBALANCE)] == [0.0, 0.0]
+    assert share(lost, REST) == pytest.approx(0.2)
+
+
 def test_a_free_run_that_is_slower_raises_a_doubt() -> None:
     records = [*series({1: 1.0, 2: 1.8}), scaled_record(2, 1500.0, sync=False)]
     (doubt,) = losses_of(scaling(records, "weak"), 2).doubts

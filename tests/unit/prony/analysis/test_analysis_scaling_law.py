@@ -90,6 +90,16 @@ def test_the_largest_count_is_left_out_and_predicted() -> None:
     assert bad.held_out.covered is False
 
 
+def test_the_error_of_what_was_held_out_is_that_of_the_prediction() -> None:
+    """From 1.8 on two devices Amdahl's law has a ninth that does not shrink, and so 3 on four: 20 % above 2.5."""
+    found = fit(STRONG, {1: Figure(1.0), 2: Figure(1.8), 4: Figure(2.5)}, EXACT)
+    assert found is not None
+    assert found.held_out is not None
+    assert (found.held_out.fitted_to, found.held_out.measured, found.held_out.covered) == ([2], 2.5, None)
+    assert found.held_out.predicted.value == pytest.approx(3.0)
+    assert found.held_out.error == pytest.approx(0.2)
+
+
 def test_the_interval_widens_with_what_was_measured() -> None:
     narrow, wide = (fitted(Law(STRONG, 0.05, 0.001), half=half, predict=(64,)) for half in (0.002, 0.02))
     (near,), (far,) = narrow.predictions, wide.predictions

@@ -68,6 +68,16 @@ def test_the_answer_holds_gain_loss_and_prediction(machine: Machine, tmp_path: P
     assert f"prony report {tmp_path}" in said.replace("\n", " ")
 
 
+def test_a_collective_that_was_run_here_stands_beside(machine: Machine, tmp_path: Path) -> None:
+    """What the machine can do, from the same folder of runs."""
+    made = scaling_records.scaled_record(2, 45e9, metrics={"bus_bandwidth": scaling_records.metric(45e9, "B/s")})
+    made = {**made, "id": "allreduce-run", "trial": {**made["trial"], "workload": "allreduce"}}
+    (tmp_path / "allreduce-run").mkdir()
+    (tmp_path / "allreduce-run" / files.RECORD).write_text(json.dumps(made))
+    document = json.loads(scale(tmp_path, "devices=1,2 batch_size=64 parallel=ddp --json"))
+    assert document["series"][0]["points"][1]["link"]["run"] == "allreduce-run"
+
+
 def test_repeats_go_there_and_back_with_the_diagnostic_beside(machine: Machine, tmp_path: Path) -> None:
     scale(tmp_path, "devices=1,2 batch_size=64 --repeats 2")
     there = [(1, True), (2, True), (2, False)]

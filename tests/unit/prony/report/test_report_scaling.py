@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from scaling_records import metric, scaled_record, series
 
@@ -32,10 +33,57 @@ def test_an_alarm_stands_before_everything_else() -> None:
     assert alarm.startswith("Alarm: 110.0 % (109.2 to 110.8) on 2 devices is more than there is to gain.")
 
 
+def test_more_than_there_is_to_gain_is_not_carried_on() -> None:
+    """The law has 100 % at most: it would miss the one point by far, and yet predict 100 % without a doubt."""
+    found = scaling(series({1: 1.0, 2: 8.0}), "weak")
+    notes = " ".join(scaling_lines(found).notes)
+    assert found.fit is None
+    assert "No fit and no prediction: more than 100 % is shown" in notes
+    only_seen = scaling(series({1: 1.0, 2: 2.5}, half=None), "weak")  # no interval says that it is more
+    notes = " ".join(scaling_lines(only_seen).notes)
+    assert "it misses the speedups by 20.0 %" in notes
+    assert "goes through every point" not in notes
+
+
+def sending(devices: int, rate: float, **more: Any) -> dict[str, Any]:
+    sent = {"communication_bytes": metric(2e8, "B"), "step_time": metric(0.1, "s")}
+    return scaled_record(devices, rate, metrics=sent, **more)
+
+
+def collective(devices: int, bandwidth: float, name: str = "allreduce", machine: str = "m", repeat: int = 0) -> Any:
+    made = scaled_record(devices, bandwidth, repeat=repeat, metrics={"bus_bandwidth": metric(bandwidth, "B/s", 0.01)})
+    return {
+        **made, "id": f"{name}-{devices}-{machine}-{repeat}", "trial": {**made["trial"], "workload": name},
+        "fingerprint": {**made["fingerprint"], "machine": machine},
+    }  # fmt: skip
+
+
 def test_what_is_sent_bounds_the_bandwidth() -> None:
-    many = scaled_record(4, 3600.0, metrics={"communication_bytes": metric(2e8, "B"), "step_time": metric(0.1, "s")})
-    notes = scaling_lines(scaling([*series({1: 1.0, 2: 1.9}), many], "weak")).notes
+    records = [*series({1: 1.0, 2: 1.9}), sending(4, 3600.0)]
+    notes = scaling_lines(scaling(records, "weak")).notes
     assert "On 4 each device sends 190.7 MiB a step: a bus bandwidth of at least 2.000 GB/s." in notes
+    assert "What the links can do was not measured; `prony run allreduce devices=4` would." in notes
+    records.append(sending(4, 4000.0, sync=False))  # a tenth of the step is exposed
+    notes = " ".join(scaling_lines(scaling(records, "weak")).notes)
+    assert "at least 2.000 GB/s, and 20.00 GB/s were only its exposed part the exchange." in notes
+
+
+def test_what_the_links_can_do_stands_beside_what_is_sent() -> None:
+    """Of the same operation between as many devices of the same machine, and of those the latest."""
+    there = [
+        collective(4, 40e9), collective(4, 45e9, repeat=1), collective(2, 60e9), collective(4, 70e9, "allgather"),
+        collective(4, 80e9, machine="other", repeat=2),
+    ]  # fmt: skip
+    found = scaling([*series({1: 1.0, 2: 1.9}), sending(4, 3600.0)], "weak", collectives=there)
+    assert "allreduce between as many reached 45.00 GB/s here (allreduce-4-m-1)." in scaling_lines(found).notes
+    assert found.points[0].link is None, "one device sends nothing"
+    assert found.to_json()["points"][2]["link"]["bandwidth"]["value"] == 45e9
+
+
+def test_the_page_finds_the_collectives_that_it_was_given(tmp_path: Path) -> None:
+    records = [*series({1: 1.0, 2: 1.9}), sending(4, 3600.0), collective(4, 45e9)]
+    text = build_report(records, tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "allreduce between as many reached 45.00 GB/s here" in text
 
 
 def test_rows_and_titles_are_for_a_person() -> None:

@@ -40,6 +40,7 @@ def effective(machine: Machine = CUDA, name: str = "gpt-tiny", **requested: Any)
         ({"devices": 2, "parallel": "independent", "sync": "off"}, "sync belongs to parallel=ddp"),
         ({"devices": 2, "parallel": "independent", "batch_norm": "local"}, "whose copies exchange nothing"),
         ({"devices": 4, "batch_norm": 3}, "does not divide the 4 ranks"),
+        ({"devices": 4, "tp": 2, "batch_norm": 2}, "no meaning for a model that tp or pp splits"),
         ({"devices": 2, "batch_norm": "synced", "device": "cpu"}, "on a GPU alone"),
         ({"devices": 2, "parallel": "fsdp", "precision": "fp16"}, "precision=fp16 scales the loss"),
         ({"devices": 2, "parallel": "fsdp", "compile": "default"}, "compile is not offered with parallel=fsdp"),

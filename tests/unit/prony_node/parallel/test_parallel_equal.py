@@ -22,6 +22,7 @@ FORMS: dict[tuple[int, str], dict[str, Any]] = {
     (2, "ddp"): {"parallel": "ddp"},
     (2, "ddp in small buckets, static"): {"parallel": "ddp", "bucket_mb": 1, "static_graph": True},
     (2, "ddp, accumulated"): {"parallel": "ddp", "grad_accumulation": 2},
+    (2, "ddp, accumulated, static"): {"parallel": "ddp", "grad_accumulation": 2, "static_graph": True},
     (2, "fsdp"): {"parallel": "fsdp"},
     (2, "fsdp without resharding"): {"parallel": "fsdp", "reshard": False},
     (2, "fsdp, accumulated"): {"parallel": "fsdp", "grad_accumulation": 2},

@@ -69,3 +69,20 @@ def test_a_place_is_counted_by_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(place.NODE_RANK, "2")
     with pytest.raises(RequestError, match="from 0 to 1; found '2'"):
         place.place_of(settings)
+
+
+@pytest.mark.parametrize("address", ["node1", ":29500", "node1:", "node1:99999", "node1:http", "http://node1:-1"])
+def test_an_address_without_a_port_that_can_be_is_refused_by_its_name(
+    monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    monkeypatch.setenv(place.RENDEZVOUS, address)
+    with pytest.raises(RequestError, match=f"PRONY_RENDEZVOUS={address} is no HOST:PORT"):
+        place.node_rank({"devices": 2})
+    assert place.node_rank({}) == 0, "one rank meets nobody"
+
+
+def test_ranks_of_one_node_meet_at_a_free_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(place.RENDEZVOUS, raising=False)
+    assert place.meeting_place() == "localhost:0"
+    monkeypatch.setenv(place.RENDEZVOUS, "[fd00::1]:29500")
+    assert place.meeting_place() == "[fd00::1]:29500"

@@ -386,6 +386,17 @@ def test_work_adds_up_grows_with_time_and_is_never_more_than_was_done(
     assert work.between(b_s, b_s) == 0.0
 
 
+def test_a_step_of_the_first_copy_stands_for_what_all_copies_did_in_their_common_window(tmp_path: Path) -> None:
+    """The first took 100 steps of 5 units, the other 30 in the half of that time that both shared: 400 of its own."""
+    work_of(tmp_path, [(100, 10.0)])
+    ranks = [{"common_steps": 50.0}, {"common_steps": 30.0}]
+    result = {"work": {"units": 400, "steps": 50}, "parallel": {"ranks": ranks}, "loop_monotonic": [100.0, 110.0]}
+    work = Work(tmp_path, result)
+    assert work.between(105.0, 110.0) == pytest.approx(400.0)
+    few = {**result, "work": {"units": 27, "steps": 3}, "parallel": {"ranks": [{"common_steps": 2.5}]}}
+    assert Work(tmp_path, few).between(100.0, 110.0) == pytest.approx(27 / 2.5 * 100), "parts of a step count as such"
+
+
 def test_half_a_block_is_half_its_work(tmp_path: Path) -> None:
     work = work_of(tmp_path, [(4, 1.0), (10, 2.0)])
     assert work.between(100.0, 101.0) == pytest.approx(12.0)

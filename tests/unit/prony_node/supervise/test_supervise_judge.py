@@ -20,7 +20,8 @@ from prony_node.contract.settings import Value
 from prony_node.measure.clock import Block
 from prony_node.measure.flops import Flops
 from prony_node.measure.loop import Window
-from prony_node.measure.step import Step, parameter_norms
+from prony_node.measure.parameters import parameter_norms
+from prony_node.measure.step import Step
 from prony_node.parallel.ranks import Ranks
 from prony_node.stats import Decision, StopRule, Tracker
 from prony_node.supervise import judge

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from prony_node.contract import files
-from prony_node.supervise import blame, hung_ranks
+from prony_node.supervise import blame, hung_ranks, joining
 from prony_node.supervise.common_window import common_window, summed
 from prony_node.supervise.conditions import distinct, worst_of
 from prony_node.supervise.host_memory import OutOfMemoryWitness
@@ -46,6 +47,40 @@ def test_a_block_across_an_edge_counts_in_part() -> None:
 
 def test_copies_that_were_never_measured_together_have_no_sum() -> None:
     assert common_window([copy(0, 0.0, 0.1, 10), copy(1, 5.0, 0.1, 10)]) is None
+
+
+def joined(*copies: dict[str, Any]) -> Any:
+    """A run of copies that the first of them has joined; what is at stake was found of that one alone before."""
+    rate = {"value": 1.0, "unit": "tokens/s", "source": "counted"}
+    run = SimpleNamespace(
+        began_s=1000.0, units_per_step=4, samples_per_step=2, flops=None, checks=[],
+        task=SimpleNamespace(unit="tokens", varies="made up"),
+        metrics={"throughput": rate, "throughput_per_device": rate, "mfu": rate},
+        found={"work": {"steps": 100, "devices": 1}, "window_monotonic": [1001.0, 1010.0], "parallel": {}},
+    )  # fmt: skip
+    joining._sum_copies(cast(Any, run), [{**one, "total_steps": one["steps"] + 7} for one in copies])
+    return run
+
+
+def test_work_and_energy_of_copies_are_of_the_window_that_all_share() -> None:
+    """Else a unit seems to cost more: the energy of the first copy's window over the work of a shorter one."""
+    run = joined(copy(0, 0.0, 0.1, 100, cut_s=1.0), copy(1, 5.0, 0.2, 50))
+    assert run.found["window_monotonic"] == pytest.approx([1005.0, 1010.0])
+    assert run.found["parallel"]["window_s"] == pytest.approx(5.0)
+    work = run.found["work"]
+    assert (work["steps"], work["samples"], work["units"]) == (50, 2 * (50 + 25), 4 * (50 + 25))
+    assert work["total_samples"] == 2 * (107 + 57)
+    assert run.metrics["throughput"]["value"] == pytest.approx(4 * 75 / 5.0)
+
+
+def test_copies_that_never_ran_together_have_no_rate_no_utilisation_and_no_energy() -> None:
+    run = joined(copy(0, 0.0, 0.1, 10), copy(1, 5.0, 0.1, 20))
+    for name in ("throughput", "throughput_per_device", "mfu"):
+        assert run.metrics[name] == {"value": None, "reason": "the copies were never measured at the same time"}
+    assert run.checks[-1]["level"] == "unknown"
+    assert run.found["window_monotonic"] is None
+    work = run.found["work"]
+    assert (work["samples"], work["window"]) == (2 * 30, "each copy's own")
 
 
 def test_a_straggler_is_flagged_by_name() -> None:
@@ -118,6 +153,34 @@ def test_the_rank_that_was_killed_is_to_blame_and_not_its_echo(tmp_path: Path) -
     assert failure["message"] == (
         "rank 1 of 2 (node7, cuda:1) was killed by SIGKILL in phase measure; its last words:\nrank 1 was here"
     )
+
+
+def test_a_rank_that_torch_aborted_is_to_blame_only_where_no_other_is(tmp_path: Path) -> None:
+    """NCCL aborts a rank whose others have gone: that is the echo of their end."""
+    ranks_in(tmp_path, None, None)
+    assert blamed(tmp_path, (0, -6), (1, -9))["message"].startswith("rank 1 of 2 (node7, cuda:1) was killed by SIGKILL")
+    assert blamed(tmp_path, (0, -6), (1, -15))["message"].startswith(
+        "rank 0 of 2 (node7, cuda:0) was killed by SIGABRT"
+    )
+    short = {"kind": "out-of-memory", "message": "tried to allocate 9 GiB", "at_monotonic": 2.0}
+    ranks_in(tmp_path, None, short)
+    assert blamed(tmp_path, (0, -6), (1, 1))["kind"] == "out-of-memory"
+
+
+def test_a_node_that_could_not_come_says_why_the_nodes_did_not_meet(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    here = {"kind": "rendezvous", "message": "the 2 node(s) of this run did not all meet"}
+    files.write_whole(folder / files.LAUNCHER, {"failure": here, "ranks": []})
+    other = files.node_folder(folder, 1)
+    other.mkdir()
+    for failure, found in (
+        (None, here),
+        ({"kind": "rendezvous", "message": "nor here"}, here),
+        ({"kind": "request", "message": "torch finds 1"}, {"kind": "request", "message": "on node 1: torch finds 1"}),
+    ):
+        files.write_whole(other / files.NODE, {"node": 1, "failure": failure})
+        assert blame.blame(folder, 2, 1, "", OutOfMemoryWitness(folder)) == found
 
 
 def test_the_rank_with_a_reason_of_its_own_is_to_blame(tmp_path: Path) -> None:

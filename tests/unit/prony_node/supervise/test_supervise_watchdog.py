@@ -43,6 +43,17 @@ def test_a_rank_with_its_result_gets_less_patience(tmp_path: Path) -> None:
     assert dog.look(61.0) is not None
 
 
+def test_ranks_that_have_not_met_yet_are_the_launchers_to_judge(tmp_path: Path) -> None:
+    """Both patiences are the same by default: without this a rendezvous that never completes would end as hung."""
+    several = Plan(run_id="x", trial=Trial("gpt-tiny", {"nodes": 2}), hung_after_s=100.0, rendezvous_after_s=200.0)
+    dog = Watchdog(several, tmp_path, 0.0)
+    assert dog.look(299.0) is None
+    assert dog.look(300.0) is not None
+    files.rank_folder(tmp_path, 1).mkdir()
+    assert dog.look(310.0) is None
+    assert dog.look(410.0) is not None, "they met, and nothing came of it"
+
+
 def test_a_half_written_line_of_progress_is_not_read(tmp_path: Path) -> None:
     assert last_progress(tmp_path) is None
     say(tmp_path, "build", 0)

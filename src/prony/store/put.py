@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import Connection, Table
@@ -17,7 +18,7 @@ def put_rows(connection: Connection, table: Table, rows: list[dict[str, Any]], r
     if order is None:
         connection.exec_driver_sql(sql, rows)
     else:
-        connection.exec_driver_sql(sql, [tuple(row[name] for name in order) for row in rows])
+        connection.exec_driver_sql(sql, list(map(itemgetter(*order), rows)))
 
 
 @functools.cache

@@ -135,7 +135,7 @@ def show(target: Target, settings: Words = None, size: Size = None, as_json: Jso
     if as_json:
         from prony.cli.study_tables import show_study
 
-        json.dump(show_study(opened.study, root).to_json(), sys.stdout, indent=1)
+        json.dump(show_study(opened.study, _root(opened.study, root)).to_json(), sys.stdout, indent=1)
         sys.stdout.write("\n")
     else:
         _print_tables(opened.study, root)
@@ -144,5 +144,11 @@ def show(target: Target, settings: Words = None, size: Size = None, as_json: Jso
 def _print_tables(study: Study, root: Path) -> None:
     from prony.cli.study_tables import show_study
 
-    for line in show_study(study, root).lines():
+    for line in show_study(study, _root(study, root)).lines():
         print(line)
+
+
+def _root(study: Study, root: Path) -> Path:
+    from prony.cli.study_at_site import study_root
+
+    return study_root(study, root)

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, RowMapping, Select, select
 
 from prony.store.address import place_of, team_address
 from prony.store.database import Database, StaleIndex
-from prony.store.find import find_run
+from prony.store.find import find_run, may_stand_for
 from prony.store.put import put_rows, take_out
 from prony.store.rows import ROW_VERSION, Row, Run, run_of_columns, run_of_record
 from prony.store.scan import Refreshed, Skipped, folders_of, is_readable, joined, read_row, scan_in_parts
@@ -102,6 +102,7 @@ class Store:
         old = {name for name, version in known.items() if version < ROW_VERSION}
         self._index([folder for folder in folders if folder.name not in known or folder.name in old], done, old)
         gone = set() if self.is_team else set(known) - {folder.name for folder in folders}
+        gone = {name for name in gone if not (self.root / name).is_dir()}  # another has made and indexed it since
         if gone:
             done.dropped.extend(self.database.ask(lambda connection: take_out(connection, RUN_TABLES, gone)))
         return done
@@ -142,10 +143,16 @@ class Store:
             if record is not None:
                 return run_of_record(path.absolute(), record)
         try:
-            return find_run(text, self.runs(), self.root)
+            return find_run(text, self._like(text) or self.runs(), self.root)
         except RequestError as error:
             elsewhere = self._elsewhere(text) if self.is_team and text else None
             raise elsewhere or error from None
+
+    def _like(self, text: str) -> list[Run]:
+        """The runs that a text may stand for, so that not all of them need be read."""
+        if text == "latest":
+            return self.runs(limit=1)
+        return self._select(select(*RUN_COLUMNS).where(may_stand_for(text)))
 
     def finished(self, trial_hash: str, repeat: int, machine: str | None, software: str | None) -> list[Run]:
         """The runs, good or failed, of this trial and repeat on this machine with this software."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from prony.store import Store
-from prony.store.scan import read_row
+from prony.store.scan import folders_of, read_row
 from prony_node.contract.errors import RequestError
 
 
@@ -77,6 +77,18 @@ def test_folder_that_is_gone_is_dropped(root: Path) -> None:
     shutil.rmtree(root / "resnet50-20260302T100000-d00001")
     assert store.refresh().dropped == ["resnet50-20260302T100000-d00001"]
     assert len(store.runs()) == 12
+
+
+def test_a_run_that_another_process_has_just_indexed_is_not_dropped(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It came after the folders were listed, and before the rows were."""
+    store = Store(root)
+    store.refresh()
+    listed = folders_of(root)[1:]
+    monkeypatch.setattr("prony.store.index.folders_of", lambda _: listed)
+    assert store.refresh().dropped == []
+    assert len(store.runs()) == 13
 
 
 def test_broken_and_newer_records_are_skipped_and_reported(root: Path) -> None:

@@ -14,7 +14,7 @@ from prony.cli.execute import runs_root
 from prony.cli.model_file import find_model_file
 from prony.cli.open_store import RUNS_HELP
 from prony.cli.study_run import Options
-from prony.cli.sweep import RETRY_HELP, SHARE_HELP, run_study
+from prony.cli.sweep import ENERGY_HELP, RETRY_HELP, SHARE_HELP, run_study
 from prony.plan.studies import load_study
 from prony.plan.study import Study
 from prony_node.contract.errors import RequestError
@@ -31,7 +31,7 @@ Words = Annotated[
 Size = Annotated[str | None, typer.Option(metavar="quick|full", help="Which of its sizes, where it has several.")]
 Retry = Annotated[bool, typer.Option("--retry-failed", help=RETRY_HELP)]
 Share = Annotated[bool, typer.Option("--share", help=SHARE_HELP)]
-Energy = Annotated[bool, typer.Option(help="Sample power beside the runs, where there is a sensor.")]
+Energy = Annotated[bool, typer.Option(help=ENERGY_HELP)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON alone.")]
 Out = Annotated[Path | None, typer.Option(help="Where run folders go (else $PRONY_RUNS, ./runs).")]
 Runs = Annotated[Path | None, typer.Option(help=RUNS_HELP)]

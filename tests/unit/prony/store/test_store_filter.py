@@ -45,6 +45,8 @@ def ends(store: Store, where: str, sort: str | None = None, **more: object) -> l
         ("precision=bf16,fp32 workload=gpt-tiny", {"e00001", "e00002"}),
         ("status!=ok", {"b00f07", "e00002"}),
         ("failure=out-of-memory", {"b00f07"}),
+        ("failure!=out-of-memory workload=gpt-tiny", {"e00001", "e00002"}),
+        ("failure!=none,out-of-memory", {"e00002"}),
         ("throughput=none status=failed", {"b00f07"}),
         ("peak_memory<4GiB mode=infer", {"d00001"}),
         ("mfu>18% workload=resnet50", {"d00001"}),

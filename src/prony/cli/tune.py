@@ -93,7 +93,7 @@ def tune(
     goal: Annotated[str, typer.Option(help="throughput, energy (work a watt-hour) or time-to-quality.")] = "throughput",
     within: Annotated[list[str] | None, typer.Option(help="A bound to keep, such as memory<40GiB.")] = None,
     budget: Annotated[str, typer.Option(help="Machine time to spend at most, such as 15m.")] = "15m",
-    share: Annotated[bool, typer.Option(help=SHARE_HELP)] = False,
+    share: Annotated[bool, typer.Option("--share", help=SHARE_HELP)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result alone, as JSON.")] = False,
     out: Annotated[Path | None, typer.Option(help="Where run folders go (else $PRONY_RUNS, ./runs).")] = None,
 ) -> None:

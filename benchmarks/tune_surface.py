@@ -82,9 +82,11 @@ class Surface:
 
 
 def write_surface(surface: Surface, path: Path) -> None:
+    """Whole or not at all: it is written after each run of a sweep of an hour, and read when that goes on."""
     document = {"schema": SCHEMA, **asdict(surface)}
-    with gzip.GzipFile(path, "wb", mtime=0) as file:
-        file.write(json.dumps(document, separators=(",", ":")).encode())
+    temporary = path.with_name(f".{path.name}.part")
+    temporary.write_bytes(gzip.compress(json.dumps(document, separators=(",", ":")).encode(), mtime=0))
+    temporary.replace(path)
 
 
 def read_surface(path: Path) -> Surface:

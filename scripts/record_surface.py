@@ -33,12 +33,13 @@ from prony_node.workloads import find_workload
 from prony_node.workloads.config import Workload
 from tune_surface import Entry, Surface, read_surface, write_surface
 
+# Of 64 trials each, so that a quarter of the sweep is more than a handful of runs.
 GRIDS = {
-    "wideresnet": ["batch_size=64..4096", "precision=bf16,fp16", "compile=off,default",
+    "wideresnet": ["batch_size=64..8192", "precision=bf16,fp16", "compile=off,default",
                    "memory_format=contiguous,channels_last"],
-    "resnet50": ["batch_size=16..1024", "precision=bf16,fp16", "compile=off,default",
+    "resnet50": ["batch_size=16..2048", "precision=bf16,fp16", "compile=off,default",
                  "memory_format=contiguous,channels_last"],
-    "gpt-117m": ["batch_size=4..128", "precision=bf16,bf16-pure", "compile=off,default", "fused=on,off"],
+    "gpt-117m": ["batch_size=2..256", "precision=bf16,bf16-pure", "compile=off,default", "fused=on,off"],
 }  # fmt: skip
 
 

@@ -154,6 +154,7 @@ def test_sql_on_a_server_only_reads(team: str, tmp_path: Path) -> None:
 def test_an_older_schema_is_upgraded_and_a_newer_refused(team: str, tmp_path: Path) -> None:
     from prony.store import schema
     from prony.store.database import Database
+    from prony.store.tables import HEAD
 
     database = Database(team)
     with database.engine.begin() as connection:
@@ -161,7 +162,7 @@ def test_an_older_schema_is_upgraded_and_a_newer_refused(team: str, tmp_path: Pa
     store = Store(Path(shutil.copytree(RECORDS, tmp_path / "mine")))
     assert len(store.refresh().ingested) == 13
     with database.engine.begin() as connection:
-        assert schema.found_revision(connection) == "0002"
+        assert schema.found_revision(connection) == HEAD
         connection.execute(text("UPDATE prony_version SET version_num = '0999'"))
     with pytest.raises(RequestError, match="written by a newer Prony"):
         Store(tmp_path / "mine").runs()

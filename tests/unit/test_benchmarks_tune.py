@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import sys
@@ -11,6 +12,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from prony.plan.search_space import make_space, split_searched
+from prony_node.workloads import find_workload
 
 ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / "tests" / "replay" / "records" / "wideresnet-20260301T100000-a00200"
@@ -44,6 +48,26 @@ def test_a_surface_is_kept_whole_and_says_that_it_is_synthetic(bench: Any, small
     assert again == small
     assert again.synthetic
     assert "no measurement" in again.source
+
+
+def test_a_surface_that_could_not_be_written_whole_leaves_the_one_before(
+    bench: Any, small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.json.gz"
+    bench.surface.write_surface(small, path)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(bench.surface.gzip, "compress", lambda *_, **__: b"half of it")
+    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(full))
+    with pytest.raises(OSError, match="No space"):
+        bench.surface.write_surface(replace(small, source="later"), path)
+    assert bench.surface.read_surface(path) == small
+
+
+def test_the_grids_of_a_recording_have_sixty_trials(bench: Any) -> None:
+    for name, words in bench.record.GRIDS.items():
+        workload = find_workload(name)
+        fixed, lists = split_searched(workload, words)
+        assert len(make_space(workload, workload.parse(fixed), lists).candidates) >= 60
 
 
 def test_a_replayed_run_costs_its_cold_start_and_gives_the_recorded_rate_or_failure(bench: Any, small: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -24,8 +25,9 @@ from prony.cli.execute import (
 )
 from prony.cli.model_file import find_model_file
 from prony.cli.progress import make_display
-from prony.cli.sweep import split_finished
-from prony.launch.collect import collect_all
+from prony.cli.sweep import RETRY_HELP, SHARE_HELP, split_finished
+from prony.launch.left import wait_for_left
+from prony.launch.lock import devices_of, hold_devices
 from prony.plan.request import make_stop
 from prony.plan.scale import STRONG, WEAK, Series, make_series, parse_counts
 from prony.plan.sweep import interleave
@@ -61,7 +63,8 @@ def scale(
     repeats: Annotated[int, typer.Option(help="Runs of each trial, in fresh processes.")] = 3,
     tolerance: Annotated[str | None, typer.Option(help="Half-width of the 95 % interval to reach, such as 1%.")] = None,
     max_time: Annotated[str | None, typer.Option(help="Most time to measure each run, such as 120s or 2m.")] = None,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed trials again.")] = False,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help=RETRY_HELP)] = False,
+    share: Annotated[bool, typer.Option("--share", help=SHARE_HELP)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the series alone, as JSON.")] = False,
     out: Annotated[Path | None, typer.Option(help="Where run folders go (else $PRONY_RUNS, ./runs).")] = None,
 ) -> None:
@@ -82,9 +85,10 @@ def scale(
     refuse_missing_paths(jobs)
     refuse_unknown_models(jobs, root)
     display = make_display(Console(stderr=True))
-    collect_all(root)
-    done, left = split_finished(jobs, root, retry_failed, display)
-    made, interrupted = execute(left, root, display)
+    with contextlib.nullcontext() if share else hold_devices(devices_of(series.trials), f"scale of {workload}"):
+        wait_for_left(root, {(job.trial.hash, job.repeat) for job in jobs}, display.note)
+        done, left = split_finished(jobs, root, retry_failed, display)
+        made, interrupted = execute(left, root, display)
     outcomes = [*done, *made]
     found = _analyse(outcomes, series, ahead, root)
     if as_json:

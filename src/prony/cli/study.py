@@ -14,7 +14,7 @@ from prony.cli.execute import runs_root
 from prony.cli.model_file import find_model_file
 from prony.cli.open_store import RUNS_HELP
 from prony.cli.study_run import Options
-from prony.cli.sweep import RETRY_HELP, SHARE_HELP, run_study
+from prony.cli.sweep import ENERGY_HELP, RETRY_HELP, SHARE_HELP, run_study
 from prony.plan.studies import load_study
 from prony.plan.study import Study
 from prony_node.contract.errors import RequestError
@@ -31,7 +31,7 @@ Words = Annotated[
 Size = Annotated[str | None, typer.Option(metavar="quick|full", help="Which of its sizes, where it has several.")]
 Retry = Annotated[bool, typer.Option("--retry-failed", help=RETRY_HELP)]
 Share = Annotated[bool, typer.Option("--share", help=SHARE_HELP)]
-Energy = Annotated[bool, typer.Option(help="Sample power beside the runs, where there is a sensor.")]
+Energy = Annotated[bool, typer.Option(help=ENERGY_HELP)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON alone.")]
 Out = Annotated[Path | None, typer.Option(help="Where run folders go (else $PRONY_RUNS, ./runs).")]
 Runs = Annotated[Path | None, typer.Option(help=RUNS_HELP)]
@@ -135,7 +135,7 @@ def show(target: Target, settings: Words = None, size: Size = None, as_json: Jso
     if as_json:
         from prony.cli.study_tables import show_study
 
-        json.dump(show_study(opened.study, root).to_json(), sys.stdout, indent=1)
+        json.dump(show_study(opened.study, _root(opened.study, root)).to_json(), sys.stdout, indent=1)
         sys.stdout.write("\n")
     else:
         _print_tables(opened.study, root)
@@ -144,5 +144,11 @@ def show(target: Target, settings: Words = None, size: Size = None, as_json: Jso
 def _print_tables(study: Study, root: Path) -> None:
     from prony.cli.study_tables import show_study
 
-    for line in show_study(study, root).lines():
+    for line in show_study(study, _root(study, root)).lines():
         print(line)
+
+
+def _root(study: Study, root: Path) -> Path:
+    from prony.cli.study_at_site import study_root
+
+    return study_root(study, root)

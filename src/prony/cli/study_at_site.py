@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from prony.cli.at_site import Where, follow, jobs_for, submit
 from prony.cli.execute import Job, Outcome, plan_of, refuse_missing_paths, runs_root
 from prony.cli.open_site import find_partition, find_site, warn
-from prony.cli.study_history import is_finished, seen_of, skipped_line
+from prony.cli.study_history import History, is_finished, read_history, seen_of, skipped_line
 from prony.cli.study_run import SKIPS_SHOWN, Carried, Options, make_job
 from prony.cli.study_view import StudyView
 from prony.launch import job as launched
@@ -17,9 +18,10 @@ from prony.launch.job import BlockRun
 from prony.launch.jobs import Jobs
 from prony.plan.estimate import Estimator
 from prony.plan.prune import OUT_OF_MEMORY, OutOfMemory
-from prony.plan.study import Study, refuse_refused
+from prony.plan.study import LOCAL, Study, refuse_refused
 from prony_node.contract.plan import Plan
 from prony_node.contract.record import read_record
+from prony_node.contract.trial import Trial
 
 UNKNOWN_S = 1800.0  # for a run of fixed length that nothing is known of
 RAN_OUT: dict[str, Any] = {"failure": {"kind": OUT_OF_MEMORY}}
@@ -28,8 +30,7 @@ Key = tuple[str, int]  # a trial's hash and the repeat
 
 def carry_out_at_site(study: Study, options: Options, view: StudyView) -> Carried:
     """Make every run of the study that has no record in the site's root; runs whose job is open are waited for."""
-    site = find_site(study.site)
-    root = site.runs if site.runs is not None and options.root == runs_root(None) else options.root
+    site, root = find_site(study.site), study_root(study, options.root)
     planned = study.planned()
     refuse_refused(planned)
     jobs = [make_job(study, turn, number, options) for number, turn in enumerate(study.turns(planned), start=1)]
@@ -53,6 +54,27 @@ def carry_out_at_site(study: Study, options: Options, view: StudyView) -> Carrie
     return Carried([*done, *ours], interrupted)
 
 
+def study_root(study: Study, root: Path) -> Path:
+    """Where the runs of a study lie: at a site where its file says, unless a person names another place."""
+    if study.site == LOCAL:
+        return root
+    return (find_site(study.site).runs if root == runs_root(None) else None) or root
+
+
+def history_at_site(study: Study, root: Path, wanted: Collection[tuple[Trial, int]]) -> History:
+    """What is finished at a site, on whatever node of it; jobs are asked how they fare first."""
+    place = study_root(study, root)
+    _update(place)
+    return read_history(place, wanted, anywhere=True)
+
+
+def _update(root: Path) -> Jobs:
+    place = Jobs(root, warn)
+    if (root / launched.JOBS).is_dir():
+        place.update()
+    return place
+
+
 def in_order(plans: list[Plan]) -> list[BlockRun]:
     """The runs in their order, each with those before it whose want of memory makes it pointless."""
     runs = []
@@ -73,9 +95,7 @@ class _Known:
     def __init__(self, root: Path, jobs: list[Job]) -> None:
         from prony.store import Store  # SQLAlchemy takes a third of a second to import
 
-        place = Jobs(root, warn)
-        if (root / launched.JOBS).is_dir():
-            place.update()
+        place = _update(root)
         store = Store(root)
         store.refresh()
         wanted = {_key(job) for job in jobs}

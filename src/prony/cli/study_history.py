@@ -53,22 +53,22 @@ class History:
         return Outcome(run.folder, record) if run is not None and record is not None else None
 
 
-def read_history(root: Path, wanted: Collection[tuple[Trial, int]]) -> History:
-    """Ask the store, brought up to date first, about these trials and repeats."""
+def read_history(root: Path, wanted: Collection[tuple[Trial, int]], anywhere: bool = False) -> History:
+    """Ask the store, brought up to date first, about these trials and repeats: as run here, or on any machine."""
     from prony.store import Store  # SQLAlchemy takes a third of a second to import
 
     store = Store(root)
     store.refresh()
-    here = ask_node("fingerprint", root)
+    here = {} if anywhere else ask_node("fingerprint", root)
     machine, software = here.get("machine"), here.get("software")
     workloads = sorted({trial.workload for trial, _ in wanted})
     runs: dict[tuple[str, int], list[Run]] = {}
-    if len(wanted) <= FEW:
+    if len(wanted) <= FEW and not anywhere:
         found = [run for trial, repeat in wanted for run in store.finished(trial.hash, repeat, machine, software)]
     else:
         found = [run for name in workloads for run in store.runs(workload=name)]
     for run in found:
-        if (run.machine, run.software) == (machine, software):
+        if anywhere or (run.machine, run.software) == (machine, software):
             runs.setdefault((run.trial_hash, run.repeat), []).append(run)
     seen = [one for name in workloads for run in store.runs(SEEN_OF_A_WORKLOAD, name, "ok") if (one := seen_of(run))]
     return History(runs, Estimator(seen, machine))
@@ -103,7 +103,7 @@ def seen_of(run: Run) -> Seen | None:
     try:
         seconds = (datetime.fromisoformat(run.ended) - datetime.fromisoformat(run.started)).total_seconds()
         record = read_record(run.folder) or {}
-    except (ValueError, RequestError):
+    except (ValueError, TypeError, RequestError):  # no times, one of them without its zone, no record
         return None
     metrics = record.get("metrics", {})
     watts = (metrics.get("node_power") or metrics.get("power") or {}).get("value")

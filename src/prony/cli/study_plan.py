@@ -10,14 +10,14 @@ from rich.console import Console
 
 from prony.cli.bar import roughly
 from prony.cli.study_here import impossible_here, said_once
-from prony.cli.study_history import read_history
+from prony.cli.study_history import History, read_history
 from prony.cli.study_view import Tally
 from prony.launch.collect import collect_all
 from prony.plan.estimate import UNKNOWN, Total
 from prony.plan.order import Turn
 from prony.plan.prune import OutOfMemory
 from prony.plan.space import Planned
-from prony.plan.study import Study
+from prony.plan.study import LOCAL, Study
 
 TRIALS_SHOWN, REFUSALS_SHOWN = 50, 10
 
@@ -68,10 +68,9 @@ def describe(study: Study) -> dict[str, Any]:
 def make_outlook(study: Study, root: Path) -> Outlook:
     """Plan a study against what this machine can do and what the store knows."""
     planned = study.planned()
-    impossible = impossible_here(planned, root)
+    impossible = impossible_here(planned, root) if study.site == LOCAL else {}
     turns = study.turns([one for one in planned if one.trial.hash not in impossible])
-    collect_all(root)
-    history = read_history(root, [(turn.planned.trial, turn.repeat) for turn in turns])
+    history = _history(study, turns, root)
     total, finished = Total(), 0
     for turn in turns:
         if history.run_of(turn.planned.trial, turn.repeat) is not None:
@@ -79,6 +78,17 @@ def make_outlook(study: Study, root: Path) -> Outlook:
         else:
             total.add(history.estimator.of(turn.planned.trial))
     return Outlook(study, planned, impossible, turns, finished, total)
+
+
+def _history(study: Study, turns: list[Turn], root: Path) -> History:
+    """What the store has of these runs: of this machine, or of the site where the study is run."""
+    wanted = [(turn.planned.trial, turn.repeat) for turn in turns]
+    if study.site != LOCAL:
+        from prony.cli.study_at_site import history_at_site
+
+        return history_at_site(study, root, wanted)
+    collect_all(root)
+    return read_history(root, wanted)
 
 
 def print_outlook(outlook: Outlook) -> None:
@@ -96,7 +106,8 @@ def outlook_lines(outlook: Outlook) -> list[str]:
     lines += [f"  and {len(good) - TRIALS_SHOWN:,} more (--json has all)"] if len(good) > TRIALS_SHOWN else []
     order = f"random within each repeat, seed {study.seed}" if study.order == "random" else "as given, there and back"
     lines += ["", f"{len(good):,} trials, {len(outlook.turns):,} runs in an order {order}"]
-    lines += [f"{outlook.finished:,} of the runs are finished here and will be skipped"] if outlook.finished else []
+    where = "here" if study.site == LOCAL else "there"
+    lines += [f"{outlook.finished:,} of the runs are finished {where} and will be skipped"] if outlook.finished else []
     lines += _cost(total)
     lines += said_once(outlook.impossible)
     for one in outlook.refused[:REFUSALS_SHOWN]:
@@ -115,7 +126,7 @@ def _head(study: Study) -> list[str]:
     size = f", size {study.size}" if study.size else ""
     lines = [f"{study.name}{size}{f': {study.question}' if study.question else ''}"]
     lines += [f"after {study.source}"] if study.source else []
-    lines += [f"site {study.site}"] if study.site != "local" else []
+    lines += [f"site {study.site}"] if study.site != LOCAL else []
     budget = study.budget
     lines += [f"stops once {roughly(budget.max_time_s)} are spent"] if budget.max_time_s else []
     lines += [f"stops once {budget.max_energy_j / 3600:,.4g} Wh are spent"] if budget.max_energy_j else []
@@ -157,10 +168,9 @@ class Standing:
 
 def make_standing(study: Study, root: Path) -> Standing:
     planned = study.planned()
-    impossible = impossible_here(planned, root)
+    impossible = impossible_here(planned, root) if study.site == LOCAL else {}
     turns = study.turns([one for one in planned if one.trial.hash not in impossible])
-    collect_all(root)
-    history = read_history(root, [(turn.planned.trial, turn.repeat) for turn in turns])
+    history = _history(study, turns, root)
     tally, memory, missing = Tally(len(turns)), OutOfMemory(), []
     for turn in turns:
         outcome = history.finished(turn.planned.trial, turn.repeat)

@@ -23,6 +23,7 @@ from prony_node.workloads import find_workload
 
 RETRY_HELP = "Run failed trials again."
 NAMED = 12  # runs that are named one by one in the line at the end
+ENERGY_HELP = "Sample power beside the runs, where there is a sensor."
 SHARE_HELP = "Run also while another sweep holds the device."
 
 
@@ -43,6 +44,7 @@ def sweep(
     max_time: Annotated[str | None, typer.Option(help="Most time to measure each run, such as 120s or 2m.")] = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help=RETRY_HELP)] = False,
     share: Annotated[bool, typer.Option("--share", help=SHARE_HELP)] = False,
+    energy: Annotated[bool, typer.Option(help=ENERGY_HELP)] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the records alone, as a JSON list.")] = False,
     out: Annotated[Path | None, typer.Option(help="Where run folders go (else $PRONY_RUNS, ./runs).")] = None,
 ) -> None:
@@ -59,7 +61,7 @@ def sweep(
     found = model.workload if model else find_workload(workload)
     study = study_of_words(found, settings, stop, repeats, order, seed)
     files = {found.name: model.plan} if model else {}
-    run_study(study, Options(root, retry_failed, share, files=files), as_json)
+    run_study(study, Options(root, retry_failed, share, energy, files), as_json)
 
 
 def run_study(study: Study, options: Options, as_json: bool) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,8 +24,11 @@ from prony.cli.execute import (
 )
 from prony.cli.model_file import find_model_file
 from prony.cli.progress import Display, make_display
+from prony.cli.sweep import SHARE_HELP
 from prony.cli.tune_history import History, read_history
 from prony.launch.collect import collect_all
+from prony.launch.left import wait_for_left
+from prony.launch.lock import devices_of, hold_devices
 from prony.plan.request import parse_seconds
 from prony.plan.search import Search
 from prony.plan.search_drive import Found, Made, Step, drive
@@ -88,6 +93,7 @@ def tune(
     goal: Annotated[str, typer.Option(help="throughput, energy (work a watt-hour) or time-to-quality.")] = "throughput",
     within: Annotated[list[str] | None, typer.Option(help="A bound to keep, such as memory<40GiB.")] = None,
     budget: Annotated[str, typer.Option(help="Machine time to spend at most, such as 15m.")] = "15m",
+    share: Annotated[bool, typer.Option("--share", help=SHARE_HELP)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result alone, as JSON.")] = False,
     out: Annotated[Path | None, typer.Option(help="Where run folders go (else $PRONY_RUNS, ./runs).")] = None,
 ) -> None:
@@ -99,16 +105,18 @@ def tune(
     words, lists = split_searched(found, settings or ())
     fixed = found.parse(words)
     _refuse(found, fixed, wanted)
-    if lists:
-        make_space(found, fixed, lists)  # what cannot be is refused before anything starts
-    start = Job(Trial(found.name, fixed), Stop(), file=model.plan if model else None)
+    file = model.plan if model else None
+    trials = _trials(found, fixed, lists)
+    start = Job(trials[0], Stop(), file=file)
+    devices = contextlib.nullcontext() if share else hold_devices(devices_of(trials), f"tune of {found.name}")
     refuse_missing_paths([start])
     refuse_unknown_models([start], root)
-    collect_all(root)
-    display = make_display(Console(stderr=True))
-    history = read_history(root, found.name)
-    tuning = Tuning(found, fixed, wanted, limits, budget_s, root, display, history, model.plan if model else None)
-    space, search, result = _search(tuning, lists)
+    with devices:
+        collect_all(root)
+        display = make_display(Console(stderr=True))
+        history = read_history(root, found.name)
+        tuning = Tuning(found, fixed, wanted, limits, budget_s, root, display, history, file)
+        space, search, result = _search(tuning, lists)
     if result is None:
         raise typer.Exit(EXIT_INTERRUPTED if tuning.interrupted else EXIT_FAILED)
     from prony.cli.tune_output import print_tuning, print_tuning_json
@@ -128,24 +136,38 @@ def _refuse(workload: Workload, fixed: dict[str, Value], goal: Goal) -> None:
         )
 
 
+def _trials(workload: Workload, fixed: Mapping[str, Value], lists: Mapping[str, Sequence[str]]) -> list[Trial]:
+    """The start, and what is searched where it was said; what cannot be is refused before anything starts."""
+    candidates = make_space(workload, fixed, lists).candidates if lists else ()
+    return [Trial(workload.name, dict(fixed)), *(trial_of(workload, fixed, one) for one in candidates)]
+
+
+def _wait(tuning: Tuning, trials: Iterable[Trial]) -> None:
+    """A run that a killed search left still has the device, and its memory, until it has ended."""
+    wanted = {(trial.hash, tuning.history.next_repeat(trial)) for trial in trials}
+    wait_for_left(tuning.root, wanted, tuning.display.note)
+
+
 def _search(tuning: Tuning, lists: dict[str, list[str]]) -> tuple[Space, Search, Found | None]:
     """The start's run, which says what the defaults are here; then the search around it."""
     rules = tuning.goal.rules
     empty = Space({}, ())
     trial = tuning.trial(None)
-    stored = tuning.history.runs(trial, but_of_s=rules.confirm_s)
+    stored = [one for one in tuning.history.runs(trial, but_of_s=rules.confirm_s) if _is_start(one)]
+    _wait(tuning, [trial])
     made = stored[0] if stored else tuning.run(trial, rules.short_s)
     if made is None:
         return empty, Search(empty, Candidate(())), None
     effective = made.record["trial"].get("effective") or {}
     failure = made.record["failure"] or {}
-    if not effective or failure.get("kind") not in (None, "out-of-memory"):
+    if not _is_start(made):
         print(f"prony: the start itself failed ({failure.get('kind')}): {failure.get('message')}", file=sys.stderr)
         return empty, Search(empty, Candidate(())), None
     chosen: Any = lists or default_lists(tuning.workload, tuning.fixed, effective)
     if not chosen:
         raise RequestError("there is nothing to search: give a setting several values, such as batch_size=16..4096")
     space = make_space(tuning.workload, tuning.fixed, chosen)
+    _wait(tuning, [tuning.trial(one) for one in space.candidates])
     start = space.of_effective(effective)
     search = Search(space, start, limits=tuning.limits, budget_s=tuning.budget_s, rules=rules)
     told = [(start, one, "the start") for one in stored or [made]]
@@ -158,6 +180,12 @@ def _search(tuning: Tuning, lists: dict[str, list[str]]) -> tuple[Space, Search,
     found.path[:0] = path
     found.interrupted = found.interrupted or tuning.interrupted
     return space, search, found
+
+
+def _is_start(made: Made) -> bool:
+    """Whether a search can begin from it. A start that failed is tried again: nothing goes on without one."""
+    kind = (made.record["failure"] or {}).get("kind")
+    return bool(made.record["trial"].get("effective")) and kind in (None, "out-of-memory")
 
 
 def _result(tuning: Tuning, candidate: Candidate, made: Made) -> Result:

@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from prony.cli.study_history import is_finished
 from prony.launch.node import ask_node
 from prony.plan.search_confirm import START, WINNER, next_side
 from prony.plan.search_drive import Made
@@ -57,12 +58,12 @@ class History:
 
 
 def read_history(root: Path, workload: str) -> History:
-    """The good and the failed runs of a workload here; an interrupted one says nothing."""
+    """The runs of a workload that ended by themselves here; one that was interrupted or lost says nothing."""
     from prony.store import Store
 
     store = Store(root)
     store.refresh()
-    runs = [run for run in store.runs(workload=workload) if run.status in ("ok", "failed")]
+    runs = [run for run in store.runs(workload=workload) if is_finished(run, retry_failed=False)]
     if not runs:
         return History()
     here = ask_node("fingerprint", root)

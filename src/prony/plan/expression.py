@@ -9,8 +9,7 @@ A setting that a trial does not have has no value: arithmetic with it gives none
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from prony.plan.operations import (
@@ -25,26 +24,12 @@ from prony.plan.operations import (
     joined,
     truth,
 )
+from prony.plan.tokens import ExpressionError, Token, shown, tokens
 from prony_node.contract.errors import RequestError, nearest
 
 MOST_CHARACTERS, MOST_DEPTH = 400, 24
 
-TOKEN = re.compile(
-    r"""\s*(?:(?P<number>\d+(?:\.\d+)?(?:e-?\d{1,3})?)(?![\w.])
-    |(?P<name>[A-Za-z_]\w*)
-    |(?P<text>"[^"]*"|'[^']*')
-    |(?P<sign>==|!=|<=|>=|//|[<>+\-*/%(),]))""",
-    re.VERBOSE | re.ASCII,
-)
 COMPARED = ("==", "!=", "<=", ">=", "<", ">")
-
-
-class ExpressionError(RequestError):
-    """What is wrong with an expression, and at which character."""
-
-    def __init__(self, text: str, at: int, why: str) -> None:
-        super().__init__(f"{_shown(text)!r}, character {at + 1}: {why}")
-        self.at = at
 
 
 @dataclass(frozen=True)
@@ -59,7 +44,7 @@ class Expression:
         try:
             return self._evaluate(settings)
         except RequestError as error:
-            raise RequestError(f"{_shown(self.text)!r} has no value here: {error}") from error
+            raise RequestError(f"{shown(self.text)!r} has no value here: {error}") from error
 
     def holds(self, settings: Values) -> bool:
         """Whether it is true; a condition that is a number or a word is a mistake."""
@@ -67,15 +52,8 @@ class Expression:
         if value is None:
             return False
         if not isinstance(value, bool):
-            raise RequestError(f"{_shown(self.text)!r} is {value!r}, and not something that holds or does not")
+            raise RequestError(f"{shown(self.text)!r} is {value!r}, and not something that holds or does not")
         return value
-
-
-@dataclass(frozen=True)
-class Token:
-    kind: str  # number, name, text, sign, end
-    text: str
-    at: int
 
 
 def parse_expression(text: str, names: Collection[str], words: Collection[str] = ()) -> Expression:
@@ -87,25 +65,12 @@ def parse_expression(text: str, names: Collection[str], words: Collection[str] =
     return Expression(text, frozenset(parser.used), evaluate)
 
 
-def _tokens(text: str) -> Iterator[Token]:
-    at, end = 0, len(text.rstrip())
-    while at < end:
-        match = TOKEN.match(text, at)
-        if match is None or match.end() == at:
-            start = at + len(text[at:]) - len(text[at:].lstrip())
-            raise ExpressionError(text, start, f"{text[start]!r} cannot stand here")
-        kind = str(match.lastgroup)
-        yield Token(kind, match.group(kind), match.start(kind))
-        at = match.end()
-    yield Token("end", "the end", end)
-
-
 class _Parser:
     """Recursive descent, one method for each level of binding; each answers a function of the settings."""
 
     def __init__(self, text: str, names: frozenset[str], words: frozenset[str]) -> None:
         self._text, self._names, self._words = text, names, words
-        self._tokens = list(_tokens(text))
+        self._tokens = list(tokens(text))
         self._place = 0
         self._depth = 0
         self.used: set[str] = set()
@@ -225,7 +190,7 @@ class _Parser:
     def _number(self, token: Token) -> int | float:
         number = int(token.text) if token.text.isdigit() else float(token.text)
         if number > MOST_NUMBER:
-            raise self._wrong(f"{_shown(token.text)} is too large a number", token)
+            raise self._wrong(f"{shown(token.text)} is too large a number", token)
         return number
 
     def _name(self, token: Token) -> Evaluate:
@@ -246,7 +211,3 @@ class _Parser:
         guess = nearest(name, [*self._names, *self._words, "and", "or", "not"])
         hint = f"; did you mean {guess!r}?" if guess else ""
         raise self._wrong(f"{name!r} is no setting that this study gives, and no value of one{hint}", token)
-
-
-def _shown(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 from prony.plan.request import split_words
 from prony.plan.search_model import Place
+from prony.plan.space import known_settings
+from prony.plan.values import split_values
 from prony_node.contract.errors import RequestError
-from prony_node.contract.settings import SETTINGS, Value
+from prony_node.contract.settings import Value
 from prony_node.contract.trial import Trial, reads_data_set
 from prony_node.workloads.config import Workload
 
@@ -89,10 +91,11 @@ def _rank(value: Value | None, values: Sequence[Value]) -> int:
 
 def split_searched(workload: Workload, words: Iterable[str]) -> tuple[dict[str, str], dict[str, list[str]]]:
     """The words of a command line: settings with one value stay as they are, those with several are searched."""
+    known = known_settings(workload)
     fixed: dict[str, str] = {}
     searched: dict[str, list[str]] = {}
     for name, text in split_words(words, workload.own_settings()).items():
-        values = listed(name, text)
+        values = split_values(known[name], text)
         if len(values) == 1:
             fixed[name] = values[0]
         else:
@@ -102,25 +105,9 @@ def split_searched(workload: Workload, words: Iterable[str]) -> tuple[dict[str, 
     return fixed, searched
 
 
-def listed(name: str, text: str) -> list[str]:
-    """The values of `bf16,fp16` or `16..4096`, which doubles."""
-    values: list[str] = []
-    for part in text.split(";" if name == "cores" else ","):
-        low, dots, high = part.strip().partition("..")
-        if not dots or not low.isdigit() or not high.isdigit():
-            values.append(part.strip())
-            continue
-        if not 0 < int(low) <= int(high):
-            raise RequestError(f"{name}={part} is not a range: it doubles from a number above 0 to one no smaller")
-        values += [str(int(low) << step) for step in range(int(high).bit_length()) if int(low) << step <= int(high)]
-    if not all(values):
-        raise RequestError(f"{name}={text} has an empty value in its list")
-    return list(dict.fromkeys(values))
-
-
 def make_space(workload: Workload, fixed: Mapping[str, Value], lists: Mapping[str, Sequence[object]]) -> Space:
     """Every combination of the values that can work together; refused when none can, or when they are too many."""
-    known = SETTINGS | {setting.name: setting for setting in workload.own_settings()}
+    known = known_settings(workload)
     typed = {name: tuple(dict.fromkeys(known[name].parse(value) for value in lists[name])) for name in lists}
     count = math.prod(len(values) for values in typed.values())
     if count > MOST_TRIALS:

@@ -12,7 +12,8 @@ from prony.plan.order import ORDERS, seed_of
 from prony.plan.request import make_stop, parse_joules, parse_seconds
 from prony.plan.space import Part
 from prony.plan.study import LOCAL, Budget, Study
-from prony.plan.study_part import SIZED, Inherited, PartReader, Target
+from prony.plan.study_keys import SIZED, Inherited, Target
+from prony.plan.study_part import PartReader
 from prony.plan.study_tables import read_tables
 from prony_node.contract.errors import RequestError, unknown
 from prony_node.contract.plan import Stop

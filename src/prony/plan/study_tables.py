@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 
 from prony.catalog.published import FIELDS, Figure, Matched, TableSpec, figures, published_names
-from prony.plan.document import Place, StudyError
+from prony.plan.document import Place
 from prony.plan.space import Part, known_settings
 from prony_node.contract.errors import RequestError, unknown
 from prony_node.contract.settings import Setting
@@ -16,6 +16,7 @@ KEYS = {
     "epochs", "unit_flops", "note",
 }  # fmt: skip
 UNKNOWN = "unknown"  # how a table says that the publication does not state its epochs
+MOST_NUMBER = 1e24  # FLOPs of a sample of the largest model, and room above
 NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 Keys = Mapping[str, tuple[Place, Place]]
 
@@ -133,7 +134,9 @@ def _epochs(keys: Keys) -> int | None:
 def _number(place: Place, what: str) -> float:
     text = place.text(what)
     if not NUMBER.fullmatch(text):
-        raise StudyError(f"{place.where}: {what} is a number, not {text[:40]!r}")
+        raise place.wrong(f"{what} is a number, not {text[:40]!r}")
+    if float(text) > MOST_NUMBER:
+        raise place.wrong(f"{what} is {text[:40]}, which is too large a number")
     return float(text)
 
 

@@ -91,11 +91,17 @@ def read_anchors(root: Path) -> list[Anchor]:
         if not isinstance(document, dict) or document.get("schema") != SCHEMA:
             continue
         try:
-            read = [Anchor(**anchor) for anchor in document["anchors"]]
-        except (KeyError, TypeError):
+            read = [_read_anchor(anchor) for anchor in document["anchors"]]
+        except (RequestError, LookupError, TypeError, ValueError):
             continue
         found |= {anchor.key: anchor for anchor in read}
     return list(found.values())
+
+
+def _read_anchor(document: dict[str, Any]) -> Anchor:
+    """An anchor as it was kept, held to the same rules: the file may be another's, or have been edited."""
+    values = {name: document[name] for name in FIELDS}
+    return make_anchor(document["source"], _text(document["format"]), values, dict(document["more"]))
 
 
 def put_anchors(connection: Any, anchors: Iterable[Anchor]) -> None:
@@ -109,7 +115,7 @@ def put_anchors(connection: Any, anchors: Iterable[Anchor]) -> None:
 
 def _text(value: Any) -> str:
     text = "".join(character if character.isprintable() else " " for character in str(value))
-    return text.strip()[:LONGEST].encode("utf-8", "replace").decode("utf-8")
+    return text.strip()[:LONGEST].strip().encode("utf-8", "replace").decode("utf-8")
 
 
 def _number(value: Any) -> float:

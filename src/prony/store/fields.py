@@ -85,7 +85,10 @@ def condition(term: Term, expression: Expression, dialect: str) -> Expression:
     if term.operator == "=":
         return or_(*(expression.is_(None) if value is None else expression == value for value in values))
     if term.operator == "!=":
-        return and_(*(expression.is_not(None) if value is None else expression != value for value in values))
+        # What has no value is not this one: failure!=out-of-memory holds for good runs, as failure!~memory does.
+        return and_(
+            *(expression.is_not(None) if value is None else expression.is_distinct_from(value) for value in values)
+        )
     compared = {"<": expression.__lt__, "<=": expression.__le__, ">": expression.__gt__, ">=": expression.__ge__}
     return compared[term.operator](values[0])
 

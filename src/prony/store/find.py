@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sqlalchemy import ColumnElement, or_
+
 from prony.store.rows import Run
+from prony.store.tables import run_table
 from prony_node.contract.errors import RequestError, nearest
 
 SHOWN = 5
+
+
+def may_stand_for(text: str) -> ColumnElement[bool]:
+    """The SQL of all runs among which `find_run` looks for a text, and perhaps of a few more."""
+    ends = (run_table.c.id.startswith(text, autoescape=True), run_table.c.id.endswith(text, autoescape=True))
+    return or_(run_table.c.folder == text, *ends)
 
 
 def find_run(text: str, runs: list[Run], root: Path) -> Run:

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, RowMapping, Select, delete, select
+from sqlalchemy import Connection, RowMapping, Select, select
 
 from prony.store.address import place_of, team_address
 from prony.store.database import Database, StaleIndex
-from prony.store.find import find_run
-from prony.store.put import put_rows
+from prony.store.find import find_run, may_stand_for
+from prony.store.put import put_rows, take_out
 from prony.store.rows import ROW_VERSION, Row, Run, run_of_columns, run_of_record
 from prony.store.scan import Refreshed, Skipped, folders_of, is_readable, joined, read_row, scan_in_parts
 from prony.store.tables import detail_table, run_table
@@ -25,8 +25,8 @@ Answer = TypeVar("Answer")
 INDEX = "index.sqlite"
 JOINED = run_table.join(detail_table, run_table.c.folder == detail_table.c.folder)
 RUN_COLUMNS = [(run_table if name in run_table.c else detail_table).c[name] for name in Run.__dataclass_fields__]
-OUT_AT_ONCE = 500  # names in one statement
-NAMES_AT_ONCE = 5000  # the same on a server
+NAMES_AT_ONCE = 5000  # in one statement, on a server
+RUN_TABLES = (run_table, detail_table)
 PUT_AT_ONCE = 2000  # rows in one transaction
 
 
@@ -102,8 +102,9 @@ class Store:
         old = {name for name, version in known.items() if version < ROW_VERSION}
         self._index([folder for folder in folders if folder.name not in known or folder.name in old], done, old)
         gone = set() if self.is_team else set(known) - {folder.name for folder in folders}
+        gone = {name for name in gone if not (self.root / name).is_dir()}  # another has made and indexed it since
         if gone:
-            done.dropped.extend(self.database.ask(lambda connection: self.take_out(connection, gone)))
+            done.dropped.extend(self.database.ask(lambda connection: take_out(connection, RUN_TABLES, gone)))
         return done
 
     def _known(self, names: list[str]) -> dict[str, int]:
@@ -142,10 +143,16 @@ class Store:
             if record is not None:
                 return run_of_record(path.absolute(), record)
         try:
-            return find_run(text, self.runs(), self.root)
+            return find_run(text, self._like(text) or self.runs(), self.root)
         except RequestError as error:
             elsewhere = self._elsewhere(text) if self.is_team and text else None
             raise elsewhere or error from None
+
+    def _like(self, text: str) -> list[Run]:
+        """The runs that a text may stand for, so that not all of them need be read."""
+        if text == "latest":
+            return self.runs(limit=1)
+        return self._select(select(*RUN_COLUMNS).where(may_stand_for(text)))
 
     def finished(self, trial_hash: str, repeat: int, machine: str | None, software: str | None) -> list[Run]:
         """The runs, good or failed, of this trial and repeat on this machine with this software."""
@@ -175,15 +182,6 @@ class Store:
         put_rows(connection, detail_table, [row.detail for row in given], replace=not self.is_team)
         put_rows(connection, run_table, [row.run | place for row in given], replace=not self.is_team)
 
-    def take_out(self, connection: Connection, names: Iterable[str]) -> list[str]:
-        """Rows out of their tables; their names."""
-        out = sorted(names)
-        for start in range(0, len(out), OUT_AT_ONCE):
-            part = out[start : start + OUT_AT_ONCE]
-            for table in (run_table, detail_table):
-                connection.execute(delete(table).where(table.c.folder.in_(part)))
-        return out
-
     def _index(self, folders: list[Path], done: Refreshed, old: set[str] | None = None) -> set[str]:
         """Read folders and put them in, a transaction for each part, so that others need not wait long; their names."""
         names: set[str] = set()
@@ -204,13 +202,13 @@ class Store:
 
     def _renew(self, connection: Connection, rows: list[Row], old: set[str]) -> None:
         """Put rows in, those of before out: a team's row stays unless it lacks what newer rows have."""
-        self.take_out(connection, [row.folder for row in rows if row.folder in old])
+        take_out(connection, RUN_TABLES, [row.folder for row in rows if row.folder in old])
         self.put(connection, rows)
 
     def _drop_others(self, connection: Connection, read: set[str]) -> list[str]:
         """Take out rows that were not just read, unless another process has indexed one since."""
         others = set(connection.execute(select(run_table.c.folder)).scalars()) - read
-        return self.take_out(connection, {name for name in others if not is_readable(self.root / name)})
+        return take_out(connection, RUN_TABLES, {name for name in others if not is_readable(self.root / name)})
 
     def _index_anchors(self, connection: Connection) -> None:
         from prony.store.anchors import put_anchors, read_anchors

@@ -1,12 +1,16 @@
-"""Putting many rows into a table at once: what is there is replaced, or left as it is."""
+"""Many rows into a table at once, in place of what is there or beside it, and out again."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
+from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import Connection, Table
+from sqlalchemy import Connection, Table, delete
 from sqlalchemy.dialects import postgresql, sqlite
+
+OUT_AT_ONCE = 500  # names in one statement
 
 
 def put_rows(connection: Connection, table: Table, rows: list[dict[str, Any]], replace: bool) -> None:
@@ -17,7 +21,17 @@ def put_rows(connection: Connection, table: Table, rows: list[dict[str, Any]], r
     if order is None:
         connection.exec_driver_sql(sql, rows)
     else:
-        connection.exec_driver_sql(sql, [tuple(row[name] for name in order) for row in rows])
+        connection.exec_driver_sql(sql, list(map(itemgetter(*order), rows)))
+
+
+def take_out(connection: Connection, tables: tuple[Table, ...], names: Iterable[str]) -> list[str]:
+    """The rows of these folders out of their tables; the names."""
+    out = sorted(names)
+    for start in range(0, len(out), OUT_AT_ONCE):
+        part = out[start : start + OUT_AT_ONCE]
+        for table in tables:
+            connection.execute(delete(table).where(table.c.folder.in_(part)))
+    return out
 
 
 @functools.cache

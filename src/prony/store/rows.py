@@ -23,6 +23,7 @@ METRIC_COLUMNS = (
     "power", "power_peak", "power_idle", "node_energy", "node_power", "loss_first", "loss_last", "energy_to_quality",
 )  # fmt: skip
 LARGEST = 2**63
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
 @dataclass(frozen=True)
@@ -163,4 +164,4 @@ def _number(value: Any) -> float | None:
 
 
 def _json(document: dict[str, Any]) -> str:
-    return json.dumps(document, separators=(",", ":")).replace("\\u0000", "\\ufffd")
+    return _ENCODER.encode(document).replace("\\u0000", "\\ufffd")

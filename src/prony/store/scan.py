@@ -7,14 +7,24 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from prony.store.rows import Row, row_of_record
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
-from prony_node.contract.record import read_record
+from prony_node.contract.record import read_record, validate_record
+
+try:
+    from orjson import loads  # most of the time of reading a record is its JSON; this takes less than half
+except ImportError:
+    from json import loads
 
 SEVERAL_FROM = 4000  # folders, from which on a second process is worth its start
 CHUNK = 500
+# What a record that is not one can end in: any of its values may be of another kind, or nested without end.
+UNREADABLE = (
+    RequestError, OSError, LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -56,10 +66,19 @@ def folders_of(root: Path) -> list[Path]:
 
 def read_row(folder: Path) -> Row:
     """The row of one run folder; refused when it has no record."""
-    record = read_record(folder)
+    record = _read_record(folder)
     if record is None:
         raise RequestError(f"{folder} has no readable record.json")
     return row_of_record(folder.name, record)
+
+
+def _read_record(folder: Path) -> dict[str, Any] | None:
+    """The same as `read_record`, which has the last word on what cannot be read, and faster."""
+    try:
+        document = loads((folder / files.RECORD).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return read_record(folder)
+    return validate_record(document)
 
 
 def is_readable(folder: Path) -> bool:
@@ -79,7 +98,7 @@ def scan(folders: Iterable[Path]) -> Scan:
             continue
         try:
             result.found.append(read_row(folder))
-        except (RequestError, OSError, KeyError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+        except UNREADABLE as error:
             reason = str(error) if isinstance(error, RequestError) else f"its record is incomplete: {error!r}"
             result.skipped.append(Skipped(folder, reason))
     return result

@@ -15,15 +15,20 @@ from prony.store.rows import row_of_record
 from prony_node.contract.errors import RequestError
 
 PARQUET_ROWS = 1000  # records in memory at a time
-FORMATS = {".tar": "tar", ".tgz": "tar", ".gz": "tar", ".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet"}
+FORMATS = {
+    ".tar": "tar", ".tgz": "tar", ".tar.gz": "tar", ".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet"
+}  # fmt: skip
 
 
 def format_of(path: Path, asked: str | None = None) -> str:
     """The format that a file's name says, or that was asked for."""
     known = sorted(set(FORMATS.values()))
-    form = asked or FORMATS.get(path.suffix.lower())
+    name = path.name.lower()
+    form = asked or next((form for ending, form in FORMATS.items() if name.endswith(ending)), None)
     if form not in known:
-        raise RequestError(f"{path} is of no known format: --format is one of {', '.join(known)}")
+        raise RequestError(
+            f"{path} is of no known format ({', '.join(known)}): its name ends in one of {', '.join(FORMATS)}"
+        )
     return form
 
 

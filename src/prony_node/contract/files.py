@@ -137,10 +137,10 @@ def _replace_exclusively(temporary: Path, path: Path) -> bool:
 
 
 def read_json(path: Path) -> Any | None:
-    """The content of a JSON file; None when it is absent or was never finished."""
+    """The content of a JSON file; None when it is absent, was never finished, or is nested beyond all reason."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return None
 
 

@@ -14,6 +14,7 @@ import prony.cli.scale
 import prony.cli.study_history
 from prony.cli.execute import Job, Outcome
 from prony.cli.main import make_app
+from prony.launch.lock import hold_devices
 from prony_node.contract import files
 from prony_node.parallel import place
 
@@ -92,6 +93,14 @@ def test_what_is_finished_is_not_run_again(machine: Machine, tmp_path: Path) -> 
     assert [job.trial.settings["devices"] for job in machine.made[before:]] == [4]
     assert "3.600" in said
     assert "the runs with sync=off were switched off" in " ".join(said.split())
+
+
+def test_a_device_in_use_is_refused_unless_shared(machine: Machine, tmp_path: Path) -> None:
+    with hold_devices({"cpu"}, "a sweep of theirs"):
+        scale(tmp_path, "devices=1,2 batch_size=64 --no-diagnose", code=2)
+        assert machine.made == []
+        scale(tmp_path, "devices=1,2 batch_size=64 --no-diagnose --share --repeats 1")
+    assert len(machine.made) == 2
 
 
 def test_json_is_a_document_with_a_series_of_each_kind(machine: Machine, tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ def test_query_as_table_csv_and_json(call: Call) -> None:
         (["store", "import", str(FOREIGN / "jube.csv"), "--as", "jub", "--source", "x"], "did you mean 'jube'"),
         (["store", "import", "x", "--as", "csv", "--source", "x", "--map", "a"], "is no COLUMN=FIELD"),
         (["store", "export", "x.zip"], "of no known format"),
+        (["store", "export", "x.jsonl.gz"], "of no known format"),
         (["store", "export", "x.tar", "d00001", "--where", "a=1"], "not both"),
     ],
 )

@@ -20,6 +20,7 @@ from prony.cli.study_run import Carried, Options, carry_out
 from prony.cli.study_view import LiveView, Tally, make_view
 from prony.launch.local import LocalRun
 from prony.launch.lock import hold_devices, lock_folder
+from prony.launch.site import Site
 from prony.plan.estimate import Estimate
 from prony.plan.study_file import Reading, parse_study
 from prony_node.contract import RequestError
@@ -107,6 +108,25 @@ def test_what_this_machine_cannot_do_is_left_out(root: Path) -> None:
     assert "2 of the runs are finished here and will be skipped" in lines
     assert "nothing is left to run" in lines
     assert lines[-1] == "assumption: none"
+
+
+def test_a_study_of_a_site_is_judged_by_the_site(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this machine cannot do is no matter there, and runs of its nodes are finished ones."""
+    text = STUDY.replace("1..32", "1..4, devices: [1, 64]")
+    there = Site("there", "slurm", runs=root.parent / "runs of the site")
+    monkeypatch.setattr("prony.cli.study_at_site.find_site", lambda name: there)
+    monkeypatch.setenv("PRONY_RUNS", str(root))
+    assert len(carry(root.parent / "runs of the site", f"{text}exclude: devices > 1\n")[0].outcomes) == 3
+    for path in (root.parent / "runs of the site").glob("*/record.json"):
+        record = json.loads(path.read_text()) | {"fingerprint": {"machine": "a node of theirs", "software": "theirs"}}
+        path.write_text(json.dumps(record))
+    (root.parent / "runs of the site" / "index.sqlite").unlink()
+    study = parse_study(f"{text}site: there\n", "s.yaml", Reading(None), find_workload)
+    outlook = make_outlook(study, root)
+    assert (outlook.impossible, len(outlook.turns), outlook.finished) == ({}, 6, 3)
+    assert "3 of the runs are finished there and will be skipped" in outlook_lines(outlook)
+    assert (make_standing(study, root).tally.done, make_standing(study, root).tally.left) == (3, 3)
+    assert make_standing(study, root.parent / "elsewhere").tally.done == 0, "a place that a person names counts"
 
 
 def test_a_device_in_use_is_refused_unless_shared(root: Path) -> None:

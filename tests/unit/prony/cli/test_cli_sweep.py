@@ -42,9 +42,11 @@ def test_finished_trials_are_skipped_when_started_again(tmp_path: Path) -> None:
 
 def test_more_repeats_add_only_what_is_missing(tmp_path: Path) -> None:
     sweep(tmp_path, "batch_size=1")
-    records, _ = sweep(tmp_path, "batch_size=1", "--repeats", "2")
+    records, _ = sweep(tmp_path, "batch_size=1", "--repeats", "2", "--no-energy")
     assert sorted(record["repeat"] for record in records) == [0, 1]
     assert len(folders(tmp_path)) == 2
+    plans = [json.loads((tmp_path / record["id"] / "plan.json").read_text()) for record in records]
+    assert {plan["repeat"]: plan["energy"] for plan in plans} == {0: True, 1: False}
 
 
 def test_failures_are_recorded_passed_over_and_retried_only_when_asked(tmp_path: Path) -> None:

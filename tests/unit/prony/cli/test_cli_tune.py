@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from prony.cli.tune import tune as tune_verb
-from prony.cli.tune_history import FIRST_REPEAT, History
+from prony.cli.tune_history import FIRST_REPEAT, History, read_history
+from prony.launch.lock import hold_devices
+from prony.store import Store
 from prony_node.contract.errors import RequestError
 from prony_node.contract.trial import Trial
 
@@ -81,6 +84,36 @@ def test_a_start_that_fails_ends_the_search_with_its_reason(tmp_path: Path) -> N
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 1
     assert "the start itself failed (exception)" in errors
+    again = start(tmp_path, "batch_size=2,4", "--budget", "1s", "--json")
+    output, errors = again.communicate(timeout=120)
+    assert again.returncode == 0, "what failed once is no reason to fail for ever: " + errors
+    assert json.loads(output)["start"] == {"batch_size": 4}
+
+
+def test_a_device_in_use_is_refused_unless_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prony.cli.tune._search", lambda *_: (None, None, None))  # in place of the runs
+    asked: dict[str, Any] = {"goal": "throughput", "within": [], "budget": "1m", "out": tmp_path}
+    with hold_devices({"cpu"}, "another study"):
+        with pytest.raises(RequestError, match=r"cpu is in use by process \d+ \(another study\).*add --share"):
+            tune_verb("gpt-tiny", ["device=cpu", "batch_size=1..4"], **asked)
+        for words in (["device=cuda:1"], ["device=cpu"]):
+            with pytest.raises(typer.Exit):  # the search, which found nothing
+                tune_verb("gpt-tiny", words, share=words == ["device=cpu"], **asked)
+    with pytest.raises(RequestError, match="no meaning with mode=infer"):
+        tune_verb("gpt-tiny", ["mode=infer", "optimizer=sgd,adam"], share=True, **asked)
+
+
+def test_a_run_that_was_lost_says_nothing_of_its_trial(
+    root: Path, get_record: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = get_record("b00f07")
+    monkeypatch.setattr("prony.cli.tune_history.ask_node", lambda *_: record["fingerprint"])
+    trial = Trial(record["trial"]["workload"], record["trial"]["settings"])
+    assert [made.record["id"] for made in read_history(root, trial.workload).runs(trial)] == [record["id"]]
+    record["failure"]["kind"] = "lost"
+    (root / record["id"] / "record.json").write_text(json.dumps(record), encoding="utf-8")
+    Store(root).rebuild()
+    assert read_history(root, trial.workload).runs(trial) == []
 
 
 def test_only_stored_runs_that_took_turns_are_an_a_b() -> None:

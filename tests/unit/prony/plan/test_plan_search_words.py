@@ -6,17 +6,23 @@ import pytest
 
 from prony.analysis.tuning import mathematics_sentences
 from prony.plan.search_goal import find_goal, parse_limits, result_of
-from prony.plan.search_space import Candidate, default_lists, listed, make_space, split_searched
+from prony.plan.search_space import Candidate, default_lists, make_space, split_searched
 from prony_node.contract.errors import RequestError
 from prony_node.workloads import find_workload
 
 
-def test_ranges_double_and_lists_stay() -> None:
-    assert listed("batch_size", "16..100") == ["16", "32", "64"]
-    assert listed("precision", "bf16,fp16") == ["bf16", "fp16"]
-    assert listed("cores", "0-3,8;0") == ["0-3,8", "0"]
-    with pytest.raises(RequestError, match="not a range"):
-        listed("batch_size", "64..8")
+def test_values_are_written_as_in_a_sweep() -> None:
+    words = ["batch_size=16..100", "workers=1:9:4", "precision=bf16,fp16", "cores=0-3,8;0"]
+    fixed, searched = split_searched(find_workload("resnet50"), words)
+    assert fixed == {}
+    assert searched == {
+        "batch_size": ["16", "32", "64"],
+        "workers": ["1", "5", "9"],
+        "precision": ["bf16", "fp16"],
+        "cores": ["0-3,8", "0"],
+    }
+    with pytest.raises(RequestError, match="its end lies before its beginning"):
+        split_searched(find_workload("resnet50"), ["batch_size=64..8"])
 
 
 def test_one_value_is_fixed_and_several_are_searched() -> None:

@@ -84,6 +84,7 @@ def test_a_table_has_a_cell_for_each_of_its_figures(spec: TableSpec) -> None:
         ("metrics: time", "match: {batch_size: {field: dataset}}", "write {field: ..., values: {...}}"),
         ("metrics: time", "only: {mode: sing}", "mode"),
         ("metrics: time", "epochs: many", "epochs is a number, not 'many'"),
+        ("metrics: time", "samples: {ImageNet: 1e999}", "samples is 1e999, which is too large a number"),
         ("metrics: time", "colums: system", "'colums' has no meaning in a table; did you mean 'columns'"),
         ("title: a table", "note: a table", "a table has a title"),
     ],

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sqlalchemy import event
 
 from prony.store import Store
 from prony.store.fields import record_fields
@@ -43,6 +45,8 @@ def ends(store: Store, where: str, sort: str | None = None, **more: object) -> l
         ("precision=bf16,fp32 workload=gpt-tiny", {"e00001", "e00002"}),
         ("status!=ok", {"b00f07", "e00002"}),
         ("failure=out-of-memory", {"b00f07"}),
+        ("failure!=out-of-memory workload=gpt-tiny", {"e00001", "e00002"}),
+        ("failure!=none,out-of-memory", {"e00002"}),
         ("throughput=none status=failed", {"b00f07"}),
         ("peak_memory<4GiB mode=infer", {"d00001"}),
         ("mfu>18% workload=resnet50", {"d00001"}),
@@ -70,6 +74,27 @@ def test_best_comes_first_and_nothing_last(asked: Store) -> None:
     assert by_time == sorted(by_time)
     assert ask_records(asked, Question("step_time>0", "step_time", True, ("step_time",))).rows == by_time[::-1]
     assert ends(asked, "", limit=1) == ["e00002"], "newest first where nothing is asked"
+
+
+def test_the_best_are_found_without_reading_and_sorting_all(asked: Store) -> None:
+    """Of a million rows the first 50 by rate stand at the top of an index; what is asked most is read from one."""
+    said: list[tuple[str, Any]] = []
+
+    def hear(_: Any, __: Any, statement: str, values: Any, *___: Any) -> None:
+        if "ORDER BY" in statement:
+            said.append((f"EXPLAIN QUERY PLAN {statement}", values))
+
+    event.listen(asked.database.engine, "before_cursor_execute", hear)
+    ask_records(asked, Question("precision=bf16 devices>1 device~H200", "throughput", limit=50))
+    ask_records(asked, Question("workload=resnet50 status=ok", "energy_per_sample", limit=50))
+    event.remove(asked.database.engine, "before_cursor_execute", hear)
+    with asked.database.reading() as connection:
+        steps = [connection.exec_driver_sql(*one).all() for one in said]
+    # The inner half of a question says which rows; the outer then looks up those 50.
+    plans = [" ".join(step[3] for step in some if step[1] != 0) for some in steps]
+    assert "COVERING INDEX ix_run_best" in plans[0]
+    assert "TEMP B-TREE" not in plans[0]
+    assert "COVERING INDEX ix_run_asked (workload=? AND status=?)" in plans[1]
 
 
 @pytest.mark.parametrize(

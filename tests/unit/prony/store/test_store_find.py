@@ -21,6 +21,19 @@ def test_id_prefix_suffix_latest_and_path(root: Path, replay: Path) -> None:
     assert store.find(str(outside)).folder == outside
 
 
+def test_not_every_run_is_read_to_find_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a million runs that would take minutes and gigabytes."""
+    store = Store(root)
+    read: list[int] = []
+    select = Store._select
+    monkeypatch.setattr(Store, "_select", lambda *given: read.append(len(found := select(*given))) or found)
+    for text in ("d00001", "resnet50-20260302T10", "latest"):
+        store.find(text)
+    assert read == [1, 1, 1]
+    with pytest.raises(RequestError, match="no run ''"):
+        store.find("")
+
+
 def test_ambiguous_text_names_the_candidates(root: Path) -> None:
     with pytest.raises(RequestError, match=r"stands for 4 runs: resnet50-20260302T100000-d00001, "):
         Store(root).find("resnet50")

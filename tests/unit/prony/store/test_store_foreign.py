@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from pathlib import Path
 
 import pytest
@@ -140,7 +141,14 @@ def test_a_file_of_anchors_that_is_not_whole_is_left_out(root: Path) -> None:
     (root / "anchors" / "other.json").write_text(
         '{"schema": "prony.anchors/1", "anchors": [{"x": 1}]}', encoding="utf-8"
     )
+    kept = json.loads(next((root / "anchors").glob("*[0-9a-f].json")).read_text(encoding="utf-8"))
+    for number, wrong in enumerate(
+        [{"value": float("nan")}, {"metric": ["x"], "value": {}}, {"more": 3}, {"devices": -1}]
+    ):
+        document = kept | {"anchors": [kept["anchors"][0] | wrong]}
+        (root / "anchors" / f"wrong{number}.json").write_text(json.dumps(document), encoding="utf-8")
     assert len(read_anchors(root)) == 5
+    assert len(Store(root).rebuild().ingested) == 13
 
 
 WORDS = [

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from prony.store import Store
+from prony.store.scan import folders_of, read_row
 from prony_node.contract.errors import RequestError
 
 
@@ -78,6 +79,18 @@ def test_folder_that_is_gone_is_dropped(root: Path) -> None:
     assert len(store.runs()) == 12
 
 
+def test_a_run_that_another_process_has_just_indexed_is_not_dropped(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It came after the folders were listed, and before the rows were."""
+    store = Store(root)
+    store.refresh()
+    listed = folders_of(root)[1:]
+    monkeypatch.setattr("prony.store.index.folders_of", lambda _: listed)
+    assert store.refresh().dropped == []
+    assert len(store.runs()) == 13
+
+
 def test_broken_and_newer_records_are_skipped_and_reported(root: Path) -> None:
     write_record(root / "newer", {"schema": "prony.record/99"})
     write_record(root / "incomplete", {"schema": "prony.record/1", "id": "x"})
@@ -98,6 +111,23 @@ def test_record_with_odd_types_is_skipped_not_fatal(root: Path, get_record: obje
     record["trial"] = "not an object"
     write_record(root / "odd", record)
     assert [skipped.folder.name for skipped in Store(root).refresh().skipped] == ["odd"]
+
+
+def test_a_record_nested_without_end_is_skipped_not_fatal(root: Path, get_record: object) -> None:
+    """json gives up on it with an error that is not one of a value."""
+    text = json.dumps(get_record("d00001"))  # type: ignore[operator]
+    (root / "deep").mkdir()
+    (root / "deep" / "record.json").write_text(f'{{"x": {"[" * 100_000}, {text[1:]}', encoding="utf-8")
+    refreshed = Store(root).refresh()
+    assert [skipped.folder.name for skipped in refreshed.skipped] == ["deep"]
+    assert len(refreshed.ingested) == 13
+
+
+def test_rows_are_the_same_whichever_library_reads_the_json(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = sorted(root.glob("*-*"))
+    rows = [read_row(folder) for folder in folders]
+    monkeypatch.setattr("prony.store.scan.loads", json.loads)
+    assert [read_row(folder) for folder in folders] == rows
 
 
 @pytest.mark.parametrize("damage", ["garbage", "empty", "foreign", "torn", "absent"])

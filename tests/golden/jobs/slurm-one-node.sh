@@ -60,8 +60,11 @@ run() {
             return 0
         fi
     done
-    local port=$((20000 + (${SLURM_JOB_ID:-$$} * 16 + 10#$number) % 12000))
-    export PRONY_RENDEZVOUS="$(hostname)":"$port"
+    unset PRONY_RENDEZVOUS
+    if [ "$nodes" -gt 1 ]; then  # on one node any free port does: another job may be there too
+        local port=$((20000 + (${SLURM_JOB_ID:-$$} * 101 + 10#$number) % 12000))
+        export PRONY_RENDEZVOUS="$(hostname)":"$port"
+    fi
     echo "prony: run $number begins: $folder"
     on_nodes "$nodes" "$job"/run-"$number".log "$job"/plan-"$number".json "$folder" || status=$?
     echo "prony: run $number ended with exit code $status"

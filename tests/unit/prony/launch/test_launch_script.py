@@ -97,16 +97,17 @@ exec "$@"
 """
 
 
-def run_script(job: Job, place: Path) -> tuple[dict[str, str], list[str], int]:
+def run_script(job: Job, place: Path, number: int = 7) -> tuple[dict[str, str], list[str], int]:
     """The environment and the words of the node program, and how the script ended."""
-    (place / "bin").mkdir()
+    (place / "bin").mkdir(parents=True)
     for name, text in (("srun", STAND_IN), ("node", NODE), ("apptainer", APPTAINER)):
         (place / "bin" / name).write_text(text)
         (place / "bin" / name).chmod(0o755)
     job.folder.mkdir(parents=True)
     script = Slurm(print).render(job).files["job.sh"]
     assert subprocess.run(["bash", "-n"], input=script.encode()).returncode == 0
-    environment = {"PATH": f"{place / 'bin'}:{os.environ['PATH']}", "SEEN": str(place / "seen"), "SLURM_JOB_ID": "7"}
+    path = f"{place / 'bin'}:{os.environ['PATH']}"
+    environment = {"PATH": path, "SEEN": str(place / "seen"), "SLURM_JOB_ID": str(number)}
     done = subprocess.run(["bash", "-s"], input=script.encode(), env=environment, cwd=place, capture_output=True)
     seen = (place / "seen").read_bytes().decode("utf-8", errors="surrogateescape").split("\0")
     words = (place / "seen.words").read_bytes().decode("utf-8", errors="surrogateescape").split("\0")[:-1]
@@ -167,6 +168,19 @@ def test_a_larger_run_is_left_out_after_a_smaller_one_ran_out_of_memory(tmp_path
     assert (words[-1], status) == (str(small), 0)
     assert (job.folder / "pruned").read_text().split() == [job.runs[1].plan.run_id]
     assert (job.folder / "ended").read_text() == "0\n"
+
+
+def test_jobs_that_share_a_node_do_not_meet_at_the_same_port(tmp_path: Path) -> None:
+    site = replace(make_site(SLURM), python="node")
+    alone, _, _ = run_script(make_job(site, [make_run(devices=2)], tmp_path / "0" / "runs"), tmp_path / "0")
+    assert "PRONY_RENDEZVOUS" not in alone, "one node needs no port that others could have"
+    block = [make_run(number, nodes=2) for number in range(20)]
+    ports = set()
+    for number, runs in ((7, block[:17]), (8, block[:1])):  # the 17th run of one, the first of its neighbour
+        place = tmp_path / str(number)
+        seen, _, _ = run_script(make_job(site, runs, place / "runs"), place, number)
+        ports.add(seen["PRONY_RENDEZVOUS"].rpartition(":")[2])
+    assert len(ports) == 2
 
 
 def test_what_a_site_cannot_have_is_refused_before_anyone_is_asked() -> None:

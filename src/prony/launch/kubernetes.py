@@ -27,7 +27,7 @@ from prony.launch.kubernetes_manifest import (
     with_node,
 )
 from prony.launch.kubernetes_view import View
-from prony.launch.protocol import QueueFull, Rendered, Status, Statuses, Warn
+from prony.launch.protocol import QueueFull, Rendered, Status, Statuses, Unanswered, Warn
 from prony.launch.receive import Receiver, forget_parts
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
@@ -81,6 +81,8 @@ class Kubernetes:
                 raise
             if error.status == 403 and "quota" in str(error):
                 raise QueueFull(str(error)) from error
+            if error.passing:
+                raise Unanswered(f"Kubernetes did not take the job: {error}") from error
             raise RequestError(f"Kubernetes refused the job: {error}") from error
         return name
 

@@ -42,6 +42,10 @@ class QueueFull(Exception):
     """The scheduler takes no more jobs now; the job waits for its turn here."""
 
 
+class Unanswered(RequestError):
+    """The scheduler gave no answer that could be used: it may take the job later, and may even have it."""
+
+
 class Launcher(Protocol):
     """One way to start jobs. It keeps nothing: handle and files are all there is."""
 
@@ -50,7 +54,10 @@ class Launcher(Protocol):
         ...
 
     def submit(self, job: Job, rendered: Rendered) -> str:
-        """Hand it over, the files being in its folder; the handle. RequestError when it is refused for good."""
+        """Hand it over, the files being in its folder; the handle. RequestError when it is refused for good.
+
+        Where `job.tried` says that an earlier try may have been heard, it is not handed over a second time.
+        """
         ...
 
     def status(self, jobs: Sequence[Job]) -> Statuses:

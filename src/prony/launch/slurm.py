@@ -12,7 +12,7 @@ from pathlib import Path
 from prony.launch import slurm_answers as answers
 from prony.launch.calls import CALLER, PAUSES_S, Caller, NoAnswer, Shared, ask
 from prony.launch.job import ENDED, LOG, SCRIPT, Job, Outcome
-from prony.launch.protocol import QueueFull, Rendered, Status, Statuses, Warn
+from prony.launch.protocol import QueueFull, Rendered, Status, Statuses, Unanswered, Warn
 from prony.launch.script import NEAR_END, make_script
 from prony.launch.site_file import WORD
 from prony_node.contract.errors import RequestError
@@ -77,9 +77,9 @@ class Slurm:
         """A failure that says nothing about the job is tried again, after a look whether it was taken after all."""
         said = ""
         for number, pause_s in enumerate((*PAUSES_S, None)):
-            if number and (known := self._known(job)):
-                return known
             try:
+                if (number or job.tried) and (known := self._known(job)):
+                    return known
                 answer = self._caller.run(rendered.command, 60.0)
                 handle = answers.job_id(answer)
                 if handle is not None:
@@ -97,15 +97,11 @@ class Slurm:
             if pause_s is not None:
                 self._warn(f"{_sentence(said)}; trying again in {pause_s:g} s")
                 self._caller.sleep(pause_s)
-        raise RequestError(f"Slurm took no job after {len(PAUSES_S) + 1} tries: {_sentence(said)}")
+        raise Unanswered(f"Slurm took no job after {len(PAUSES_S) + 1} tries: {_sentence(said)}")
 
     def _known(self, job: Job) -> str | None:
         """The id of a job that was taken although sbatch did not say so: its name is its own."""
-        try:
-            text = self._caller.run(("squeue", "-h", "-o", "%i", "-t", "all", "-n", job.id), 60.0)
-        except NoAnswer:
-            return None
-        return answers.job_id(text)
+        return answers.job_id(self._caller.run(("squeue", "-h", "-o", "%i", "-t", "all", "-n", job.id), 60.0))
 
     def status(self, jobs: Sequence[Job]) -> Statuses:
         """From squeue, which also tells of jobs that ended a while ago; what it no longer knows, from sacct."""

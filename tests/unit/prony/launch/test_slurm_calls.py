@@ -15,7 +15,7 @@ from jobs_for_tests import SLURM, make_job, make_run, make_site
 from prony.launch import slurm_answers as answers
 from prony.launch.calls import Caller, NoAnswer, run_command
 from prony.launch.job import Job, Outcome
-from prony.launch.protocol import QueueFull, Rendered
+from prony.launch.protocol import QueueFull, Rendered, Unanswered
 from prony.launch.slurm import Slurm
 from prony.launch.slurm_detect import detect_cluster, fill_in, parse_time
 from prony_node.contract import RequestError
@@ -162,6 +162,17 @@ def test_a_job_that_was_taken_although_sbatch_failed_is_not_submitted_twice(laun
     assert slurm.submit(job, RENDERED) == "99"
     assert len(recorded.times("sbatch")) == 1
     assert recorded.calls[-1][1][-2:] == ("-n", job.id)
+
+
+def test_a_job_that_an_ended_controller_may_have_submitted_is_looked_for_first(launcher: Make) -> None:
+    slurm, recorded, _ = launcher(sbatch="100\n", squeue="99\n")
+    assert slurm.submit(replace(submitted(0), tried=True), RENDERED) == "99"
+    assert recorded.times("sbatch") == []
+    silent = NoAnswer("squeue did not answer within 60 s", timed_out=True)
+    slurm, recorded, _ = launcher(sbatch="100\n", squeue=silent)
+    with pytest.raises(Unanswered, match="squeue did not answer"):
+        slurm.submit(replace(submitted(0), tried=True), RENDERED)
+    assert recorded.times("sbatch") == [], "nobody knows, so nothing is submitted"
 
 
 @pytest.mark.parametrize(

@@ -44,9 +44,10 @@ def parse_squeue(text: str) -> dict[str, Status]:
 
 
 def is_squeue(text: str) -> bool:
-    """Whether this is an answer: nothing, or lines of which most can be read."""
+    """Whether this is an answer: nothing, or lines of which most are those of jobs, a person's arrays among them."""
     lines = [line for line in text.splitlines() if line.strip()]
-    return not lines or len(parse_squeue(text)) * 2 > len(lines)
+    good = [line for line in lines if re.match(r"\s*[0-9]+([_+]\S*)?\|[A-Z_]+\|", line)]
+    return not lines or len(good) * 2 > len(lines)
 
 
 def parse_sacct(text: str) -> dict[str, Status]:

@@ -230,6 +230,9 @@ def test_lines_of_squeue_that_make_no_sense_are_passed_over() -> None:
     text = "1|RUNNING|None\nslurm_load: warning\n2|PENDING|(Resources, Priority)|x\n12_3|RUNNING|None\n"
     assert set(answers.parse_squeue(text)) == {"1", "2"}
     assert answers.is_squeue("")
+    arrays = "7|RUNNING|None\n12_0|RUNNING|None\n12_1|RUNNING|None\n13_[1-99%4]|PENDING|Priority\n"
+    assert answers.is_squeue(arrays), "a person may have more arrays than jobs of ours"
+    assert answers.is_squeue("14+0|RUNNING|None\n14+1|RUNNING|None\n")
     assert not answers.is_squeue("error: 1\nerror: 2\n1|RUNNING|None\n")
     assert answers.parse_squeue("1|SOMETHING_NEW|None\n")["1"].phase == "running", "it is in the queue"
 

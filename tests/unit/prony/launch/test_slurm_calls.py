@@ -58,8 +58,9 @@ def submitted(number: int) -> Job:
 
 
 @pytest.fixture
-def launcher(tmp_path: Path) -> Callable[..., tuple[Slurm, Recorded, list[str]]]:
+def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Slurm, Recorded, list[str]]]:
     def make(**said: object) -> tuple[Slurm, Recorded, list[str]]:
+        monkeypatch.delenv("SLURM_CONF", raising=False)
         recorded, warnings = Recorded(**said), []
         return Slurm(warnings.append, recorded.caller, tmp_path / "cache"), recorded, warnings
 
@@ -259,6 +260,20 @@ def test_accelerators_that_a_file_does_not_state_are_asked_for() -> None:
     warnings: list[str] = []
     assert fill_in(partition, warnings.append, Recorded().caller).accelerators is None
     assert "accelerators" in warnings[0]
+
+
+def test_an_answer_is_not_shared_through_a_folder_that_others_write_to(launcher: Make, tmp_path: Path) -> None:
+    """On a login node it lies in /tmp, where anyone could have made it, with links to our files in it."""
+    slurm, recorded, _ = launcher(squeue="1|RUNNING|None\n")
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    for name in ("squeue.json", "squeue.lock"):
+        (tmp_path / "precious").write_text("mine")
+        (tmp_path / "cache" / name).symlink_to(tmp_path / "precious")
+    assert slurm.status([submitted(1)]).of["1"].phase == "running"
+    assert slurm.status([submitted(1)]).of["1"].phase == "running"
+    assert (tmp_path / "precious").read_text() == "mine"
+    assert len(recorded.times("squeue")) == 1, "this process still asks once in 5 s"
 
 
 def test_a_command_is_bounded_and_its_last_words_kept() -> None:

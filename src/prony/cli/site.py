@@ -152,7 +152,8 @@ def check(
     found = find_site(name)
     chosen = find_partition(found, partition)
     root = site_root(found, out)
-    job = new_job(found, chosen, root, ask=("doctor",), time_s=CHECK_S, folder_of_work=str(Path.cwd()))
+    longest_s = min(CHECK_S, chosen.max_time_s or CHECK_S, found.limits.time_s or CHECK_S)
+    job = new_job(found, chosen, root, ask=("doctor",), time_s=longest_s, folder_of_work=str(Path.cwd()))
     if dry_run:
         show_rendered([job])
         return

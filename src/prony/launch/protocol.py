@@ -106,6 +106,11 @@ def check_fits(job: Job) -> None:
     most = min((n for n in (partition.nodes, limits.nodes) if n is not None), default=None)
     if most is not None and job.nodes > most:
         raise RequestError(f"nodes={job.nodes} is not possible on {what}: a job there has {most} at most")
+    longest_s = min((time_s for time_s in (partition.max_time_s, limits.time_s) if time_s is not None), default=None)
+    if longest_s is not None and job.time_s > longest_s:  # a scheduler might keep it waiting for ever
+        raise RequestError(
+            f"a job of {job.time_s / 60:.0f} min is not possible on {what}: one there has {longest_s / 60:.0f} at most"
+        )
     if job.on_cpu or job.site.kind == "local":
         return
     if partition.accelerators is not None and 0 < partition.accelerators < job.devices:

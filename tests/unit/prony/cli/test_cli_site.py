@@ -30,6 +30,7 @@ def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     (tmp_path / "sites").mkdir()
     (tmp_path / "sites" / "mine.yaml").write_text(SITE)
+    (tmp_path / "sites" / "short.yaml").write_text(SITE + "limits: {time: 2m}\n")
     return tmp_path
 
 
@@ -67,6 +68,8 @@ def test_a_dry_run_shows_the_script_and_does_nothing(sites: Path) -> None:
         (["run", "gpt-tiny", "--site", "mine", "--partition", "gup"], "did you mean 'gpu'"),
         (["run", "gpt-tiny", "devices=8", "--site", "mine"], "devices=8 is not possible on mine, partition gpu"),
         (["run", "gpt-tiny", "steps=3", "--site", "mine"], "--time says how long"),
+        (["run", "gpt-tiny", "--site", "short", "--time", "1h"], "a job of 60 min is not possible on short"),
+        (["site", "check", "short"], "sbatch is not installed here"),
         (["run", "gpt-tiny", "--site", "mine"], "sbatch is not installed here"),
         (["cancel", "x"], "no job was submitted from here"),
         (["logs", "x"], "no job was submitted from here"),

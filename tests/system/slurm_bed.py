@@ -1,7 +1,8 @@
 """A real Slurm for tests: two virtual nodes with two pretend GPUs each, and accounting, all of it on this machine.
 
 Every daemon listens on loopback and lives in one folder; ports and numbers of jobs (ranks of two nodes meet at a port
-that follows from it) differ from process to process, so that several test runs can be on one machine. It needs Debian's slurm-wlm, slurmdbd, munge and mariadb-server, and root.
+that follows from it) differ from process to process, so that several test runs can be on one machine. It needs
+Debian's slurm-wlm, slurmdbd, munge and mariadb-server, and root.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ def _kubernetes_values(ask: Any) -> dict[str, Any]:
     if image:
         values["container"] = {"image": image}
     try:
-        partitions = detect_partitions(Api(None, namespace).nodes(""))
+        partitions = detect_partitions(Api(None, namespace).nodes())
     except ApiProblem as error:
         warn(f"{error}; partitions are for you to fill in (docs/kubernetes.md)")
         return values

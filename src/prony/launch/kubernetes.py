@@ -14,6 +14,7 @@ from typing import Any
 from prony.launch.job import JOBS, LOG, NODE_ZIP, SCRIPT, Job, Outcome
 from prony.launch.kubernetes_answers import failure_of, pod_facts, status_of
 from prony.launch.kubernetes_api import Api, ApiProblem, persist
+from prony.launch.kubernetes_detect import nodes_of
 from prony.launch.kubernetes_manifest import (
     CONTAINER,
     JOB_LABEL,
@@ -29,6 +30,7 @@ from prony.launch.kubernetes_manifest import (
 from prony.launch.kubernetes_view import View
 from prony.launch.protocol import QueueFull, Rendered, Status, Statuses, Unanswered, Warn
 from prony.launch.receive import Receiver, forget_parts
+from prony.launch.site import Partition, Site
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 
@@ -52,8 +54,8 @@ class Kubernetes:
         self._warn, self._api_of, self._clock, self._sleep = warn, api_of, clock, sleep
         self._apis: dict[tuple[str | None, str], Api] = {}
 
-    def _api(self, job: Job) -> Api:
-        key = (job.site.context, job.site.namespace)
+    def _api(self, site: Site) -> Api:
+        key = (site.context, site.namespace)
         if key not in self._apis:
             self._apis[key] = self._api_of(*key)
         return self._apis[key]
@@ -76,7 +78,7 @@ class Kubernetes:
                 self._create(job, document)
         except (ApiProblem, RequestError) as error:
             with contextlib.suppress(ApiProblem):
-                self._api(job).delete_job(name)
+                self._api(job.site).delete_job(name)
             if isinstance(error, RequestError):
                 raise
             if error.status == 403 and "quota" in str(error):
@@ -88,7 +90,7 @@ class Kubernetes:
 
     def _create(self, job: Job, document: dict[str, Any]) -> dict[str, Any]:
         what = f"{document['kind']} {document['metadata']['name']}"
-        api = self._api(job)
+        api = self._api(job.site)
 
         def call() -> dict[str, Any]:
             try:
@@ -132,7 +134,7 @@ class Kubernetes:
         selector = f"{_equals(MANAGED_BY)},{ROOT_LABEL}={root_label(job.root)}"
         place = hashlib.sha256(f"{job.site.context}/{job.site.namespace}".encode()).hexdigest()[:12]
         path = job.root / JOBS / f".kubernetes-{place}.json"
-        return View(path, lambda: self._api(job), selector, self._warn, self._clock)
+        return View(path, lambda: self._api(job.site), selector, self._warn, self._clock)
 
     def _judge(self, view: View, jobs: list[Job]) -> dict[str, Status]:
         found = {}
@@ -163,7 +165,7 @@ class Kubernetes:
         files.write_whole(job.folder / FETCHED, asdict(status))
         forget_parts(job)
         try:
-            self._api(job).delete_job(str(job.handle))
+            self._api(job.site).delete_job(str(job.handle))
         except ApiProblem as error:
             if error.status != 404:
                 self._warn(f"{job.handle} stays in the cluster for now: {error}")
@@ -184,7 +186,7 @@ class Kubernetes:
         begun_s = self._clock()
         since_s = None if last or pod not in read_to else int(begun_s - read_to[pod] + OVERLAP_S)
         try:
-            for chunk in self._api(job).log(pod, CONTAINER, since_s):
+            for chunk in self._api(job.site).log(pod, CONTAINER, since_s):
                 receiver.feed(chunk)
         except ApiProblem as error:
             receiver.finish(whole=False)
@@ -209,7 +211,7 @@ class Kubernetes:
                     raise RequestError(f"the job was not cancelled: {error}") from error
 
     def _cancel(self, job: Job) -> None:
-        api, name = self._api(job), str(job.handle)
+        api, name = self._api(job.site), str(job.handle)
         pods = [pod_facts(item) for item in api.list_all("Pod", f"{JOB_LABEL}={name}").get("items") or ()]
         running = [pod for pod in pods if pod["phase"] == "Running"]
         if running and not job.cancelled:
@@ -237,11 +239,14 @@ class Kubernetes:
     def fetch(self, job: Job) -> None:
         """Nothing: a job has not ended before all of it is here."""
 
-    def nodes(self, partition: str) -> list[str]:
-        raise RequestError(
-            f"the nodes of {partition or 'a Kubernetes site'} are not listed here; `kubectl get nodes` does it, and a "
-            "selector names some of them"
-        )
+    def nodes(self, site: Site, partition: Partition) -> list[str]:
+        try:
+            found = persist("list the nodes", lambda: self._api(site).nodes(), self._warn, self._sleep)
+        except ApiProblem as error:
+            raise RequestError(
+                f"the nodes of {partition.name or site.name} cannot be listed: {error}; --nodes names them"
+            ) from error
+        return nodes_of(found, partition)
 
 
 def _owner(job: dict[str, Any]) -> dict[str, Any]:

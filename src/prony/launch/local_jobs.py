@@ -16,6 +16,7 @@ from prony.launch.job import ENDED, LOG, SCRIPT, Job, Outcome
 from prony.launch.node import node_python
 from prony.launch.protocol import Rendered, Status, Statuses, Warn
 from prony.launch.script import make_script
+from prony.launch.site import Partition, Site
 from prony_node.contract.assemble import make_failure
 from prony_node.contract.errors import RequestError
 from prony_node.contract.process import identify, is_alive
@@ -89,7 +90,7 @@ class LocalJobs:
     def fetch(self, job: Job) -> None:
         """Nothing: the run folders are here."""
 
-    def nodes(self, partition: str) -> list[str]:
+    def nodes(self, site: Site, partition: Partition) -> list[str]:
         return []
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from prony.launch.job import Job
+from prony.launch.site import Partition, Site
 from prony_node.contract.errors import RequestError, unknown
 
 Warn = Callable[[str], None]
@@ -78,7 +79,7 @@ class Launcher(Protocol):
         """Bring run folders here that are not here yet; nothing where the file system is shared."""
         ...
 
-    def nodes(self, partition: str) -> list[str]:
+    def nodes(self, site: Site, partition: Partition) -> list[str]:
         """Nodes of a partition that take jobs."""
         ...
 

@@ -14,6 +14,7 @@ from prony.launch.calls import CALLER, PAUSES_S, Caller, NoAnswer, Shared, ask
 from prony.launch.job import ENDED, LOG, SCRIPT, Job, Outcome
 from prony.launch.protocol import QueueFull, Rendered, Status, Statuses, Unanswered, Warn
 from prony.launch.script import NEAR_END, make_script
+from prony.launch.site import Partition, Site
 from prony.launch.site_file import WORD
 from prony_node.contract.errors import RequestError
 
@@ -165,12 +166,12 @@ class Slurm:
     def fetch(self, job: Job) -> None:
         """Nothing: the run folders are on a file system that is seen here."""
 
-    def nodes(self, partition: str) -> list[str]:
-        argv = ("sinfo", "-h", "-N", "-r", "-p", partition, "-t", "idle,mix,alloc,comp", "-o", "%N")
+    def nodes(self, site: Site, partition: Partition) -> list[str]:
+        argv = ("sinfo", "-h", "-N", "-r", "-p", partition.name, "-t", "idle,mix,alloc,comp", "-o", "%N")
         try:
             text = ask(self._caller, argv, self._warn)
         except NoAnswer as error:
-            raise RequestError(f"the nodes of partition {partition} cannot be listed: {error}") from error
+            raise RequestError(f"the nodes of partition {partition.name} cannot be listed: {error}") from error
         return list(dict.fromkeys(text.split()))
 
 

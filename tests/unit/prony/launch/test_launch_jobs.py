@@ -17,6 +17,7 @@ from prony.launch.job import BlockRun, Job, find_job, into_blocks, load, load_jo
 from prony.launch.jobs import Jobs
 from prony.launch.protocol import QueueFull, Rendered, Status, Statuses, Unanswered
 from prony.launch.settle import left
+from prony.launch.site import Partition, Site
 from prony.launch.slurm_answers import failure_of
 from prony_node.contract import Plan, RequestError, files, read_record
 from prony_node.contract.process import identify
@@ -60,7 +61,7 @@ class Pretended:
 
     def fetch(self, job: Job) -> None: ...
 
-    def nodes(self, partition: str) -> list[str]:
+    def nodes(self, site: Site, partition: Partition) -> list[str]:
         return []
 
 

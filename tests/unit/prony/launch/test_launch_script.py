@@ -189,7 +189,9 @@ def test_what_a_site_cannot_have_is_refused_before_anyone_is_asked() -> None:
         check_fits(make_job(site, [make_run(devices=8)]))
     with pytest.raises(RequestError, match="nodes=9 is not possible"):
         check_fits(make_job(site, [make_run(nodes=9)]))
-    with pytest.raises(RequestError, match="a job of 300 min is not possible on here, partition gpu: one there has 240"):
+    with pytest.raises(
+        RequestError, match="a job of 300 min is not possible on here, partition gpu: one there has 240"
+    ):
         check_fits(make_job(site, [make_run()], time_s=18000.0))
     with pytest.raises(RequestError, match="no name of a node"):
         Slurm(print).render(make_job(site, [make_run()], node="n1\n#SBATCH --uid=0"))

@@ -203,7 +203,7 @@ def test_a_machine_without_slurm_says_so(launcher: Make) -> None:
     with pytest.raises(RequestError, match="sbatch is not installed here: here is a Slurm site"):
         slurm.submit(submitted(0), RENDERED)
     with pytest.raises(RequestError, match="cannot be listed"):
-        slurm.nodes("gpu")
+        slurm.nodes(make_site(SLURM), make_site(SLURM).partitions["gpu"])
 
 
 def test_cancelling_what_has_ended_is_no_mistake(launcher: Make) -> None:

@@ -20,12 +20,13 @@ from prony_node.contract.errors import RequestError
 
 ASK_EVERY_S = 5.0  # squeue, at most, whatever the number of jobs and of processes that follow them
 MOST_IDS = 500  # in one call of sacct or scancel
-# One task a node, which becomes the supervisor there; its number among the nodes is for it to know.
+# One task a node, which becomes the supervisor there; its number among the nodes is for it to know. The signal that
+# the time limit is near would end a Python that has only begun: it is not heard until the supervisor listens.
 STEP = (
     "srun", '--nodes="$nodes"', '--ntasks="$nodes"', "--ntasks-per-node=1", "--export=ALL", "--input=none",
     "--kill-on-bad-exit=0",
 )  # fmt: skip
-BECOME = ("bash", "-c", '\'PRONY_NODE_RANK="$SLURM_PROCID" exec "$@"\'', "prony-node")
+BECOME = ("bash", "-c", f'\'trap "" {NEAR_END}; PRONY_NODE_RANK="$SLURM_PROCID" exec "$@"\'', "prony-node")
 
 
 class Slurm:

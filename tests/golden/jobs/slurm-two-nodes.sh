@@ -33,9 +33,16 @@ set -u
 
 ending=''  # set once no further run may begin
 step=''
+# said until it is heard: a step that is being started is deaf
+tell_near_end() {
+    while sleep 2 && kill -USR2 "$step" 2>/dev/null; do :; done &
+}
 on_near_end() {
     ending='the time limit is near'
-    [ -z "$step" ] || kill -USR2 "$step" 2>/dev/null || true
+    if [ -n "$step" ]; then
+        kill -USR2 "$step" 2>/dev/null || true
+        tell_near_end
+    fi
 }
 trap on_near_end USR2
 trap "ending='the job was ended'" TERM
@@ -45,8 +52,9 @@ trap 'printf "%s\n" "$?" >"$job"/ended' EXIT
 on_nodes() {
     local nodes=$1 log=$2 status=0
     shift 2
-    srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --export=ALL --input=none --kill-on-bad-exit=0 --cpus-per-task=64 bash -c 'PRONY_NODE_RANK="$SLURM_PROCID" exec "$@"' prony-node "$python" -m prony_node "$@" >>"$log" 2>&1 &
+    srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --export=ALL --input=none --kill-on-bad-exit=0 --cpus-per-task=64 bash -c 'trap "" USR2; PRONY_NODE_RANK="$SLURM_PROCID" exec "$@"' prony-node "$python" -m prony_node "$@" >>"$log" 2>&1 &
     step=$!
+    [ "$ending" != 'the time limit is near' ] || tell_near_end  # it came while the step was made
     while :; do  # a signal ends `wait` before the step has ended
         wait "$step" && status=0 || status=$?
         kill -0 "$step" 2>/dev/null || break

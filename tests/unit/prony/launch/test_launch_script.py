@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -168,6 +169,37 @@ def test_a_larger_run_is_left_out_after_a_smaller_one_ran_out_of_memory(tmp_path
     assert (words[-1], status) == (str(small), 0)
     assert (job.folder / "pruned").read_text().split() == [job.runs[1].plan.run_id]
     assert (job.folder / "ended").read_text() == "0\n"
+
+
+EARLY = """\
+#!/bin/bash
+trap '' USR2
+kill -USR2 $PPID  # the time limit is near, and srun has only begun
+SLURM_PROCID=0 exec bash -c 'sleep 0.5; while [[ ${1:-} == --* ]]; do shift; done; exec "$@"' srun "$@"
+"""
+LISTENS = f"""\
+#!{sys.executable} -S
+import os, pathlib, signal, sys, time
+pathlib.Path(sys.argv[4]).mkdir(parents=True)
+(pathlib.Path(sys.argv[4]) / "record.json").touch()
+signal.signal(signal.SIGUSR2, lambda *_: (pathlib.Path(os.environ["SEEN"] + ".heard").touch(), sys.exit(1)))
+time.sleep(10)
+"""
+
+
+def test_the_signal_that_comes_while_a_step_begins_is_heard(tmp_path: Path) -> None:
+    site = replace(make_site(SLURM), python="node")
+    job = make_job(site, [make_run(0), make_run(1)], tmp_path / "runs")
+    (tmp_path / "bin").mkdir()
+    for name, text in (("srun", EARLY), ("node", LISTENS)):
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+    job.folder.mkdir(parents=True)
+    environment = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "SEEN": str(tmp_path / "seen")}
+    script = Slurm(print).render(job).files["job.sh"]
+    done = subprocess.run(["bash", "-s"], input=script.encode(), env=environment, cwd=tmp_path, capture_output=True)
+    assert (tmp_path / "seen.heard").exists(), "the supervisor would have gone on until it was killed"
+    assert b"run 001 does not begin: the time limit is near" in done.stdout
 
 
 def test_jobs_that_share_a_node_do_not_meet_at_the_same_port(tmp_path: Path) -> None:

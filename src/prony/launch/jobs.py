@@ -19,7 +19,7 @@ from prony.launch.image import check_image
 from prony.launch.job import ENDED_STATE, NODE_ZIP, SUBMITTED, WAITING, Job, Outcome, load_jobs, save
 from prony.launch.node import write_node_zip
 from prony.launch.protocol import Launcher, QueueFull, Status, Unanswered, Warn, check_fits, make_launcher
-from prony.launch.settle import next_attempt, settle
+from prony.launch.settle import left, next_attempt, settle
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 
@@ -208,7 +208,7 @@ class Jobs:
         if outcome.state == "REFUSED":
             failure = {"kind": "request", "message": outcome.reason}
         again = next_attempt(ended, failure)
-        changes.recorded += settle(ended, failure, launcher.log(ended), will_retry=again is not None)
+        changes.recorded += settle(ended, failure, _last_words(launcher, ended), will_retry=again is not None)
         if again is not None:
             changes.retried.append(self._prepare(save(again)))
             ended = replace(ended, followed_by=again.id)
@@ -228,6 +228,13 @@ class Jobs:
             with contextlib.suppress(OSError):  # a file system without locks: as well as it goes
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+
+def _last_words(launcher: Launcher, job: Job) -> str:
+    """What was said where the first run that never began was to begin, or else by the job itself."""
+    never = left(job)
+    own = launcher.log(job, job.runs.index(never[0])) if never else ""
+    return own if own.strip() else launcher.log(job)
 
 
 def _one_of_each_place(jobs: Sequence[Job]) -> list[Job]:

@@ -59,6 +59,7 @@ def _functions(job: Job, step: Sequence[str], first_host: str, seed: str) -> lis
     return [
         "ending=''  # set once no further run may begin",
         "step=''",
+        "lost=0",
         "# said until it is heard: a step that is being started is deaf",
         "tell_near_end() {",
         f'    while sleep 2 && kill -{NEAR_END} "$step" 2>/dev/null; do :; done &',
@@ -116,6 +117,9 @@ def _functions(job: Job, step: Sequence[str], first_host: str, seed: str) -> lis
         "        ending='the run before was interrupted'",
         '    elif [ ! -e "$folder"/record.json ]; then',
         "        sleep 3 & wait $! || true  # a job that is being ended gets its signal meanwhile",
+        '        if [ "$status" != 0 ] && [ ! -e "$folder" ] && [ "${JOB_COMPLETION_INDEX:-0}" = 0 ]; then',
+        "            lost=1  # its supervisor never began, and nobody else says so",
+        "        fi",
         "    fi",
         "}",
         "",
@@ -139,4 +143,4 @@ def _work(job: Job) -> list[str]:
         smaller = [str(job.root / run_id) for run_id in run.unless_too_large]
         folders = " ".join(quote(folder) for folder in (str(job.run_folder(run)), *smaller))
         lines.append(f"run {number:03d} {run.nodes} {folders}")
-    return lines
+    return [*lines, 'exit "$lost"']

@@ -23,6 +23,7 @@ export PYTHONSAFEPATH=1 PRONY_JOB=prony-20260101T000000-abcdef
 
 ending=''  # set once no further run may begin
 step=''
+lost=0
 # said until it is heard: a step that is being started is deaf
 tell_near_end() {
     while sleep 2 && kill -USR2 "$step" 2>/dev/null; do :; done &
@@ -80,7 +81,11 @@ run() {
         ending='the run before was interrupted'
     elif [ ! -e "$folder"/record.json ]; then
         sleep 3 & wait $! || true  # a job that is being ended gets its signal meanwhile
+        if [ "$status" != 0 ] && [ ! -e "$folder" ] && [ "${JOB_COMPLETION_INDEX:-0}" = 0 ]; then
+            lost=1  # its supervisor never began, and nobody else says so
+        fi
     fi
 }
 
 run 000 1 /scratch/runs/gpt-tiny-20260101T000000-000000
+exit "$lost"

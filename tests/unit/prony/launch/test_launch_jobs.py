@@ -57,7 +57,9 @@ class Pretended:
         return failure_of(job.outcome, str(job.handle), job.time_s)
 
     def log(self, job: Job, number: int | None = None) -> str:
-        return "bash: line 1: python: command not found\n"
+        if number is None:
+            return "prony: run 000 ended with exit code 127\n"
+        return "bash: line 1: python: command not found\n" if number == 0 else ""
 
     def fetch(self, job: Job) -> None: ...
 

@@ -202,6 +202,17 @@ def test_the_signal_that_comes_while_a_step_begins_is_heard(tmp_path: Path) -> N
     assert b"run 001 does not begin: the time limit is near" in done.stdout
 
 
+def test_a_run_that_could_not_begin_is_a_job_that_failed(tmp_path: Path) -> None:
+    """No node program, no record: only the job can say so."""
+    site = replace(make_site(SLURM), python=str(tmp_path / "no-such-python"))
+    job = make_job(site, [make_run(0)], root=tmp_path / "runs")
+    (tmp_path / "seen").touch()
+    (tmp_path / "seen.words").touch()
+    _, _, status = run_script(job, tmp_path)
+    assert status == 1
+    assert "no-such-python" in (job.folder / "run-000.log").read_text()
+
+
 def test_jobs_that_share_a_node_do_not_meet_at_the_same_port(tmp_path: Path) -> None:
     site = replace(make_site(SLURM), python="node")
     alone, _, _ = run_script(make_job(site, [make_run(devices=2)], tmp_path / "0" / "runs"), tmp_path / "0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -105,12 +106,18 @@ def _try(site: Site, partition: Partition, title: str) -> bool:
         print(f"fail     {title}: the image did not answer within {PATIENCE_S:g} s")
         return False
     if done.returncode != 0:
-        said = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        print(f"fail     {title}: Python with torch does not start in it: {said[0][:300]}")
+        said = last_words(done.stderr) or f"exit code {done.returncode}"
+        print(f"fail     {title}: Python with torch does not start in it: {said}")
         return False
     machine, python, torch = [*done.stdout.split(), "?", "?", "?"][:3]
     print(f"pass     {title}: Python {python} with torch {torch} starts in it, on {machine}")
     return True
+
+
+def last_words(stderr: str) -> str:
+    """The end of what an engine said, without its colours: Apptainer's last line alone may be an exit status."""
+    lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", stderr).splitlines()]
+    return "; ".join([line for line in lines if line][-3:])[-400:]
 
 
 def _architecture(name: str) -> str:

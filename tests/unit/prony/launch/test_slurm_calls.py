@@ -257,7 +257,13 @@ def test_accelerators_that_a_file_does_not_state_are_asked_for() -> None:
     assert fill_in(partition, print, Recorded(sinfo="1:00:00|gpu:2\n").caller).accelerators == 2
     assert fill_in(partition, print, Recorded(sinfo="infinite|(null)\n").caller).accelerators == 0
     assert fill_in(partition, print, Recorded(sinfo="1:00:00|gpu:2\n").caller).max_time_s == 3600.0
+    mixed = "1:00:00|gpu:v100:2\n1:00:00|gpu:a100:4(S:0-1)\n"
+    named = replace(partition, gres="gpu:a100")
+    found = fill_in(named, print, Recorded(sinfo=mixed).caller)
+    assert (found.accelerators, found.gres) == (4, "gpu:a100"), "the kind that the file names"
     warnings: list[str] = []
+    assert fill_in(replace(named, gres="gpu:h100"), warnings.append, Recorded(sinfo=mixed).caller).accelerators == 0
+    assert "sinfo lists no gpu:h100 in partition gpu" in warnings.pop()
     assert fill_in(partition, warnings.append, Recorded().caller).accelerators is None
     assert "accelerators" in warnings[0]
 

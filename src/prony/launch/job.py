@@ -246,14 +246,3 @@ def find_job(jobs: Sequence[Job], text: str) -> Job:
 
 def _run_ids(job: Job) -> list[str]:
     return [run.plan.run_id for run in job.runs]
-
-
-def into_blocks(runs: Sequence[BlockRun], size: int) -> list[list[BlockRun]]:
-    """Consecutive runs that need as many nodes, `size` at most: their order is kept, and no node idles for another."""
-    blocks: list[list[BlockRun]] = []
-    for run in runs:
-        if blocks and len(blocks[-1]) < size and blocks[-1][0].nodes == run.nodes:
-            blocks[-1].append(run)
-        else:
-            blocks.append([run])
-    return blocks

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from jobs_for_tests import SLURM, make_run, make_site
 
-from prony.launch.blocks import make_jobs
+from prony.launch.blocks import into_blocks, make_jobs
 from prony.launch.collect import collect, collect_all
-from prony.launch.job import BlockRun, Job, find_job, into_blocks, load, load_jobs, new_job, save
+from prony.launch.job import BlockRun, Job, find_job, load, load_jobs, new_job, save
 from prony.launch.jobs import Jobs
 from prony.launch.protocol import QueueFull, Rendered, Status, Statuses, Unanswered
 from prony.launch.settle import left

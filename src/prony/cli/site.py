@@ -17,7 +17,8 @@ from prony.launch.calls import NoAnswer
 from prony.launch.job import ENDED_STATE, Job, load, new_job
 from prony.launch.jobs import Jobs
 from prony.launch.site_check import judge
-from prony.launch.site_file import NAME, dump_site, parse_site, read_site, sites_folder, user_sites
+from prony.launch.site_file import NAME, dump_site, parse_site
+from prony.launch.site_find import read_site, sites_folder, user_sites
 from prony_node.contract.errors import RequestError
 
 CHECK_S = 300.0  # at most: importing torch from a busy file system takes minutes

@@ -7,7 +7,6 @@ import functools
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
@@ -15,8 +14,8 @@ from prony.launch.job import JOBS, LOG, NODE_ZIP, SCRIPT, Job, Outcome
 from prony.launch.kubernetes_answers import failure_of, pod_facts, status_of
 from prony.launch.kubernetes_api import Api, ApiProblem, persist
 from prony.launch.kubernetes_detect import nodes_of
+from prony.launch.kubernetes_fetch import Fetcher, fetched, keep_end
 from prony.launch.kubernetes_manifest import (
-    CONTAINER,
     JOB_LABEL,
     MANAGED_BY,
     ROOT_LABEL,
@@ -29,16 +28,10 @@ from prony.launch.kubernetes_manifest import (
 )
 from prony.launch.kubernetes_view import View
 from prony.launch.protocol import QueueFull, Rendered, Status, Statuses, Unanswered, Warn
-from prony.launch.receive import Receiver, forget_parts
 from prony.launch.site import Partition, Site
-from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 
 MANIFEST = "job.yaml"
-FETCHED = "fetched.json"  # how the job ended; written once all of it is here, and the cluster may forget it
-READ_TO = ".log-read.json"  # when the log of a running pod was last read
-OVERLAP_S = 15.0  # of two readings of a log
-LOG_PATIENCE_S = 6 * 3600.0  # for a log that cannot be read although its pod is there
 
 
 class Kubernetes:
@@ -53,6 +46,7 @@ class Kubernetes:
     ) -> None:
         self._warn, self._api_of, self._clock, self._sleep = warn, api_of, clock, sleep
         self._apis: dict[tuple[str | None, str], Api] = {}
+        self._fetcher = Fetcher(self._api, warn, clock)
 
     def _api(self, site: Site) -> Api:
         key = (site.context, site.namespace)
@@ -108,7 +102,7 @@ class Kubernetes:
         found: dict[str, Status] = {}
         groups: dict[tuple[str | None, str], list[Job]] = {}
         for job in (job for job in jobs if job.handle):
-            kept = self._fetched(job)
+            kept = fetched(job)
             if kept is not None:
                 found[str(job.handle)] = kept
             else:
@@ -121,13 +115,15 @@ class Kubernetes:
         """Of jobs in one namespace. Until an ended one is fetched, it has not ended for us."""
         view = self._view(jobs[0])
         before = self._judge(view, jobs)
-        logs = [functools.partial(self._read_logs, job, view, False) for job in jobs if _is_live(job, before)]
+        pods, read = view.of("Pod"), self._fetcher.read_logs
+        live = [job for job in jobs if _is_live(job, before)]
+        logs = [functools.partial(read, job, pods.get(str(job.handle), []), last=False) for job in live]
         view.refresh(logs, _events_wanted(before))
-        found = self._judge(view, jobs)
+        found, pods = self._judge(view, jobs), view.of("Pod")
         for job in jobs:
             status = found.get(str(job.handle))
             if status is not None and status.phase == "ended":
-                found[str(job.handle)] = self._fetch_end(job, view, status)
+                found[str(job.handle)] = self._fetcher.end(job, pods.get(str(job.handle), []), status)
         return found
 
     def _view(self, job: Job) -> View:
@@ -148,58 +144,6 @@ class Kubernetes:
             if status is not None:
                 found[name] = status
         return found
-
-    def _fetch_end(self, job: Job, view: View, status: Status) -> Status:
-        """Bring everything of an ended job here, then let the cluster forget it."""
-        try:
-            if job.site.volume is None and not self._read_logs(job, view, True):
-                self._warn(f"the log of {job.handle} is not complete; what came of its run folders is used")
-        except ApiProblem as error:
-            ended_s = max((_ended_s(pod) for pod in view.of("Pod").get(str(job.handle), [])), default=0.0)
-            if error.passing and self._clock() - ended_s < LOG_PATIENCE_S:
-                self._warn(f"the log of {job.handle} cannot be read yet: {error}")
-                return Status("running", "COLLECTING", str(error))
-            self._warn(f"the log of {job.handle} cannot be read: {error}")
-        if job.cancelled and status.state != "COMPLETED":
-            status = Status("ended", "CANCELLED", "", status.exit_code)
-        files.write_whole(job.folder / FETCHED, asdict(status))
-        forget_parts(job)
-        try:
-            self._api(job.site).delete_job(str(job.handle))
-        except ApiProblem as error:
-            if error.status != 404:
-                self._warn(f"{job.handle} stays in the cluster for now: {error}")
-        return status
-
-    def _read_logs(self, job: Job, view: View, last: bool) -> bool:
-        """What the pods of a job said since the last time; at its end everything, if not all of it is here yet."""
-        complete = True
-        for pod in view.of("Pod").get(str(job.handle), []):
-            if pod["phase"] == "Pending":
-                continue
-            complete &= self._read_log(job, pod["name"], Receiver(job, pod["index"]), last)
-        return complete
-
-    def _read_log(self, job: Job, pod: str, receiver: Receiver, last: bool) -> bool:
-        kept = files.read_json(job.folder / READ_TO)
-        read_to: dict[str, float] = kept if isinstance(kept, dict) else {}
-        begun_s = self._clock()
-        since_s = None if last or pod not in read_to else int(begun_s - read_to[pod] + OVERLAP_S)
-        try:
-            for chunk in self._api(job.site).log(pod, CONTAINER, since_s):
-                receiver.feed(chunk)
-        except ApiProblem as error:
-            receiver.finish(whole=False)
-            if error.status in (400, 404):  # its container never began, or it is gone: there is no log
-                return False
-            raise
-        receiver.finish(whole=since_s is None)
-        files.write_whole(job.folder / READ_TO, {**read_to, pod: begun_s})
-        return receiver.ended
-
-    def _fetched(self, job: Job) -> Status | None:
-        document = files.read_json(job.folder / FETCHED)
-        return Status(**document) if isinstance(document, dict) else None
 
     def cancel(self, jobs: Sequence[Job]) -> None:
         """A pod that runs is ended by its deadline, and keeps its log; what does not run, or a second time, goes."""
@@ -224,7 +168,7 @@ class Kubernetes:
                     raise
         api.delete_job(name, now=job.cancelled)
         if not running:
-            files.write_whole(job.folder / FETCHED, asdict(Status("ended", "CANCELLED", "before it began")))
+            keep_end(job, Status("ended", "CANCELLED", "before it began"))
 
     def failure(self, job: Job) -> dict[str, str]:
         return failure_of(job.outcome or Outcome(""), job.handle or job.id, job.time_s, job.cancelled)
@@ -275,10 +219,3 @@ def _was_missed(job: Job, view: View) -> bool:
     """Whether pods and Jobs were both seen since this job was submitted."""
     submitted_s = datetime.fromisoformat(job.submitted).timestamp() if job.submitted else 0.0
     return all((view.listed_s(kind) or 0.0) > submitted_s + 1.0 for kind in ("Pod", "Job"))
-
-
-def _ended_s(pod: dict[str, Any]) -> float:
-    try:
-        return datetime.fromisoformat(str((pod["ended"] or {}).get("finishedAt"))).timestamp()
-    except ValueError:
-        return float(pod["made_s"] or 0.0)

@@ -20,8 +20,9 @@ from kubernetes_mock import Mock, mock_server
 from prony.launch import kubernetes_api
 from prony.launch.job import NODE_ZIP, SUBMITTED, Job, Outcome, load, save
 from prony.launch.jobs import Jobs
-from prony.launch.kubernetes import FETCHED, Kubernetes
+from prony.launch.kubernetes import Kubernetes
 from prony.launch.kubernetes_api import Api, ApiProblem
+from prony.launch.kubernetes_fetch import FETCHED
 from prony.launch.protocol import QueueFull, Rendered, Status
 from prony_node.contract.errors import RequestError
 from prony_node.contract.frames import Frame, encode, in_parts

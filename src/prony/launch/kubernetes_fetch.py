@@ -11,6 +11,7 @@ from prony.launch.job import Job
 from prony.launch.kubernetes_answers import Facts
 from prony.launch.kubernetes_api import Api, ApiProblem
 from prony.launch.kubernetes_manifest import CONTAINER
+from prony.launch.kubernetes_view import ASK_EVERY_S, LONGEST_PAUSE_S
 from prony.launch.protocol import Status, Warn
 from prony.launch.receive import Receiver, forget_parts
 from prony.launch.site import Site
@@ -18,6 +19,7 @@ from prony_node.contract import files
 
 FETCHED = "fetched.json"  # how the job ended; written once all of it is here, and the cluster may forget it
 READ_TO = ".log-read.json"  # when the log of a running pod was last read
+FAILED = ".log-failed.json"  # when the log of an ended one may be asked for again
 OVERLAP_S = 15.0  # of two readings of a log
 LOG_PATIENCE_S = 6 * 3600.0  # for a log that cannot be read although its pod is there
 
@@ -41,13 +43,20 @@ class Fetcher:
 
     def end(self, job: Job, pods: Sequence[Facts], status: Status) -> Status:
         """Bring everything of an ended job here, then let the cluster forget it."""
+        failed = files.read_json(job.folder / FAILED)
+        earlier: dict[str, Any] = failed if isinstance(failed, dict) else {"tries": 0, "next_s": 0.0, "why": ""}
+        if self._clock() < earlier["next_s"] <= self._clock() + LONGEST_PAUSE_S:
+            return Status("running", "COLLECTING", earlier["why"])
         try:
             if job.site.volume is None and not self.read_logs(job, pods, last=True):
                 self._warn(f"the log of {job.handle} is not complete; what came of its run folders is used")
         except ApiProblem as error:
             ended_s = max((_ended_s(pod) for pod in pods), default=0.0)
             if error.passing and self._clock() - ended_s < LOG_PATIENCE_S:
-                self._warn(f"the log of {job.handle} cannot be read yet: {error}")
+                pause_s = min(LONGEST_PAUSE_S, ASK_EVERY_S * 2 ** earlier["tries"])
+                later = {"tries": earlier["tries"] + 1, "next_s": self._clock() + pause_s, "why": str(error)}
+                files.write_whole(job.folder / FAILED, later)
+                self._warn(f"the log of {job.handle} cannot be read yet: {error}; trying again in {pause_s:g} s")
                 return Status("running", "COLLECTING", str(error))
             self._warn(f"the log of {job.handle} cannot be read: {error}")
         if job.cancelled and status.state != "COMPLETED":

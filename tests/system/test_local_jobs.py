@@ -101,6 +101,8 @@ def test_cancelling_ends_every_process_and_records_what_had_begun(submit: Submit
     done = CliRunner().invoke(make_app("cancel"), ["cancel", job.runs[0].plan.run_id, "--runs", str(job.root)])
     assert done.exit_code == 0, done.output
     ended = until(job, lambda job: job.state == "ended")
+    assert ended.outcome is not None
+    assert ended.outcome.state == "CANCELLED"
     record = read_record(job.run_folder(job.runs[0]))
     assert record is not None
     assert (record["status"], record["failure"]["kind"]) == ("interrupted", "interrupted")

@@ -61,7 +61,9 @@ class LocalJobs:
         try:
             code = (job.folder / ENDED).read_text(encoding="utf-8").strip()
         except OSError:
-            return Status("ended", "KILLED", "its processes are gone")
+            return Status("ended", "CANCELLED" if job.cancelled else "KILLED", "its processes are gone")
+        if job.cancelled:  # its script ends well all the same
+            return Status("ended", "CANCELLED", "", code)
         return Status("ended", "COMPLETED" if code == "0" else "FAILED", "", code)
 
     def cancel(self, jobs: Sequence[Job]) -> None:

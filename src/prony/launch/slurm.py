@@ -37,6 +37,7 @@ class Slurm:
         where = cache or Path(tempfile.gettempdir()) / f"prony-{os.getuid()}"
         cluster = "".join(c if c.isalnum() else "-" for c in os.environ.get("SLURM_CONF", ""))
         self._squeue = Shared(where / f"squeue{cluster}.json", ASK_EVERY_S, caller)
+        self._accounted: tuple[tuple[float, list[str]], dict[str, Status]] = ((0.0, []), {})
 
     def render(self, job: Job) -> Rendered:
         cores = job.partition.cores_per_device
@@ -124,7 +125,9 @@ class Slurm:
         # A job that is younger than the answer is not missing from it.
         old = [handle for handle, job in wanted.items() if _submitted_s(job) < asked_s - 1.0]
         gone = [handle for handle in old if handle not in found or found[handle].phase == "ended"]
-        found |= {handle: status for handle, status in self._account(gone).items() if status.phase != "unknown"}
+        if self._accounted[0] != (asked_s, gone):  # not more often than squeue, whose answer it goes with
+            self._accounted = (asked_s, gone), self._account(gone)
+        found |= {handle: status for handle, status in self._accounted[1].items() if status.phase != "unknown"}
         for handle in gone:
             if handle not in found:
                 found[handle] = _from_files(wanted[handle])

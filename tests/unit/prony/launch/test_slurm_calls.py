@@ -87,6 +87,14 @@ def test_a_thousand_jobs_are_one_call_in_five_seconds(launcher: Make) -> None:
     assert all("-j" not in argv for _, argv in recorded.calls)
 
 
+def test_accounting_is_not_asked_more_often_than_squeue(launcher: Make) -> None:
+    slurm, recorded, _ = launcher(squeue="", sacct="")
+    for _ in range(30):  # every second, as `prony site check` looks
+        recorded.sleep(1.0)
+        assert slurm.status([submitted(1), submitted(2)]).of["1"].phase == "unknown"
+    assert len(recorded.times("sacct")) == len(recorded.times("squeue")) <= 7
+
+
 def test_several_processes_share_one_answer(launcher: Make) -> None:
     slurm, recorded, _ = launcher(squeue="1|RUNNING|None\n")
     other = Slurm(print, recorded.caller, slurm._squeue._path.parent)

@@ -45,6 +45,8 @@ def build(
     wanted = tuple(_architecture(one) for one in arch or ())
     asked = Build(engine, vendor, wanted, tag or f"prony-{vendor}", base, torch)
     commands = build_commands(asked, read_pins(root), _architecture(platform.machine()))
+    if engine == "podman" and not dry_run:
+        _forget_list(asked.tag)
     for command in commands:
         print(f"prony: {shlex.join(command)}", file=sys.stderr)
         if dry_run:
@@ -54,6 +56,15 @@ def build(
         code = subprocess.run(command, cwd=root, check=False).returncode
         if code != 0:
             raise RequestError(f"{command[0]} could not build the image: exit code {code}; what it said is above")
+
+
+def _forget_list(tag: str) -> None:
+    """Podman adds to a list of images that is there, and takes the oldest of an architecture when it is used."""
+    if shutil.which("podman") is None:
+        return
+    if subprocess.run(["podman", "manifest", "exists", tag], check=False, capture_output=True).returncode == 0:
+        print(f"prony: {shlex.join(['podman', 'manifest', 'rm', tag])}", file=sys.stderr)
+        subprocess.run(["podman", "manifest", "rm", tag], check=False, capture_output=True)
 
 
 @container.command("check")

@@ -21,7 +21,7 @@ test: setup-dev lint types
 
 # Minutes, and root: images made with Podman; a Kubernetes built from Debian's source package.
 test-containers: setup-dev
-	PRONY_TEST_CONTAINERS=1 $(VENV)/bin/python -m pytest tests/system/test_containers.py
+	PRONY_TEST_CONTAINERS=1 $(VENV)/bin/python -m pytest tests/system/test_containers.py tests/system/test_apptainer.py
 
 test-kubernetes: setup-dev
 	bash scripts/build_kubernetes.sh "$${XDG_CACHE_HOME:-$$HOME/.cache}/prony-tests/kubernetes"

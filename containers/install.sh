@@ -1,6 +1,6 @@
 #!/bin/bash
 # Install what workloads need, in an image. install.sh CONSTRAINTS TORCH, where TORCH is
-#   keep   the base's own torch stays, and everything beside it fits it
+#   keep   the base's own torch stays, and so does what else the base has; our pins are for what it has not
 #   none   nothing is installed: Python and torch are mounted when the image is used
 #   pip    torch and torchvision from wherever this pip takes them, at the versions of CONSTRAINTS
 set -euo pipefail
@@ -12,12 +12,28 @@ if [ "$torch" = none ]; then
 fi
 pins=$(mktemp)
 if [ "$torch" = keep ]; then
-    # What torch was built with must stay: its own versions are the pins, ours are left out.
-    grep -vEi '^(torch|torchvision|numpy|pillow|scipy|triton|nvidia-.*)==' "$constraints" >"$pins"
-    python3 -m pip list --format=freeze | grep -Ei '^(torch|torchvision|numpy|pillow|scipy|triton)==' \
-        | sed -E 's/^([^=]+)==.*/\1/' | while read -r name; do
-            python3 -c 'import sys, importlib.metadata as m; print(f"{sys.argv[1]}=={m.version(sys.argv[1])}")' "$name"
-        done >>"$pins"
+    # torch wants some of what is beside it at one version (sympy), and is built with others (numpy): where the base has
+    # a library, our version of it would contradict. What torch is built with may not move at all.
+    python3 - "$constraints" >"$pins" <<'END'
+import importlib.metadata, re, sys
+
+BUILT_WITH = ("torch", "torchvision", "numpy", "pillow", "scipy", "triton")
+
+
+def plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+there = {plain(found.metadata["Name"]): found.version for found in importlib.metadata.distributions()}
+for line in open(sys.argv[1], encoding="utf-8"):
+    name = plain(re.split(r"[^A-Za-z0-9_.-]", line.strip())[0])
+    if name and name not in there:
+        print(line.strip())
+for name in BUILT_WITH:
+    if name in there:
+        print(f"{name}=={there[name]}")
+END
+    unset PIP_CONSTRAINT  # NVIDIA's bases name a file of all that they were made with, which pip would add to ours
 else
     cp "$constraints" "$pins"
     libraries+=(torch torchvision)

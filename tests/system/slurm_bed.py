@@ -1,7 +1,8 @@
 """A real Slurm for tests: two virtual nodes with two pretend GPUs each, and accounting, all of it on this machine.
 
-Every daemon listens on loopback and lives in one folder; the ports differ from process to process, so that several
-test runs can be on one machine. It needs Debian's slurm-wlm, slurmdbd, munge and mariadb-server, and root.
+Every daemon listens on loopback and lives in one folder; ports and numbers of jobs (ranks of two nodes meet at a port
+that follows from it) differ from process to process, so that several test runs can be on one machine. It needs
+Debian's slurm-wlm, slurmdbd, munge and mariadb-server, and root.
 """
 
 from __future__ import annotations
@@ -187,6 +188,7 @@ StorageLoc=acct
         (self.folder / "slurmdbd.conf").chmod(0o600)
         self._write("slurm.conf", f"""\
 ClusterName=bed
+FirstJobId={os.getpid() % 50000 + 1}
 SlurmctldHost={self.host}(127.0.0.1)
 SlurmctldPort={self.ports[0]}
 AuthType=auth/munge

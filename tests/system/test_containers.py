@@ -27,6 +27,7 @@ from prony_node.contract import Plan, Trial
 from prony_node.contract.plan import Stop
 from prony_node.contract.record import read_record
 
+CHECKOUT = Path(__file__).parents[2]
 HERE = ARCHITECTURES[platform.machine()]
 OTHER = {"amd64": "arm64", "arm64": "amd64"}[HERE]
 WANTED = os.environ.get("PRONY_TEST_CONTAINERS")
@@ -49,10 +50,10 @@ def prony(podman: Podman, *words: str, folder: Path) -> subprocess.CompletedProc
     )  # fmt: skip
 
 
-def build(podman: Podman, tag: str, *archs: str, folder: Path) -> None:
+def build(podman: Podman, tag: str, *archs: str, folder: Path, checkout: Path = CHECKOUT) -> None:
     named = [word for arch in archs for word in ("--arch", arch)]
     words = ("container", "build", "cpu", "--base", "localhost/prony-base:{arch}", "--torch", "none", "--tag", tag)
-    done = prony(podman, *words, *named, folder=folder)
+    done = prony(podman, *words, *named, "--checkout", str(checkout), folder=folder)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
@@ -89,6 +90,16 @@ def test_one_name_stands_for_two_architectures_where_the_other_can_be_emulated(p
     podman.import_base(OTHER, f"localhost/prony-base:{OTHER}")
     build(podman, "localhost/prony-both", HERE, OTHER, folder=tmp_path)
     assert podman.architectures("localhost/prony-both") == ["amd64", "arm64"]
+
+
+def test_an_image_that_is_built_again_is_the_new_one(podman: Podman, tmp_path: Path) -> None:
+    """Podman would add it behind the old one, which everybody would go on with."""
+    newer = tmp_path / "checkout"
+    shutil.copytree(CHECKOUT / "containers", newer / "containers")
+    (newer / "constraints.txt").write_text("# newer\n", encoding="utf-8")
+    for checkout in (CHECKOUT, newer):
+        build(podman, "localhost/prony-again", HERE, folder=tmp_path, checkout=checkout)
+    assert podman.architectures("localhost/prony-again") == [HERE]
 
 
 def test_an_image_for_the_other_architecture_is_caught_before_anything_starts(podman: Podman, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from prony.launch.blocks import make_jobs
 from prony.launch.job import BlockRun, Job, load
 from prony.launch.jobs import Jobs
 from prony.launch.protocol import LAUNCHERS
-from prony.launch.site_file import read_site
+from prony.launch.site_find import read_site
 from prony_node.contract import Plan, Trial, files, read_record
 from prony_node.contract.process import is_alive
 
@@ -101,6 +101,8 @@ def test_cancelling_ends_every_process_and_records_what_had_begun(submit: Submit
     done = CliRunner().invoke(make_app("cancel"), ["cancel", job.runs[0].plan.run_id, "--runs", str(job.root)])
     assert done.exit_code == 0, done.output
     ended = until(job, lambda job: job.state == "ended")
+    assert ended.outcome is not None
+    assert ended.outcome.state == "CANCELLED"
     record = read_record(job.run_folder(job.runs[0]))
     assert record is not None
     assert (record["status"], record["failure"]["kind"]) == ("interrupted", "interrupted")

@@ -27,7 +27,7 @@ from prony.launch.blocks import make_jobs
 from prony.launch.job import BlockRun, Job, load
 from prony.launch.jobs import Jobs
 from prony.launch.site import Site
-from prony.launch.site_file import read_site
+from prony.launch.site_find import read_site
 from prony_node.contract import Plan, Trial, files, read_record
 
 ROOT = Path(__file__).parents[2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -44,6 +45,8 @@ def build(
     wanted = tuple(_architecture(one) for one in arch or ())
     asked = Build(engine, vendor, wanted, tag or f"prony-{vendor}", base, torch)
     commands = build_commands(asked, read_pins(root), _architecture(platform.machine()))
+    if engine == "podman" and not dry_run:
+        _forget_list(asked.tag)
     for command in commands:
         print(f"prony: {shlex.join(command)}", file=sys.stderr)
         if dry_run:
@@ -53,6 +56,15 @@ def build(
         code = subprocess.run(command, cwd=root, check=False).returncode
         if code != 0:
             raise RequestError(f"{command[0]} could not build the image: exit code {code}; what it said is above")
+
+
+def _forget_list(tag: str) -> None:
+    """Podman adds to a list of images that is there, and takes the oldest of an architecture when it is used."""
+    if shutil.which("podman") is None:
+        return
+    if subprocess.run(["podman", "manifest", "exists", tag], check=False, capture_output=True).returncode == 0:
+        print(f"prony: {shlex.join(['podman', 'manifest', 'rm', tag])}", file=sys.stderr)
+        subprocess.run(["podman", "manifest", "rm", tag], check=False, capture_output=True)
 
 
 @container.command("check")
@@ -105,12 +117,18 @@ def _try(site: Site, partition: Partition, title: str) -> bool:
         print(f"fail     {title}: the image did not answer within {PATIENCE_S:g} s")
         return False
     if done.returncode != 0:
-        said = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        print(f"fail     {title}: Python with torch does not start in it: {said[0][:300]}")
+        said = last_words(done.stderr) or f"exit code {done.returncode}"
+        print(f"fail     {title}: Python with torch does not start in it: {said}")
         return False
     machine, python, torch = [*done.stdout.split(), "?", "?", "?"][:3]
     print(f"pass     {title}: Python {python} with torch {torch} starts in it, on {machine}")
     return True
+
+
+def last_words(stderr: str) -> str:
+    """The end of what an engine said, without its colours: Apptainer's last line alone may be an exit status."""
+    lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", stderr).splitlines()]
+    return "; ".join([line for line in lines if line][-3:])[-400:]
 
 
 def _architecture(name: str) -> str:

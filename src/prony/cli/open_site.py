@@ -10,7 +10,8 @@ from prony.cli.execute import runs_root
 from prony.launch.job import JOBS, Job, find_job
 from prony.launch.jobs import Jobs
 from prony.launch.site import Partition, Site
-from prony.launch.site_file import choose_partition, load_site, read_site, user_sites
+from prony.launch.site_file import choose_partition
+from prony.launch.site_find import load_site, read_site, user_sites
 from prony_node.contract.errors import RequestError
 
 SITE_HELP = "Where to run: a site of yours, `local`, or a site file; see `prony site list`."

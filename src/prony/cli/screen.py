@@ -39,12 +39,15 @@ def screen(
     """Measure the same trial on every node of a partition, and say which is unlike the others."""
     site = find_site(name)
     chosen = find_partition(site, partition)
-    listed = nodes.split(",") if nodes else make_launcher(site.kind, warn).nodes(chosen.name)
-    if not listed:
-        raise RequestError(f"partition {partition} of {name} has no node that takes jobs")
     given = list(words or [])
     target = given.pop(0) if given and "=" not in given[0] else WORKLOAD
     trial = parse_trial(target, given)
+    if int(trial.settings.get("nodes", 1)) != 1:
+        raise RequestError(f"nodes={trial.settings['nodes']} cannot be screened with: each node is measured alone")
+    listed = [node.strip() for node in (nodes or "").split(",") if node.strip()]
+    listed = listed or make_launcher(site.kind, warn).nodes(site, chosen)
+    if not listed:
+        raise RequestError(f"partition {partition} of {name} has no node that takes jobs")
     root = site_root(site, out)
     jobs: dict[str, Job] = {}
     for node in dict.fromkeys(listed):

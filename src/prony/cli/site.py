@@ -17,7 +17,8 @@ from prony.launch.calls import NoAnswer
 from prony.launch.job import ENDED_STATE, Job, load, new_job
 from prony.launch.jobs import Jobs
 from prony.launch.site_check import judge
-from prony.launch.site_file import NAME, dump_site, parse_site, read_site, sites_folder, user_sites
+from prony.launch.site_file import NAME, dump_site, parse_site
+from prony.launch.site_find import read_site, sites_folder, user_sites
 from prony_node.contract.errors import RequestError
 
 CHECK_S = 300.0  # at most: importing torch from a busy file system takes minutes
@@ -134,7 +135,7 @@ def _kubernetes_values(ask: Any) -> dict[str, Any]:
     if image:
         values["container"] = {"image": image}
     try:
-        partitions = detect_partitions(Api(None, namespace).nodes(""))
+        partitions = detect_partitions(Api(None, namespace).nodes())
     except ApiProblem as error:
         warn(f"{error}; partitions are for you to fill in (docs/kubernetes.md)")
         return values
@@ -152,7 +153,8 @@ def check(
     found = find_site(name)
     chosen = find_partition(found, partition)
     root = site_root(found, out)
-    job = new_job(found, chosen, root, ask=("doctor",), time_s=CHECK_S, folder_of_work=str(Path.cwd()))
+    longest_s = min(CHECK_S, chosen.max_time_s or CHECK_S, found.limits.time_s or CHECK_S)
+    job = new_job(found, chosen, root, ask=("doctor",), time_s=longest_s, folder_of_work=str(Path.cwd()))
     if dry_run:
         show_rendered([job])
         return

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from prony.launch.estimate import job_time_s
-from prony.launch.job import BlockRun, Job, into_blocks, new_job
+from prony.launch.job import BlockRun, Job, new_job
 from prony.launch.site import Partition, Site
 from prony_node.contract.errors import RequestError
 
@@ -38,3 +38,14 @@ def make_jobs(
             doubts.append(doubt)
         jobs.append(new_job(site, partition, root, part, time_s=limit_s, folder_of_work=folder_of_work, node=node))
     return jobs, list(dict.fromkeys(doubts))
+
+
+def into_blocks(runs: Sequence[BlockRun], size: int) -> list[list[BlockRun]]:
+    """Consecutive runs that need as many nodes, `size` at most: their order is kept, and no node idles for another."""
+    blocks: list[list[BlockRun]] = []
+    for run in runs:
+        if blocks and len(blocks[-1]) < size and blocks[-1][0].nodes == run.nodes:
+            blocks[-1].append(run)
+        else:
+            blocks.append([run])
+    return blocks

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -95,11 +96,12 @@ class Shared:
 
     def __init__(self, path: Path, every_s: float, caller: Caller) -> None:
         self._path, self._every_s, self._caller = path, every_s, caller
+        self._own = ""  # the answer of this process, where there is no file to share it through
 
     def get(self, make: Callable[[], str]) -> tuple[str, float]:
         """The kept answer while it is fresh, else a new one, and when it was asked for. A failed try is kept too."""
-        with self._alone():
-            kept = self._read()
+        with self._alone() as is_shared:
+            kept = self._fresh(is_shared)
             if kept is not None:
                 if isinstance(kept["answer"], str):
                     return str(kept["answer"]), float(str(kept["asked_s"]))
@@ -114,27 +116,38 @@ class Shared:
                 raise
             finally:
                 document = {"at_s": self._caller.clock(), "asked_s": begun_s, "answer": answer, "problem": problem}
-                with contextlib.suppress(OSError):
-                    self._path.write_text(json.dumps(document), encoding="utf-8")
+                self._own = json.dumps(document)
+                if is_shared:
+                    with contextlib.suppress(OSError):
+                        self._path.write_text(self._own, encoding="utf-8")
             return answer, begun_s
 
-    def _read(self) -> dict[str, object] | None:
+    def _fresh(self, is_shared: bool) -> dict[str, object] | None:
         try:
-            kept = json.loads(self._path.read_text(encoding="utf-8"))
+            kept = json.loads(self._path.read_text(encoding="utf-8") if is_shared else self._own)
             age_s = self._caller.clock() - float(kept["at_s"])
         except (OSError, ValueError, TypeError, KeyError):
             return None
         return kept if 0.0 <= age_s < self._every_s else None
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _alone(self) -> Iterator[bool]:
+        """One process at a time; whether there is a folder to share the answer through."""
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            make_own_folder(self._path.parent)
             lock = self._path.with_suffix(".lock").open("w")
-        except OSError:  # nowhere to share it: each process for itself
-            yield
+        except OSError:  # each process for itself
+            yield False
             return
         with lock:
             with contextlib.suppress(OSError):
                 fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+            yield True
+
+
+def make_own_folder(folder: Path) -> None:
+    """A folder that nobody else writes to. It may lie where anyone writes, and someone may have made it before us."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise PermissionError(f"{folder} is not ours alone")

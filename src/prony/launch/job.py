@@ -74,6 +74,7 @@ class Job:
     note: str = ""  # why it waits, for a person
     followed_by: str | None = None  # the job that tries again what this one could not end
     cancelled: bool = False  # a person asked for its end
+    tried: bool = False  # a submission was begun, and what came of it was not heard
 
     @property
     def folder(self) -> Path:
@@ -121,6 +122,7 @@ class Job:
             "note": self.note,
             "followed_by": self.followed_by,
             "cancelled": self.cancelled,
+            "tried": self.tried,
             "time_s": self.time_s,
             "node": self.node,
             "folder_of_work": self.folder_of_work,
@@ -203,6 +205,7 @@ def load(folder: Path) -> Job:
             note=str(document.get("note") or ""),
             followed_by=document.get("followed_by"),
             cancelled=bool(document.get("cancelled")),
+            tried=bool(document.get("tried")),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise RequestError(f"{folder / JOB} is not a complete job: {type(error).__name__} {error}") from error
@@ -243,14 +246,3 @@ def find_job(jobs: Sequence[Job], text: str) -> Job:
 
 def _run_ids(job: Job) -> list[str]:
     return [run.plan.run_id for run in job.runs]
-
-
-def into_blocks(runs: Sequence[BlockRun], size: int) -> list[list[BlockRun]]:
-    """Consecutive runs that need as many nodes, `size` at most: their order is kept, and no node idles for another."""
-    blocks: list[list[BlockRun]] = []
-    for run in runs:
-        if blocks and len(blocks[-1]) < size and blocks[-1][0].nodes == run.nodes:
-            blocks[-1].append(run)
-        else:
-            blocks.append([run])
-    return blocks

@@ -9,7 +9,7 @@ import contextlib
 import fcntl
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,8 +18,8 @@ from prony.launch import job as kept
 from prony.launch.image import check_image
 from prony.launch.job import ENDED_STATE, NODE_ZIP, SUBMITTED, WAITING, Job, Outcome, load_jobs, save
 from prony.launch.node import write_node_zip
-from prony.launch.protocol import Launcher, QueueFull, Status, Warn, check_fits, make_launcher
-from prony.launch.settle import next_attempt, settle
+from prony.launch.protocol import Launcher, QueueFull, Status, Unanswered, Warn, check_fits, make_launcher
+from prony.launch.settle import left, next_attempt, settle
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 
@@ -70,15 +70,29 @@ class Jobs:
             self._check_image(job, self._warn)
         changes = Changes()
         with self._alone():
-            prepared = [self._prepare(job) for job in jobs]
+            prepared: list[Job] = []
             try:
-                self._submit_waiting(changes, strict=True)
+                for job in jobs:
+                    prepared.append(save(job))
+                    self._prepare(job)
+                self._submit_waiting(changes, ours={job.id for job in jobs})
             except RequestError:
-                for job in prepared:
-                    if kept.load(job.folder).state == WAITING:
-                        shutil.rmtree(job.folder, ignore_errors=True)
+                self._withdraw(prepared)
                 raise
         return changes
+
+    def _withdraw(self, jobs: Sequence[Job]) -> None:
+        """Undo what was taken up before one of them was refused: a request is taken up whole or not at all."""
+        for job in (kept.load(job.folder) for job in jobs):
+            if job.state == WAITING:
+                shutil.rmtree(job.folder, ignore_errors=True)
+                continue
+            try:
+                self.launcher(job).cancel([job])
+                self._warn(f"{job.id} had been submitted before, and is cancelled")
+            except RequestError as error:
+                self._warn(f"{job.id} had been submitted before: {error}")
+            save(replace(job, cancelled=True))
 
     def update(self) -> Changes:
         """Ask about every job that has not ended, record what ended, try again what may be, submit what waits."""
@@ -93,7 +107,7 @@ class Jobs:
                 for job in jobs:
                     if job.handle in told:
                         self._learn(job, told[job.handle], changes)
-            self._submit_waiting(changes, strict=False)
+            self._submit_waiting(changes)
         return changes
 
     def cancel(self, jobs: Sequence[Job]) -> list[Job]:
@@ -110,18 +124,20 @@ class Jobs:
         return cancelled
 
     def _prepare(self, job: Job) -> Job:
-        """The job's folder with all that it needs, the node program among it."""
-        save(job)
+        """All that the job needs into its folder; the node program comes last, and says that nothing is missing."""
         for number, run in enumerate(job.runs):
             files.write_whole(job.plan_file(number), run.plan.to_json())
         shared = write_node_zip(self.root / kept.JOBS)
         try:
             os.link(shared, job.folder / NODE_ZIP)
         except OSError:  # a file system without hard links
-            shutil.copyfile(shared, job.folder / NODE_ZIP)
+            copied = job.folder / f".{NODE_ZIP}.part"
+            shutil.copyfile(shared, copied)
+            copied.replace(job.folder / NODE_ZIP)
         return job
 
-    def _submit_waiting(self, changes: Changes, strict: bool) -> None:
+    def _submit_waiting(self, changes: Changes, ours: Collection[str] = ()) -> None:
+        """Submit what waits, as far as it may; a refusal of one of `ours` is raised, that of another is its end."""
         jobs = self.all()
         in_queue: dict[str, int] = {}
         for job in jobs:
@@ -139,21 +155,28 @@ class Jobs:
                 in_queue[name] += 1
             except QueueFull as error:
                 full.add(name)
-                self._note(job, f"the queue is full: {error}")
+                save(replace(job, note=f"the queue is full: {error}"))
             except RequestError as error:
-                if strict:
+                if job.id in ours:
                     raise
+                if isinstance(error, Unanswered):
+                    full.add(name)
+                    self._note(kept.load(job.folder), f"{error}; it is submitted later")
+                    continue
                 self._warn(str(error))
                 self._end(job, Outcome("REFUSED", str(error)), changes)
 
     def _submit(self, job: Job) -> Job:
         launcher = self.launcher(job)
+        if not (job.folder / NODE_ZIP).exists():  # who made the job was ended before all of it was there
+            self._prepare(job)
         rendered = launcher.render(job)
         for name, text in rendered.files.items():
             (job.folder / name).write_text(text, encoding="utf-8")
+        save(replace(job, tried=True))  # whoever comes after us, should we end now, asks before submitting again
         handle = launcher.submit(job, rendered)
         moment = self._now().isoformat()
-        return save(replace(job, state=SUBMITTED, handle=handle, submitted=moment, note=""))
+        return save(replace(job, state=SUBMITTED, handle=handle, submitted=moment, note="", tried=False))
 
     def _note(self, job: Job, note: str) -> None:
         if job.note != note:
@@ -185,9 +208,9 @@ class Jobs:
         if outcome.state == "REFUSED":
             failure = {"kind": "request", "message": outcome.reason}
         again = next_attempt(ended, failure)
-        changes.recorded += settle(ended, failure, launcher.log(ended), will_retry=again is not None)
+        changes.recorded += settle(ended, failure, _last_words(launcher, ended), will_retry=again is not None)
         if again is not None:
-            changes.retried.append(self._prepare(again))
+            changes.retried.append(self._prepare(save(again)))
             ended = replace(ended, followed_by=again.id)
         changes.ended.append(ended)
         return save(ended)
@@ -205,6 +228,13 @@ class Jobs:
             with contextlib.suppress(OSError):  # a file system without locks: as well as it goes
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+
+def _last_words(launcher: Launcher, job: Job) -> str:
+    """What was said where the first run that never began was to begin, or else by the job itself."""
+    never = left(job)
+    own = launcher.log(job, job.runs.index(never[0])) if never else ""
+    return own if own.strip() else launcher.log(job)
 
 
 def _one_of_each_place(jobs: Sequence[Job]) -> list[Job]:

@@ -7,15 +7,15 @@ import functools
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
 from prony.launch.job import JOBS, LOG, NODE_ZIP, SCRIPT, Job, Outcome
 from prony.launch.kubernetes_answers import failure_of, pod_facts, status_of
 from prony.launch.kubernetes_api import Api, ApiProblem, persist
+from prony.launch.kubernetes_detect import nodes_of
+from prony.launch.kubernetes_fetch import Fetcher, fetched, keep_end
 from prony.launch.kubernetes_manifest import (
-    CONTAINER,
     JOB_LABEL,
     MANAGED_BY,
     ROOT_LABEL,
@@ -27,16 +27,11 @@ from prony.launch.kubernetes_manifest import (
     with_node,
 )
 from prony.launch.kubernetes_view import View
-from prony.launch.protocol import QueueFull, Rendered, Status, Statuses, Warn
-from prony.launch.receive import Receiver, forget_parts
-from prony_node.contract import files
+from prony.launch.protocol import QueueFull, Rendered, Status, Statuses, Unanswered, Warn
+from prony.launch.site import Partition, Site
 from prony_node.contract.errors import RequestError
 
 MANIFEST = "job.yaml"
-FETCHED = "fetched.json"  # how the job ended; written once all of it is here, and the cluster may forget it
-READ_TO = ".log-read.json"  # when the log of a running pod was last read
-OVERLAP_S = 15.0  # of two readings of a log
-LOG_PATIENCE_S = 6 * 3600.0  # for a log that cannot be read although its pod is there
 
 
 class Kubernetes:
@@ -51,9 +46,10 @@ class Kubernetes:
     ) -> None:
         self._warn, self._api_of, self._clock, self._sleep = warn, api_of, clock, sleep
         self._apis: dict[tuple[str | None, str], Api] = {}
+        self._fetcher = Fetcher(self._api, warn, clock)
 
-    def _api(self, job: Job) -> Api:
-        key = (job.site.context, job.site.namespace)
+    def _api(self, site: Site) -> Api:
+        key = (site.context, site.namespace)
         if key not in self._apis:
             self._apis[key] = self._api_of(*key)
         return self._apis[key]
@@ -76,17 +72,19 @@ class Kubernetes:
                 self._create(job, document)
         except (ApiProblem, RequestError) as error:
             with contextlib.suppress(ApiProblem):
-                self._api(job).delete_job(name)
+                self._api(job.site).delete_job(name)
             if isinstance(error, RequestError):
                 raise
             if error.status == 403 and "quota" in str(error):
                 raise QueueFull(str(error)) from error
+            if error.passing:
+                raise Unanswered(f"Kubernetes did not take the job: {error}") from error
             raise RequestError(f"Kubernetes refused the job: {error}") from error
         return name
 
     def _create(self, job: Job, document: dict[str, Any]) -> dict[str, Any]:
         what = f"{document['kind']} {document['metadata']['name']}"
-        api = self._api(job)
+        api = self._api(job.site)
 
         def call() -> dict[str, Any]:
             try:
@@ -104,7 +102,7 @@ class Kubernetes:
         found: dict[str, Status] = {}
         groups: dict[tuple[str | None, str], list[Job]] = {}
         for job in (job for job in jobs if job.handle):
-            kept = self._fetched(job)
+            kept = fetched(job)
             if kept is not None:
                 found[str(job.handle)] = kept
             else:
@@ -117,20 +115,22 @@ class Kubernetes:
         """Of jobs in one namespace. Until an ended one is fetched, it has not ended for us."""
         view = self._view(jobs[0])
         before = self._judge(view, jobs)
-        logs = [functools.partial(self._read_logs, job, view, False) for job in jobs if _is_live(job, before)]
+        pods, read = view.of("Pod"), self._fetcher.read_logs
+        live = [job for job in jobs if _is_live(job, before)]
+        logs = [functools.partial(read, job, pods.get(str(job.handle), []), last=False) for job in live]
         view.refresh(logs, _events_wanted(before))
-        found = self._judge(view, jobs)
+        found, pods = self._judge(view, jobs), view.of("Pod")
         for job in jobs:
             status = found.get(str(job.handle))
             if status is not None and status.phase == "ended":
-                found[str(job.handle)] = self._fetch_end(job, view, status)
+                found[str(job.handle)] = self._fetcher.end(job, pods.get(str(job.handle), []), status)
         return found
 
     def _view(self, job: Job) -> View:
         selector = f"{_equals(MANAGED_BY)},{ROOT_LABEL}={root_label(job.root)}"
         place = hashlib.sha256(f"{job.site.context}/{job.site.namespace}".encode()).hexdigest()[:12]
         path = job.root / JOBS / f".kubernetes-{place}.json"
-        return View(path, lambda: self._api(job), selector, self._warn, self._clock)
+        return View(path, lambda: self._api(job.site), selector, self._warn, self._clock)
 
     def _judge(self, view: View, jobs: list[Job]) -> dict[str, Status]:
         found = {}
@@ -145,58 +145,6 @@ class Kubernetes:
                 found[name] = status
         return found
 
-    def _fetch_end(self, job: Job, view: View, status: Status) -> Status:
-        """Bring everything of an ended job here, then let the cluster forget it."""
-        try:
-            if job.site.volume is None and not self._read_logs(job, view, True):
-                self._warn(f"the log of {job.handle} is not complete; what came of its run folders is used")
-        except ApiProblem as error:
-            ended_s = max((_ended_s(pod) for pod in view.of("Pod").get(str(job.handle), [])), default=0.0)
-            if error.passing and self._clock() - ended_s < LOG_PATIENCE_S:
-                self._warn(f"the log of {job.handle} cannot be read yet: {error}")
-                return Status("running", "COLLECTING", str(error))
-            self._warn(f"the log of {job.handle} cannot be read: {error}")
-        if job.cancelled and status.state != "COMPLETED":
-            status = Status("ended", "CANCELLED", "", status.exit_code)
-        files.write_whole(job.folder / FETCHED, asdict(status))
-        forget_parts(job)
-        try:
-            self._api(job).delete_job(str(job.handle))
-        except ApiProblem as error:
-            if error.status != 404:
-                self._warn(f"{job.handle} stays in the cluster for now: {error}")
-        return status
-
-    def _read_logs(self, job: Job, view: View, last: bool) -> bool:
-        """What the pods of a job said since the last time; at its end everything, if not all of it is here yet."""
-        complete = True
-        for pod in view.of("Pod").get(str(job.handle), []):
-            if pod["phase"] == "Pending":
-                continue
-            complete &= self._read_log(job, pod["name"], Receiver(job, pod["index"]), last)
-        return complete
-
-    def _read_log(self, job: Job, pod: str, receiver: Receiver, last: bool) -> bool:
-        kept = files.read_json(job.folder / READ_TO)
-        read_to: dict[str, float] = kept if isinstance(kept, dict) else {}
-        begun_s = self._clock()
-        since_s = None if last or pod not in read_to else int(begun_s - read_to[pod] + OVERLAP_S)
-        try:
-            for chunk in self._api(job).log(pod, CONTAINER, since_s):
-                receiver.feed(chunk)
-        except ApiProblem as error:
-            receiver.finish(whole=False)
-            if error.status in (400, 404):  # its container never began, or it is gone: there is no log
-                return False
-            raise
-        receiver.finish(whole=since_s is None)
-        files.write_whole(job.folder / READ_TO, {**read_to, pod: begun_s})
-        return receiver.ended
-
-    def _fetched(self, job: Job) -> Status | None:
-        document = files.read_json(job.folder / FETCHED)
-        return Status(**document) if isinstance(document, dict) else None
-
     def cancel(self, jobs: Sequence[Job]) -> None:
         """A pod that runs is ended by its deadline, and keeps its log; what does not run, or a second time, goes."""
         for job in jobs:
@@ -207,7 +155,7 @@ class Kubernetes:
                     raise RequestError(f"the job was not cancelled: {error}") from error
 
     def _cancel(self, job: Job) -> None:
-        api, name = self._api(job), str(job.handle)
+        api, name = self._api(job.site), str(job.handle)
         pods = [pod_facts(item) for item in api.list_all("Pod", f"{JOB_LABEL}={name}").get("items") or ()]
         running = [pod for pod in pods if pod["phase"] == "Running"]
         if running and not job.cancelled:
@@ -220,7 +168,7 @@ class Kubernetes:
                     raise
         api.delete_job(name, now=job.cancelled)
         if not running:
-            files.write_whole(job.folder / FETCHED, asdict(Status("ended", "CANCELLED", "before it began")))
+            keep_end(job, Status("ended", "CANCELLED", "before it began"))
 
     def failure(self, job: Job) -> dict[str, str]:
         return failure_of(job.outcome or Outcome(""), job.handle or job.id, job.time_s, job.cancelled)
@@ -235,11 +183,14 @@ class Kubernetes:
     def fetch(self, job: Job) -> None:
         """Nothing: a job has not ended before all of it is here."""
 
-    def nodes(self, partition: str) -> list[str]:
-        raise RequestError(
-            f"the nodes of {partition or 'a Kubernetes site'} are not listed here; `kubectl get nodes` does it, and a "
-            "selector names some of them"
-        )
+    def nodes(self, site: Site, partition: Partition) -> list[str]:
+        try:
+            found = persist("list the nodes", lambda: self._api(site).nodes(), self._warn, self._sleep)
+        except ApiProblem as error:
+            raise RequestError(
+                f"the nodes of {partition.name or site.name} cannot be listed: {error}; --nodes names them"
+            ) from error
+        return nodes_of(found, partition)
 
 
 def _owner(job: dict[str, Any]) -> dict[str, Any]:
@@ -268,10 +219,3 @@ def _was_missed(job: Job, view: View) -> bool:
     """Whether pods and Jobs were both seen since this job was submitted."""
     submitted_s = datetime.fromisoformat(job.submitted).timestamp() if job.submitted else 0.0
     return all((view.listed_s(kind) or 0.0) > submitted_s + 1.0 for kind in ("Pod", "Job"))
-
-
-def _ended_s(pod: dict[str, Any]) -> float:
-    try:
-        return datetime.fromisoformat(str((pod["ended"] or {}).get("finishedAt"))).timestamp()
-    except ValueError:
-        return float(pod["made_s"] or 0.0)

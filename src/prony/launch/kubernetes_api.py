@@ -99,9 +99,8 @@ class Api:
         body: dict[str, Any] = {"propagationPolicy": "Background", **({"gracePeriodSeconds": 0} if now else {})}
         self._json("DELETE", f"{self._path('Job')}/{name}", body=body)
 
-    def nodes(self, selector: str) -> list[dict[str, Any]]:
-        query = {"labelSelector": selector} if selector else {}
-        found: list[dict[str, Any]] = self._json("GET", "/api/v1/nodes", query).get("items") or []
+    def nodes(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._json("GET", "/api/v1/nodes").get("items") or []
         return found
 
     def _path(self, kind: str) -> str:

@@ -27,6 +27,7 @@ Manifest = dict[str, Any]
 MANAGED_BY = {"app.kubernetes.io/managed-by": "prony"}
 JOB_LABEL, ROOT_LABEL = "prony-job", "prony-root"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 INPUTS, RUNS, WORK = PurePosixPath("/prony/inputs"), PurePosixPath("/prony/runs"), "/prony/runs"
 CONTAINER = "node"
 GRACE_S = 90  # for a supervisor to write its record, and for that to be sent
@@ -146,8 +147,6 @@ def _pod(job: Job) -> Manifest:
     selector = dict(job.partition.selector)
     if job.partition.arch:
         selector["kubernetes.io/arch"] = job.partition.arch
-    if job.node is not None:
-        selector["kubernetes.io/hostname"] = job.node
     if selector:
         spec["nodeSelector"] = selector
     if job.partition.tolerations:
@@ -157,7 +156,10 @@ def _pod(job: Job) -> Manifest:
     if job.nodes > 1:
         spec["subdomain"] = name_of(job)
         apart = {"labelSelector": {"matchLabels": {JOB_LABEL: name_of(job)}}, "topologyKey": "kubernetes.io/hostname"}
-        spec["affinity"] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
+        spec["affinity"] = {"podAntiAffinity": {REQUIRED: [apart]}}
+    if job.node is not None:  # by its name: the label of a host's name may be another
+        named = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [job.node]}]}
+        spec.setdefault("affinity", {})["nodeAffinity"] = {REQUIRED: {"nodeSelectorTerms": [named]}}
     spec["containers"] = [_container(job)]
     spec["volumes"] = _volumes(job)
     return spec

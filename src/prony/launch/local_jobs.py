@@ -16,6 +16,7 @@ from prony.launch.job import ENDED, LOG, SCRIPT, Job, Outcome
 from prony.launch.node import node_python
 from prony.launch.protocol import Rendered, Status, Statuses, Warn
 from prony.launch.script import make_script
+from prony.launch.site import Partition, Site
 from prony_node.contract.assemble import make_failure
 from prony_node.contract.errors import RequestError
 from prony_node.contract.process import identify, is_alive
@@ -60,7 +61,9 @@ class LocalJobs:
         try:
             code = (job.folder / ENDED).read_text(encoding="utf-8").strip()
         except OSError:
-            return Status("ended", "KILLED", "its processes are gone")
+            return Status("ended", "CANCELLED" if job.cancelled else "KILLED", "its processes are gone")
+        if job.cancelled:  # its script ends well all the same
+            return Status("ended", "CANCELLED", "", code)
         return Status("ended", "COMPLETED" if code == "0" else "FAILED", "", code)
 
     def cancel(self, jobs: Sequence[Job]) -> None:
@@ -89,7 +92,7 @@ class LocalJobs:
     def fetch(self, job: Job) -> None:
         """Nothing: the run folders are here."""
 
-    def nodes(self, partition: str) -> list[str]:
+    def nodes(self, site: Site, partition: Partition) -> list[str]:
         return []
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from prony.launch.job import Job
+from prony.launch.site import Partition, Site
 from prony_node.contract.errors import RequestError, unknown
 
 Warn = Callable[[str], None]
@@ -42,6 +43,10 @@ class QueueFull(Exception):
     """The scheduler takes no more jobs now; the job waits for its turn here."""
 
 
+class Unanswered(RequestError):
+    """The scheduler gave no answer that could be used: it may take the job later, and may even have it."""
+
+
 class Launcher(Protocol):
     """One way to start jobs. It keeps nothing: handle and files are all there is."""
 
@@ -50,7 +55,10 @@ class Launcher(Protocol):
         ...
 
     def submit(self, job: Job, rendered: Rendered) -> str:
-        """Hand it over, the files being in its folder; the handle. RequestError when it is refused for good."""
+        """Hand it over, the files being in its folder; the handle. RequestError when it is refused for good.
+
+        Where `job.tried` says that an earlier try may have been heard, it is not handed over a second time.
+        """
         ...
 
     def status(self, jobs: Sequence[Job]) -> Statuses:
@@ -71,7 +79,7 @@ class Launcher(Protocol):
         """Bring run folders here that are not here yet; nothing where the file system is shared."""
         ...
 
-    def nodes(self, partition: str) -> list[str]:
+    def nodes(self, site: Site, partition: Partition) -> list[str]:
         """Nodes of a partition that take jobs."""
         ...
 
@@ -99,6 +107,11 @@ def check_fits(job: Job) -> None:
     most = min((n for n in (partition.nodes, limits.nodes) if n is not None), default=None)
     if most is not None and job.nodes > most:
         raise RequestError(f"nodes={job.nodes} is not possible on {what}: a job there has {most} at most")
+    longest_s = min((time_s for time_s in (partition.max_time_s, limits.time_s) if time_s is not None), default=None)
+    if longest_s is not None and job.time_s > longest_s:  # a scheduler might keep it waiting for ever
+        raise RequestError(
+            f"a job of {job.time_s / 60:.0f} min is not possible on {what}: one there has {longest_s / 60:.0f} at most"
+        )
     if job.on_cpu or job.site.kind == "local":
         return
     if partition.accelerators is not None and 0 < partition.accelerators < job.devices:

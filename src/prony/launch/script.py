@@ -59,9 +59,17 @@ def _functions(job: Job, step: Sequence[str], first_host: str, seed: str) -> lis
     return [
         "ending=''  # set once no further run may begin",
         "step=''",
+        "lost=0",
+        "# said until it is heard: a step that is being started is deaf",
+        "tell_near_end() {",
+        f'    while sleep 2 && kill -{NEAR_END} "$step" 2>/dev/null; do :; done &',
+        "}",
         "on_near_end() {",
         "    ending='the time limit is near'",
-        f'    [ -z "$step" ] || kill -{NEAR_END} "$step" 2>/dev/null || true',
+        '    if [ -n "$step" ]; then',
+        f'        kill -{NEAR_END} "$step" 2>/dev/null || true',
+        "        tell_near_end",
+        "    fi",
         "}",
         f"trap on_near_end {NEAR_END}",
         "trap \"ending='the job was ended'\" TERM",
@@ -73,6 +81,7 @@ def _functions(job: Job, step: Sequence[str], first_host: str, seed: str) -> lis
         "    shift 2",
         f'    {" ".join([*step, *container, program])} "$@" >>"$log" 2>&1 &',
         "    step=$!",
+        "    [ \"$ending\" != 'the time limit is near' ] || tell_near_end  # it came while the step was made",
         "    while :; do  # a signal ends `wait` before the step has ended",
         '        wait "$step" && status=0 || status=$?',
         '        kill -0 "$step" 2>/dev/null || break',
@@ -96,8 +105,11 @@ def _functions(job: Job, step: Sequence[str], first_host: str, seed: str) -> lis
         "            return 0",
         "        fi",
         "    done",
-        f"    local port=$((20000 + ({seed} * 16 + 10#$number) % 12000))",
-        f'    export PRONY_RENDEZVOUS={first_host}{suffix}:"$port"',
+        "    unset PRONY_RENDEZVOUS",
+        '    if [ "$nodes" -gt 1 ]; then  # on one node any free port does: another job may be there too',
+        f"        local port=$((20000 + ({seed} * 101 + 10#$number) % 12000))",
+        f'        export PRONY_RENDEZVOUS={first_host}{suffix}:"$port"',
+        "    fi",
         '    echo "prony: run $number begins: $folder"',
         '    on_nodes "$nodes" "$job"/run-"$number".log "$job"/plan-"$number".json "$folder" || status=$?',
         '    echo "prony: run $number ended with exit code $status"',
@@ -105,6 +117,9 @@ def _functions(job: Job, step: Sequence[str], first_host: str, seed: str) -> lis
         "        ending='the run before was interrupted'",
         '    elif [ ! -e "$folder"/record.json ]; then',
         "        sleep 3 & wait $! || true  # a job that is being ended gets its signal meanwhile",
+        '        if [ "$status" != 0 ] && [ ! -e "$folder" ] && [ "${JOB_COMPLETION_INDEX:-0}" = 0 ]; then',
+        "            lost=1  # its supervisor never began, and nobody else says so",
+        "        fi",
         "    fi",
         "}",
         "",
@@ -128,4 +143,4 @@ def _work(job: Job) -> list[str]:
         smaller = [str(job.root / run_id) for run_id in run.unless_too_large]
         folders = " ".join(quote(folder) for folder in (str(job.run_folder(run)), *smaller))
         lines.append(f"run {number:03d} {run.nodes} {folders}")
-    return lines
+    return [*lines, 'exit "$lost"']

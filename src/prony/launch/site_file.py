@@ -1,4 +1,4 @@
-"""Site files: reading one, checking every name and value of it, and finding it by its name."""
+"""Site files: reading one, and checking every name and value of it."""
 
 from __future__ import annotations
 
@@ -189,48 +189,6 @@ def choose_partition(site: Site, name: str | None) -> Partition:
     if wanted not in site.partitions:
         raise unknown(f"partition of {site.name}", wanted, site.partitions)
     return site.partitions[wanted]
-
-
-# Finding
-
-
-def sites_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where a user's site files lie: $PRONY_SITES, else the configuration folder of this account."""
-    named = environment.get("PRONY_SITES")
-    if named:
-        return Path(named)
-    base = environment.get("XDG_CONFIG_HOME") or str(Path("~/.config").expanduser())
-    return Path(base) / "prony" / "sites"
-
-
-def load_site(name: str, examples: Mapping[str, str], folder: Path | None = None) -> Site:
-    """The site of a name, or of a path to a file: the user's own, then `local`, then one shipped as an example."""
-    path = Path(name)
-    if name.endswith((".yaml", ".yml")) or "/" in name:
-        return read_site(path)
-    own = user_sites(folder)
-    if name in own:
-        return read_site(own[name])
-    if name == "local":
-        return LOCAL
-    if name in examples:
-        return keep_text(parse_site(examples[name], f"{name}.yaml", name), examples[name])
-    raise unknown("site", name, {*own, *examples, "local"})
-
-
-def user_sites(folder: Path | None = None) -> dict[str, Path]:
-    """Files of the user's own sites by name."""
-    where = sites_folder() if folder is None else folder
-    return {path.stem: path for path in sorted(where.glob("*.yaml"))} if where.is_dir() else {}
-
-
-def read_site(path: Path) -> Site:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    name = re.sub(r"[^A-Za-z0-9_.-]", "-", path.stem).lstrip(".-_") or "site"
-    return keep_text(parse_site(text, str(path), name[:63]), text)
 
 
 def keep_text(site: Site, text: str) -> Site:

@@ -12,19 +12,21 @@ from pathlib import Path
 from prony.launch import slurm_answers as answers
 from prony.launch.calls import CALLER, PAUSES_S, Caller, NoAnswer, Shared, ask
 from prony.launch.job import ENDED, LOG, SCRIPT, Job, Outcome
-from prony.launch.protocol import QueueFull, Rendered, Status, Statuses, Warn
+from prony.launch.protocol import QueueFull, Rendered, Status, Statuses, Unanswered, Warn
 from prony.launch.script import NEAR_END, make_script
+from prony.launch.site import Partition, Site
 from prony.launch.site_file import WORD
 from prony_node.contract.errors import RequestError
 
 ASK_EVERY_S = 5.0  # squeue, at most, whatever the number of jobs and of processes that follow them
 MOST_IDS = 500  # in one call of sacct or scancel
-# One task a node, which becomes the supervisor there; its number among the nodes is for it to know.
+# One task a node, which becomes the supervisor there; its number among the nodes is for it to know. The signal that
+# the time limit is near would end a Python that has only begun: it is not heard until the supervisor listens.
 STEP = (
     "srun", '--nodes="$nodes"', '--ntasks="$nodes"', "--ntasks-per-node=1", "--export=ALL", "--input=none",
     "--kill-on-bad-exit=0",
 )  # fmt: skip
-BECOME = ("bash", "-c", '\'PRONY_NODE_RANK="$SLURM_PROCID" exec "$@"\'', "prony-node")
+BECOME = ("bash", "-c", f'\'trap "" {NEAR_END}; PRONY_NODE_RANK="$SLURM_PROCID" exec "$@"\'', "prony-node")
 
 
 class Slurm:
@@ -35,6 +37,7 @@ class Slurm:
         where = cache or Path(tempfile.gettempdir()) / f"prony-{os.getuid()}"
         cluster = "".join(c if c.isalnum() else "-" for c in os.environ.get("SLURM_CONF", ""))
         self._squeue = Shared(where / f"squeue{cluster}.json", ASK_EVERY_S, caller)
+        self._accounted: tuple[tuple[float, list[str]], dict[str, Status]] = ((0.0, []), {})
 
     def render(self, job: Job) -> Rendered:
         cores = job.partition.cores_per_device
@@ -77,9 +80,9 @@ class Slurm:
         """A failure that says nothing about the job is tried again, after a look whether it was taken after all."""
         said = ""
         for number, pause_s in enumerate((*PAUSES_S, None)):
-            if number and (known := self._known(job)):
-                return known
             try:
+                if (number or job.tried) and (known := self._known(job)):
+                    return known
                 answer = self._caller.run(rendered.command, 60.0)
                 handle = answers.job_id(answer)
                 if handle is not None:
@@ -97,15 +100,11 @@ class Slurm:
             if pause_s is not None:
                 self._warn(f"{_sentence(said)}; trying again in {pause_s:g} s")
                 self._caller.sleep(pause_s)
-        raise RequestError(f"Slurm took no job after {len(PAUSES_S) + 1} tries: {_sentence(said)}")
+        raise Unanswered(f"Slurm took no job after {len(PAUSES_S) + 1} tries: {_sentence(said)}")
 
     def _known(self, job: Job) -> str | None:
         """The id of a job that was taken although sbatch did not say so: its name is its own."""
-        try:
-            text = self._caller.run(("squeue", "-h", "-o", "%i", "-t", "all", "-n", job.id), 60.0)
-        except NoAnswer:
-            return None
-        return answers.job_id(text)
+        return answers.job_id(self._caller.run(("squeue", "-h", "-o", "%i", "-t", "all", "-n", job.id), 60.0))
 
     def status(self, jobs: Sequence[Job]) -> Statuses:
         """From squeue, which also tells of jobs that ended a while ago; what it no longer knows, from sacct."""
@@ -126,7 +125,9 @@ class Slurm:
         # A job that is younger than the answer is not missing from it.
         old = [handle for handle, job in wanted.items() if _submitted_s(job) < asked_s - 1.0]
         gone = [handle for handle in old if handle not in found or found[handle].phase == "ended"]
-        found |= {handle: status for handle, status in self._account(gone).items() if status.phase != "unknown"}
+        if self._accounted[0] != (asked_s, gone):  # not more often than squeue, whose answer it goes with
+            self._accounted = (asked_s, gone), self._account(gone)
+        found |= {handle: status for handle, status in self._accounted[1].items() if status.phase != "unknown"}
         for handle in gone:
             if handle not in found:
                 found[handle] = _from_files(wanted[handle])
@@ -169,12 +170,12 @@ class Slurm:
     def fetch(self, job: Job) -> None:
         """Nothing: the run folders are on a file system that is seen here."""
 
-    def nodes(self, partition: str) -> list[str]:
-        argv = ("sinfo", "-h", "-N", "-r", "-p", partition, "-t", "idle,mix,alloc,comp", "-o", "%N")
+    def nodes(self, site: Site, partition: Partition) -> list[str]:
+        argv = ("sinfo", "-h", "-N", "-r", "-p", partition.name, "-t", "idle,mix,alloc,comp", "-o", "%N")
         try:
             text = ask(self._caller, argv, self._warn)
         except NoAnswer as error:
-            raise RequestError(f"the nodes of partition {partition} cannot be listed: {error}") from error
+            raise RequestError(f"the nodes of partition {partition.name} cannot be listed: {error}") from error
         return list(dict.fromkeys(text.split()))
 
 

@@ -44,9 +44,10 @@ def parse_squeue(text: str) -> dict[str, Status]:
 
 
 def is_squeue(text: str) -> bool:
-    """Whether this is an answer: nothing, or lines of which most can be read."""
+    """Whether this is an answer: nothing, or lines of which most are those of jobs, a person's arrays among them."""
     lines = [line for line in text.splitlines() if line.strip()]
-    return not lines or len(parse_squeue(text)) * 2 > len(lines)
+    good = [line for line in lines if re.match(r"\s*[0-9]+([_+]\S*)?\|[A-Z_]+\|", line)]
+    return not lines or len(good) * 2 > len(lines)
 
 
 def parse_sacct(text: str) -> dict[str, Status]:
@@ -117,11 +118,14 @@ def failure_of(outcome: Outcome, job: str, time_s: float) -> dict[str, str]:
     return make_failure("lost", f"job {job} ended as {state}{ended}{why}, and its run left no record")
 
 
-def parse_gres(lines: Iterable[str]) -> tuple[int, str] | None:
-    """How many accelerators a node has and what they are called, from `sinfo -o %G` (gpu:a100:4(S:0-1))."""
+def parse_gres(lines: Iterable[str], wanted: str = "gpu") -> tuple[int, str] | None:
+    """How many accelerators a node has and what they are called, from `sinfo -o %G` (gpu:a100:4(S:0-1)).
+
+    `wanted` is how a site calls them: gpu:a100 is no other kind of GPU, where there are several.
+    """
     for line in lines:
         for part in re.split(r",(?![^(]*\))", line.strip()):
             match = re.fullmatch(r"(gpu(?::[A-Za-z0-9_.-]*[A-Za-z][A-Za-z0-9_.-]*)?):([0-9]+)(?:\(.*\))?", part)
-            if match:
+            if match and wanted in ("gpu", match.group(1)):
                 return int(match.group(2)), match.group(1)
     return None

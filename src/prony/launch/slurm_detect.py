@@ -53,7 +53,9 @@ def fill_in(partition: Partition, warn: Warn, caller: Caller = CALLER) -> Partit
     if partition.max_time_s is None and lines:
         partition = replace(partition, max_time_s=parse_time(lines[0][0].strip()))
     if partition.accelerators is None:
-        count, gres = parse_gres(gres for _, _, gres in lines) or (0, partition.gres)
+        count, gres = parse_gres((gres for _, _, gres in lines), partition.gres) or (0, partition.gres)
+        if not count and partition.gres != "gpu":
+            warn(f"sinfo lists no {partition.gres} in partition {partition.name}; no accelerators are asked for")
         partition = replace(partition, accelerators=count, gres=gres)
     return partition
 

@@ -23,9 +23,17 @@ export PYTHONSAFEPATH=1 PRONY_JOB=prony-20260101T000000-abcdef
 
 ending=''  # set once no further run may begin
 step=''
+lost=0
+# said until it is heard: a step that is being started is deaf
+tell_near_end() {
+    while sleep 2 && kill -USR2 "$step" 2>/dev/null; do :; done &
+}
 on_near_end() {
     ending='the time limit is near'
-    [ -z "$step" ] || kill -USR2 "$step" 2>/dev/null || true
+    if [ -n "$step" ]; then
+        kill -USR2 "$step" 2>/dev/null || true
+        tell_near_end
+    fi
 }
 trap on_near_end USR2
 trap "ending='the job was ended'" TERM
@@ -35,8 +43,9 @@ trap 'printf "%s\n" "$?" >"$job"/ended' EXIT
 on_nodes() {
     local nodes=$1 log=$2 status=0
     shift 2
-    srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --export=ALL --input=none --kill-on-bad-exit=0 --cpus-per-task=16 bash -c 'PRONY_NODE_RANK="$SLURM_PROCID" exec "$@"' prony-node "$python" -m prony_node "$@" >>"$log" 2>&1 &
+    srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --export=ALL --input=none --kill-on-bad-exit=0 --cpus-per-task=16 bash -c 'trap "" USR2; PRONY_NODE_RANK="$SLURM_PROCID" exec "$@"' prony-node "$python" -m prony_node "$@" >>"$log" 2>&1 &
     step=$!
+    [ "$ending" != 'the time limit is near' ] || tell_near_end  # it came while the step was made
     while :; do  # a signal ends `wait` before the step has ended
         wait "$step" && status=0 || status=$?
         kill -0 "$step" 2>/dev/null || break
@@ -60,8 +69,11 @@ run() {
             return 0
         fi
     done
-    local port=$((20000 + (${SLURM_JOB_ID:-$$} * 16 + 10#$number) % 12000))
-    export PRONY_RENDEZVOUS="$(hostname)":"$port"
+    unset PRONY_RENDEZVOUS
+    if [ "$nodes" -gt 1 ]; then  # on one node any free port does: another job may be there too
+        local port=$((20000 + (${SLURM_JOB_ID:-$$} * 101 + 10#$number) % 12000))
+        export PRONY_RENDEZVOUS="$(hostname)":"$port"
+    fi
     echo "prony: run $number begins: $folder"
     on_nodes "$nodes" "$job"/run-"$number".log "$job"/plan-"$number".json "$folder" || status=$?
     echo "prony: run $number ended with exit code $status"
@@ -69,7 +81,11 @@ run() {
         ending='the run before was interrupted'
     elif [ ! -e "$folder"/record.json ]; then
         sleep 3 & wait $! || true  # a job that is being ended gets its signal meanwhile
+        if [ "$status" != 0 ] && [ ! -e "$folder" ] && [ "${JOB_COMPLETION_INDEX:-0}" = 0 ]; then
+            lost=1  # its supervisor never began, and nobody else says so
+        fi
     fi
 }
 
 run 000 1 /scratch/runs/gpt-tiny-20260101T000000-000000
+exit "$lost"

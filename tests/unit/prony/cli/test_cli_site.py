@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from prony.cli.container import last_words
 from prony.cli.main import make_app
 from prony.cli.screen import rates_by_node
 from prony.cli.study_at_site import in_order
@@ -30,6 +31,7 @@ def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     (tmp_path / "sites").mkdir()
     (tmp_path / "sites" / "mine.yaml").write_text(SITE)
+    (tmp_path / "sites" / "short.yaml").write_text(SITE + "limits: {time: 2m}\n")
     return tmp_path
 
 
@@ -67,6 +69,8 @@ def test_a_dry_run_shows_the_script_and_does_nothing(sites: Path) -> None:
         (["run", "gpt-tiny", "--site", "mine", "--partition", "gup"], "did you mean 'gpu'"),
         (["run", "gpt-tiny", "devices=8", "--site", "mine"], "devices=8 is not possible on mine, partition gpu"),
         (["run", "gpt-tiny", "steps=3", "--site", "mine"], "--time says how long"),
+        (["run", "gpt-tiny", "--site", "short", "--time", "1h"], "a job of 60 min is not possible on short"),
+        (["site", "check", "short"], "sbatch is not installed here"),
         (["run", "gpt-tiny", "--site", "mine"], "sbatch is not installed here"),
         (["cancel", "x"], "no job was submitted from here"),
         (["logs", "x"], "no job was submitted from here"),
@@ -136,3 +140,9 @@ def test_a_larger_batch_waits_for_the_fate_of_the_smaller_ones_before_it() -> No
     other = Plan("other", Trial("gpt-tiny", {"batch_size": 256, "precision": "fp32"}))
     found = {run.plan.run_id: run.unless_too_large for run in in_order([*plans, other])}
     assert found == {"run64": (), "run16": (), "run128": ("run64", "run16"), "run32": ("run16",), "other": ()}
+
+
+def test_the_last_words_of_an_engine_say_what_was_wrong() -> None:
+    said = "INFO:    Converting\n\x1b[91mERROR  : Requesting capability set 0x1\n\x1b[0m: exit status 1\n\n"
+    assert last_words(said) == "INFO:    Converting; ERROR  : Requesting capability set 0x1; : exit status 1"
+    assert last_words("") == ""

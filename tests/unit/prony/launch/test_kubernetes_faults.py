@@ -20,8 +20,9 @@ from kubernetes_mock import Mock, mock_server
 from prony.launch import kubernetes_api
 from prony.launch.job import NODE_ZIP, SUBMITTED, Job, Outcome, load, save
 from prony.launch.jobs import Jobs
-from prony.launch.kubernetes import FETCHED, Kubernetes
+from prony.launch.kubernetes import Kubernetes
 from prony.launch.kubernetes_api import Api, ApiProblem
+from prony.launch.kubernetes_fetch import FETCHED
 from prony.launch.protocol import QueueFull, Rendered, Status
 from prony_node.contract.errors import RequestError
 from prony_node.contract.frames import Frame, encode, in_parts
@@ -274,6 +275,20 @@ def test_a_job_has_not_ended_before_its_log_is_here(bed: Bed, fault: Callable[[]
     assert second == Status("ended", "COMPLETED", "", "0")
     assert bed.mock.asked[-1] == f"DELETE {JOBS}/{NAME}"
     assert (bed.submitted.folder / "job.log").read_bytes() == b"words\n"
+
+
+def test_a_log_that_cannot_be_read_is_asked_for_more_and_more_seldom(bed: Bed) -> None:
+    ended_bed(bed, b"")
+    bed.answer(f"get {PODS}/{NAME}-x/log", refusal(500, "kubelet"))
+    asked_at = []
+    for _ in range(100):
+        before = bed.mock.asked.count(f"GET {PODS}/{NAME}-x/log")
+        status = bed.status(1.0)
+        assert status is not None
+        assert status.state == "COLLECTING"
+        if bed.mock.asked.count(f"GET {PODS}/{NAME}-x/log") > before:
+            asked_at.append(bed.now_s - START_S)
+    assert [later - earlier for earlier, later in pairwise(asked_at)] == [5.0, 10.0, 20.0, 40.0]
 
 
 def test_a_log_that_is_gone_ends_the_job_all_the_same(bed: Bed) -> None:

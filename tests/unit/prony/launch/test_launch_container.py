@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -214,3 +215,50 @@ def test_both_recipes_use_the_same_script_and_arguments() -> None:
         assert "BASE" in text
         assert 'install.sh /opt/prony/constraints.txt "' in text
     subprocess.run(["bash", "-n", str(CHECKOUT / "containers" / "install.sh")], check=True)
+
+
+PYTHON = """\
+#!/bin/bash
+# a base's Python: it knows what is installed there, notes what pip is asked for, and imports anything
+case "$1 ${2:-}" in
+    "-m pip") cp "$6" "$SEEN"; printf "%s\\n" "${PIP_CONSTRAINT:-none}" "${@:7}" >"$SEEN.words" ;;
+    -c*) ;;
+    *) PYTHONPATH=$BASE exec REAL -S "$@" ;;
+esac
+"""
+
+
+def install(tmp_path: Path, choice: str, **base: str) -> tuple[list[str], list[str]]:
+    """The pins that install.sh gives pip on a base that has these, and the words of pip's command after them."""
+    for name, version in base.items():
+        (tmp_path / "base" / f"{name}-{version}.dist-info").mkdir(parents=True)
+        metadata = tmp_path / "base" / f"{name}-{version}.dist-info" / "METADATA"
+        metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", encoding="utf-8")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python3").write_text(PYTHON.replace("REAL", sys.executable), encoding="utf-8")
+    (tmp_path / "bin" / "python3").chmod(0o755)
+    environment = {
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "BASE": str(tmp_path / "base"),
+        "SEEN": str(tmp_path / "seen"), "PIP_CONSTRAINT": "/etc/pip/constraint.txt",
+    }  # fmt: skip
+    words = ["bash", str(CHECKOUT / "containers" / "install.sh"), str(CHECKOUT / "constraints.txt"), choice]
+    subprocess.run(words, check=True, env=environment, capture_output=True)
+    return (tmp_path / "seen").read_text().split(), (tmp_path / "seen.words").read_text().split()
+
+
+def test_beside_a_torch_that_stays_so_does_all_that_the_base_has(tmp_path: Path) -> None:
+    base = {"torch": "2.6.0+rocm6.4.1", "sympy": "1.13.1", "PyYAML": "6.0.1", "typing_extensions": "4.12.2"}
+    pins, words = install(tmp_path, "keep", **base)
+    names = {pin.partition("==")[0].lower().replace("_", "-") for pin in pins}
+    assert "torch==2.6.0+rocm6.4.1" in pins, "the torch of the base is the one torch"
+    assert not {"sympy", "pyyaml", "typing-extensions"} & names, "that torch wants sympy at 1.13.1, and no other"
+    assert {"timm", "transformers", "nvidia-ml-py"} <= names, "what the base has not is at our versions"
+    assert words[0] == "none", "a base's own file of pins would be added to ours"
+    assert "torch" not in words
+
+
+def test_a_torch_of_pips_is_at_our_version(tmp_path: Path) -> None:
+    pins, words = install(tmp_path, "pip", sympy="1.13.1")
+    assert {"torch", "torchvision"} <= set(words)
+    assert any(pin.startswith("torch==") for pin in pins)
+    assert any(pin.startswith("sympy==") for pin in pins)

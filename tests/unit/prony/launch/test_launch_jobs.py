@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 from jobs_for_tests import SLURM, make_run, make_site
 
-from prony.launch.blocks import make_jobs
+from prony.launch.blocks import into_blocks, make_jobs
 from prony.launch.collect import collect, collect_all
-from prony.launch.job import BlockRun, Job, find_job, into_blocks, load, load_jobs, new_job, save
+from prony.launch.job import BlockRun, Job, find_job, load, load_jobs, new_job, save
 from prony.launch.jobs import Jobs
-from prony.launch.protocol import QueueFull, Rendered, Status, Statuses
+from prony.launch.protocol import QueueFull, Rendered, Status, Statuses, Unanswered
 from prony.launch.settle import left
+from prony.launch.site import Partition, Site
 from prony.launch.slurm_answers import failure_of
 from prony_node.contract import Plan, RequestError, files, read_record
 from prony_node.contract.process import identify
@@ -29,7 +30,8 @@ class Pretended:
         self.answers: dict[str, Status] = {}
         self.submissions: list[str] = []
         self.cancelled: list[str] = []
-        self.refuse: Exception | None = None
+        self.refuse: BaseException | None = None
+        self.refused_nodes = 0  # a job of as many is refused for good
 
     def render(self, job: Job) -> Rendered:
         return Rendered({"job.sh": f"# {job.id}\n"}, ("submit", job.id))
@@ -37,6 +39,8 @@ class Pretended:
     def submit(self, job: Job, rendered: Rendered) -> str:
         if self.refuse is not None:
             raise self.refuse
+        if job.nodes == self.refused_nodes:
+            raise RequestError("Slurm refused the job: too many nodes")
         self.submissions.append(job.id)
         handle = str(len(self.submissions))
         self.answers[handle] = Status("queued", "PENDING", "Priority")
@@ -53,11 +57,13 @@ class Pretended:
         return failure_of(job.outcome, str(job.handle), job.time_s)
 
     def log(self, job: Job, number: int | None = None) -> str:
-        return "bash: line 1: python: command not found\n"
+        if number is None:
+            return "prony: run 000 ended with exit code 127\n"
+        return "bash: line 1: python: command not found\n" if number == 0 else ""
 
     def fetch(self, job: Job) -> None: ...
 
-    def nodes(self, partition: str) -> list[str]:
+    def nodes(self, site: Site, partition: Partition) -> list[str]:
         return []
 
 
@@ -234,6 +240,54 @@ def test_a_job_that_is_refused_leaves_nothing(cluster: Cluster) -> None:
         cluster.add([make_run(0)])
     assert cluster.jobs.all() == []
     assert [path.name for path in cluster.root.iterdir()] == [".jobs"]
+
+
+def test_a_request_is_taken_up_whole_or_not_at_all(cluster: Cluster) -> None:
+    cluster.scheduler.refused_nodes = 4
+    with pytest.raises(RequestError, match="too many nodes"):
+        cluster.add([make_run(0), make_run(1, nodes=4), make_run(2)])
+    assert cluster.scheduler.cancelled == ["1"], "what was submitted before is not left to run"
+    assert [job.cancelled for job in cluster.jobs.all()] == [True]
+    assert "is cancelled" in cluster.warnings[-1]
+
+
+def test_what_another_job_is_refused_for_keeps_no_new_one_out(cluster: Cluster) -> None:
+    cluster.scheduler.refuse = QueueFull("full")
+    (old,) = cluster.add([make_run(0, nodes=4)])
+    cluster.scheduler.refuse, cluster.scheduler.refused_nodes = None, 4
+    (new,) = cluster.add([make_run(1)])
+    assert load(new.folder).state == "submitted"
+    ended = load(old.folder)
+    assert ended.outcome is not None
+    assert ended.outcome.state == "REFUSED"
+
+
+def test_a_scheduler_that_does_not_answer_refuses_no_job_that_waits(cluster: Cluster) -> None:
+    cluster.scheduler.refuse = QueueFull("full")
+    (job,) = cluster.add([make_run(0)])
+    cluster.scheduler.refuse = Unanswered("Slurm took no job after 4 tries: Unable to contact slurm controller")
+    cluster.again().update()
+    waiting = load(job.folder)
+    assert (waiting.state, waiting.tried) == ("waiting", True)
+    assert "Unable to contact" in waiting.note
+    cluster.scheduler.refuse = None
+    cluster.again().update()
+    assert (load(job.folder).state, load(job.folder).tried) == ("submitted", False)
+
+
+def test_a_controller_that_ended_while_it_submitted_is_remembered(cluster: Cluster) -> None:
+    cluster.scheduler.refuse = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        cluster.add([make_run(0)])
+    (job,) = cluster.jobs.all()
+    assert (job.state, job.tried) == ("waiting", True), "the next one asks whether the scheduler has it"
+
+
+def test_a_job_whose_files_were_not_all_written_gets_them_before_it_goes(cluster: Cluster) -> None:
+    made, _ = make_jobs(cluster.site, cluster.site.partitions["gpu"], cluster.root, [make_run(0)])
+    save(made[0])
+    cluster.again().update()
+    assert {"node.zip", "plan-000.json"} <= {path.name for path in made[0].folder.iterdir()}
 
 
 def test_a_job_that_nobody_knows_is_waited_for_before_it_is_lost(cluster: Cluster) -> None:

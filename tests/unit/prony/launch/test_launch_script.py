@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -97,16 +98,17 @@ exec "$@"
 """
 
 
-def run_script(job: Job, place: Path) -> tuple[dict[str, str], list[str], int]:
+def run_script(job: Job, place: Path, number: int = 7) -> tuple[dict[str, str], list[str], int]:
     """The environment and the words of the node program, and how the script ended."""
-    (place / "bin").mkdir()
+    (place / "bin").mkdir(parents=True)
     for name, text in (("srun", STAND_IN), ("node", NODE), ("apptainer", APPTAINER)):
         (place / "bin" / name).write_text(text)
         (place / "bin" / name).chmod(0o755)
     job.folder.mkdir(parents=True)
     script = Slurm(print).render(job).files["job.sh"]
     assert subprocess.run(["bash", "-n"], input=script.encode()).returncode == 0
-    environment = {"PATH": f"{place / 'bin'}:{os.environ['PATH']}", "SEEN": str(place / "seen"), "SLURM_JOB_ID": "7"}
+    path = f"{place / 'bin'}:{os.environ['PATH']}"
+    environment = {"PATH": path, "SEEN": str(place / "seen"), "SLURM_JOB_ID": str(number)}
     done = subprocess.run(["bash", "-s"], input=script.encode(), env=environment, cwd=place, capture_output=True)
     seen = (place / "seen").read_bytes().decode("utf-8", errors="surrogateescape").split("\0")
     words = (place / "seen.words").read_bytes().decode("utf-8", errors="surrogateescape").split("\0")[:-1]
@@ -169,12 +171,71 @@ def test_a_larger_run_is_left_out_after_a_smaller_one_ran_out_of_memory(tmp_path
     assert (job.folder / "ended").read_text() == "0\n"
 
 
+EARLY = """\
+#!/bin/bash
+trap '' USR2
+kill -USR2 $PPID  # the time limit is near, and srun has only begun
+SLURM_PROCID=0 exec bash -c 'sleep 0.5; while [[ ${1:-} == --* ]]; do shift; done; exec "$@"' srun "$@"
+"""
+LISTENS = f"""\
+#!{sys.executable} -S
+import os, pathlib, signal, sys, time
+pathlib.Path(sys.argv[4]).mkdir(parents=True)
+(pathlib.Path(sys.argv[4]) / "record.json").touch()
+signal.signal(signal.SIGUSR2, lambda *_: (pathlib.Path(os.environ["SEEN"] + ".heard").touch(), sys.exit(1)))
+time.sleep(10)
+"""
+
+
+def test_the_signal_that_comes_while_a_step_begins_is_heard(tmp_path: Path) -> None:
+    site = replace(make_site(SLURM), python="node")
+    job = make_job(site, [make_run(0), make_run(1)], tmp_path / "runs")
+    (tmp_path / "bin").mkdir()
+    for name, text in (("srun", EARLY), ("node", LISTENS)):
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+    job.folder.mkdir(parents=True)
+    environment = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "SEEN": str(tmp_path / "seen")}
+    script = Slurm(print).render(job).files["job.sh"]
+    done = subprocess.run(["bash", "-s"], input=script.encode(), env=environment, cwd=tmp_path, capture_output=True)
+    assert (tmp_path / "seen.heard").exists(), "the supervisor would have gone on until it was killed"
+    assert b"run 001 does not begin: the time limit is near" in done.stdout
+
+
+def test_a_run_that_could_not_begin_is_a_job_that_failed(tmp_path: Path) -> None:
+    """No node program, no record: only the job can say so."""
+    site = replace(make_site(SLURM), python=str(tmp_path / "no-such-python"))
+    job = make_job(site, [make_run(0)], root=tmp_path / "runs")
+    (tmp_path / "seen").touch()
+    (tmp_path / "seen.words").touch()
+    _, _, status = run_script(job, tmp_path)
+    assert status == 1
+    assert "no-such-python" in (job.folder / "run-000.log").read_text()
+
+
+def test_jobs_that_share_a_node_do_not_meet_at_the_same_port(tmp_path: Path) -> None:
+    site = replace(make_site(SLURM), python="node")
+    alone, _, _ = run_script(make_job(site, [make_run(devices=2)], tmp_path / "0" / "runs"), tmp_path / "0")
+    assert "PRONY_RENDEZVOUS" not in alone, "one node needs no port that others could have"
+    block = [make_run(number, nodes=2) for number in range(20)]
+    ports = set()
+    for number, runs in ((7, block[:17]), (8, block[:1])):  # the 17th run of one, the first of its neighbour
+        place = tmp_path / str(number)
+        seen, _, _ = run_script(make_job(site, runs, place / "runs"), place, number)
+        ports.add(seen["PRONY_RENDEZVOUS"].rpartition(":")[2])
+    assert len(ports) == 2
+
+
 def test_what_a_site_cannot_have_is_refused_before_anyone_is_asked() -> None:
     site = make_site(SLURM)
     with pytest.raises(RequestError, match="devices=8 is not possible on here, partition gpu: a node there has 4"):
         check_fits(make_job(site, [make_run(devices=8)]))
     with pytest.raises(RequestError, match="nodes=9 is not possible"):
         check_fits(make_job(site, [make_run(nodes=9)]))
+    with pytest.raises(
+        RequestError, match="a job of 300 min is not possible on here, partition gpu: one there has 240"
+    ):
+        check_fits(make_job(site, [make_run()], time_s=18000.0))
     with pytest.raises(RequestError, match="no name of a node"):
         Slurm(print).render(make_job(site, [make_run()], node="n1\n#SBATCH --uid=0"))
     with pytest.raises(RequestError, match="on this machine alone"):

@@ -9,7 +9,8 @@ from jobs_for_tests import SLURM, make_site
 
 from prony.cli.open_site import example_sites
 from prony.launch.site import KINDS, LOCAL
-from prony.launch.site_file import choose_partition, load_site, site_of_document, sites_folder, user_sites
+from prony.launch.site_file import choose_partition, site_of_document
+from prony.launch.site_find import load_site, sites_folder, user_sites
 from prony_node.contract import RequestError
 
 

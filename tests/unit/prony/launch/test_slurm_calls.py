@@ -15,7 +15,7 @@ from jobs_for_tests import SLURM, make_job, make_run, make_site
 from prony.launch import slurm_answers as answers
 from prony.launch.calls import Caller, NoAnswer, run_command
 from prony.launch.job import Job, Outcome
-from prony.launch.protocol import QueueFull, Rendered
+from prony.launch.protocol import QueueFull, Rendered, Unanswered
 from prony.launch.slurm import Slurm
 from prony.launch.slurm_detect import detect_cluster, fill_in, parse_time
 from prony_node.contract import RequestError
@@ -58,8 +58,9 @@ def submitted(number: int) -> Job:
 
 
 @pytest.fixture
-def launcher(tmp_path: Path) -> Callable[..., tuple[Slurm, Recorded, list[str]]]:
+def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Slurm, Recorded, list[str]]]:
     def make(**said: object) -> tuple[Slurm, Recorded, list[str]]:
+        monkeypatch.delenv("SLURM_CONF", raising=False)
         recorded, warnings = Recorded(**said), []
         return Slurm(warnings.append, recorded.caller, tmp_path / "cache"), recorded, warnings
 
@@ -84,6 +85,14 @@ def test_a_thousand_jobs_are_one_call_in_five_seconds(launcher: Make) -> None:
     assert min(after - before for before, after in itertools.pairwise(times)) >= 5.0
     assert {argv[0] for _, argv in recorded.calls} == {"squeue"}
     assert all("-j" not in argv for _, argv in recorded.calls)
+
+
+def test_accounting_is_not_asked_more_often_than_squeue(launcher: Make) -> None:
+    slurm, recorded, _ = launcher(squeue="", sacct="")
+    for _ in range(30):  # every second, as `prony site check` looks
+        recorded.sleep(1.0)
+        assert slurm.status([submitted(1), submitted(2)]).of["1"].phase == "unknown"
+    assert len(recorded.times("sacct")) == len(recorded.times("squeue")) <= 7
 
 
 def test_several_processes_share_one_answer(launcher: Make) -> None:
@@ -164,6 +173,17 @@ def test_a_job_that_was_taken_although_sbatch_failed_is_not_submitted_twice(laun
     assert recorded.calls[-1][1][-2:] == ("-n", job.id)
 
 
+def test_a_job_that_an_ended_controller_may_have_submitted_is_looked_for_first(launcher: Make) -> None:
+    slurm, recorded, _ = launcher(sbatch="100\n", squeue="99\n")
+    assert slurm.submit(replace(submitted(0), tried=True), RENDERED) == "99"
+    assert recorded.times("sbatch") == []
+    silent = NoAnswer("squeue did not answer within 60 s", timed_out=True)
+    slurm, recorded, _ = launcher(sbatch="100\n", squeue=silent)
+    with pytest.raises(Unanswered, match="squeue did not answer"):
+        slurm.submit(replace(submitted(0), tried=True), RENDERED)
+    assert recorded.times("sbatch") == [], "nobody knows, so nothing is submitted"
+
+
 @pytest.mark.parametrize(
     ("said", "words"),
     [
@@ -191,7 +211,7 @@ def test_a_machine_without_slurm_says_so(launcher: Make) -> None:
     with pytest.raises(RequestError, match="sbatch is not installed here: here is a Slurm site"):
         slurm.submit(submitted(0), RENDERED)
     with pytest.raises(RequestError, match="cannot be listed"):
-        slurm.nodes("gpu")
+        slurm.nodes(make_site(SLURM), make_site(SLURM).partitions["gpu"])
 
 
 def test_cancelling_what_has_ended_is_no_mistake(launcher: Make) -> None:
@@ -219,6 +239,9 @@ def test_lines_of_squeue_that_make_no_sense_are_passed_over() -> None:
     text = "1|RUNNING|None\nslurm_load: warning\n2|PENDING|(Resources, Priority)|x\n12_3|RUNNING|None\n"
     assert set(answers.parse_squeue(text)) == {"1", "2"}
     assert answers.is_squeue("")
+    arrays = "7|RUNNING|None\n12_0|RUNNING|None\n12_1|RUNNING|None\n13_[1-99%4]|PENDING|Priority\n"
+    assert answers.is_squeue(arrays), "a person may have more arrays than jobs of ours"
+    assert answers.is_squeue("14+0|RUNNING|None\n14+1|RUNNING|None\n")
     assert not answers.is_squeue("error: 1\nerror: 2\n1|RUNNING|None\n")
     assert answers.parse_squeue("1|SOMETHING_NEW|None\n")["1"].phase == "running", "it is in the queue"
 
@@ -242,9 +265,29 @@ def test_accelerators_that_a_file_does_not_state_are_asked_for() -> None:
     assert fill_in(partition, print, Recorded(sinfo="1:00:00|gpu:2\n").caller).accelerators == 2
     assert fill_in(partition, print, Recorded(sinfo="infinite|(null)\n").caller).accelerators == 0
     assert fill_in(partition, print, Recorded(sinfo="1:00:00|gpu:2\n").caller).max_time_s == 3600.0
+    mixed = "1:00:00|gpu:v100:2\n1:00:00|gpu:a100:4(S:0-1)\n"
+    named = replace(partition, gres="gpu:a100")
+    found = fill_in(named, print, Recorded(sinfo=mixed).caller)
+    assert (found.accelerators, found.gres) == (4, "gpu:a100"), "the kind that the file names"
     warnings: list[str] = []
+    assert fill_in(replace(named, gres="gpu:h100"), warnings.append, Recorded(sinfo=mixed).caller).accelerators == 0
+    assert "sinfo lists no gpu:h100 in partition gpu" in warnings.pop()
     assert fill_in(partition, warnings.append, Recorded().caller).accelerators is None
     assert "accelerators" in warnings[0]
+
+
+def test_an_answer_is_not_shared_through_a_folder_that_others_write_to(launcher: Make, tmp_path: Path) -> None:
+    """On a login node it lies in /tmp, where anyone could have made it, with links to our files in it."""
+    slurm, recorded, _ = launcher(squeue="1|RUNNING|None\n")
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    for name in ("squeue.json", "squeue.lock"):
+        (tmp_path / "precious").write_text("mine")
+        (tmp_path / "cache" / name).symlink_to(tmp_path / "precious")
+    assert slurm.status([submitted(1)]).of["1"].phase == "running"
+    assert slurm.status([submitted(1)]).of["1"].phase == "running"
+    assert (tmp_path / "precious").read_text() == "mine"
+    assert len(recorded.times("squeue")) == 1, "this process still asks once in 5 s"
 
 
 def test_a_command_is_bounded_and_its_last_words_kept() -> None:

@@ -6,9 +6,11 @@ end of it. Binaries are built once by scripts/build_kubernetes.sh, into a cache 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -72,8 +74,21 @@ class Cluster:
                 process.wait(20)
             except subprocess.TimeoutExpired:
                 process.kill()
+        self._clear()
         _call("ip", "netns", "delete", NETWORK, check=False)
         _call("ip", "link", "delete", "prony-here", check=False)
+
+    def _clear(self) -> None:
+        """Containers that outlive containerd, and what is mounted for them."""
+        ours = str(self.folder).encode()
+        for place in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                if b"containerd-shim" in (words := place.read_bytes()) and ours in words:
+                    os.kill(int(place.parent.name), signal.SIGKILL)
+        mounted = [line.split()[1] for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines()]
+        for path in reversed(mounted):
+            if path.startswith(str(self.folder)):
+                _call("umount", "--lazy", path, check=False)
 
     def get(self, path: str) -> dict[str, object]:
         """A document of the API server."""
@@ -134,7 +149,9 @@ class Cluster:
         podman.import_base(_arch(), "localhost/base:1")
         for name, change in (("pause", 'ENTRYPOINT ["sleep", "infinity"]'), ("node", "ENV LANG=C.UTF-8")):
             made = podman.call("create", "localhost/base:1", "true").strip()
-            podman.call("commit", "--change", change, "--format", "docker", made, f"localhost/{name}:1")
+            podman.call(
+                "commit", "--change", change, "--change", "CMD []", "--format", "docker", made, f"localhost/{name}:1"
+            )
             podman.call("rm", made)
             podman.call(
                 "save",

@@ -70,12 +70,19 @@ def event_facts(event: Facts) -> Facts:
     }
 
 
-def status_of(job: Facts | None, pods: list[Facts], events: list[Facts], nodes: int, now_s: float) -> Status | None:
-    """What is known of a job with so many nodes; None where its pods say nothing yet and the Job was not seen."""
+def status_of(
+    job: Facts | None, pods: list[Facts], events: list[Facts], nodes: int, now_s: float, *, fresh: bool = True
+) -> Status | None:
+    """What is known of a job with so many nodes; None where its pods say nothing yet and the Job was not seen.
+
+    `fresh`: the pods were looked at after the Job. Of one that is over, older news of its pods say nothing.
+    """
     ended = [pod for pod in pods if pod["phase"] in ("Succeeded", "Failed")]
     over = job is not None and (job["complete"] or job["failed"])
-    if over or len(ended) >= nodes:
+    if len(ended) >= nodes or (over and fresh):
         return _end(job, ended)
+    if over:
+        return Status("running", "COLLECTING", "it has ended, and its pods are asked how")
     image = next((pod for pod in pods if _image_is_hopeless(pod, now_s)), None)
     if image is not None:
         return Status("ended", "IMAGE", _words(image["waiting"]))

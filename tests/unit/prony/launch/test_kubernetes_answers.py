@@ -121,6 +121,19 @@ def test_an_image_that_never_comes_ends_the_job_after_a_while() -> None:
         assert status.phase == phase
 
 
+def test_old_news_of_pods_do_not_say_how_a_job_ended() -> None:
+    """Seen on a cluster: the Job had failed five seconds after its pod was seen to wait, and the pod was called gone."""
+    failed = job({"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"})
+    stale = status_of(failed, [pod("Pending")], [], 1, NOW_S, fresh=False)
+    assert stale is not None
+    assert (stale.phase, stale.state) == ("running", "COLLECTING")
+    then = status_of(failed, [ended(1)], [], 1, NOW_S, fresh=False)
+    assert then == Status("ended", "FAILED", "", "1")
+    gone = status_of(failed, [], [], 1, NOW_S, fresh=True)
+    assert gone is not None
+    assert gone.state == "GONE"
+
+
 def test_of_several_pods_the_first_that_failed_is_the_cause() -> None:
     later = ended(143)
     later["ended"]["finishedAt"] = "2026-01-01T00:00:09Z"

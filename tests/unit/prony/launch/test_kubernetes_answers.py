@@ -122,7 +122,7 @@ def test_an_image_that_never_comes_ends_the_job_after_a_while() -> None:
 
 
 def test_old_news_of_pods_do_not_say_how_a_job_ended() -> None:
-    """Seen on a cluster: the Job had failed five seconds after its pod was seen to wait, and the pod was called gone."""
+    """Seen on a cluster: a Job failed seconds after its pod was seen to wait, and the pod was called gone."""
     failed = job({"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"})
     stale = status_of(failed, [pod("Pending")], [], 1, NOW_S, fresh=False)
     assert stale is not None

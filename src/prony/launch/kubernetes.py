@@ -135,11 +135,12 @@ class Kubernetes:
     def _judge(self, view: View, jobs: list[Job]) -> dict[str, Status]:
         found = {}
         known, pods, events, now_s = view.of("Job"), view.of("Pod"), view.events(), self._clock()
+        taken = view.taken()
         fresh = (view.listed_s("Pod") or 0.0) > (view.listed_s("Job") or 0.0)
         for job in jobs:
             name = str(job.handle)
             one = next(iter(known.get(name, ())), None)
-            status = status_of(one, pods.get(name, []), events, job.nodes, now_s, fresh=fresh)
+            status = status_of(one, pods.get(name, []), events, job.nodes, now_s, fresh=fresh, taken=taken.get(name))
             if status is None and _was_missed(job, view):
                 status = Status("unknown", "", "the cluster no longer knows it")
             if status is not None:

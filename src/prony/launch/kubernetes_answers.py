@@ -34,6 +34,7 @@ def pod_facts(pod: Facts) -> Facts:
         "job": (metadata.get("labels") or {}).get(JOB_LABEL),
         "index": int(str(index)) if str(index or "").isdigit() else 0,
         "made_s": _seconds(metadata.get("creationTimestamp")),
+        "deleted": metadata.get("deletionTimestamp") is not None,
         "phase": status.get("phase"),
         "reason": status.get("reason"),
         "message": status.get("message"),
@@ -71,11 +72,19 @@ def event_facts(event: Facts) -> Facts:
 
 
 def status_of(
-    job: Facts | None, pods: list[Facts], events: list[Facts], nodes: int, now_s: float, *, fresh: bool = True
+    job: Facts | None,
+    pods: list[Facts],
+    events: list[Facts],
+    nodes: int,
+    now_s: float,
+    *,
+    fresh: bool = True,
+    taken: str | None = None,
 ) -> Status | None:
     """What is known of a job with so many nodes; None where its pods say nothing yet and the Job was not seen.
 
     `fresh`: the pods were looked at after the Job. Of one that is over, older news of its pods say nothing.
+    `taken`: a pod of it that was deleted. Retries are in our own hands: what was begun in its place does not count.
     """
     ended = [pod for pod in pods if pod["phase"] in ("Succeeded", "Failed")]
     over = job is not None and (job["complete"] or job["failed"])
@@ -83,6 +92,8 @@ def status_of(
         return _end(job, ended)
     if over:
         return Status("running", "COLLECTING", "it has ended, and its pods are asked how")
+    if taken is not None:
+        return Status("ended", "GONE", f"its pod {taken} was deleted or evicted, and took its log with it")
     image = next((pod for pod in pods if _image_is_hopeless(pod, now_s)), None)
     if image is not None:
         return Status("ended", "IMAGE", _words(image["waiting"]))
@@ -121,6 +132,8 @@ def _pod_end(pod: Facts) -> Status:
         return Status("ended", "TIMEOUT", why, code)
     if pod["reason"] in LOST_NODE or pod["disrupted"]:
         return Status("ended", "NODE_FAIL", why or str(pod["disrupted"]), code)
+    if pod.get("deleted"):
+        return Status("ended", "GONE", why or "its pod was deleted or evicted", code)
     if container.get("reason") == "OOMKilled":
         return Status("ended", "OUT_OF_MEMORY", _words(container), code)
     reason = "" if container.get("reason") in (None, "Error", "Completed") else _words(container)

@@ -68,6 +68,10 @@ class View:
             found.setdefault(str(facts.get("job")), []).append(facts)
         return found
 
+    def taken(self) -> dict[str, str]:
+        """The jobs a pod of which was deleted, and its name: an older cluster begins another in its place, unasked."""
+        return dict((self._state.get("Pod") or {}).get("taken") or {})
+
     def events(self) -> list[Facts]:
         kept = self._state.get("Event") or {}
         return list((kept.get("of") or {}).values())
@@ -86,7 +90,9 @@ class View:
             fields = f"involvedObject.kind={events_of}" if kind == "Event" else ""
             answer = self._api().list_all(kind, "" if kind == "Event" else self._selector, fields)
             items = [item for item in answer.get("items") or () if isinstance(item, dict)]
-            kept["of"] = {_name(item): read(item) for item in items}
+            before, kept["of"] = kept.get("of") or {}, {_name(item): read(item) for item in items}
+            for name in before.keys() - kept["of"].keys():
+                _take(kept, before[name])
             kept["version"] = (answer.get("metadata") or {}).get("resourceVersion")
         else:
             seen = self._api().changes(kind, self._selector, str(version))
@@ -94,6 +100,7 @@ class View:
                 name = _name(event["object"])
                 if event["type"] == "DELETED":
                     kept["of"].pop(name, None)
+                    _take(kept, read(event["object"]))
                 else:
                     kept["of"][name] = read(event["object"])
             kept["version"] = seen.version
@@ -119,6 +126,10 @@ class View:
             with contextlib.suppress(OSError):
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+
+def _take(kept: dict[str, Any], facts: Facts) -> None:
+    kept.setdefault("taken", {})[str(facts.get("job"))] = str(facts.get("name"))
 
 
 def _name(item: dict[str, Any]) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,13 @@ from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.record import read_record, validate_record
 
+loads: Callable[[bytes], Any] = json.loads
 try:
-    from orjson import loads  # most of the time of reading a record is its JSON; this takes less than half
+    import orjson
 except ImportError:
-    from json import loads
+    pass
+else:
+    loads = orjson.loads  # most of the time of reading a record is its JSON; this takes less than half
 
 SEVERAL_FROM = 4000  # folders, from which on a second process is worth its start
 CHUNK = 500

@@ -121,6 +121,13 @@ def test_an_image_that_never_comes_ends_the_job_after_a_while() -> None:
         assert status.phase == phase
 
 
+def test_a_pod_that_ended_while_it_was_deleted_is_not_to_blame() -> None:
+    document = {"metadata": {"name": "job-x", "deletionTimestamp": MADE}, "status": {"phase": "Failed"}}
+    found = status_of(job(), [pod_facts(document)], [], 1, NOW_S)
+    assert found is not None
+    assert (found.phase, found.state) == ("ended", "GONE")
+
+
 def test_old_news_of_pods_do_not_say_how_a_job_ended() -> None:
     """Seen on a cluster: a Job failed seconds after its pod was seen to wait, and the pod was called gone."""
     failed = job({"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"})

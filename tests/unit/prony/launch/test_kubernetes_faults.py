@@ -314,6 +314,30 @@ def test_a_job_that_was_deleted_behind_our_back_is_unknown(bed: Bed) -> None:
     assert [bed.status(), bed.status()] == [None, Status("unknown", "", "the cluster no longer knows it")]
 
 
+def another_pod() -> dict[str, Any]:
+    other = pod("Running", "9")
+    return {**other, "metadata": {**other["metadata"], "name": f"{NAME}-y"}}
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["by a watch", "by a list"])
+def test_a_pod_that_the_cluster_began_in_place_of_an_evicted_one_does_not_count(bed: Bed, again: bool) -> None:
+    """Kubernetes 1.20 does so whatever the back-off limit is; how often a run is tried is ours to say."""
+    bed.answer(f"get {PODS}", listed(pod("Running")), listed(another_pod(), version="9"))
+    news = watched(("DELETED", pod("Running", "8")), ("ADDED", another_pod()))
+    bed.answer(f"watch {PODS}", refusal(410, "too old resource version") if again else news, b"")
+    bed.answer(f"get {JOBS}", listed({"metadata": {"name": NAME}}))
+    bed.answer(f"watch {JOBS}", b"")
+    for name in (f"{NAME}-x", f"{NAME}-y"):
+        bed.answer(f"get {PODS}/{name}/log", b"")
+    found = [bed.status() for _ in range(9)]
+    assert found[0] is not None
+    assert found[0].phase == "running"
+    assert found[-1] is not None
+    assert (found[-1].phase, found[-1].state) == ("ended", "GONE")
+    assert f"its pod {NAME}-x was deleted" in found[-1].reason
+    assert f"DELETE {JOBS}/{NAME}" in bed.mock.asked
+
+
 def test_a_running_pod_is_ended_by_its_deadline_which_leaves_its_log(bed: Bed) -> None:
     bed.answer(f"get {PODS}", listed(pod("Running")))
     bed.answer(f"patch {PODS}/{NAME}-x", {})

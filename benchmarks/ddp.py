@@ -201,7 +201,7 @@ def summary(what: str, rates: dict[str, list[float]]) -> dict[str, object]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", default="wideresnet")
-    parser.add_argument("--size", default="full", choices=("full", "tiny"))
+    parser.add_argument("--size", choices=("full", "tiny"), help="tiny on a CPU, where a step would take seconds")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--devices", type=int, default=2)
     parser.add_argument("--pairs", type=int, default=8, help="of whole runs")
@@ -211,6 +211,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)  # one rank of the loops, and where its rates go
     options = parser.parse_args()
+    options.size = options.size or ("tiny" if options.device == "cpu" else "full")
     settings: dict[str, object] = {
         "device": options.device, "devices": options.devices, "batch_size": options.batch_size, "optimizer": "sgd",
         **({"size": options.size} if find_workload(options.workload).tiny is not None else {}),

@@ -116,7 +116,11 @@ def time_on(device: torch.device, dtype: torch.dtype, clock: Clock, *, training:
 
     def time_kind(kind: Kind, name: str) -> float | None:
         try:
-            made = [torch.randn(shape, device=device, dtype=dtype) for shape in (kind.query, kind.key, kind.value)]
+            chance = torch.Generator(device).manual_seed(0)  # the run's own numbers are not touched
+            made = [
+                torch.randn(shape, device=device, dtype=dtype, generator=chance)
+                for shape in (kind.query, kind.key, kind.value)
+            ]
             mask = None if kind.mask is None else torch.zeros(kind.mask, device=device, dtype=dtype)
             query, key, value = (one.requires_grad_(training) for one in made)
 

@@ -6,6 +6,8 @@ from collections import Counter
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
+import torch
+
 from prony_node.measure.attention import Noting, choose, device_clock, time_on
 
 if TYPE_CHECKING:
@@ -26,4 +28,5 @@ def choose_attention(run: Run, seen: Noting | None) -> None:
     kinds = Counter({kind.with_batch(factor): calls for kind, calls in seen.kinds.items()})
     clock = time_on(run.device, run.step.compute_dtype, device_clock, training=run.step.training)
     run.step.attention = choose(kinds, clock)
+    torch.cuda.empty_cache()  # what was held to time them is the run's again
     run.found["attention"] = run.step.attention.document()

@@ -73,7 +73,7 @@ Make = Callable[..., tuple[Slurm, Recorded, list[str]]]
 def test_a_thousand_jobs_are_one_call_in_five_seconds(launcher: Make) -> None:
     jobs = [submitted(number) for number in range(1000)]
     states = ("PENDING|Priority", "RUNNING|None")
-    queue = "".join(f"{number}|{states[number % 2]}\n" for number in range(1000))
+    queue = "".join(f"{number}|{states[number % 2]}|prony-{number}\n" for number in range(1000))
     slurm, recorded, _ = launcher(squeue=queue)
     for _ in range(90):  # every second, for a minute and a half
         recorded.sleep(1.0)
@@ -93,6 +93,26 @@ def test_accounting_is_not_asked_more_often_than_squeue(launcher: Make) -> None:
         recorded.sleep(1.0)
         assert slurm.status([submitted(1), submitted(2)]).of["1"].phase == "unknown"
     assert len(recorded.times("sacct")) == len(recorded.times("squeue")) <= 7
+
+
+def test_accounting_that_falters_is_asked_again_before_files_are_believed(launcher: Make, tmp_path: Path) -> None:
+    """A job that ran into its limit may end its script well: only accounting knows what happened."""
+    down = NoAnswer("sacct failed", "sacct: error: slurm_persist_conn_open: failed to open persistent connection")
+    slurm, recorded, warnings = launcher(squeue="", sacct=[down, "<garbled>\n", "1|TIMEOUT|0:0|None\n"])
+    job = replace(submitted(1), root=tmp_path)
+    job.folder.mkdir(parents=True)
+    (job.folder / "ended").write_text("0\n")
+    assert slurm.status([job]).of["1"].state == "TIMEOUT"
+    assert len(warnings) == 2
+    first, second, third = recorded.times("sacct")
+    assert third - second > second - first >= 5.0
+
+
+def test_a_site_without_accounting_is_not_asked_twice(launcher: Make) -> None:
+    disabled = NoAnswer("sacct failed", "Slurm accounting storage is disabled")
+    slurm, recorded, _ = launcher(squeue="1|COMPLETED|None|a\n", sacct=disabled)
+    assert slurm.status([submitted(1)]).of["1"].state == "COMPLETED"
+    assert len(recorded.times("sacct")) == 1
 
 
 def test_several_processes_share_one_answer(launcher: Make) -> None:
@@ -141,7 +161,7 @@ def test_what_squeue_no_longer_knows_accounting_does(launcher: Make) -> None:
 
 
 def test_without_accounting_the_files_of_a_job_say_how_it_ended(launcher: Make, tmp_path: Path) -> None:
-    slurm, _, warnings = launcher(squeue="1|TIMEOUT|TimeLimit\n")
+    slurm, _, warnings = launcher(squeue="1|TIMEOUT|TimeLimit|a\n")
     known = replace(submitted(2), root=tmp_path)
     known.folder.mkdir(parents=True)
     (known.folder / "ended").write_text("0\n")
@@ -166,21 +186,34 @@ def test_sbatch_that_fails_twice_and_then_works(launcher: Make) -> None:
 
 def test_a_job_that_was_taken_although_sbatch_failed_is_not_submitted_twice(launcher: Make) -> None:
     silent = NoAnswer("sbatch did not answer within 60 s", timed_out=True)
-    slurm, recorded, _ = launcher(sbatch=silent, squeue="99\n")
     job = submitted(0)
+    slurm, recorded, _ = launcher(sbatch=silent, squeue=f"98|RUNNING|None|else\n99|PENDING|None|{job.id}\n")
     assert slurm.submit(job, RENDERED) == "99"
     assert len(recorded.times("sbatch")) == 1
-    assert recorded.calls[-1][1][-2:] == ("-n", job.id)
+
+
+def test_submitting_a_thousand_jobs_to_a_busy_slurm_asks_squeue_once_in_five_seconds(launcher: Make) -> None:
+    busy = NoAnswer("sbatch failed", "sbatch: error: Socket timed out on send/recv operation")
+    slurm, recorded, _ = launcher(sbatch=[busy, "1\n"] * 1000, squeue="")
+    for number in range(1000):
+        assert slurm.submit(replace(submitted(0), id=f"prony-{number}"), RENDERED) == "1"
+        slurm.status([submitted(2)])
+    times = recorded.times("squeue")
+    assert min(after - before for before, after in itertools.pairwise(times)) >= 5.0
+    asked = {argv for _, argv in recorded.calls if argv[0] == "squeue"}
+    assert len(asked) == 1, "the one question about all jobs"
 
 
 def test_a_job_that_an_ended_controller_may_have_submitted_is_looked_for_first(launcher: Make) -> None:
-    slurm, recorded, _ = launcher(sbatch="100\n", squeue="99\n")
-    assert slurm.submit(replace(submitted(0), tried=True), RENDERED) == "99"
+    job = replace(submitted(0), tried=True)
+    slurm, recorded, _ = launcher(sbatch="100\n", squeue=f"99|RUNNING|None|{job.id}\n")
+    assert slurm.submit(job, RENDERED) == "99"
     assert recorded.times("sbatch") == []
     silent = NoAnswer("squeue did not answer within 60 s", timed_out=True)
     slurm, recorded, _ = launcher(sbatch="100\n", squeue=silent)
+    recorded.sleep(5.0)
     with pytest.raises(Unanswered, match="squeue did not answer"):
-        slurm.submit(replace(submitted(0), tried=True), RENDERED)
+        slurm.submit(job, RENDERED)
     assert recorded.times("sbatch") == [], "nobody knows, so nothing is submitted"
 
 
@@ -236,7 +269,7 @@ def test_a_state_of_slurm_is_a_failure_with_its_reason(state: str, kind: str) ->
 
 
 def test_lines_of_squeue_that_make_no_sense_are_passed_over() -> None:
-    text = "1|RUNNING|None\nslurm_load: warning\n2|PENDING|(Resources, Priority)|x\n12_3|RUNNING|None\n"
+    text = "1|RUNNING|None\nslurm_load: warning\n2|PENDING|(Resources, Priority)|a|b\n12_3|RUNNING|None\n"
     assert set(answers.parse_squeue(text)) == {"1", "2"}
     assert answers.is_squeue("")
     arrays = "7|RUNNING|None\n12_0|RUNNING|None\n12_1|RUNNING|None\n13_[1-99%4]|PENDING|Priority\n"

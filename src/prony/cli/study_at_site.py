@@ -9,14 +9,13 @@ from typing import Any
 from prony.cli.at_site import Where, follow, jobs_for, submit
 from prony.cli.execute import Job, Outcome, plan_of, refuse_missing_paths, runs_root
 from prony.cli.open_site import find_partition, find_site, warn
-from prony.cli.study_history import History, is_finished, read_history, seen_of, skipped_line
+from prony.cli.study_history import History, is_finished, longest_s, read_history, skipped_line
 from prony.cli.study_run import SKIPS_SHOWN, Carried, Options, make_job
 from prony.cli.study_view import StudyView
 from prony.launch import job as launched
 from prony.launch.estimate import FIXED_LENGTHS
 from prony.launch.job import BlockRun
 from prony.launch.jobs import Jobs
-from prony.plan.estimate import Estimator
 from prony.plan.prune import OUT_OF_MEMORY, OutOfMemory
 from prony.plan.study import LOCAL, Study, refuse_refused
 from prony_node.contract.plan import Plan
@@ -100,8 +99,8 @@ class _Known:
         store.refresh()
         wanted = {_key(job) for job in jobs}
         runs = [run for name in sorted({job.trial.workload for job in jobs}) for run in store.runs(workload=name)]
-        self._runs = [run for run in runs if (run.trial_hash, run.repeat) in wanted]
-        self._estimator = Estimator([one for run in runs if run.status == "ok" and (one := seen_of(run))], None)
+        trials = {trial_hash for trial_hash, _ in wanted}
+        self._runs = [run for run in runs if run.trial_hash in trials]
         self.open_jobs: list[launched.Job] = []
         self._under_way: set[Key] = set()
         for job in place.all():
@@ -135,15 +134,14 @@ class _Known:
         return None
 
     def estimates_s(self, plans: list[Plan]) -> dict[str, float]:
-        """What each run may take, as far as earlier ones of its workload tell."""
-        found = {}
-        for plan in plans:
-            seconds = self._estimator.of(plan.trial).seconds
-            if seconds is not None:
-                found[plan.run_id] = seconds
-            elif any(name in plan.trial.settings for name in FIXED_LENGTHS):
-                found[plan.run_id] = UNKNOWN_S
-        return found
+        """What each run may take: as long as that trial took before; of a fixed length nobody knows, half an hour."""
+        took = longest_s(self._runs)
+        found = {plan.run_id: took[plan.trial.hash] for plan in plans if plan.trial.hash in took}
+        fixed = [plan for plan in plans if any(name in plan.trial.settings for name in FIXED_LENGTHS)]
+        unknown = {plan.run_id: UNKNOWN_S for plan in fixed if plan.run_id not in found}
+        if unknown:
+            warn(f"nobody knows how long {len(unknown)} of the runs take: each is given {UNKNOWN_S / 60:.0f} min")
+        return found | unknown
 
 
 def _key(job: Job) -> Key:

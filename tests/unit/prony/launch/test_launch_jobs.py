@@ -340,7 +340,7 @@ def test_the_time_limit_comes_from_the_estimate_with_a_margin() -> None:
     gpu = site.partitions["gpu"]
     known = {run.plan.run_id: 100.0 for run in runs}
     ((job,), doubts) = make_jobs(site, gpu, Path("/r"), runs, estimates_s=known)
-    assert (job.time_s, doubts) == (420.0, [])
+    assert (job.time_s, doubts) == (480.0, []), "two minutes, 1.5 times 100 s, and 1.5 times what may be measured"
     ((job,), doubts) = make_jobs(site, gpu, Path("/r"), runs, estimates_s=dict.fromkeys(known, 9000.0))
     assert job.time_s == 14400.0
     assert "allows 240" in doubts[0]

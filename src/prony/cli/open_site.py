@@ -43,7 +43,7 @@ def find_partition(site: Site, name: str | None) -> Partition:
         return partition
     from prony.launch.slurm_detect import fill_in
 
-    return fill_in(partition, warn)
+    return fill_in(partition, warn, arch=site.container.engine != "none")
 
 
 def site_root(site: Site, out: Path | None) -> Path:

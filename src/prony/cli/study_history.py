@@ -99,7 +99,7 @@ def skipped_line(job: Job, outcome: Outcome) -> str:
 
 
 def longest_s(runs: Iterable[Run]) -> dict[str, float]:
-    """What each trial, by its hash, took at most in a job. A limit rests on nothing less: other trials may be shorter."""
+    """What each trial, by its hash, took at most in a job: all that a time limit may rest on."""
     found: dict[str, float] = {}
     for run in runs:
         holder = files.read_json(run.folder / files.SUPERVISOR)

@@ -39,24 +39,30 @@ def detect_cluster(warn: Warn, caller: Caller = CALLER) -> Cluster:
     return Cluster(partitions, default or next(iter(partitions), ""), _account(caller, warn))
 
 
-def fill_in(partition: Partition, warn: Warn, caller: Caller = CALLER) -> Partition:
-    """The partition with its accelerators and longest time as Slurm knows them, where its file does not say."""
-    if partition.accelerators is not None and partition.max_time_s is not None:
+def fill_in(partition: Partition, warn: Warn, caller: Caller = CALLER, *, arch: bool = False) -> Partition:
+    """The partition with its accelerators and longest time as Slurm knows them, where its file does not say.
+
+    `arch`: its architecture too, by which an image is chosen and checked.
+    """
+    arch = arch and partition.arch is None
+    if partition.accelerators is not None and partition.max_time_s is not None and not arch:
         return partition
     try:
-        text = ask(caller, ("sinfo", "-h", "-e", "-p", partition.name, "-o", "%l|%G"), warn, pauses_s=())
+        text = ask(caller, ("sinfo", "-h", "-e", "-p", partition.name, "-o", "%l|%G|%N"), warn, pauses_s=())
     except NoAnswer as error:
         if partition.accelerators is None:
             warn(f"{error}; no accelerators are asked for: `accelerators` in the site file says how many a node has")
         return partition
-    lines = [line.partition("|") for line in text.splitlines()]
+    lines = [line.strip().split("|") for line in text.splitlines() if line.count("|") == 2]
     if partition.max_time_s is None and lines:
-        partition = replace(partition, max_time_s=parse_time(lines[0][0].strip()))
+        partition = replace(partition, max_time_s=parse_time(lines[0][0]))
     if partition.accelerators is None:
-        count, gres = parse_gres((gres for _, _, gres in lines), partition.gres) or (0, partition.gres)
+        count, gres = parse_gres((gres for _, gres, _ in lines), partition.gres) or (0, partition.gres)
         if not count and partition.gres != "gpu":
             warn(f"sinfo lists no {partition.gres} in partition {partition.name}; no accelerators are asked for")
         partition = replace(partition, accelerators=count, gres=gres)
+    if arch and lines:
+        partition = replace(partition, arch=_architecture(lines[0][2], caller, warn))
     return partition
 
 

@@ -115,6 +115,8 @@ def test_a_job_is_all_in_its_folder(cluster: Cluster) -> None:
     assert kept.site == cluster.site
     assert Plan.from_json(files.read_json(job.plan_file(1))) == job.runs[1].plan
     assert save(kept) == load(job.folder)
+    asked = replace(kept, partition=replace(kept.partition, accelerators=3, gres="gpu:b", arch="arm64"))
+    assert save(asked) == load(job.folder), "what Slurm said of the partition is not asked again"
 
 
 def test_a_run_of_a_job_is_left_to_its_scheduler(cluster: Cluster) -> None:

@@ -295,10 +295,10 @@ def test_what_a_cluster_says_of_itself() -> None:
 
 def test_accelerators_that_a_file_does_not_state_are_asked_for() -> None:
     partition = make_site("kind: slurm\npartition: gpu\n").partitions["gpu"]
-    assert fill_in(partition, print, Recorded(sinfo="1:00:00|gpu:2\n").caller).accelerators == 2
-    assert fill_in(partition, print, Recorded(sinfo="infinite|(null)\n").caller).accelerators == 0
-    assert fill_in(partition, print, Recorded(sinfo="1:00:00|gpu:2\n").caller).max_time_s == 3600.0
-    mixed = "1:00:00|gpu:v100:2\n1:00:00|gpu:a100:4(S:0-1)\n"
+    assert fill_in(partition, print, Recorded(sinfo="1:00:00|gpu:2|g1\n").caller).accelerators == 2
+    assert fill_in(partition, print, Recorded(sinfo="infinite|(null)|g1\n").caller).accelerators == 0
+    assert fill_in(partition, print, Recorded(sinfo="1:00:00|gpu:2|g1\n").caller).max_time_s == 3600.0
+    mixed = "1:00:00|gpu:v100:2|g1\n1:00:00|gpu:a100:4(S:0-1)|g2\n"
     named = replace(partition, gres="gpu:a100")
     found = fill_in(named, print, Recorded(sinfo=mixed).caller)
     assert (found.accelerators, found.gres) == (4, "gpu:a100"), "the kind that the file names"
@@ -307,6 +307,16 @@ def test_accelerators_that_a_file_does_not_state_are_asked_for() -> None:
     assert "sinfo lists no gpu:h100 in partition gpu" in warnings.pop()
     assert fill_in(partition, warnings.append, Recorded().caller).accelerators is None
     assert "accelerators" in warnings[0]
+
+
+def test_the_architecture_is_asked_for_where_there_is_an_image_to_choose() -> None:
+    partition = make_site("kind: slurm\npartition: gpu\n").partitions["gpu"]
+    recorded = Recorded(sinfo="1:00:00|gpu:2|g[1-8]\n", scontrol="NodeName=g1 Arch=aarch64 CoresPerSocket=64\n")
+    assert fill_in(partition, print, recorded.caller).arch is None
+    assert fill_in(partition, print, recorded.caller, arch=True).arch == "arm64"
+    assert recorded.calls[-1][1] == ("scontrol", "-o", "show", "node", "g[1-8]")
+    known = replace(partition, arch="amd64", accelerators=1, max_time_s=60.0)
+    assert fill_in(known, print, Recorded().caller, arch=True) == known, "nobody is asked what the file says"
 
 
 def test_an_answer_is_not_shared_through_a_folder_that_others_write_to(launcher: Make, tmp_path: Path) -> None:

@@ -87,7 +87,9 @@ class Job:
 
     @property
     def devices(self) -> int:
-        """Of a node, at most."""
+        """Of a node, at most; a question is asked on all that there are."""
+        if self.ask:
+            return self.partition.accelerators or 1
         return max((int(run.plan.trial.settings.get("devices", 1)) for run in self.runs), default=1)
 
     @property

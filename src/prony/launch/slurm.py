@@ -61,7 +61,7 @@ class Slurm:
         if partition.cores_per_device is not None:
             found.append(f"--cpus-per-task={partition.cores_per_device * job.devices}")
         if partition.accelerators and not job.on_cpu:
-            found.append(f"--gres={partition.gres}:{partition.accelerators if job.ask else job.devices}")
+            found.append(f"--gres={partition.gres}:{job.devices}")
         if partition.memory is not None:
             found.append(f"--mem={partition.memory}")
         if partition.exclusive:

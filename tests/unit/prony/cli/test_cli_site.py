@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from prony.cli.main import make_app
 from prony.cli.screen import rates_by_node
 from prony.cli.study_at_site import in_order
 from prony.launch.job import BlockRun, Outcome, new_job
-from prony.launch.site_check import judge, read_answer
+from prony.launch.site import Partition
+from prony.launch.site_check import judge, judge_limits, read_answer
 from prony.launch.site_file import keep_text, parse_site
+from prony.launch.site_find import read_site
 from prony_node.contract import Plan, Trial, files
 
 SITE = "kind: slurm\npartition: gpu\npartitions: {gpu: {accelerators: 4, arch: aarch64, cores_per_device: 2}}\n"
@@ -53,6 +56,28 @@ def test_a_site_is_added_once_with_what_could_be_detected(sites: Path) -> None:
     assert "no name for a site" in prony("site", "add", "../x", "--yes").output
 
 
+def test_all_that_slurm_says_of_its_partitions_is_in_the_file(sites: Path) -> None:
+    """A person who added a site can name any of its partitions afterwards."""
+    says = {
+        "sbatch": "",
+        "sinfo": "gpu*|up|8|128|2-00:00:00|gpu:a100:4|g[1-8]\ncpu|up|2|64|1:30:00|(null)|c[1-2]",
+        "scontrol": "NodeName=g1 Arch=x86_64",
+        "sacctmgr": "project1",
+    }
+    (sites / "nothing").mkdir()
+    for name, said in says.items():
+        path = sites / "nothing" / name
+        path.write_text(f"#!/bin/bash\nprintf '%s\\n' '{said}'\n")
+        path.chmod(0o755)
+    done = prony("site", "add", "big", "--yes")
+    assert done.exit_code == 0, done.output
+    found = read_site(sites / "sites" / "big.yaml")
+    gpu, cpu = found.partitions["gpu"], found.partitions["cpu"]
+    assert (found.partition, found.account, gpu.accelerator, gpu.gres) == ("gpu", "project1", "A100", "gpu:a100")
+    assert (gpu.max_time_s, cpu.max_time_s, cpu.accelerators) == (172800.0, 5400.0, 0)
+    assert "max_time: 2d" in done.output
+
+
 def test_a_dry_run_shows_the_script_and_does_nothing(sites: Path) -> None:
     done = prony("run", "gpt-tiny", "devices=4", "--site", "mine", "--dry-run")
     assert done.exit_code == 0, done.output
@@ -89,23 +114,30 @@ def test_without_jobs_there_is_nothing_to_list_or_collect(sites: Path) -> None:
 
 
 ANSWER: dict[str, Any] = {
-    "host": {"hostname": "n1", "architecture": "aarch64", "cpu": {"allowed": {"count": 2}}},
+    "host": {"hostname": "n1", "architecture": "aarch64", "cpu": {"allowed": {"count": 8}}},
     "torch": {"installed": True, "version": "2.9"},
     "software": {"python": "3.12"},
-    "devices": [{"kind": "cuda", "name": "GH200"}] * 4,
+    "devices": [{"kind": "cuda", "name": "NVIDIA GH200 120GB"}] * 4,
+    "environment": {"NCCL_DEBUG": "WARN"},
+    "container": {"runtimes": [{"name": "apptainer", "evidence": "/.singularity.d exists"}]},
+    "power": {"sensors": [{"id": "a"}]},
 }
+SAYS = """
+environment: {interface: ib0, host_suffix: i, modules: [CUDA], variables: {NCCL_DEBUG: WARN, MINE: x}}
+container: {engine: apptainer, image: a.sif}
+"""
+AROUND = "interface lo\ninterface ib0\naddress 10.0.0.1   n1i\nmodules GCC/12:CUDA/12\n"
 
 
-def levels(tmp_path: Path, answer: dict[str, Any] | None, log: str = "") -> dict[str, str]:
-    site = keep_text(parse_site(f"{SITE}environment: {{interface: ib0}}\n", "x", "x"), "")
+def levels(tmp_path: Path, answer: dict[str, Any] | None, log: str = "", around: str = AROUND) -> dict[str, str]:
+    text = SITE.replace("arch:", "accelerator: GH200 (96 GB), arch:") + SAYS
+    site = keep_text(parse_site(text, "x", "x"), "")
     job = new_job(site, site.partitions["gpu"], tmp_path, ask=("doctor",))
     job.folder.mkdir(parents=True)
-    (job.folder / "interfaces").write_text("lo\nib0\n")
+    (job.folder / "surroundings").write_text(around)
     if answer is not None:
         (job.folder / "answer").write_text(f"a warning of torch\n{files.to_json(answer)}and another\n")
         assert read_answer(job.folder) == answer
-    from dataclasses import replace
-
     found = judge(replace(job, outcome=Outcome("FAILED", "", "127:0")), log)
     return {one.name: f"{one.level}: {one.message}" for one in found}
 
@@ -113,15 +145,39 @@ def levels(tmp_path: Path, answer: dict[str, Any] | None, log: str = "") -> dict
 def test_a_site_is_judged_by_what_a_node_answers(tmp_path: Path) -> None:
     good = levels(tmp_path / "a", ANSWER)
     assert {text.split(":")[0] for text in good.values()} == {"pass"}
-    assert set(good) == {"job", "architecture", "torch", "accelerators", "cores", "interface"}
-    host = {**ANSWER["host"], "architecture": "x86_64", "cpu": {"allowed": {"count": 1}}}
+    assert set(good) == {
+        "job", "architecture", "container", "torch", "accelerators", "accelerator", "cores", "modules", "variables",
+        "interface", "host_suffix", "power",
+    }  # fmt: skip
+    host = {**ANSWER["host"], "architecture": "x86_64", "cpu": {"allowed": {"count": 7}}}
     bad = levels(tmp_path / "b", {**ANSWER, "host": host, "devices": [], "torch": {"installed": False}})
     assert bad["architecture"] == "fail: the nodes are amd64, and the site file says arm64"
     assert bad["accelerators"] == "fail: torch finds 0 (none); the site file says 4"
     assert "has no torch there" in bad["torch"]
-    assert bad["cores"].startswith("fail")
+    assert bad["cores"] == "fail: the job may use 7 cores, and 8 were asked for"
+    other = {"devices": [{"kind": "cuda", "name": "NVIDIA H100"}] * 4, "environment": {"NCCL_DEBUG": "INFO"}}
+    bad = levels(tmp_path / "d", {**ANSWER, **other, "container": {}, "power": {}}, around="modules GCC/12\n")
+    assert bad["accelerator"] == "warn: the nodes have NVIDIA H100, and the site file says GH200 (96 GB)"
+    assert bad["variables"] == "fail: on the node NCCL_DEBUG is 'INFO', not 'WARN'"
+    assert "no trace of its container" in bad["container"]
+    assert "no address is known" in bad["host_suffix"]
+    assert "CUDA is not among what is loaded: GCC/12" in bad["modules"]
+    assert "no ib0 on the node" in bad["interface"]
+    assert "runs will have no energy" in bad["power"]
     silent = levels(tmp_path / "c", None, "job.sh: line 9: python3: command not found\n")
     assert "python3: command not found" in silent["job"]
+
+
+def test_limits_beyond_those_of_the_partition_are_named() -> None:
+    known = Partition("gpu", nodes=4, max_time_s=3600.0)
+    assert judge_limits(Partition("gpu"), known) is None
+    good = judge_limits(replace(known, max_time_s=60.0), known)
+    assert good is not None
+    assert good.level == "pass"
+    bad = judge_limits(replace(known, nodes=8, max_time_s=86400.0), known)
+    assert bad is not None
+    assert "it has 4 nodes of this kind, and the site file says 8" in bad.message
+    assert "a job may take 1 h, and the site file says 24 h" in bad.message
 
 
 def test_rates_of_a_screening_are_those_of_good_runs() -> None:

@@ -23,6 +23,7 @@ from prony_node.contract import RequestError
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "jobs"
 CONTAINER = "container: {engine: apptainer, image: {amd64: /images/a b.sif}, binds: [/data]}\n"
+PODMAN = "container: {engine: podman, image: here/prony:1}\nenvironment: {variables: {FI_PROVIDER: cxi}}\n"
 ENVIRONMENT = """\
 environment:
   modules: [CUDA/12, "PyTorch/2.9"]
@@ -51,8 +52,10 @@ def forms() -> dict[str, Job]:
         "slurm-container": make_job(make_site(SLURM + CONTAINER), [make_run()]),
         "slurm-cpu-exclusive": make_job(make_site(exclusive), [make_run(device="cpu")]),
         "slurm-one-node": make_job(slurm, [make_run()], node="n17"),
-        "slurm-check": make_job(slurm, [], ask=("doctor",)),
+        "slurm-podman": make_job(make_site(SLURM + PODMAN), [make_run(devices=4, nodes=2)]),
+        "slurm-check": make_job(make_site(SLURM + ENVIRONMENT), [], ask=("doctor",)),
         "local-block": make_job(local, smaller_first()),
+        "local-check": make_job(local, [], ask=("doctor",)),
     }
 
 

@@ -17,7 +17,7 @@ from prony.launch.calls import Caller, NoAnswer, run_command
 from prony.launch.job import Job, Outcome
 from prony.launch.protocol import QueueFull, Rendered, Unanswered
 from prony.launch.slurm import Slurm
-from prony.launch.slurm_detect import detect_cluster, fill_in, parse_time
+from prony.launch.slurm_detect import detect_cluster, detect_partition, fill_in, parse_time
 from prony_node.contract import RequestError
 
 FAILED = "sbatch: error: Batch job submission failed: "
@@ -291,6 +291,18 @@ def test_what_a_cluster_says_of_itself() -> None:
     assert (gpu.max_time_s, found.partitions["cpu"].max_time_s) == (172800.0, None)
     assert found.partitions["cpu"].accelerators == 0
     assert parse_time("30:00") == 1800.0
+
+
+def test_a_partition_of_several_kinds_of_nodes_is_that_of_its_accelerators() -> None:
+    mixed = Recorded(sinfo=(
+        "all*|up|6|64|1:00:00|(null)|c[1-6]\nall*|up|2|96|1:00:00|gpu:h100:4|h[1-2]\n"
+        "all*|up|3|80|1:00:00|gpu:h100:4|h[3-5]\nall*|up|9|48|1:00:00|gpu:a100:8|a[1-9]\n"
+    ), scontrol="NodeName=h1 Arch=x86_64\n")  # fmt: skip
+    found = detect_partition("all", print, mixed.caller)
+    assert found is not None
+    assert (found.accelerators, found.accelerator, found.gres, found.nodes) == (4, "H100", "gpu:h100", 5)
+    assert (found.cores_per_device, mixed.calls[-1][1][-1]) == (20, "h[1-2]")
+    assert detect_partition("none", print, Recorded(sinfo="").caller) is None
 
 
 def test_accelerators_that_a_file_does_not_state_are_asked_for() -> None:

@@ -22,6 +22,10 @@ def warn(text: str) -> None:
     print(f"prony: {text}", file=sys.stderr)
 
 
+def number(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 def example_sites() -> dict[str, str]:
     """Site files that Prony ships, by name."""
     folder = resources.files("prony.catalog") / "sites"

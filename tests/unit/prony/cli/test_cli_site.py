@@ -10,10 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from prony.cli.container import last_words
+from prony.cli.jobs import state_of
 from prony.cli.main import make_app
-from prony.cli.screen import rates_by_node
+from prony.cli.screen import rates_of
 from prony.cli.study_at_site import in_order
-from prony.launch.job import BlockRun, Outcome, new_job
+from prony.launch.job import ENDED_STATE, SUBMITTED, BlockRun, Outcome, new_job
 from prony.launch.site import Partition
 from prony.launch.site_check import judge, judge_limits, read_answer
 from prony.launch.site_file import keep_text, parse_site
@@ -113,6 +114,13 @@ def test_without_jobs_there_is_nothing_to_list_or_collect(sites: Path) -> None:
     assert "no job is open" in prony("collect").output
 
 
+def test_a_job_whose_end_was_asked_for_says_so_until_it_has_ended(sites: Path) -> None:
+    job = new_job(parse_site(SITE, "x", "x"), Partition("gpu"), sites / "runs", [BlockRun(Plan("a", Trial("gemm")))])
+    job = replace(job, note="running", state=SUBMITTED, cancelled=True)
+    assert state_of(job) == "running, to be ended"
+    assert state_of(replace(job, outcome=Outcome("CANCELLED"), state=ENDED_STATE)) == "cancelled"
+
+
 ANSWER: dict[str, Any] = {
     "host": {"hostname": "n1", "architecture": "aarch64", "cpu": {"allowed": {"count": 8}}},
     "torch": {"installed": True, "version": "2.9"},
@@ -187,7 +195,18 @@ def test_rates_of_a_screening_are_those_of_good_runs() -> None:
         for node in ("n0", "n1", "n2")
     }
     good = {"status": "ok", "metrics": {"throughput": {"value": 5.0}}}
-    assert rates_by_node(jobs, {"n0": good, "n1": {"status": "failed", "metrics": {}}}) == {"n0": 5.0}
+    assert rates_of(jobs, {"n0": good, "n1": {"status": "failed", "metrics": {}}}) == {"n0": {"n0": 5.0}}
+    ranks = [{"step_s": 0.1}, {"step_s": 0.4}]
+    each = rates_of(jobs, {"n2": {**good, "parallel": {"form": "independent", "ranks": ranks}}})["n2"]
+    assert each == {"n2 device 0": pytest.approx(4.0), "n2 device 1": pytest.approx(1.0)}, "one of them is slow"
+    together = {**good, "parallel": {"form": "ddp", "ranks": ranks}}
+    assert rates_of(jobs, {"n2": together}) == {"n2": {"n2": 5.0}}, "they wait for each other"
+
+
+def test_all_accelerators_of_a_node_are_screened(sites: Path) -> None:
+    done = prony("screen", "mine", "gpu", "--nodes", "n0", "--dry-run")
+    assert "#SBATCH --gres=gpu:4" in done.output, done.output
+    assert "#SBATCH --gres=gpu:2" in prony("screen", "mine", "gpu", "devices=2", "--nodes", "n0", "--dry-run").output
 
 
 def test_a_larger_batch_waits_for_the_fate_of_the_smaller_ones_before_it() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from prony.cli.at_site import Where, follow, jobs_for, submit
+from prony.cli.at_site import Where, follow, jobs_for, show_rendered, submit
 from prony.cli.execute import Job, Outcome, plan_of, refuse_missing_paths, runs_root
 from prony.cli.open_site import find_partition, find_site, warn
 from prony.cli.study_history import History, is_finished, longest_s, read_history, skipped_line
@@ -22,13 +23,44 @@ from prony_node.contract.plan import Plan
 from prony_node.contract.record import read_record
 from prony_node.contract.trial import Trial
 
+if TYPE_CHECKING:
+    from prony.store import Run
+
 UNKNOWN_S = 1800.0  # for a run of fixed length that nothing is known of
 RAN_OUT: dict[str, Any] = {"failure": {"kind": OUT_OF_MEMORY}}
 Key = tuple[str, int]  # a trial's hash and the repeat
 
 
+@dataclass(frozen=True)
+class _Prepared:
+    """A study at its site: where, its runs, what is finished of them, under way, and to be submitted."""
+
+    root: Path
+    jobs: list[Job]
+    done: list[Outcome]
+    open_jobs: list[launched.Job]
+    new_jobs: list[launched.Job]
+
+
 def carry_out_at_site(study: Study, options: Options, view: StudyView) -> Carried:
     """Make every run of the study that has no record in the site's root; runs whose job is open are waited for."""
+    found = _prepare(study, options, view)
+    submitted = submit(found.new_jobs, found.root) if found.new_jobs else []
+    try:
+        made, interrupted = follow([*found.open_jobs, *submitted], found.root, view)
+    finally:
+        view.close()
+    wanted = {_key(job) for job in found.jobs}
+    ours = [one for one in made if (one.record["trial"]["hash"], one.record["repeat"]) in wanted]
+    return Carried([*found.done, *ours], interrupted)
+
+
+def show_jobs(study: Study, options: Options, view: StudyView) -> None:
+    """What the site would get now; nothing is submitted."""
+    show_rendered(_prepare(study, options, view).new_jobs)
+
+
+def _prepare(study: Study, options: Options, view: StudyView) -> _Prepared:
     site, root = find_site(study.site), study_root(study, options.root)
     planned = study.planned()
     refuse_refused(planned)
@@ -39,18 +71,13 @@ def carry_out_at_site(study: Study, options: Options, view: StudyView) -> Carrie
         view.note("the budget of this study is not held at a site, whose jobs go on by themselves")
     known = _Known(root, jobs)
     done, left = known.divide(jobs, options.retry_failed, view)
-    open_jobs = known.open_jobs
+    new_jobs: list[launched.Job] = []
     if left:
-        where = Where(site, find_partition(site, None), root.absolute())
+        where = Where(site, find_partition(site, None), root.absolute(), time_s=options.time_s)
         plans = [plan_of(job) for job in left]
-        open_jobs += submit(jobs_for(in_order(plans), where, known.estimates_s(plans)), root)
-    try:
-        made, interrupted = follow(open_jobs, root, view)
-    finally:
-        view.close()
-    wanted = {_key(job) for job in jobs}
-    ours = [one for one in made if (one.record["trial"]["hash"], one.record["repeat"]) in wanted]
-    return Carried([*done, *ours], interrupted)
+        estimates_s = known.estimates_s(plans) if options.time_s is None else {}
+        new_jobs = jobs_for(in_order(plans), where, estimates_s)
+    return _Prepared(root, jobs, done, known.open_jobs, new_jobs)
 
 
 def study_root(study: Study, root: Path) -> Path:
@@ -94,6 +121,11 @@ class _Known:
     def __init__(self, root: Path, jobs: list[Job]) -> None:
         from prony.store import Store  # SQLAlchemy takes a third of a second to import
 
+        self._runs: list[Run] = []
+        self.open_jobs: list[launched.Job] = []
+        self._under_way: set[Key] = set()
+        if not root.is_dir():  # nothing was made there, and looking makes nothing
+            return
         place = _update(root)
         store = Store(root)
         store.refresh()
@@ -101,8 +133,6 @@ class _Known:
         runs = [run for name in sorted({job.trial.workload for job in jobs}) for run in store.runs(workload=name)]
         trials = {trial_hash for trial_hash, _ in wanted}
         self._runs = [run for run in runs if run.trial_hash in trials]
-        self.open_jobs: list[launched.Job] = []
-        self._under_way: set[Key] = set()
         for job in place.all():
             keys = {(run.plan.trial.hash, run.plan.repeat) for run in job.runs} & wanted
             if job.state != launched.ENDED_STATE and keys:
@@ -140,7 +170,8 @@ class _Known:
         fixed = [plan for plan in plans if any(name in plan.trial.settings for name in FIXED_LENGTHS)]
         unknown = {plan.run_id: UNKNOWN_S for plan in fixed if plan.run_id not in found}
         if unknown:
-            warn(f"nobody knows how long {len(unknown)} of the runs take: each is given {UNKNOWN_S / 60:.0f} min")
+            each = f"{UNKNOWN_S / 60:.0f} min"
+            warn(f"nobody knows how long {len(unknown)} of the runs take: each is given {each}; --time gives more")
         return found | unknown
 
 

@@ -87,6 +87,19 @@ def test_a_dry_run_shows_the_script_and_does_nothing(sites: Path) -> None:
     assert not (sites / "runs").exists()
 
 
+def test_a_study_is_shown_as_the_jobs_of_any_site(sites: Path) -> None:
+    study = sites / "study.yaml"
+    study.write_text("workloads: gpt-tiny\nsettings: {batch_size: 1..4, steps: 5}\norder: given\n")
+    done = prony("study", "run", str(study), "--site", "mine", "--time", "2h", "--dry-run")
+    assert done.exit_code == 0, done.output
+    assert "#SBATCH --time=120" in done.output
+    assert done.output.count("\nrun 0") == 3, "one block, in its order"
+    assert "each is given 30 min" in prony("study", "run", str(study), "--site", "mine", "--dry-run").output
+    here = prony("study", "run", str(study), "--dry-run")
+    assert (here.exit_code, "--site says where" in here.output) == (2, True)
+    assert not (sites / "runs").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -147,7 +147,7 @@ def _kubernetes_values(ask: Any) -> dict[str, Any]:
         values["container"] = {"image": image}
     try:
         partitions = detect_partitions(Api(None, namespace).nodes())
-    except ApiProblem as error:
+    except (ApiProblem, RequestError) as error:
         warn(f"{error}; partitions are for you to fill in (docs/kubernetes.md)")
         return values
     return {"partitions": partitions, **values} if partitions else values

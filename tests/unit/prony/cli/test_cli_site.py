@@ -57,6 +57,18 @@ def test_a_site_is_added_once_with_what_could_be_detected(sites: Path) -> None:
     assert "no name for a site" in prony("site", "add", "../x", "--yes").output
 
 
+def test_a_cluster_that_cannot_be_reached_is_added_for_a_person_to_complete(
+    sites: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(sites / "none"))
+    answers = "kubernetes\nlab\nhere/prony:1\npython3\n\n"
+    done = CliRunner().invoke(make_app("site"), ["site", "add", "far"], input=answers)
+    assert done.exit_code == 0, done.output
+    assert "partitions are for you to fill in" in done.output
+    found = read_site(sites / "sites" / "far.yaml")
+    assert (found.kind, found.namespace, found.container.images) == ("kubernetes", "lab", {"": "here/prony:1"})
+
+
 def test_all_that_slurm_says_of_its_partitions_is_in_the_file(sites: Path) -> None:
     """A person who added a site can name any of its partitions afterwards."""
     says = {

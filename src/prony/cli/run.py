@@ -23,7 +23,7 @@ from prony.cli.execute import (
     runs_root,
 )
 from prony.cli.model_file import find_model_file
-from prony.cli.open_site import SITE_HELP, find_partition, find_site, site_root
+from prony.cli.open_site import SITE_HELP, find_partition, find_site, site_root, warn
 from prony.cli.progress import Display, make_display
 from prony.cli.repeats import print_repeats
 from prony.cli.study_history import longest_s
@@ -119,6 +119,8 @@ def _at_site(
     if detach:
         for job in submitted:
             print(job.id)
+        if any(job.handle is None for job in submitted):
+            warn("what waits is submitted by a later `prony jobs` or `prony collect`; `prony collect --wait` stays")
         raise typer.Exit
     return follow(submitted, place.root, display)
 

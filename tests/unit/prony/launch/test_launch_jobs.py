@@ -220,7 +220,7 @@ def test_no_more_jobs_than_the_site_allows_are_in_the_queue(tmp_path: Path) -> N
     assert len(cluster.scheduler.submissions) == 2
     waiting = [load(job.folder) for job in made if load(job.folder).state == "waiting"]
     assert len(waiting) == 3
-    assert "2 jobs of here are in the queue" in waiting[0].note
+    assert "here allows 2 of our jobs in the queue at once" in waiting[0].note
     cluster.jobs = cluster.again()
     cluster.end("COMPLETED")
     assert len(cluster.scheduler.submissions) == 3

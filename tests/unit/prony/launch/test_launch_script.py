@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jobs_for_tests import SLURM, make_job, make_run, make_site
@@ -160,6 +163,58 @@ def test_a_command_in_a_value_is_not_run(tmp_path: Path, value: str) -> None:
     seen, _, status = run_script(make_job(hostile, [make_run()], root=tmp_path / "runs"), tmp_path)
     assert (seen["X"], status) == (value, 0)
     assert not [path for path in tmp_path.rglob("*") if path.name == "broken"]
+
+
+BREAKS = (
+    "", "x$(touch pwned)", "x`touch pwned`", "x; touch pwned", "x\n#SBATCH --wrap=true\n", "x'\"\ntouch pwned\n",
+    "x|touch${IFS}pwned",
+)  # fmt: skip
+KEYS = (
+    "name", "account", "partition", "python", "runs", "options", "carbon_g_per_kwh", "price_per_kwh",
+    "environment.modules", "environment.interface", "environment.host_suffix", "environment.variables",
+    "container.image", "container.binds", "container.options", "partitions.gpu.gres", "partitions.gpu.memory",
+    "partitions.gpu.options", "partitions.gpu.arch",
+)  # fmt: skip
+LISTS = ("options", "modules", "binds")
+
+
+@pytest.mark.parametrize("key", KEYS)
+@settings(max_examples=15)
+@given(middle=HOSTILE, end=st.sampled_from(BREAKS), start=st.sampled_from(["", "--x=", "/"]))
+def test_no_key_of_a_site_file_breaks_out(key: str, middle: str, end: str, start: str) -> None:
+    """A value is refused, or it changes nothing but itself: no further line of #SBATCH, no command that is run."""
+    *path, last = key.split(".")
+    document: dict[str, Any] = yaml.safe_load(SLURM)
+    inner = document
+    for part in path:
+        inner = inner.setdefault(part, {})
+    value = start + middle + end
+    inner[last] = [value] if last in LISTS else {"HOSTILE": value} if last == "variables" else value
+    if "container" in document:
+        document["container"] = {"engine": "apptainer", "image": "image.sif"} | document["container"]
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        try:
+            site = make_site(yaml.safe_dump(document, allow_unicode=True))
+            job = make_job(site, [make_run(nodes=2)], root=place / "runs")
+            script = Slurm(print).render(job).files["job.sh"]
+        except RequestError:
+            return
+        head = script.partition("\nset -euo pipefail\n")[0]  # sbatch reads no further than the first command
+        for line in head.rstrip("\n").split("\n")[1:]:
+            assert re.fullmatch(r"#SBATCH --?[A-Za-z][A-Za-z0-9-]*(=[!-~]+)?", line), head
+            assert not line.startswith("#SBATCH --wrap"), head
+        (place / "bin").mkdir()
+        for program in ("srun", "module"):
+            (place / "bin" / program).write_text("#!/bin/bash\n")
+            (place / "bin" / program).chmod(0o755)
+        job.folder.mkdir(parents=True)
+        job.run_folder(job.runs[0]).mkdir()
+        (job.run_folder(job.runs[0]) / "record.json").write_text("{}")
+        environment = {"PATH": f"{place / 'bin'}:/usr/bin:/bin", "SLURM_JOB_ID": "7"}
+        done = subprocess.run(["bash", "-s"], input=script.encode(), env=environment, cwd=place, capture_output=True)
+        assert done.returncode == 0, done.stderr.decode(errors="replace")
+        assert {found.name for found in place.iterdir()} == {"bin", "runs"}
 
 
 def test_a_larger_run_is_left_out_after_a_smaller_one_ran_out_of_memory(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def run_study(study: Study, options: Options, as_json: bool) -> None:
     if as_json:
         print_json(records, several=True)
     else:
-        _print_outcomes(carried.outcomes, options.root)
+        _print_outcomes(carried.outcomes)
     if carried.stopped:
         console.print(f"prony: {carried.stopped}", highlight=False, markup=False, soft_wrap=True)
     raise typer.Exit(_code(carried))
@@ -85,11 +85,12 @@ def _code(carried: Carried) -> int:
     return EXIT_FAILED if code == EXIT_REQUEST else code
 
 
-def _print_outcomes(outcomes: list[Outcome], root: Path) -> None:
+def _print_outcomes(outcomes: list[Outcome]) -> None:
     from prony.cli.tables import make_console, results_table
 
     if not outcomes:
         return
+    root = outcomes[0].folder.parent  # at a site it is the site's
     console = make_console()
     console.print(results_table([outcome.record for outcome in outcomes]))
     print_repeats(console, outcomes)

@@ -151,7 +151,7 @@ def test_a_rendezvous_that_never_completes_is_a_record(tmp_path: Path) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         free = f"127.0.0.1:{listener.getsockname()[1]}"
-    plan = write_plan(tmp_path, {"nodes": 2, "devices": 1}, rendezvous_after_s=2.0)
+    plan = write_plan(tmp_path, {"nodes": 2, "devices": 2}, rendezvous_after_s=2.0)
     record = finished(start(plan, out, PRONY_RENDEZVOUS=free, PRONY_NODE_RANK="0"), out)
     assert record["failure"]["kind"] == "rendezvous"
     assert f"did not all meet at {free} within 2 s" in record["failure"]["message"]
@@ -223,14 +223,14 @@ def start_nodes(plan: Path, out: Path, hosts: dict[int, tuple[str, str]]) -> lis
 
 def test_two_hosts_meet_by_c10d(tmp_path: Path, two_hosts: dict[int, tuple[str, str]]) -> None:
     """The first writes the record with the step series of both; then one rank of the other is killed."""
-    settings = {"nodes": 2, "devices": 1, "cores": "1"}
-    plan, out = write_plan(tmp_path, {**settings, "steps": 10}), tmp_path / "out"
+    settings = {"nodes": 2, "devices": 2, "cores": "1"}
+    plan, out = write_plan(tmp_path, {**settings, "devices": 4, "steps": 10}), tmp_path / "out"
     nodes = start_nodes(plan, out, two_hosts)
     assert nodes[1].wait(timeout=240) == 0  # in either order, and only then nothing is left
     record = finished(nodes[0], out)
-    assert (record["status"], record["work"]["devices"]) == ("ok", 2)
-    assert [rank["node"] for rank in record["parallel"]["ranks"]] == [0, 1]
-    assert len((out / "rank1" / files.STEPS).read_text().splitlines()) == 11
+    assert (record["status"], record["work"]["devices"]) == ("ok", 4)
+    assert [rank["node"] for rank in record["parallel"]["ranks"]] == [0, 0, 1, 1]
+    assert len((out / "rank3" / files.STEPS).read_text().splitlines()) == 11
     assert (files.read_json(tmp_path / "out.node1" / files.NODE) or {})["failure"] is None
 
     plan, out = write_plan(tmp_path, settings, stop=Stop(1e-6, 1.0, 600.0)), tmp_path / "again"

@@ -131,15 +131,16 @@ def prony(*words: str) -> Any:
 def test_a_run_on_one_node_and_one_on_two_with_torchrun(cluster: Cluster) -> None:
     site = cluster.site(None)
     small = {"device": "cpu", "batch_size": 1, "sequence": 16, "compile": "off"}
-    one, two = (cluster.submit(site, [run_of(nodes, nodes=nodes, **small)])[0] for nodes in (1, 2))
+    counts = {1: 1, 2: 4}  # nodes to all devices of the run
+    one, two = (cluster.submit(site, [run_of(n, nodes=n, devices=all_, **small)])[0] for n, all_ in counts.items())
     ended = cluster.wait(one), cluster.wait(two)
     assert [job.outcome.state for job in ended if job.outcome] == ["COMPLETED", "COMPLETED"]
-    for job, ranks in zip(ended, (1, 2), strict=True):
+    for job, ranks in zip(ended, counts.values(), strict=True):
         record = cluster.record(job)
         assert (record["status"], record["failure"]) == ("ok", None)
         assert record["work"]["devices"] == ranks
         assert record["facts"]["environment"]["SLURM_JOB_ID"] == job.handle
-    assert {rank["node"] for rank in cluster.record(two)["parallel"]["ranks"]} == {0, 1}
+    assert [rank["node"] for rank in cluster.record(two)["parallel"]["ranks"]] == [0, 0, 1, 1]
 
 
 def test_a_command_line_at_a_site_is_as_one_here(cluster: Cluster) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePath
+from typing import Any
 
 from prony.analysis.settings import Difference, Record, settings_of
 from prony.catalog.published import Figure
+from prony_node.contract.parallel import all_devices
 
 NOT_STATED = "not stated"
 MADE = {"device": "made on the device", "host": "made in host memory", "generated": "files that Prony wrote"}
@@ -18,7 +20,7 @@ def differences(figure: Figure, record: Record) -> list[Difference]:
     ours = settings_of(record)
     found = [
         Difference("device", figure.accelerator, device_name(record)),
-        Difference("devices", figure.devices, total_devices(record)),
+        Difference("devices", figure.devices, all_devices(ours)),
         Difference("framework", figure.framework, "pytorch"),
         Difference("precision", figure.precision or NOT_STATED, ours.get("precision")),
         Difference("data", figure.dataset or NOT_STATED, _data(str(ours.get("data", "device")))),
@@ -59,16 +61,10 @@ def device_name(record: Record) -> str:
     return str(cpu or settings_of(record).get("device", "unknown"))
 
 
-def total_devices(record: Record) -> int:
-    ours = settings_of(record)
-    return int(ours.get("devices", 1)) * int(ours.get("nodes", 1))
-
-
-def _batch(figure: Figure, ours: dict[str, object]) -> list[Difference]:
+def _batch(figure: Figure, ours: dict[str, Any]) -> list[Difference]:
     per_device = int(str(ours.get("batch_size") or 0)) * int(str(ours.get("grad_accumulation") or 1))
-    everywhere = per_device * int(str(ours.get("devices", 1))) * int(str(ours.get("nodes", 1)))
     if figure.global_batch is not None:
-        return [Difference("global batch", figure.global_batch, everywhere)]
+        return [Difference("global batch", figure.global_batch, per_device * all_devices(ours))]
     return [Difference("batch a device", figure.batch_per_device or NOT_STATED, per_device)]
 
 

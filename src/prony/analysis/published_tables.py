@@ -11,6 +11,7 @@ from prony.analysis.published_layout import Cell, Ours, Row, Table
 from prony.analysis.published_measures import EPOCHS, PER_DEVICE, Asked, Measured, measured
 from prony.analysis.settings import Record, settings_of
 from prony.catalog.published import Figure, TableSpec
+from prony_node.contract.parallel import all_devices
 from prony_node.contract.trial import Trial
 
 # What sets columns of ours apart, where it varies and no row says it.
@@ -60,7 +61,7 @@ def _in_order(rows: Mapping[tuple[str, ...], Row]) -> tuple[Row, ...]:
 
 
 def total(trial: Trial) -> int:
-    return int(str(trial.settings.get("devices", 1))) * int(str(trial.settings.get("nodes", 1)))
+    return all_devices(trial.settings)
 
 
 def _only(spec: TableSpec, trial: Trial) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 from prony.analysis.settings import Record, settings_of
 from prony.analysis.stated import count, number
+from prony_node.contract.parallel import all_devices, devices_per_node
 
 NO_WAIT = ("device",)  # data that lies where it is used: nothing is waited for
 
@@ -15,11 +16,17 @@ def device_count(record: Record) -> int:
     """The devices that took part, as counted; as asked for where the run ended before it counted."""
     work = record.get("work")
     counted = count(work.get("devices")) if isinstance(work, dict) else None
-    return counted or count(settings_of(record).get("devices")) or 1
+    return counted or all_devices(_counts(record))
 
 
 def node_count(record: Record) -> int:
-    return count(settings_of(record).get("nodes")) or 1
+    return _counts(record).get("nodes", 1)
+
+
+def _counts(record: Record) -> dict[str, int]:
+    """Devices and nodes as asked for, as far as they are numbers."""
+    stated = settings_of(record)
+    return {name: found for name in ("devices", "nodes") if (found := count(stated.get(name)))}
 
 
 def is_free(record: Record) -> bool:
@@ -63,7 +70,7 @@ def cores_each(record: Record) -> str | None:
     if asked is None:
         stated = settings_of(record).get("cores")
         return None if stated is None else str(stated)
-    return str(max(1, _core_count(str(asked)) // (count(settings_of(record).get("devices")) or 1)))
+    return str(max(1, _core_count(str(asked)) // max(1, devices_per_node(_counts(record)))))
 
 
 def _core_count(text: str) -> int:

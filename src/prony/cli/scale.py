@@ -52,7 +52,7 @@ def scale(
     strong: Annotated[bool, typer.Option("--strong", help="Keep the batch of all devices together.")] = False,
     both: Annotated[bool, typer.Option("--both", help="Weak and strong; one device is run once for both.")] = False,
     nodes: Annotated[
-        str | None, typer.Option(help="Counts of nodes to go on with, each with the most devices, such as 2,4.")
+        str | None, typer.Option(help="Counts of nodes to go on with, the most devices on each, such as 2,4.")
     ] = None,
     diagnose: Annotated[
         bool, typer.Option(help="Each count also with sync=off, which shows what communication costs.")

@@ -42,10 +42,10 @@ def screen(
     given = list(words or [])
     target = given.pop(0) if given and "=" not in given[0] else WORKLOAD
     trial = parse_trial(target, given)
-    if chosen.accelerators and not {"devices", "device"} & trial.settings.keys():
-        trial = parse_trial(target, [*given, f"devices={chosen.accelerators}"])  # all of a node, not one by chance
     if int(trial.settings.get("nodes", 1)) != 1:
         raise RequestError(f"nodes={trial.settings['nodes']} cannot be screened with: each node is measured alone")
+    if chosen.accelerators and not {"devices", "device"} & trial.settings.keys():
+        trial = parse_trial(target, [*given, f"devices={chosen.accelerators}"])  # all of a node, not one by chance
     listed = [node.strip() for node in (nodes or "").split(",") if node.strip()]
     listed = listed or make_launcher(site.kind, warn).nodes(site, chosen)
     if not listed:

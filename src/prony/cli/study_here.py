@@ -11,6 +11,7 @@ from prony.launch.node import ask_node
 from prony.plan.space import Planned
 from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import Machine
+from prony_node.contract.parallel import all_devices, devices_per_node
 
 KINDS = ("cpu", "cuda")  # when a trial is fine on both, the node need not be asked, which takes seconds
 
@@ -73,7 +74,7 @@ def _depends(one: Planned) -> bool:
     settings = one.trial.settings
     if settings.get("device", "auto") not in ("auto", "cpu"):
         return True
-    if settings.get("devices", 1) != 1 and settings.get("device") != "cpu":
+    if devices_per_node(settings) > 1 and settings.get("device") != "cpu":
         return True
     kinds = ("cpu",) if settings.get("device") == "cpu" else KINDS
     return any(_refusal(one, kind) is not None for kind in kinds)
@@ -96,9 +97,9 @@ def _why_not(one: Planned, node: Mapping[str, Any]) -> str | None:
         return f"device={wished} is not here: torch finds {found}"
     if kind == "cpu":
         return _refusal(one, kind)
-    count = one.trial.settings.get("devices", 1)
     if number and int(number) >= len(names):
         return f"device={wished} is not here: torch finds {len(names)} of {kind}"
-    if isinstance(count, int) and count > len(names):
+    if devices_per_node(one.trial.settings) > len(names):
+        count = all_devices(one.trial.settings)
         return f"devices={count} is not possible here: torch finds {len(names)} of {kind}"
     return _refusal(one, kind)

@@ -16,6 +16,7 @@ from prony.launch.site import Partition, Site
 from prony.launch.site_file import choose_partition, site_of_document
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
+from prony_node.contract.parallel import devices_per_node
 from prony_node.contract.plan import Plan, check_schema
 
 JOBS = ".jobs"  # beside the run folders; a name that no list of runs looks into
@@ -86,11 +87,11 @@ class Job:
         return max((run.nodes for run in self.runs), default=1)
 
     @property
-    def devices(self) -> int:
-        """Of a node, at most; a question is asked on all that there are."""
+    def devices_per_node(self) -> int:
+        """At most, of its runs; a question is asked on all that there are."""
         if self.ask:
             return self.partition.accelerators or 1
-        return max((int(run.plan.trial.settings.get("devices", 1)) for run in self.runs), default=1)
+        return max((devices_per_node(run.plan.trial.settings) for run in self.runs), default=1)
 
     @property
     def on_cpu(self) -> bool:

@@ -199,9 +199,9 @@ def _resources(job: Job) -> Manifest:
     limits: dict[str, str] = {}
     partition = job.partition
     if partition.accelerators != 0 and not job.on_cpu:
-        limits[partition.resource] = str(job.devices)
+        limits[partition.resource] = str(job.devices_per_node)
     if partition.cores_per_device is not None:
-        limits["cpu"] = str(partition.cores_per_device * job.devices)
+        limits["cpu"] = str(partition.cores_per_device * job.devices_per_node)
     if partition.memory not in (None, "0"):
         digits = partition.memory.rstrip("KMGT")
         limits["memory"] = digits + AMOUNTS[partition.memory[len(digits) :]]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from prony_node.contract.errors import RequestError
+from prony_node.contract.parallel import devices_per_node
 from prony_node.contract.process import identify, is_alive
 from prony_node.contract.trial import Trial
 
@@ -46,7 +47,7 @@ def devices_of(trials: Iterable[Trial], environment: Mapping[str, str] = os.envi
 
 
 def _place(trial: Trial) -> dict[str, Any]:
-    several = trial.settings.get("devices", 1) != 1
+    several = devices_per_node(trial.settings) > 1
     return {"device": trial.settings.get("device", "auto"), "several": several}
 
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from prony.launch.job import Job
+from prony.launch.job import BlockRun, Job
 from prony.launch.site import Partition, Site
 from prony_node.contract.errors import RequestError, unknown
+from prony_node.contract.parallel import all_devices, devices_per_node
 
 Warn = Callable[[str], None]
 
@@ -112,11 +113,22 @@ def check_fits(job: Job) -> None:
         raise RequestError(
             f"a job of {job.time_s / 60:.0f} min is not possible on {what}: one there has {longest_s / 60:.0f} at most"
         )
-    if job.on_cpu or job.site.kind == "local":
+    if partition.accelerators and not job.on_cpu and job.site.kind != "local":
+        for run in job.runs:
+            _check_devices(run, partition.accelerators, f"{what}: a node there has", partition.accelerator, most)
+
+
+def _check_devices(run: BlockRun, each: int, where: str, name: str, most_nodes: int | None) -> None:
+    """A node has `each`; what asks for more is told how many nodes would do."""
+    settings = run.plan.trial.settings
+    if devices_per_node(settings) <= each:
         return
-    if partition.accelerators is not None and 0 < partition.accelerators < job.devices:
-        name, most = partition.accelerator or "accelerators", partition.accelerators
-        raise RequestError(
-            f"devices={job.devices} is not possible on {what}: a node there has {most} ({name}), and devices are those "
-            f"of each node: devices={most} nodes=2 takes {2 * most}"
-        )
+    devices = all_devices(settings)
+    nodes = -(-devices // each)
+    spread = f" nodes={run.nodes}" if run.nodes > 1 else ""
+    instead = f"; devices={nodes * each if devices % nodes else devices} nodes={nodes} would do"
+    if most_nodes is not None and nodes > most_nodes:
+        instead = f", and a job {most_nodes} nodes at most; devices={most_nodes * each} nodes={most_nodes} would do"
+    raise RequestError(
+        f"devices={devices}{spread} is not possible on {where} {each} ({name or 'accelerators'}){instead}"
+    )

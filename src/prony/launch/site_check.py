@@ -110,7 +110,7 @@ def _cores(job: Job, host: dict[str, Any]) -> Finding | None:
     allowed = ((host.get("cpu") or {}).get("allowed") or {}).get("count")
     if allowed is None or job.partition.cores_per_device is None:
         return None
-    wanted = job.partition.cores_per_device * job.devices
+    wanted = job.partition.cores_per_device * job.devices_per_node
     if allowed < wanted:
         return Finding("cores", "fail", f"the job may use {allowed} cores, and {wanted} were asked for")
     return Finding("cores", "pass", f"the job may use {allowed} cores")

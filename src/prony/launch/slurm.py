@@ -43,7 +43,7 @@ class Slurm:
         cores = job.partition.cores_per_device
         words = [*STEP]
         if cores is not None:
-            words.append(f"--cpus-per-task={cores * job.devices}")  # srun does not take it over from sbatch
+            words.append(f"--cpus-per-task={cores * job.devices_per_node}")  # srun does not take it over from sbatch
         script = make_script(job, [f"#SBATCH {option}" for option in self._options(job)], [*words, *BECOME])
         # Paths stand in the command alone: they may hold what a line of #SBATCH cannot.
         output = str(job.folder / LOG).replace("%", "%%")
@@ -59,9 +59,9 @@ class Slurm:
             found.append(f"--account={site.account}")
         found += [f"--nodes={job.nodes}", "--ntasks-per-node=1", f"--time={minutes}"]
         if partition.cores_per_device is not None:
-            found.append(f"--cpus-per-task={partition.cores_per_device * job.devices}")
+            found.append(f"--cpus-per-task={partition.cores_per_device * job.devices_per_node}")
         if partition.accelerators and not job.on_cpu:
-            found.append(f"--gres={partition.gres}:{job.devices}")
+            found.append(f"--gres={partition.gres}:{job.devices_per_node}")
         if partition.memory is not None:
             found.append(f"--mem={partition.memory}")
         if partition.exclusive:

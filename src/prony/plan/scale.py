@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from prony.plan.request import split_words
 from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import Machine
-from prony_node.contract.parallel import OPTIONS, SEVERAL_ONLY
+from prony_node.contract.parallel import OPTIONS, SEVERAL_ONLY, devices_per_node
 from prony_node.contract.settings import SETTINGS
 from prony_node.contract.trial import Trial
 from prony_node.workloads import find_workload
@@ -39,20 +39,16 @@ class Series:
 
 @dataclass(frozen=True)
 class Count:
-    """So many devices on each of so many nodes."""
+    """So many devices, spread over so many nodes."""
 
     devices: int
     nodes: int = 1
-
-    @property
-    def total(self) -> int:
-        return self.devices * self.nodes
 
 
 def make_series(
     target: str | Workload, words: Iterable[str], kinds: Sequence[str], nodes: Sequence[int] = (), diagnose: bool = True
 ) -> Series:
-    """The trials at each count of `devices=1,2,4`, and of the largest of them on each count of nodes; all checked."""
+    """The trials at each count of `devices=1,2,4`, and with the largest on each of so many nodes; all checked."""
     workload = find_workload(target) if isinstance(target, str) else target
     given: dict[str, object] = dict(split_words(words, workload.own_settings()))
     counts = _counts(str(given.pop("devices", "")), nodes)
@@ -63,7 +59,7 @@ def make_series(
         for count in counts:
             settings = _settings(workload, given, counts, count, kind)
             trials.append(Trial(workload.name, workload.parse(settings)))
-            if count.total > 1 and not series.no_free:
+            if count.devices > 1 and not series.no_free:
                 try:
                     free = workload.parse({**settings, "sync": "off"})
                 except RequestError as error:  # there are no gradients that could be left out
@@ -90,7 +86,8 @@ def _counts(text: str, nodes: Sequence[int]) -> list[Count]:
         raise RequestError(
             f"devices={text} has no 1: efficiency is against the same trial on one device; devices=1,{text} would do"
         )
-    counts = [Count(number) for number in devices] + [Count(devices[-1], number) for number in nodes if number > 1]
+    counts = [Count(number) for number in devices]
+    counts += [Count(devices[-1] * number, number) for number in nodes if number > 1]
     if len(counts) < 2:
         raise RequestError("one device alone is no series; give further counts, such as devices=1,2,4")
     return counts
@@ -121,9 +118,9 @@ def _settings(
     if count.nodes > 1:
         settings["nodes"] = count.nodes
     if str(settings.get("cores", "")).isdigit():  # so many for each device: a node shares them out among its ranks
-        settings["cores"] = str(int(str(settings["cores"])) * count.devices)
+        settings["cores"] = str(int(str(settings["cores"])) * devices_per_node(vars(count)))
     settings |= _batch(settings, counts, count, kind)
-    if count.total == 1:
+    if count.devices == 1:
         return {name: value for name, value in settings.items() if name not in SEVERAL_ONLY}
     if kind == STRONG:
         settings.pop("batch_size", None)
@@ -136,7 +133,7 @@ def _implied(workload: Workload, given: dict[str, object], largest: Count) -> di
     One device would take others (it captures its step where it can), and then not only the devices would change.
     """
     asked = {name: value for name, value in given.items() if name != "global_batch"}
-    many = workload.parse({**asked, "devices": largest.devices, "nodes": largest.nodes})
+    many = workload.parse({**asked, **vars(largest)})
     one = {name: value for name, value in many.items() if name not in {"devices", "nodes", *SEVERAL_ONLY}}
     named = str(given.get("device", "auto")).partition(":")[0]
     implied: dict[str, object] = {}
@@ -168,16 +165,16 @@ def _batch(settings: dict[str, object], counts: Sequence[Count], count: Count, k
             "or that of one device as batch_size=N"
         )
     for other in counts:
-        if whole % (other.total * pieces):
-            parts = f"{other.total} devices" + (f" x {pieces} micro-batches" if pieces > 1 else "")
+        if whole % (other.devices * pieces):
+            parts = f"{other.devices} devices" + (f" x {pieces} micro-batches" if pieces > 1 else "")
             raise RequestError(
                 f"a global batch of {whole} cannot be divided among {parts}, so strong scaling is not possible; "
                 f"give one that {_multiple(counts, pieces)} divides"
             )
-    if count.total == 1 and "batch_size" in settings:
+    if count.devices == 1 and "batch_size" in settings:
         return {}  # the same trial as that of weak scaling, so that it is run once
     return {"global_batch": whole}
 
 
 def _multiple(counts: Sequence[Count], pieces: int) -> int:
-    return math.lcm(*(count.total * pieces for count in counts))
+    return math.lcm(*(count.devices * pieces for count in counts))

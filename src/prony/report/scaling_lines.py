@@ -135,7 +135,7 @@ def _link(point: Point) -> list[str]:
     if point.operation is None:
         return []
     nodes = "" if point.nodes == 1 else f" nodes={point.nodes}"
-    asked = f"prony run {point.operation} devices={point.devices // point.nodes}{nodes}"
+    asked = f"prony run {point.operation} devices={point.devices}{nodes}"
     return [f"What the links can do was not measured; `{asked}` would."]
 
 

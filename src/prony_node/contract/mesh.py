@@ -39,9 +39,10 @@ def arrangement(settings: Mapping[str, Value], ranks: int) -> Arrangement:
     product = dp * pp * tp
     if product != ranks:
         asked = " ".join(f"{name}={settings[name]}" for name in AXES if name in settings)
+        uneven = product % int(settings.get("nodes", 1))
         raise RequestError(
-            f"{asked} is not possible: dp x pp x tp is {dp} x {pp} x {tp} = {product}, and devices x nodes is {ranks}; "
-            f"on one node devices={product} would do"
+            f"{asked} is not possible: dp x pp x tp is {dp} x {pp} x {tp} = {product}, and there are {ranks} devices; "
+            f"devices={product}{' nodes=1' if uneven else ''} would do"
         )
     return Arrangement(dp, pp, tp)
 

@@ -20,14 +20,24 @@ SEVERAL_ONLY = (
 )  # fmt: skip
 
 
+def all_devices(settings: Mapping[str, Value]) -> int:
+    """Devices of a run, on all its nodes: one a node where nobody says how many."""
+    return int(settings.get("devices", settings.get("nodes", 1)))
+
+
+def devices_per_node(settings: Mapping[str, Value]) -> int:
+    """They are spread evenly: `check_nodes` has refused what does not divide."""
+    return all_devices(settings) // int(settings.get("nodes", 1))
+
+
 def ranks_per_node(settings: Mapping[str, Value]) -> int:
     """Processes that a node starts: one a device, or `copies` of it."""
-    return int(settings.get("devices", 1)) * int(settings.get("copies", 1))
+    return devices_per_node(settings) * int(settings.get("copies", 1))
 
 
 def rank_count(settings: Mapping[str, Value]) -> int:
     """Processes that compute, on all nodes."""
-    return ranks_per_node(settings) * int(settings.get("nodes", 1))
+    return all_devices(settings) * int(settings.get("copies", 1))
 
 
 def models(settings: Mapping[str, Value]) -> int:
@@ -57,7 +67,7 @@ def replicas(settings: Mapping[str, Value]) -> int:
 
 def parallel_defaults(requested: Mapping[str, Value]) -> dict[str, Value]:
     """What holds where nobody says otherwise: of every trial, and of one with several ranks."""
-    values: dict[str, Value] = {"devices": 1, "nodes": 1}
+    values: dict[str, Value] = {"devices": all_devices(requested), "nodes": 1}
     form = form_of(requested)
     if form:
         values |= {"parallel": form, **OPTIONS[form]} if form in OPTIONS else {}
@@ -79,6 +89,7 @@ def fill_batches(values: dict[str, Value], asked: Iterable[str]) -> None:
 
 def check_parallel(settings: Mapping[str, Value], asked: set[str]) -> None:
     """Refuse what makes no sense over several devices, or over one."""
+    check_nodes(settings)
     ranks, form = rank_count(settings), form_of(settings)
     check_mesh(settings, ranks, asked)
     if ranks == 1:
@@ -109,6 +120,16 @@ def check_parallel(settings: Mapping[str, Value], asked: set[str]) -> None:
     if form == "fsdp":
         _check_sharded(settings)
     _check_batch_norm(settings, ranks)
+
+
+def check_nodes(settings: Mapping[str, Value]) -> None:
+    """Refuse devices that cannot be spread evenly over the nodes."""
+    devices, nodes = all_devices(settings), int(settings.get("nodes", 1))
+    if devices % nodes:
+        raise RequestError(
+            f"devices={devices} nodes={nodes} is not possible: devices are those of all nodes together, spread evenly; "
+            f"devices={max(1, round(devices / nodes)) * nodes} would do"
+        )
 
 
 def _check_global_batch(settings: Mapping[str, Value], asked: set[str]) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from prony_node.contract import files
-from prony_node.contract.parallel import ranks_per_node
+from prony_node.contract.parallel import all_devices, devices_per_node, ranks_per_node
 from prony_node.contract.plan import Plan
 from prony_node.parallel.place import ADDRESS, RENDEZVOUS, meeting_place, node_rank
 
@@ -40,19 +40,20 @@ def main(argv: list[str]) -> int:
 
 
 def refuse_missing_devices(plan: Plan) -> dict[str, str] | None:
-    """More devices than there are: said before anything starts."""
+    """More devices than this node has: said before anything starts."""
     import torch
 
     settings = plan.trial.settings
-    wanted, kind = int(settings.get("devices", 1)), str(settings.get("device", "auto")).partition(":")[0]
+    wanted, kind = devices_per_node(settings), str(settings.get("device", "auto")).partition(":")[0]
     if kind == "cpu" or not torch.accelerator.is_available():
         return None
     there = torch.accelerator.device_count()
     if wanted <= there:
         return None
+    spread = f" nodes={settings['nodes']}, {wanted} a node," if "nodes" in settings else ""
     return {
         "kind": "request",
-        "message": f"devices={wanted} is not possible: torch finds {there} of kind "
+        "message": f"devices={all_devices(settings)}{spread} is not possible: torch finds {there} of kind "
         f"{torch.accelerator.current_accelerator()} here; device=cpu takes processes instead",
     }
 

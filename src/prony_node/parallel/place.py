@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from prony_node.contract.errors import RequestError
-from prony_node.contract.parallel import rank_count, ranks_per_node
+from prony_node.contract.parallel import check_nodes, rank_count, ranks_per_node
 from prony_node.contract.settings import Value
 
 NODE_RANK = "PRONY_NODE_RANK"  # which of the nodes this one is, from 0
@@ -31,6 +31,7 @@ class Place:
 def node_rank(settings: Mapping[str, Value]) -> int:
     """Which node this is, of a trial with these settings."""
     nodes = int(settings.get("nodes", 1))
+    check_nodes(settings)
     if rank_count(settings) > 1:
         meeting_place()  # refused here, where nothing has started
     if nodes == 1:

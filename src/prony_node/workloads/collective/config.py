@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from prony_node.contract.errors import RequestError
+from prony_node.contract.parallel import all_devices
 from prony_node.contract.settings import Setting, Value
 from prony_node.workloads.config import Workload
 
@@ -75,7 +76,7 @@ def message_sizes(settings: Mapping[str, Value]) -> list[int]:
 
 def check_collective(name: str, settings: Mapping[str, Value]) -> None:
     """Refuse what has no meaning for a collective, one device above all."""
-    ranks = int(settings.get("devices", 1)) * int(settings.get("nodes", 1))
+    ranks = all_devices(settings)
     if ranks == 1:
         raise RequestError(
             f"{name} is what devices do together, and one alone has nobody to do it with: any number would be that of "

@@ -10,6 +10,7 @@ from prony.analysis.published_layout import Cell, Table
 from prony.analysis.published_measures import EPOCHS
 from prony.analysis.published_tables import NOT_RUN, TINY, Known, fill
 from prony.catalog.published import TableSpec
+from prony.plan.space import expand
 from prony.plan.studies import load_study
 from prony.report.published_lines import body, heads, published_lines
 from prony_node.contract.trial import Trial
@@ -155,3 +156,14 @@ def test_repeats_are_one_value() -> None:
     assert cell.ours is not None
     assert (cell.ours.value, len(cell.ours.runs)) == (2000.0, 3)
     assert cell.to_json()["ratio"] == pytest.approx(2000 / 3969)
+
+
+def test_two_nodes_stand_beside_the_published_two_nodes() -> None:
+    """The shipped trial, whose devices are those of both nodes, as the published ones are."""
+    study = load_study("olivia-gh200", None, (), find_workload)
+    (trial,) = [one.trial for one in expand(study.parts) if one.part.name == "two-nodes"]
+    assert (trial.settings["devices"], trial.settings["nodes"]) == (8, 2)
+    spec = spec_of("olivia-gh200", "Tests 1 to 5")
+    cell = cell_of(filled(spec, record_of(trial, 64596.0)), place="Test 3", metric="throughput")
+    assert (cell.ratio, cell.per_device) == (1.0, False)
+    assert "devices" not in {one.name for one in cell.differs}

@@ -213,6 +213,9 @@ def test_cores_are_compared_as_those_of_a_rank() -> None:
         record["trial"]["settings"]["cores"] = record["trial"]["effective"]["cores"] = "0-2,8"
     (change,) = scaling(records, "weak").changes
     assert change.sentence == "cores of a rank: 4 on one device, 2 on 2, 1 on 4"
+    records[2]["trial"]["effective"]["nodes"] = 2
+    (change,) = scaling(records, "weak").changes
+    assert change.sentence == "cores of a rank: 4 on one device, 2 on 2, 2 on 4", "two nodes have four each"
 
 
 def test_a_batch_that_changed_is_a_change_in_weak_scaling_alone() -> None:
@@ -259,7 +262,7 @@ def test_a_diagnostic_alone_gives_a_point_without_a_rate() -> None:
 
 
 def test_nodes_are_points_of_their_own() -> None:
-    records = [*series({1: 1.0, 2: 1.9}), scaled_record(2, 1500.0, repeat=1, settings={"devices": 1, "nodes": 2})]
+    records = [*series({1: 1.0, 2: 1.9}), scaled_record(2, 1500.0, repeat=1, settings={"nodes": 2})]
     found = scaling(records, "weak")
     assert [(point.devices, point.nodes) for point in found.points] == [(1, 1), (2, 1), (2, 2)]
     assert [point.speedup.value for point in found.points if point.speedup] == pytest.approx([1.0, 1.9, 1.5])

@@ -33,7 +33,7 @@ class Machine:
     def _run(self, job: Job, root: Path) -> Outcome:
         settings = job.trial.settings
         nodes, sync = int(settings.get("nodes", 1)), settings.get("sync", True) is True
-        devices = int(settings["devices"]) * nodes
+        devices = int(settings["devices"])
         rate = 1000.0 * devices * (0.9 if devices > 1 and sync else 1.0) * (1.0 + 0.001 * job.repeat)
         record = scaling_records.scaled_record(
             devices, rate, kind="strong" if "global_batch" in settings else "weak", sync=sync, repeat=job.repeat,

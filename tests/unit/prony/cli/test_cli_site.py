@@ -228,6 +228,33 @@ def test_rates_of_a_screening_are_those_of_good_runs() -> None:
     assert rates_of(jobs, {"n2": together}) == {"n2": {"n2": 5.0}}, "they wait for each other"
 
 
+def test_devices_of_a_run_are_spread_over_its_nodes(sites: Path) -> None:
+    """The headline of docs/sites.md: eight GH200 on two nodes of four."""
+    done = prony("run", "gpt-800m", "devices=8", "nodes=2", "--site", "jedi", "--dry-run")
+    assert done.exit_code == 0, done.output
+    options = {line for line in done.output.splitlines() if line.startswith("#SBATCH")}
+    assert {"#SBATCH --nodes=2", "#SBATCH --gres=gpu:4", f"#SBATCH --cpus-per-task={4 * 72}"} <= options
+    assert "#SBATCH --ntasks-per-node=1" in options, "the node program, which starts four ranks by torch's launcher"
+    assert "run 000 2 " in done.output
+    alone = prony("run", "gpt-800m", "nodes=2", "--site", "jedi", "--dry-run").output
+    assert "#SBATCH --gres=gpu:1" in alone, "a device a node where nobody says how many"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("devices=8", "devices=8 is not possible on jedi, partition all: a node there has 4 (GH200 (96 GB)); "
+         "devices=8 nodes=2 would do"),
+        ("devices=6 nodes=4", "devices=6 nodes=4 is not possible: devices are those of all nodes together, spread "
+         "evenly; devices=8 would do"),
+    ],
+)  # fmt: skip
+def test_devices_that_do_not_fit_the_nodes_are_refused(sites: Path, words: str, said: str) -> None:
+    refused = prony("run", "gpt-800m", *words.split(), "--site", "jedi", "--dry-run")
+    assert refused.exit_code == 2
+    assert said in " ".join(refused.output.split())
+
+
 def test_all_accelerators_of_a_node_are_screened(sites: Path) -> None:
     done = prony("screen", "mine", "gpu", "--nodes", "n0", "--dry-run")
     assert "#SBATCH --gres=gpu:4" in done.output, done.output

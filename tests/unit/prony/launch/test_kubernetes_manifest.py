@@ -36,7 +36,7 @@ def forms() -> dict[str, Job]:
     block[1] = replace(block[1], unless_too_large=(block[0].plan.run_id,))
     return {
         "one-node": make_job(site, one),
-        "two-nodes": make_job(site, [make_run(0, nodes=2, devices=8)]),
+        "two-nodes": make_job(site, [make_run(0, nodes=2, devices=16)]),
         "arm": make_job(site, [make_run(0)], partition="gh200"),
         "cpu": make_job(make_site(ANY), [make_run(0, device="cpu")]),
         "volume": make_job(volume, block, Path("/mnt/results/july")),

@@ -50,12 +50,12 @@ def forms() -> dict[str, Job]:
     exclusive = SLURM.replace("max_time: 4h", "exclusive: true, memory: 0, options: [--constraint=a&b]")
     return {
         "slurm-one-run": make_job(slurm, [make_run(devices=4)]),
-        "slurm-two-nodes": make_job(make_site(SLURM + ENVIRONMENT), [make_run(devices=4, nodes=2)]),
+        "slurm-two-nodes": make_job(make_site(SLURM + ENVIRONMENT), [make_run(devices=8, nodes=2)]),
         "slurm-block": make_job(slurm, smaller_first()),
         "slurm-container": make_job(make_site(SLURM + CONTAINER), [make_run()]),
         "slurm-cpu-exclusive": make_job(make_site(exclusive), [make_run(device="cpu")]),
         "slurm-one-node": make_job(slurm, [make_run()], node="n17"),
-        "slurm-podman": make_job(make_site(SLURM + PODMAN), [make_run(devices=4, nodes=2)]),
+        "slurm-podman": make_job(make_site(SLURM + PODMAN), [make_run(devices=8, nodes=2)]),
         "slurm-check": make_job(make_site(SLURM + ENVIRONMENT), [], ask=("doctor",)),
         "local-block": make_job(local, smaller_first()),
         "local-check": make_job(local, [], ask=("doctor",)),
@@ -286,10 +286,17 @@ def test_jobs_that_share_a_node_do_not_meet_at_the_same_port(tmp_path: Path) -> 
 
 def test_what_a_site_cannot_have_is_refused_before_anyone_is_asked() -> None:
     site = make_site(SLURM)
-    with pytest.raises(
-        RequestError, match=r"devices=8 is not possible on here, partition gpu: a node there has 4.*nodes=2 takes 8"
+    for asked, instead in (
+        ({"devices": 8}, "devices=8 nodes=2 would do"),
+        ({"devices": 7}, "devices=8 nodes=2 would do"),
+        ({"devices": 6}, "devices=6 nodes=2 would do"),
+        ({"devices": 64}, "a job 8 nodes at most; devices=32 nodes=8 would do"),
     ):
-        check_fits(make_job(site, [make_run(devices=8)]))
+        with pytest.raises(RequestError, match=rf"not possible on here, partition gpu: a node there has 4.*{instead}"):
+            check_fits(make_job(site, [make_run(**asked)]))
+    with pytest.raises(RequestError, match=r"devices=16 nodes=2 is not possible.*devices=16 nodes=4 would do"):
+        check_fits(make_job(site, [make_run(devices=16, nodes=2)]))
+    check_fits(make_job(site, [make_run(devices=8, nodes=2)]))
     with pytest.raises(RequestError, match="nodes=9 is not possible"):
         check_fits(make_job(site, [make_run(nodes=9)]))
     with pytest.raises(

@@ -74,12 +74,14 @@ def test_what_several_devices_imply_holds_on_one_too() -> None:
 
 def test_cores_are_those_of_each_device() -> None:
     assert [trial.settings["cores"] for trial in made("devices=1,4 cores=2").trials] == ["2", "8"]
+    spread = made("devices=1,4 cores=2", nodes=(2,)).trials
+    assert [trial.settings["cores"] for trial in spread] == ["2", "8", "8"], "a node has four devices of the eight"
     assert [trial.settings["cores"] for trial in made("devices=1,4 cores=0-3").trials] == ["0-3", "0-3"]
 
 
 def test_nodes_go_on_from_the_most_devices() -> None:
     series = made("devices=1,2", nodes=(1, 2, 4))
-    assert shown(series, "graphs=off") == ["devices=1", "devices=2", "devices=2 nodes=2", "devices=2 nodes=4"]
+    assert shown(series, "graphs=off") == ["devices=1", "devices=2", "devices=4 nodes=2", "devices=8 nodes=4"]
 
 
 @pytest.mark.parametrize(

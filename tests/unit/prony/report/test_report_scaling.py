@@ -63,6 +63,8 @@ def test_what_is_sent_bounds_the_bandwidth() -> None:
     notes = scaling_lines(scaling(records, "weak")).notes
     assert "On 4 each device sends 190.7 MiB a step: a bus bandwidth of at least 2.000 GB/s." in notes
     assert "What the links can do was not measured; `prony run allreduce devices=4` would." in notes
+    spread = [*series({1: 1.0, 2: 1.9}), sending(4, 3600.0, settings={"nodes": 2})]
+    assert "`prony run allreduce devices=4 nodes=2` would." in " ".join(scaling_lines(scaling(spread, "weak")).notes)
     records.append(sending(4, 4000.0, sync=False))  # a tenth of the step is exposed
     notes = " ".join(scaling_lines(scaling(records, "weak")).notes)
     assert "at least 2.000 GB/s, and 20.00 GB/s were only its exposed part the exchange." in notes

@@ -12,8 +12,9 @@ from prony_node.workloads import find_workload
 
 CPU = Machine("cpu", None, 1)
 REFUSED = {
-    "gpt-tiny devices=4 dp=2 tp=4": "dp x pp x tp is 2 x 1 x 4 = 8, and devices x nodes is 4; on one node devices=8",
-    "gpt-tiny devices=3 tp=2": "dp x pp x tp is 1 x 1 x 2 = 2, and devices x nodes is 3",
+    "gpt-tiny devices=4 dp=2 tp=4": "dp x pp x tp is 2 x 1 x 4 = 8, and there are 4 devices; devices=8 would",
+    "gpt-tiny devices=3 tp=2": "dp x pp x tp is 1 x 1 x 2 = 2, and there are 3 devices; devices=2 would",
+    "gpt-tiny devices=6 nodes=3 dp=2 tp=2": "2 x 1 x 2 = 4, and there are 6 devices; devices=4 nodes=1 would do",
     "gpt-tiny tp=2": "devices=2 would do",
     "gpt-tiny devices=3 tp=3": "tp=3 is not possible: it does not divide the 4 heads of gpt-tiny",
     "gpt-tiny devices=4 tp=4 size=tiny": "it does not divide the 2 heads of gpt-tiny",
@@ -61,6 +62,6 @@ def test_only_replicas_multiply_samples() -> None:
     assert (settings["dp"], settings["grad_accumulation"], settings["schedule"]) == (2, 8, "1f1b")
     assert settings["global_batch"] == 3 * 8 * 2
     assert (models(settings), replicas(settings), form_of(settings)) == (2, 2, "ddp")
-    alone = workload.effective(workload.parse({"devices": 2, "nodes": 2, "tp": 4, "global_batch": 6}), CPU)
+    alone = workload.effective(workload.parse({"devices": 4, "nodes": 2, "tp": 4, "global_batch": 6}), CPU)
     assert (alone["batch_size"], replicas(alone), form_of(alone)) == (6, 1, "split")
     assert "bucket_mb" not in alone

@@ -8,7 +8,15 @@ import pytest
 
 from prony_node.contract import RequestError
 from prony_node.contract.machine import Machine
-from prony_node.contract.parallel import form_of, in_lockstep, rank_count, replicas
+from prony_node.contract.parallel import (
+    all_devices,
+    devices_per_node,
+    form_of,
+    in_lockstep,
+    rank_count,
+    ranks_per_node,
+    replicas,
+)
 from prony_node.workloads import find_workload
 
 CUDA, CPU = Machine("cuda", 140.0, 32), Machine("cpu", None, 4)
@@ -48,6 +56,9 @@ def effective(machine: Machine = CUDA, name: str = "gpt-tiny", **requested: Any)
         ({"devices": 2, "batch_size": "auto"}, "find it with devices=1"),
         ({"copies": 2, "parallel": "ddp"}, "copies share a device without waiting"),
         ({"devices": 0}, "devices is a whole number of at least 1"),
+        ({"devices": 6, "nodes": 4}, "devices=6 nodes=4 is not possible: .*; devices=8 would do"),
+        ({"devices": 1, "nodes": 2}, "devices=1 nodes=2 is not possible: .*; devices=2 would do"),
+        ({"devices": 7, "nodes": 3, "mode": "infer"}, "devices=6 would do"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_starts(requested: dict[str, Any], says: str) -> None:
@@ -56,11 +67,22 @@ def test_what_makes_no_sense_is_refused_before_anything_starts(requested: dict[s
 
 
 def test_micro_batch_x_accumulation_x_replicas_is_the_global_batch() -> None:
-    given = effective(devices=4, nodes=2, batch_size=8, grad_accumulation=3)
+    given = effective(devices=8, nodes=2, batch_size=8, grad_accumulation=3)
     assert given["global_batch"] == 8 * 3 * 8
-    found = effective(devices=4, nodes=2, global_batch=192, grad_accumulation=3)
+    found = effective(devices=8, nodes=2, global_batch=192, grad_accumulation=3)
     assert found["batch_size"] == 8
     assert effective(global_batch=32)["batch_size"] == 32, "one device has a global batch too"
+
+
+def test_devices_are_those_of_all_nodes_and_spread_evenly() -> None:
+    """Else a run takes twice what was asked for, or half."""
+    settings = effective(devices=8, nodes=2)
+    assert (settings["devices"], settings["nodes"], all_devices(settings), devices_per_node(settings)) == (8, 2, 8, 4)
+    assert (ranks_per_node(settings), rank_count(settings)) == (4, 8)
+    shared = {"devices": 8, "nodes": 2, "copies": 3, "mode": "infer"}
+    assert (devices_per_node(shared), ranks_per_node(shared), rank_count(shared)) == (4, 12, 24), "copies share each"
+    alone = effective(nodes=3)
+    assert (alone["devices"], devices_per_node(alone), replicas(alone)) == (3, 1, 3), "one a node where nobody says"
 
 
 def test_one_device_stays_as_it_was() -> None:
@@ -74,7 +96,7 @@ def test_one_device_stays_as_it_was() -> None:
     ("requested", "form", "ranks", "replicated"),
     [
         ({"devices": 4}, "ddp", 4, 4),
-        ({"devices": 4, "nodes": 2, "parallel": "fsdp"}, "fsdp", 8, 8),
+        ({"devices": 8, "nodes": 2, "parallel": "fsdp"}, "fsdp", 8, 8),
         ({"devices": 4, "mode": "infer"}, "independent", 4, 1),
         ({"copies": 3}, "independent", 3, 1),
         ({"devices": 2, "copies": 2, "parallel": "independent"}, "independent", 4, 1),

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 
-from prony_node.contract import files
-from prony_node.parallel.launch import reason_of, until_met
+from prony_node.contract import Plan, Trial, files
+from prony_node.parallel import place
+from prony_node.parallel.launch import launch, reason_of, refuse_missing_devices, until_met
 
 
 def failing(times: int, tried: list[int]) -> Callable[[], None]:
@@ -50,3 +53,31 @@ def test_the_reason_is_the_first_line_of_what_came_first() -> None:
     outer.__cause__ = inner
     assert reason_of(outer) == "RuntimeError: the socket has timed out"
     assert reason_of(RendezvousConnectionError()) == "RendezvousConnectionError"
+
+
+def test_a_node_starts_its_part_of_all_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """devices=8 nodes=2 is four processes a node: else a run takes twice what was asked for, or never meets."""
+    asked: list[Any] = []
+    monkeypatch.setattr(
+        "torch.distributed.launcher.api.elastic_launch", lambda config, _: lambda *words: asked.append(config)
+    )
+    monkeypatch.setenv(place.NODE_RANK, "1")
+    monkeypatch.setenv(place.RENDEZVOUS, "node1:29500")
+    plan = Plan("run", Trial("gpt-800m", {"devices": 8, "nodes": 2}))
+    assert launch(plan, tmp_path / "plan.json", tmp_path) == {"failure": None, "ranks": []}
+    (config,) = asked
+    assert (config.min_nodes, config.max_nodes, config.nproc_per_node) == (2, 2, 4)
+
+
+def test_more_devices_than_a_node_has_are_refused_by_what_falls_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: "cuda")
+    for settings, said in (
+        ({"devices": 8, "nodes": 2}, ""),
+        ({"devices": 8}, "devices=8 is not possible: torch finds 4"),
+        ({"devices": 16, "nodes": 2}, "devices=16 nodes=2, 8 a node, is not possible: torch finds 4"),
+    ):
+        refused = refuse_missing_devices(Plan("run", Trial("gpt-800m", settings)))
+        assert (refused is None) == (not said)
+        assert said in (refused or {"message": ""})["message"]

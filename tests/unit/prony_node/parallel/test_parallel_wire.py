@@ -59,7 +59,7 @@ def test_no_sample_is_two_ranks_own() -> None:
 
 def test_a_place_is_counted_by_node(monkeypatch: pytest.MonkeyPatch) -> None:
     assert place.place_of({}) == place.Place()
-    settings = {"devices": 4, "nodes": 2}
+    settings = {"devices": 8, "nodes": 2}
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv(place.NODE_RANK, "1")
     with pytest.raises(RequestError, match="needs PRONY_RENDEZVOUS=HOST:PORT"):
@@ -69,6 +69,8 @@ def test_a_place_is_counted_by_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(place.NODE_RANK, "2")
     with pytest.raises(RequestError, match="from 0 to 1; found '2'"):
         place.place_of(settings)
+    with pytest.raises(RequestError, match=r"devices=6 nodes=4 is not possible: .*; devices=8 would do"):
+        place.node_rank({"devices": 6, "nodes": 4})  # a plan that no controller checked
 
 
 @pytest.mark.parametrize("address", ["node1", ":29500", "node1:", "node1:99999", "node1:http", "http://node1:-1"])

@@ -56,7 +56,7 @@ def test_what_has_no_meaning_is_refused_with_a_sentence(workload: Workload) -> N
             workload.parse(words)
     with pytest.raises(RequestError, match="one alone"):
         workload.effective({}, GPU)
-    assert workload.parse({"devices": 1, "nodes": 2}) == {"devices": 1, "nodes": 2}  # two nodes are two devices
+    assert workload.parse({"nodes": 2}) == {"nodes": 2}  # two nodes are two devices
     assert WORKLOADS[workload.name] is workload
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from prony.analysis.published_measures import global_batch
 from prony.analysis.settings import Difference, Record, settings_of
 from prony.catalog.published import Figure
 
@@ -22,7 +23,7 @@ def differences(figure: Figure, record: Record) -> list[Difference]:
         Difference("framework", figure.framework, "pytorch"),
         Difference("precision", figure.precision or NOT_STATED, ours.get("precision")),
         Difference("data", figure.dataset or NOT_STATED, _data(str(ours.get("data", "device")))),
-        *_batch(figure, ours),
+        *_batch(figure, record),
     ]
     if figure.workers_per_device is not None:
         found.append(Difference("workers", figure.workers_per_device, ours.get("workers", "none needed")))
@@ -64,11 +65,10 @@ def total_devices(record: Record) -> int:
     return int(ours.get("devices", 1)) * int(ours.get("nodes", 1))
 
 
-def _batch(figure: Figure, ours: dict[str, object]) -> list[Difference]:
-    per_device = int(str(ours.get("batch_size") or 0)) * int(str(ours.get("grad_accumulation") or 1))
-    everywhere = per_device * int(str(ours.get("devices", 1))) * int(str(ours.get("nodes", 1)))
+def _batch(figure: Figure, record: Record) -> list[Difference]:
     if figure.global_batch is not None:
-        return [Difference("global batch", figure.global_batch, everywhere)]
+        return [Difference("global batch", figure.global_batch, global_batch(record))]
+    per_device = global_batch(record) // total_devices(record)
     return [Difference("batch a device", figure.batch_per_device or NOT_STATED, per_device)]
 
 

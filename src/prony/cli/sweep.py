@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from prony.cli.execute import EXIT_FAILED, EXIT_REQUEST, Outcome, exit_code, runs_root
+from prony.cli.execute import EXIT_FAILED, EXIT_REQUEST, Outcome, exit_code, runs_root, where_lines
 from prony.cli.model_file import find_model_file
 from prony.cli.repeats import print_repeats
 from prony.cli.run import print_json
@@ -22,7 +22,6 @@ from prony_node.contract.errors import RequestError, unknown
 from prony_node.workloads import find_workload
 
 RETRY_HELP = "Run failed trials again."
-NAMED = 12  # runs that are named one by one in the line at the end
 ENERGY_HELP = "Sample power beside the runs, where there is a sensor."
 SHARE_HELP = "Run also while another sweep holds the device."
 
@@ -72,7 +71,7 @@ def run_study(study: Study, options: Options, as_json: bool) -> None:
     if as_json:
         print_json(records, several=True)
     else:
-        _print_outcomes(carried.outcomes, options.root)
+        _print_outcomes(carried.outcomes)
     if carried.stopped:
         console.print(f"prony: {carried.stopped}", highlight=False, markup=False, soft_wrap=True)
     raise typer.Exit(_code(carried))
@@ -85,7 +84,7 @@ def _code(carried: Carried) -> int:
     return EXIT_FAILED if code == EXIT_REQUEST else code
 
 
-def _print_outcomes(outcomes: list[Outcome], root: Path) -> None:
+def _print_outcomes(outcomes: list[Outcome]) -> None:
     from prony.cli.tables import make_console, results_table
 
     if not outcomes:
@@ -93,7 +92,5 @@ def _print_outcomes(outcomes: list[Outcome], root: Path) -> None:
     console = make_console()
     console.print(results_table([outcome.record for outcome in outcomes]))
     print_repeats(console, outcomes)
-    names = " ".join(str(root / outcome.folder.name) for outcome in outcomes)
-    several = f"--runs {root}" if len(outcomes) > NAMED else names  # then of every run there
-    console.print(f"run folders: {root.absolute()}", markup=False, soft_wrap=True)
-    console.print(f"a page with plots: prony report {several}", markup=False, soft_wrap=True)
+    for line in where_lines(outcomes):
+        console.print(line, markup=False, soft_wrap=True)

@@ -47,7 +47,10 @@ class Study:
 
     def planned(self) -> list[Planned]:
         """Every trial, those that would be refused among them."""
-        return list(expand(self.parts))
+        found = list(expand(self.parts))
+        if not found:
+            raise RequestError(f"{self.name} has no trial: what it excludes is everything")
+        return found
 
     def turns(self, planned: list[Planned]) -> list[Turn]:
         return arrange([one for one in planned if one.refused is None], self.order, self.seed)

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 SCHEMA = "prony.tuning/1"
 MOST_REFUSED = 3
+NOT_CONFIRMED = (
+    "Not confirmed: the search ended before its A/B against the start was done. "
+    "The same command again takes what is there and goes on with it."
+)
 
 
 def print_tuning(tuning: Tuning, space: Space, search: Search, found: Found) -> None:
@@ -90,7 +94,7 @@ def _confirmed(tuning: Tuning, search: Search, found: Found) -> list[str]:
         return []
     known = found.confirmed
     if known is None:
-        return ["Not confirmed: the search ended before its A/B against the start was done."]
+        return [NOT_CONFIRMED]
     if tuning.goal.name == "throughput":
         said = sentences(compare(found.start[: known.pairs], found.winner[: known.pairs]))
         return [f"A/B, start (A) against winner (B), interleaved: {said[0]}", *said[1:2]]

@@ -137,6 +137,10 @@ def test_anchors_come_in_beside_the_records(call: Call) -> None:
     both = json.loads(call(*ask, "--kind", "both").stdout)
     assert [row["kind"] for row in both] == ["record"] * 4 + ["anchor"] * 2
     assert both[4] == {"kind": "anchor", "workload": "resnet50", "throughput": 2710.0}
+    everything = call("query").stdout
+    assert all(row["id"] in everything for row in json.loads(call("query", "--format", "json").stdout)), "ids are whole"
+    figures = json.loads(call("query", "--kind", "anchor", "--format", "json").stdout)
+    assert [row["batch_size"] for row in figures] == [256, 512], "figures of a source stand in an order"
     shown = call("query", "--kind", "anchor").stdout
     assert "a paper, table 2" in shown
     assert "2,311" in shown or "2311" in shown

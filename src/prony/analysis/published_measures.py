@@ -156,4 +156,5 @@ MEASURES: dict[str, Callable[[Asked], Measured]] = {
     "accuracy_epoch_10": _accuracy,
 }
 PER_DEVICE = ("throughput",)  # rates of which a run on one device says something about a published one on several
-ON_ANY = (*PER_DEVICE, "tflops_per_device", "energy_per_device")  # what is of one device already, likewise
+# What is of one device already, or of work whoever did it, likewise.
+ON_ANY = (*PER_DEVICE, "tflops_per_device", "energy_per_device", "tokens_per_energy", "images_per_energy")

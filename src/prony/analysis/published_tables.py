@@ -107,9 +107,7 @@ def _shown(spec: TableSpec, figure: Figure, beside: Sequence[Trial], cell: Cell)
     """The trials that have a column of ours in this row."""
     if "devices" in spec.rows:
         return [cell.ours.trial] if cell.ours is not None else []
-    return [
-        one for one in beside if not _by_devices(spec) or figure.metric in PER_DEVICE or total(one) == figure.devices
-    ]
+    return [one for one in beside if not _by_devices(spec) or figure.metric in ON_ANY or total(one) == figure.devices]
 
 
 def _cell(spec: TableSpec, figure: Figure, beside: Sequence[Trial], known: Known) -> Cell:

@@ -158,6 +158,9 @@ def test_an_epoch_may_be_a_number_of_batches_and_its_energy_that_of_one_of_as_ma
     alone = filled(spec, record_of(one, 1000.0, samples_per_wh=4.08), also=(four,))
     assert cell_of(alone, **wanted).ratio is None, "one device does four times the work of one of four"
     assert cell_of(alone, metric="throughput", global_batch=64).ratio is not None
+    per_energy = cell_of(alone, metric="tokens_per_energy", global_batch=64)
+    assert (per_energy.ratio, per_energy.per_device) == (pytest.approx(1.0), False), "work is work on any device"
+    assert "ours, tokens per energy, devices=1" in heads(alone), "what a ratio is made of is shown"
 
 
 def test_columns_stand_in_the_order_of_the_metrics_each_with_its_unit() -> None:

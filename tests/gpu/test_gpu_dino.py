@@ -1,4 +1,4 @@
-"""DINO on a device: it overfits eight images, waits for the device as often as it says, and compiles for any shape."""
+"""DINO on a device: it overfits eight images, waits for the device as often as it says, and samples as torch does."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from prony_node.measure.device import machine_of
 from prony_node.measure.protocol import Batch
 from prony_node.measure.step import Step
 from prony_node.workloads import build_task, find_workload
+from prony_node.workloads.dino.sampling import KernelSampling
 
 pytestmark = pytest.mark.gpu
 
@@ -38,9 +39,10 @@ def average_precision(step: Step, batch: Batch) -> float:
     return mean_average_precision(images)
 
 
-def test_a_tiny_one_overfits_eight_images(device: torch.device) -> None:
+@pytest.mark.parametrize("sampling", ["library", "kernel"])
+def test_a_tiny_one_overfits_eight_images(device: torch.device, sampling: str) -> None:
     """test_gpu_overfit.py asks the same of the whole model."""
-    step = make_step(device, size="tiny", batch_size=8)
+    step = make_step(device, size="tiny", batch_size=8, sampling=sampling)
     batch = batch_of(step, 0, 8)
     step.prepare(batch)
     reached = 0.0
@@ -85,25 +87,27 @@ def test_nothing_waits_for_the_device_but_what_is_counted(device: torch.device) 
     assert step.task.synchronisations() - before == len(batches)
 
 
-@pytest.mark.parametrize("mode", ["train", "infer"])
-def test_it_compiles_for_any_shape(device: torch.device, mode: str) -> None:
-    from torch._dynamo.utils import counters
+@pytest.mark.parametrize(("kind", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
+def test_the_kernel_samples_as_transformers_does(device: torch.device, kind: torch.dtype, bound: float) -> None:
+    from transformers.models.deformable_detr.modeling_deformable_detr import MultiScaleDeformableAttention
 
-    step, plain = (make_step(device, size="tiny", mode=mode, compile=compiled, precision="fp32")
-                   for compiled in ("default", "off"))  # fmt: skip
-    batches = [batch_of(step, seed, 4) for seed in range(12)]
-    step.prepare(batches[0])
-    counters.clear()
-    for batch in batches[1:]:
-        step(batch)
-    assert counters["stats"]["unique_graphs"] == 0  # the first compilation serves every shape
-    assert not counters["graph_break"]
-    if mode == "infer":
-        assert step.task.compared is not None
-        with torch.no_grad():
-            torch.testing.assert_close(
-                step.task.compared(step.model, batches[3]),
-                step.task.compared(plain.model, batches[3]),
-                atol=1e-3,
-                rtol=1e-2,
-            )
+    shapes = [(100, 167), (50, 84), (25, 42), (13, 21)]
+    counts = [high * wide for high, wide in shapes]
+    geometry = torch.tensor(shapes, device=device), shapes, torch.tensor([0, *counts[:-1]], device=device).cumsum(0)
+    found = []
+    for sampling in (MultiScaleDeformableAttention(), KernelSampling()):
+        source = torch.Generator(device).manual_seed(1)
+        values, places, weights, gradient = (
+            torch.rand(shape, generator=source, device=device)
+            for shape in ((2, sum(counts), 8, 32), (2, 1001, 8, 4, 4, 2), (2, 1001, 8, 4, 4), (2, 1001, 256))
+        )
+        values = (values - 0.5).to(kind).requires_grad_()
+        places = (places * 1.2 - 0.1).requires_grad_()
+        weights.requires_grad_()
+        given = values if isinstance(sampling, KernelSampling) else values.float()
+        answer = sampling(given, *geometry, places, weights, 64)
+        answer.backward((gradient - 0.5).to(answer.dtype))
+        found.append([answer.detach(), values.grad, places.grad, weights.grad])
+    for plain, own in zip(*found, strict=True):
+        assert own is not None
+        assert (plain.float() - own.float()).norm() < bound * plain.float().norm()

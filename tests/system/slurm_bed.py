@@ -67,7 +67,8 @@ class SlurmBed:
         return done.stdout if done.returncode == 0 else ""
 
     def start_controller(self) -> None:
-        self._daemon("slurmctld", "slurmctld", "-D")
+        # -i: newer ones want files of state that a killed one had not written yet.
+        self._daemon("slurmctld", "slurmctld", "-D", "-i")
         _until(lambda: "UP" in self.call("scontrol", "ping"), "slurmctld")
 
     def start_node(self, node: str) -> None:

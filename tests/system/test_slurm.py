@@ -156,6 +156,10 @@ def test_a_command_line_at_a_site_is_as_one_here(cluster: Cluster) -> None:
     assert [(job["state"], job["recorded"]) for job in listed] == [("ended", 1)]
     said = prony("logs", record["id"], "--runs", str(cluster.root)).stdout
     assert "prony: run 000 ended with exit code 0" in said
+    again = prony("run", "gpt-tiny", "steps=2", "--site", str(cluster.file), "--dry-run")
+    assert "#SBATCH --time=" in again.output, "what it took before is known now"
+    longer = prony("run", "gpt-tiny", "steps=2000000", "--site", str(cluster.file), "--dry-run")
+    assert "--time says how long" in longer.output, "a short run tells nothing of a long one"
 
 
 def test_a_study_in_a_block_of_twenty_trials(cluster: Cluster) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prony.cli.execute import Interrupts, Outcome, index
-from prony.cli.open_site import warn
+from prony.cli.open_site import number, warn
 from prony.cli.progress import Display
 from prony.launch.blocks import BLOCK, make_jobs
 from prony.launch.follow import ProgressTail
@@ -68,9 +68,8 @@ def submit(jobs: Sequence[Job], root: Path) -> list[Job]:
     now = [load(job.folder) for job in jobs]
     for job in now:
         where = f"job {job.handle}" if job.handle and job.site.kind == "slurm" else job.id
-        runs = f"{len(job.runs)} run{'s' if len(job.runs) != 1 else ''}"
         state = f"submitted to {job.site.name}" if job.handle else f"waits: {job.note}"
-        print(f"prony: {where} with {runs} {state}", file=sys.stderr)
+        print(f"prony: {where} with {number(len(job.runs), 'run')} {state}", file=sys.stderr)
     return now
 
 
@@ -109,14 +108,15 @@ class _Following:
         """One run to its record; None when its job ended without it having begun."""
         folder = job.run_folder(run)
         tail = ProgressTail(folder)
-        self._display.begin(str(run.plan.trial))
+        title = f"{run.plan.trial} on {job.node}" if job.node else str(run.plan.trial)
+        self._display.begin(title)
         try:
             while not interrupts.count:
                 for line in tail.read():
                     self._display.update(line)
                 record = read_record(folder)
                 if record is not None:
-                    self._say_how(record, str(run.plan.trial))
+                    self._say_how(record, title)
                     return Outcome(folder, record)
                 now = self._update(job)
                 if now.state == ENDED_STATE:
@@ -124,7 +124,7 @@ class _Following:
                     if record is not None:
                         continue
                     if now.followed_by is None:
-                        self._display.note(f"{run.plan.trial}: not made; {now.id} ended before its turn")
+                        self._display.note(f"{title}: not made; {now.id} ended before its turn")
                     return None
                 time.sleep(LOOK_EVERY_S)
         finally:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from prony.cli.execute import EXIT_FAILED, index, runs_root
-from prony.cli.open_site import ROOTS_HELP, job_roots, warn
+from prony.cli.open_site import ROOTS_HELP, job_roots, number, warn
 from prony.launch.collect import collect_all
 from prony.launch.job import SUBMITTED, WAITING, Job
 from prony.launch.jobs import FILES_LAG_S, Jobs
@@ -28,7 +28,7 @@ def collect(
     for root in roots:
         open_jobs += _collect(Jobs(root, warn), wait)
     waiting = sum(job.state == WAITING for job in open_jobs)
-    text = f"{len(open_jobs)} jobs have not ended" if open_jobs else "no job is open"
+    text = f"{number(len(open_jobs), 'job')} not ended yet" if open_jobs else "no job is open"
     print(f"{text}, {waiting} of them not submitted yet" if waiting else text)
     if wait and open_jobs:
         raise typer.Exit(EXIT_FAILED)
@@ -40,7 +40,7 @@ def _collect(place: Jobs, wait: bool) -> list[Job]:
         changes = place.update()
         for job in changes.ended:
             outcome = job.outcome.state.lower() if job.outcome else ""
-            print(f"{job.id}: {outcome or 'its end is unknown'}, {len(job.runs)} runs")
+            print(f"{job.id}: {outcome or 'its end is unknown'}, {number(len(job.runs), 'run')}")
         for job in changes.ended:
             for run in job.runs:
                 if (job.run_folder(run) / files.RECORD).exists():

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from prony.cli.open_site import find_site
+from prony.cli.open_site import find_partition, find_site
 from prony.launch.container import container_words, image_for
 from prony.launch.image import Unknown, architectures_of, mismatch
 from prony.launch.image_build import Build, build_commands, read_pins
@@ -76,9 +76,7 @@ def check(
     found = find_site(site)
     if found.container.engine == "none" and found.kind != "kubernetes":
         raise RequestError(f"{found.name} uses no container; `container: engine:` in its file names one")
-    if partition is not None and partition not in found.partitions:
-        raise unknown(f"partition of {found.name}", partition, found.partitions)
-    chosen = [one for name, one in found.partitions.items() if partition in (None, name)]
+    chosen = [find_partition(found, name) for name in ([partition] if partition is not None else found.partitions)]
     bad = [one for one in chosen if not _check(found, one)]
     raise typer.Exit(1 if bad else 0)
 

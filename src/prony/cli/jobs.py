@@ -55,6 +55,7 @@ def describe(job: Job) -> dict[str, Any]:
         "time_s": job.time_s,
         "folder": str(job.folder),
         "runs": [run.plan.run_id for run in job.runs],
+        "cancelled": job.cancelled,
         "recorded": recorded(job),
         "pruned": sorted(pruned(job)),
     }
@@ -79,18 +80,18 @@ def _print(shown: list[Job], ended: int) -> None:
         table.add_column(column)
     for job in shown:
         handle = (job.handle or "") if job.site.kind != "local" else ""
-        table.add_row(Text(job.id), Text(job.site.name), Text(handle), Text(_state(job)), Text(_runs(job)))
+        table.add_row(Text(job.id), Text(job.site.name), Text(handle), Text(state_of(job)), Text(_runs(job)))
     console.print(table)
     if ended > ENDED_SHOWN:
         console.print(f"{ended - ENDED_SHOWN} that ended earlier are not shown; --all shows them", style="dim")
 
 
-def _state(job: Job) -> str:
+def state_of(job: Job) -> str:
     if job.outcome is not None:
         why = f" ({job.outcome.reason})" if job.outcome.reason else ""
         again = f"; tried again as {job.followed_by}" if job.followed_by else ""
         return f"{(job.outcome.state or 'unknown').lower()}{why}{again}"
-    return job.note or job.state
+    return f"{job.note or job.state}, to be ended" if job.cancelled else job.note or job.state
 
 
 def _runs(job: Job) -> str:

@@ -22,6 +22,10 @@ def warn(text: str) -> None:
     print(f"prony: {text}", file=sys.stderr)
 
 
+def number(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 def example_sites() -> dict[str, str]:
     """Site files that Prony ships, by name."""
     folder = resources.files("prony.catalog") / "sites"
@@ -43,7 +47,7 @@ def find_partition(site: Site, name: str | None) -> Partition:
         return partition
     from prony.launch.slurm_detect import fill_in
 
-    return fill_in(partition, warn)
+    return fill_in(partition, warn, arch=site.container.engine != "none")
 
 
 def site_root(site: Site, out: Path | None) -> Path:

@@ -23,9 +23,10 @@ from prony.cli.execute import (
     runs_root,
 )
 from prony.cli.model_file import find_model_file
-from prony.cli.open_site import SITE_HELP, find_partition, find_site, site_root
+from prony.cli.open_site import SITE_HELP, find_partition, find_site, site_root, warn
 from prony.cli.progress import Display, make_display
 from prony.cli.repeats import print_repeats
+from prony.cli.study_history import longest_s
 from prony.launch.blocks import BLOCK
 from prony.launch.collect import collect_all
 from prony.launch.node import ask_node
@@ -33,6 +34,7 @@ from prony.plan.request import check_target, make_stop, parse_seconds, parse_tri
 from prony.plan.suites import Suite, load_suites
 from prony.plan.sweep import interleave, over_seeds
 from prony_node.contract.errors import RequestError
+from prony_node.contract.plan import Plan
 from prony_node.contract.trial import Trial
 from prony_node.workloads import WORKLOADS, find_workload
 from prony_node.workloads.config import Workload
@@ -108,7 +110,8 @@ def _at_site(
     jobs: list[Job], place: Where, display: Display, detach: bool, dry_run: bool
 ) -> tuple[list[Outcome], bool]:
     """The same runs as jobs of a site."""
-    made = jobs_for([plan_of(job) for job in jobs], place)
+    plans = [plan_of(job) for job in jobs]
+    made = jobs_for(plans, place, _known_s(plans, place))
     if dry_run:
         show_rendered(made)
         raise typer.Exit
@@ -116,8 +119,24 @@ def _at_site(
     if detach:
         for job in submitted:
             print(job.id)
+        if any(job.handle is None for job in submitted):
+            warn("what waits is submitted by a later `prony jobs` or `prony collect`; `prony collect --wait` stays")
         raise typer.Exit
     return follow(submitted, place.root, display)
+
+
+def _known_s(plans: list[Plan], place: Where) -> dict[str, float]:
+    """What the same trials took there before, by the ids of their runs now."""
+    if place.time_s is not None or not place.root.is_dir():
+        return {}
+    from prony.store import Store  # SQLAlchemy takes a third of a second to import
+
+    store = Store(place.root)
+    store.refresh()
+    trials = {plan.trial.hash for plan in plans}
+    runs = (run for name in {plan.trial.workload for plan in plans} for run in store.runs(workload=name))
+    took = longest_s(run for run in runs if run.trial_hash in trials)
+    return {plan.run_id: took[plan.trial.hash] for plan in plans if plan.trial.hash in took}
 
 
 def _jobs(

@@ -42,6 +42,8 @@ def screen(
     given = list(words or [])
     target = given.pop(0) if given and "=" not in given[0] else WORKLOAD
     trial = parse_trial(target, given)
+    if chosen.accelerators and not {"devices", "device"} & trial.settings.keys():
+        trial = parse_trial(target, [*given, f"devices={chosen.accelerators}"])  # all of a node, not one by chance
     if int(trial.settings.get("nodes", 1)) != 1:
         raise RequestError(f"nodes={trial.settings['nodes']} cannot be screened with: each node is measured alone")
     listed = [node.strip() for node in (nodes or "").split(",") if node.strip()]
@@ -69,14 +71,21 @@ def screen(
         raise typer.Exit(EXIT_FAILED)
 
 
-def rates_by_node(jobs: dict[str, Job], records: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """The rate of every node that has one."""
-    found = {}
+def rates_of(jobs: dict[str, Job], records: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """The rates of every node that has one: of each of its devices where they were measured on their own."""
+    found: dict[str, dict[str, float]] = {}
     for node, job in jobs.items():
-        record = records.get(job.runs[0].plan.run_id)
-        value = ((record or {}).get("metrics", {}).get("throughput") or {}).get("value")
-        if record is not None and record["status"] == "ok" and value is not None:
-            found[node] = float(value)
+        record = records.get(job.runs[0].plan.run_id) or {}
+        value = (record.get("metrics", {}).get("throughput") or {}).get("value")
+        if record.get("status") != "ok" or value is None:
+            continue
+        parallel = record.get("parallel") or {}
+        paces = [1.0 / rank["step_s"] for rank in parallel.get("ranks") or [] if rank.get("step_s")]
+        if parallel.get("form") == "independent" and len(paces) > 1:
+            rates = {f"{node} device {rank}": float(value) * pace / sum(paces) for rank, pace in enumerate(paces)}
+        else:
+            rates = {node: float(value)}
+        found[node] = rates
     return found
 
 
@@ -85,13 +94,14 @@ def _print(jobs: dict[str, Job], outcomes: list[Outcome]) -> bool:
     from prony.report.numbers import format_rate
 
     records = {str(outcome.record["id"]): outcome.record for outcome in outcomes}
-    rates = rates_by_node(jobs, records)
+    rates = rates_of(jobs, records)
     unit = next((f"{record['unit']}/s" for record in records.values() if record.get("unit")), "")
-    judged: Family | None = family(rates)
-    width = max(len(node) for node in jobs)
+    each = {name: rate for of_node in rates.values() for name, rate in of_node.items()}
+    judged: Family | None = family(each, "devices" if len(each) > len(rates) else "nodes")
+    width = max(len(name) for name in (*jobs, *each))
     for member in judged.members if judged else []:
         mark = "  out of family" if member.out else ""
-        print(f"{member.node:<{width}}  {format_rate(member.rate, unit):>24}  {100 * member.off:+6.2f} %{mark}")
+        print(f"{member.name:<{width}}  {format_rate(member.rate, unit):>24}  {100 * member.off:+6.2f} %{mark}")
     for node in (node for node in jobs if node not in rates):
         record = records.get(jobs[node].runs[0].plan.run_id)
         failure = (record or {}).get("failure") or {"kind": "no record", "message": "its job has not ended"}

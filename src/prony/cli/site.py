@@ -16,7 +16,8 @@ from prony.cli.open_site import example_sites, find_partition, find_site, site_r
 from prony.launch.calls import NoAnswer
 from prony.launch.job import ENDED_STATE, Job, load, new_job
 from prony.launch.jobs import Jobs
-from prony.launch.site_check import judge
+from prony.launch.site import Partition, Site
+from prony.launch.site_check import Finding, judge, judge_limits
 from prony.launch.site_file import NAME, dump_site, parse_site
 from prony.launch.site_find import read_site, sites_folder, user_sites
 from prony_node.contract.errors import RequestError
@@ -110,19 +111,29 @@ def _slurm_values(ask: Any) -> dict[str, Any]:
     account = ask("account (empty: your default one)", cluster.account or "")
     if account:
         values["account"] = account
-    found = cluster.partitions.get(chosen)
-    if found is None:
-        return values
+    if chosen in cluster.partitions:
+        values["partitions"] = {name: _stated(one) for name, one in cluster.partitions.items()}
+    return values
+
+
+def _stated(found: Partition) -> dict[str, Any]:
     stated = {
         "accelerators": found.accelerators,
+        "accelerator": found.accelerator or None,
         "gres": found.gres if found.accelerators else None,
         "arch": found.arch,
         "nodes": found.nodes,
-        "max_time": f"{found.max_time_s:.0f}s" if found.max_time_s else None,
+        "max_time": _time(found.max_time_s) if found.max_time_s else None,
         "cores_per_device": found.cores_per_device,
     }
-    values["partitions"] = {chosen: {key: value for key, value in stated.items() if value is not None}}
-    return values
+    return {key: value for key, value in stated.items() if value is not None}
+
+
+def _time(seconds: float) -> str:
+    for unit, unit_s in (("d", 86400.0), ("h", 3600.0), ("m", 60.0)):
+        if seconds % unit_s == 0.0:
+            return f"{seconds / unit_s:.0f}{unit}"
+    return f"{seconds:.0f}s"
 
 
 def _kubernetes_values(ask: Any) -> dict[str, Any]:
@@ -136,7 +147,7 @@ def _kubernetes_values(ask: Any) -> dict[str, Any]:
         values["container"] = {"image": image}
     try:
         partitions = detect_partitions(Api(None, namespace).nodes())
-    except ApiProblem as error:
+    except (ApiProblem, RequestError) as error:
         warn(f"{error}; partitions are for you to fill in (docs/kubernetes.md)")
         return values
     return {"partitions": partitions, **values} if partitions else values
@@ -161,12 +172,26 @@ def check(
     place = Jobs(root, warn)
     place.add([job])
     ended = _wait(place, job)
-    findings = judge(ended, place.launcher(ended).log(ended))
+    findings = [*judge(ended, place.launcher(ended).log(ended)), *_limits(found, chosen)]
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
         print(f"{finding.level:<8} {finding.name:<{width}}  {finding.message}")
     if any(finding.level == "fail" for finding in findings):
         raise typer.Exit(EXIT_FAILED)
+
+
+def _limits(found: Site, chosen: Partition) -> list[Finding]:
+    """What a scheduler says of the partition's own limits, where it says it."""
+    if found.kind != "slurm":
+        return []
+    from prony.launch.slurm_detect import detect_partition
+
+    try:
+        known = detect_partition(chosen.name, warn)
+    except NoAnswer as error:
+        return [Finding("limits", "unknown", str(error))]
+    finding = judge_limits(chosen, known) if known is not None else None
+    return [finding] if finding is not None else []
 
 
 def _wait(place: Jobs, job: Job) -> Job:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from prony.cli.execute import runs_root
 from prony.cli.model_file import find_model_file
 from prony.cli.open_store import RUNS_HELP
 from prony.cli.study_run import Options
+from prony.cli.study_view import make_view
 from prony.cli.sweep import ENERGY_HELP, RETRY_HELP, SHARE_HELP, run_study
+from prony.plan.request import parse_seconds
 from prony.plan.studies import load_study
-from prony.plan.study import Study
+from prony.plan.study import LOCAL, Study
 from prony_node.contract.errors import RequestError
 from prony_node.workloads import find_workload
 from prony_node.workloads.config import Workload
@@ -34,6 +37,9 @@ Share = Annotated[bool, typer.Option("--share", help=SHARE_HELP)]
 Energy = Annotated[bool, typer.Option(help=ENERGY_HELP)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON alone.")]
 Out = Annotated[Path | None, typer.Option(help="Where run folders go (else $PRONY_RUNS, ./runs).")]
+At = Annotated[str | None, typer.Option(metavar="SITE", help="Where, instead of where the study says.")]
+Time = Annotated[str | None, typer.Option("--time", help="Time limit of each job of a site, such as 2h.")]
+Dry = Annotated[bool, typer.Option("--dry-run", help="Show what a site would get, submit nothing.")]
 Runs = Annotated[Path | None, typer.Option(help=RUNS_HELP)]
 
 
@@ -45,7 +51,7 @@ class Opened:
     files: dict[str, dict[str, Any]]
 
 
-def open_study(target: str, size: str | None, words: list[str] | None, root: Path) -> Opened:
+def open_study(target: str, size: str | None, words: list[str] | None, root: Path, site: str | None = None) -> Opened:
     """Read and check a study; model files are asked from a node process."""
     files: dict[str, dict[str, Any]] = {}
 
@@ -56,16 +62,24 @@ def open_study(target: str, size: str | None, words: list[str] | None, root: Pat
         files[model.workload.name] = model.plan
         return model.workload
 
-    return Opened(load_study(target, size, tuple(words or ()), find), files)
+    found = load_study(target, size, tuple(words or ()), find)
+    return Opened(replace(found, site=site) if site is not None else found, files)
 
 
 @study.command()
-def plan(target: Target, settings: Words = None, size: Size = None, as_json: Json = False, runs: Runs = None) -> None:
+def plan(
+    target: Target,
+    settings: Words = None,
+    size: Size = None,
+    site: At = None,
+    as_json: Json = False,
+    runs: Runs = None,
+) -> None:
     """Print the trials, what they will take, and what would be refused; nothing is run."""
     from prony.cli.study_plan import make_outlook, print_outlook
 
     root = runs_root(runs)
-    opened = open_study(target, size, settings, root)
+    opened = open_study(target, size, settings, root, site)
     outlook = make_outlook(opened.study, root)
     if as_json:
         json.dump(outlook.to_json(), sys.stdout, indent=1)
@@ -82,14 +96,26 @@ def run(
     retry_failed: Retry = False,
     share: Share = False,
     energy: Energy = True,
+    site: At = None,
+    time: Time = None,
+    dry_run: Dry = False,
     as_json: Json = False,
     out: Out = None,
 ) -> None:
     """Make every run of the study that has no record yet on this machine with this software."""
     root = runs_root(out)
-    opened = open_study(target, size, settings, root)
+    opened = open_study(target, size, settings, root, site)
+    if opened.study.site == LOCAL and (time or dry_run):
+        raise RequestError("--time and --dry-run are about the jobs of a site; --site says where")
+    time_s = parse_seconds(time, "--time") if time else None
+    options = Options(root, retry_failed, share, energy, opened.files, time_s)
+    if dry_run:
+        from prony.cli.study_at_site import show_jobs
+
+        show_jobs(opened.study, options, make_view(Console(stderr=True)))
+        return
     try:
-        run_study(opened.study, Options(root, retry_failed, share, energy, opened.files), as_json)
+        run_study(opened.study, options, as_json)
     except typer.Exit:  # with what came of it: the tables follow, whatever that was
         if opened.study.tables and not as_json:
             _print_tables(opened.study, root)
@@ -104,20 +130,30 @@ def resume(
     retry_failed: Retry = False,
     share: Share = False,
     energy: Energy = True,
+    site: At = None,
+    time: Time = None,
+    dry_run: Dry = False,
     as_json: Json = False,
     out: Out = None,
 ) -> None:
     """Go on with what is missing, after a kill, a power cut or a spent budget; no finished run is made again."""
-    run(target, settings, size, retry_failed, share, energy, as_json, out)
+    run(target, settings, size, retry_failed, share, energy, site, time, dry_run, as_json, out)
 
 
 @study.command()
-def status(target: Target, settings: Words = None, size: Size = None, as_json: Json = False, runs: Runs = None) -> None:
+def status(
+    target: Target,
+    settings: Words = None,
+    size: Size = None,
+    site: At = None,
+    as_json: Json = False,
+    runs: Runs = None,
+) -> None:
     """Say what is done, what failed and what is left."""
     from prony.cli.study_plan import make_standing, print_standing
 
     root = runs_root(runs)
-    standing = make_standing(open_study(target, size, settings, root).study, root)
+    standing = make_standing(open_study(target, size, settings, root, site).study, root)
     if as_json:
         json.dump(standing.to_json(), sys.stdout, indent=1)
         sys.stdout.write("\n")
@@ -126,10 +162,17 @@ def status(target: Target, settings: Words = None, size: Size = None, as_json: J
 
 
 @study.command()
-def show(target: Target, settings: Words = None, size: Size = None, as_json: Json = False, runs: Runs = None) -> None:
+def show(
+    target: Target,
+    settings: Words = None,
+    size: Size = None,
+    site: At = None,
+    as_json: Json = False,
+    runs: Runs = None,
+) -> None:
     """Print the tables of the publication that the study repeats, ours beside the published figures."""
     root = runs_root(runs)
-    opened = open_study(target, size, settings, root)
+    opened = open_study(target, size, settings, root, site)
     if not opened.study.tables:
         raise RequestError(f"{opened.study.name} has no tables of a publication; `prony report` shows what was run")
     if as_json:

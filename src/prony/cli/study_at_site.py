@@ -3,33 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from prony.cli.at_site import Where, follow, jobs_for, submit
+from prony.cli.at_site import Where, follow, jobs_for, show_rendered, submit
 from prony.cli.execute import Job, Outcome, plan_of, refuse_missing_paths, runs_root
 from prony.cli.open_site import find_partition, find_site, warn
-from prony.cli.study_history import History, is_finished, read_history, seen_of, skipped_line
+from prony.cli.study_history import History, is_finished, longest_s, read_history, skipped_line
 from prony.cli.study_run import SKIPS_SHOWN, Carried, Options, make_job
 from prony.cli.study_view import StudyView
 from prony.launch import job as launched
 from prony.launch.estimate import FIXED_LENGTHS
 from prony.launch.job import BlockRun
 from prony.launch.jobs import Jobs
-from prony.plan.estimate import Estimator
 from prony.plan.prune import OUT_OF_MEMORY, OutOfMemory
 from prony.plan.study import LOCAL, Study, refuse_refused
 from prony_node.contract.plan import Plan
 from prony_node.contract.record import read_record
 from prony_node.contract.trial import Trial
 
+if TYPE_CHECKING:
+    from prony.store import Run
+
 UNKNOWN_S = 1800.0  # for a run of fixed length that nothing is known of
 RAN_OUT: dict[str, Any] = {"failure": {"kind": OUT_OF_MEMORY}}
 Key = tuple[str, int]  # a trial's hash and the repeat
 
 
+@dataclass(frozen=True)
+class _Prepared:
+    """A study at its site: where, its runs, what is finished of them, under way, and to be submitted."""
+
+    root: Path
+    jobs: list[Job]
+    done: list[Outcome]
+    open_jobs: list[launched.Job]
+    new_jobs: list[launched.Job]
+
+
 def carry_out_at_site(study: Study, options: Options, view: StudyView) -> Carried:
     """Make every run of the study that has no record in the site's root; runs whose job is open are waited for."""
+    found = _prepare(study, options, view)
+    submitted = submit(found.new_jobs, found.root) if found.new_jobs else []
+    try:
+        made, interrupted = follow([*found.open_jobs, *submitted], found.root, view)
+    finally:
+        view.close()
+    wanted = {_key(job) for job in found.jobs}
+    ours = [one for one in made if (one.record["trial"]["hash"], one.record["repeat"]) in wanted]
+    return Carried([*found.done, *ours], interrupted)
+
+
+def show_jobs(study: Study, options: Options, view: StudyView) -> None:
+    """What the site would get now; nothing is submitted."""
+    show_rendered(_prepare(study, options, view).new_jobs)
+
+
+def _prepare(study: Study, options: Options, view: StudyView) -> _Prepared:
     site, root = find_site(study.site), study_root(study, options.root)
     planned = study.planned()
     refuse_refused(planned)
@@ -40,18 +71,13 @@ def carry_out_at_site(study: Study, options: Options, view: StudyView) -> Carrie
         view.note("the budget of this study is not held at a site, whose jobs go on by themselves")
     known = _Known(root, jobs)
     done, left = known.divide(jobs, options.retry_failed, view)
-    open_jobs = known.open_jobs
+    new_jobs: list[launched.Job] = []
     if left:
-        where = Where(site, find_partition(site, None), root.absolute())
+        where = Where(site, find_partition(site, None), root.absolute(), time_s=options.time_s)
         plans = [plan_of(job) for job in left]
-        open_jobs += submit(jobs_for(in_order(plans), where, known.estimates_s(plans)), root)
-    try:
-        made, interrupted = follow(open_jobs, root, view)
-    finally:
-        view.close()
-    wanted = {_key(job) for job in jobs}
-    ours = [one for one in made if (one.record["trial"]["hash"], one.record["repeat"]) in wanted]
-    return Carried([*done, *ours], interrupted)
+        estimates_s = known.estimates_s(plans) if options.time_s is None else {}
+        new_jobs = jobs_for(in_order(plans), where, estimates_s)
+    return _Prepared(root, jobs, done, known.open_jobs, new_jobs)
 
 
 def study_root(study: Study, root: Path) -> Path:
@@ -95,15 +121,18 @@ class _Known:
     def __init__(self, root: Path, jobs: list[Job]) -> None:
         from prony.store import Store  # SQLAlchemy takes a third of a second to import
 
+        self._runs: list[Run] = []
+        self.open_jobs: list[launched.Job] = []
+        self._under_way: set[Key] = set()
+        if not root.is_dir():  # nothing was made there, and looking makes nothing
+            return
         place = _update(root)
         store = Store(root)
         store.refresh()
         wanted = {_key(job) for job in jobs}
         runs = [run for name in sorted({job.trial.workload for job in jobs}) for run in store.runs(workload=name)]
-        self._runs = [run for run in runs if (run.trial_hash, run.repeat) in wanted]
-        self._estimator = Estimator([one for run in runs if run.status == "ok" and (one := seen_of(run))], None)
-        self.open_jobs: list[launched.Job] = []
-        self._under_way: set[Key] = set()
+        trials = {trial_hash for trial_hash, _ in wanted}
+        self._runs = [run for run in runs if run.trial_hash in trials]
         for job in place.all():
             keys = {(run.plan.trial.hash, run.plan.repeat) for run in job.runs} & wanted
             if job.state != launched.ENDED_STATE and keys:
@@ -135,15 +164,15 @@ class _Known:
         return None
 
     def estimates_s(self, plans: list[Plan]) -> dict[str, float]:
-        """What each run may take, as far as earlier ones of its workload tell."""
-        found = {}
-        for plan in plans:
-            seconds = self._estimator.of(plan.trial).seconds
-            if seconds is not None:
-                found[plan.run_id] = seconds
-            elif any(name in plan.trial.settings for name in FIXED_LENGTHS):
-                found[plan.run_id] = UNKNOWN_S
-        return found
+        """What each run may take: as long as that trial took before; of a fixed length nobody knows, half an hour."""
+        took = longest_s(self._runs)
+        found = {plan.run_id: took[plan.trial.hash] for plan in plans if plan.trial.hash in took}
+        fixed = [plan for plan in plans if any(name in plan.trial.settings for name in FIXED_LENGTHS)]
+        unknown = {plan.run_id: UNKNOWN_S for plan in fixed if plan.run_id not in found}
+        if unknown:
+            each = f"{UNKNOWN_S / 60:.0f} min"
+            warn(f"nobody knows how long {len(unknown)} of the runs take: each is given {each}; --time gives more")
+        return found | unknown
 
 
 def _key(job: Job) -> Key:

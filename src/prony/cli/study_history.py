@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -97,6 +97,17 @@ def skipped_line(job: Job, outcome: Outcome) -> str:
     known = f", ± {format_share(width, 2)}" if width is not None else ""
     repeat = f", repeat {job.repeat}" if job.repeat else ""
     return f"{job.trial}{repeat}: finished before ({outcome.record['status']}{known}), skipped"
+
+
+def longest_s(runs: Iterable[Run]) -> dict[str, float]:
+    """What each trial, by its hash, took at most in a job: all that a time limit may rest on."""
+    found: dict[str, float] = {}
+    for run in runs:
+        holder = files.read_json(run.folder / files.SUPERVISOR)
+        of_a_job = isinstance(holder, dict) and bool(holder.get("job"))
+        if run.status == "ok" and of_a_job and (seen := seen_of(run)) is not None:
+            found[run.trial_hash] = max(seen.seconds, found.get(run.trial_hash, 0.0))
+    return found
 
 
 def seen_of(run: Run) -> Seen | None:

@@ -42,6 +42,7 @@ class Options:
     share: bool = False
     energy: bool = True
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # what the plan carries of a user's model file
+    time_s: float | None = None  # the limit of each job, at a site
 
 
 @dataclass

@@ -74,6 +74,7 @@ def ask(
     *,
     pauses_s: Sequence[float] = PAUSES_S,
     usable: Callable[[str], bool] = lambda text: True,
+    hopeless: Callable[[NoAnswer], bool] = lambda problem: problem.missing,
 ) -> str:
     """An answer that can be used; a missing, slow or garbled one is a warning and another try after a pause."""
     for number in range(len(pauses_s) + 1):
@@ -84,7 +85,7 @@ def ask(
             problem = NoAnswer(f"{argv[0]} gave an answer that cannot be read: {answer.strip()[:80]!r}")
         except NoAnswer as error:
             problem = error
-        if problem.missing or number == len(pauses_s):
+        if hopeless(problem) or number == len(pauses_s):
             break
         warn(f"{problem}; trying again in {pauses_s[number]:g} s")
         caller.sleep(pauses_s[number])

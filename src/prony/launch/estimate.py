@@ -34,12 +34,12 @@ def job_time_s(
 
 
 def _run_s(plan: Plan, estimate_s: float | None) -> float:
-    if estimate_s is not None:
-        return estimate_s
     length = next((name for name in FIXED_LENGTHS if name in plan.trial.settings), None)
-    if length is not None:
+    if length is None:  # how long it measured before may be less than it may measure now
+        return START_S + plan.stop.max_time_s if estimate_s is None else max(estimate_s, plan.stop.max_time_s)
+    if estimate_s is None:
         raise RequestError(
-            f"how long {plan.trial} takes cannot be told from {length}, and no run of it was made before; "
+            f"how long {plan.trial} takes cannot be told from {length}, and no job has made it before; "
             "--time says how long its job may take, such as 2h"
         )
-    return START_S + plan.stop.max_time_s
+    return estimate_s

@@ -96,9 +96,11 @@ def check_image(job: Job, warn: Warn, find: Callable[[str, str], tuple[str, ...]
     if site.container.engine == "none" and site.kind != "kubernetes":
         return
     wanted = partition.arch or _here(site)
-    if wanted is None:
-        return
     image = image_for(site, partition)
+    if wanted is None:
+        where = f"{site.name}, partition {partition.name}," if partition.name else site.name
+        warn(f"whether {image} fits could not be checked: `arch` in the site file says what the nodes of {where} are")
+        return
     try:
         found = find(image, site.container.engine)
     except Unknown as error:

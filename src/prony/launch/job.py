@@ -25,6 +25,7 @@ NODE_ZIP = "node.zip"
 LOG = "job.log"  # what the script itself said
 ENDED = "ended"  # its exit status, by the script
 PRUNED = "pruned"  # runs that the script left out, by the script
+FOUND = ("accelerators", "gres", "arch")  # of a partition, which a scheduler may have said in place of its file
 JOB_VERSION = 1
 WAITING, SUBMITTED, ENDED_STATE = "waiting", "submitted", "ended"
 
@@ -86,7 +87,9 @@ class Job:
 
     @property
     def devices(self) -> int:
-        """Of a node, at most."""
+        """Of a node, at most; a question is asked on all that there are."""
+        if self.ask:
+            return self.partition.accelerators or 1
         return max((int(run.plan.trial.settings.get("devices", 1)) for run in self.runs), default=1)
 
     @property
@@ -111,7 +114,7 @@ class Job:
             "site": self.site.document,
             "kind": self.site.kind,
             "partition": self.partition.name,
-            "accelerators": self.partition.accelerators,
+            **{name: getattr(self.partition, name) for name in FOUND},
             "state": self.state,
             "handle": self.handle,
             "created": self.created,
@@ -188,7 +191,7 @@ def load(folder: Path) -> Job:
         return Job(
             id=str(document["id"]),
             site=site,
-            partition=replace(partition, accelerators=document.get("accelerators")),
+            partition=replace(partition, **{name: document[name] for name in FOUND if name in document}),
             root=folder.absolute().parents[1],
             runs=tuple(_block_run(entry) for entry in document["runs"]),
             ask=tuple(document.get("ask") or ()),

@@ -148,7 +148,7 @@ class Jobs:
             if name in full:
                 continue
             if in_queue[name] >= job.site.limits.jobs:
-                self._note(job, f"{in_queue[name]} jobs of {name} are in the queue, which is the site's limit")
+                self._note(job, f"{name} allows {job.site.limits.jobs} of our jobs in the queue at once")
                 continue
             try:
                 changes.submitted.append(self._submit(job))

@@ -199,7 +199,7 @@ def _resources(job: Job) -> Manifest:
     limits: dict[str, str] = {}
     partition = job.partition
     if partition.accelerators != 0 and not job.on_cpu:
-        limits[partition.resource] = str((partition.accelerators or job.devices) if job.ask else job.devices)
+        limits[partition.resource] = str(job.devices)
     if partition.cores_per_device is not None:
         limits["cpu"] = str(partition.cores_per_device * job.devices)
     if partition.memory not in (None, "0"):

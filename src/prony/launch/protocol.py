@@ -115,7 +115,8 @@ def check_fits(job: Job) -> None:
     if job.on_cpu or job.site.kind == "local":
         return
     if partition.accelerators is not None and 0 < partition.accelerators < job.devices:
-        name = partition.accelerator or "accelerators"
+        name, most = partition.accelerator or "accelerators", partition.accelerators
         raise RequestError(
-            f"devices={job.devices} is not possible on {what}: a node there has {partition.accelerators} ({name})"
+            f"devices={job.devices} is not possible on {what}: a node there has {most} ({name}), and devices are those "
+            f"of each node: devices={most} nodes=2 takes {2 * most}"
         )

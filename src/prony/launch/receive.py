@@ -21,7 +21,7 @@ from prony_node.contract.frames import PART_BYTES, Frame, decode
 
 PARTS = ".parts"  # of bundles that are not whole yet, in the job's folder
 END = ".end"  # written once the last frame of a pod is here, with the exit code
-OF_JOB = re.compile(r"pruned|answer|interfaces|run-[0-9]{3}\.log")
+OF_JOB = re.compile(r"pruned|answer|surroundings|run-[0-9]{3}\.log")
 MOST_PARTS = 20000  # of a bundle: 120 MB
 MOST_BYTES = 1 << 30  # of an unpacked bundle
 

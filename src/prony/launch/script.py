@@ -17,16 +17,17 @@ def quote(text: str) -> str:
 
 
 def make_script(
-    job: Job, header: Sequence[str], step: Sequence[str], *, first_host: str = '"$(hostname)"', seed: str | None = None
+    job: Job, header: Sequence[str], step: Sequence[str], *, first_host: str | None = None, seed: str | None = None
 ) -> str:
     """`header` follows the first line; `step` are the words, ready for bash, that start a run on its nodes.
 
-    The nodes of a run meet at `first_host`, ready for bash too, on a port that follows from `seed` and the run.
+    The nodes of a run meet at `first_host`, ready for bash too, or else at the one that runs the script, on a port
+    that follows from `seed` and the run.
     """
     login = " -l" if job.site.environment.modules else ""  # where `module` is defined
     lines = [f"#!/bin/bash{login}", *header, "", "set -euo pipefail", ""]
     lines += _environment(job)
-    lines += _functions(job, step, first_host, seed or "${SLURM_JOB_ID:-$$}")
+    lines += _functions(job, step, first_host or _own_name(job), seed or "${SLURM_JOB_ID:-$$}")
     lines += _work(job)
     return "\n".join(lines) + "\n"
 
@@ -55,7 +56,6 @@ def _environment(job: Job) -> list[str]:
 def _functions(job: Job, step: Sequence[str], first_host: str, seed: str) -> list[str]:
     container = container_words(job.site, job.partition, _paths(job))
     program = " ".join(['"$python"', "-m", "prony_node"])
-    suffix = quote(job.site.environment.host_suffix) if job.site.environment.host_suffix else ""
     return [
         "ending=''  # set once no further run may begin",
         "step=''",
@@ -108,7 +108,8 @@ def _functions(job: Job, step: Sequence[str], first_host: str, seed: str) -> lis
         "    unset PRONY_RENDEZVOUS",
         '    if [ "$nodes" -gt 1 ]; then  # on one node any free port does: another job may be there too',
         f"        local port=$((20000 + ({seed} * 101 + 10#$number) % 12000))",
-        f'        export PRONY_RENDEZVOUS={first_host}{suffix}:"$port"',
+        f'        PRONY_RENDEZVOUS={first_host}:"$port"',
+        "        export PRONY_RENDEZVOUS",
         "    fi",
         '    echo "prony: run $number begins: $folder"',
         '    on_nodes "$nodes" "$job"/run-"$number".log "$job"/plan-"$number".json "$folder" || status=$?',
@@ -126,6 +127,12 @@ def _functions(job: Job, step: Sequence[str], first_host: str, seed: str) -> lis
     ]
 
 
+def _own_name(job: Job) -> str:
+    """The name of the node that runs the script, ready for bash, on the network that the nodes meet on."""
+    suffix = job.site.environment.host_suffix
+    return f'"$(hostname -s)"{quote(suffix)}' if suffix else '"$(hostname)"'
+
+
 def _paths(job: Job) -> list[str]:
     """What must be seen inside of a container: run folders, and where the job is started."""
     return list(dict.fromkeys([str(job.root), job.folder_of_work]))
@@ -134,13 +141,21 @@ def _paths(job: Job) -> list[str]:
 def _work(job: Job) -> list[str]:
     if job.ask:
         words = " ".join(quote(word) for word in job.ask)
-        return [
-            'ls /sys/class/net >"$job"/interfaces 2>/dev/null || true',
-            f'on_nodes {job.nodes} "$job"/answer {words}',
-        ]
+        return [*_surroundings(job), f'on_nodes {job.nodes} "$job"/answer {words}']
     lines = []
     for number, run in enumerate(job.runs):
         smaller = [str(job.root / run_id) for run_id in run.unless_too_large]
         folders = " ".join(quote(folder) for folder in (str(job.run_folder(run)), *smaller))
         lines.append(f"run {number:03d} {run.nodes} {folders}")
     return [*lines, 'exit "$lost"']
+
+
+def _surroundings(job: Job) -> list[str]:
+    """What the node program does not see of what the site's file says, a line each."""
+    environment = job.site.environment
+    lines = ["    ls /sys/class/net | sed 's/^/interface /'"]
+    if environment.host_suffix:
+        lines.append(f"    getent hosts {_own_name(job)} | sed 's/^/address /'")
+    if environment.modules:
+        lines.append('    printf "modules %s\\n" "${LOADEDMODULES:-}"')
+    return ["{", *lines, '} >"$job"/surroundings 2>/dev/null || true']

@@ -61,7 +61,7 @@ class Slurm:
         if partition.cores_per_device is not None:
             found.append(f"--cpus-per-task={partition.cores_per_device * job.devices}")
         if partition.accelerators and not job.on_cpu:
-            found.append(f"--gres={partition.gres}:{partition.accelerators if job.ask else job.devices}")
+            found.append(f"--gres={partition.gres}:{job.devices}")
         if partition.memory is not None:
             found.append(f"--mem={partition.memory}")
         if partition.exclusive:
@@ -78,10 +78,10 @@ class Slurm:
 
     def submit(self, job: Job, rendered: Rendered) -> str:
         """A failure that says nothing about the job is tried again, after a look whether it was taken after all."""
-        said = ""
-        for number, pause_s in enumerate((*PAUSES_S, None)):
+        said, tried_s = "", self._caller.clock() if job.tried else None
+        for pause_s in (*PAUSES_S, None):
             try:
-                if (number or job.tried) and (known := self._known(job)):
+                if tried_s is not None and (known := self._known(job, tried_s)):
                     return known
                 answer = self._caller.run(rendered.command, 60.0)
                 handle = answers.job_id(answer)
@@ -97,26 +97,34 @@ class Slurm:
                     raise QueueFull(_sentence(said)) from error
                 if answers.is_refusal(said):
                     raise RequestError(f"Slurm refused the job: {_sentence(said)}") from error
+            tried_s = self._caller.clock()
             if pause_s is not None:
                 self._warn(f"{_sentence(said)}; trying again in {pause_s:g} s")
                 self._caller.sleep(pause_s)
         raise Unanswered(f"Slurm took no job after {len(PAUSES_S) + 1} tries: {_sentence(said)}")
 
-    def _known(self, job: Job) -> str | None:
+    def _known(self, job: Job, tried_s: float) -> str | None:
         """The id of a job that was taken although sbatch did not say so: its name is its own."""
-        return answers.job_id(self._caller.run(("squeue", "-h", "-o", "%i", "-t", "all", "-n", job.id), 60.0))
+        while True:
+            text, asked_s = self._queue(())
+            if asked_s >= tried_s:
+                return answers.id_of_name(text, job.id)
+            self._caller.sleep(ASK_EVERY_S)  # that answer is older than the try, and it is too early for another
+
+    def _queue(self, pauses_s: Sequence[float]) -> tuple[str, float]:
+        """What squeue says of all jobs of this person, and when it was asked: the one call that is made to it."""
+        argv = ("squeue", "-h", "-t", "all", "-u", str(os.getuid()), "-o", answers.SQUEUE_FORMAT)
+        return self._squeue.get(
+            lambda: ask(self._caller, argv, self._warn, pauses_s=pauses_s, usable=answers.is_squeue)
+        )
 
     def status(self, jobs: Sequence[Job]) -> Statuses:
         """From squeue, which also tells of jobs that ended a while ago; what it no longer knows, from sacct."""
         wanted = {job.handle: job for job in jobs if job.handle}
         if not wanted:
             return Statuses()
-        argv = ("squeue", "-h", "-t", "all", "-u", str(os.getuid()), "-o", answers.SQUEUE_FORMAT)
         try:
-            text, asked_s = self._squeue.get(
-                lambda: ask(self._caller, argv, self._warn, pauses_s=(ASK_EVERY_S, 2 * ASK_EVERY_S),
-                            usable=answers.is_squeue)
-            )  # fmt: skip
+            text, asked_s = self._queue((ASK_EVERY_S, 2 * ASK_EVERY_S))
         except NoAnswer as error:
             self._warn(f"{error}; the jobs are asked for again later")
             return Statuses()
@@ -140,7 +148,14 @@ class Slurm:
             ids = ",".join(handles[begin : begin + MOST_IDS])
             argv = ("sacct", "-n", "-P", "-X", "-j", ids, "-o", answers.SACCT_FORMAT)
             try:
-                text = ask(self._caller, argv, self._warn, pauses_s=(), usable=answers.is_sacct)
+                text = ask(
+                    self._caller,
+                    argv,
+                    self._warn,
+                    pauses_s=(ASK_EVERY_S, 2 * ASK_EVERY_S),
+                    usable=answers.is_sacct,
+                    hopeless=lambda problem: problem.missing or answers.has_no_accounting(problem.said),
+                )
             except NoAnswer as error:
                 self._warn(f"{error}; how these jobs ended is taken from squeue and from their files")
                 return found

@@ -9,8 +9,8 @@ from prony.launch.job import Outcome
 from prony.launch.protocol import Status
 from prony_node.contract.assemble import make_failure
 
-# %i id, %T state, %r reason; the separator cannot be part of the first two
-SQUEUE_FORMAT = "%i|%T|%r"
+# %i id, %T state, %r reason, %j name; the separator cannot be part of the first three
+SQUEUE_FORMAT = "%i|%T|%r|%j"
 SACCT_FORMAT = "JobIDRaw,State,ExitCode,Reason"
 QUEUED = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
 RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING", "POWER_UP_NODE"}
@@ -35,12 +35,21 @@ def parse_squeue(text: str) -> dict[str, Status]:
     """Jobs by id; lines that make no sense are passed over."""
     found = {}
     for line in text.splitlines():
-        parts = line.strip().split("|", 2)
-        if len(parts) == 3 and re.fullmatch(r"[0-9]+", parts[0]) and re.fullmatch(r"[A-Z_]+", parts[1]):
+        parts = line.strip().split("|", 3)
+        if len(parts) >= 3 and re.fullmatch(r"[0-9]+", parts[0]) and re.fullmatch(r"[A-Z_]+", parts[1]):
             reason = "" if parts[2] in ("None", "") else parts[2]
             phase = phase_of(parts[1])  # a state that a newer Slurm has is one of a job that it still has
             found[parts[0]] = Status("running" if phase == "unknown" else phase, parts[1], reason)
     return found
+
+
+def id_of_name(text: str, name: str) -> str | None:
+    """The id of the job that squeue lists under this name."""
+    for line in text.splitlines():
+        parts = line.strip().split("|", 3)
+        if len(parts) == 4 and parts[3] == name and re.fullmatch(r"[0-9]+", parts[0]):
+            return parts[0]
+    return None
 
 
 def is_squeue(text: str) -> bool:
@@ -65,6 +74,11 @@ def parse_sacct(text: str) -> dict[str, Status]:
 def is_sacct(text: str) -> bool:
     lines = [line for line in text.splitlines() if line.strip()]
     return not lines or len(parse_sacct(text)) * 2 > len(lines)
+
+
+def has_no_accounting(said: str) -> bool:
+    """Whether these words of sacct mean that it will never answer here."""
+    return "accounting storage is disabled" in said.casefold()
 
 
 def phase_of(state: str) -> str:

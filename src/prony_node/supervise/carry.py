@@ -182,7 +182,7 @@ def carry(words: list[str]) -> int:
     code = script.process.returncode
     code = OUT_OF_TIME if due.ended else 128 - code if code < 0 else code
     if not shared:
-        for name in ("pruned", *sorted(path.name for path in folder.glob("run-*.log")), "answer", "interfaces"):
+        for name in ("pruned", *sorted(path.name for path in folder.glob("run-*.log")), "answer", "surroundings"):
             _send_of_job(sender, folder, name)
         sender.end(code)
     return code

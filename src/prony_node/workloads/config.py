@@ -28,10 +28,6 @@ WEIGHTS = Setting(
     "weights", "text", "a checkpoint of this model that you have (a state_dict; torch or safetensors)",
     pattern=r"\S(.*\S)?", example="a file",
 )  # fmt: skip
-PARTS = Setting(
-    "parts", "choice", "whose forms of some layers: the library's, or Prony's own, which move fewer bytes",
-    ("library", "own"),
-)  # fmt: skip
 TINY_BATCH = 8
 AUGMENTED = ("images", "boxes", "masks")  # what is to be reconstructed stays as it is
 

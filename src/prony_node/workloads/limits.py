@@ -44,6 +44,9 @@ def check_shapes(workload: Workload, settings: Mapping[str, Value]) -> None:
             f"compile={mode} is not possible: no two batches of {workload.name} have the same shape; "
             + (offered or "leave it out")
         )
+    kind = str(settings.get("device", "auto")).partition(":")[0]
+    if settings.get("sampling") == "kernel" and (kind in ("cpu", "mps") or settings.get("precision") == "fp64"):
+        raise RequestError("sampling=kernel is written for GPUs, with sums in fp32; sampling=library is for any device")
     if workload.reads == "boxes" and settings.get("decode", "cpu") != "cpu":
         raise RequestError(
             f"decode={settings['decode']} cuts images to one size; those of {workload.name} keep theirs: decode=cpu"

@@ -1,23 +1,34 @@
 # sbatch --parsable --output=/scratch/runs/.jobs/prony-20260101T000000-abcdef/job.log --chdir=/home/someone /scratch/runs/.jobs/prony-20260101T000000-abcdef/job.sh
-#!/bin/bash
+#!/bin/bash -l
 #SBATCH --job-name=prony-20260101T000000-abcdef
 #SBATCH --partition=gpu
 #SBATCH --account=project1
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
 #SBATCH --time=10
-#SBATCH --cpus-per-task=16
+#SBATCH --cpus-per-task=64
 #SBATCH --gres=gpu:h100:4
 #SBATCH --export=NONE
 #SBATCH --no-requeue
 #SBATCH --open-mode=append
+#SBATCH --qos=short
 
 set -euo pipefail
 
 job=/scratch/runs/.jobs/prony-20260101T000000-abcdef
 python=python3
+export GLOO_SOCKET_IFNAME=ib0
+export MESSAGE='it'"'"'s $HOME; rm -rf "x"'
+export NCCL_DEBUG=WARN
+export NCCL_SOCKET_IFNAME=ib0
+export PRONY_CARBON_G_PER_KWH=380
+export PRONY_PRICE_PER_KWH=0.31EUR
 export PYTHONPATH="$job"/node.zip
 export PYTHONSAFEPATH=1 PRONY_JOB=prony-20260101T000000-abcdef
+set +u  # the modules of some sites use variables that are not set
+module load CUDA/12
+module load PyTorch/2.9
+set -u
 
 ending=''  # set once no further run may begin
 step=''
@@ -41,7 +52,7 @@ trap 'printf "%s\n" "$?" >"$job"/ended' EXIT
 on_nodes() {
     local nodes=$1 log=$2 status=0
     shift 2
-    srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --export=ALL --input=none --kill-on-bad-exit=0 --cpus-per-task=16 bash -c 'trap "" USR2; PRONY_NODE_RANK="$SLURM_PROCID" exec "$@"' prony-node "$python" -m prony_node "$@" >>"$log" 2>&1 &
+    srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --export=ALL --input=none --kill-on-bad-exit=0 --cpus-per-task=64 bash -c 'trap "" USR2; PRONY_NODE_RANK="$SLURM_PROCID" exec "$@"' prony-node "$python" -m prony_node "$@" >>"$log" 2>&1 &
     step=$!
     [ "$ending" != 'the time limit is near' ] || tell_near_end  # it came while the step was made
     while :; do  # a signal ends `wait` before the step has ended
@@ -70,7 +81,8 @@ run() {
     unset PRONY_RENDEZVOUS
     if [ "$nodes" -gt 1 ]; then  # on one node any free port does: another job may be there too
         local port=$((20000 + (${SLURM_JOB_ID:-$$} * 101 + 10#$number) % 12000))
-        export PRONY_RENDEZVOUS="$(hostname)":"$port"
+        PRONY_RENDEZVOUS="$(hostname -s)"i:"$port"
+        export PRONY_RENDEZVOUS
     fi
     echo "prony: run $number begins: $folder"
     on_nodes "$nodes" "$job"/run-"$number".log "$job"/plan-"$number".json "$folder" || status=$?
@@ -85,5 +97,9 @@ run() {
     fi
 }
 
-ls /sys/class/net >"$job"/interfaces 2>/dev/null || true
+{
+    ls /sys/class/net | sed 's/^/interface /'
+    getent hosts "$(hostname -s)"i | sed 's/^/address /'
+    printf "modules %s\n" "${LOADEDMODULES:-}"
+} >"$job"/surroundings 2>/dev/null || true
 on_nodes 1 "$job"/answer doctor

@@ -82,7 +82,8 @@ run() {
     unset PRONY_RENDEZVOUS
     if [ "$nodes" -gt 1 ]; then  # on one node any free port does: another job may be there too
         local port=$((20000 + (${SLURM_JOB_ID:-$$} * 101 + 10#$number) % 12000))
-        export PRONY_RENDEZVOUS="$(hostname)"i:"$port"
+        PRONY_RENDEZVOUS="$(hostname -s)"i:"$port"
+        export PRONY_RENDEZVOUS
     fi
     echo "prony: run $number begins: $folder"
     on_nodes "$nodes" "$job"/run-"$number".log "$job"/plan-"$number".json "$folder" || status=$?

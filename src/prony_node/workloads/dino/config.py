@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from prony_node.contract.settings import Value
+from prony_node.contract.settings import Setting, Value
 from prony_node.workloads.config import WEIGHTS, Workload
 from prony_node.workloads.detect.config import COCO_CLASSES, COCO_IMAGES, TINY_CLASSES
 from prony_node.workloads.image.config import CLASSES
+
+SAMPLING = Setting(
+    "sampling", "choice", "who samples in deformable attention: torch, as in the library, or a kernel of Prony's own",
+    ("library", "kernel"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -68,8 +73,8 @@ DINO_WORKLOADS = (
         memory_gib={"train": 32.0, "infer": 20.0},
         optimizer="adamw",
         epoch_samples=COCO_IMAGES,
-        settings=(CLASSES, WEIGHTS),
-        fixed={"compile": "off", "graphs": False},
+        settings=(CLASSES, WEIGHTS, SAMPLING),
+        fixed={"compile": "off", "graphs": False, "sampling": "library"},
         shape={"classes": COCO_CLASSES},
         can_recompute=True,
         library="transformers",
@@ -78,6 +83,5 @@ DINO_WORKLOADS = (
         generated="coco",
         scores=("map",),
         varies=True,
-        compiled_parts="encoder",
     ),
 )

@@ -28,7 +28,7 @@ class Answers:
 
 
 class Dino(nn.Module):
-    """Backbone and encoder see shapes alone, so that one can compile them; what depends on values comes after them."""
+    """Backbone and encoder see shapes alone; what depends on values comes after them."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()

@@ -18,6 +18,7 @@ from prony_node.workloads.dino.geometry import corners
 from prony_node.workloads.dino.losses import denoising_loss, matched_loss
 from prony_node.workloads.dino.matching import match
 from prony_node.workloads.dino.model import Dino
+from prony_node.workloads.dino.sampling import use_kernel
 from prony_node.workloads.dino.targets import Targets, ToHost
 from prony_node.workloads.weights import with_weights
 
@@ -36,7 +37,8 @@ CELLS = 4  # fixed boxes of the comparison with fp32: so many rows and columns o
 
 
 def build(workload: Workload, settings: dict[str, Value]) -> Task:
-    for library in ("transformers", "scipy"):
+    own = settings.get("sampling") == "kernel"
+    for library in ("transformers", "scipy", *(["triton"] if own else [])):
         importlib.import_module(library)  # here, where the absence of one is said at once
     size = size_of(settings)
     tiny = settings.get("size") == "tiny"
@@ -58,7 +60,7 @@ def build(workload: Workload, settings: dict[str, Value]) -> Task:
         scores=lambda model, batch: {"found": detections(model, batch, min(MOST_BOXES, size.answers))},
         varies="the sizes of images and the numbers of boxes and of denoising queries differ from step to step",
         compared=smooth_answers,
-        compiled_parts=lambda model: (model.encoder,),  # to trace Swin for any shape takes longer than to run it
+        own_parts=use_kernel if own else None,
         held_out=None if tiny else HELD_OUT,
         scale_to=size.scale_to,
         on_host=(COUNTS,),

@@ -11,7 +11,7 @@ from functools import partial
 
 from prony_node.contract.errors import RequestError
 from prony_node.contract.settings import Setting, Value
-from prony_node.workloads.config import PARTS, WEIGHTS, Workload
+from prony_node.workloads.config import WEIGHTS, Workload
 
 IMAGE_SIZE = Setting("image_size", "count", "height and width of an image, in pixels", least=32)
 LIBRARY_IMAGE_SIZE = Setting(
@@ -21,6 +21,10 @@ CLASSES = Setting("classes", "count", "classes that the model tells apart; else 
 NORMS = Setting(
     "norms", "choice", "who computes batch norms and ReLUs: the library, or the compiler, from Prony's own form",
     ("library", "compiled"),
+)  # fmt: skip
+PARTS = Setting(
+    "parts", "choice", "whose forms of some layers: the library's, or Prony's own, which move fewer bytes",
+    ("library", "own"),
 )  # fmt: skip
 FORMS = {"norms": "library", "parts": "library"}  # with preset=fast; others where a device has shown that they pay
 SCORES = ("accuracy", "loss")

@@ -61,21 +61,6 @@ def span_scores(model: nn.Module, batch: Batch, padded: bool = False) -> dict[st
     return {"loss": _losses(logits, batch), "start": starts, "end": ends}
 
 
-def norms_in_autocast_precision(model: nn.Module) -> None:
-    """What a norm answers, rounded as a product's operands are: it sums in fp32 all the same.
-
-    In BERT it is also the stream that the next layer adds to, which autocast would keep in fp32: twice the bytes.
-    """
-
-    def rounded(_module: nn.Module, _given: tuple[Tensor, ...], answer: Tensor) -> Tensor:
-        kind = answer.device.type
-        return answer.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else answer
-
-    for module in model.modules():
-        if isinstance(module, nn.LayerNorm):
-            module.register_forward_hook(rounded)
-
-
 def build(workload: Workload, settings: dict[str, Value]) -> Task:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is downloaded to benchmark
     from transformers import BertConfig, BertForQuestionAnswering
@@ -107,7 +92,6 @@ def build(workload: Workload, settings: dict[str, Value]) -> Task:
         sample=span_sampler(shape["vocabulary"], int(settings["sequence"])),
         learning_rate=LEARNING_RATE[str(settings.get("optimizer", "adamw"))],
         weight_decay=0.01,
-        own_parts=norms_in_autocast_precision if settings.get("parts") == "own" else None,
         recompute=recompute_layers,
         scores=partial(span_scores, padded=padded),
         vocabulary=shape["vocabulary"],

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from prony_node.contract.errors import RequestError
 from prony_node.contract.parallel import replicas
 from prony_node.contract.settings import Setting, Value
-from prony_node.workloads.config import PARTS, WEIGHTS, Workload
+from prony_node.workloads.config import WEIGHTS, Workload
 
 SEQUENCE = Setting("sequence", "count", "tokens of a sample", least=8)
 PHASE = Setting(
@@ -107,9 +107,8 @@ def _bert(name: str, layers: int, hidden: int, heads: int, parameters: int, batc
         memory_gib={"train": memory_gib[0], "infer": memory_gib[1]},
         optimizer="adamw",
         epoch_samples=87_599,  # questions to train on in SQuAD v1.1; a long paragraph makes more sequences than one
-        settings=(SEQUENCE, WEIGHTS, VOCABULARY_FILE, PARTS),
-        fixed={"sequence": sequence, "parts": "library"},
-        fixed_when_plain={"parts": "library"},
+        settings=(SEQUENCE, WEIGHTS, VOCABULARY_FILE),
+        fixed={"sequence": sequence},
         shape={"layers": layers, "hidden": hidden, "heads": heads, "vocabulary": 30_522, "positions": 512},
         can_recompute=True,
         library="transformers",

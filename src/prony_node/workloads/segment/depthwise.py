@@ -101,13 +101,13 @@ class Depthwise(nn.Module):
 def replace_depthwise(network: nn.Module) -> int:
     """In place, wherever a depthwise convolution keeps the size of its image; answers how many there were."""
     found = [(parent, name, child) for parent in network.modules() for name, child in parent.named_children()
-             if isinstance(child, nn.Conv2d) and _fits(child)]  # fmt: skip
+             if isinstance(child, nn.Conv2d) and fits(child)]  # fmt: skip
     for parent, name, child in found:
         setattr(parent, name, Depthwise(child))
     return len(found)
 
 
-def _fits(conv: nn.Conv2d) -> bool:
+def fits(conv: nn.Conv2d) -> bool:
     kernel, dilation = conv.kernel_size[0], conv.dilation[0]
     alike = all(pair[0] == pair[1] for pair in (conv.kernel_size, conv.dilation, conv.stride, conv.padding))
     keeps = conv.stride[0] == 1 and kernel % 2 == 1 and conv.padding[0] == dilation * (kernel // 2)

@@ -11,8 +11,8 @@ def test_the_one_slow_node_is_named_and_does_not_hide_itself() -> None:
     rates = {f"n{number}": 100.0 + 0.2 * number for number in range(9)} | {"n9": 91.0}
     found = family(rates)
     assert found is not None
-    assert [member.node for member in found.members if member.out] == ["n9"]
-    assert found.members[0].node == "n9"
+    assert [member.name for member in found.members if member.out] == ["n9"]
+    assert found.members[0].name == "n9"
     assert "out of family: n9 (-" in found.verdict
 
 

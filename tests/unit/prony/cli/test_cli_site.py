@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,15 @@ import pytest
 from typer.testing import CliRunner
 
 from prony.cli.container import last_words
+from prony.cli.jobs import state_of
 from prony.cli.main import make_app
-from prony.cli.screen import rates_by_node
+from prony.cli.screen import rates_of
 from prony.cli.study_at_site import in_order
-from prony.launch.job import BlockRun, Outcome, new_job
-from prony.launch.site_check import judge, read_answer
+from prony.launch.job import ENDED_STATE, SUBMITTED, BlockRun, Outcome, new_job
+from prony.launch.site import Partition
+from prony.launch.site_check import judge, judge_limits, read_answer
 from prony.launch.site_file import keep_text, parse_site
+from prony.launch.site_find import read_site
 from prony_node.contract import Plan, Trial, files
 
 SITE = "kind: slurm\npartition: gpu\npartitions: {gpu: {accelerators: 4, arch: aarch64, cores_per_device: 2}}\n"
@@ -53,11 +57,58 @@ def test_a_site_is_added_once_with_what_could_be_detected(sites: Path) -> None:
     assert "no name for a site" in prony("site", "add", "../x", "--yes").output
 
 
+def test_a_cluster_that_cannot_be_reached_is_added_for_a_person_to_complete(
+    sites: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(sites / "none"))
+    answers = "kubernetes\nlab\nhere/prony:1\npython3\n\n"
+    done = CliRunner().invoke(make_app("site"), ["site", "add", "far"], input=answers)
+    assert done.exit_code == 0, done.output
+    assert "partitions are for you to fill in" in done.output
+    found = read_site(sites / "sites" / "far.yaml")
+    assert (found.kind, found.namespace, found.container.images) == ("kubernetes", "lab", {"": "here/prony:1"})
+
+
+def test_all_that_slurm_says_of_its_partitions_is_in_the_file(sites: Path) -> None:
+    """A person who added a site can name any of its partitions afterwards."""
+    says = {
+        "sbatch": "",
+        "sinfo": "gpu*|up|8|128|2-00:00:00|gpu:a100:4|g[1-8]\ncpu|up|2|64|1:30:00|(null)|c[1-2]",
+        "scontrol": "NodeName=g1 Arch=x86_64",
+        "sacctmgr": "project1",
+    }
+    (sites / "nothing").mkdir()
+    for name, said in says.items():
+        path = sites / "nothing" / name
+        path.write_text(f"#!/bin/bash\nprintf '%s\\n' '{said}'\n")
+        path.chmod(0o755)
+    done = prony("site", "add", "big", "--yes")
+    assert done.exit_code == 0, done.output
+    found = read_site(sites / "sites" / "big.yaml")
+    gpu, cpu = found.partitions["gpu"], found.partitions["cpu"]
+    assert (found.partition, found.account, gpu.accelerator, gpu.gres) == ("gpu", "project1", "A100", "gpu:a100")
+    assert (gpu.max_time_s, cpu.max_time_s, cpu.accelerators) == (172800.0, 5400.0, 0)
+    assert "max_time: 2d" in done.output
+
+
 def test_a_dry_run_shows_the_script_and_does_nothing(sites: Path) -> None:
     done = prony("run", "gpt-tiny", "devices=4", "--site", "mine", "--dry-run")
     assert done.exit_code == 0, done.output
     assert "# sbatch --parsable" in done.output
     assert "#SBATCH --gres=gpu:4" in done.output
+    assert not (sites / "runs").exists()
+
+
+def test_a_study_is_shown_as_the_jobs_of_any_site(sites: Path) -> None:
+    study = sites / "study.yaml"
+    study.write_text("workloads: gpt-tiny\nsettings: {batch_size: 1..4, steps: 5}\norder: given\n")
+    done = prony("study", "run", str(study), "--site", "mine", "--time", "2h", "--dry-run")
+    assert done.exit_code == 0, done.output
+    assert "#SBATCH --time=120" in done.output
+    assert done.output.count("\nrun 0") == 3, "one block, in its order"
+    assert "each is given 30 min" in prony("study", "run", str(study), "--site", "mine", "--dry-run").output
+    here = prony("study", "run", str(study), "--dry-run")
+    assert (here.exit_code, "--site says where" in here.output) == (2, True)
     assert not (sites / "runs").exists()
 
 
@@ -88,24 +139,38 @@ def test_without_jobs_there_is_nothing_to_list_or_collect(sites: Path) -> None:
     assert "no job is open" in prony("collect").output
 
 
+def test_a_job_whose_end_was_asked_for_says_so_until_it_has_ended(sites: Path) -> None:
+    job = new_job(parse_site(SITE, "x", "x"), Partition("gpu"), sites / "runs", [BlockRun(Plan("a", Trial("gemm")))])
+    job = replace(job, note="running", state=SUBMITTED, cancelled=True)
+    assert state_of(job) == "running, to be ended"
+    assert state_of(replace(job, outcome=Outcome("CANCELLED"), state=ENDED_STATE)) == "cancelled"
+
+
 ANSWER: dict[str, Any] = {
-    "host": {"hostname": "n1", "architecture": "aarch64", "cpu": {"allowed": {"count": 2}}},
+    "host": {"hostname": "n1", "architecture": "aarch64", "cpu": {"allowed": {"count": 8}}},
     "torch": {"installed": True, "version": "2.9"},
     "software": {"python": "3.12"},
-    "devices": [{"kind": "cuda", "name": "GH200"}] * 4,
+    "devices": [{"kind": "cuda", "name": "NVIDIA GH200 120GB"}] * 4,
+    "environment": {"NCCL_DEBUG": "WARN"},
+    "container": {"runtimes": [{"name": "apptainer", "evidence": "/.singularity.d exists"}]},
+    "power": {"sensors": [{"id": "a"}]},
 }
+SAYS = """
+environment: {interface: ib0, host_suffix: i, modules: [CUDA], variables: {NCCL_DEBUG: WARN, MINE: x}}
+container: {engine: apptainer, image: a.sif}
+"""
+AROUND = "interface lo\ninterface ib0\naddress 10.0.0.1   n1i\nmodules GCC/12:CUDA/12\n"
 
 
-def levels(tmp_path: Path, answer: dict[str, Any] | None, log: str = "") -> dict[str, str]:
-    site = keep_text(parse_site(f"{SITE}environment: {{interface: ib0}}\n", "x", "x"), "")
+def levels(tmp_path: Path, answer: dict[str, Any] | None, log: str = "", around: str = AROUND) -> dict[str, str]:
+    text = SITE.replace("arch:", "accelerator: GH200 (96 GB), arch:") + SAYS
+    site = keep_text(parse_site(text, "x", "x"), "")
     job = new_job(site, site.partitions["gpu"], tmp_path, ask=("doctor",))
     job.folder.mkdir(parents=True)
-    (job.folder / "interfaces").write_text("lo\nib0\n")
+    (job.folder / "surroundings").write_text(around)
     if answer is not None:
         (job.folder / "answer").write_text(f"a warning of torch\n{files.to_json(answer)}and another\n")
         assert read_answer(job.folder) == answer
-    from dataclasses import replace
-
     found = judge(replace(job, outcome=Outcome("FAILED", "", "127:0")), log)
     return {one.name: f"{one.level}: {one.message}" for one in found}
 
@@ -113,15 +178,39 @@ def levels(tmp_path: Path, answer: dict[str, Any] | None, log: str = "") -> dict
 def test_a_site_is_judged_by_what_a_node_answers(tmp_path: Path) -> None:
     good = levels(tmp_path / "a", ANSWER)
     assert {text.split(":")[0] for text in good.values()} == {"pass"}
-    assert set(good) == {"job", "architecture", "torch", "accelerators", "cores", "interface"}
-    host = {**ANSWER["host"], "architecture": "x86_64", "cpu": {"allowed": {"count": 1}}}
+    assert set(good) == {
+        "job", "architecture", "container", "torch", "accelerators", "accelerator", "cores", "modules", "variables",
+        "interface", "host_suffix", "power",
+    }  # fmt: skip
+    host = {**ANSWER["host"], "architecture": "x86_64", "cpu": {"allowed": {"count": 7}}}
     bad = levels(tmp_path / "b", {**ANSWER, "host": host, "devices": [], "torch": {"installed": False}})
     assert bad["architecture"] == "fail: the nodes are amd64, and the site file says arm64"
     assert bad["accelerators"] == "fail: torch finds 0 (none); the site file says 4"
     assert "has no torch there" in bad["torch"]
-    assert bad["cores"].startswith("fail")
+    assert bad["cores"] == "fail: the job may use 7 cores, and 8 were asked for"
+    other = {"devices": [{"kind": "cuda", "name": "NVIDIA H100"}] * 4, "environment": {"NCCL_DEBUG": "INFO"}}
+    bad = levels(tmp_path / "d", {**ANSWER, **other, "container": {}, "power": {}}, around="modules GCC/12\n")
+    assert bad["accelerator"] == "warn: the nodes have NVIDIA H100, and the site file says GH200 (96 GB)"
+    assert bad["variables"] == "fail: on the node NCCL_DEBUG is 'INFO', not 'WARN'"
+    assert "no trace of its container" in bad["container"]
+    assert "no address is known" in bad["host_suffix"]
+    assert "CUDA is not among what is loaded: GCC/12" in bad["modules"]
+    assert "no ib0 on the node" in bad["interface"]
+    assert "runs will have no energy" in bad["power"]
     silent = levels(tmp_path / "c", None, "job.sh: line 9: python3: command not found\n")
     assert "python3: command not found" in silent["job"]
+
+
+def test_limits_beyond_those_of_the_partition_are_named() -> None:
+    known = Partition("gpu", nodes=4, max_time_s=3600.0)
+    assert judge_limits(Partition("gpu"), known) is None
+    good = judge_limits(replace(known, max_time_s=60.0), known)
+    assert good is not None
+    assert good.level == "pass"
+    bad = judge_limits(replace(known, nodes=8, max_time_s=86400.0), known)
+    assert bad is not None
+    assert "it has 4 nodes of this kind, and the site file says 8" in bad.message
+    assert "a job may take 1 h, and the site file says 24 h" in bad.message
 
 
 def test_rates_of_a_screening_are_those_of_good_runs() -> None:
@@ -131,7 +220,18 @@ def test_rates_of_a_screening_are_those_of_good_runs() -> None:
         for node in ("n0", "n1", "n2")
     }
     good = {"status": "ok", "metrics": {"throughput": {"value": 5.0}}}
-    assert rates_by_node(jobs, {"n0": good, "n1": {"status": "failed", "metrics": {}}}) == {"n0": 5.0}
+    assert rates_of(jobs, {"n0": good, "n1": {"status": "failed", "metrics": {}}}) == {"n0": {"n0": 5.0}}
+    ranks = [{"step_s": 0.1}, {"step_s": 0.4}]
+    each = rates_of(jobs, {"n2": {**good, "parallel": {"form": "independent", "ranks": ranks}}})["n2"]
+    assert each == {"n2 device 0": pytest.approx(4.0), "n2 device 1": pytest.approx(1.0)}, "one of them is slow"
+    together = {**good, "parallel": {"form": "ddp", "ranks": ranks}}
+    assert rates_of(jobs, {"n2": together}) == {"n2": {"n2": 5.0}}, "they wait for each other"
+
+
+def test_all_accelerators_of_a_node_are_screened(sites: Path) -> None:
+    done = prony("screen", "mine", "gpu", "--nodes", "n0", "--dry-run")
+    assert "#SBATCH --gres=gpu:4" in done.output, done.output
+    assert "#SBATCH --gres=gpu:2" in prony("screen", "mine", "gpu", "devices=2", "--nodes", "n0", "--dry-run").output
 
 
 def test_a_larger_batch_waits_for_the_fate_of_the_smaller_ones_before_it() -> None:

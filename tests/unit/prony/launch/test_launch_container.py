@@ -124,7 +124,10 @@ def test_what_cannot_be_checked_is_a_warning(tmp_path: Path) -> None:
         raise Unknown("nobody knows")
 
     check_image(make_job(made, [make_run(0)], tmp_path), warnings.append, find)
-    assert warnings == ["whether x is for arm64 could not be checked: nobody knows"]
+    assert warnings.pop() == "whether x is for arm64 could not be checked: nobody knows"
+    silent = make_site("kind: kubernetes\ncontainer: {image: x}\npartitions: {a: {}}\n", "far")
+    check_image(make_job(silent, [make_run(0)], tmp_path), warnings.append, find)
+    assert "`arch` in the site file says what the nodes of far, partition a, are" in warnings.pop()
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,8 @@ def test_a_job_is_all_in_its_folder(cluster: Cluster) -> None:
     assert kept.site == cluster.site
     assert Plan.from_json(files.read_json(job.plan_file(1))) == job.runs[1].plan
     assert save(kept) == load(job.folder)
+    asked = replace(kept, partition=replace(kept.partition, accelerators=3, gres="gpu:b", arch="arm64"))
+    assert save(asked) == load(job.folder), "what Slurm said of the partition is not asked again"
 
 
 def test_a_run_of_a_job_is_left_to_its_scheduler(cluster: Cluster) -> None:
@@ -218,7 +220,7 @@ def test_no_more_jobs_than_the_site_allows_are_in_the_queue(tmp_path: Path) -> N
     assert len(cluster.scheduler.submissions) == 2
     waiting = [load(job.folder) for job in made if load(job.folder).state == "waiting"]
     assert len(waiting) == 3
-    assert "2 jobs of here are in the queue" in waiting[0].note
+    assert "here allows 2 of our jobs in the queue at once" in waiting[0].note
     cluster.jobs = cluster.again()
     cluster.end("COMPLETED")
     assert len(cluster.scheduler.submissions) == 3
@@ -340,7 +342,7 @@ def test_the_time_limit_comes_from_the_estimate_with_a_margin() -> None:
     gpu = site.partitions["gpu"]
     known = {run.plan.run_id: 100.0 for run in runs}
     ((job,), doubts) = make_jobs(site, gpu, Path("/r"), runs, estimates_s=known)
-    assert (job.time_s, doubts) == (420.0, [])
+    assert (job.time_s, doubts) == (480.0, []), "two minutes, 1.5 times 100 s, and 1.5 times what may be measured"
     ((job,), doubts) = make_jobs(site, gpu, Path("/r"), runs, estimates_s=dict.fromkeys(known, 9000.0))
     assert job.time_s == 14400.0
     assert "allows 240" in doubts[0]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jobs_for_tests import SLURM, make_job, make_run, make_site
@@ -23,6 +26,7 @@ from prony_node.contract import RequestError
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "jobs"
 CONTAINER = "container: {engine: apptainer, image: {amd64: /images/a b.sif}, binds: [/data]}\n"
+PODMAN = "container: {engine: podman, image: here/prony:1}\nenvironment: {variables: {FI_PROVIDER: cxi}}\n"
 ENVIRONMENT = """\
 environment:
   modules: [CUDA/12, "PyTorch/2.9"]
@@ -51,8 +55,10 @@ def forms() -> dict[str, Job]:
         "slurm-container": make_job(make_site(SLURM + CONTAINER), [make_run()]),
         "slurm-cpu-exclusive": make_job(make_site(exclusive), [make_run(device="cpu")]),
         "slurm-one-node": make_job(slurm, [make_run()], node="n17"),
-        "slurm-check": make_job(slurm, [], ask=("doctor",)),
+        "slurm-podman": make_job(make_site(SLURM + PODMAN), [make_run(devices=4, nodes=2)]),
+        "slurm-check": make_job(make_site(SLURM + ENVIRONMENT), [], ask=("doctor",)),
         "local-block": make_job(local, smaller_first()),
+        "local-check": make_job(local, [], ask=("doctor",)),
     }
 
 
@@ -159,6 +165,58 @@ def test_a_command_in_a_value_is_not_run(tmp_path: Path, value: str) -> None:
     assert not [path for path in tmp_path.rglob("*") if path.name == "broken"]
 
 
+BREAKS = (
+    "", "x$(touch pwned)", "x`touch pwned`", "x; touch pwned", "x\n#SBATCH --wrap=true\n", "x'\"\ntouch pwned\n",
+    "x|touch${IFS}pwned",
+)  # fmt: skip
+KEYS = (
+    "name", "account", "partition", "python", "runs", "options", "carbon_g_per_kwh", "price_per_kwh",
+    "environment.modules", "environment.interface", "environment.host_suffix", "environment.variables",
+    "container.image", "container.binds", "container.options", "partitions.gpu.gres", "partitions.gpu.memory",
+    "partitions.gpu.options", "partitions.gpu.arch",
+)  # fmt: skip
+LISTS = ("options", "modules", "binds")
+
+
+@pytest.mark.parametrize("key", KEYS)
+@settings(max_examples=15)
+@given(middle=HOSTILE, end=st.sampled_from(BREAKS), start=st.sampled_from(["", "--x=", "/"]))
+def test_no_key_of_a_site_file_breaks_out(key: str, middle: str, end: str, start: str) -> None:
+    """A value is refused, or it changes nothing but itself: no further line of #SBATCH, no command that is run."""
+    *path, last = key.split(".")
+    document: dict[str, Any] = yaml.safe_load(SLURM)
+    inner = document
+    for part in path:
+        inner = inner.setdefault(part, {})
+    value = start + middle + end
+    inner[last] = [value] if last in LISTS else {"HOSTILE": value} if last == "variables" else value
+    if "container" in document:
+        document["container"] = {"engine": "apptainer", "image": "image.sif"} | document["container"]
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        try:
+            site = make_site(yaml.safe_dump(document, allow_unicode=True))
+            job = make_job(site, [make_run(nodes=2)], root=place / "runs")
+            script = Slurm(print).render(job).files["job.sh"]
+        except RequestError:
+            return
+        head = script.partition("\nset -euo pipefail\n")[0]  # sbatch reads no further than the first command
+        for line in head.rstrip("\n").split("\n")[1:]:
+            assert re.fullmatch(r"#SBATCH --?[A-Za-z][A-Za-z0-9-]*(=[!-~]+)?", line), head
+            assert not line.startswith("#SBATCH --wrap"), head
+        (place / "bin").mkdir()
+        for program in ("srun", "module"):
+            (place / "bin" / program).write_text("#!/bin/bash\n")
+            (place / "bin" / program).chmod(0o755)
+        job.folder.mkdir(parents=True)
+        job.run_folder(job.runs[0]).mkdir()
+        (job.run_folder(job.runs[0]) / "record.json").write_text("{}")
+        environment = {"PATH": f"{place / 'bin'}:/usr/bin:/bin", "SLURM_JOB_ID": "7"}
+        done = subprocess.run(["bash", "-s"], input=script.encode(), env=environment, cwd=place, capture_output=True)
+        assert done.returncode == 0, done.stderr.decode(errors="replace")
+        assert {found.name for found in place.iterdir()} == {"bin", "runs"}
+
+
 def test_a_larger_run_is_left_out_after_a_smaller_one_ran_out_of_memory(tmp_path: Path) -> None:
     site = replace(make_site(SLURM), python=str(tmp_path / "bin" / "node"))
     job = make_job(site, smaller_first(), root=tmp_path / "runs")
@@ -228,7 +286,9 @@ def test_jobs_that_share_a_node_do_not_meet_at_the_same_port(tmp_path: Path) -> 
 
 def test_what_a_site_cannot_have_is_refused_before_anyone_is_asked() -> None:
     site = make_site(SLURM)
-    with pytest.raises(RequestError, match="devices=8 is not possible on here, partition gpu: a node there has 4"):
+    with pytest.raises(
+        RequestError, match=r"devices=8 is not possible on here, partition gpu: a node there has 4.*nodes=2 takes 8"
+    ):
         check_fits(make_job(site, [make_run(devices=8)]))
     with pytest.raises(RequestError, match="nodes=9 is not possible"):
         check_fits(make_job(site, [make_run(nodes=9)]))

@@ -17,7 +17,7 @@ from prony.launch.calls import Caller, NoAnswer, run_command
 from prony.launch.job import Job, Outcome
 from prony.launch.protocol import QueueFull, Rendered, Unanswered
 from prony.launch.slurm import Slurm
-from prony.launch.slurm_detect import detect_cluster, fill_in, parse_time
+from prony.launch.slurm_detect import detect_cluster, detect_partition, fill_in, parse_time
 from prony_node.contract import RequestError
 
 FAILED = "sbatch: error: Batch job submission failed: "
@@ -73,7 +73,7 @@ Make = Callable[..., tuple[Slurm, Recorded, list[str]]]
 def test_a_thousand_jobs_are_one_call_in_five_seconds(launcher: Make) -> None:
     jobs = [submitted(number) for number in range(1000)]
     states = ("PENDING|Priority", "RUNNING|None")
-    queue = "".join(f"{number}|{states[number % 2]}\n" for number in range(1000))
+    queue = "".join(f"{number}|{states[number % 2]}|prony-{number}\n" for number in range(1000))
     slurm, recorded, _ = launcher(squeue=queue)
     for _ in range(90):  # every second, for a minute and a half
         recorded.sleep(1.0)
@@ -93,6 +93,26 @@ def test_accounting_is_not_asked_more_often_than_squeue(launcher: Make) -> None:
         recorded.sleep(1.0)
         assert slurm.status([submitted(1), submitted(2)]).of["1"].phase == "unknown"
     assert len(recorded.times("sacct")) == len(recorded.times("squeue")) <= 7
+
+
+def test_accounting_that_falters_is_asked_again_before_files_are_believed(launcher: Make, tmp_path: Path) -> None:
+    """A job that ran into its limit may end its script well: only accounting knows what happened."""
+    down = NoAnswer("sacct failed", "sacct: error: slurm_persist_conn_open: failed to open persistent connection")
+    slurm, recorded, warnings = launcher(squeue="", sacct=[down, "<garbled>\n", "1|TIMEOUT|0:0|None\n"])
+    job = replace(submitted(1), root=tmp_path)
+    job.folder.mkdir(parents=True)
+    (job.folder / "ended").write_text("0\n")
+    assert slurm.status([job]).of["1"].state == "TIMEOUT"
+    assert len(warnings) == 2
+    first, second, third = recorded.times("sacct")
+    assert third - second > second - first >= 5.0
+
+
+def test_a_site_without_accounting_is_not_asked_twice(launcher: Make) -> None:
+    disabled = NoAnswer("sacct failed", "Slurm accounting storage is disabled")
+    slurm, recorded, _ = launcher(squeue="1|COMPLETED|None|a\n", sacct=disabled)
+    assert slurm.status([submitted(1)]).of["1"].state == "COMPLETED"
+    assert len(recorded.times("sacct")) == 1
 
 
 def test_several_processes_share_one_answer(launcher: Make) -> None:
@@ -141,7 +161,7 @@ def test_what_squeue_no_longer_knows_accounting_does(launcher: Make) -> None:
 
 
 def test_without_accounting_the_files_of_a_job_say_how_it_ended(launcher: Make, tmp_path: Path) -> None:
-    slurm, _, warnings = launcher(squeue="1|TIMEOUT|TimeLimit\n")
+    slurm, _, warnings = launcher(squeue="1|TIMEOUT|TimeLimit|a\n")
     known = replace(submitted(2), root=tmp_path)
     known.folder.mkdir(parents=True)
     (known.folder / "ended").write_text("0\n")
@@ -166,21 +186,34 @@ def test_sbatch_that_fails_twice_and_then_works(launcher: Make) -> None:
 
 def test_a_job_that_was_taken_although_sbatch_failed_is_not_submitted_twice(launcher: Make) -> None:
     silent = NoAnswer("sbatch did not answer within 60 s", timed_out=True)
-    slurm, recorded, _ = launcher(sbatch=silent, squeue="99\n")
     job = submitted(0)
+    slurm, recorded, _ = launcher(sbatch=silent, squeue=f"98|RUNNING|None|else\n99|PENDING|None|{job.id}\n")
     assert slurm.submit(job, RENDERED) == "99"
     assert len(recorded.times("sbatch")) == 1
-    assert recorded.calls[-1][1][-2:] == ("-n", job.id)
+
+
+def test_submitting_a_thousand_jobs_to_a_busy_slurm_asks_squeue_once_in_five_seconds(launcher: Make) -> None:
+    busy = NoAnswer("sbatch failed", "sbatch: error: Socket timed out on send/recv operation")
+    slurm, recorded, _ = launcher(sbatch=[busy, "1\n"] * 1000, squeue="")
+    for number in range(1000):
+        assert slurm.submit(replace(submitted(0), id=f"prony-{number}"), RENDERED) == "1"
+        slurm.status([submitted(2)])
+    times = recorded.times("squeue")
+    assert min(after - before for before, after in itertools.pairwise(times)) >= 5.0
+    asked = {argv for _, argv in recorded.calls if argv[0] == "squeue"}
+    assert len(asked) == 1, "the one question about all jobs"
 
 
 def test_a_job_that_an_ended_controller_may_have_submitted_is_looked_for_first(launcher: Make) -> None:
-    slurm, recorded, _ = launcher(sbatch="100\n", squeue="99\n")
-    assert slurm.submit(replace(submitted(0), tried=True), RENDERED) == "99"
+    job = replace(submitted(0), tried=True)
+    slurm, recorded, _ = launcher(sbatch="100\n", squeue=f"99|RUNNING|None|{job.id}\n")
+    assert slurm.submit(job, RENDERED) == "99"
     assert recorded.times("sbatch") == []
     silent = NoAnswer("squeue did not answer within 60 s", timed_out=True)
     slurm, recorded, _ = launcher(sbatch="100\n", squeue=silent)
+    recorded.sleep(5.0)
     with pytest.raises(Unanswered, match="squeue did not answer"):
-        slurm.submit(replace(submitted(0), tried=True), RENDERED)
+        slurm.submit(job, RENDERED)
     assert recorded.times("sbatch") == [], "nobody knows, so nothing is submitted"
 
 
@@ -236,7 +269,7 @@ def test_a_state_of_slurm_is_a_failure_with_its_reason(state: str, kind: str) ->
 
 
 def test_lines_of_squeue_that_make_no_sense_are_passed_over() -> None:
-    text = "1|RUNNING|None\nslurm_load: warning\n2|PENDING|(Resources, Priority)|x\n12_3|RUNNING|None\n"
+    text = "1|RUNNING|None\nslurm_load: warning\n2|PENDING|(Resources, Priority)|a|b\n12_3|RUNNING|None\n"
     assert set(answers.parse_squeue(text)) == {"1", "2"}
     assert answers.is_squeue("")
     arrays = "7|RUNNING|None\n12_0|RUNNING|None\n12_1|RUNNING|None\n13_[1-99%4]|PENDING|Priority\n"
@@ -260,12 +293,24 @@ def test_what_a_cluster_says_of_itself() -> None:
     assert parse_time("30:00") == 1800.0
 
 
+def test_a_partition_of_several_kinds_of_nodes_is_that_of_its_accelerators() -> None:
+    mixed = Recorded(sinfo=(
+        "all*|up|6|64|1:00:00|(null)|c[1-6]\nall*|up|2|96|1:00:00|gpu:h100:4|h[1-2]\n"
+        "all*|up|3|80|1:00:00|gpu:h100:4|h[3-5]\nall*|up|9|48|1:00:00|gpu:a100:8|a[1-9]\n"
+    ), scontrol="NodeName=h1 Arch=x86_64\n")  # fmt: skip
+    found = detect_partition("all", print, mixed.caller)
+    assert found is not None
+    assert (found.accelerators, found.accelerator, found.gres, found.nodes) == (4, "H100", "gpu:h100", 5)
+    assert (found.cores_per_device, mixed.calls[-1][1][-1]) == (20, "h[1-2]")
+    assert detect_partition("none", print, Recorded(sinfo="").caller) is None
+
+
 def test_accelerators_that_a_file_does_not_state_are_asked_for() -> None:
     partition = make_site("kind: slurm\npartition: gpu\n").partitions["gpu"]
-    assert fill_in(partition, print, Recorded(sinfo="1:00:00|gpu:2\n").caller).accelerators == 2
-    assert fill_in(partition, print, Recorded(sinfo="infinite|(null)\n").caller).accelerators == 0
-    assert fill_in(partition, print, Recorded(sinfo="1:00:00|gpu:2\n").caller).max_time_s == 3600.0
-    mixed = "1:00:00|gpu:v100:2\n1:00:00|gpu:a100:4(S:0-1)\n"
+    assert fill_in(partition, print, Recorded(sinfo="1:00:00|gpu:2|g1\n").caller).accelerators == 2
+    assert fill_in(partition, print, Recorded(sinfo="infinite|(null)|g1\n").caller).accelerators == 0
+    assert fill_in(partition, print, Recorded(sinfo="1:00:00|gpu:2|g1\n").caller).max_time_s == 3600.0
+    mixed = "1:00:00|gpu:v100:2|g1\n1:00:00|gpu:a100:4(S:0-1)|g2\n"
     named = replace(partition, gres="gpu:a100")
     found = fill_in(named, print, Recorded(sinfo=mixed).caller)
     assert (found.accelerators, found.gres) == (4, "gpu:a100"), "the kind that the file names"
@@ -274,6 +319,16 @@ def test_accelerators_that_a_file_does_not_state_are_asked_for() -> None:
     assert "sinfo lists no gpu:h100 in partition gpu" in warnings.pop()
     assert fill_in(partition, warnings.append, Recorded().caller).accelerators is None
     assert "accelerators" in warnings[0]
+
+
+def test_the_architecture_is_asked_for_where_there_is_an_image_to_choose() -> None:
+    partition = make_site("kind: slurm\npartition: gpu\n").partitions["gpu"]
+    recorded = Recorded(sinfo="1:00:00|gpu:2|g[1-8]\n", scontrol="NodeName=g1 Arch=aarch64 CoresPerSocket=64\n")
+    assert fill_in(partition, print, recorded.caller).arch is None
+    assert fill_in(partition, print, recorded.caller, arch=True).arch == "arm64"
+    assert recorded.calls[-1][1] == ("scontrol", "-o", "show", "node", "g[1-8]")
+    known = replace(partition, arch="amd64", accelerators=1, max_time_s=60.0)
+    assert fill_in(known, print, Recorded().caller, arch=True) == known, "nobody is asked what the file says"
 
 
 def test_an_answer_is_not_shared_through_a_folder_that_others_write_to(launcher: Make, tmp_path: Path) -> None:

@@ -89,7 +89,6 @@ def _print_outcomes(outcomes: list[Outcome]) -> None:
 
     if not outcomes:
         return
-    root = outcomes[0].folder.parent  # at a site it is the site's
     console = make_console()
     console.print(results_table([outcome.record for outcome in outcomes]))
     print_repeats(console, outcomes)

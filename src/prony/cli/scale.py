@@ -22,6 +22,7 @@ from prony.cli.execute import (
     refuse_missing_paths,
     refuse_unknown_models,
     runs_root,
+    where_lines,
 )
 from prony.cli.model_file import find_model_file
 from prony.cli.progress import make_display
@@ -96,7 +97,7 @@ def scale(
         json.dump({**document, "series": [one.to_json() for one in found]}, sys.stdout, indent=1)
         sys.stdout.write("\n")
     elif outcomes:
-        _print(outcomes, found, root)
+        _print(outcomes, found)
     code = exit_code((outcome.record for outcome in outcomes), interrupted)
     raise typer.Exit(EXIT_FAILED if code == EXIT_REQUEST else code)
 
@@ -143,13 +144,12 @@ def _collectives(root: Path) -> list[Record]:
     return [record for record in records if record is not None]
 
 
-def _print(outcomes: list[Outcome], found: list[Scaling], root: Path) -> None:
+def _print(outcomes: list[Outcome], found: list[Scaling]) -> None:
     from prony.cli.scale_table import print_scaling
     from prony.cli.tables import make_console
 
     console = make_console()
     for one in found:
         print_scaling(console, one)
-    names = " ".join(str(root / outcome.folder.name) for outcome in outcomes)
-    console.print(f"run folders: {root.absolute()}", markup=False, soft_wrap=True)
-    console.print(f"a page with plots: prony report {names}", markup=False, soft_wrap=True)
+    for line in where_lines(outcomes) if outcomes else []:
+        console.print(line, markup=False, soft_wrap=True)

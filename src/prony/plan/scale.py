@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from prony.plan.request import split_words
+from prony.plan.request import split_words, with_loader
 from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.contract.parallel import OPTIONS, SEVERAL_ONLY, devices_per_node
@@ -50,7 +50,7 @@ def make_series(
 ) -> Series:
     """The trials at each count of `devices=1,2,4`, and with the largest on each of so many nodes; all checked."""
     workload = find_workload(target) if isinstance(target, str) else target
-    given: dict[str, object] = dict(split_words(words, workload.own_settings()))
+    given: dict[str, object] = dict(with_loader(split_words(words, workload.own_settings())))
     counts = _counts(str(given.pop("devices", "")), nodes)
     _refuse(given)
     series = Series(no_free="" if diagnose else "the runs with sync=off were switched off")

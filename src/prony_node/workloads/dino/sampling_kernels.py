@@ -11,8 +11,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+VARYING = ("queries", "tokens")  # from batch to batch; a kernel for multiples of 16 would be one more to compile
 
-@triton.jit
+
+@triton.jit(do_not_specialize=VARYING)
 def add_samples(values, shapes, starts, places, weights, answers, queries, tokens, HEADS: tl.constexpr,
                 LEVELS: tl.constexpr, POINTS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """`answers`: image, query, head, width: the weighed sum over levels and points."""
@@ -42,7 +44,7 @@ def add_samples(values, shapes, starts, places, weights, answers, queries, token
     tl.store(answers + row[:, None] * WIDTH + channel, total, asked[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def add_gradients(values, shapes, starts, places, weights, gradients, of_values, of_places, of_weights, queries, tokens,
                   HEADS: tl.constexpr, LEVELS: tl.constexpr, POINTS: tl.constexpr, WIDTH: tl.constexpr,
                   BLOCK: tl.constexpr):  # fmt: skip

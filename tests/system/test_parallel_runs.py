@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from two_hosts import Hosts, connected
 
 from prony_node.contract import Plan, Stop, Trial, files, read_record
 from prony_node.supervise.watchdog import last_progress
@@ -178,41 +178,12 @@ def test_a_node_that_does_not_know_which_it_is_starts_nothing(tmp_path: Path) ->
 
 
 @pytest.fixture
-def two_hosts() -> Iterator[dict[int, tuple[str, str]]]:
-    """Two network namespaces with a cable between them: name and address of each."""
-    hosts = {node: (f"prony{os.getpid()}n{node}", f"10.213.77.{node + 1}") for node in (0, 1)}
-    if shutil.which("ip") is None:
-        pytest.skip("the command ip, which makes network namespaces, is not here")
-    try:
-        for space, _ in hosts.values():
-            done = subprocess.run(["ip", "netns", "add", space], capture_output=True, text=True)
-            if done.returncode:
-                pytest.skip(f"network namespaces are not permitted here: {done.stderr.strip()}")
-        cable = [
-            "ip",
-            "link",
-            "add",
-            "cable",
-            "netns",
-            hosts[0][0],
-            "type",
-            "veth",
-            "peer",
-            "cable",
-            "netns",
-            hosts[1][0],
-        ]
-        subprocess.run(cable, check=True)
-        for space, address in hosts.values():
-            for words in (f"addr add {address}/24 dev cable", "link set lo up", "link set cable up"):
-                subprocess.run(["ip", "-n", space, *words.split()], check=True)
+def two_hosts() -> Iterator[Hosts]:
+    with connected() as hosts:
         yield hosts
-    finally:
-        for space, _ in hosts.values():
-            subprocess.run(["ip", "netns", "del", space], capture_output=True)
 
 
-def start_nodes(plan: Path, out: Path, hosts: dict[int, tuple[str, str]]) -> list[subprocess.Popen[str]]:
+def start_nodes(plan: Path, out: Path, hosts: Hosts) -> list[subprocess.Popen[str]]:
     meet = f"{hosts[0][1]}:29577"
     return [
         start(plan, out, before=("ip", "netns", "exec", space), PRONY_RENDEZVOUS=meet, PRONY_NODE_RANK=str(node),
@@ -221,7 +192,7 @@ def start_nodes(plan: Path, out: Path, hosts: dict[int, tuple[str, str]]) -> lis
     ]  # fmt: skip
 
 
-def test_two_hosts_meet_by_c10d(tmp_path: Path, two_hosts: dict[int, tuple[str, str]]) -> None:
+def test_two_hosts_meet_by_c10d(tmp_path: Path, two_hosts: Hosts) -> None:
     """The first writes the record with the step series of both; then one rank of the other is killed."""
     settings = {"nodes": 2, "devices": 2, "cores": "1"}
     plan, out = write_plan(tmp_path, {**settings, "devices": 4, "steps": 10}), tmp_path / "out"

@@ -16,11 +16,12 @@ NO_RATES = Rates()
 def energy_lines(record: Record, rates: Rates = NO_RATES) -> list[tuple[str, str]]:
     """A label and a sentence for each part that was sampled, the node, and what a person should know of them."""
     detail = record.get("energy") or {}
-    lines = [(part["label"], _part(part)) for part in detail.get("parts") or []]
+    lines = [(_on_host(part["label"], part), _part(part)) for part in detail.get("parts") or []]
+    lines += [(_on_host(f"node {one['node']}", one), _share(one)) for one in detail.get("nodes") or []]
     node = detail.get("node") or {}
     if node.get("energy_j") is not None:
         text = f"{_joules(node['energy_j'])}, {node['power_w']:,.0f} W mean ({node['how']})"
-        lines.append(("node", text))
+        lines.append(("all nodes" if detail.get("nodes") else "node", text))
         lines += _cost(float(node["energy_j"]), rates)
     lines += [("note", note) for note in detail.get("notes") or []]
     return lines
@@ -36,6 +37,19 @@ def _cost(energy_j: float, rates: Rates) -> list[tuple[str, str]]:
             ("price", f"{price(energy_j, rates.price):.3g} {rates.price.unit}".rstrip() + f" at {rates.price}")
         )
     return lines
+
+
+def _on_host(label: str, one: dict[str, Any]) -> str:
+    """A part or node of a run on several nodes is named with its host."""
+    return f"{label} ({one['host']})" if "host" in one else label
+
+
+def _share(node: dict[str, Any]) -> str:
+    """What the devices of one of several nodes used; a part of a sum only where there is one."""
+    if node["energy_j"] is None:
+        return f"no figure: {node['reason']}"
+    share = "" if node["share"] is None else f", {100 * node['share']:.3g} % of all"
+    return f"devices {_joules(node['energy_j'])}{share}"
 
 
 def _part(part: dict[str, Any]) -> str:

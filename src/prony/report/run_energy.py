@@ -15,9 +15,16 @@ Reading = tuple[float, float]  # when, and what: joules of a counter, watts of a
 
 def run_energy_j(folder: Path, record: dict[str, Any]) -> float | None:
     """Joules of the devices that took part, first reading to last; None where there was no sensor."""
-    parts = [part for part in (record.get("energy") or {}).get("parts") or [] if part.get("sensor")]
-    readings = _read(folder)
-    found = [_energy_j(readings.get(part["sensor"], []), part.get("kind") == "counter") for part in parts]
+    detail = record.get("energy") or {}
+    parts = [part for part in detail.get("parts") or [] if part.get("sensor")]
+    if any(node["energy_j"] is None for node in detail.get("nodes") or []):
+        return None  # a sum without one of the nodes is none
+    nodes = {part.get("node", 0) for part in parts}  # each has its own samples
+    readings = {node: _read(files.node_folder(folder, node)) for node in nodes}
+    found = [
+        _energy_j(readings[part.get("node", 0)].get(part["sensor"], []), part.get("kind") == "counter")
+        for part in parts
+    ]
     known = [energy_j for energy_j in found if energy_j is not None]
     return sum(known) if known and len(known) == len(found) else None
 

@@ -18,6 +18,7 @@ from prony_node.measure.together import WARM_OPERATIONS, Operation, Series, time
 from prony_node.measure.usage import CpuUsage
 from prony_node.stats import Estimate, StopRule
 from prony_node.supervise.energy import with_energy
+from prony_node.supervise.node_times import own_times, times_of_nodes
 from prony_node.workloads.collective.config import KINDS, message_sizes
 from prony_node.workloads.collective.operations import Collective, gather, make_collective, refuse_unoffered
 
@@ -174,10 +175,12 @@ class CollectiveRun:
         place = run.ranks.place
         mine = {
             "rank": place.rank, "node": place.node, "host": identify()["host"], "device": str(self.device),
-            "steps": series.operations, "seconds": own_s, "step_s": own_s / series.operations,
+            "steps": series.operations, "seconds": own_s, "step_s": own_s / series.operations, "times": own_times(run),
         }  # fmt: skip
         known = {"form": "collective", "backend": run.ranks.backend, "timeout_s": run.ranks.timeout_s}
-        return {**known, "ranks": run.ranks.gathered(mine)}
+        accounts: list[dict[str, Any]] = run.ranks.gathered(mine)
+        run.found["nodes"] = times_of_nodes(accounts)
+        return {**known, "ranks": accounts}
 
     def _latency(self) -> dict[str, Any]:
         row = self.curve[0]

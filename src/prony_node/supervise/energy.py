@@ -1,4 +1,4 @@
-"""What a run cost: the sampler beside it, and energy and work between the same two ticks of the steady window."""
+"""What a run cost on a node: the sampler beside it, and energy and work between the same ticks of the steady window."""
 
 from __future__ import annotations
 
@@ -56,25 +56,23 @@ def with_energy(rule: StopRule, folder: Path, device_kind: str) -> StopRule:
     return replace(rule, min_time_s=min(least_s, rule.max_time_s))
 
 
-def energy_of_run(plan: Plan, folder: Path, parts: Parts) -> Energy:
-    """Metrics, checks and details of what the run cost; what is not known is null with its reason."""
-    if not plan.energy:
-        return _nothing("energy was not asked for (--no-energy)")
+def energy_of_node(folder: Path, parts: Parts) -> Energy:
+    """Metrics, checks and details of what a node's part cost; what is not known is null with its reason."""
     window = parts.result.get("window_monotonic")
     if not (isinstance(window, list) and len(window) == 2):
-        return _nothing("the run has no steady window")
+        return no_energy("the run has no steady window")
     try:
         recording = read_recording(folder)
         if recording is None:
-            return _nothing("the sampler did not start")
+            return no_energy("the sampler did not start")
         found = _figures(recording, folder, parts, float(window[0]), float(window[1]))
         files.to_json([found.metrics, found.detail])  # a number that JSON cannot hold must not cost the record
         return found
     except Exception as error:  # the run was good; what it cost is then not known
-        return _nothing(f"the samples could not be judged: {type(error).__name__}: {error}", doubt=True)
+        return no_energy(f"the samples could not be judged: {type(error).__name__}: {error}", doubt=True)
 
 
-def _nothing(reason: str, *, doubt: bool = False) -> Energy:
+def no_energy(reason: str, *, doubt: bool = False) -> Energy:
     """No figure. Where there is no sensor that is no doubt about the run; where one failed it is."""
     checks = [make_check("energy", "unknown", f"no energy figure: {reason}")] if doubt else []
     return Energy({name: missing(reason) for name in NAMES}, checks)
@@ -86,25 +84,27 @@ def _figures(recording: Recording, folder: Path, parts: Parts, start_s: float, e
     node = node_energy(found, sensors)
     device_from_s = float(parts.result.get("device_from_monotonic") or start_s)
     idle = {part.part: idle_power(recording, part.part, device_from_s) for part in found}
+    own, why_not = _own_of_all(found, parts, sensors)
     detail = {
         "parts": [quality.part_json(part, idle[part.part]) for part in found],
+        "devices": [part.part for part in own],
         "node": quality.node_json(node, recording),
         "reasons": recording.reasons,
         "notes": recording.about.get("notes") or [],
     }
-    own, why_not = _own_of_all(found, parts, sensors)
     known = [part for part in own if part.figure is not None]
     checks = quality.node_checks(node, found, sensors)
     if known and len(known) == len(own):
         limits_w = recording.about.get("limits_w") or {}
         checks += [check for part in own for check in quality.part_checks(part, limits_w.get(part.part))]
         checks.append(quality.covered([part.part for part in own], own))
-        metrics = _device_metrics(known, Work(folder, parts.result), parts.result)
+        work = Work(folder, parts.result, int(parts.device.get("rank") or 0))
+        metrics = _device_metrics(known, work, parts.result)
         metrics["power_idle"] = _idle_metric([idle[part.part] for part in known])
         if stretches := parts.result.get("training_monotonic"):
             metrics |= energy_to_quality(recording, known, stretches, parts.result)
     else:
-        nothing = _nothing(why_not or "; ".join(part.reason for part in own if part.reason), doubt=bool(own))
+        nothing = no_energy(why_not or "; ".join(part.reason for part in own if part.reason), doubt=bool(own))
         metrics, checks = nothing.metrics, checks + nothing.checks
     return Energy(metrics | _node_metrics(node), checks, detail)
 
@@ -120,12 +120,9 @@ def _node_metrics(node: NodeEnergy | None) -> dict[str, Any]:
 
 
 def _own_of_all(found: list[PartEnergy], parts: Parts, sensors: list[Sensor]) -> tuple[list[PartEnergy], str]:
-    """The parts that all ranks computed on, each once."""
-    devices = [parts.device, *parts.others]
-    if len({device.get("host") for device in devices}) > 1:
-        return [], "power is sampled on the first node alone, and other nodes took part"
+    """The parts that all ranks of the node computed on, each once."""
     own: dict[str, PartEnergy] = {}
-    for device in devices:
+    for device in (parts.device, *parts.others):
         of_one, why_not = _own(found, device, sensors)
         if not of_one:
             return [], why_not
@@ -167,14 +164,15 @@ def _same(one: str, other: str) -> bool:
 
 
 class Work:
-    """Units of work done until an instant, from the step series."""
+    """Units of work that all ranks had done until an instant, from the step series of one of them."""
 
-    def __init__(self, folder: Path, result: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, result: dict[str, Any], rank: int = 0) -> None:
         work, begin = result.get("work") or {}, result.get("loop_monotonic") or [math.nan, math.nan]
-        first = ((result.get("parallel") or {}).get("ranks") or [{}])[0]
-        # A step of the first rank stands for what all did meanwhile; of copies both are counted in their common window.
-        self._units_per_step = work["units"] / first.get("common_steps", work["steps"])
-        with (folder / files.STEPS).open(newline="", encoding="utf-8") as file:
+        ranks = (result.get("parallel") or {}).get("ranks")
+        told = ranks[rank] if ranks else {}
+        # A step of this rank stands for what all did meanwhile; of copies both are counted in their common window.
+        self._units_per_step = work["units"] / told.get("common_steps", work["steps"])
+        with (files.rank_folder(folder, rank) / files.STEPS).open(newline="", encoding="utf-8") as file:
             rows = [(float(row["end_s"]), int(row["steps"])) for row in csv.DictReader(file)]
         self._times_s = [begin[0], *(begin[0] + end_s for end_s, _ in rows)]
         self._steps = [0, *accumulate(steps for _, steps in rows)]

@@ -17,6 +17,7 @@ from prony_node.measure.loop import Window
 from prony_node.measure.parameters import parameter_norms
 from prony_node.supervise import judge
 from prony_node.supervise.common_window import common_window, summed
+from prony_node.supervise.node_times import in_common, own_times, times_of_nodes
 from prony_node.supervise.pace import own_pace, ranks_check
 from prony_node.supervise.steps_file import write_blocks
 
@@ -62,10 +63,13 @@ def join(run: Run, window: Window) -> None:
         run.checks.append(checks.check("sync", "warn", DIAGNOSTIC))
     if not accounts:  # not the first rank: the others' are not here
         return
+    nodes, barriers_s = times_of_nodes(accounts), {one["rank"]: one["barrier_s"] for one in accounts}
     _since_start(accounts)
     run.metrics |= _of_all(accounts)
     if not in_lockstep(settings):
         _sum_copies(run, accounts)
+        in_common(nodes, run.found["window_monotonic"], barriers_s)
+    run.found["nodes"] = nodes
     run.metrics |= _communication(run)
     for one in accounts[1:]:
         own = files.rank_folder(run.folder, one["rank"])
@@ -93,6 +97,7 @@ def account(run: Run, window: Window) -> dict[str, Any]:
         "high_s": estimate.step_time_high_s if estimate else None,
         "blocks": [tuple(block) for block in window.blocks],
         "metrics": {name: run.metrics[name] for name in (*LARGEST, "cpu_utilisation") if name in run.metrics},
+        "times": own_times(run),
     }
 
 

@@ -61,6 +61,7 @@ class Learning:
             self._evaluate(epoch, whole.duration_s)
             if self.reached is not None:
                 break
+        run.found["training_monotonic"] = [list(interval) for interval in self.intervals]
         whole.monotonic = (self.intervals[0][0], self.intervals[-1][1])
         trained_s = math.fsum(end_s - start_s for start_s, end_s in self.intervals)
         whole.paused_s = whole.monotonic[1] - whole.monotonic[0] - trained_s
@@ -143,7 +144,6 @@ class Learning:
         """The metrics and the check of what was learned."""
         run = self.run
         run.found["learning"] = self.document()
-        run.found["training_monotonic"] = [list(interval) for interval in self.intervals]
         run.found["work"]["epoch_units"] = self._step * run.units_per_step * self.replicas
         run.phases["evaluation"] = {"seconds": self._evaluation_s, "steps": 0}
         run.metrics["quality"] = self._quality()

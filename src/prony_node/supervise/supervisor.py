@@ -21,7 +21,8 @@ from prony_node.parallel.place import node_rank
 from prony_node.supervise.blame import blame
 from prony_node.supervise.claim import claim, claim_node, leave_to_the_job, load_plan
 from prony_node.supervise.conditions import Conditions, FactsWriter
-from prony_node.supervise.energy import energy_of_run, start_sampler
+from prony_node.supervise.energy import start_sampler
+from prony_node.supervise.energy_of_nodes import energy_of_run
 from prony_node.supervise.host_memory import OutOfMemoryWitness
 from prony_node.supervise.hung_ranks import ask_where, where_they_stood
 from prony_node.supervise.parent import (
@@ -75,7 +76,7 @@ class Ending:
 def _run(plan: Plan, folder: Path, wake: Wake, node: int) -> Ending:
     conditions = Conditions(folder, ranks_per_node(plan.trial.settings))
     facts = FactsWriter(folder)
-    sampler = start_sampler(plan, folder) if node == 0 else None
+    sampler = start_sampler(plan, folder)
     try:
         failure = _watch_rank(plan, folder, wake, conditions, facts, node)
     except Exception as error:  # ours, not the rank's: it must end as a record too
@@ -88,7 +89,7 @@ def _run(plan: Plan, folder: Path, wake: Wake, node: int) -> Ending:
             stacks.unlink()
     parts = read_parts(folder)
     checks = conditions.finish(parts.result.get("window_monotonic"))
-    return Ending(failure, checks, energy_of_run(plan, folder, parts))
+    return Ending(failure, checks, energy_of_run(plan, folder, parts) if node == 0 else Energy())
 
 
 def _watch_rank(

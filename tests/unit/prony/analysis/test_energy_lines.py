@@ -55,6 +55,21 @@ def test_a_part_without_a_figure_says_why() -> None:
     assert known == [("NVIDIA H200", "no figure: it was lost, 80 W idle before the run")]
 
 
+def test_each_of_several_nodes_says_its_share_or_why_there_is_none() -> None:
+    shares = [
+        {"node": 0, "host": "n0", "energy_j": 7200.0, "share": 0.6},
+        {"node": 1, "host": "n1", "energy_j": None, "share": None, "reason": "the sampler did not start"},
+    ]
+    detail: dict[str, Any] = {"parts": [{**PART, "node": 0, "host": "n0"}], "nodes": shares}
+    lines = energy_lines({"energy": {**detail, "node": {"energy_j": None, "reason": "node 1"}}})
+    assert [label for label, _ in lines] == ["NVIDIA H200 (n0)", "node 0 (n0)", "node 1 (n1)"]
+    assert [text for _, text in lines[1:]] == [
+        "devices 7,200 J (2 Wh), 60 % of all", "no figure: the sampler did not start",
+    ]  # fmt: skip
+    whole = {"how": "measured", "energy_j": 9000.0, "power_w": 900.0}
+    assert energy_lines({"energy": {**detail, "node": whole}})[-1][0] == "all nodes"
+
+
 def test_the_node_says_whether_it_was_measured_and_notes_come_last() -> None:
     node = {"how": "sum of devices, a lower bound", "energy_j": 9000.0, "power_w": 900.0, "parts": ["GPU-1"]}
     lines = energy_lines({"energy": {"parts": [PART], "node": node, "notes": ["a RAPL zone is left out"]}})

@@ -22,6 +22,7 @@ from prony.cli.execute import (
     refuse_unknown_models,
     runs_root,
 )
+from prony.cli.find_machine import find_machine
 from prony.cli.model_file import find_model_file
 from prony.cli.open_site import SITE_HELP, find_partition, find_site, site_root, warn
 from prony.cli.progress import Display, make_display
@@ -29,7 +30,6 @@ from prony.cli.repeats import print_repeats
 from prony.cli.study_history import longest_s
 from prony.launch.blocks import BLOCK
 from prony.launch.collect import collect_all
-from prony.launch.node import ask_node
 from prony.plan.request import check_target, make_stop, parse_seconds, parse_trial, split_words
 from prony.plan.suites import Suite, load_suites
 from prony.plan.sweep import interleave, over_seeds
@@ -170,18 +170,14 @@ def _changed(trial: Trial, given: dict[str, str]) -> Trial:
 
 
 def _device_kind(suite: Suite, given: dict[str, str], root: Path, place: Where | None) -> str:
-    """What a suite's choice of trials depends on: asked from a node process, since we have no torch."""
+    """What a suite's choice of trials depends on."""
     device = given.get("device", "auto")
     if device != "auto":
         return device.partition(":")[0]
     if not suite.depends_on_device:
         return "cpu"
-    if place is not None and place.site.kind != "local":
-        return "cuda" if place.partition.accelerators else "cpu"
-    answer = ask_node("devices", root)
-    if not answer.get("kind"):
-        raise RequestError(f"{answer.get('reason', 'torch finds no device')}; PRONY_PYTHON names a Python that can")
-    return str(answer["kind"])
+    there = place.partition if place is not None and place.site.kind != "local" else None
+    return find_machine(device, root, there).device
 
 
 def print_json(records: list[dict[str, Any]], several: bool) -> None:

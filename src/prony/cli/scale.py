@@ -23,7 +23,9 @@ from prony.cli.execute import (
     refuse_unknown_models,
     runs_root,
 )
+from prony.cli.find_machine import find_machine
 from prony.cli.model_file import find_model_file
+from prony.cli.open_site import warn
 from prony.cli.progress import make_display
 from prony.cli.sweep import RETRY_HELP, SHARE_HELP, split_finished
 from prony.launch.left import wait_for_left
@@ -76,10 +78,13 @@ def scale(
         model.workload if model else workload,
         settings or [],
         _kinds(weak, strong, both),
+        lambda device: find_machine(device, root),
         parse_counts(nodes, "--nodes") if nodes else [],
         diagnose,
     )
     _refuse_lonely_nodes(series)
+    if series.batch_taken:
+        warn(series.batch_taken)
     file = model.plan if model else None
     jobs = [Job(trial, stop, repeat, file=file) for trial, repeat in interleave(series.trials, repeats)]
     refuse_missing_paths(jobs)

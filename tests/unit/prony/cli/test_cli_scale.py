@@ -69,6 +69,14 @@ def test_the_answer_holds_gain_loss_and_prediction(machine: Machine, tmp_path: P
     assert f"prony report {tmp_path}" in said.replace("\n", " ")
 
 
+def test_a_batch_that_nobody_gave_is_said_before_the_runs(machine: Machine, tmp_path: Path) -> None:
+    words = "scale gpt-tiny devices=1,2 device=cpu --strong --repeats 1 --out"
+    done = CliRunner().invoke(make_app("scale"), [*words.split(), str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert "no batch was given: strong scaling keeps 8 on all devices together" in done.stderr
+    assert machine.made[1].trial.settings["global_batch"] == 8
+
+
 def test_a_collective_that_was_run_here_stands_beside(machine: Machine, tmp_path: Path) -> None:
     """What the machine can do, from the same folder of runs."""
     made = scaling_records.scaled_record(2, 45e9, metrics={"bus_bandwidth": scaling_records.metric(45e9, "B/s")})

@@ -6,10 +6,14 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from prony.plan.order import check_repeats
 from prony.plan.request import split_words
+from prony.plan.space import Axis, Part, known_settings
+from prony.plan.study import Study
 from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.contract.parallel import OPTIONS, SEVERAL_ONLY, devices_per_node
+from prony_node.contract.plan import Stop
 from prony_node.contract.settings import SETTINGS, Value
 from prony_node.contract.trial import Trial
 from prony_node.workloads import find_workload
@@ -25,6 +29,7 @@ COUNTED = {"devices", "nodes", *SEVERAL_ONLY, *(name for options in OPTIONS.valu
 class Series:
     """The trials of a scaling study, by kind; one device is in both."""
 
+    workload: Workload
     by_kind: dict[str, list[Trial]] = field(default_factory=dict)
     no_free: str = ""  # why there are no trials with sync=off
     batch_taken: str = ""  # which batch was taken where nobody gave one
@@ -33,6 +38,23 @@ class Series:
     def trials(self) -> list[Trial]:
         """Each trial once, in the order in which they are run: the diagnostic beside what it explains."""
         return list({trial.hash: trial for trials in self.by_kind.values() for trial in trials}.values())
+
+    def study(self, stop: Stop, repeats: int, site: str) -> Study:
+        """The series as a study: each trial once before any is repeated, there and back again."""
+        check_repeats(repeats)
+        settings = known_settings(self.workload)
+        parts = [
+            Part(
+                kind,
+                (self.workload,),
+                tuple(Axis((name,), ((settings[name].show(value),),)) for name, value in trial.settings.items()),
+                stop=stop,
+                repeats=repeats,
+            )
+            for kind, trials in self.by_kind.items()
+            for trial in trials
+        ]
+        return Study(f"scaling of {self.workload.name}", tuple(parts), order="given", site=site)
 
     def hashes(self, kind: str) -> set[str]:
         return {trial.hash for trial in self.by_kind[kind]}
@@ -62,7 +84,7 @@ def make_series(
     given: dict[str, object] = dict(split_words(words, workload.own_settings()))
     counts = _counts(str(given.pop("devices", "")), nodes)
     _refuse(given)
-    series = Series(no_free="" if diagnose else "the runs with sync=off were switched off")
+    series = Series(workload, no_free="" if diagnose else "the runs with sync=off were switched off")
     if STRONG in kinds and not given.keys() & {"batch_size", "global_batch"}:
         found = machine(str(given.get("device", "auto")))
         given["batch_size"] = workload.defaults(_on_one(workload, given, counts[-1]), found)["batch_size"]

@@ -7,6 +7,7 @@ import pytest
 from prony.plan.scale import STRONG, WEAK, Series, make_series, parse_counts
 from prony_node.contract import RequestError
 from prony_node.contract.machine import Machine
+from prony_node.contract.plan import Stop
 
 
 def made(words: str, *kinds: str, diagnose: bool = False, nodes: tuple[int, ...] = ()) -> Series:
@@ -104,6 +105,19 @@ def test_cores_are_those_of_each_device() -> None:
     spread = made("devices=1,4 cores=2", nodes=(2,)).trials
     assert [trial.settings["cores"] for trial in spread] == ["2", "8", "8"], "a node has four devices of the eight"
     assert [trial.settings["cores"] for trial in made("devices=1,4 cores=0-3").trials] == ["0-3", "0-3"]
+
+
+def test_a_series_is_carried_out_as_a_study_of_the_same_trials_there_and_back() -> None:
+    words = "devices=1,2 batch_size=8 cores=2 sequence=16 bucket_mb=4 static_graph=on"
+    series = made(words, WEAK, STRONG, diagnose=True, nodes=(2,))
+    study = series.study(Stop(tolerance=0.05), 2, "mine")
+    turns = study.turns(study.planned())
+    once = [trial.hash for trial in series.trials]
+    assert [turn.planned.trial.hash for turn in turns] == [*once, *reversed(once)]
+    assert {turn.planned.part.stop.tolerance for turn in turns} == {0.05}
+    assert (study.site, {turn.planned.part.name for turn in turns}) == ("mine", {WEAK, STRONG})
+    with pytest.raises(RequestError, match="--repeats 0 is not possible"):
+        series.study(Stop(), 0, "mine")
 
 
 def test_nodes_go_on_from_the_most_devices() -> None:

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 
 def prony(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PRONY_")}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PRONY_") or name == "PRONY_LOCKS"}
     environment = {**kept, "PYTHONPATH": str(ROOT / "src"), "PRONY_RUNS": str(root)}
     argv = [sys.executable, "-m", "prony", *words]
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=300)

@@ -26,7 +26,7 @@ def prony(root: Path, *words: str) -> str:
 
 @pytest.mark.parametrize(
     ("name", "runs", "filled"),
-    [("hurt-nrp", 2, 4), ("nasari-pearc22", 2, 10), ("olivia-gh200", 1, 2), ("caraml", 2, 12)],
+    [("hurt-nrp", 4, 8), ("nasari-pearc22", 4, 12), ("olivia-gh200", 4, 2), ("caraml", 3, 8)],
 )
 def test_a_shipped_study_runs_to_its_end_and_fills_its_tables(
     tmp_path: Path, name: str, runs: int, filled: int

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
 
+from prony.analysis.published_measures import global_batch
 from prony.analysis.settings import Difference, Record, settings_of
 from prony.catalog.published import Figure
 from prony_node.contract.parallel import all_devices
@@ -24,7 +24,7 @@ def differences(figure: Figure, record: Record) -> list[Difference]:
         Difference("framework", figure.framework, "pytorch"),
         Difference("precision", figure.precision or NOT_STATED, ours.get("precision")),
         Difference("data", figure.dataset or NOT_STATED, _data(str(ours.get("data", "device")))),
-        *_batch(figure, ours),
+        *_batch(figure, record),
     ]
     if figure.workers_per_device is not None:
         found.append(Difference("workers", figure.workers_per_device, ours.get("workers", "none needed")))
@@ -61,10 +61,10 @@ def device_name(record: Record) -> str:
     return str(cpu or settings_of(record).get("device", "unknown"))
 
 
-def _batch(figure: Figure, ours: dict[str, Any]) -> list[Difference]:
-    per_device = int(str(ours.get("batch_size") or 0)) * int(str(ours.get("grad_accumulation") or 1))
+def _batch(figure: Figure, record: Record) -> list[Difference]:
     if figure.global_batch is not None:
-        return [Difference("global batch", figure.global_batch, per_device * all_devices(ours))]
+        return [Difference("global batch", figure.global_batch, global_batch(record))]
+    per_device = global_batch(record) // all_devices(settings_of(record))
     return [Difference("batch a device", figure.batch_per_device or NOT_STATED, per_device)]
 
 

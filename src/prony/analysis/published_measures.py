@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from prony.analysis.settings import Record
+from prony.analysis.settings import Record, settings_of
 from prony.catalog.published import TableSpec
+from prony_node.contract.parallel import all_devices
 
 SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 EPOCHS = "epochs"  # a ratio of this kind says how many of our epochs a published time would hold
@@ -54,7 +55,16 @@ def _rate(asked: Asked) -> Measured:
 
 
 def _samples(asked: Asked) -> int | None:
+    if asked.spec.epoch_batches is not None:
+        return asked.spec.epoch_batches * global_batch(asked.record)
     return asked.spec.samples.get(asked.dataset)
+
+
+def global_batch(record: Record) -> int:
+    """What all devices of a run do together in one step of the optimizer."""
+    ours = settings_of(record)
+    per_device = int(str(ours.get("batch_size") or 0)) * int(str(ours.get("grad_accumulation") or 1))
+    return per_device * all_devices(ours)
 
 
 def _time(asked: Asked, epochs: int | None) -> Measured:
@@ -86,6 +96,8 @@ def _first_epoch(asked: Asked) -> Measured:
 
 def _tflops(asked: Asked) -> Measured:
     rate, why = _value(asked.record, "throughput_per_device")
+    if settings_of(asked.record).get("size") == "tiny":
+        return Measured(None, "a size=tiny model has other FLOPs than those that the publication counts")
     if rate is None or asked.spec.unit_flops is None:
         return Measured(None, why or "the FLOPs that the publication counts are not known")
     return Measured(rate * asked.spec.unit_flops / 1e12)
@@ -101,6 +113,12 @@ def _epoch_energy(asked: Asked) -> Measured:
     if work is None or samples is None:
         return Measured(None, why or "the size of the data set is not stated")
     return Measured(samples / work)
+
+
+def _epoch_energy_per_device(asked: Asked) -> Measured:
+    whole = _epoch_energy(asked)
+    devices = settings_of(asked.record).get("devices", 1)
+    return whole if whole.value is None else Measured(whole.value / int(str(devices)))
 
 
 def _energy(asked: Asked) -> Measured:
@@ -132,8 +150,11 @@ MEASURES: dict[str, Callable[[Asked], Measured]] = {
     "tokens_per_energy": _per_energy,
     "images_per_energy": _per_energy,
     "energy_per_epoch": _epoch_energy,
+    "energy_per_epoch_per_device": _epoch_energy_per_device,
     "energy": _energy,
     "energy_per_device": _energy,
     "accuracy_epoch_10": _accuracy,
 }
 PER_DEVICE = ("throughput",)  # rates of which a run on one device says something about a published one on several
+# What is of one device already, or of work whoever did it, likewise.
+ON_ANY = (*PER_DEVICE, "tflops_per_device", "energy_per_device", "tokens_per_energy", "images_per_energy")

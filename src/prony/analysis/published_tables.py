@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from prony.analysis.published_differences import differences
 from prony.analysis.published_layout import Cell, Ours, Row, Table
-from prony.analysis.published_measures import EPOCHS, PER_DEVICE, Asked, Measured, measured
+from prony.analysis.published_measures import EPOCHS, ON_ANY, PER_DEVICE, Asked, Measured, measured
 from prony.analysis.settings import Record, settings_of
 from prony.catalog.published import Figure, TableSpec
 from prony_node.contract.parallel import all_devices
@@ -39,7 +39,7 @@ def fill(spec: TableSpec, known: Known) -> Table:
     apart = _apart(spec, trials)
     rows: dict[tuple[str, ...], Row] = {}
     columns: dict[str, None] = {}
-    for figure in chosen:
+    for figure in sorted(chosen, key=lambda one: spec.metrics.index(one.metric)):
         row = rows.setdefault(key := tuple(figure.text(name) for name in spec.rows), Row(key))
         column = _column(spec, figure)
         columns[column] = None
@@ -96,7 +96,7 @@ def _choose(spec: TableSpec, figure: Figure, beside: Sequence[Trial], known: Kno
     def rank(trial: Trial) -> tuple[bool, bool]:
         return not known.records.get(trial.hash), total(trial) != figure.devices
 
-    if figure.metric not in PER_DEVICE and _by_devices(spec) and not figure.metric.endswith("_per_device"):
+    if figure.metric not in ON_ANY and _by_devices(spec):
         beside = [one for one in beside if total(one) == figure.devices]
     best = min(beside, key=rank, default=None)
     if best is None or known.records.get(best.hash):
@@ -108,9 +108,7 @@ def _shown(spec: TableSpec, figure: Figure, beside: Sequence[Trial], cell: Cell)
     """The trials that have a column of ours in this row."""
     if "devices" in spec.rows:
         return [cell.ours.trial] if cell.ours is not None else []
-    return [
-        one for one in beside if not _by_devices(spec) or figure.metric in PER_DEVICE or total(one) == figure.devices
-    ]
+    return [one for one in beside if not _by_devices(spec) or figure.metric in ON_ANY or total(one) == figure.devices]
 
 
 def _cell(spec: TableSpec, figure: Figure, beside: Sequence[Trial], known: Known) -> Cell:

@@ -79,7 +79,8 @@ def varying(records: Sequence[Record]) -> list[str]:
 
 
 def shown_settings(records: Sequence[Record]) -> list[str]:
-    """The settings that a table of these records shows: the usual ones, and what a workload's runs vary.
+    """The settings that a table of these records shows: the usual ones, what a workload's runs vary, and what some of
+    them alone have (bind=numa), where rows would be alike without it.
 
     What differs between workloads alone follows from the workload and would only widen the table.
     """
@@ -88,7 +89,22 @@ def shown_settings(records: Sequence[Record]) -> list[str]:
         groups.setdefault(record["trial"]["workload"], []).append(record)
     usual = [name for name in USUAL if any(name in settings_of(record) for record in records)]
     names = [*usual, *(name for group in groups.values() for name in varying(group))]
+    names += [name for group in groups.values() for name in _hidden(group, names)]
     return in_order(dict.fromkeys(names))
+
+
+def _hidden(records: Sequence[Record], shown: Sequence[str]) -> list[str]:
+    """What was asked for and only some records have, of those that agree in everything that is shown."""
+    alike: dict[tuple[str, ...], list[Record]] = {}
+    for record in records:
+        settings = settings_of(record)
+        alike.setdefault(tuple(str(settings.get(name)) for name in shown), []).append(record)
+    found: dict[str, None] = {}
+    for group in alike.values():
+        for name in {name for record in group for name in record["trial"]["settings"]} - {*LABELS, *DRAWN}:
+            if len({str(settings_of(record).get(name)) for record in group}) > 1:
+                found[name] = None
+    return in_order(found)
 
 
 def in_order(names: dict[str, Any]) -> list[str]:

@@ -75,6 +75,7 @@ class TableSpec:
     workloads: tuple[str, ...] = ()  # whose trials have rows of their own, where no figure speaks of them
     samples: Mapping[str, int] = given(default_factory=dict)  # of one epoch, by data set
     epochs: int | None = 1  # that a published time is of; None: not stated
+    epoch_batches: int | None = None  # global batches of one epoch, where the publication counts it so
     unit_flops: float | None = None  # FLOPs of one token or image as the publication counts them
     note: str = ""
 

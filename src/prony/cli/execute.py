@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Iterable
@@ -23,6 +24,7 @@ from prony_node.contract.trial import Trial
 from prony_node.workloads import find_workload
 
 PATHS = ("data", "weights", "vocab")  # settings that name what must be there
+NAMED = 12  # runs that are named one by one in the line at the end
 EXIT_OK, EXIT_FAILED, EXIT_REQUEST, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 
@@ -68,6 +70,15 @@ class Interrupts:
 def runs_root(out: Path | None) -> Path:
     """Where run folders lie: --out, else $PRONY_RUNS, else ./runs."""
     return out if out is not None else Path(os.environ.get("PRONY_RUNS") or "runs")
+
+
+def where_lines(outcomes: list[Outcome]) -> list[str]:
+    """Where the runs lie, which is a site's own place for runs there, and how to see them; many: all that lie there."""
+    root = outcomes[0].folder.parent
+    digits = [outcome.folder.name.rpartition("-")[2] for outcome in outcomes]
+    words = [] if root.absolute() == runs_root(None).absolute() else ["--runs", shlex.quote(str(root))]
+    words += digits if len(digits) <= NAMED else []
+    return [f"run folders: {root.absolute()}", " ".join(["a page with plots: prony report", *words])]
 
 
 def refuse_unknown_models(jobs: Iterable[Job], root: Path) -> None:

@@ -94,7 +94,9 @@ def _print_table(answer: Answer, title: str | None, limit: int) -> None:
     table = Table(box=None, pad_edge=False, header_style="dim", title=title, title_justify="left")
     numbers = [any(isinstance(row[n], (int, float)) for row in answer.rows) for n in range(len(answer.columns))]
     for name, is_number in zip(answer.columns, numbers, strict=True):
-        table.add_column(name, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
+        table.add_column(
+            name, justify="right" if is_number else "left", no_wrap=is_number or name == "id", overflow="fold"
+        )
     for row in answer.rows:
         table.add_row(*(Text(_shown(value)) for value in row))
     console.print(table)

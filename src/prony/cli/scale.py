@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from prony.cli.execute import Outcome, runs_root
+from prony.cli.execute import Outcome, runs_root, where_lines
 from prony.cli.find_machine import find_machine
 from prony.cli.model_file import find_model_file
 from prony.cli.open_site import find_partition, find_site, warn
@@ -100,7 +100,7 @@ def scale(
         json.dump({**document, "series": [one.to_json() for one in found]}, sys.stdout, indent=1)
         sys.stdout.write("\n")
     elif carried.outcomes:
-        _print(carried.outcomes, found, study_root(study, root))
+        _print(carried.outcomes, found)
     end(carried)
 
 
@@ -158,13 +158,12 @@ def _collectives(root: Path) -> list[Record]:
     return [record for record in records if record is not None]
 
 
-def _print(outcomes: list[Outcome], found: list[Scaling], root: Path) -> None:
+def _print(outcomes: list[Outcome], found: list[Scaling]) -> None:
     from prony.cli.scale_table import print_scaling
     from prony.cli.tables import make_console
 
     console = make_console()
     for one in found:
         print_scaling(console, one)
-    names = " ".join(str(root / outcome.folder.name) for outcome in outcomes)
-    console.print(f"run folders: {root.absolute()}", markup=False, soft_wrap=True)
-    console.print(f"a page with plots: prony report {names}", markup=False, soft_wrap=True)
+    for line in where_lines(outcomes) if outcomes else []:
+        console.print(line, markup=False, soft_wrap=True)

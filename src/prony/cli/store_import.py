@@ -47,14 +47,11 @@ def take(path: str, root: Path) -> Arrived:
     if path == "-":
         return take_tar(sys.stdin.buffer, root, "what came on stdin")
     kind = tabular.format_of(Path(path))
-    if kind == "csv":
-        raise RequestError(
-            f"{path}: a CSV file does not hold whole records; move them as tar, JSON lines or Parquet. "
-            "Figures of others come in with --as csv"
-        )
     if kind == "parquet":
         return take_records(tabular.read_parquet(Path(path)), root, path)
     try:
+        if kind == "csv":
+            return take_records(tabular.read_csv(Path(path)), root, path)
         with Path(path).open("rb") as file:
             if kind == "tar":
                 stream: BinaryIO = file

@@ -77,7 +77,8 @@ def skipped_line(job: Job, outcome: Outcome) -> str:
     """How a finished run ended, and how well it knows its rate: a new tolerance does not make it unfinished."""
     width = (outcome.record.get("steady") or {}).get("relative_half_width")
     known = f", ± {format_share(width, 2)}" if width is not None else ""
-    return f"{job.trial}, repeat {job.repeat}: finished before ({outcome.record['status']}{known}), skipped"
+    repeat = f", repeat {job.repeat}" if job.repeat else ""
+    return f"{job.trial}{repeat}: finished before ({outcome.record['status']}{known}), skipped"
 
 
 def longest_s(runs: Iterable[Run]) -> dict[str, float]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
+from prony.analysis.settings import show_setting
 from prony.cli.bar import roughly
 from prony.cli.study_here import impossible_here, said_once
 from prony.cli.study_history import History, read_history
@@ -18,6 +19,7 @@ from prony.plan.order import Turn
 from prony.plan.prune import OutOfMemory
 from prony.plan.space import Planned
 from prony.plan.study import LOCAL, Study
+from prony_node.contract.settings import Value
 
 TRIALS_SHOWN, REFUSALS_SHOWN = 50, 10
 
@@ -101,8 +103,7 @@ def outlook_lines(outlook: Outlook) -> list[str]:
     study, total = outlook.study, outlook.total
     lines = [*_head(study), ""]
     good = [one for one in outlook.planned if one.refused is None]
-    several = len(study.parts) > 1
-    lines += [f"  {f'{one.part.name}: ' if several else ''}{one.trial}" for one in good[:TRIALS_SHOWN]]
+    lines += _trials(good, several=len(study.parts) > 1)
     lines += [f"  and {len(good) - TRIALS_SHOWN:,} more (--json has all)"] if len(good) > TRIALS_SHOWN else []
     order = f"random within each repeat, seed {study.seed}" if study.order == "random" else "as given, there and back"
     lines += ["", f"{len(good):,} trials, {len(outlook.turns):,} runs in an order {order}"]
@@ -120,6 +121,25 @@ def outlook_lines(outlook: Outlook) -> list[str]:
     lines += [f"assumption: {text}" for text in study.assumptions]
     lines += [f"not repeated: {text}" for text in study.cannot]
     return lines
+
+
+def _trials(good: list[Planned], several: bool) -> list[str]:
+    """A line for each trial; what all of them have in common is said once, above."""
+    first = good[0].trial.settings if good else {}
+    same = {
+        name: value for name, value in first.items()
+        if len(good) > 1 and all(name in one.trial.settings and one.trial.settings[name] == value for one in good)
+    }  # fmt: skip
+    lines = [f"  all with {_words(same)}"] if same else []
+    for one in good[:TRIALS_SHOWN]:
+        own = {name: value for name, value in one.trial.settings.items() if name not in same}
+        part = f"{one.part.name}: " if several else ""
+        lines.append(f"  {part}{one.trial.workload} {_words(own)}".rstrip())
+    return lines
+
+
+def _words(settings: dict[str, Value]) -> str:
+    return " ".join(f"{name}={show_setting(value)}" for name, value in settings.items())
 
 
 def _head(study: Study) -> list[str]:

@@ -129,7 +129,8 @@ class _Carrying:
         why = self._memory.prunes(job.trial)
         if why is None:
             return False
-        line = f"{job.trial}, repeat {job.repeat}: left out, {why}"
+        repeat = f", repeat {job.repeat}" if job.repeat else ""
+        line = f"{job.trial}{repeat}: left out, {why}"
         self._view.note(line)
         self._pruned.append(line)
         self._tally.pruned += 1
@@ -170,7 +171,7 @@ class _Carrying:
     def _giving_up(self) -> str:
         last = self._found[-1][1].record
         return (
-            f"{FAILURES_IN_A_ROW} runs failed one after the other, the last with {first_line(last)}. "
+            f"{FAILURES_IN_A_ROW} runs failed one after the other, the last {first_line(last)}. "
             f"Something is wrong with the machine or the study; {self._tally.left} runs are left. "
             "Started again it goes on with them; --retry-failed makes the failed ones again too"
         )

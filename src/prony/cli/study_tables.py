@@ -56,6 +56,8 @@ class Shown:
         if not self.records:
             return "nothing was run yet"
         told = dict(introduce(self.records[0]))
+        if told.get("device") and told.get("CPU", "").startswith(told["device"]):  # the CPU is the device
+            del told["device"]
         return ", ".join(
             [told[name] for name in ("device", "CPU") if name in told] + [f"torch {told.get('torch', '?')}"]
         )

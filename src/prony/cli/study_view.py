@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -18,6 +19,7 @@ from prony.report.numbers import format_rate
 from prony_node.contract.trial import Trial
 
 FAILURES_SHOWN, BEST_SHOWN = 3, 4
+LOG_EVERY_S = 60.0
 
 
 @dataclass
@@ -55,8 +57,8 @@ class Tally:
         rate = record["metrics"].get("throughput") or {}
         if rate.get("value") is not None:
             key = " ".join([trial.workload, str(trial.settings.get("mode", "")), str(rate.get("unit"))])
-            if key not in self.best or rate["value"] > self.best[key][0]:
-                self.best[key] = (rate["value"], f"{format_rate(rate['value'], rate.get('unit'))}, {trial}")
+            found = (rate["value"], f"{format_rate(rate['value'], rate.get('unit'))}, {trial}")
+            self.best[key] = max(found, self.best.pop(key, found))  # the last is of what was run last
 
     def left_s(self) -> float | None:
         """The time that is left, from records of similar runs, else from those just made; None: nobody knows."""
@@ -77,8 +79,8 @@ class Tally:
         return ", ".join(words)
 
     def lines(self) -> list[str]:
-        bests = sorted(self.best.values(), reverse=True)[:BEST_SHOWN]
-        lines = [f"best so far: {text}" for _, text in bests]
+        bests = list(self.best.values())[-BEST_SHOWN:]
+        lines = [f"best so far: {text}" for _, text in reversed(bests)]
         return lines + [f"failed: {text}" for text in self.failures[-FAILURES_SHOWN:]]
 
 
@@ -142,10 +144,14 @@ class LiveView:
 
 
 class PlainView(PlainDisplay):
-    """For logs and pipes: where the study stands after each run."""
+    """For logs and pipes: a line as a run begins, seldom one while it goes on, and where the study stands after it."""
+
+    def update(self, line: dict[str, Any] | None) -> None:
+        if line is not None and time.monotonic() - self._last_s >= LOG_EVERY_S:
+            self._say(f"{self._title}: {describe(line)}")
 
     def show(self, tally: Tally) -> None:
-        best = max(tally.best.values(), default=None)
+        best = next(reversed(tally.best.values()), None)
         self.note(tally.line() + (f"; best so far: {best[1]}" if best else ""))
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
-from prony.cli.execute import EXIT_FAILED, EXIT_REQUEST, Outcome, exit_code, runs_root
+from prony.cli.execute import EXIT_FAILED, EXIT_REQUEST, Outcome, exit_code, runs_root, where_lines
 from prony.cli.model_file import find_model_file
 from prony.cli.open_site import warn
 from prony.cli.repeats import print_repeats
@@ -25,7 +25,6 @@ from prony_node.contract.errors import RequestError, unknown
 from prony_node.workloads import find_workload
 
 RETRY_HELP = "Run failed trials again."
-NAMED = 12  # runs that are named one by one in the line at the end
 ENERGY_HELP = "Sample power beside the runs, where there is a sensor."
 SHARE_HELP = "Run also while another sweep holds the device."
 
@@ -98,11 +97,8 @@ def _print_outcomes(outcomes: list[Outcome]) -> None:
 
     if not outcomes:
         return
-    root = outcomes[0].folder.parent  # at a site it is the site's
     console = make_console()
     console.print(results_table([outcome.record for outcome in outcomes]))
     print_repeats(console, outcomes)
-    names = " ".join(str(root / outcome.folder.name) for outcome in outcomes)
-    several = f"--runs {root}" if len(outcomes) > NAMED else names  # then of every run there
-    console.print(f"run folders: {root.absolute()}", markup=False, soft_wrap=True)
-    console.print(f"a page with plots: prony report {several}", markup=False, soft_wrap=True)
+    for line in where_lines(outcomes):
+        console.print(line, markup=False, soft_wrap=True)

@@ -13,17 +13,20 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from prony.cli.bar import roughly
 from prony.cli.execute import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     Job,
     execute,
+    first_line,
     refuse_missing_paths,
     refuse_unknown_models,
     runs_root,
 )
 from prony.cli.model_file import find_model_file
 from prony.cli.progress import Display, make_display
+from prony.cli.study_view import PlainView
 from prony.cli.sweep import SHARE_HELP
 from prony.cli.tune_history import History, read_history
 from prony.launch.collect import collect_all
@@ -61,6 +64,7 @@ class Tuning:
     file: dict[str, Any] | None = None
     energies_j: list[float | None] = field(default_factory=list)  # of the runs that this call made
     interrupted: bool = False
+    spent_s: float = 0.0
 
     def trial(self, candidate: Candidate | None, seed_after: int = 0) -> Trial:
         """The trial of a candidate, the start's own without one; runs to a quality of an A/B take seeds in turn."""
@@ -81,7 +85,15 @@ class Tuning:
             return None
         self.energies_j.append(run_energy_j(outcomes[0].folder, outcomes[0].record))
         self.history.add(trial, outcomes[0].record)
+        self.spent_s += cost_s
+        self.display.note(self._standing(trial, outcomes[0].record))
         return Made(outcomes[0].record, cost_s)
+
+    def _standing(self, trial: Trial, record: dict[str, Any]) -> str:
+        from prony.cli.tune_output import value_text
+
+        said = value_text(self.goal, record) if record["status"] == "ok" else first_line(record)
+        return f"{trial}: {said}; {roughly(self.spent_s)} of {roughly(self.budget_s)} spent"
 
 
 def tune(
@@ -113,7 +125,8 @@ def tune(
     refuse_unknown_models([start], root)
     with devices:
         collect_all(root)
-        display = make_display(Console(stderr=True))
+        console = Console(stderr=True)
+        display = make_display(console) if console.is_terminal else PlainView(console)
         history = read_history(root, found.name)
         tuning = Tuning(found, fixed, wanted, limits, budget_s, root, display, history, file)
         space, search, result = _search(tuning, lists)

@@ -18,8 +18,9 @@ from prony.analysis.settings import show_setting
 from prony.analysis.tuning import mathematics_sentences
 from prony.cli.tables import make_console
 from prony.plan.search import Search
-from prony.plan.search_confirm import SAME, WORSE
+from prony.plan.search_confirm import BETTER, SAME, WORSE
 from prony.plan.search_drive import Found, Step
+from prony.plan.search_goal import Goal
 from prony.plan.search_space import Candidate, Space
 from prony.report.numbers import NOTHING, format_bytes, format_rate, format_seconds
 
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 
 SCHEMA = "prony.tuning/1"
 MOST_REFUSED = 3
+NOT_CONFIRMED = (
+    "Not confirmed: the search ended before its A/B against the start was done. "
+    "The same command again takes what is there and goes on with it."
+)
 
 
 def print_tuning(tuning: Tuning, space: Space, search: Search, found: Found) -> None:
@@ -50,7 +55,7 @@ def _path(space: Space, search: Search, found: Found, tuning: Tuning) -> Table:
         took = format_seconds(step.made.cost_s) if step.made.spent else "stored"
         state = "best" if _is_best(found, step) else search.dropped(step.ask.candidate) or ""
         memory = format_bytes(step.result.limited.get("memory"))
-        row = [str(number), *values, step.ask.why, _value(tuning, step), memory, took, state]
+        row = [str(number), *values, step.ask.why, value_text(tuning.goal, step.made.record), memory, took, state]
         table.add_row(*map(Text, row))
     return table
 
@@ -59,11 +64,12 @@ def _is_best(found: Found, step: Step) -> bool:
     return found.best is not None and found.best.candidate.key == step.ask.candidate.key
 
 
-def _value(tuning: Tuning, step: Step) -> str:
-    metric = step.made.record["metrics"].get(tuning.goal.metric) or {}
+def value_text(goal: Goal, record: dict[str, Any]) -> str:
+    """What a run gave of what the goal wants."""
+    metric = record["metrics"].get(goal.metric) or {}
     if metric.get("value") is None:
         return NOTHING
-    if tuning.goal.less:
+    if goal.less:
         return format_seconds(metric["value"])
     return format_rate(metric["value"], metric.get("unit"), metric.get("low"), metric.get("high"))
 
@@ -90,7 +96,7 @@ def _confirmed(tuning: Tuning, search: Search, found: Found) -> list[str]:
         return []
     known = found.confirmed
     if known is None:
-        return ["Not confirmed: the search ended before its A/B against the start was done."]
+        return [NOT_CONFIRMED]
     if tuning.goal.name == "throughput":
         said = sentences(compare(found.start[: known.pairs], found.winner[: known.pairs]))
         return [f"A/B, start (A) against winner (B), interleaved: {said[0]}", *said[1:2]]
@@ -152,7 +158,9 @@ def _print_use(console: Console, tuning: Tuning, search: Search, found: Found) -
     if found.recommended is not None and found.recommended.key != search.start.key:
         trial = tuning.trial(found.recommended)
         words = [f"{name}={show_setting(value)}" for name, value in trial.settings.items()]
-        console.print(f"use it: prony run {shlex.join([trial.workload, *words])}", markup=False, soft_wrap=True)
+        known = found.confirmed
+        label = "use it" if known is not None and known.verdict == BETTER else "to try it"
+        console.print(f"{label}: prony run {shlex.join([trial.workload, *words])}", markup=False, soft_wrap=True)
     console.print(f"run folders: {tuning.root.absolute()}", markup=False, soft_wrap=True)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from prony_node.contract.errors import RequestError, nearest, unknown
 from prony_node.contract.plan import Peak, Plan, Stop
 from prony_node.contract.settings import SETTINGS, Setting
-from prony_node.contract.trial import Trial
+from prony_node.contract.trial import LOADER_ONLY, Trial
 from prony_node.workloads import WORKLOADS, find_workload
 from prony_node.workloads.config import Workload
 
@@ -36,6 +36,12 @@ def split_words(words: Iterable[str], known: Iterable[Setting] = ()) -> dict[str
     return given
 
 
+def with_loader(given: dict[str, str]) -> dict[str, str]:
+    """Settings of a loader ask for batches that it can load: from host memory, where nobody says from where."""
+    asked = "data" not in given and not given.keys().isdisjoint(LOADER_ONLY)
+    return {**given, "data": "host"} if asked else given
+
+
 def _meant(word: str, settings: dict[str, Setting]) -> str:
     for setting in settings.values():
         if word in setting.choices:
@@ -47,7 +53,7 @@ def _meant(word: str, settings: dict[str, Setting]) -> str:
 def parse_trial(target: str | Workload, words: Iterable[str]) -> Trial:
     """The trial that a command line asks for, every name and value checked."""
     workload = find_workload(target) if isinstance(target, str) else target
-    return Trial(workload.name, workload.parse(split_words(words, workload.own_settings())))
+    return Trial(workload.name, workload.parse(with_loader(split_words(words, workload.own_settings()))))
 
 
 def check_target(name: str, suites: Iterable[str]) -> None:

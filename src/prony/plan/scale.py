@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from prony.plan.order import check_repeats
-from prony.plan.request import split_words
+from prony.plan.request import split_words, with_loader
 from prony.plan.space import Axis, Part, known_settings
 from prony.plan.study import Study
 from prony_node.contract.errors import RequestError
@@ -81,7 +81,7 @@ def make_series(
     `machine` says what the setting `device` means where the series is run; it is asked where a default depends on it.
     """
     workload = find_workload(target) if isinstance(target, str) else target
-    given: dict[str, object] = dict(split_words(words, workload.own_settings()))
+    given: dict[str, object] = dict(with_loader(split_words(words, workload.own_settings())))
     counts = _counts(str(given.pop("devices", "")), nodes)
     _refuse(given)
     series = Series(workload, no_free="" if diagnose else "the runs with sync=off were switched off")

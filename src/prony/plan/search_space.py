@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from prony.plan.request import split_words
+from prony.plan.request import split_words, with_loader
 from prony.plan.search_model import Place
 from prony.plan.space import known_settings
 from prony.plan.values import split_values
@@ -94,7 +94,7 @@ def split_searched(workload: Workload, words: Iterable[str]) -> tuple[dict[str, 
     known = known_settings(workload)
     fixed: dict[str, str] = {}
     searched: dict[str, list[str]] = {}
-    for name, text in split_words(words, workload.own_settings()).items():
+    for name, text in with_loader(split_words(words, workload.own_settings())).items():
         values = split_values(known[name], text)
         if len(values) == 1:
             fixed[name] = values[0]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from prony.catalog.published import TableSpec
 from prony.plan.order import Turn, arrange, check_repeats, seed_of
-from prony.plan.request import split_words
+from prony.plan.request import split_words, with_loader
 from prony.plan.space import Axis, Part, Planned, expand, known_settings
 from prony.plan.values import split_values
 from prony_node.contract.errors import RequestError
@@ -47,7 +47,10 @@ class Study:
 
     def planned(self) -> list[Planned]:
         """Every trial, those that would be refused among them."""
-        return list(expand(self.parts))
+        found = list(expand(self.parts))
+        if not found:
+            raise RequestError(f"{self.name} has no trial: what it excludes is everything")
+        return found
 
     def turns(self, planned: list[Planned]) -> list[Turn]:
         return arrange([one for one in planned if one.refused is None], self.order, self.seed)
@@ -65,7 +68,7 @@ def study_of_words(
     check_repeats(repeats)
     settings = known_settings(workload)
     axes = []
-    for name, text in split_words(words, workload.own_settings()).items():
+    for name, text in with_loader(split_words(words, workload.own_settings())).items():
         values = split_values(settings[name], text)
         for value in values:
             settings[name].parse(value)

@@ -13,7 +13,7 @@ from prony_node.contract.settings import Setting
 
 KEYS = {
     "title", "figures", "where", "metrics", "rows", "columns", "match", "only", "workloads", "samples",
-    "epochs", "unit_flops", "note",
+    "epochs", "epoch_batches", "unit_flops", "note",
 }  # fmt: skip
 UNKNOWN = "unknown"  # how a table says that the publication does not state its epochs
 MOST_NUMBER = 1e24  # FLOPs of a sample of the largest model, and room above
@@ -48,6 +48,7 @@ def _table(keys: Keys, place: Place, settings: Mapping[str, Setting]) -> TableSp
         workloads=_words(keys, "workloads", ()),
         samples={data: int(_number(at[1], "samples")) for data, at in _mapping(keys, "samples").items()},
         epochs=_epochs(keys),
+        epoch_batches=int(_number(keys["epoch_batches"][1], "epoch_batches")) if "epoch_batches" in keys else None,
         unit_flops=_number(keys["unit_flops"][1], "unit_flops") if "unit_flops" in keys else None,
         note=_line(keys, "note"),
     )

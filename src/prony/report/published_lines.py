@@ -13,11 +13,20 @@ HEADS = {
     "workload": "workload", "dataset": "data set", "batch_per_device": "batch a device", "global_batch": "global batch",
     "workers_per_device": "workers", "place": "where",
 }  # fmt: skip
+SHARE = "1"  # the unit of an accuracy
 SHOWN = 8  # different values in a line
 
 
 def heads(table: Table) -> list[str]:
-    return [*(HEADS.get(name, name) for name in table.spec.rows), *table.columns, *table.ours]
+    """The names of the columns; a published one with its unit, where the table has several."""
+    units = {name: {row.cells[name].figure.unit for row in table.rows if name in row.cells} for name in table.columns}
+    several = len(set().union(*units.values()) - {SHARE}) > 1
+    published = [f"{name}, {unit}" if several and (unit := _only_unit(units[name])) else name for name in table.columns]
+    return [*(HEADS.get(name, name) for name in table.spec.rows), *published, *table.ours]
+
+
+def _only_unit(units: set[str]) -> str:
+    return next(iter(units - {SHARE}), "") if len(units) == 1 else ""
 
 
 def body(table: Table) -> list[list[str]]:
@@ -36,7 +45,7 @@ def body(table: Table) -> list[list[str]]:
 def above(table: Table) -> str:
     """What the numbers are."""
     cells = table.cells()
-    units = list(dict.fromkeys(cell.figure.unit for cell in cells if cell.figure.unit != "1"))
+    units = list(dict.fromkeys(cell.figure.unit for cell in cells if cell.figure.unit != SHARE))
     words = [f"Published in {', '.join(units)}" if units else "No figures are published in numbers"]
     others = list(dict.fromkeys(ours.unit for row in table.rows for ours in row.ours.values() if ours.unit))
     words += [f"ours in {', '.join(others)}"] if others else []

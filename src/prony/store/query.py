@@ -102,7 +102,8 @@ def ask_anchors(store: Store, question: Question) -> Answer:
     for term in terms:
         query = query.where(condition(term, anchor_expression(term.field, ""), dialect))
     by = anchor_expression(order, "")
-    query = query.order_by(_direction(by, order, question.reverse), anchor_table.c.key).limit(question.limit)
+    then = [anchor_table.c[name] for name in ("source", "workload", "metric", "device", "devices", "batch_size", "key")]
+    query = query.order_by(_direction(by, order, question.reverse), *then).limit(question.limit)
     rows = store.ask(lambda connection: [tuple(row) for row in connection.execute(query)], reads=True)
     return Answer(list(names), rows)
 

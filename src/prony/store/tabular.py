@@ -1,9 +1,10 @@
-"""Records as rows of a file: JSON lines and Parquet hold the whole record; CSV is for reading elsewhere."""
+"""Records as rows of a file, each with the whole record: JSON lines, CSV and Parquet."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
+import io
 import json
 import os
 import tempfile
@@ -14,6 +15,7 @@ from typing import IO, Any
 from prony.store.rows import row_of_record
 from prony_node.contract.errors import RequestError
 
+LONGEST_CELL = 64 * 2**20  # characters of one record
 PARQUET_ROWS = 1000  # records in memory at a time
 FORMATS = {
     ".tar": "tar", ".tgz": "tar", ".tar.gz": "tar", ".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet"
@@ -71,14 +73,17 @@ def flat(record: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def write_csv(records: Iterable[dict[str, Any]], file: IO[bytes]) -> int:
-    import io
+def _with_record(record: dict[str, Any]) -> dict[str, Any]:
+    """A row, and in its last column the whole record, so that it can come back."""
+    return flat(record) | {"record": json.dumps(record, separators=(",", ":"), allow_nan=False)}
 
+
+def write_csv(records: Iterable[dict[str, Any]], file: IO[bytes]) -> int:
     text = io.TextIOWrapper(file, encoding="utf-8", newline="")
     writer: csv.DictWriter[str] | None = None
     count = 0
     for record in records:
-        values = flat(record)
+        values = _with_record(record)
         if writer is None:
             writer = csv.DictWriter(text, list(values))
             writer.writeheader()
@@ -87,6 +92,23 @@ def write_csv(records: Iterable[dict[str, Any]], file: IO[bytes]) -> int:
     text.flush()
     text.detach()
     return count
+
+
+def read_csv(path: Path) -> Iterator[str]:
+    """The records of a CSV file that Prony wrote, as lines of JSON."""
+    before = csv.field_size_limit(LONGEST_CELL)
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = csv.DictReader(file)
+            if "record" not in (rows.fieldnames or ()):
+                raise RequestError(
+                    f"{path} has no column 'record': Prony did not export it. Others' figures come in with --as csv"
+                )
+            yield from (row["record"] or "null" for row in rows)
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise RequestError(f"{path} is no CSV file that can be read ({error})") from error
+    finally:
+        csv.field_size_limit(before)
 
 
 def write_parquet(records: Iterable[dict[str, Any]], file: IO[bytes]) -> int:
@@ -101,7 +123,7 @@ def write_parquet(records: Iterable[dict[str, Any]], file: IO[bytes]) -> int:
         writer.write_table(table)
 
     for record in records:
-        part.append(flat(record) | {"record": json.dumps(record, separators=(",", ":"), allow_nan=False)})
+        part.append(_with_record(record))
         count += 1
         if len(part) == PARQUET_ROWS:
             put(part)

@@ -61,3 +61,16 @@ def test_introduction_finds_torch_as_an_object(get_record: GetRecord) -> None:
     record["facts"]["software"] = {"torch": {"version": "2.10.0", "cuda": "12.8"}, "prony_node": "0.1.0"}
     found = dict(introduce(record))
     assert (found["torch"], found["CUDA"], found["Prony"]) == ("2.10.0", "12.8", "0.1.0")
+
+
+def test_rows_that_would_look_alike_show_what_only_one_of_them_has(get_record: GetRecord) -> None:
+    plain, bound = get_record("a04002"), get_record("a04002")
+    for part in ("settings", "effective"):
+        bound["trial"][part] |= {"bind": "numa"}
+    assert shown_settings([plain, bound]) == ["mode", "batch_size", "precision", "bind"]
+    smaller = get_record("a00200")  # its batch tells it apart already
+    smaller["trial"]["settings"] |= {"bind": "numa"}
+    smaller["trial"]["effective"] |= {"bind": "numa"}
+    assert shown_settings([plain, smaller]) == ["mode", "batch_size", "precision"]
+    failed = plain | {"status": "failed", "trial": plain["trial"] | {"effective": None}}
+    assert set(shown_settings([plain, failed])) - {"mode"} <= {*plain["trial"]["settings"], "batch_size", "precision"}

@@ -139,6 +139,37 @@ def test_a_tiny_model_has_no_ratio() -> None:
     assert "model" in {one.name for one in cell.differs}
 
 
+def test_flops_of_a_whole_model_are_not_those_of_a_tiny_one() -> None:
+    trial = Trial("gpt-800m", {"preset": "published", "devices": 1, "global_batch": 16, "size": "tiny"})
+    spec = spec_of("caraml", "GPT of 800 million parameters over global batches: TFLOP/s")
+    cell = cell_of(filled(spec, record_of(trial, 700.0)), system="JURECA GH200", global_batch=16)
+    assert cell.ours is not None
+    assert cell.ours.value is None
+    assert "size=tiny" in str(cell.why)
+
+
+def test_an_epoch_may_be_a_number_of_batches_and_its_energy_that_of_one_of_as_many_devices() -> None:
+    one, four = (Trial("gpt-117m", {"devices": count, "global_batch": 64, "batch_size": 16}) for count in (1, 4))
+    spec = spec_of("caraml", "GPT of 117 million")
+    wanted = {"metric": "energy_per_epoch_per_device", "global_batch": 64}
+    cell = cell_of(filled(spec, record_of(four, 1000.0, samples_per_wh=4.08)), **wanted)
+    assert cell.ours is not None
+    assert cell.ours.value == pytest.approx(4 * 64 / 4.08 / 4)
+    assert cell.ratio == pytest.approx(1.0, abs=1e-3)  # as published: 15.68 Wh on each of four, 4.08 a watt-hour
+    alone = filled(spec, record_of(one, 1000.0, samples_per_wh=4.08), also=(four,))
+    assert cell_of(alone, **wanted).ratio is None, "one device does four times the work of one of four"
+    assert cell_of(alone, metric="throughput", global_batch=64).ratio is not None
+    per_energy = cell_of(alone, metric="tokens_per_energy", global_batch=64)
+    assert (per_energy.ratio, per_energy.per_device) == (pytest.approx(1.0), False), "work is work on any device"
+    assert "ours, tokens per energy, devices=1" in heads(alone), "what a ratio is made of is shown"
+
+
+def test_columns_stand_in_the_order_of_the_metrics_each_with_its_unit() -> None:
+    names = heads(filled(spec_of("olivia-gh200", "Tests 1 to 5")))
+    assert names[-3:] == ["throughput, img/s", "epoch time, s", "accuracy epoch 10"]
+    assert heads(filled(spec_of("hurt-nrp", "Table I:")))[-3:] == ["1xA100", "4xA100", "GH200"]
+
+
 def test_the_same_device_and_settings_do_not_differ() -> None:
     settings = {"devices": 1, "precision": "fp16", "global_batch": 256, "batch_size": 256, "data": "/sets/imagenet"}
     record = record_of(Trial("resnet50", settings), 5000.0)

@@ -66,7 +66,7 @@ def test_the_answer_holds_gain_loss_and_prediction(machine: Machine, tmp_path: P
     assert "weak scaling: 64 samples a step on each device" in said
     for words in ("90.0 %", "communication", "Nothing else changed", "Held out: from 1 and 2 alone", "between 3 runs"):
         assert words in said
-    assert f"prony report {tmp_path}" in said.replace("\n", " ")
+    assert f"prony report --runs {tmp_path}" in said.replace("\n", " ")
 
 
 def test_a_batch_that_nobody_gave_is_said_before_the_runs(machine: Machine, tmp_path: Path) -> None:

@@ -56,7 +56,8 @@ def test_query_as_table_csv_and_json(call: Call) -> None:
         (["store", "push", "--to", "mysql://x/y"], "is no address of a store"),
         (["store", "pull", "--from", "/no/such/folder"], "there is no folder"),
         (["store", "import", "/no/such.tar"], "there is no file"),
-        (["store", "import", "x.csv"], "--as csv"),
+        (["store", "import", "x.csv"], "there is no file"),
+        (["store", "import", str(FOREIGN / "jube.csv")], "--as csv"),
         (["store", "import", "x.zip"], "of no known format"),
         (["store", "import", "x.tar", "--source", "y"], "go with --as"),
         (["store", "import", str(FOREIGN / "jube.csv"), "--as", "jube"], "needs its source"),
@@ -74,7 +75,7 @@ def test_a_mistake_is_a_sentence_and_exit_2(call: Call, words: list[str], said: 
     assert done.stderr.startswith("prony: ")
 
 
-@pytest.mark.parametrize("name", ["x.tar.gz", "x.tar", "x.jsonl", "x.parquet"])
+@pytest.mark.parametrize("name", ["x.tar.gz", "x.tar", "x.jsonl", "x.csv", "x.parquet"])
 def test_what_is_exported_is_imported_once(call: Call, tmp_path: Path, name: str) -> None:
     if name.endswith("parquet"):
         pytest.importorskip("pyarrow")
@@ -86,11 +87,24 @@ def test_what_is_exported_is_imported_once(call: Call, tmp_path: Path, name: str
     assert not [path for path in tmp_path.rglob(".*")], "nothing hidden stays behind"
 
 
-def test_a_csv_is_for_reading_elsewhere(call: Call, tmp_path: Path) -> None:
+def test_a_csv_has_columns_to_read_and_the_record_in_the_last(call: Call, tmp_path: Path) -> None:
     call("store", "export", str(tmp_path / "x.csv"))
     rows = list(csv.DictReader((tmp_path / "x.csv").open(encoding="utf-8")))
     assert len(rows) == 13
     assert {row["precision"] for row in rows} == {"bf16", "fp32"}
+    assert all(json.loads(row["record"])["id"] == row["id"] for row in rows)
+    assert list(rows[0])[-1] == "record"
+
+
+def test_records_of_a_broken_csv_are_left_out_by_name(call: Call, tmp_path: Path) -> None:
+    file = tmp_path / "x.csv"
+    call("store", "export", str(file), "d00001")
+    file.write_text(file.read_text(encoding="utf-8") + "torn,\n", encoding="utf-8")
+    done = call("store", "import", str(file), at=tmp_path / "there")
+    assert done.stdout == "1 runs imported, 0 here already, 1 left out\n"
+    assert "line 2 is left out" in done.stderr
+    file.write_bytes(b"id,record\na,{\n" + b"b,\xff\n")
+    assert call("store", "import", str(file), at=tmp_path / "there").exit_code == 2
 
 
 def test_push_and_pull_between_folders(call: Call, root: Path, tmp_path: Path) -> None:
@@ -123,6 +137,10 @@ def test_anchors_come_in_beside_the_records(call: Call) -> None:
     both = json.loads(call(*ask, "--kind", "both").stdout)
     assert [row["kind"] for row in both] == ["record"] * 4 + ["anchor"] * 2
     assert both[4] == {"kind": "anchor", "workload": "resnet50", "throughput": 2710.0}
+    everything = call("query").stdout
+    assert all(row["id"] in everything for row in json.loads(call("query", "--format", "json").stdout)), "ids are whole"
+    figures = json.loads(call("query", "--kind", "anchor", "--format", "json").stdout)
+    assert [row["batch_size"] for row in figures] == [256, 512], "figures of a source stand in an order"
     shown = call("query", "--kind", "anchor").stdout
     assert "a paper, table 2" in shown
     assert "2,311" in shown or "2311" in shown

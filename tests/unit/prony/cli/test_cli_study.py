@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from prony.cli.execute import Outcome, where_lines
 from prony.cli.main import main
 from prony.cli.study_plan import make_outlook, make_standing, outlook_lines
 from prony.cli.study_run import Carried, Options, carry_out
@@ -59,7 +60,7 @@ def test_out_of_memory_is_a_result_and_prunes_larger_batches(root: Path, monkeyp
     carried, said = carry(root)
     assert batches(carried) == expected
     assert len(carried.pruned) == 2
-    assert "batch_size=32, repeat 0: left out, a batch of 8 ran out of memory" in said
+    assert "batch_size=32: left out, a batch of 8 ran out of memory" in said
     assert "best so far: 20.00 images/s, gpt-tiny device=cpu batch_size=4" in said
     made = sorted(root.glob("gpt-tiny-*"))
     again, _ = carry(root)
@@ -73,7 +74,7 @@ def test_too_many_failures_in_a_row_stop_it(root: Path, monkeypatch: pytest.Monk
     carried, _ = carry(root)
     assert carried.gave_up
     assert carried.stopped is not None
-    assert carried.stopped.startswith("5 runs failed one after the other, the last with failed (exception): as it was")
+    assert carried.stopped.startswith("5 runs failed one after the other, the last failed (exception): as it was")
     assert len(carried.outcomes) == 5
     monkeypatch.delenv("PRONY_STAND_IN_FAILS")
     carried, _ = carry(root)
@@ -146,6 +147,36 @@ def test_what_never_starts(root: Path) -> None:
     assert not root.exists()
     lines = outlook_lines(make_outlook(parse_study(wrong, "w.yaml", Reading(None), find_workload), root))
     assert sum(line.startswith("refused: gpt-tiny mode=infer") for line in lines) == 2
+    with pytest.raises(RequestError, match="small has no trial: what it excludes is everything"):
+        carry(root, f"{STUDY}exclude: batch_size > 0\n")
+
+
+def test_a_plan_says_once_what_all_trials_have_in_common(root: Path) -> None:
+    text = STUDY.replace("1..32}", "1..2, fused: off, seed: {values: 3, when: batch_size > 1}}")
+    lines = outlook_lines(make_outlook(parse_study(text, "w.yaml", Reading(None), find_workload), root))
+    assert lines[2:5] == [
+        "  all with device=cpu fused=off",
+        "  gpt-tiny batch_size=1",
+        "  gpt-tiny batch_size=2 seed=3",
+    ]
+
+
+def test_a_log_has_two_lines_for_a_run_and_the_best_of_its_own_workload(root: Path) -> None:
+    text = STUDY.replace("workloads: gpt-tiny", "workloads: [gpt-tiny, resnet50]").replace("1..32", "[1, 2]")
+    said = carry(root, text)[1].splitlines()
+    assert len(said) == 1 + 2 * 4
+    assert [("gpt-tiny" in line, "resnet50" in line) for line in said[2::2]] == [(True, False)] * 2 + [
+        (False, True)
+    ] * 2
+    assert all("; best so far: " in line for line in said[2::2])
+
+
+def test_runs_are_named_shortly_where_they_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRONY_RUNS", str(tmp_path / "runs"))
+    here = [Outcome(tmp_path / "runs" / f"gpt-tiny-20260101T000000-00000{n}", {}) for n in range(2)]
+    assert where_lines(here) == [f"run folders: {tmp_path}/runs", "a page with plots: prony report 000000 000001"]
+    there = [Outcome(tmp_path / "a site" / f"gpt-tiny-20260101T000000-0000{n}", {}) for n in range(10, 23)]
+    assert where_lines(there)[1] == f"a page with plots: prony report --runs '{tmp_path}/a site'"
 
 
 def test_the_commands(root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,6 +59,9 @@ def test_an_interrupted_search_is_gone_on_with_and_ends_with_the_best_confirmed(
     assert found["cost"]["energy_j"] is None
     assert "batch_size=32 instead of 4" in found["changes_mathematics"][0]
     assert "out-of-memory" in {step["failure"] for step in found["path"]}
+    told = [line for line in errors.splitlines() if line.endswith(" spent")]
+    assert len(told) == found["cost"]["runs"], "each run says what it gave, and what of the budget is spent"
+    assert "failed (out-of-memory)" in said[1] + errors
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,9 @@ from prony_node.workloads import find_workload
 def test_values_are_written_as_in_a_sweep() -> None:
     words = ["batch_size=16..100", "workers=1:9:4", "precision=bf16,fp16", "cores=0-3,8;0"]
     fixed, searched = split_searched(find_workload("resnet50"), words)
-    assert fixed == {}
+    assert fixed == {"data": "host"}, (
+        "workers are of a loader, which loads from host memory unless something else is said"
+    )
     assert searched == {
         "batch_size": ["16", "32", "64"],
         "workers": ["1", "5", "9"],

@@ -28,6 +28,15 @@ def test_cores_hold_commas_themselves() -> None:
     assert [trial.settings["cores"] for trial in grid] == ["0,1", "2"]
 
 
+def test_workers_without_a_word_on_data_load_from_host_memory() -> None:
+    grid = make_grid("resnet50", ["batch_size=16..64", "precision=bf16,fp16", "workers=0,4,8"])
+    assert len(grid) == 18
+    assert {trial.settings["data"] for trial in grid} == {"host"}
+    assert "data" not in make_grid("resnet50", ["batch_size=16"])[0].settings
+    with pytest.raises(RequestError, match="workers has no meaning with data=device"):
+        make_grid("resnet50", ["workers=4", "data=device"])
+
+
 def test_one_impossible_point_refuses_the_whole_grid() -> None:
     with pytest.raises(RequestError, match="bf61"):
         make_grid("gpt-tiny", ["precision=fp32,bf61"])

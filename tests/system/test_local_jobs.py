@@ -121,6 +121,27 @@ def test_a_job_that_is_killed_is_recorded_at_collection(submit: Submit) -> None:
     assert (record["status"], record["failure"]["kind"]) == ("failed", "lost")
 
 
+def test_a_sweep_that_nobody_waited_for_is_collected_by_the_same_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs_module, "FILES_LAG_S", 0.5)
+    variables = {"PRONY_RANK_MODULE": "stand_in_rank", "PRONY_STAND_IN": "pace=0.2"}
+    variables["PYTHONPATH"] = str(ROOT / "tests" / "stand_in")
+    file, root = tmp_path / "here.yaml", tmp_path / "runs"
+    file.write_text(json.dumps({"kind": "local", "python": sys.executable, "environment": {"variables": variables}}))
+    words = ["sweep", "gpt-tiny", "steps=2", "seed=0,1", "--no-energy", "--json", "--time", "5m", "--detach"]
+    words += ["--site", str(file), "--out", str(root)]
+    first = CliRunner().invoke(make_app("sweep"), words)
+    assert first.exit_code == 0, first.output
+    (job,) = Jobs(root, print).all()
+    assert (first.stdout.strip(), len(job.runs)) == (job.id, 2)
+    assert "the same command again collects what has ended" in first.stderr
+    until(job, lambda job: job.state == "ended")
+    again = CliRunner().invoke(make_app("sweep"), words)
+    assert [record["status"] for record in json.loads(again.stdout)] == ["ok", "ok"]
+    assert len(Jobs(root, print).all()) == 1, "nothing is submitted twice"
+
+
 def test_the_launcher_of_the_guide_makes_a_run(submit: Submit, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (ROOT / "docs" / "add-a-launcher.md").read_text()
     guide = types.ModuleType("guide")

@@ -181,6 +181,39 @@ def test_a_study_in_a_block_of_twenty_trials(cluster: Cluster) -> None:
     assert len(cluster.jobs().all()) == 1, "what is finished is not submitted again"
 
 
+def test_a_scaling_series_of_one_and_of_two_nodes_is_one_command(cluster: Cluster) -> None:
+    """The ranks are real; the two nodes meet without anyone having said where."""
+    cluster.site(None)
+    words = [
+        "scale",
+        "gpt-tiny",
+        "devices=1,2",
+        "device=cpu",
+        "sequence=16",
+        "--strong",
+        "--nodes",
+        "2",
+        "--no-diagnose",
+    ]
+    words += ["--max-time", "2s", "--tolerance", "20%", "--repeats", "1", "--site", str(cluster.file), "--time", "10m"]
+    left = prony(*words, "--detach")
+    assert left.exit_code == 0, left.output
+    assert "strong scaling keeps 8 on all devices together" in left.stderr
+    one, two = cluster.jobs().all()
+    assert left.stdout.split() == [one.id, two.id]
+    assert [[run.plan.trial.settings["devices"] for run in job.runs] for job in (one, two)] == [[1, 2], [4]]
+    done = prony(*words, "--json")
+    assert done.exit_code == 0, done.output
+    (series,) = json.loads(done.stdout)["series"]
+    assert [(point["devices"], point["nodes"]) for point in series["points"]] == [(1, 1), (2, 1), (4, 2)]
+    assert all(point["efficiency"]["value"] > 0 for point in series["points"]), series
+    assert [rank["node"] for rank in cluster.record(two)["parallel"]["ranks"]] == [0, 0, 1, 1]
+    assert len(cluster.jobs().all()) == 2, "what was under way was waited for, and not submitted again"
+    again = prony(*words)
+    assert again.stderr.count("finished before (ok") == 3
+    assert "strong scaling: 8 samples a step" in again.stdout
+
+
 def test_cancel_of_what_runs_and_of_what_waits(bed: SlurmBed, cluster: Cluster) -> None:
     site = cluster.site("measure=hang")
     running, waiting = cluster.submit(site, [run_of(0), run_of(1)], block=1)

@@ -20,6 +20,7 @@ from prony.plan.search_space import make_space, split_searched
 from prony.plan.suites import load_suites
 from prony.plan.sweep import make_grid
 from prony_node.contract.errors import RequestError
+from prony_node.contract.machine import Machine
 from prony_node.data.place import DEFAULT_SAMPLES, FORMS
 from prony_node.workloads import find_workload
 
@@ -136,7 +137,9 @@ def check_meaning(verb: str, parsed: dict[str, object]) -> None:
     elif verb == "scale":
         kinds = [kind for kind in ("weak", "strong") if parsed[kind] or parsed["both"]] or ["weak"]
         nodes = parse_counts(str(parsed["nodes"]), "--nodes") if parsed["nodes"] else []
-        make_series(target, [word for word in words if not PLACEHOLDER.search(word)], kinds, nodes)
+        make_series(
+            target, [word for word in words if not PLACEHOLDER.search(word)], kinds, lambda _: Machine("cuda"), nodes
+        )
     elif target in load_suites():
         split_words(words)
     else:

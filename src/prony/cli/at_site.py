@@ -73,6 +73,14 @@ def submit(jobs: Sequence[Job], root: Path) -> list[Job]:
     return now
 
 
+def leave(jobs: Sequence[Job]) -> None:
+    """Name the jobs that nobody waits for, on stdout, and who goes on with them."""
+    for job in jobs:
+        print(job.id)
+    if any(job.handle is None for job in jobs):
+        warn("what waits is submitted by a later `prony jobs` or `prony collect`; `prony collect --wait` stays")
+
+
 def follow(jobs: Sequence[Job], root: Path, display: Display) -> tuple[list[Outcome], bool]:
     """Show every run of these jobs until it has ended; the outcomes, and whether a person stopped looking."""
     following = _Following(Jobs(root, warn), display)

@@ -12,8 +12,8 @@ import typer
 
 from prony.cli.execute import runs_root
 from prony.cli.open_site import ROOTS_HELP, job_of
+from prony.launch.follow import read_log
 from prony.launch.job import ENDED_STATE, Job, load
-from prony.launch.jobs import Jobs
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 
@@ -35,7 +35,7 @@ def logs(
             raise
         _print_folder(folder)
         return
-    sources = _sources(place, job, name)
+    sources = _sources(job, name)
     seen = dict.fromkeys(sources, 0)
     updated_s = 0.0
     while True:
@@ -50,15 +50,14 @@ def logs(
         time.sleep(LOOK_EVERY_S)
 
 
-def _sources(place: Jobs, job: Job, name: str) -> dict[str, Callable[[], str]]:
+def _sources(job: Job, name: str) -> dict[str, Callable[[], str]]:
     """Where words come from, by what they are called: of the run that was named, else of all of the job's."""
-    launcher = place.launcher(job)
-    found: dict[str, Callable[[], str]] = {"job": lambda: launcher.log(load(job.folder))}
+    found: dict[str, Callable[[], str]] = {"job": lambda: read_log(job)}
     named = [number for number, run in enumerate(job.runs) if run.plan.run_id.endswith(name)]
     for number in named or range(len(job.runs)):
         run = job.runs[number]
         folder = job.run_folder(run)
-        found[run.plan.run_id] = lambda number=number: launcher.log(load(job.folder), number)  # type: ignore[misc]
+        found[run.plan.run_id] = lambda number=number: read_log(job, number)  # type: ignore[misc]
         for file in (files.LAUNCHER_LOG, files.LOG):
             found[f"{run.plan.run_id}/{file}"] = lambda path=folder / file: _read(path)  # type: ignore[misc]
     return found

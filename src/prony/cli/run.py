@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from prony.cli.at_site import Where, follow, jobs_for, show_rendered, submit
+from prony.cli.at_site import Where, follow, jobs_for, leave, show_rendered, submit
 from prony.cli.execute import (
     Job,
     Outcome,
@@ -22,18 +22,17 @@ from prony.cli.execute import (
     refuse_unknown_models,
     runs_root,
 )
+from prony.cli.find_machine import find_machine
 from prony.cli.model_file import find_model_file
-from prony.cli.open_site import SITE_HELP, find_partition, find_site, site_root, warn
+from prony.cli.open_site import find_partition, find_site, site_root
 from prony.cli.progress import Display, make_display
 from prony.cli.repeats import print_repeats
+from prony.cli.site_options import AtSite, Block, Detach, Dry, PartitionName, SiteName, Time, at_site
 from prony.cli.study_history import longest_s
-from prony.launch.blocks import BLOCK
 from prony.launch.collect import collect_all
-from prony.launch.node import ask_node
-from prony.plan.request import check_target, make_stop, parse_seconds, parse_trial, split_words
+from prony.plan.request import check_target, make_stop, parse_trial, split_words
 from prony.plan.suites import Suite, load_suites
 from prony.plan.sweep import interleave, over_seeds
-from prony_node.contract.errors import RequestError
 from prony_node.contract.plan import Plan
 from prony_node.contract.trial import Trial
 from prony_node.workloads import WORKLOADS, find_workload
@@ -52,15 +51,15 @@ def run(
     energy: Annotated[bool, typer.Option(help="Sample power beside the run, where there is a sensor.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the record alone, as JSON.")] = False,
     out: Annotated[Path | None, typer.Option(help="Where run folders go (else $PRONY_RUNS, ./runs).")] = None,
-    site: Annotated[str | None, typer.Option(help=SITE_HELP)] = None,
-    partition: Annotated[str | None, typer.Option(help="Another partition than the site's own.")] = None,
-    job_time: Annotated[str | None, typer.Option("--time", help="Time limit of each job, such as 2h.")] = None,
-    block: Annotated[int, typer.Option(help="Runs that share an allocation of a site.")] = BLOCK,
-    detach: Annotated[bool, typer.Option("--detach", help="Submit, and do not wait.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what a site would get, submit nothing.")] = False,
+    site: SiteName = None,
+    partition: PartitionName = None,
+    job_time: Time = None,
+    block: Block = None,
+    detach: Detach = False,
+    dry_run: Dry = False,
 ) -> None:
     """Measure a workload, or every trial of a suite, on this machine or at a site."""
-    place = _place(site, partition, job_time, block, out, detach or dry_run)
+    place = _place(site, at_site(site is not None, partition, job_time, block, detach, dry_run), out)
     root = place.root if place else runs_root(out)
     suites = load_suites()
     model = find_model_file(target, root)
@@ -91,19 +90,12 @@ def run(
     raise typer.Exit(exit_code((outcome.record for outcome in outcomes), interrupted))
 
 
-def _place(
-    site: str | None, partition: str | None, time: str | None, block: int, out: Path | None, needed: bool
-) -> Where | None:
+def _place(site: str | None, at: AtSite, out: Path | None) -> Where | None:
     """The site that was named; None for the processes of this machine, which are not jobs."""
     if site is None:
-        if needed or partition or time:
-            raise RequestError(
-                "--partition, --time, --detach and --dry-run are about jobs; --site says where, or local"
-            )
         return None
     found = find_site(site)
-    time_s = parse_seconds(time, "--time") if time else None
-    return Where(found, find_partition(found, partition), site_root(found, out).absolute(), block, time_s)
+    return Where(found, find_partition(found, at.partition), site_root(found, out).absolute(), at.block, at.time_s)
 
 
 def _at_site(
@@ -117,10 +109,7 @@ def _at_site(
         raise typer.Exit
     submitted = submit(made, place.root)
     if detach:
-        for job in submitted:
-            print(job.id)
-        if any(job.handle is None for job in submitted):
-            warn("what waits is submitted by a later `prony jobs` or `prony collect`; `prony collect --wait` stays")
+        leave(submitted)
         raise typer.Exit
     return follow(submitted, place.root, display)
 
@@ -170,18 +159,14 @@ def _changed(trial: Trial, given: dict[str, str]) -> Trial:
 
 
 def _device_kind(suite: Suite, given: dict[str, str], root: Path, place: Where | None) -> str:
-    """What a suite's choice of trials depends on: asked from a node process, since we have no torch."""
+    """What a suite's choice of trials depends on."""
     device = given.get("device", "auto")
     if device != "auto":
         return device.partition(":")[0]
     if not suite.depends_on_device:
         return "cpu"
-    if place is not None and place.site.kind != "local":
-        return "cuda" if place.partition.accelerators else "cpu"
-    answer = ask_node("devices", root)
-    if not answer.get("kind"):
-        raise RequestError(f"{answer.get('reason', 'torch finds no device')}; PRONY_PYTHON names a Python that can")
-    return str(answer["kind"])
+    there = place.partition if place is not None and place.site.kind != "local" else None
+    return find_machine(device, root, there).device
 
 
 def print_json(records: list[dict[str, Any]], several: bool) -> None:

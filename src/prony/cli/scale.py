@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from prony.cli.execute import (
-    EXIT_FAILED,
-    EXIT_REQUEST,
-    Job,
-    Outcome,
-    execute,
-    exit_code,
-    refuse_missing_paths,
-    refuse_unknown_models,
-    runs_root,
-    where_lines,
-)
+from prony.cli.execute import Outcome, runs_root, where_lines
+from prony.cli.find_machine import find_machine
 from prony.cli.model_file import find_model_file
-from prony.cli.progress import make_display
-from prony.cli.sweep import RETRY_HELP, SHARE_HELP, split_finished
-from prony.launch.left import wait_for_left
-from prony.launch.lock import devices_of, hold_devices
+from prony.cli.open_site import find_partition, find_site, warn
+from prony.cli.site_options import Block, Detach, Dry, PartitionName, SiteName, Time, at_site
+from prony.cli.study_at_site import study_root
+from prony.cli.study_carry import Options
+from prony.cli.study_run import carry_out
+from prony.cli.study_view import make_view
+from prony.cli.sweep import RETRY_HELP, SHARE_HELP, end
+from prony.launch.blocks import BLOCK
+from prony.launch.site import Partition
 from prony.plan.request import make_stop
 from prony.plan.scale import STRONG, WEAK, Series, make_series, parse_counts
-from prony.plan.sweep import interleave
+from prony.plan.study import LOCAL
 from prony_node.contract.errors import RequestError
 from prony_node.contract.record import read_record
 
@@ -68,8 +63,16 @@ def scale(
     share: Annotated[bool, typer.Option("--share", help=SHARE_HELP)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the series alone, as JSON.")] = False,
     out: Annotated[Path | None, typer.Option(help="Where run folders go (else $PRONY_RUNS, ./runs).")] = None,
+    site: SiteName = None,
+    partition: PartitionName = None,
+    job_time: Time = None,
+    block: Block = None,
+    detach: Detach = False,
+    dry_run: Dry = False,
 ) -> None:
-    """Measure a workload on more and more devices; what is finished is skipped when started again."""
+    """Measure a workload on more and more devices, here or at a site; what is finished is skipped the next time."""
+    where = site or LOCAL
+    there = at_site(where != LOCAL, partition, job_time, block, detach, dry_run)
     root, stop = runs_root(out), make_stop(tolerance, max_time)
     ahead = parse_counts(predict, "--predict") if predict else []
     model = find_model_file(workload, root)
@@ -77,29 +80,40 @@ def scale(
         model.workload if model else workload,
         settings or [],
         _kinds(weak, strong, both),
+        lambda device: find_machine(device, root, _partition(where, partition)),
         parse_counts(nodes, "--nodes") if nodes else [],
         diagnose,
     )
-    _refuse_lonely_nodes(series)
-    file = model.plan if model else None
-    jobs = [Job(trial, stop, repeat, file=file) for trial, repeat in interleave(series.trials, repeats)]
-    refuse_missing_paths(jobs)
-    refuse_unknown_models(jobs, root)
-    display = make_display(Console(stderr=True))
-    with contextlib.nullcontext() if share else hold_devices(devices_of(series.trials), f"scale of {workload}"):
-        wait_for_left(root, {(job.trial.hash, job.repeat) for job in jobs}, display.note)
-        done, left = split_finished(jobs, root, retry_failed, display)
-        made, interrupted = execute(left, root, display)
-    outcomes = [*done, *made]
-    found = _analyse(outcomes, series, ahead, root)
+    if where == LOCAL:
+        _refuse_lonely_nodes(series)
+    study = series.study(stop, repeats, where)
+    if block is None:
+        there = replace(there, block=_whole_repeats(len(series.trials)))
+    if series.batch_taken:
+        warn(series.batch_taken)
+    files = {series.workload.name: model.plan} if model else {}
+    options = Options(root, retry_failed, share, files=files, at_site=there, leave_out=False)
+    carried = carry_out(study, options, make_view(Console(stderr=True)))
+    found = _analyse(carried.outcomes, series, ahead, study_root(study, root))
     if as_json:
-        document = {"schema": SCHEMA, "runs": [str(one.folder) for one in outcomes]}
+        document = {"schema": SCHEMA, "runs": [str(one.folder) for one in carried.outcomes]}
         json.dump({**document, "series": [one.to_json() for one in found]}, sys.stdout, indent=1)
         sys.stdout.write("\n")
-    elif outcomes:
-        _print(outcomes, found)
-    code = exit_code((outcome.record for outcome in outcomes), interrupted)
-    raise typer.Exit(EXIT_FAILED if code == EXIT_REQUEST else code)
+    elif carried.outcomes:
+        _print(carried.outcomes, found)
+    end(carried)
+
+
+def _partition(where: str, name: str | None) -> Partition | None:
+    """The partition whose nodes make the runs; None for this machine."""
+    if where == LOCAL or (site := find_site(where)).kind == LOCAL:
+        return None
+    return find_partition(site, name)
+
+
+def _whole_repeats(trials: int) -> int:
+    """Runs that share an allocation: each repeat of a series as a whole, and as many as a block takes."""
+    return trials * max(1, BLOCK // trials)
 
 
 def _kinds(weak: bool, strong: bool, both: bool) -> list[str]:
@@ -115,7 +129,7 @@ def _refuse_lonely_nodes(series: Series) -> None:
     if not os.environ.get(RENDEZVOUS) or os.environ.get(NODE_RANK) != "0":
         raise RequestError(
             f"--nodes needs {RENDEZVOUS}=HOST:PORT, an address of this node where all meet, and {NODE_RANK}=0; "
-            "the other nodes are started by you, as docs/scaling.md says"
+            "the other nodes are started by you, as docs/scaling.md says; --site NAME starts all of them"
         )
 
 

@@ -14,6 +14,7 @@ from prony.cli.at_site import show_rendered
 from prony.cli.execute import EXIT_FAILED
 from prony.cli.open_site import example_sites, find_partition, find_site, site_root, warn
 from prony.launch.calls import NoAnswer
+from prony.launch.follow import read_log
 from prony.launch.job import ENDED_STATE, Job, load, new_job
 from prony.launch.jobs import Jobs
 from prony.launch.site import Partition, Site
@@ -172,7 +173,7 @@ def check(
     place = Jobs(root, warn)
     place.add([job])
     ended = _wait(place, job)
-    findings = [*judge(ended, place.launcher(ended).log(ended)), *_limits(found, chosen)]
+    findings = [*judge(ended, read_log(ended)), *_limits(found, chosen)]
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
         print(f"{finding.level:<8} {finding.name:<{width}}  {finding.message}")

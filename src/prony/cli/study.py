@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from prony.cli.execute import runs_root
 from prony.cli.model_file import find_model_file
 from prony.cli.open_store import RUNS_HELP
-from prony.cli.study_run import Options
-from prony.cli.study_view import make_view
+from prony.cli.site_options import Block, Detach, Dry, PartitionName, Time, at_site
+from prony.cli.study_carry import Options
 from prony.cli.sweep import ENERGY_HELP, RETRY_HELP, SHARE_HELP, run_study
-from prony.plan.request import parse_seconds
 from prony.plan.studies import load_study
 from prony.plan.study import LOCAL, Study
 from prony_node.contract.errors import RequestError
@@ -38,8 +36,6 @@ Energy = Annotated[bool, typer.Option(help=ENERGY_HELP)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON alone.")]
 Out = Annotated[Path | None, typer.Option(help="Where run folders go (else $PRONY_RUNS, ./runs).")]
 At = Annotated[str | None, typer.Option(metavar="SITE", help="Where, instead of where the study says.")]
-Time = Annotated[str | None, typer.Option("--time", help="Time limit of each job of a site, such as 2h.")]
-Dry = Annotated[bool, typer.Option("--dry-run", help="Show what a site would get, submit nothing.")]
 Runs = Annotated[Path | None, typer.Option(help=RUNS_HELP)]
 
 
@@ -97,7 +93,10 @@ def run(
     share: Share = False,
     energy: Energy = True,
     site: At = None,
+    partition: PartitionName = None,
     time: Time = None,
+    block: Block = None,
+    detach: Detach = False,
     dry_run: Dry = False,
     as_json: Json = False,
     out: Out = None,
@@ -105,19 +104,12 @@ def run(
     """Make every run of the study that has no record yet on this machine with this software."""
     root = runs_root(out)
     opened = open_study(target, size, settings, root, site)
-    if opened.study.site == LOCAL and (time or dry_run):
-        raise RequestError("--time and --dry-run are about the jobs of a site; --site says where")
-    time_s = parse_seconds(time, "--time") if time else None
-    options = Options(root, retry_failed, share, energy, opened.files, time_s)
-    if dry_run:
-        from prony.cli.study_at_site import show_jobs
-
-        show_jobs(opened.study, options, make_view(Console(stderr=True)))
-        return
+    there = at_site(opened.study.site != LOCAL, partition, time, block, detach, dry_run)
+    options = Options(root, retry_failed, share, energy, opened.files, there)
     try:
         run_study(opened.study, options, as_json)
     except typer.Exit:  # with what came of it: the tables follow, whatever that was
-        if opened.study.tables and not as_json:
+        if opened.study.tables and not (as_json or detach or dry_run):
             _print_tables(opened.study, root)
         raise
 
@@ -131,13 +123,19 @@ def resume(
     share: Share = False,
     energy: Energy = True,
     site: At = None,
+    partition: PartitionName = None,
     time: Time = None,
+    block: Block = None,
+    detach: Detach = False,
     dry_run: Dry = False,
     as_json: Json = False,
     out: Out = None,
 ) -> None:
     """Go on with what is missing, after a kill, a power cut or a spent budget; no finished run is made again."""
-    run(target, settings, size, retry_failed, share, energy, site, time, dry_run, as_json, out)
+    run(
+        target, settings, size, retry_failed, share, energy,
+        site, partition, time, block, detach, dry_run, as_json, out,
+    )  # fmt: skip
 
 
 @study.command()

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prony.cli.at_site import Where, follow, jobs_for, show_rendered, submit
+import typer
+
+from prony.cli.at_site import Where, follow, jobs_for, leave, show_rendered, submit
 from prony.cli.execute import Job, Outcome, plan_of, refuse_missing_paths, runs_root
 from prony.cli.open_site import find_partition, find_site, warn
+from prony.cli.study_carry import Carried, Options, make_job, note_skipped
 from prony.cli.study_history import History, is_finished, longest_s, read_history, skipped_line
-from prony.cli.study_run import SKIPS_SHOWN, Carried, Options, make_job
 from prony.cli.study_view import StudyView
 from prony.launch import job as launched
 from prony.launch.estimate import FIXED_LENGTHS
@@ -43,21 +45,27 @@ class _Prepared:
 
 
 def carry_out_at_site(study: Study, options: Options, view: StudyView) -> Carried:
-    """Make every run of the study that has no record in the site's root; runs whose job is open are waited for."""
+    """Make every run of the study that has no record in the site's root; runs whose job is open are waited for.
+
+    With --dry-run, or with --detach while jobs are under way, the command ends here.
+    """
     found = _prepare(study, options, view)
+    if options.at_site.dry_run:
+        show_rendered(found.new_jobs)
+        raise typer.Exit
     submitted = submit(found.new_jobs, found.root) if found.new_jobs else []
+    under_way = [*found.open_jobs, *submitted]
+    if options.at_site.detach and under_way:
+        leave(under_way)
+        warn("the same command again collects what has ended, and prints the tables once all has")
+        raise typer.Exit
     try:
-        made, interrupted = follow([*found.open_jobs, *submitted], found.root, view)
+        made, interrupted = follow(under_way, found.root, view)
     finally:
         view.close()
     wanted = {_key(job) for job in found.jobs}
     ours = [one for one in made if (one.record["trial"]["hash"], one.record["repeat"]) in wanted]
     return Carried([*found.done, *ours], interrupted)
-
-
-def show_jobs(study: Study, options: Options, view: StudyView) -> None:
-    """What the site would get now; nothing is submitted."""
-    show_rendered(_prepare(study, options, view).new_jobs)
 
 
 def _prepare(study: Study, options: Options, view: StudyView) -> _Prepared:
@@ -73,9 +81,10 @@ def _prepare(study: Study, options: Options, view: StudyView) -> _Prepared:
     done, left = known.divide(jobs, options.retry_failed, view)
     new_jobs: list[launched.Job] = []
     if left:
-        where = Where(site, find_partition(site, None), root.absolute(), time_s=options.time_s)
+        at = options.at_site
+        where = Where(site, find_partition(site, at.partition), root.absolute(), at.block, at.time_s)
         plans = [plan_of(job) for job in left]
-        estimates_s = known.estimates_s(plans) if options.time_s is None else {}
+        estimates_s = known.estimates_s(plans) if at.time_s is None else {}
         new_jobs = jobs_for(in_order(plans), where, estimates_s)
     return _Prepared(root, jobs, done, known.open_jobs, new_jobs)
 
@@ -149,10 +158,7 @@ class _Known:
                 skipped.append(skipped_line(job, outcome))
             elif _key(job) not in self._under_way:
                 left.append(job)
-        for line in skipped[:SKIPS_SHOWN]:
-            view.note(line)
-        if len(skipped) > SKIPS_SHOWN:
-            view.note(f"{len(skipped) - SKIPS_SHOWN} more finished before, skipped")
+        note_skipped(skipped, view)
         return done, left
 
     def _finished(self, key: Key, retry_failed: bool) -> Outcome | None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prony.cli.execute import Job, Outcome
-from prony.cli.progress import Display
 from prony.launch.node import ask_node
 from prony.plan.estimate import Estimator, Seen
 from prony.report.numbers import format_share
@@ -72,23 +71,6 @@ def read_history(root: Path, wanted: Collection[tuple[Trial, int]], anywhere: bo
             runs.setdefault((run.trial_hash, run.repeat), []).append(run)
     seen = [one for name in workloads for run in store.runs(SEEN_OF_A_WORKLOAD, name, "ok") if (one := seen_of(run))]
     return History(runs, Estimator(seen, machine))
-
-
-def split_finished(
-    jobs: list[Job], root: Path, retry_failed: bool, display: Display
-) -> tuple[list[Outcome], list[Job]]:
-    """What has a record on this machine with this software already, and what is left to run."""
-    history = read_history(root, [(job.trial, job.repeat) for job in jobs])
-    done: list[Outcome] = []
-    left: list[Job] = []
-    for job in jobs:
-        outcome = history.finished(job.trial, job.repeat, retry_failed)
-        if outcome is None:
-            left.append(job)
-            continue
-        done.append(outcome)
-        display.note(skipped_line(job, outcome))
-    return done, left
 
 
 def skipped_line(job: Job, outcome: Outcome) -> str:

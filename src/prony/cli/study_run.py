@@ -1,11 +1,9 @@
-"""Carrying out a study, for `sweep` and `study run`: what is missing is run, whatever happened before."""
+"""Carrying out a study, for `sweep`, `scale` and `study run`: what is missing is run, whatever happened before."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from prony.cli.execute import (
@@ -18,6 +16,8 @@ from prony.cli.execute import (
     refuse_unknown_models,
     run_one,
 )
+from prony.cli.study_at_site import carry_out_at_site
+from prony.cli.study_carry import Carried, Options, make_job, note_skipped
 from prony.cli.study_here import impossible_here, said_once
 from prony.cli.study_history import History, read_history, skipped_line
 from prony.cli.study_view import StudyView, Tally
@@ -27,44 +27,21 @@ from prony.plan.order import Turn
 from prony.plan.prune import OUT_OF_MEMORY, OutOfMemory
 from prony.plan.study import LOCAL, Study, refuse_refused
 from prony.report.numbers import format_seconds
+from prony_node.contract.errors import RequestError
 
 FAILURES_IN_A_ROW = 5
 ORDERLY = (OUT_OF_MEMORY, "request")  # failures that say something about the trial and not about the machine
-SKIPS_SHOWN = 20
-
-
-@dataclass(frozen=True)
-class Options:
-    """How a study is carried out here."""
-
-    root: Path
-    retry_failed: bool = False
-    share: bool = False
-    energy: bool = True
-    files: dict[str, dict[str, Any]] = field(default_factory=dict)  # what the plan carries of a user's model file
-    time_s: float | None = None  # the limit of each job, at a site
-
-
-@dataclass
-class Carried:
-    """What came of it: the outcomes in the order of the study, and why it stopped before its end, where it did."""
-
-    outcomes: list[Outcome]
-    interrupted: bool = False
-    stopped: str | None = None
-    gave_up: bool = False
-    pruned: list[str] = field(default_factory=list)
 
 
 def carry_out(study: Study, options: Options, view: StudyView) -> Carried:
     """Make every run of the study that has no record yet."""
     if study.site != LOCAL:
-        from prony.cli.study_at_site import carry_out_at_site
-
         return carry_out_at_site(study, options, view)
     planned = study.planned()
     refuse_refused(planned)
     impossible = impossible_here(planned, options.root)
+    if impossible and not options.leave_out:
+        raise RequestError(next(iter(impossible.values())))
     for line in said_once(impossible):
         view.note(line)
     turns = study.turns([one for one in planned if one.trial.hash not in impossible])
@@ -79,13 +56,6 @@ def carry_out(study: Study, options: Options, view: StudyView) -> Carried:
             return carrying.all()
         finally:
             view.close()
-
-
-def make_job(study: Study, turn: Turn, number: int, options: Options) -> Job:
-    """A turn of the study as a run to be made."""
-    trial, part = turn.planned.trial, turn.planned.part
-    member = {"name": study.name, "part": part.name, "order": study.order, "seed": study.seed, "turn": number}
-    return Job(trial, part.stop, turn.repeat, options.energy, options.files.get(trial.workload), member)
 
 
 def _devices(study: Study, turns: list[Turn], options: Options) -> contextlib.AbstractContextManager[None]:
@@ -144,10 +114,7 @@ class _Carrying:
                 continue
             self._keep(turn, outcome)
             skipped.append(skipped_line(job, outcome))
-        for line in skipped[:SKIPS_SHOWN]:
-            self._view.note(line)
-        if len(skipped) > SKIPS_SHOWN:
-            self._view.note(f"{len(skipped) - SKIPS_SHOWN} more finished before, skipped")
+        note_skipped(skipped, self._view)
         return left
 
     def _keep(self, turn: Turn, outcome: Outcome) -> None:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 
 from prony.cli.execute import EXIT_FAILED, EXIT_REQUEST, Outcome, exit_code, runs_root, where_lines
 from prony.cli.model_file import find_model_file
+from prony.cli.open_site import warn
 from prony.cli.repeats import print_repeats
 from prony.cli.run import print_json
-from prony.cli.study_history import split_finished as split_finished
-from prony.cli.study_run import Carried, Options, carry_out
+from prony.cli.site_options import Block, Detach, Dry, PartitionName, SiteName, Time, at_site
+from prony.cli.study_carry import Carried, Options
+from prony.cli.study_run import carry_out
 from prony.cli.study_view import make_view
 from prony.plan.order import ORDERS
 from prony.plan.request import make_stop
-from prony.plan.study import Study, study_of_words
+from prony.plan.study import LOCAL, Study, study_of_words
 from prony_node.contract.errors import RequestError, unknown
 from prony_node.workloads import find_workload
 
@@ -46,42 +49,47 @@ def sweep(
     energy: Annotated[bool, typer.Option(help=ENERGY_HELP)] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the records alone, as a JSON list.")] = False,
     out: Annotated[Path | None, typer.Option(help="Where run folders go (else $PRONY_RUNS, ./runs).")] = None,
+    site: SiteName = None,
+    partition: PartitionName = None,
+    job_time: Time = None,
+    block: Block = None,
+    detach: Detach = False,
+    dry_run: Dry = False,
 ) -> None:
-    """Measure a grid of settings; what is finished is skipped when started again."""
+    """Measure a grid of settings, here or at a site; what is finished is skipped when started again."""
     if not settings:
         raise RequestError(
             "a sweep needs settings with values to try, such as batch_size=16,32,64 or batch_size=16..4096"
         )
     if order not in ORDERS:
         raise unknown("order", order, ORDERS)
+    where = site or LOCAL
+    there = at_site(where != LOCAL, partition, job_time, block, detach, dry_run)
     root = runs_root(out)
     stop = make_stop(tolerance, max_time)
     model = find_model_file(workload, root)
     found = model.workload if model else find_workload(workload)
     study = study_of_words(found, settings, stop, repeats, order, seed)
     files = {found.name: model.plan} if model else {}
-    run_study(study, Options(root, retry_failed, share, energy, files), as_json)
+    run_study(replace(study, site=where), Options(root, retry_failed, share, energy, files, there), as_json)
 
 
 def run_study(study: Study, options: Options, as_json: bool) -> None:
     """Carry a study out, print what came of it, and exit."""
-    console = Console(stderr=True)
-    carried = carry_out(study, options, make_view(console))
-    records = [outcome.record for outcome in carried.outcomes]
+    carried = carry_out(study, options, make_view(Console(stderr=True)))
     if as_json:
-        print_json(records, several=True)
+        print_json([outcome.record for outcome in carried.outcomes], several=True)
     else:
         _print_outcomes(carried.outcomes)
+    end(carried)
+
+
+def end(carried: Carried) -> NoReturn:
+    """Say why a study stopped before its end, where it did, and exit."""
     if carried.stopped:
-        console.print(f"prony: {carried.stopped}", highlight=False, markup=False, soft_wrap=True)
-    raise typer.Exit(_code(carried))
-
-
-def _code(carried: Carried) -> int:
-    if carried.gave_up:
-        return EXIT_FAILED
+        warn(carried.stopped)
     code = exit_code((outcome.record for outcome in carried.outcomes), carried.interrupted)
-    return EXIT_FAILED if code == EXIT_REQUEST else code
+    raise typer.Exit(EXIT_FAILED if carried.gave_up or code == EXIT_REQUEST else code)
 
 
 def _print_outcomes(outcomes: list[Outcome]) -> None:

@@ -1,4 +1,4 @@
-"""Following a run through its progress file."""
+"""Following a run through its progress file, and a job through its logs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+from prony.launch.job import LOG, Job
 from prony_node.contract import files
+
+
+def read_log(job: Job, number: int | None = None) -> str:
+    """What a job said, or its run of this number: its launcher has put that into the job's folder."""
+    path = job.folder / LOG if number is None else job.run_log(number)
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 class ProgressTail:

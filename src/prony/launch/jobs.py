@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from prony.launch import job as kept
+from prony.launch.follow import read_log
 from prony.launch.image import check_image
 from prony.launch.job import ENDED_STATE, NODE_ZIP, SUBMITTED, WAITING, Job, Outcome, load_jobs, save
 from prony.launch.node import write_node_zip
@@ -203,12 +204,11 @@ class Jobs:
 
     def _end(self, job: Job, outcome: Outcome, changes: Changes) -> Job:
         ended = replace(job, state=ENDED_STATE, outcome=outcome, ended=self._now().isoformat(), note="")
-        launcher = self.launcher(job)
-        failure = launcher.failure(ended)
+        failure = self.launcher(job).failure(ended)
         if outcome.state == "REFUSED":
             failure = {"kind": "request", "message": outcome.reason}
         again = next_attempt(ended, failure)
-        changes.recorded += settle(ended, failure, _last_words(launcher, ended), will_retry=again is not None)
+        changes.recorded += settle(ended, failure, _last_words(ended), will_retry=again is not None)
         if again is not None:
             changes.retried.append(self._prepare(save(again)))
             ended = replace(ended, followed_by=again.id)
@@ -230,11 +230,11 @@ class Jobs:
             yield
 
 
-def _last_words(launcher: Launcher, job: Job) -> str:
+def _last_words(job: Job) -> str:
     """What was said where the first run that never began was to begin, or else by the job itself."""
     never = left(job)
-    own = launcher.log(job, job.runs.index(never[0])) if never else ""
-    return own if own.strip() else launcher.log(job)
+    own = read_log(job, job.runs.index(never[0])) if never else ""
+    return own if own.strip() else read_log(job)
 
 
 def _one_of_each_place(jobs: Sequence[Job]) -> list[Job]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
-from prony.launch.job import JOBS, LOG, NODE_ZIP, SCRIPT, Job, Outcome
+from prony.launch.job import JOBS, NODE_ZIP, SCRIPT, Job, Outcome
 from prony.launch.kubernetes_answers import failure_of, pod_facts, status_of
 from prony.launch.kubernetes_api import Api, ApiProblem, persist
 from prony.launch.kubernetes_detect import nodes_of
@@ -174,13 +174,6 @@ class Kubernetes:
 
     def failure(self, job: Job) -> dict[str, str]:
         return failure_of(job.outcome or Outcome(""), job.handle or job.id, job.time_s, job.cancelled)
-
-    def log(self, job: Job, number: int | None = None) -> str:
-        path = job.folder / LOG if number is None else job.run_log(number)
-        try:
-            return path.read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return ""
 
     def fetch(self, job: Job) -> None:
         """Nothing: a job has not ended before all of it is here."""

@@ -82,13 +82,6 @@ class LocalJobs:
         why = f": {outcome.reason}" if outcome.reason else ""
         return make_failure("lost", f"the job ended{code} and its run left no record{why}")
 
-    def log(self, job: Job, number: int | None = None) -> str:
-        path = job.folder / LOG if number is None else job.run_log(number)
-        try:
-            return path.read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return ""
-
     def fetch(self, job: Job) -> None:
         """Nothing: the run folders are here."""
 

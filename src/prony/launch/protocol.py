@@ -72,10 +72,6 @@ class Launcher(Protocol):
         """What the end of a job (`job.outcome`) means for a run of it that left no record: kind and message."""
         ...
 
-    def log(self, job: Job, number: int | None = None) -> str:
-        """What the job said, or its run of this number."""
-        ...
-
     def fetch(self, job: Job) -> None:
         """Bring run folders here that are not here yet; nothing where the file system is shared."""
         ...

@@ -175,13 +175,6 @@ class Slurm:
     def failure(self, job: Job) -> dict[str, str]:
         return answers.failure_of(job.outcome or Outcome(""), job.handle or job.id, job.time_s)
 
-    def log(self, job: Job, number: int | None = None) -> str:
-        path = job.folder / LOG if number is None else job.run_log(number)
-        try:
-            return path.read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return ""
-
     def fetch(self, job: Job) -> None:
         """Nothing: the run folders are on a file system that is seen here."""
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prony.plan.space import Planned
+from prony_node.contract.errors import RequestError
 
 ORDERS = ("random", "given")
 
@@ -19,6 +20,11 @@ class Turn:
     planned: Planned
     repeat: int
     place: int  # of the trial as the study gives it
+
+
+def check_repeats(repeats: int) -> None:
+    if repeats < 1:
+        raise RequestError(f"--repeats {repeats} is not possible: give at least 1")
 
 
 def seed_of(name: str) -> int:

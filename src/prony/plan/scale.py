@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from prony.plan.order import check_repeats
 from prony.plan.request import split_words, with_loader
+from prony.plan.space import Axis, Part, known_settings
+from prony.plan.study import Study
 from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.contract.parallel import OPTIONS, SEVERAL_ONLY, devices_per_node
-from prony_node.contract.settings import SETTINGS
+from prony_node.contract.plan import Stop
+from prony_node.contract.settings import SETTINGS, Value
 from prony_node.contract.trial import Trial
 from prony_node.workloads import find_workload
 from prony_node.workloads.config import Workload
@@ -25,13 +29,32 @@ COUNTED = {"devices", "nodes", *SEVERAL_ONLY, *(name for options in OPTIONS.valu
 class Series:
     """The trials of a scaling study, by kind; one device is in both."""
 
+    workload: Workload
     by_kind: dict[str, list[Trial]] = field(default_factory=dict)
     no_free: str = ""  # why there are no trials with sync=off
+    batch_taken: str = ""  # which batch was taken where nobody gave one
 
     @property
     def trials(self) -> list[Trial]:
         """Each trial once, in the order in which they are run: the diagnostic beside what it explains."""
         return list({trial.hash: trial for trials in self.by_kind.values() for trial in trials}.values())
+
+    def study(self, stop: Stop, repeats: int, site: str) -> Study:
+        """The series as a study: each trial once before any is repeated, there and back again."""
+        check_repeats(repeats)
+        settings = known_settings(self.workload)
+        parts = [
+            Part(
+                kind,
+                (self.workload,),
+                tuple(Axis((name,), ((settings[name].show(value),),)) for name, value in trial.settings.items()),
+                stop=stop,
+                repeats=repeats,
+            )
+            for kind, trials in self.by_kind.items()
+            for trial in trials
+        ]
+        return Study(f"scaling of {self.workload.name}", tuple(parts), order="given", site=site)
 
     def hashes(self, kind: str) -> set[str]:
         return {trial.hash for trial in self.by_kind[kind]}
@@ -46,14 +69,26 @@ class Count:
 
 
 def make_series(
-    target: str | Workload, words: Iterable[str], kinds: Sequence[str], nodes: Sequence[int] = (), diagnose: bool = True
+    target: str | Workload,
+    words: Iterable[str],
+    kinds: Sequence[str],
+    machine: Callable[[str], Machine],
+    nodes: Sequence[int] = (),
+    diagnose: bool = True,
 ) -> Series:
-    """The trials at each count of `devices=1,2,4`, and with the largest on each of so many nodes; all checked."""
+    """The trials at each count of `devices=1,2,4`, and with the largest on each of so many nodes; all checked.
+
+    `machine` says what the setting `device` means where the series is run; it is asked where a default depends on it.
+    """
     workload = find_workload(target) if isinstance(target, str) else target
     given: dict[str, object] = dict(with_loader(split_words(words, workload.own_settings())))
     counts = _counts(str(given.pop("devices", "")), nodes)
     _refuse(given)
-    series = Series(no_free="" if diagnose else "the runs with sync=off were switched off")
+    series = Series(workload, no_free="" if diagnose else "the runs with sync=off were switched off")
+    if STRONG in kinds and not given.keys() & {"batch_size", "global_batch"}:
+        found = machine(str(given.get("device", "auto")))
+        given["batch_size"] = workload.defaults(_on_one(workload, given, counts[-1]), found)["batch_size"]
+        series.batch_taken = _taken(_whole(given), found)
     for kind in kinds:
         trials: list[Trial] = []
         for count in counts:
@@ -132,9 +167,7 @@ def _implied(workload: Workload, given: dict[str, object], largest: Count) -> di
 
     One device would take others (it captures its step where it can), and then not only the devices would change.
     """
-    asked = {name: value for name, value in given.items() if name != "global_batch"}
-    many = workload.parse({**asked, **vars(largest)})
-    one = {name: value for name, value in many.items() if name not in {"devices", "nodes", *SEVERAL_ONLY}}
+    many, one = _on_many(workload, given, largest), _on_one(workload, given, largest)
     named = str(given.get("device", "auto")).partition(":")[0]
     implied: dict[str, object] = {}
     for kind in KINDS if named == "auto" else (named,):
@@ -147,6 +180,37 @@ def _implied(workload: Workload, given: dict[str, object], largest: Count) -> di
     return implied
 
 
+def _on_many(workload: Workload, given: dict[str, object], largest: Count) -> dict[str, Value]:
+    """What was given, as the most devices take it; a batch of all devices says nothing of other settings."""
+    asked = {name: value for name, value in given.items() if name != "global_batch"}
+    return workload.parse({**asked, **vars(largest)})
+
+
+def _on_one(workload: Workload, given: dict[str, object], largest: Count) -> dict[str, Value]:
+    many = _on_many(workload, given, largest)
+    return {name: value for name, value in many.items() if name not in {"devices", "nodes", *SEVERAL_ONLY}}
+
+
+def _taken(whole: int, machine: Machine) -> str:
+    memory = "of unknown memory" if machine.memory_gib is None else f"{machine.memory_gib:.0f} GiB"
+    what = machine.device if machine.device == "cpu" else f"{machine.device}, {memory}"
+    return (
+        f"no batch was given: strong scaling keeps {whole} on all devices together, which one device ({what}) "
+        "takes by default; global_batch=N says another"
+    )
+
+
+def _pieces(settings: Mapping[str, object]) -> int:
+    return int(SETTINGS["grad_accumulation"].parse(settings.get("grad_accumulation", 1)))
+
+
+def _whole(settings: Mapping[str, object]) -> int:
+    """The batch of all devices together."""
+    if "global_batch" in settings:
+        return int(SETTINGS["global_batch"].parse(settings["global_batch"]))
+    return int(SETTINGS["batch_size"].parse(settings["batch_size"])) * _pieces(settings)
+
+
 def _batch(settings: dict[str, object], counts: Sequence[Count], count: Count, kind: str) -> dict[str, object]:
     if kind == WEAK:
         if "global_batch" in settings:
@@ -154,16 +218,7 @@ def _batch(settings: dict[str, object], counts: Sequence[Count], count: Count, k
                 "weak scaling keeps the batch of each device: give batch_size; global_batch is what --strong keeps"
             )
         return {}
-    pieces = int(SETTINGS["grad_accumulation"].parse(settings.get("grad_accumulation", 1)))
-    if "global_batch" in settings:
-        whole = int(SETTINGS["global_batch"].parse(settings["global_batch"]))
-    elif "batch_size" in settings:
-        whole = int(SETTINGS["batch_size"].parse(settings["batch_size"])) * pieces
-    else:
-        raise RequestError(
-            "strong scaling keeps the batch of all devices together: give it as global_batch=N, "
-            "or that of one device as batch_size=N"
-        )
+    pieces, whole = _pieces(settings), _whole(settings)
     for other in counts:
         if whole % (other.devices * pieces):
             parts = f"{other.devices} devices" + (f" x {pieces} micro-batches" if pieces > 1 else "")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from prony.catalog.published import TableSpec
-from prony.plan.order import Turn, arrange, seed_of
+from prony.plan.order import Turn, arrange, check_repeats, seed_of
 from prony.plan.request import split_words, with_loader
 from prony.plan.space import Axis, Part, Planned, expand, known_settings
 from prony.plan.values import split_values
@@ -65,8 +65,7 @@ def study_of_words(
     seed: int | None = None,
 ) -> Study:
     """The study that `prony sweep WORKLOAD setting=values ...` stands for."""
-    if repeats < 1:
-        raise RequestError(f"--repeats {repeats} is not possible: give at least 1")
+    check_repeats(repeats)
     settings = known_settings(workload)
     axes = []
     for name, text in with_loader(split_words(words, workload.own_settings())).items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
+from prony.plan.order import check_repeats
 from prony.plan.study import refuse_refused, study_of_words
 from prony_node.contract.errors import RequestError
 from prony_node.contract.plan import Stop
@@ -39,8 +40,7 @@ def over_seeds(trial: Trial, seeds: int | None) -> list[Trial]:
 
 def interleave(items: list[Item], repeats: int) -> list[tuple[Item, int]]:
     """Each item once before any is repeated, there and back again, so that a drift hits all alike."""
-    if repeats < 1:
-        raise RequestError(f"--repeats {repeats} is not possible: give at least 1")
+    check_repeats(repeats)
     rounds = []
     for repeat in range(repeats):
         ordered = items if repeat % 2 == 0 else list(reversed(items))

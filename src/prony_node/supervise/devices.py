@@ -6,11 +6,13 @@ from typing import Any
 
 
 def find_devices() -> dict[str, Any]:
-    """kind: cpu or the accelerator's (cuda, xpu, mps), with names; null with a reason without torch."""
+    """kind: cpu or the accelerator's (cuda, xpu, mps), with names and memory; null with a reason without torch."""
     try:
         import torch
     except ImportError as error:
         return {"kind": None, "devices": [], "reason": f"torch cannot be imported: {error}"}
+    from prony_node.measure.device import machine_of
+
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if accelerator is None:
         return {"kind": "cpu", "devices": ["cpu"], "torch": str(torch.__version__)}
@@ -20,4 +22,5 @@ def find_devices() -> dict[str, Any]:
         str(module.get_device_name(index)) if hasattr(module, "get_device_name") else kind
         for index in range(torch.accelerator.device_count())
     ]
-    return {"kind": kind, "devices": names, "torch": str(torch.__version__)}
+    memory_gib = [machine_of(torch.device(kind, index), cores=1).memory_gib for index in range(len(names))]
+    return {"kind": kind, "devices": names, "memory_gib": memory_gib, "torch": str(torch.__version__)}

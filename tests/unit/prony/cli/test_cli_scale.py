@@ -11,7 +11,9 @@ import scaling_records
 from typer.testing import CliRunner
 
 import prony.cli.scale
+import prony.cli.study_here
 import prony.cli.study_history
+import prony.cli.study_run
 from prony.cli.execute import Job, Outcome
 from prony.cli.main import make_app
 from prony.launch.lock import hold_devices
@@ -26,11 +28,8 @@ class Machine:
         self.made: list[Job] = []
         self.fails: int | None = None  # the count of devices whose runs fail
 
-    def execute(self, jobs: list[Job], root: Path, display: Any) -> tuple[list[Outcome], bool]:
-        self.made += jobs
-        return [self._run(job, root) for job in jobs], False
-
-    def _run(self, job: Job, root: Path) -> Outcome:
+    def run(self, job: Job, root: Path, *_: Any) -> Outcome:
+        self.made.append(job)
         settings = job.trial.settings
         nodes, sync = int(settings.get("nodes", 1)), settings.get("sync", True) is True
         devices = int(settings["devices"])
@@ -49,7 +48,8 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     found = Machine()
-    monkeypatch.setattr(prony.cli.scale, "execute", found.execute)
+    monkeypatch.setattr(prony.cli.study_run, "run_one", found.run)
+    monkeypatch.setattr(prony.cli.study_here, "ask_node", lambda *_: {"kind": "cuda", "devices": ["an H200"] * 8})
     monkeypatch.setattr(prony.cli.study_history, "ask_node", lambda *_: {"machine": "m", "software": "s"})
     return found
 
@@ -67,6 +67,14 @@ def test_the_answer_holds_gain_loss_and_prediction(machine: Machine, tmp_path: P
     for words in ("90.0 %", "communication", "Nothing else changed", "Held out: from 1 and 2 alone", "between 3 runs"):
         assert words in said
     assert f"prony report --runs {tmp_path}" in said.replace("\n", " ")
+
+
+def test_a_batch_that_nobody_gave_is_said_before_the_runs(machine: Machine, tmp_path: Path) -> None:
+    words = "scale gpt-tiny devices=1,2 device=cpu --strong --repeats 1 --out"
+    done = CliRunner().invoke(make_app("scale"), [*words.split(), str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert "no batch was given: strong scaling keeps 8 on all devices together" in done.stderr
+    assert machine.made[1].trial.settings["global_batch"] == 8
 
 
 def test_a_collective_that_was_run_here_stands_beside(machine: Machine, tmp_path: Path) -> None:
@@ -132,6 +140,11 @@ def test_nodes_need_a_place_to_meet(machine: Machine, tmp_path: Path, monkeypatc
     monkeypatch.setenv(place.NODE_RANK, "0")
     document = json.loads(scale(tmp_path, "devices=1,2 batch_size=64 --nodes 2 --repeats 1 --json"))
     assert [(one["devices"], one["nodes"]) for one in document["series"][0]["points"]] == [(1, 1), (2, 1), (4, 2)]
+
+
+def test_more_devices_than_there_are_start_nothing(machine: Machine, tmp_path: Path) -> None:
+    scale(tmp_path, "devices=1,2,16 batch_size=64", code=2)
+    assert machine.made == []
 
 
 def test_kinds_exclude_each_other(machine: Machine, tmp_path: Path) -> None:

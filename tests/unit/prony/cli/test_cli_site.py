@@ -112,9 +112,45 @@ def test_a_study_is_shown_as_the_jobs_of_any_site(sites: Path) -> None:
     assert not (sites / "runs").exists()
 
 
+def blocks_of(output: str) -> list[tuple[int, int]]:
+    """Nodes, and runs, of each job that was shown."""
+    scripts = output.split("#SBATCH --nodes=")[1:]
+    return [(int(script.split()[0]), script.count("\nrun 0")) for script in scripts]
+
+
+def test_a_sweep_is_shown_as_the_jobs_of_a_site(sites: Path) -> None:
+    words = ("sweep", "gpt-tiny", "batch_size=1..4", "--order", "given", "--site", "mine", "--dry-run")
+    assert blocks_of(prony(*words).output) == [(1, 3)]
+    assert blocks_of(prony(*words, "--block", "2").output) == [(1, 2), (1, 1)]
+    assert not (sites / "runs").exists()
+
+
+def test_a_scaling_series_is_shown_as_jobs_of_whole_repeats(sites: Path) -> None:
+    """Counts that are compared share an allocation; one more run than a block takes must not be alone in another."""
+    words = ("scale", "gpt-tiny", "devices=1,2,3,4", "batch_size=12", "--site", "mine", "--dry-run")
+    done = prony(*words)
+    assert done.exit_code == 0, done.output
+    assert blocks_of(done.output) == [(1, 14), (1, 7)], "of 21 runs"
+    assert "#SBATCH --gres=gpu:4" in done.output
+    assert blocks_of(prony(*words, "--block", "20").output) == [(1, 20), (1, 1)]
+    assert not (sites / "runs").exists()
+
+
+def test_several_nodes_of_a_site_need_no_rendezvous_and_their_runs_are_jobs_of_their_own(sites: Path) -> None:
+    words = ("scale", "gpt-tiny", "devices=1,2", "--strong", "--nodes", "2", "--site", "mine", "--dry-run")
+    done = prony(*words, "--repeats", "2")
+    assert done.exit_code == 0, done.output
+    assert blocks_of(done.output) == [(1, 3), (2, 4), (1, 3)], "there and back again"
+    assert "strong scaling keeps 256 on all devices together, which one device (cuda, of unknown memory)" in done.output
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (["sweep", "gpt-tiny", "seed=0,1", "--time", "1h"], "--site says where"),
+        (["scale", "gpt-tiny", "devices=1,2", "--detach"], "--site says where"),
+        (["scale", "gpt-tiny", "devices=1,8", "batch_size=8", "--site", "mine"], "devices=8 is not possible on mine"),
+        (["scale", "gpt-tiny", "devices=1,2", "--nodes", "2", "batch_size=8"], "--site NAME starts all of them"),
         (["run", "gpt-tiny", "--detach"], "--site says where"),
         (["run", "gpt-tiny", "--site", "mien"], "did you mean 'mine'"),
         (["run", "gpt-tiny", "--site", "mine", "--partition", "gup"], "did you mean 'gpu'"),

@@ -13,7 +13,7 @@ from jobs_for_tests import SLURM, make_run, make_site
 
 from prony.launch.blocks import into_blocks, make_jobs
 from prony.launch.collect import collect, collect_all
-from prony.launch.job import BlockRun, Job, find_job, load, load_jobs, new_job, save
+from prony.launch.job import LOG, BlockRun, Job, find_job, load, load_jobs, new_job, save
 from prony.launch.jobs import Jobs
 from prony.launch.protocol import QueueFull, Rendered, Status, Statuses, Unanswered
 from prony.launch.settle import left
@@ -56,12 +56,9 @@ class Pretended:
         assert job.outcome is not None
         return failure_of(job.outcome, str(job.handle), job.time_s)
 
-    def log(self, job: Job, number: int | None = None) -> str:
-        if number is None:
-            return "prony: run 000 ended with exit code 127\n"
-        return "bash: line 1: python: command not found\n" if number == 0 else ""
-
-    def fetch(self, job: Job) -> None: ...
+    def fetch(self, job: Job) -> None:
+        (job.folder / LOG).write_text("prony: run 000 ended with exit code 127\n")
+        job.run_log(0).write_text("bash: line 1: python: command not found\n")
 
     def nodes(self, site: Site, partition: Partition) -> list[str]:
         return []

@@ -6,10 +6,12 @@ import pytest
 
 from prony.plan.scale import STRONG, WEAK, Series, make_series, parse_counts
 from prony_node.contract import RequestError
+from prony_node.contract.machine import Machine
+from prony_node.contract.plan import Stop
 
 
 def made(words: str, *kinds: str, diagnose: bool = False, nodes: tuple[int, ...] = ()) -> Series:
-    return make_series("gpt-tiny", words.split(), kinds or (WEAK,), nodes, diagnose)
+    return make_series("gpt-tiny", words.split(), kinds or (WEAK,), Machine, nodes, diagnose)
 
 
 def shown(series: Series, *left_out: str) -> list[str]:
@@ -32,6 +34,32 @@ def test_the_batch_of_one_device_is_that_of_all_in_strong_scaling() -> None:
     one, two = (trial.settings for trial in series.trials)
     assert (one["batch_size"], two["global_batch"]) == (8, 16)
     assert "batch_size" not in two
+
+
+def test_without_a_batch_strong_scaling_keeps_what_one_device_takes_by_default() -> None:
+    series = made("devices=1,2,4 device=cpu", STRONG)
+    given = made("devices=1,2,4 device=cpu batch_size=8", STRONG)
+    assert [trial.hash for trial in series.trials] == [trial.hash for trial in given.trials]
+    assert "keeps 8 on all devices together, which one device (cpu) takes by default" in series.batch_taken
+    assert given.batch_taken == ""
+    both = made("devices=1,2,4 device=cpu", WEAK, STRONG)
+    assert len(both.trials) == 5, "one device is run once"
+    pieces = made("devices=1,2 device=cpu grad_accumulation=2", STRONG)
+    assert pieces.trials[1].settings["global_batch"] == 16
+
+
+def test_the_default_batch_is_that_of_the_device_where_the_series_is_run() -> None:
+    def small(device: str) -> Machine:
+        assert device == "cuda:1"
+        return Machine("cuda", 16.0)
+
+    words = ["devices=1,2", "device=cuda:1", "parallel=ddp"]
+    series = make_series("resnet50", words, (STRONG,), small)
+    assert series.trials[1].settings["global_batch"] == 64
+    assert "(cuda, 16 GiB)" in series.batch_taken
+    assert (
+        "(cuda, of unknown memory)" in make_series("resnet50", words, (STRONG,), lambda _: Machine("cuda")).batch_taken
+    )
 
 
 def test_both_run_one_device_once() -> None:
@@ -79,6 +107,19 @@ def test_cores_are_those_of_each_device() -> None:
     assert [trial.settings["cores"] for trial in made("devices=1,4 cores=0-3").trials] == ["0-3", "0-3"]
 
 
+def test_a_series_is_carried_out_as_a_study_of_the_same_trials_there_and_back() -> None:
+    words = "devices=1,2 batch_size=8 cores=2 sequence=16 bucket_mb=4 static_graph=on"
+    series = made(words, WEAK, STRONG, diagnose=True, nodes=(2,))
+    study = series.study(Stop(tolerance=0.05), 2, "mine")
+    turns = study.turns(study.planned())
+    once = [trial.hash for trial in series.trials]
+    assert [turn.planned.trial.hash for turn in turns] == [*once, *reversed(once)]
+    assert {turn.planned.part.stop.tolerance for turn in turns} == {0.05}
+    assert (study.site, {turn.planned.part.name for turn in turns}) == ("mine", {WEAK, STRONG})
+    with pytest.raises(RequestError, match="--repeats 0 is not possible"):
+        series.study(Stop(), 0, "mine")
+
+
 def test_nodes_go_on_from_the_most_devices() -> None:
     series = made("devices=1,2", nodes=(1, 2, 4))
     assert shown(series, "graphs=off") == ["devices=1", "devices=2", "devices=4 nodes=2", "devices=8 nodes=4"]
@@ -96,7 +137,7 @@ def test_nodes_go_on_from_the_most_devices() -> None:
         ("devices=1,2 batch_size=auto", [WEAK], "may find another batch at each count"),
         ("devices=1,2 batch_size=8,16", [WEAK], "batch_size=8,16 is not possible"),
         ("devices=1,2 global_batch=8", [WEAK], "weak scaling keeps the batch of each device"),
-        ("devices=1,2", [STRONG], "give it as global_batch=N"),
+        ("devices=1,3 device=cpu", [STRONG], "a global batch of 8 cannot be divided among 3 devices"),
         ("devices=1,2,3 global_batch=8", [STRONG], "8 cannot be divided among 3 devices.* that 6 divides"),
         ("devices=1,4 batch_size=6 grad_accumulation=2", [STRONG], "12 cannot be divided among 4 devices x 2 micro"),
         ("devices=1,2 batch_sise=8", [WEAK], "did you mean 'batch_size'"),

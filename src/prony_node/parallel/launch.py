@@ -33,6 +33,9 @@ def main(argv: list[str]) -> int:
     try:
         refused = refuse_missing_devices(plan)
         ended = {"failure": refused, "ranks": []} if refused else launch(plan, plan_file, folder)
+    except ModuleNotFoundError as error:  # torch itself, or a part of it
+        missing = f"this workload needs {(error.name or '?').partition('.')[0]}, which is not installed here"
+        ended["failure"] = {"kind": "missing-library", "message": missing}
     finally:
         files.write_whole(folder / files.LAUNCHER, ended)
         shutil.rmtree(folder / LOGS, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 
 from prony_node.contract import Plan, Trial, files
 from prony_node.parallel import place
-from prony_node.parallel.launch import launch, reason_of, refuse_missing_devices, until_met
+from prony_node.parallel.launch import launch, main, reason_of, refuse_missing_devices, until_met
 
 
 def failing(times: int, tried: list[int]) -> Callable[[], None]:
@@ -81,3 +82,12 @@ def test_more_devices_than_a_node_has_are_refused_by_what_falls_to_it(monkeypatc
         refused = refuse_missing_devices(Plan("run", Trial("gpt-800m", settings)))
         assert (refused is None) == (not said)
         assert said in (refused or {"message": ""})["message"]
+
+
+def test_a_python_without_torch_is_named_as_it_is_for_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    plan = Plan(run_id="one", trial=Trial("gpt-tiny", {"devices": 2}))
+    files.write_whole(tmp_path / files.PLAN, plan.to_json())
+    assert main([str(tmp_path / files.PLAN), str(tmp_path)]) == 1
+    said = {"kind": "missing-library", "message": "this workload needs torch, which is not installed here"}
+    assert files.read_json(tmp_path / files.LAUNCHER) == {"failure": said, "ranks": []}

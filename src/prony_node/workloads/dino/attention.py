@@ -75,7 +75,8 @@ class DeformableAttention(nn.Module):
             attention_mask=levels.valid,
             encoder_hidden_states=tokens,
             reference_points=references,
-            spatial_shapes=levels.height_width(),
+            spatial_shapes=levels.height_width,
             spatial_shapes_list=levels.shapes,
+            level_start_index=levels.starts,
         )
         return found

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -23,18 +24,26 @@ class Levels:
     extents: Tensor  # batch, levels, 2: columns and rows that hold image, the rest being padding
     valid: Tensor  # batch, tokens: true where there is image
 
-    @property
+    @cached_property
     def ratios(self) -> Tensor:
         """Batch, levels, 2: the share of each level's width and height that holds image."""
-        return self.extents / self.sides()
+        return self.extents / self.sides
 
+    @cached_property
     def sides(self) -> Tensor:
         """Levels, 2: width and height. Made by filling, since a copy from the host would wait for the device."""
         return _filled([[width, height] for height, width in self.shapes], self.extents.device)
 
+    @cached_property
     def height_width(self) -> Tensor:
         """Levels, 2: the same as whole numbers, the other way round."""
-        return self.sides().flip(-1).long()
+        return self.sides.flip(-1).long()
+
+    @cached_property
+    def starts(self) -> Tensor:
+        """Levels: the number of each one's first token."""
+        counts = self.height_width.prod(-1)
+        return counts.cumsum(0) - counts
 
 
 def _filled(rows: list[list[int]], device: torch.device) -> Tensor:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 SCHEMA = "(Tensor image, Tensor weight, int dilation) -> Tensor"
+SHAPES = 64  # of a model's convolutions, at most; beyond its own bound of eight the compiler leaves them uncompiled
 GRADIENTS_SCHEMA = "(Tensor gradient, Tensor image, Tensor weight, int dilation) -> (Tensor, Tensor)"
 
 
@@ -65,6 +66,7 @@ def _backward(gradient: Tensor, image: Tensor, weight: Tensor, dilation: int) ->
 @lru_cache(maxsize=1)
 def operation() -> Callable[[Tensor, Tensor, int], Tensor]:
     """Image, weight, dilation to the image's own size. Made when it is first wanted: torch keeps a table of them."""
+    torch._dynamo.config.recompile_limit = max(SHAPES, torch._dynamo.config.recompile_limit)
     make = torch.library.custom_op
     depthwise = make("prony::depthwise", _forward, mutates_args=(), schema=SCHEMA)
     gradients = make("prony::depthwise_gradients", _backward, mutates_args=(), schema=GRADIENTS_SCHEMA)

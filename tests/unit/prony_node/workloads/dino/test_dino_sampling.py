@@ -45,12 +45,31 @@ for kind, bound in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
         assert (plain.float() - own.float()).norm() < bound * plain.float().norm(), (kind, plain.shape)
 print("alike")
 """
+THROUGH_A_LAYER = """
+import torch
+from prony_node.workloads.dino.attention import DeformableAttention
+from prony_node.workloads.dino.config import TINY
+from prony_node.workloads.dino.encoder import encoder_references
+from prony_node.workloads.dino.positions import find_levels
+from prony_node.workloads.dino.sampling import use_kernel
+
+levels = find_levels(torch.tensor([[60, 80], [44, 72]]), (64, 80), [(8, 10), (4, 5), (2, 3), (1, 2)])
+layer = DeformableAttention(TINY)
+torch.nn.init.normal_(layer.module.sampling_offsets.weight, std=0.3)
+query = torch.randn(2, 108, TINY.hidden)
+plain = layer(query, query, encoder_references(levels), levels)
+use_kernel(layer)
+own = layer(query, query, encoder_references(levels), levels)
+torch.testing.assert_close(own, plain, atol=1e-5, rtol=1e-4)
+print("alike")
+"""
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-def test_answers_and_gradients_are_those_of_transformers() -> None:
+@pytest.mark.parametrize("script", [COMPARE, THROUGH_A_LAYER], ids=["alone", "through-a-layer"])
+def test_answers_and_gradients_are_those_of_transformers(script: str) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", COMPARE], env=environment, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
     assert done.stdout.strip() == "alike", done.stderr
 
 

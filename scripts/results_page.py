@@ -16,6 +16,7 @@ from results_table import key, put_table
 
 Record = dict[str, Any]
 NONE = "-"
+FORMS = {"dino-swin-l": "sampling", "deeplabv3plus-r101": "depthwise"}  # the setting that was tried
 LARGE = ((1e12, " T"), (1e9, " G"))  # of the ceilings, whose work is FLOPs or bytes
 
 
@@ -58,6 +59,11 @@ def marks(record: Record) -> str:
     return ", ".join(bad) or NONE
 
 
+def median_run(records: list[Record]) -> Record:
+    """The middle one by its rate, the lower of two."""
+    return sorted(records, key=lambda record: record["metrics"]["throughput"]["value"])[(len(records) - 1) // 2]
+
+
 def workload_rows(results: Path) -> Iterable[list[str]]:
     """One row a trial: the median run of it, or the reason why there is none."""
     runs: dict[tuple[str, ...], list[Record]] = {}
@@ -71,8 +77,7 @@ def workload_rows(results: Path) -> Iterable[list[str]]:
             reason = records[-1]["failure"]
             yield [name, batch, precision, f"{reason['kind']}: {reason['message']}", *[NONE] * 6]
             continue
-        good.sort(key=lambda record: record["metrics"]["throughput"]["value"])
-        middle = good[(len(good) - 1) // 2]
+        middle = median_run(good)
         yield [
             name, batch, precision, rate(middle), str(len(good)), value(middle, "mfu", ".1%"),
             value(middle, "latency_p50", ".4g", 1e3, " ms"),
@@ -128,15 +133,39 @@ def scene_rows(results: Path) -> Iterable[list[str]]:
     """Detectors and segmenters at their default batch, beside the plain loop of the same job."""
     loops = json.loads((results / "plain-scenes.json").read_text())["loops"]
     plain = {(loop["workload"], loop["mode"], loop["batch_size"]): loop["rates"] for loop in loops}
+    runs: dict[tuple[str, str, int], list[Record]] = {}
     for record in load(results / "workloads"):
-        found = plain.get(key(record))
-        if found and record["status"] == "ok":
-            ratio = record["metrics"]["throughput"]["value"] / statistics.mean(found)
+        if record["status"] == "ok" and key(record) in plain:
+            runs.setdefault(key(record), []).append(record)
+    for work, records in runs.items():
+        middle = median_run(records)
+        ratio = middle["metrics"]["throughput"]["value"] / statistics.mean(plain[work])
+        yield [
+            trial(middle), str(middle["trial"]["effective"]["batch_size"]), rate(middle), str(len(records)),
+            " and ".join(f"{one:,.1f}" for one in plain[work]), f"{ratio:.2f}",
+            value(middle, "peak_memory_reserved", ".1f", 2**-30, " GiB"), marks(middle),
+        ]  # fmt: skip
+
+
+def form_rows(results: Path) -> Iterable[list[str]]:
+    """The same work with a layer's other form."""
+    for record in load(results / "forms", results / "workloads"):
+        effective = record["trial"]["effective"]
+        form = FORMS.get(record["trial"]["workload"])
+        if form is not None:
             yield [
-                trial(record), str(record["trial"]["effective"]["batch_size"]), rate(record),
-                " and ".join(f"{one:,.1f}" for one in found), f"{ratio:.2f}",
-                value(record, "peak_memory_reserved", ".1f", 2**-30, " GiB"), marks(record),
+                trial(record), str(effective["batch_size"]), f"{form}={effective.get(form, 'library')}",
+                record["started"][:16], rate(record), value(record, "peak_memory_reserved", ".1f", 2**-30, " GiB"),
+                value(record, "cold_start", ".1f", 1.0, " s"),
             ]  # fmt: skip
+
+
+def largest_rows(results: Path) -> Iterable[list[str]]:
+    for record in load(results / "largest"):
+        effective, failure = record["trial"]["effective"], record["failure"]
+        asked = " ".join(f"{name}={given}" for name, given in record["trial"]["settings"].items())
+        yield [trial(record), asked, str(effective["batch_size"]), failure["kind"] if failure else rate(record),
+               value(record, "peak_memory_reserved", ".1f", 2**-30, " GiB"), marks(record)]  # fmt: skip
 
 
 TABLES: dict[str, tuple[list[str], Callable[[Path], Iterable[list[str]]]]] = {
@@ -150,8 +179,13 @@ TABLES: dict[str, tuple[list[str], Callable[[Path], Iterable[list[str]]]]] = {
         ["work", "loader", "rate (95 % within the run)", "waiting for data", "cores busy", "measured for at most",
          "checks that did not pass"], input_rows),
     "scenes": (
-        ["work", "batch", "rate (95 % within the run)", "plain eager bf16 loop, two stretches, images/s", "ratio",
-         "memory reserved", "checks that did not pass"], scene_rows),
+        ["work", "batch", "rate (95 % within the run)", "runs", "plain eager bf16 loop, two stretches, images/s",
+         "ratio", "memory reserved", "checks that did not pass"], scene_rows),
+    "forms": (
+        ["work", "batch", "form", "when", "rate (95 % within the run)", "memory reserved", "cold start"], form_rows),
+    "largest": (
+        ["work", "asked for", "batch", "rate (95 % within the run)", "memory reserved", "checks that did not pass"],
+        largest_rows),
     "auto": (
         ["work", "compile", "memory", "batch found", "smallest that did not fit", "batches tried",
          "memory reserved in the run", "time of the search"], auto_rows),

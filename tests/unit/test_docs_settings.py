@@ -101,6 +101,8 @@ def test_the_stated_defaults_of_each_workload() -> None:
         )
         if workload.fixed_on_cpu:
             own += f" (on a CPU {', '.join(f'{name}={value}' for name, value in workload.fixed_on_cpu.items())})"
+        if workload.fixed_on_cuda:
+            own += f" (on CUDA {', '.join(f'{name}={value}' for name, value in workload.fixed_on_cuda.items())})"
         optimizer = workload.optimizer if "train" in workload.modes else "none"
         expected[workload.name] = [*batches, optimizer, workload.memory_format, own]
     assert rows == expected

@@ -59,6 +59,9 @@ class Workload:
     operation: bool = False  # a ceiling of the device: one operation on operands of its own, no gradients, no data set
     pinned: bool = False  # it copies from page-locked host memory, which only some devices have a use for
     fixed_on_cpu: Mapping[str, Value] = field(default_factory=dict)  # the defaults that are others on a CPU
+    fixed_on_cuda: Mapping[str, Value] = field(
+        default_factory=dict
+    )  # and on CUDA: forms that sum in fp32, shown to pay
     fixed_when_plain: Mapping[str, Value] = field(default_factory=dict)  # and those that are others with preset=plain
     asks_node: bool = False  # whether there is such a model can only be told where its library is
     least_batch: int = 1  # samples that a training step must have: a batch norm of one value has nothing to normalise
@@ -193,6 +196,10 @@ class Workload:
         values.update(self.fixed)
         if machine.device == "cpu":
             values.update(self.fixed_on_cpu)
+        if machine.device == "cuda" and requested.get("precision") != "fp64":
+            values.update(self.fixed_on_cuda)
+        if requested.get("compile") == "off":
+            values |= {name: "library" for name in self.fixed_on_cuda if values[name] == "compiled"}
         if requested.get("preset", "fast") != "fast":
             values |= {
                 "precision": "fp32", "compile": "off", "graphs": False, "memory_format": "contiguous",

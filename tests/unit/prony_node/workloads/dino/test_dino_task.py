@@ -237,4 +237,11 @@ def test_its_defaults_on_a_device_suit_images_of_any_shape() -> None:
     settings = WORKLOAD.effective({}, Machine("cuda", 141.0, 8))
     assert (settings["compile"], settings["graphs"], settings["precision"]) == ("off", False, "bf16")
     assert (settings["batch_size"], settings["optimizer"]) == (2, "adamw")
-    assert settings["sampling"] == "library"
+    assert settings["sampling"] == "kernel"
+
+
+@pytest.mark.parametrize(
+    ("given", "device"), [({}, "cpu"), ({"preset": "plain"}, "cuda"), ({"precision": "fp64"}, "cuda")]
+)
+def test_torch_samples_where_the_kernel_was_not_shown_to_pay(given: dict[str, Value], device: str) -> None:
+    assert WORKLOAD.effective(WORKLOAD.parse(given), Machine(device, 141.0, 8))["sampling"] == "library"

@@ -3,7 +3,8 @@
     python scripts/device_results.py SUITE OUT [--part 1/3] [--repeats N] [--warm N] [--limit SECONDS] [--only WORD]
                                      [setting=value]
 
-A trial of which OUT has a record already is passed over, so that the same command goes on where the last one ended.
+A trial of which OUT has as many records as repeats were asked for is passed over, so that the same command goes on
+where the last one ended.
 Compiling takes most of a run's time and hardly any of the device, so every trial is first compiled, several at
 once. The runs that count come after, alone, in fresh processes. What is bulky (step series, samples) is left out of
 the copy in OUT; in it the home directory is written as ~, and paths in the working folder as they are seen from there.
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -39,8 +41,8 @@ def main() -> int:
         trials = [trial for trial in trials if any(word in str(trial) for word in options.only)]
     trials = trials[part - 1 :: parts]
     trials = [with_settings(trial, options.settings) for trial in trials]
-    there = {json.loads(path.read_text())["trial"]["hash"] for path in options.out.glob("*/record.json")}
-    trials = [trial for trial in trials if trial.hash not in there]
+    there = Counter(json.loads(path.read_text())["trial"]["hash"] for path in options.out.glob("*/record.json"))
+    trials = [trial for trial in trials if there[trial.hash] < options.repeats]
     end = time.monotonic() + options.limit
     place = Path(tempfile.mkdtemp(prefix="prony-results-"))
     if options.warm:
@@ -48,8 +50,10 @@ def main() -> int:
         with ThreadPoolExecutor(options.warm) as pool:
             codes = list(pool.map(lambda trial: warm(trial, place), trials))
         print(f"warmed {codes.count(0)} of {len(trials)} trials in {time.monotonic() - began:.0f} s", flush=True)
-    for _ in range(options.repeats):
+    for repeat in range(options.repeats):
         for trial in trials:
+            if there[trial.hash] > repeat:
+                continue
             began = time.monotonic()
             if began > end:
                 print(f"not started within {options.limit:.0f} s: {trial}", flush=True)

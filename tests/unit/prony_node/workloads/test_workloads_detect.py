@@ -54,9 +54,12 @@ def test_the_full_model_is_torchvision_s_own() -> None:
     assert sum(parameter.numel() for parameter in frozen.parameters()) == 41_755_286  # as torchvision states it
 
 
-def test_the_rate_of_large_batches_is_one_that_training_survives_without_a_warm_up() -> None:
-    rates = [build_task(WORKLOAD, settings_of(size="full", batch_size=batch)).learning_rate for batch in (2, 16, 76)]
-    assert rates == pytest.approx([0.0025, 0.02, 0.02])
+@pytest.mark.parametrize(
+    ("given", "expected"), [({}, [0.0025] * 3), ({"data": "coco", "until": "map>=0.3"}, [0.0025, 0.02, 0.02])]
+)
+def test_only_a_run_with_a_warm_up_has_the_recipe_s_rate(given: dict[str, Value], expected: list[float]) -> None:
+    settings = [settings_of(size="full", batch_size=batch) | given for batch in (2, 16, 76)]
+    assert [build_task(WORKLOAD, one).learning_rate for one in settings] == pytest.approx(expected)
 
 
 def test_it_learns_what_it_has_not_seen() -> None:

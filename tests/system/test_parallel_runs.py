@@ -202,7 +202,12 @@ def test_two_hosts_meet_by_c10d(tmp_path: Path, two_hosts: Hosts) -> None:
     assert (record["status"], record["work"]["devices"]) == ("ok", 4)
     assert [rank["node"] for rank in record["parallel"]["ranks"]] == [0, 0, 1, 1]
     assert len((out / "rank3" / files.STEPS).read_text().splitlines()) == 11
-    assert (files.read_json(tmp_path / "out.node1" / files.NODE) or {})["failure"] is None
+    other = files.read_json(tmp_path / "out.node1" / files.NODE) or {}
+    assert other["failure"] is None
+    assert [len(device["samples"]) > 0 for device in other["watched"]["devices"].values()] == [True]
+    checks = {check["name"]: check["message"] for check in record["checks"]}
+    assert "could not be judged" not in checks["throttled"]
+    assert checks["foreign-processes"].startswith("node ")  # the worst of the two, by name
 
     plan, out = write_plan(tmp_path, settings, stop=Stop(1e-6, 1.0, 600.0)), tmp_path / "again"
     nodes = start_nodes(plan, out, two_hosts)

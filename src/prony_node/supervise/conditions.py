@@ -54,6 +54,9 @@ def _questions() -> dict[str, Callable[[], dict[str, Any]]]:
     }
 
 
+Watched = dict[str, Any]  # of a host: `devices`, each with `facts` and `samples`, or the `reason` why it has none
+
+
 class FactsWriter:
     """Writes facts.json in the background."""
 
@@ -91,23 +94,15 @@ class Conditions:
             self._thread = threading.Thread(target=self._sample, name="conditions", daemon=True)
             self._thread.start()
 
-    def finish(self, window: Any) -> list[dict[str, str]]:
-        """The checks of these conditions within the steady window; without one, none are made."""
+    def finish(self) -> Watched:
+        """What was seen of each device of this host: its facts and its samples, or why there are none."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(SAMPLER_PATIENCE_S)
-        if not (isinstance(window, list) and len(window) == 2):
-            return []
-        try:
-            from prony_node.facts.watch import watch_checks
-
-            edges = (float(window[0]), float(window[1]))
-            known = distinct(self._devices())
-            return worst_of([(name, watch_checks(list(self._samples.get(name, [])), edges, device))
-                             for name, device in known.items()])  # fmt: skip
-        except Exception as error:
-            reason = self._reason or f"{type(error).__name__}: {error}"
-            return [make_check("throttled", "unknown", f"conditions could not be judged: {reason}")]
+        if self._reason and not self._samples:
+            return {"reason": self._reason}
+        return {"devices": {name: {"facts": device, "samples": list(self._samples.get(name, []))}
+                            for name, device in distinct(self._devices()).items()}}  # fmt: skip
 
     def _devices(self) -> list[dict[str, Any]]:
         """The facts of each rank's device on this host, as they wrote them."""
@@ -137,6 +132,18 @@ class Conditions:
             self._stop.wait(next_s - time.monotonic())
 
 
+def judged(watched: Watched, window: Any) -> list[tuple[str, list[dict[str, str]]]]:
+    """The checks of each device's conditions within the steady window, by that host's clock."""
+    try:
+        from prony_node.facts.watch import watch_checks
+
+        edges = (float(window[0]), float(window[1]))
+        return [(name, watch_checks(one["samples"], edges, one["facts"])) for name, one in watched["devices"].items()]
+    except Exception as error:  # what was seen may come from another node's file
+        reason = watched.get("reason") or f"{type(error).__name__}: {error}"
+        return [("", [make_check("throttled", "unknown", f"conditions could not be judged: {reason}")])]
+
+
 def distinct(devices: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Each device once, whatever number of ranks computes on it, by a name for a person."""
     found: dict[str, dict[str, Any]] = {}
@@ -154,6 +161,6 @@ def worst_of(checks: list[tuple[str, list[dict[str, str]]]]) -> list[dict[str, s
         for one in made:
             before = worst.get(one["name"])
             if before is None or LEVELS.index(one["level"]) > LEVELS.index(before["level"]):
-                said = f"{device}: {one['message']}" if len(checks) > 1 else one["message"]
+                said = f"{device}: {one['message']}" if device and len(checks) > 1 else one["message"]
                 worst[one["name"]] = {**one, "message": said}
     return list(worst.values())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ from prony_node.contract.parallel import ranks_per_node
 from prony_node.contract.plan import Plan
 from prony_node.power.figures import LOWER_BOUND, MEASURED
 from prony_node.supervise.energy import JOULES_A_WH, energy_of_node, no_energy
+from prony_node.supervise.other_nodes import name_of, wait_for_others, why_unseen
 
-PATIENCE_S = 10.0  # for the other nodes to end: their samplers are told to as the first one's is
 OF_NODE = ("node_energy", "node_power")
 
 Nodes = list[tuple[dict[str, Any], Energy]]  # who each is, as the ranks told, and what its part cost
@@ -32,28 +31,18 @@ def energy_of_run(plan: Plan, folder: Path, parts: Parts) -> Energy:
     if len(told) != count:
         return no_energy("the run has no steady window")
     try:
-        _wait_for_others(folder, count)
+        wait_for_others(folder, count)
         local = ranks_per_node(plan.trial.settings)
         return _sum([(one, _of_one(folder, parts, one, local)) for one in told])
     except Exception as error:  # the run was good; what it cost is then not known
         return no_energy(f"the nodes' energy could not be added: {type(error).__name__}: {error}", doubt=True)
 
 
-def _wait_for_others(folder: Path, count: int) -> None:
-    """Until their samples are whole: of the files of a node, node.json comes last."""
-    there = [own for node in range(1, count) if (own := files.node_folder(folder, node)).is_dir()]
-    end_s = time.monotonic() + PATIENCE_S
-    while not all((own / files.NODE).exists() for own in there) and time.monotonic() < end_s:
-        time.sleep(0.1)
-
-
 def _of_one(folder: Path, parts: Parts, told: dict[str, Any], local: int) -> Energy:
     """What the part of one node cost, by its own samples, window and step series."""
     own = files.node_folder(folder, told["node"])
-    if not own.is_dir():
-        return no_energy(f"its folder {own.name} cannot be seen from the first node")
-    if told["node"] and not (own / files.NODE).exists():
-        return no_energy(f"its supervisor had not ended {PATIENCE_S:.0f} s after the first one's", doubt=True)
+    if why := why_unseen(own, told["node"]):
+        return no_energy(why, doubt=own.is_dir())
     devices = [one for one in (parts.device, *parts.others) if one.get("rank", -1) // local == told["node"]]
     if len(devices) != local:
         return no_energy(f"the devices of {local - len(devices)} of its {local} ranks are not known", doubt=True)
@@ -67,18 +56,18 @@ def _sum(nodes: Nodes) -> Energy:
     if metrics["energy_per_sample"]["value"] is not None:
         metrics["samples_per_wh"] = _turned(metrics["energy_per_sample"], nodes[0][1].metrics["samples_per_wh"])
     checks = [
-        {**check, "message": f"{_name(who)}: {check['message']}"} for who, energy in nodes for check in energy.checks
+        {**check, "message": f"{name_of(who)}: {check['message']}"} for who, energy in nodes for check in energy.checks
     ]
     detail = {
         "parts": [{**_label(who), **part} for who, energy in nodes for part in energy.detail.get("parts", [])],
         "node": _node_json(metrics),
         "nodes": [_share(who, energy, metrics["energy"]["value"]) for who, energy in nodes],
         "reasons": {
-            f"{_name(who)}, {reader}": why
+            f"{name_of(who)}, {reader}": why
             for who, energy in nodes
             for reader, why in energy.detail.get("reasons", {}).items()
         },
-        "notes": [f"{_name(who)}: {note}" for who, energy in nodes for note in energy.detail.get("notes", [])],
+        "notes": [f"{name_of(who)}: {note}" for who, energy in nodes for note in energy.detail.get("notes", [])],
     }
     files.to_json([metrics, detail])  # a number that JSON cannot hold must not cost the record
     return Energy(metrics, checks, detail)
@@ -90,7 +79,7 @@ def _metric(nodes: Nodes, name: str) -> dict[str, Any]:
     unknown: dict[str, list[str]] = {}
     for who, one in found:
         if one["value"] is None:
-            unknown.setdefault(one["reason"], []).append(_name(who))
+            unknown.setdefault(one["reason"], []).append(name_of(who))
     if unknown:
         return missing("; ".join(f"{', '.join(names)}: {reason}" for reason, names in unknown.items()))
     each = [one for _, one in found]
@@ -101,7 +90,7 @@ def _metric(nodes: Nodes, name: str) -> dict[str, Any]:
     if all(one["low"] is not None and one["high"] is not None for one in each):
         ends["low"] = value - math.hypot(*(one["value"] - one["low"] for one in each))
         ends["high"] = value + math.hypot(*(one["high"] - one["value"] for one in each))
-    source = f"sum of {len(each)} nodes; {_name(found[0][0])}: {each[0]['source']}"
+    source = f"sum of {len(each)} nodes; {name_of(found[0][0])}: {each[0]['source']}"
     scope = "+".join(dict.fromkeys(one["scope"] for one in each))
     if name in OF_NODE:
         source, scope = _how(nodes), f"{len(each)} nodes"
@@ -124,7 +113,9 @@ def _counted_twice(nodes: Nodes, *, of_node: bool) -> str:
                 continue
             first = seen.setdefault((who["boot_id"] or who["host"], part["part"]), who)
             if first is not who:
-                return f"{_name(first)} and {_name(who)} are one machine, whose {part['label']} would be counted twice"
+                return (
+                    f"{name_of(first)} and {name_of(who)} are one machine, whose {part['label']} would be counted twice"
+                )
     return ""
 
 
@@ -156,7 +147,3 @@ def _how(nodes: Nodes) -> str:
 
 def _label(who: dict[str, Any]) -> dict[str, Any]:
     return {"node": who["node"], "host": who["host"]}
-
-
-def _name(who: dict[str, Any]) -> str:
-    return f"node {who['node']} ({who['host']})"

@@ -7,7 +7,7 @@ import platform
 import signal
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,12 @@ from prony_node.contract.plan import Plan
 from prony_node.parallel.place import node_rank
 from prony_node.supervise.blame import blame
 from prony_node.supervise.claim import claim, claim_node, leave_to_the_job, load_plan
-from prony_node.supervise.conditions import Conditions, FactsWriter
+from prony_node.supervise.conditions import Conditions, FactsWriter, Watched
 from prony_node.supervise.energy import start_sampler
 from prony_node.supervise.energy_of_nodes import energy_of_run
 from prony_node.supervise.host_memory import OutOfMemoryWitness
 from prony_node.supervise.hung_ranks import ask_where, where_they_stood
+from prony_node.supervise.other_nodes import conditions_of_run
 from prony_node.supervise.parent import (
     adopt_orphans,
     controller_is_gone,
@@ -71,6 +72,7 @@ class Ending:
     failure: dict[str, str] | None
     checks: list[dict[str, str]]
     energy: Energy
+    watched: Watched = field(default_factory=dict)  # on this node, for the first one to judge
 
 
 def _run(plan: Plan, folder: Path, wake: Wake, node: int) -> Ending:
@@ -88,8 +90,10 @@ def _run(plan: Plan, folder: Path, wake: Wake, node: int) -> Ending:
         if not stacks.stat().st_size:
             stacks.unlink()
     parts = read_parts(folder)
-    checks = conditions.finish(parts.result.get("window_monotonic"))
-    return Ending(failure, checks, energy_of_run(plan, folder, parts) if node == 0 else Energy())
+    watched = conditions.finish()
+    if node:
+        return Ending(failure, [], Energy(), watched)
+    return Ending(failure, conditions_of_run(plan, folder, parts, watched), energy_of_run(plan, folder, parts), watched)
 
 
 def _watch_rank(
@@ -190,7 +194,8 @@ def _signal_name(number: int) -> str:
 def _write_node(folder: Path, node: int, ending: Ending) -> int:
     """How this node's part ended, for a person and for the first node where it can see this folder."""
     failure = ending.failure
-    files.write_whole(folder / files.NODE, {"node": node, "host": platform.node(), "failure": failure})
+    told = {"node": node, "host": platform.node(), "failure": failure, "watched": ending.watched}
+    files.write_whole(folder / files.NODE, told)
     if failure is None:
         return EXIT_OK
     print(f"prony_node: node {node}: {failure['kind']}: {failure['message']}", file=sys.stderr)

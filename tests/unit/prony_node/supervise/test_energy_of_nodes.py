@@ -17,7 +17,7 @@ from prony_node.contract.plan import Plan
 from prony_node.contract.trial import Trial
 from prony_node.power.recording import Writer
 from prony_node.power.sensor import Reading, Sensor
-from prony_node.supervise import energy_of_nodes, node_times
+from prony_node.supervise import node_times, other_nodes
 from prony_node.supervise.energy_of_nodes import energy_of_run
 
 CLOCKS_S = (100.0, 100.0 + 7 * 3600.0)  # of two hosts, at the same instant
@@ -139,7 +139,7 @@ SPOILS = {
 def test_a_node_without_its_figure_is_named_and_nothing_is_summed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    monkeypatch.setattr(energy_of_nodes, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(other_nodes, "PATIENCE_S", 0.2)
     folder, other = tmp_path / "run", tmp_path / "run.node1"
     parts = make_nodes(folder)
     if what == "folder":

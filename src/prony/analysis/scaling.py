@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from prony.analysis.compare import Side, side
 from prony.analysis.scaling_alarm import Alarm, find_alarm
 from prony.analysis.scaling_changes import Change, changes
-from prony.analysis.scaling_law import STRONG, WEAK, Figure, Fit, fit, over
+from prony.analysis.scaling_law import Figure, Fit, fit, over
 from prony.analysis.scaling_links import Link, find_link, operation_of
 from prony.analysis.scaling_losses import Losses, losses, rate_ratio
-from prony.analysis.scaling_record import cores_each, device_batch, device_count, global_batch, is_free, node_count
-from prony.analysis.settings import DRAWN, Record
+from prony.analysis.scaling_record import device_batch, device_count, is_free, node_count
+from prony.analysis.scaling_series import asked_of, constant_batch
+from prony.analysis.settings import Record
 from prony.analysis.stated import number
-from prony_node.contract.parallel import SEVERAL_ONLY
 
 NOT_RUN = "it was not run with sync=off"
 Count = tuple[int, int]  # devices of all nodes together, and nodes
-VARIED = {"devices", "nodes", "sync", "batch_size", "global_batch", *DRAWN}
 
 
 @dataclass(frozen=True)
@@ -87,61 +85,14 @@ def scaling(
         kind=kind,
         workload=ordered[0]["trial"]["workload"],
         device=_device(good),
-        batch=next((_constant(record, kind) for record in (base or good)), None),
-        settings=_asked(ordered[-1], lambda name: True),
+        batch=next((constant_batch(record, kind) for record in (base or good)), None),
+        settings=asked_of(ordered[-1]),
         points=points,
         fit=_fit(kind, points, predict),
         changes=changed,
         alarms=[alarm for alarm in alarms if alarm is not None],
         left_out=[_why(record) for record in ordered if not any(record is one for one in good)],
     )
-
-
-def find_series(records: Sequence[Record]) -> list[tuple[str, list[Record]]]:
-    """The series among these records: one device and more, asked for with the same settings and the same batch."""
-    found = []
-    for kind in (WEAK, STRONG):
-        groups: dict[str, list[Record]] = {}
-        for record in records:
-            groups.setdefault(_key(record, kind), []).append(record)
-        for group in groups.values():
-            found += [(kind, those) for those in _by_form(group) if _is_series(those)]
-    return found
-
-
-def _by_form(records: Sequence[Record]) -> list[list[Record]]:
-    """One device has no form of parallel work, so it stands beside each that the others have."""
-    alone = [record for record in records if device_count(record) == 1]
-    forms: dict[str, list[Record]] = {}
-    for record in records:
-        if device_count(record) > 1:
-            asked = _asked(record, lambda name: name in SEVERAL_ONLY)
-            forms.setdefault(json.dumps(asked, sort_keys=True, default=str), []).append(record)
-    return [[*alone, *those] for those in forms.values()]
-
-
-def _is_series(records: Sequence[Record]) -> bool:
-    counts = {device_count(record) for record in records if record["status"] == "ok" and not is_free(record)}
-    return 1 in counts and len(counts) > 1
-
-
-def _key(record: Record, kind: str) -> str:
-    asked = _asked(record, lambda name: name not in SEVERAL_ONLY)
-    machine = (record.get("fingerprint") or {}).get("machine")
-    parts = [record["trial"]["workload"], asked, _constant(record, kind), machine]
-    return json.dumps(parts, sort_keys=True, default=str)
-
-
-def _asked(record: Record, wanted: Callable[[str], bool]) -> dict[str, Any]:
-    """Settings as requested, without those that a series varies."""
-    settings = dict(record["trial"]["settings"])
-    if "cores" in settings:
-        settings["cores"] = cores_each(record)
-    return {name: value for name, value in settings.items() if name not in VARIED and wanted(name)}
-
-
-def _constant(record: Record, kind: str) -> int | None:
-    return device_batch(record) if kind == WEAK else global_batch(record)
 
 
 def _of(records: Sequence[Record], count: Count, free: bool = False) -> list[Record]:

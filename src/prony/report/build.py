@@ -12,7 +12,8 @@ from markupsafe import Markup
 
 from prony.analysis.learning import quality_of
 from prony.analysis.published_layout import Table
-from prony.analysis.scaling import find_series, scaling
+from prony.analysis.scaling import scaling
+from prony.analysis.scaling_series import find_series
 from prony.analysis.settings import Record
 from prony.report.collective_lines import collective_plot
 from prony.report.learning import curves

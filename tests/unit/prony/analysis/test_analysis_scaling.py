@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scaling_records import ONE_DEVICE_RATE, metric, scaled_record, series
 
-from prony.analysis.scaling import Point, Scaling, find_series, scaling
+from prony.analysis.scaling import Point, Scaling, scaling
 from prony.analysis.scaling_losses import COMMUNICATION, IMBALANCE, INPUT, REST, Losses
+from prony.analysis.scaling_series import find_series
 from prony_node.facts.watch_checks import watch_checks
 
 Record = dict[str, Any]
@@ -348,3 +349,16 @@ def test_one_device_stands_beside_each_form_of_parallel_work() -> None:
     one, two, sharded = scaled_record(1, 1000.0), scaled_record(2, 1900.0), scaled_record(2, 1700.0, repeat=1)
     sharded["trial"]["settings"]["parallel"] = "fsdp"
     assert find_series([one, two, sharded]) == [(kind, [one, many]) for kind in ("weak",) for many in (two, sharded)]
+
+
+def test_counts_on_other_machines_of_one_kind_are_one_series_unless_one_has_its_own() -> None:
+    here = series({1: 1.0, 2: 1.8, 4: 3.2})
+    for record, machine in zip(here, "abc", strict=True):
+        record["fingerprint"]["machine"] = machine
+    assert find_series(here) == [("weak", here)]
+    another = series({1: 1.0, 2: 1.8})
+    for record in another:
+        record["fingerprint"]["machine"] = "d"
+    assert find_series([*here, *another]) == [("weak", another)]
+    here[0]["facts"]["devices"][0]["name"] = "NVIDIA A100-SXM4-80GB"
+    assert find_series(here) == [], "another kind of device on one"

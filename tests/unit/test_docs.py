@@ -16,7 +16,7 @@ from prony_node.workloads.image.config import IMAGE_SIZE
 
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src"
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "results" / "README.md"])
 FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 

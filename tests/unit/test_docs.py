@@ -9,14 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from prony.cli.main import make_app
 from prony_node.workloads import WORKLOADS
 from prony_node.workloads.config import Workload
 from prony_node.workloads.image.config import IMAGE_SIZE
 
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src"
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "results" / "README.md"])
 FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -119,6 +121,15 @@ def test_the_workload_of_the_guide_is_built_and_trains() -> None:
     assert task.predict(model, batch).shape == (4, workload.shape["classes"])
     assert workload.name not in WORKLOADS
     assert workload.module.replace(".", "/") + ".py" in read("docs/add-a-workload.md")
+
+
+def test_the_site_file_of_the_kubernetes_page_is_taken_as_it_stands(tmp_path: Path) -> None:
+    (text,) = re.findall(r"```yaml\n(.*?)```", read("docs/kubernetes.md"), re.DOTALL)
+    (tmp_path / "cluster.yaml").write_text(text, encoding="utf-8")
+    words = ["run", "gpt-tiny", "--site", str(tmp_path / "cluster.yaml"), "--dry-run"]
+    done = CliRunner().invoke(make_app("run"), words)
+    assert done.exit_code == 0, done.output
+    assert "kind: Job" in done.stdout
 
 
 # What must not stand in a public repository. Spelt in parts, since this file is searched too.

@@ -1,4 +1,4 @@
-"""Each shipped study for real, in its tiny size on a CPU: it ends, and its tables show what was run."""
+"""Each shipped study for real, its quick size in tiny models on a CPU: it ends, and its tables show what was run."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
+TINY = ["size=tiny", "device=cpu", "devices=1", "steps=2"]
+
 pytestmark = pytest.mark.slow
 
 
@@ -24,17 +26,31 @@ def prony(root: Path, *words: str) -> str:
     return done.stdout
 
 
+SMALLER = {  # batches and precisions that a CPU is quick with; of each table as many rows as they leave
+    "hurt-nrp": ["batch_size=2"],
+    "nasari-pearc22": [
+        "precision=fp32", "epochs.batch_size=4", "epochs.compile_cache=", "models.batch_size=4", "bert.batch_size=2",
+        "autoencoder.batch_size=10,16,32,128",
+    ],
+    "olivia-gh200": ["batch_size=32", "node.precision=bf16", "precisions.batch_size=256", "numa.batch_size=256"],
+    "caraml": ["precision=fp32", "resnet.global_batch=16..256"],
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("name", "runs", "filled"),
-    [("hurt-nrp", 4, 8), ("nasari-pearc22", 4, 12), ("olivia-gh200", 4, 2), ("caraml", 3, 8)],
+    [("hurt-nrp", 12, 32), ("nasari-pearc22", 13, 30), ("olivia-gh200", 10, 11), ("caraml", 9, 36)],
 )
 def test_a_shipped_study_runs_to_its_end_and_fills_its_tables(
     tmp_path: Path, name: str, runs: int, filled: int
 ) -> None:
-    printed = prony(tmp_path, "study", "run", name, "--size", "tiny")
-    folders = [folder for folder in tmp_path.iterdir() if (folder / "record.json").is_file()]
-    assert len(folders) == runs
-    document = json.loads(prony(tmp_path, "study", "show", name, "--size", "tiny", "--json"))
+    asked = [name, *TINY, *SMALLER[name], "--size", "quick"]
+    printed = prony(tmp_path, "study", "run", *asked, "--no-energy")
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in tmp_path.glob("*/record.json")]
+    assert [record["status"] for record in records] == ["ok"] * runs
+    standing = json.loads(prony(tmp_path, "study", "status", *asked, "--json"))
+    assert (standing["done"], standing["left"], standing["pruned"], standing["impossible_here"]) == (runs, 0, 0, {})
+    document = json.loads(prony(tmp_path, "study", "show", *asked, "--json"))
     cells = [cell for table in document["tables"] for cell in table["cells"]]
     ours = [cell for cell in cells if cell["ours"] is not None]
     assert len(ours) >= filled

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -51,10 +52,10 @@ def query(
     from prony.store.query import Question, ask_anchors, ask_records, ask_sql
 
     if sql is not None:
-        _print({"answer": ask_sql(store, sql, limit)}, form, limit)
+        _print({"answer": ask_sql(store, sql, limit + 1)}, form, limit)
         return
     names = tuple(name.strip() for name in columns.split(",") if name.strip()) if columns else ()
-    question = Question(where, sort, reverse, names, limit)
+    question = Question(where, sort, reverse, names, limit + 1)  # one more says whether there are more
     answers = {}
     if kind in ("record", "both"):
         answers["record"] = ask_records(store, question)
@@ -66,10 +67,14 @@ def query(
 def _print(answers: dict[str, Answer], form: str, limit: int) -> None:
     """Each kind under its own name: a record and a figure of others are never in one list unmarked."""
     marked = len(answers) > 1
+    cut = {kind for kind, answer in answers.items() if len(answer.rows) > limit}
+    answers = {kind: replace(answer, rows=answer.rows[:limit]) for kind, answer in answers.items()}
     if form == "table":
         for kind, answer in answers.items():
-            _print_table(answer, f"{kind}s" if marked else None, limit)
+            _print_table(answer, f"{kind}s" if marked else None, kind in cut)
         return
+    if cut:
+        print(f"prony: the first {limit}; --limit N gives more", file=sys.stderr)
     rows = [
         ({"kind": kind} if marked else {}) | dict(zip(answer.columns, row, strict=True))
         for kind, answer in answers.items()
@@ -84,7 +89,7 @@ def _print(answers: dict[str, Answer], form: str, limit: int) -> None:
     writer.writerows(rows)
 
 
-def _print_table(answer: Answer, title: str | None, limit: int) -> None:
+def _print_table(answer: Answer, title: str | None, is_cut: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -102,8 +107,8 @@ def _print_table(answer: Answer, title: str | None, limit: int) -> None:
     console.print(table)
     if not answer.rows:
         console.print("nothing matches", style="dim")
-    elif len(answer.rows) == limit:
-        console.print(f"the first {limit}; --limit N shows more", style="dim")
+    elif is_cut:
+        console.print(f"the first {len(answer.rows)}; --limit N shows more", style="dim")
 
 
 def _shown(value: Any) -> str:

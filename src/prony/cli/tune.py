@@ -35,7 +35,7 @@ from prony.launch.lock import devices_of, hold_devices
 from prony.plan.request import parse_seconds
 from prony.plan.search import Search
 from prony.plan.search_drive import Found, Made, Step, drive
-from prony.plan.search_goal import Goal, find_goal, memory_total, parse_limits, result_of
+from prony.plan.search_goal import Goal, find_goal, memory_total, parse_limits, result_of, unmeasurable
 from prony.plan.search_space import Candidate, Space, default_lists, make_space, split_searched, trial_of
 from prony.plan.search_terms import Ask, Limit, Result
 from prony.report.run_energy import run_energy_j
@@ -175,6 +175,10 @@ def _search(tuning: Tuning, lists: dict[str, list[str]]) -> tuple[Space, Search,
     failure = made.record["failure"] or {}
     if not _is_start(made):
         print(f"prony: the start itself failed ({failure.get('kind')}): {failure.get('message')}", file=sys.stderr)
+        return empty, Search(empty, Candidate(())), None
+    why = unmeasurable(made.record, tuning.goal, tuning.limits)
+    if why is not None:
+        print(f"prony: the search ends with its first run, since {why}", file=sys.stderr)
         return empty, Search(empty, Candidate(())), None
     chosen: Any = lists or default_lists(tuning.workload, tuning.fixed, effective)
     if not chosen:

@@ -46,9 +46,10 @@ def print_tuning(tuning: Tuning, space: Space, search: Search, found: Found) -> 
 
 def _path(space: Space, search: Search, found: Found, tuning: Tuning) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("", *space.lists, "why", tuning.goal.metric, "memory", "took", ""):
-        is_number = name in ("", "memory", "took", tuning.goal.metric)
-        table.add_column(name, justify="right" if is_number else "left", no_wrap=is_number)
+    table.add_column("", justify="right", no_wrap=True)
+    for name in (*space.lists, "why", tuning.goal.metric, "memory", "took", ""):
+        is_number = name in ("memory", "took", tuning.goal.metric)
+        table.add_column(name, justify="right" if is_number else "left", no_wrap=is_number or name in space.lists)
     for number, step in enumerate(found.path, start=1):
         settings = step.ask.candidate.settings
         values = [show_setting(settings.get(name)) for name in space.lists]

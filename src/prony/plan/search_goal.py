@@ -90,6 +90,16 @@ def result_of(record: Mapping[str, Any], candidate: Candidate, goal: Goal, cost_
     return Result(candidate, value, low, high, failure, _limited(record), cost_s, measured_s, spent)
 
 
+def unmeasurable(record: Mapping[str, Any], goal: Goal, limits: Iterable[Limit]) -> str | None:
+    """Why no run where this one was made can say what is searched for: the energy goal and power need a sensor."""
+    names = [goal.metric] if goal.name == "energy" else []
+    names += ["power" for limit in limits if limit.name == "power"]
+    if not names or record["status"] != "ok" or (record.get("energy") or {}).get("parts"):
+        return None
+    metric = record["metrics"].get(names[0]) or {}
+    return f"{names[0]} cannot be measured: {metric.get('reason') or 'the record does not say why'}"
+
+
 def _inverse(value: float | None) -> float | None:
     return 1.0 / value if value else None
 

@@ -114,25 +114,35 @@ def _parts(
     places = top["parts"][1].items("parts") if "parts" in top else [None]
     if not places:
         raise top["parts"][1].wrong("parts is an empty list")
-    targets = _targets(reading.words)
-    found: dict[str, Part] = {}
-    used: set[Target] = set()
+    readers: dict[str, PartReader] = {}
     for number, place in enumerate(places, start=1):
         keys = place.mapping("a part", PART_KEYS) if place else {}
         name = keys["name"][1].text("the name of a part") if "name" in keys else str(number)
-        if name in found:
+        if name in readers:
             raise keys["name"][1].wrong(f"two parts have the name {name!r}")
         content = shared.overlaid({key: value for key, value in keys.items() if key in SIZED})
         content = content.sized(top, size).sized(keys, size)
-        reader = PartReader(name, place or document, content, reading.folder, find)
-        given = {target: values for target, values in targets.items() if target.part in (None, name)}
-        reader.override(given)
-        used |= set(given)
-        found[name] = reader.read(_stop(content), _repeats(content))
+        readers[name] = PartReader(name, place or document, content, reading.folder, find)
+    targets = _targets(reading.words)
     for target in targets:
-        if target not in used:
-            raise unknown("part", str(target.part), found)
-    return tuple(found.values())
+        _refuse_target(target, readers)
+    for name, reader in readers.items():
+        reader.override({target: values for target, values in targets.items() if target.part in (None, name)})
+    return tuple(reader.read(_stop(reader.content), _repeats(reader.content)) for reader in readers.values())
+
+
+def _refuse_target(target: Target, readers: Mapping[str, PartReader]) -> None:
+    """A word must mean a setting of each part that it is for."""
+    if target.part is not None and target.part not in readers:
+        raise unknown("part", target.part, readers)
+    having = [name for name, reader in readers.items() if target.name in reader.settings]
+    for name in readers if target.part is None else [target.part]:
+        if name in having:
+            continue
+        if not having:
+            raise unknown("setting", target.name, readers[name].settings)
+        ways = " or ".join(f"{one}.{target.name}=" for one in having[:3])
+        raise RequestError(f"the workloads of part {name!r} have no setting {target.name}; write {ways}")
 
 
 def _targets(words: Collection[str]) -> dict[Target, str]:

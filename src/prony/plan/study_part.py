@@ -25,53 +25,56 @@ class PartReader:
     def __init__(
         self, name: str, place: Place, content: Inherited, folder: Path | None, find: Callable[[str], Workload]
     ) -> None:
-        self._name, self._place, self._content, self._folder = name, place, content, folder
+        self._name, self._place, self.content, self._folder = name, place, content, folder
         self._workloads = self._find_workloads(find)
         self._words: dict[str, str] = {}
-        self._settings: dict[str, Setting] = {}
+        self.settings: dict[str, Setting] = {}
         for workload in self._workloads:
-            self._settings |= known_settings(workload)
+            self.settings |= known_settings(workload)
         self._zips = self._read_zips()
         self._given = {name for group in self._zips for name in group} - {"when"}
 
     def override(self, words: Mapping[Target, str]) -> None:
-        """What a person changes: a word for this part counts before one for all."""
+        """What a person changes: a word for this part counts before one for all; an empty one takes a setting away."""
         for target in sorted(words, key=lambda target: target.part is not None):
-            if target.name not in self._settings:
-                raise unknown("setting", target.name, self._settings)
             if target.name in self._given:
                 raise RequestError(f"{target.name} changes together with others in part {self._name!r} (zip)")
             self._words[target.name] = words[target]
 
     def read(self, stop: Stop, repeats: int) -> Part:
-        axes = [self._zip_axis(group) for group in self._zips]
-        above = {WORKLOAD, *self._given}
-        settings = self._content.named["settings"]
+        above = {WORKLOAD}
+        axes = [self._zip_axis(group, above) for group in self._zips if "when" not in group]
+        settings = self.content.named["settings"]
         for name, text in self._words.items():
-            if name not in settings:
+            if text and name not in settings:
                 axes.append(self._word_axis(name, text))
                 above.add(name)
         for name, (place, value) in settings.items():
-            if name in above:
+            if name in self._given:
                 raise place.wrong(f"{name!r} is given twice: in settings and in zip")
-            axis = self._word_axis(name, self._words[name]) if name in self._words else None
-            axis = axis or self._axis(name, place, value, above)
+            word = self._words.get(name)
+            if word is None:
+                axis = self._axis(name, place, value, above)
+            else:
+                axis = self._word_axis(name, word) if word else None
             if axis is not None:
                 axes.append(axis)
                 above.add(name)
+        # A group with a condition may speak of every setting, so it stands below them.
+        axes += [self._zip_axis(group, above) for group in self._zips if "when" in group]
         derived = []
-        for name, (place, value) in self._content.named["derive"].items():
+        for name, (place, value) in self.content.named["derive"].items():
             if not value.is_nothing and name not in self._words:
                 derived.append(self._derived(name, place, value, above))
                 above.add(name)
-        excluded = tuple(self._expression(place, above) for place in self._content.excluded)
+        excluded = tuple(self._expression(place, above) for place in self.content.excluded)
         return Part(self._name, self._workloads, tuple(axes), tuple(derived), excluded, stop, repeats)
 
     def _find_workloads(self, find: Callable[[str], Workload]) -> tuple[Workload, ...]:
-        if "workloads" not in self._content.keys:
+        if "workloads" not in self.content.keys:
             raise self._place.wrong("there is no workload: add `workloads: [...]`")
         found = {}
-        for place in self._content.keys["workloads"][1].texts("workloads"):
+        for place in self.content.keys["workloads"][1].texts("workloads"):
             target = self._target(place, place.text("a workload"))
             try:
                 found[target] = find(target)
@@ -102,17 +105,17 @@ class PartReader:
         return Axis((name,), tuple((text,) for text in self._values(name, value)), when)
 
     def _word_axis(self, name: str, text: str) -> Axis:
-        setting = self._settings[name]
+        setting = self.settings[name]
         values = split_values(setting, text)
         for value in values:
             setting.parse(value)
         return Axis((name,), tuple((value,) for value in values))
 
     def _read_zips(self) -> list[dict[str, tuple[Place, Place]]]:
-        if "zip" not in self._content.keys:
+        if "zip" not in self.content.keys:
             return []
         groups: list[dict[str, tuple[Place, Place]]] = []
-        for group in self._content.keys["zip"][1].items("zip"):
+        for group in self.content.keys["zip"][1].items("zip"):
             keys = group.mapping("a group of zip")
             for name, (place, _) in keys.items():
                 if any(name in other and name != "when" for other in groups):
@@ -120,8 +123,8 @@ class PartReader:
             groups.append(keys)
         return groups
 
-    def _zip_axis(self, group: dict[str, tuple[Place, Place]]) -> Axis:
-        when = self._expression(group["when"][1], {WORKLOAD}) if "when" in group else None
+    def _zip_axis(self, group: dict[str, tuple[Place, Place]], above: set[str]) -> Axis:
+        when = self._expression(group["when"][1], above) if "when" in group else None
         columns: dict[str, list[str]] = {}
         for name, (place, value) in group.items():
             if name == "when":
@@ -133,7 +136,8 @@ class PartReader:
                 counts = f"{first} has {len(columns[first])} values and {name} has {len(columns[name])}"
                 raise value.wrong(f"what is zipped changes together, but {counts}")
         if not columns:
-            raise self._content.keys["zip"][1].wrong("a group of zip has no settings")
+            raise self.content.keys["zip"][1].wrong("a group of zip has no settings")
+        above |= set(columns)
         return Axis(tuple(columns), tuple(zip(*columns.values(), strict=True)), when)
 
     def _derived(self, name: str, place: Place, value: Place, above: set[str]) -> Derived:
@@ -153,8 +157,8 @@ class PartReader:
 
     def _known(self, name: str, place: Place, everywhere: bool) -> None:
         """A setting must be one of every workload, unless a condition chooses where it stands."""
-        if name not in self._settings:
-            raise place.wrong(str(unknown("setting", name, self._settings)))
+        if name not in self.settings:
+            raise place.wrong(str(unknown("setting", name, self.settings)))
         without = [one.name for one in self._workloads if name not in known_settings(one)]
         if everywhere and without:
             raise place.wrong(
@@ -164,7 +168,7 @@ class PartReader:
 
     def _values(self, name: str, place: Place, distinct: bool = True) -> list[str]:
         """The values of a setting, each of them checked where it stands."""
-        setting = self._settings[name]
+        setting = self.settings[name]
         found: list[str] = []
         for one in place.texts(name):
             text = one.text(name)
@@ -198,8 +202,8 @@ class PartReader:
 
     def _expression(self, place: Place, above: set[str]) -> Expression:
         text = place.text("an expression")
-        every = {*self._content.named["settings"], *self._content.named["derive"], *self._given, *above}
-        words = {word for name in every if name in self._settings for word in self._settings[name].words()}
+        every = {*self.content.named["settings"], *self.content.named["derive"], *self._given, *above}
+        words = {word for name in every if name in self.settings for word in self.settings[name].words()}
         try:
             found = parse_expression(text, every, words | {one.name for one in self._workloads})
         except RequestError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,6 +21,8 @@ COUNTS = ("devices", "batch_size")
 FIELDS = (*TEXTS, *COUNTS, "value")
 LONGEST = 2000  # characters of any text
 MOST_COUNT = 10**12
+GROUPED = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?")
+DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+([eE][+-]?\d+)?")
 
 
 @dataclass(frozen=True)
@@ -118,11 +121,26 @@ def _text(value: Any) -> str:
     return text.strip()[:LONGEST].strip().encode("utf-8", "replace").decode("utf-8")
 
 
+def number_in(text: str) -> float | None:
+    """The number that a text is: 2310.5, 12,345.6 with its thousands, or 2310,5 with a decimal comma."""
+    text = text.strip()
+    if GROUPED.fullmatch(text):
+        text = text.replace(",", "")
+    elif DECIMAL_COMMA.fullmatch(text):
+        text = text.replace(".", "").replace(",", ".")
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
 def _number(value: Any) -> float:
     try:
-        number = float(str(value).replace(",", "") if isinstance(value, str) else value)
+        number = number_in(value) if isinstance(value, str) else float(value)
     except (TypeError, ValueError, OverflowError):
-        raise RequestError(f"{str(value)[:60]!r} is no number") from None
+        number = None
+    if number is None:
+        raise RequestError(f"{str(value)[:60]!r} is no number")
     if not math.isfinite(number):
         raise RequestError(f"{str(value)[:60]!r} is no finite number")
     return number

@@ -17,6 +17,7 @@ SIZES = {
     "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12,
     "k": 1e3, "M": 1e6, "G": 1e9, "%": 0.01, "ms": 1e-3, "us": 1e-6, "s": 1.0, "W": 1.0, "J": 1.0, "": 1.0,
 }  # fmt: skip
+SETTING = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,60}")
 
 _TERM = re.compile(
     r"""\s*(?P<field>[A-Za-z_][A-Za-z0-9_.]*)\s*(?P<operator>!=|!~|<=|>=|=|<|>|~)\s*"""
@@ -67,14 +68,17 @@ def parse_filter(text: str, fields: Mapping[str, Field]) -> list[Term]:
 def find_field(name: str, fields: Mapping[str, Field]) -> Field:
     """The field of this name; an unknown one is answered with the nearest.
 
-    effective.NAME and asked.NAME name any setting, such as one that a single workload has.
+    Of records, effective.NAME and asked.NAME name any setting, such as one that a single workload has.
     """
     if name in fields:
         return fields[name]
+    if "effective" not in fields:
+        raise unknown("field of an anchor", name, fields)
     group, _, rest = name.partition(".")
-    if group in ("effective", "asked") and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,60}", rest):
+    if group in ("effective", "asked") and SETTING.fullmatch(rest):
         return Field(name, "any")
-    raise unknown("field", name, fields)
+    hint = f" A setting that only some workloads have is effective.{name}." if SETTING.fullmatch(name) else ""
+    raise RequestError(f"{unknown('field', name, fields)}{hint}")
 
 
 def parse_number(text: str) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from typing import Any
 
 from prony.store.anchors import FIELDS, Anchor
@@ -11,24 +12,33 @@ from prony.store.foreign.reading import MOST_ROWS, Given, number_of
 from prony_node.contract.errors import RequestError, nearest, unknown
 
 LARGEST_CELL = 2**20
+DOUBTFUL = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}")  # beside semicolons, where a comma often stands for the point
 
 
-def parse(text: str, given: Given, form: str = "csv") -> list[Anchor]:
+def parse(text: str, given: Given) -> list[Anchor]:
     """The figures of a table. A column maps to a field, or, as value:METRIC or value:METRIC:UNIT, to a figure."""
+    rows = split_rows(text)
+    if len(rows) < 2:
+        raise RequestError("a table needs a line of column names and a line of values")
+    return read_rows(rows[0], rows[1:], given, "csv", doubt_commas=_mark(text) == ";")
+
+
+def split_rows(text: str) -> list[list[str]]:
+    """The cells of a table separated by commas, semicolons or tabulators; empty lines are left out."""
     csv.field_size_limit(LARGEST_CELL)
     try:
-        rows = list(csv.reader(io.StringIO(text.replace("\0", ""), newline=""), dialect=_dialect(text)))
+        rows = list(csv.reader(io.StringIO(text.replace("\0", ""), newline=""), delimiter=_mark(text)))
     except csv.Error as error:
         raise RequestError(f"it is no CSV file ({error})") from None
     rows = [[cell.strip() for cell in row] for row in rows if any(cell.strip() for cell in row)]
-    if len(rows) < 2:
-        raise RequestError("a table needs a line of column names and a line of values")
     if len(rows) > MOST_ROWS:
         raise RequestError(f"it has {len(rows):,} lines, and may have {MOST_ROWS:,}")
-    return read_rows(rows[0], rows[1:], given, form)
+    return rows
 
 
-def read_rows(header: list[str], rows: list[list[str]], given: Given, form: str) -> list[Anchor]:
+def read_rows(
+    header: list[str], rows: list[list[str]], given: Given, form: str, doubt_commas: bool = False
+) -> list[Anchor]:
     """The figures of a table's rows; a column that nobody mapped and that is no field goes along as it is."""
     meaning = _meaning(header, given)
     figures = {column: field for column, field in meaning.items() if field.startswith("value")}
@@ -43,6 +53,8 @@ def read_rows(header: list[str], rows: list[list[str]], given: Given, form: str)
         found |= {field: row[column] for column, field in meaning.items() if column not in figures and row.get(column)}
         more = {column: value for column, value in row.items() if column not in meaning}
         for column, field in figures.items():
+            if doubt_commas and DOUBTFUL.fullmatch(row.get(column) or ""):
+                raise RequestError(f"{row[column]!r} in row {number} may mean thousands or a fraction; write a point")
             if number_of(row.get(column)) is not None:  # a gap in the table is no figure
                 anchors.append(given.anchor(form, found | _figure(field, row[column], column), more))
     return anchors
@@ -71,12 +83,7 @@ def _from_heading(column: str) -> dict[str, str]:
     return {"metric": name.strip(), "unit": unit.rstrip("] ").strip()} if bracket else {"metric": column}
 
 
-def _dialect(text: str) -> type[csv.Dialect]:
+def _mark(text: str) -> str:
     """Comma, semicolon or tabulator: whichever the line of names has most of."""
     first = next((line for line in text.splitlines() if line.strip()), "")
-    most = max(",;\t", key=first.count)
-
-    class Found(csv.excel):
-        delimiter = most
-
-    return Found
+    return max(",;\t", key=first.count)

@@ -11,6 +11,7 @@ from prony_node.contract.errors import RequestError
 
 FORM = "jube"
 _RULE = re.compile(r"\s*\|?[-+|: ]*-{2,}[-+|: ]*\|?\s*")  # |-----|-----| of JUBE 2.4 and newer, -----+----- before
+GAPS = ("", "-", "nan", "none", "n/a", "na")  # what stands where a run gave no figure
 # Headings that tables of JUBE use for what an anchor has a field for.
 USUAL = {
     "system": "system", "platform": "system", "accelerator": "device", "gpu": "device", "model": "workload",
@@ -39,9 +40,8 @@ def _usual(column: str) -> str:
 def _is_figure(column: str, header: list[str], rows: list[list[str]]) -> bool:
     """Whether a column can be a measurement: a unit in its heading, or numbers of which one has a fraction."""
     position = header.index(column)
-    cells = [row[position] for row in rows if position < len(row) and row[position]]
-    numbers = [number_of(cell) for cell in cells]
-    if not cells or any(number is None for number in numbers):
+    cells = [row[position] for row in rows if position < len(row) and row[position].lower() not in GAPS]
+    if not cells or any(number_of(cell) is None for cell in cells):
         return False
     return "[" in column or any("." in cell for cell in cells)
 
@@ -78,6 +78,5 @@ def _separated(text: str) -> tuple[list[str], list[list[str]]]:
         lines = lines[1:]
     if len(lines) < 2 or not any(mark in lines[0] for mark in ",;\t"):
         return [], []
-    mark = max(",;\t", key=lines[0].count)
-    rows = [[cell.strip() for cell in line.split(mark)] for line in lines]
+    rows = csv_table.split_rows("\n".join(lines))
     return rows[0], rows[1:]

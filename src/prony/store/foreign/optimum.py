@@ -12,6 +12,7 @@ FORM = "optimum"
 JOULES = {"kWh": 3.6e6, "Wh": 3.6e3, "J": 1.0}
 BYTES = {"MB": 1e6, "GB": 1e9, "B": 1.0}
 SECONDS = {"s": 1.0, "ms": 1e-3}
+PRECISIONS = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 LEFT_OUT = ("warmup", "load", "load_model", "load_dataset", "preprocess_dataset")  # of which no rate is meant
 
 
@@ -71,10 +72,10 @@ def _configuration(config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         return {}, {}
     backend, scenario, environment = (_object(config.get(key)) for key in ("backend", "scenario", "environment"))
     shapes = _object(scenario.get("input_shapes"))
-    gpus = environment.get("gpu")
+    gpus, dtype = environment.get("gpu"), backend.get("torch_dtype") or backend.get("dtype")
     said = {
         "workload": backend.get("model"),
-        "precision": backend.get("torch_dtype") or backend.get("dtype"),
+        "precision": PRECISIONS.get(str(dtype), dtype),
         "batch_size": count_of(shapes.get("batch_size")),
         "device": gpus[0] if isinstance(gpus, list) and gpus else None,
         "devices": count_of(environment.get("gpu_count")) or None,

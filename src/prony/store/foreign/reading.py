@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from prony.store.anchors import FIELDS, Anchor, make_anchor
+from prony.store.anchors import FIELDS, Anchor, make_anchor, number_in
 from prony_node.contract.errors import RequestError, unknown
 
 LARGEST = 256 * 2**20  # bytes of a file of results
@@ -56,10 +56,10 @@ def number_of(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:
-        number = float(value.strip().replace(",", "").rstrip("%")) if isinstance(value, str) else float(value)
-    except (ValueError, OverflowError):
+        number = number_in(value.rstrip("% ")) if isinstance(value, str) else float(value)
+    except OverflowError:
         return None
-    return number if abs(number) < float("inf") else None
+    return number if number is not None and abs(number) < float("inf") else None
 
 
 def count_of(value: Any) -> int | None:

@@ -40,6 +40,11 @@ def test_query_as_table_csv_and_json(call: Call) -> None:
     rows = list(csv.DictReader(io.StringIO(call(*words, "--format", "csv", "--columns", "id,throughput,mfu").stdout)))
     assert [row["throughput"] for row in rows] == ["23800.0", "21900.0"]
     assert json.loads(call(*words, "--format", "json").stdout)[0]["batch_size"] == 1024
+    cut = call(*words, "--format", "csv")
+    assert cut.stderr == "prony: the first 2; --limit N gives more\n", "a program must not take a part for the whole"
+    whole = call("query", "--limit", "13", "--format", "csv")
+    assert (len(whole.stdout.splitlines()), whole.stderr) == (14, "")
+    assert "the first" not in call("query", "--limit", "13").stdout
     assert json.loads(call("query", "--sql", "SELECT count(*) AS n FROM run", "--format", "json").stdout) == [{"n": 13}]
 
 
@@ -48,6 +53,9 @@ def test_query_as_table_csv_and_json(call: Call) -> None:
     [
         (["query", "precison=bf16"], "did you mean 'precision'"),
         (["query", "--columns", "idd"], "unknown field 'idd'"),
+        (["query", "classes=100"], "have is effective.classes"),
+        (["query", "effective.x=1", "--kind", "anchor"], "unknown field of an anchor 'effective.x'"),
+        (["query", "--columns", "asked.batch_size", "--kind", "anchor"], "unknown field of an anchor"),
         (["query", "--format", "yaml"], "unknown format"),
         (["query", "--kind", "anchors"], "did you mean 'anchor'"),
         (["query", "x=1", "--sql", "SELECT 1"], "--sql stands alone"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from prony.analysis.tuning import mathematics_sentences
-from prony.plan.search_goal import find_goal, parse_limits, result_of
+from prony.plan.search_goal import find_goal, parse_limits, result_of, unmeasurable
 from prony.plan.search_space import Candidate, default_lists, make_space, split_searched
 from prony_node.contract.errors import RequestError
 from prony_node.workloads import find_workload
@@ -78,6 +78,17 @@ def test_a_record_becomes_a_result_for_each_goal() -> None:
     assert energy.value is None
     assert energy.failure == "no samples_per_wh: no sensor"
     assert result_of(record, candidate, find_goal("time-to-quality"), 12.0).value == 0.25
+
+
+def test_without_a_sensor_neither_energy_nor_power_can_be_searched_for() -> None:
+    reason = "no power sensor answers here"
+    record = {"status": "ok", "energy": {"parts": []}, "metrics": {"samples_per_wh": {"value": None, "reason": reason}}}
+    said = unmeasurable(record, find_goal("energy"), ())
+    assert said == f"samples_per_wh cannot be measured: {reason}"
+    assert unmeasurable(record, find_goal("throughput"), parse_limits(["memory<1GiB"])) is None
+    assert unmeasurable(record, find_goal("throughput"), parse_limits(["power<300W"])) is not None
+    assert unmeasurable(record | {"energy": {"parts": [{}]}}, find_goal("energy"), ()) is None, "this run was too short"
+    assert unmeasurable(record | {"status": "failed"}, find_goal("energy"), ()) is None
 
 
 def test_what_changes_the_mathematics_is_named_and_what_does_not_is_not() -> None:

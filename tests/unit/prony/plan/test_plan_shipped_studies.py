@@ -34,7 +34,7 @@ def test_four_studies_are_shipped() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("size", ["quick", "full", "tiny"])
+@pytest.mark.parametrize("size", ["quick", "full"])
 def test_no_trial_is_refused_and_the_study_says_what_it_is(name: str, size: str) -> None:
     study = load_study(name, size, (), find_workload)
     planned = study.planned()
@@ -44,11 +44,8 @@ def test_no_trial_is_refused_and_the_study_says_what_it_is(name: str, size: str)
     assert min(len(study.assumptions), len(study.cannot), len(study.tables)) >= 3
     one_device = [one for one in planned if one.trial.settings.get("devices", 1) == 1]
     assert len(one_device) == len({one.trial.hash for one in one_device})
-    # On one device a quick study is a coffee break, and a tiny one a test.
-    limits = {"quick": range(9, 18), "full": range(10, 80), "tiny": range(3, 5)}
-    assert len(one_device) in limits[size]
-    if size == "tiny":
-        assert all(one.trial.settings.get("size") == "tiny" for one in planned)
+    # On one device a quick study is a coffee break.
+    assert len(one_device) in {"quick": range(9, 18), "full": range(10, 80)}[size]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -85,12 +85,44 @@ def test_sizes_and_words_change_settings() -> None:
     by_part = {part.name: [o for o in changed.planned() if o.part.name == part.name] for part in changed.parts}
     assert {one.trial.settings["batch_size"] for one in by_part["first"]} == {4, 16}
     assert {one.trial.settings["sequence"] for one in by_part["second"]} == {32}
+    without = read(STUDY, words=("second.device=", "second.grad_accumulation="))
+    taken = [one.trial.settings for one in without.planned() if one.part.name == "second"]
+    assert taken
+    assert not any({"device", "grad_accumulation"} & set(settings) for settings in taken)
     with pytest.raises(RequestError, match="unknown part 'secnd'; did you mean 'second'"):
         read(STUDY, words=("secnd.batch_size=4",))
     with pytest.raises(RequestError, match="unknown size 'quikc'; did you mean 'quick'"):
         read(STUDY, size="quikc")
+    with pytest.raises(RequestError, match="unknown setting 'batchsize'; did you mean 'batch_size'"):
+        read(STUDY, words=("batchsize=4",))
     with pytest.raises(RequestError, match="seed changes together with others"):
         read(STUDY, words=("seed=4",))
+
+
+def test_a_zipped_group_with_a_condition_may_speak_of_settings_and_of_groups_above() -> None:
+    text = """
+workloads: gpt-tiny
+settings: {devices: [1, 2]}
+zip:
+  - {when: devices > 1, seed: [1, 2], bucket_mb: [3, 4]}
+  - {when: seed == 2, batch_size: 8}
+derive: {grad_accumulation: {value: seed, when: devices > 1}}
+"""
+    assert trials(read(text)) == [
+        "gpt-tiny devices=1",
+        "gpt-tiny devices=2 seed=1 bucket_mb=3 grad_accumulation=1",
+        "gpt-tiny devices=2 seed=2 bucket_mb=4 batch_size=8 grad_accumulation=2",
+    ]
+    with pytest.raises(RequestError, match="'seed == 1' speaks of seed, which is given further down"):
+        read(text.replace("{devices: [1, 2]}", "{devices: 2, workers: {values: 1, when: seed == 1}}"))
+
+
+def test_a_word_for_every_part_is_refused_by_the_part_without_such_a_setting() -> None:
+    text = "parts: [{name: a, workloads: gpt-tiny}, {name: b, workloads: resnet50}]"
+    for word in ("sequence=16", "b.sequence=16"):
+        with pytest.raises(RequestError, match=r"part 'b' have no setting sequence; write a\.sequence="):
+            read(text, words=(word,))
+    assert trials(read(text, words=("a.sequence=16",))) == ["gpt-tiny sequence=16", "resnet50"]
 
 
 BAD = [

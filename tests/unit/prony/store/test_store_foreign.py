@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from prony.store import Store
 from prony.store.anchors import Anchor, keep_anchors, put_anchors, read_anchors
 from prony.store.foreign import FORMATS, read_foreign
-from prony.store.foreign.reading import Given
+from prony.store.foreign.reading import Given, number_of
 from prony.store.query import Question, ask_anchors, ask_records
 from prony_node.contract.errors import RequestError
 
@@ -98,7 +98,7 @@ def test_a_report_of_optimum_benchmark_in_our_units() -> None:
     assert values["samples_per_wh"] == (103225.806, "tokens/Wh")
     assert (found[0].workload, found[0].precision, found[0].batch_size, found[0].mode) == (
         "gpt2",
-        "float16",
+        "fp16",
         2,
         "infer",
     )
@@ -109,7 +109,8 @@ def test_a_csv_with_a_mapping(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("Modell;GPU;Bilder/s;Notiz\nresnet50;A100;2310,5;x\nresnet50;H100;;y\n", "utf-8")
     mapping = {"Modell": "workload", "GPU": "device", "Bilder/s": "value:throughput:images/s"}
     found = read_foreign(tmp_path / "x.csv", "csv", Given(SOURCE, mapping))
-    assert [(anchor.device, anchor.more) for anchor in found] == [("A100", {"Notiz": "x"})], "a gap is no figure"
+    assert [(anchor.device, anchor.value) for anchor in found] == [("A100", 2310.5)], "a gap is no figure"
+    assert found[0].more == {"Notiz": "x"}
     with pytest.raises(RequestError, match="unknown column 'Bilder'; did you mean 'Bilder/s'"):
         read_foreign(tmp_path / "x.csv", "csv", Given(SOURCE, {"Bilder": "value:throughput"}))
     with pytest.raises(RequestError, match="no column holds a figure"):
@@ -118,6 +119,27 @@ def test_a_csv_with_a_mapping(tmp_path: Path) -> None:
         Given(SOURCE, {"Modell": "workloads"})
     with pytest.raises(RequestError, match="needs its source"):
         read_foreign(tmp_path / "x.csv", "csv", Given(" "))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("2310,5", 2310.5), ("1.234,5", 1234.5), ("0,5", 0.5), ("12,345.6", 12345.6), ("1,234,567", 1234567.0),
+     ("0,123", 0.123), ("1,23,4", None), ("1234,5e3", 1234500.0), ("5 %", 5.0), ("nan", None), ("inf", None)],
+)  # fmt: skip
+def test_a_comma_is_of_thousands_or_of_a_fraction_and_never_dropped(text: str, value: float | None) -> None:
+    assert number_of(text) == value
+
+
+def test_a_comma_beside_semicolons_that_may_mean_either_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("GPU;value;metric\nA100;1,234;throughput\n", "utf-8")
+    with pytest.raises(RequestError, match="'1,234' in row 1 may mean thousands or a fraction"):
+        read_foreign(tmp_path / "x.csv", "csv", Given(SOURCE))
+
+
+def test_a_run_of_jube_without_a_figure_does_not_take_its_column_away(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text('model,rate[1/s]\n"ResNet, large",nan\nBERT,3.5\n"a, b",7\n', "utf-8")
+    found = read_foreign(tmp_path / "x.csv", "jube", Given(SOURCE))
+    assert figures(found) == [("BERT", "rate", 3.5, "1/s"), ("a, b", "rate", 7.0, "1/s")]
 
 
 def test_importing_twice_changes_nothing_and_a_rebuild_keeps_anchors(root: Path) -> None:

@@ -35,6 +35,8 @@ from prony_node.measure.step import Step
 from prony_node.parallel.place import Place
 from prony_node.workloads.config import Workload
 
+LEAST_HELD_OUT = 2  # samples that a loss is judged on
+
 
 class Inputs:
     """Opened before the model is built, since a data set says how many classes there are."""
@@ -107,6 +109,11 @@ class Inputs:
         """Samples that no step sees: of the test split where there is one."""
         if self.opened is None:
             return task.sample(torch.Generator(self.device).manual_seed(seed), count)
+        if self.settings["mode"] == "train" and len(self.opened.test) < LEAST_HELD_OUT:
+            raise RequestError(
+                f"{self.opened.about['folder']} has {len(self.opened.test)} sample to test with; {LEAST_HELD_OUT} are "
+                "needed: a batch norm of one value has nothing to normalise"
+            )
         settings = {**self.settings, "workers": 0, "pin_memory": False}
         source = evaluation_batches(self.opened.test, settings, count, self.device)
         batch = next(source)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import Machine
+from prony_node.data.generated import generate
 from prony_node.measure.step import Step
 from prony_node.supervise.inputs import Inputs
 from prony_node.workloads import build_task, find_workload
@@ -53,3 +56,16 @@ def test_only_a_loop_with_workers_and_streams_is_helped(device: str, preset: str
     task = build_task(workload, dict(workload.fixed))
     settings = {"preset": preset, "workers": workers, "data": "host"}
     assert Inputs(workload, settings, torch.device(device))._can_send(task) is sent
+
+
+def test_a_data_set_with_one_sample_to_test_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    generate("imagenet", tmp_path / "few", 8, classes=4)
+    workload = find_workload("resnet50")
+    asked = {"device": "cpu", "size": "tiny", "data": str(tmp_path / "few"), "batch_size": "4", "workers": "0"}
+    settings = workload.effective(workload.parse(asked), Machine("cpu", None, 2))
+    inputs = Inputs(workload, settings, CPU)
+    inputs.open({}, 2, print)
+    assert inputs.opened is not None
+    assert len(inputs.opened.test) == 1
+    with pytest.raises(RequestError, match="has 1 sample to test with; 2 are needed"):
+        inputs.held_out(build_task(workload, settings), 64, seed=1)

@@ -10,7 +10,18 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_a_step_is_told_by_part_and_by_kernel(tmp_path: Path) -> None:
-    words = ["wideresnet", "size=tiny", "device=cpu", "batch_size=2", "--parts", "conv,bn", "--steps", "2", "--rows", "3"]
+    words = [
+        "wideresnet",
+        "size=tiny",
+        "device=cpu",
+        "batch_size=2",
+        "--parts",
+        "conv,bn",
+        "--steps",
+        "2",
+        "--rows",
+        "3",
+    ]
     script, out = ROOT / "benchmarks" / "kernels.py", tmp_path / "profile.txt"
     subprocess.run([sys.executable, script, *words, "--out", out], check=True, capture_output=True)
     first, rate, *rest = out.read_text().splitlines()

@@ -67,6 +67,9 @@ def test_out_of_memory_is_a_result_and_prunes_larger_batches(root: Path, monkeyp
     assert (batches(again), sorted(root.glob("gpt-tiny-*"))) == (expected, made)
     standing = make_standing(parse_study(STUDY, "small.yaml", Reading(None), find_workload), root)
     assert standing.tally.line() == "4 of 6 done, 1 of them failed, 2 pruned, 0 left"
+    lines = outlook_lines(make_outlook(standing.study, root))
+    assert "2 of the runs will be left out: a smaller batch ran out of memory" in lines
+    assert "nothing is left to run" in lines
 
 
 def test_too_many_failures_in_a_row_stop_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

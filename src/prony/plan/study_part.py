@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from prony.plan.document import Place
@@ -211,4 +212,4 @@ class PartReader:
         below = sorted(found.names - above)
         if below:
             raise place.wrong(f"{text!r} speaks of {below[0]}, which is given further down or not at all here")
-        return found
+        return replace(found, where=place.where)

@@ -117,6 +117,18 @@ derive: {grad_accumulation: {value: seed, when: devices > 1}}
         read(text.replace("{devices: [1, 2]}", "{devices: 2, workers: {values: 1, when: seed == 1}}"))
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("derive: {seed: 1 // (batch_size - 1)}", "s.yaml, line 3, column 16: .*divides by zero"),
+        ("exclude: batch_size + 1", "s.yaml, line 3, column 10: .*not something that holds"),
+    ],
+)
+def test_an_expression_that_fails_for_some_trial_says_where_it_stands(line: str, said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        read(f"workloads: gpt-tiny\nsettings: {{batch_size: [2, 1]}}\n{line}").planned()
+
+
 def test_a_word_for_every_part_is_refused_by_the_part_without_such_a_setting() -> None:
     text = "parts: [{name: a, workloads: gpt-tiny}, {name: b, workloads: resnet50}]"
     for word in ("sequence=16", "b.sequence=16"):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from prony.cli.execute import Job, Outcome
 from prony.launch.node import ask_node
-from prony.plan.estimate import Estimator, Seen
+from prony.plan.estimate import Estimator, Seen, form_of
 from prony.report.numbers import format_share
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
@@ -109,5 +109,4 @@ def seen_of(run: Run) -> Seen | None:
         return None
     metrics = record.get("metrics", {})
     watts = (metrics.get("node_power") or metrics.get("power") or {}).get("value")
-    mode = str(run.settings.get("mode", "train"))
-    return Seen(run.trial_hash, run.workload, mode, run.machine, max(seconds, 1.0), watts)
+    return Seen(run.trial_hash, run.workload, form_of(run.settings), run.machine, max(seconds, 1.0), watts)

@@ -15,7 +15,7 @@ BASES = (SAME, HERE, ELSEWHERE, UNKNOWN)
 
 def form_of(settings: Mapping[str, Value]) -> str:
     """What the length of a run follows from before all else: tiny models, fixed steps, epochs are not alike."""
-    ends = "epochs" if {"epochs", "until"} & settings.keys() else "steps" if "steps" in settings else "interval"
+    ends = "epochs" if "epochs" in settings or "until" in settings else "steps" if "steps" in settings else "interval"
     return f"{settings.get('mode', 'train')} {settings.get('size', 'full')} {ends}"
 
 
@@ -69,6 +69,8 @@ class Estimator:
         self._known = {key: _middle(key[0], group) for key, group in groups.items()}
 
     def of(self, trial: Trial) -> Estimate:
+        if not self._known:
+            return Estimate(UNKNOWN)
         kind = (trial.workload, form_of(trial.settings))
         for key in ((SAME, trial.hash), (HERE, *kind), (ELSEWHERE, *kind)):
             if key in self._known:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from prony.cli.execute import Job, Outcome
 from prony.launch.node import ask_node
-from prony.plan.estimate import Estimator, Seen
+from prony.plan.estimate import Estimator, Seen, form_of
 from prony.report.numbers import format_share
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
@@ -40,6 +40,7 @@ class History:
 
     runs: dict[tuple[str, int], list[Run]]
     estimator: Estimator
+    ask: Callable[[str, int], list[Run]]  # the store, of one trial and repeat
 
     def run_of(self, trial: Trial, repeat: int, retry_failed: bool = False) -> Run | None:
         """The first finished run of this trial and repeat."""
@@ -50,6 +51,11 @@ class History:
         run = self.run_of(trial, repeat, retry_failed)
         record = read_record(run.folder) if run is not None else None
         return Outcome(run.folder, record) if run is not None and record is not None else None
+
+    def finished_since(self, trial: Trial, repeat: int, retry_failed: bool = False) -> Outcome | None:
+        """What another start of the same study, beside this one, has finished meanwhile."""
+        self.runs[trial.hash, repeat] = self.ask(trial.hash, repeat)
+        return self.finished(trial, repeat, retry_failed)
 
 
 def read_history(root: Path, wanted: Collection[tuple[Trial, int]], anywhere: bool = False) -> History:
@@ -70,7 +76,9 @@ def read_history(root: Path, wanted: Collection[tuple[Trial, int]], anywhere: bo
         if anywhere or (run.machine, run.software) == (machine, software):
             runs.setdefault((run.trial_hash, run.repeat), []).append(run)
     seen = [one for name in workloads for run in store.runs(SEEN_OF_A_WORKLOAD, name, "ok") if (one := seen_of(run))]
-    return History(runs, Estimator(seen, machine))
+    return History(
+        runs, Estimator(seen, machine), lambda trial, repeat: store.finished(trial, repeat, machine, software)
+    )
 
 
 def skipped_line(job: Job, outcome: Outcome) -> str:
@@ -101,5 +109,4 @@ def seen_of(run: Run) -> Seen | None:
         return None
     metrics = record.get("metrics", {})
     watts = (metrics.get("node_power") or metrics.get("power") or {}).get("value")
-    mode = str(run.settings.get("mode", "train"))
-    return Seen(run.trial_hash, run.workload, mode, run.machine, max(seconds, 1.0), watts)
+    return Seen(run.trial_hash, run.workload, form_of(run.settings), run.machine, max(seconds, 1.0), watts)

@@ -33,6 +33,7 @@ class Outlook:
     impossible: dict[str, str]  # here, by the hash of the trial
     turns: list[Turn]
     finished: int
+    pruned: int  # runs that will be left out, since a smaller batch ran out of memory
     total: Total
 
     @property
@@ -48,6 +49,7 @@ class Outlook:
             "impossible_here": self.impossible,
             "runs": order,
             "finished": self.finished,
+            "pruned": self.pruned,
             "estimate": {
                 "seconds": self.total.seconds,
                 "joules": self.total.joules,
@@ -73,13 +75,17 @@ def make_outlook(study: Study, root: Path) -> Outlook:
     impossible = impossible_here(planned, root) if study.site == LOCAL else {}
     turns = study.turns([one for one in planned if one.trial.hash not in impossible])
     history = _history(study, turns, root)
-    total, finished = Total(), 0
+    total, memory, missing = Total(), OutOfMemory(), []
     for turn in turns:
-        if history.run_of(turn.planned.trial, turn.repeat) is not None:
-            finished += 1
+        run = history.run_of(turn.planned.trial, turn.repeat)
+        if run is None:
+            missing.append(turn.planned.trial)
         else:
-            total.add(history.estimator.of(turn.planned.trial))
-    return Outlook(study, planned, impossible, turns, finished, total)
+            memory.learn(turn.planned.trial, {"failure": {"kind": run.failure_kind}})
+    left = [trial for trial in missing if memory.prunes(trial) is None]
+    for trial in left:
+        total.add(history.estimator.of(trial))
+    return Outlook(study, planned, impossible, turns, len(turns) - len(missing), len(missing) - len(left), total)
 
 
 def _history(study: Study, turns: list[Turn], root: Path) -> History:
@@ -109,6 +115,11 @@ def outlook_lines(outlook: Outlook) -> list[str]:
     lines += ["", f"{len(good):,} trials, {len(outlook.turns):,} runs in an order {order}"]
     where = "here" if study.site == LOCAL else "there"
     lines += [f"{outlook.finished:,} of the runs are finished {where} and will be skipped"] if outlook.finished else []
+    lines += (
+        [f"{outlook.pruned:,} of the runs will be left out: a smaller batch ran out of memory"]
+        if outlook.pruned
+        else []
+    )
     lines += _cost(total)
     lines += said_once(outlook.impossible)
     for one in outlook.refused[:REFUSALS_SHOWN]:

@@ -89,7 +89,7 @@ class _Carrying:
                 stopped = self._budget_spent()
                 if stopped:
                     break
-                if self._prune(job):
+                if self._prune(job) or self._made_meanwhile(turn, job):
                     continue
                 outcome = self._make(turn, job, f"[{number}/{len(left)}] {job.trial}", interrupts)
                 failed = outcome.record["status"] == "failed" and outcome.record["failure"]["kind"] not in ORDERLY
@@ -135,6 +135,16 @@ class _Carrying:
         self._pruned.append(line)
         self._tally.pruned += 1
         self._tally.expect(self._history.estimator.of(job.trial), -1)
+        return True
+
+    def _made_meanwhile(self, turn: Turn, job: Job) -> bool:
+        """Take what another start of this study finished since this one began: on another device, or with --share."""
+        outcome = self._history.finished_since(job.trial, job.repeat, self._options.retry_failed)
+        if outcome is None:
+            return False
+        self._tally.expect(self._history.estimator.of(job.trial), -1)
+        self._keep(turn, outcome)
+        self._view.note(skipped_line(job, outcome))
         return True
 
     def _make(self, turn: Turn, job: Job, title: str, interrupts: Interrupts) -> Outcome:

@@ -41,7 +41,13 @@ def collect(
         ended=_last_sign(folder),
         failure=_what_happened(folder, parts, holder, interrupted, failure),
     )
-    files.write_once(folder / files.RECORD, made)
+    try:
+        files.write_once(folder / files.RECORD, made)
+    except OSError as error:
+        raise RequestError(
+            f"{folder / files.RECORD} could not be written: {error.strerror or error}. Once it can, the next verb "
+            "that looks at this folder completes the run's record"
+        ) from error
     return read_record(folder)  # ours, or the one that was there first
 
 

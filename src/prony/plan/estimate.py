@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from prony_node.contract.settings import Value
 from prony_node.contract.trial import Trial
 
 SAME, HERE, ELSEWHERE, UNKNOWN = "the same trial", "the same workload here", "the same workload elsewhere", "unknown"
 BASES = (SAME, HERE, ELSEWHERE, UNKNOWN)
+
+
+def form_of(settings: Mapping[str, Value]) -> str:
+    """What the length of a run follows from before all else: tiny models, fixed steps, epochs are not alike."""
+    ends = "epochs" if "epochs" in settings or "until" in settings else "steps" if "steps" in settings else "interval"
+    return f"{settings.get('mode', 'train')} {settings.get('size', 'full')} {ends}"
 
 
 @dataclass(frozen=True)
@@ -18,7 +25,7 @@ class Seen:
 
     trial_hash: str
     workload: str
-    mode: str
+    form: str  # what form_of() says of its settings
     machine: str | None
     seconds: float
     watts: float | None = None
@@ -57,12 +64,14 @@ class Estimator:
         for one in seen:
             if one.machine == machine and machine is not None:
                 groups.setdefault((SAME, one.trial_hash), []).append(one)
-                groups.setdefault((HERE, one.workload, one.mode), []).append(one)
-            groups.setdefault((ELSEWHERE, one.workload, one.mode), []).append(one)
+                groups.setdefault((HERE, one.workload, one.form), []).append(one)
+            groups.setdefault((ELSEWHERE, one.workload, one.form), []).append(one)
         self._known = {key: _middle(key[0], group) for key, group in groups.items()}
 
     def of(self, trial: Trial) -> Estimate:
-        kind = (trial.workload, str(trial.settings.get("mode", "train")))
+        if not self._known:
+            return Estimate(UNKNOWN)
+        kind = (trial.workload, form_of(trial.settings))
         for key in ((SAME, trial.hash), (HERE, *kind), (ELSEWHERE, *kind)):
             if key in self._known:
                 return self._known[key]

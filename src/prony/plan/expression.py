@@ -39,12 +39,13 @@ class Expression:
     text: str
     names: frozenset[str]
     _evaluate: Evaluate
+    where: str = ""  # it stands: file, line and column
 
     def value(self, settings: Values) -> Scalar | None:
         try:
             return self._evaluate(settings)
         except RequestError as error:
-            raise RequestError(f"{shown(self.text)!r} has no value here: {error}") from error
+            raise RequestError(f"{self._shown} has no value here: {error}") from error
 
     def holds(self, settings: Values) -> bool:
         """Whether it is true; a condition that is a number or a word is a mistake."""
@@ -52,8 +53,12 @@ class Expression:
         if value is None:
             return False
         if not isinstance(value, bool):
-            raise RequestError(f"{shown(self.text)!r} is {value!r}, and not something that holds or does not")
+            raise RequestError(f"{self._shown} is {value!r}, and not something that holds or does not")
         return value
+
+    @property
+    def _shown(self) -> str:
+        return f"{self.where}{': ' if self.where else ''}{shown(self.text)!r}"
 
 
 def parse_expression(text: str, names: Collection[str], words: Collection[str] = ()) -> Expression:

@@ -25,8 +25,8 @@ class OutOfMemory:
 
     def prunes(self, trial: Trial) -> str | None:
         """Why this trial would run out too; None where nothing says so."""
-        batch = _batch(trial)
-        smallest = self._smallest.get(_series(trial)) if batch is not None and self._smallest else None
+        batch = _batch(trial) if self._smallest else None
+        smallest = self._smallest.get(_series(trial)) if batch is not None else None
         if batch is None or smallest is None or batch < smallest:
             return None
         return f"a batch of {smallest} ran out of memory"

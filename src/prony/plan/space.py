@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from prony.plan.expression import Expression
 from prony.plan.operations import Scalar
@@ -63,18 +63,21 @@ def known_settings(workload: Workload) -> dict[str, Setting]:
     return SETTINGS | {setting.name: setting for setting in workload.own_settings()}
 
 
-def expand(parts: Sequence[Part]) -> Iterator[Planned]:
-    """Every trial once, part after part, the last setting varying fastest; the first part to name a trial has it."""
-    seen: set[str] = set()
+def expand(parts: Sequence[Part]) -> list[Planned]:
+    """Every trial once, part after part, the last setting varying fastest.
+
+    The first part to name a trial has it, with as many repeats as any part asks of it.
+    """
+    found: dict[str, Planned] = {}
     _refuse_endless(parts)
     for part in parts:
         for workload in part.workloads:
             for given in _combinations(part, workload):
                 planned = _plan(part, workload, given)
-                if planned.trial.hash in seen:
-                    continue
-                seen.add(planned.trial.hash)
-                yield planned
+                before = found.setdefault(planned.trial.hash, planned)
+                if before.part.repeats < part.repeats:
+                    found[planned.trial.hash] = replace(before, part=replace(before.part, repeats=part.repeats))
+    return list(found.values())
 
 
 def _refuse_endless(parts: Iterable[Part]) -> None:

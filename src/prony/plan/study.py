@@ -47,7 +47,7 @@ class Study:
 
     def planned(self) -> list[Planned]:
         """Every trial, those that would be refused among them."""
-        found = list(expand(self.parts))
+        found = expand(self.parts)
         if not found:
             raise RequestError(f"{self.name} has no trial: what it excludes is everything")
         return found

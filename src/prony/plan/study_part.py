@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from prony.plan.document import Place
@@ -13,9 +14,11 @@ from prony.plan.values import expand_range, split_values
 from prony_node.contract.errors import RequestError, unknown
 from prony_node.contract.plan import Stop
 from prony_node.contract.settings import SYNTHETIC_DATA, Setting
+from prony_node.workloads import WORKLOADS
 from prony_node.workloads.config import Workload
 from prony_node.workloads.model_file.config import is_model_file
 
+BARE = frozenset(name for name in WORKLOADS if name.isidentifier())  # workloads that need no quotes in an expression
 PATHS = ("data", "weights", "vocab", "stage")
 
 
@@ -205,10 +208,10 @@ class PartReader:
         every = {*self.content.named["settings"], *self.content.named["derive"], *self._given, *above}
         words = {word for name in every if name in self.settings for word in self.settings[name].words()}
         try:
-            found = parse_expression(text, every, words | {one.name for one in self._workloads})
+            found = parse_expression(text, every, words | BARE | {one.name for one in self._workloads})
         except RequestError as error:
             raise place.wrong(str(error)) from error
         below = sorted(found.names - above)
         if below:
             raise place.wrong(f"{text!r} speaks of {below[0]}, which is given further down or not at all here")
-        return found
+        return replace(found, where=place.where)

@@ -42,6 +42,9 @@ def build_report(folders_or_records: Sequence[Path | Record], out: Path, tables:
         raise RequestError(f"{out.absolute().parent} is not a folder, so the report cannot be written there")
     temporary = out.with_name(f".{out.name}.{os.getpid()}")
     try:
+        if out.exists() and not out.is_file():  # a pipe or a device, which no file may take the place of
+            out.write_text(text, encoding="utf-8")
+            return out
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(out)
     except OSError as error:

@@ -147,7 +147,10 @@ def _number(value: Any) -> float:
 
 
 def _count(name: str, value: Any) -> int:
-    number = _number(value)
-    if number != int(number) or not 0 <= number < MOST_COUNT:
+    try:
+        number = _number(value)
+    except RequestError:
+        number = math.nan
+    if not (0 <= number < MOST_COUNT) or number != int(number):
         raise RequestError(f"{name} is a whole number, not {str(value)[:60]!r}")
     return int(number)

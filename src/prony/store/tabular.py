@@ -36,7 +36,14 @@ def format_of(path: Path, asked: str | None = None) -> str:
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file that appears under its name once it is complete, and not before."""
+    """A file that appears under its name once it is complete, and not before; a pipe or a device stays what it is."""
+    if path.exists() and not path.is_file():
+        try:
+            with path.open("wb") as file:
+                yield file
+        except OSError as error:
+            raise RequestError(f"{path} could not be written: {error.strerror or error}") from error
+        return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -89,6 +96,8 @@ def write_csv(records: Iterable[dict[str, Any]], file: IO[bytes]) -> int:
             writer.writeheader()
         writer.writerow(values)
         count += 1
+    if writer is None:
+        text.write("record\r\n")
     text.flush()
     text.detach()
     return count

@@ -48,6 +48,10 @@ def read_rows(
         raise RequestError(f"no column holds a figure: the columns are {', '.join(header)[:300]}{hint}")
     anchors = []
     for number, cells in enumerate(rows, start=1):
+        if any(cells[len(header) :]):
+            raise RequestError(
+                f"row {number} has {len(cells)} cells under {len(header)} names; quote a cell with commas"
+            )
         row = dict(zip(header, cells, strict=False))
         found: dict[str, Any] = {"position": f"row {number}"}
         found |= {field: row[column] for column, field in meaning.items() if column not in figures and row.get(column)}
@@ -64,8 +68,11 @@ def _meaning(header: list[str], given: Given) -> dict[str, str]:
     for column in given.columns:
         if column not in header:
             raise unknown("column", column, header)
-    fields = {column: column for column in header if column in FIELDS}
-    return fields | {column: field for column, field in given.columns.items()}
+    meaning = {column: column for column in header if column in FIELDS} | given.columns
+    twice = next((column for column in meaning if header.count(column) > 1), None)
+    if twice is not None:
+        raise RequestError(f"two columns have the name {twice!r}, so what it holds cannot be said")
+    return meaning
 
 
 def _figure(field: str, cell: str, column: str) -> dict[str, Any]:

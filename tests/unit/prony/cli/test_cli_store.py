@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -93,6 +95,30 @@ def test_what_is_exported_is_imported_once(call: Call, tmp_path: Path, name: str
     assert call("store", "import", file, at=there).stdout == "0 runs imported, 4 here already, 0 left out\n"
     assert len(json.loads(call("query", "--format", "json", at=there).stdout)) == 4
     assert not [path for path in tmp_path.rglob(".*")], "nothing hidden stays behind"
+
+
+@pytest.mark.parametrize("name", ["x.tar", "x.jsonl", "x.csv", "x.parquet"])
+def test_an_export_of_nothing_comes_back_as_nothing(call: Call, tmp_path: Path, name: str) -> None:
+    if name.endswith("parquet"):
+        pytest.importorskip("pyarrow")
+    file = str(tmp_path / name)
+    assert "exported 0 runs" in call("store", "export", file, "--where", "workload=none-such").stdout
+    assert (
+        call("store", "import", file, at=tmp_path / "there").stdout == "0 runs imported, 0 here already, 0 left out\n"
+    )
+
+
+def test_a_pipe_is_written_to_and_not_replaced_by_a_file(call: Call, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()))
+    reader.start()
+    assert call("store", "export", str(pipe), "--format", "jsonl").exit_code == 0
+    reader.join(timeout=60)
+    assert pipe.is_fifo(), "as root the same would have put a file in the place of /dev/null"
+    assert len(read[0].splitlines()) == 13
+    assert "could not be written" in call("store", "export", str(tmp_path), "--format", "jsonl").stderr
 
 
 def test_a_csv_has_columns_to_read_and_the_record_in_the_last(call: Call, tmp_path: Path) -> None:

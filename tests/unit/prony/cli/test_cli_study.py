@@ -18,7 +18,7 @@ from prony.cli.execute import Outcome, where_lines
 from prony.cli.main import main
 from prony.cli.study_plan import make_outlook, make_standing, outlook_lines
 from prony.cli.study_run import Carried, Options, carry_out
-from prony.cli.study_view import LiveView, Tally, make_view
+from prony.cli.study_view import LiveView, PlainView, Tally, make_view
 from prony.launch.local import LocalRun
 from prony.launch.lock import hold_devices, lock_folder
 from prony.launch.site import Site
@@ -67,6 +67,26 @@ def test_out_of_memory_is_a_result_and_prunes_larger_batches(root: Path, monkeyp
     assert (batches(again), sorted(root.glob("gpt-tiny-*"))) == (expected, made)
     standing = make_standing(parse_study(STUDY, "small.yaml", Reading(None), find_workload), root)
     assert standing.tally.line() == "4 of 6 done, 1 of them failed, 2 pruned, 0 left"
+    lines = outlook_lines(make_outlook(standing.study, root))
+    assert "2 of the runs will be left out: a smaller batch ran out of memory" in lines
+    assert "nothing is left to run" in lines
+
+
+def test_what_another_start_finishes_meanwhile_is_not_made_again(root: Path) -> None:
+    class Beside(PlainView):
+        """After the first run somebody else makes all the others."""
+
+        def show(self, tally: Tally) -> None:
+            super().show(tally)
+            if len(list(root.glob("gpt-tiny-*"))) == 1:
+                carry(root, share=True)
+
+    study = parse_study(STUDY, "small.yaml", Reading(None), find_workload)
+    said = io.StringIO()
+    carried = carry_out(study, Options(root, share=True), Beside(Console(file=said, width=200)))
+    assert {outcome.folder for outcome in carried.outcomes} == set(root.glob("gpt-tiny-*"))
+    assert len(carried.outcomes) == 6
+    assert said.getvalue().count("finished before (ok") == 5
 
 
 def test_too_many_failures_in_a_row_stop_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

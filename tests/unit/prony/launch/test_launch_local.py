@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -133,6 +134,22 @@ def test_a_lost_run_becomes_one_record_with_what_was_known(tmp_path: Path) -> No
     assert collect_all(tmp_path) == []
     assert collect(folder) == record
     assert (folder / files.RECORD).read_bytes() == before
+
+
+def test_a_disk_that_is_full_at_collection_is_a_sentence_and_the_record_comes_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = left_folder(tmp_path, GONE)
+
+    def full(path: Path, document: object) -> bool:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "write_once", full)
+        with pytest.raises(RequestError, match=r"record\.json could not be written: No space left on device"):
+            collect(folder, gone=True)
+        assert collect_all(tmp_path) == []
+    assert collect_all(tmp_path) == [folder]
 
 
 def test_a_whole_result_is_not_lost_with_its_supervisor(tmp_path: Path) -> None:

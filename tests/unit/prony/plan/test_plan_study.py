@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 
-from prony.plan.estimate import ELSEWHERE, HERE, SAME, UNKNOWN, Estimator, Seen, Total
+from prony.plan.estimate import ELSEWHERE, HERE, SAME, UNKNOWN, Estimator, Seen, Total, form_of
 from prony.plan.prune import OutOfMemory
 from prony.plan.study import Study, study_of_words
 from prony_node.contract.plan import Stop
 from prony_node.contract.trial import Trial
 from prony_node.workloads import find_workload
+
+FORM = form_of({})
 
 
 def sweep(*words: str, repeats: int = 1, order: str = "random", seed: int | None = None) -> Study:
@@ -60,9 +62,9 @@ def test_out_of_memory_prunes_its_series_alone() -> None:
 def test_estimates_say_from_what_they_are_known() -> None:
     known = Trial("gpt-tiny", {"seed": 1})
     seen = [
-        *(Seen(known.hash, "gpt-tiny", "train", "here", seconds, 50.0) for seconds in (9.0, 10.0, 500.0)),
-        Seen("other", "gpt-tiny", "train", "here", 10.0),
-        Seen("other", "resnet50", "train", "there", 30.0, 100.0),
+        *(Seen(known.hash, "gpt-tiny", FORM, "here", seconds, 50.0) for seconds in (9.0, 10.0, 500.0)),
+        Seen("other", "gpt-tiny", FORM, "here", 10.0),
+        Seen("other", "resnet50", FORM, "there", 30.0, 100.0),
     ]
     estimator, total = Estimator(seen, "here"), Total()
     trials = [known, Trial("gpt-tiny", {"seed": 2}), Trial("resnet50"), Trial("gpt-tiny", {"mode": "infer"})]
@@ -72,6 +74,14 @@ def test_estimates_say_from_what_they_are_known() -> None:
     assert (total.seconds, total.joules) == (10.0 + 10.0 + 30.0, 500.0 + 500.0 + 3000.0)
     assert total.runs == {SAME: 1, HERE: 1, ELSEWHERE: 1, UNKNOWN: 1}
     assert total.without_energy == 1
+    for settings in (
+        {"size": "tiny"},
+        {"steps": 10},
+        {"data": "/d", "epochs": 90},
+        {"data": "/d", "until": "accuracy>=0.9"},
+    ):
+        unlike = Trial("gpt-tiny", dict(settings))
+        assert estimator.of(unlike).basis == UNKNOWN, "an hour of training says nothing of a minute of steps"
 
 
 def test_planning_grows_with_the_number_of_trials_alone() -> None:

@@ -117,6 +117,36 @@ derive: {grad_accumulation: {value: seed, when: devices > 1}}
         read(text.replace("{devices: [1, 2]}", "{devices: 2, workers: {values: 1, when: seed == 1}}"))
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("derive: {seed: 1 // (batch_size - 1)}", "s.yaml, line 3, column 16: .*divides by zero"),
+        ("exclude: batch_size + 1", "s.yaml, line 3, column 10: .*not something that holds"),
+    ],
+)
+def test_an_expression_that_fails_for_some_trial_says_where_it_stands(line: str, said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        read(f"workloads: gpt-tiny\nsettings: {{batch_size: [2, 1]}}\n{line}").planned()
+
+
+def test_a_trial_of_two_parts_is_run_as_often_as_either_asks() -> None:
+    parts = "{name: a, settings: {seed: [1, 2]}}, {name: b, settings: {seed: [2, 3]}, repeats: 2}"
+    study = read(f"workloads: gpt-tiny\nparts: [{parts}]")
+    turns = study.turns(study.planned())
+    assert sorted(turn.planned.trial.settings["seed"] for turn in turns) == [1, 2, 2, 3, 3]
+    assert {turn.planned.part.name for turn in turns if turn.planned.trial.settings["seed"] == 2} == {"a"}
+
+
+def test_a_condition_may_name_a_workload_that_this_size_leaves_out() -> None:
+    text = """
+workloads: [gpt-tiny, resnet50]
+settings: {image_size: {values: 32, when: workload == resnet50}, batch_size: 2}
+sizes: {quick: {workloads: wideresnet}}
+"""
+    assert trials(read(text)) == ["gpt-tiny batch_size=2", "resnet50 image_size=32 batch_size=2"]
+    assert trials(read(text, size="quick")) == ["wideresnet batch_size=2"]
+
+
 def test_a_word_for_every_part_is_refused_by_the_part_without_such_a_setting() -> None:
     text = "parts: [{name: a, workloads: gpt-tiny}, {name: b, workloads: resnet50}]"
     for word in ("sequence=16", "b.sequence=16"):

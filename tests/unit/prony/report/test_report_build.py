@@ -150,6 +150,13 @@ def test_nothing_to_report_and_nowhere_to_write_are_said(tmp_path: Path, get_rec
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_device_is_written_to_and_not_replaced_by_a_file(tmp_path: Path, get_record: GetRecord) -> None:
+    link = tmp_path / "out"
+    link.symlink_to("/dev/null")
+    build_report([get_record("d00001")], link)
+    assert link.is_char_device()
+
+
 def test_bare_record_of_an_early_failure_is_reported(tmp_path: Path, get_record: GetRecord) -> None:
     record = get_record("b00f07")
     record |= {

@@ -136,6 +136,21 @@ def test_a_comma_beside_semicolons_that_may_mean_either_is_refused(tmp_path: Pat
         read_foreign(tmp_path / "x.csv", "csv", Given(SOURCE))
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("device,value\nA100,2310,5\n", "row 1 has 3 cells under 2 names"),
+        ("value,value\n1,2\n", "two columns have the name 'value'"),
+        ("value,devices\n1,two\n", "devices is a whole number, not 'two'"),
+        ('value,devices\n1,"1,5"\n', "devices is a whole number, not '1,5'"),
+    ],
+)
+def test_a_table_that_could_be_misread_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "x.csv").write_text(text, "utf-8")
+    with pytest.raises(RequestError, match=said):
+        read_foreign(tmp_path / "x.csv", "csv", Given(SOURCE, fixed={"metric": "throughput"}))
+
+
 def test_a_run_of_jube_without_a_figure_does_not_take_its_column_away(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text('model,rate[1/s]\n"ResNet, large",nan\nBERT,3.5\n"a, b",7\n', "utf-8")
     found = read_foreign(tmp_path / "x.csv", "jube", Given(SOURCE))

@@ -18,11 +18,13 @@ from typing import Any
 from prony_node.contract import files
 from prony_node.contract.parallel import all_devices, devices_per_node, ranks_per_node
 from prony_node.contract.plan import Plan
+from prony_node.parallel.cores import allowed_cores
 from prony_node.parallel.place import ADDRESS, RENDEZVOUS, meeting_place, node_rank
 
 RANK_MODULE = "prony_node.supervise.rank"
 LOGS = "elastic"  # what torch's launcher wants for itself; it is gone at the end
 LOOK_EVERY_S = 0.1  # at the ranks
+RANKS_A_CORE = 16  # at most: each imports torch
 CONNECTS = 5  # times in all of the patience, at least: torch takes up to thrice as long as one connection may
 
 
@@ -43,20 +45,25 @@ def main(argv: list[str]) -> int:
 
 
 def refuse_missing_devices(plan: Plan) -> dict[str, str] | None:
-    """More devices than this node has: said before anything starts."""
+    """More devices than this node has, or more processes than its cores can take: said before anything starts."""
     import torch
 
     settings = plan.trial.settings
     wanted, kind = devices_per_node(settings), str(settings.get("device", "auto")).partition(":")[0]
+    spread = f" nodes={settings['nodes']}, {wanted} a node," if "nodes" in settings else ""
+    asked = f"devices={all_devices(settings)}{spread}"
+    ranks, most = ranks_per_node(settings), RANKS_A_CORE * len(allowed_cores())
+    if ranks > most:
+        message = f"{asked} is not possible: {ranks} processes, and {most} are the most for the cores of this machine"
+        return {"kind": "request", "message": message}
     if kind == "cpu" or not torch.accelerator.is_available():
         return None
     there = torch.accelerator.device_count()
     if wanted <= there:
         return None
-    spread = f" nodes={settings['nodes']}, {wanted} a node," if "nodes" in settings else ""
     return {
         "kind": "request",
-        "message": f"devices={all_devices(settings)}{spread} is not possible: torch finds {there} of kind "
+        "message": f"{asked} is not possible: torch finds {there} of kind "
         f"{torch.accelerator.current_accelerator()} here; device=cpu takes processes instead",
     }
 

@@ -35,7 +35,7 @@ from prony_node.measure.step import Step
 from prony_node.parallel.place import Place
 from prony_node.workloads.config import Workload
 
-LEAST_HELD_OUT = 2  # samples that a loss is judged on
+LEAST_IMAGES = 2  # that the loss of a classifier is judged on
 
 
 class Inputs:
@@ -109,9 +109,10 @@ class Inputs:
         """Samples that no step sees: of the test split where there is one."""
         if self.opened is None:
             return task.sample(torch.Generator(self.device).manual_seed(seed), count)
-        if self.settings["mode"] == "train" and len(self.opened.test) < LEAST_HELD_OUT:
+        few = self.workload.reads == "images" and len(self.opened.test) < LEAST_IMAGES
+        if few and self.settings["mode"] == "train":
             raise RequestError(
-                f"{self.opened.about['folder']} has {len(self.opened.test)} sample to test with; {LEAST_HELD_OUT} are "
+                f"{self.opened.about['folder']} has {len(self.opened.test)} image to test with; {LEAST_IMAGES} are "
                 "needed: a batch norm of one value has nothing to normalise"
             )
         settings = {**self.settings, "workers": 0, "pin_memory": False}

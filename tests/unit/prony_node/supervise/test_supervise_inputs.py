@@ -58,7 +58,7 @@ def test_only_a_loop_with_workers_and_streams_is_helped(device: str, preset: str
     assert Inputs(workload, settings, torch.device(device))._can_send(task) is sent
 
 
-def test_a_data_set_with_one_sample_to_test_is_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_a_data_set_with_one_image_to_test_is_refused_in_a_sentence(tmp_path: Path) -> None:
     generate("imagenet", tmp_path / "few", 8, classes=4)
     workload = find_workload("resnet50")
     asked = {"device": "cpu", "size": "tiny", "data": str(tmp_path / "few"), "batch_size": "4", "workers": "0"}
@@ -67,5 +67,5 @@ def test_a_data_set_with_one_sample_to_test_is_refused_in_a_sentence(tmp_path: P
     inputs.open({}, 2, print)
     assert inputs.opened is not None
     assert len(inputs.opened.test) == 1
-    with pytest.raises(RequestError, match="has 1 sample to test with; 2 are needed"):
+    with pytest.raises(RequestError, match="has 1 image to test with; 2 are needed"):
         inputs.held_out(build_task(workload, settings), 64, seed=1)

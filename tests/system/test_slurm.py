@@ -153,6 +153,8 @@ def test_a_command_line_at_a_site_is_as_one_here(cluster: Cluster) -> None:
     assert done.exit_code == 0, done.output
     record = json.loads(done.stdout)
     assert (record["status"], record["trial"]["settings"]) == ("ok", {"steps": 2})
+    (job,) = cluster.jobs().all()
+    cluster.wait(job)  # the record is there a moment before Slurm says that the job has ended
     listed = json.loads(prony("jobs", "--json", "--runs", str(cluster.root)).stdout)
     assert [(job["state"], job["recorded"]) for job in listed] == [("ended", 1)]
     said = prony("logs", record["id"], "--runs", str(cluster.root)).stdout

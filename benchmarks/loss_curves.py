@@ -21,8 +21,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
+from prony_node.contract.errors import RequestError
 from prony_node.contract.settings import Value
-from prony_node.measure.device import choose_device, machine_of
+from prony_node.measure.device import MissingDevice, choose_device, device_name, machine_of
 from prony_node.measure.step import Step
 from prony_node.workloads import build_task, find_workload
 
@@ -30,12 +31,16 @@ ROUNDING = 2.0**-9
 TOLD = 10  # stretches of the curve that are printed
 
 
-def losses(name: str, given: dict[str, str], steps: int, nudge: float) -> list[float]:
+def effective(name: str, given: dict[str, str], device: torch.device) -> dict[str, Value]:
+    workload = find_workload(name)
+    return workload.effective(workload.parse(given), machine_of(device, torch.get_num_threads()))
+
+
+def losses(name: str, given: dict[str, str], steps: int, nudge: float, device: torch.device) -> list[float]:
     """Of so many steps, after the one that compiles; the device waits for none of them."""
-    workload, device = find_workload(name), choose_device(given.get("device", "auto"))
-    settings: dict[str, Value] = workload.effective(workload.parse(given), machine_of(device, torch.get_num_threads()))
+    settings = effective(name, given, device)
     torch.manual_seed(int(settings["seed"]))
-    step = Step(build_task(workload, settings), settings, device)
+    step = Step(build_task(find_workload(name), settings), settings, device)
     step.finish_model()
     if nudge:
         nudged(step, nudge)
@@ -70,41 +75,63 @@ def apart(one: list[float], other: list[float]) -> float:
     return sum(one[half:]) / sum(other[half:]) - 1
 
 
-def main() -> int:
-    options = read_options()
-    given = dict(word.split("=", 1) for word in options.settings)
+def main(arguments: list[str] | None = None) -> int:
+    options = read_options(arguments)
     precisions = options.precision or ["bf16", "fp8"]
+    try:
+        given = settings_of(options.settings)
+        device = choose_device(given.get("device", "auto"))
+        for precision in precisions:  # all of them before the first takes minutes
+            settings = effective(options.workload, {**given, "precision": precision}, device)
+            build_task(find_workload(options.workload), settings)
+    except (RequestError, MissingDevice) as error:
+        print(f"loss_curves.py: {error}", file=sys.stderr)
+        return 2
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+    about: dict[str, Any] = {"workload": options.workload, "settings": given, "torch": torch.__version__}
+    about["device"] = device_name(device)
     curves: dict[str, list[float]] = {}
+    drift: dict[str, float] = {}
     for number, precision in enumerate([precisions[0], *precisions]):
         nudge = ROUNDING if number == 0 else 0.0
         label = f"{precision}, one rounding away" if nudge else precision
         began = time.monotonic()
-        curves[label] = losses(options.workload, {**given, "precision": precision}, options.steps, nudge)
+        curves[label] = losses(options.workload, {**given, "precision": precision}, options.steps, nudge, device)
         shown = " ".join(f"{value:.4f}" for value in means(curves[label]))
         print(f"{label:26} {shown}  {time.monotonic() - began:.0f} s", flush=True)
-    first = curves[precisions[0]]
-    drift = {label: apart(curve, first) for label, curve in curves.items() if curve is not first}
+        first = curves.get(precisions[0])
+        if first is not None:
+            drift = {label: apart(curve, first) for label, curve in curves.items() if curve is not first}
+        if options.json:  # after each: what was trained must outlast a time limit
+            document = {**about, "second_half_against_first": drift, "losses": curves}
+            options.json.write_text(json.dumps(document, indent=1) + "\n")
     for label, share in drift.items():
         print(f"second half of {label} against {precisions[0]}: {share:+.3%}")
-    if options.json:
-        document: dict[str, Any] = {"workload": options.workload, "settings": given, "torch": torch.__version__}
-        document |= {"device": device_name(), "second_half_against_first": drift, "losses": curves}
-        options.json.write_text(json.dumps(document, indent=1) + "\n")
     return 0
 
 
-def device_name() -> str:
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+def settings_of(words: list[str]) -> dict[str, str]:
+    for word in words:
+        if "=" not in word:
+            raise RequestError(f"{word} is no setting=value")
+    return dict(word.split("=", 1) for word in words)
 
 
-def read_options() -> argparse.Namespace:
+def positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise ValueError(text)
+    return number
+
+
+def read_options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workload")
     parser.add_argument("settings", nargs="*", help="setting=value, as for prony run")
     parser.add_argument("--precision", action="append", help="the first is what the others are held to")
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=positive, default=300)
     parser.add_argument("--json", type=Path)
-    return parser.parse_intermixed_args()
+    return parser.parse_intermixed_args(arguments)
 
 
 if __name__ == "__main__":

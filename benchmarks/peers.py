@@ -19,13 +19,13 @@ import gc
 import json
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from plain import POOL, measured_rates, plain_rate
+from plain import POOL, measured_rates, plain_rate, refuse, said_of, tiny_settings
 
 CLIP_NORM = 1.0
 SMOOTHING, DECAY, RATE = 0.1, 2e-5, 0.05
@@ -59,6 +59,9 @@ WORK = (
     Work("mobilenetv3-large", "train", 1024, "mobilenetv3_large_100"),
     Work("resnet152", "train", 256, "resnet152"),
     Work("bert-base-squad", "train", 128, transformers=True),
+    Work("wideresnet", "train", 32),
+    Work("wideresnet", "train", 1024),
+    Work("gpt-800m", "train", 16),
     Work("gpt-117m", "infer", 1, settings={"phase": "decode"}),
 )
 
@@ -137,7 +140,7 @@ def loops(work: Work, options: argparse.Namespace, device: torch.device) -> Iter
     """Who runs a row, by name, and what measures it."""
 
     def plain() -> list[float]:
-        more = {**work.settings, **({**find_tiny(work.name), "size": "tiny"} if options.tiny else {})}
+        more = {**work.settings, **(tiny_settings(work.name) if options.tiny else {})}
         return plain_rate(work.name, work.batch_size, work.mode, options.seconds, device, **more)["rates"]
 
     yield "plain eager", plain
@@ -147,22 +150,15 @@ def loops(work: Work, options: argparse.Namespace, device: torch.device) -> Iter
             yield f"{peer} {form}", lambda rates=rates, form=form: rates(work, form == "compiled", options, device)
 
 
-def find_tiny(name: str) -> dict[str, object]:
-    from prony_node.workloads import find_workload
-
-    return dict(find_workload(name).tiny or {})
-
-
 def measured(work: Work, peer: str, rates: Callable[[], list[float]]) -> dict[str, object]:
     """A row of the result; one that fails says why, and does not end the others."""
-    unit = {"bert-base-squad": "sequences/s", "gpt-117m": "tokens/s"}.get(work.name, "images/s")
+    unit = {"bert-base-squad": "sequences/s", "gpt-117m": "tokens/s", "gpt-800m": "tokens/s"}.get(work.name, "images/s")
     row = {"workload": work.name, "mode": work.mode, "batch_size": work.batch_size, "peer": peer, "unit": unit}
     try:
         row["rates"] = rates()
         print(f"{work}, {peer}: {max(row['rates']):,.1f} {unit}", flush=True)
     except Exception as error:
-        said = str(error).strip().splitlines() or [""]
-        row |= {"rates": None, "reason": f"{type(error).__name__}: {said[0][:200]}"}
+        row |= {"rates": None, "reason": said_of(error)}
         print(f"{work}, {peer}: failed, {row['reason']}", flush=True)
     return row
 
@@ -188,27 +184,29 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tiny", action="store_true", help="small models in batches of 2, to try the script on a CPU")
     options = parser.parse_args(arguments)
     if not torch.accelerator.is_available() and not options.tiny:
-        print("this needs an accelerator: on a CPU these models take minutes a step", file=sys.stderr)
-        return 2
+        return refuse("this needs an accelerator: on a CPU these models take minutes a step; --tiny tries the script")
     kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     device = torch.device(kind.type, 0) if kind else torch.device("cpu")
     name = torch.get_device_module(device).get_device_name(device) if kind else "cpu"
     about = {**versions(), "device": name, "channels_last": options.channels_last, "tiny": options.tiny}
+    rows = [replace(work, batch_size=min(2, work.batch_size)) if options.tiny else work for work in WORK]
+    every = [(work, peer, rates) for work in rows for peer, rates in loops(work, options, device)]
+    chosen = [one for one in every if any(word in f"{one[0]}, {one[1]}" for word in options.only or [""])]
+    if not chosen:
+        names = "\n  ".join(f"{work}, {peer}" for work, peer, _ in every)
+        return refuse(f"no loop has {' or '.join(options.only)} in its name:\n  {names}")
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
     found = []
-    for work in WORK:
-        if options.tiny:
-            work = Work(work.name, work.mode, min(2, work.batch_size), work.timm, work.transformers, work.settings)
-        for peer, rates in loops(work, options, device):
-            if options.only and not any(word in f"{work}, {peer}" for word in options.only):
-                continue
-            found.append(measured(work, peer, rates))
-            if options.json:  # after each: what was measured must outlast a time limit
-                options.json.write_text(json.dumps({**about, "loops": found}, indent=1) + "\n")
-            torch.backends.cudnn.benchmark = False  # as torch has it: the next loop may be another's
-            torch.compiler.reset()
-            gc.collect()
-            if kind:
-                torch.get_device_module(device).empty_cache()
+    for work, peer, rates in chosen:
+        found.append(measured(work, peer, rates))
+        if options.json:  # after each: what was measured must outlast a time limit
+            options.json.write_text(json.dumps({**about, "loops": found}, indent=1) + "\n")
+        torch.backends.cudnn.benchmark = False  # as torch has it: the next loop may be another's
+        torch.compiler.reset()
+        gc.collect()
+        if kind:
+            torch.get_device_module(device).empty_cache()
     return 0
 
 

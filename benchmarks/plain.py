@@ -1,6 +1,6 @@
 """The plain loop: models of the suites as a beginner trains them, eager, in bf16 autocast.
 
-    python benchmarks/plain.py [--only WORD] [--seconds 2.5] [--json FILE]
+    python benchmarks/plain.py [--only WORD] [--seconds 2.5] [--json FILE] [--tiny]
 
 It shares nothing with the harness but the model: no compiler, no graph, no layout, torch's default optimizer, and of a
 library's model the library's own form. What Prony adds in speed is told from its figures beside these, taken in the
@@ -52,7 +52,7 @@ def plain_rate(
     workload = find_workload(name)
     settings = {**workload.fixed, **workload.fixed_when_plain, "mode": mode, "batch_size": batch_size, **given}
     task = build_task(workload, settings)
-    make, forward = plain_form(name, task, mode)
+    make, forward = plain_form(name, task, mode, tiny=given.get("size") == "tiny")
     torch.manual_seed(0)
     with device:
         model = make()
@@ -108,8 +108,9 @@ def measured_rates(step: Callable, pool: list, units: int, seconds: float, devic
     return [units / run(steps) for _ in range(2)]
 
 
-def plain_form(name: str, task, mode: str) -> tuple[Make, Step]:
+def plain_form(name: str, task, mode: str, tiny: bool = False) -> tuple[Make, Step]:
     """The model and what a beginner calls: of torchvision's detector its own forward, with its own losses."""
+    sides = {"min_size": 64, "max_size": 96} if tiny else {}
     if name.startswith("fasterrcnn"):
         from torchvision.models.detection import fasterrcnn_resnet50_fpn
 
@@ -117,30 +118,57 @@ def plain_form(name: str, task, mode: str) -> tuple[Make, Step]:
             images, targets = batch
             return sum(model(images, targets).values()) if mode == "train" else model(images)
 
-        return lambda: fasterrcnn_resnet50_fpn(weights=None, weights_backbone=None, num_classes=91), forward
+        return lambda: fasterrcnn_resnet50_fpn(weights=None, weights_backbone=None, num_classes=91, **sides), forward
     return task.model, task.predict if mode == "infer" else task.loss
 
 
-def main() -> int:
+def tiny_settings(name: str) -> dict[str, object]:
+    return {**(find_workload(name).tiny or {}), "size": "tiny"}
+
+
+def said_of(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:200]}"
+
+
+def refuse(message: str) -> int:
+    print(message, file=sys.stderr)
+    return 2
+
+
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", help="loops whose workload or mode has this in its name")
     parser.add_argument("--seconds", type=float, default=2.5)
     parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    if not torch.accelerator.is_available():
-        print("this needs an accelerator: on a CPU these models take minutes a step", file=sys.stderr)
-        return 2
-    device = torch.device(torch.accelerator.current_accelerator().type, 0)
-    found = []
-    for name, batch_size, mode in WORK:
-        if options.only and not any(word in f"{name} {mode}" for word in options.only):
-            continue
-        found.append(plain_rate(name, batch_size, mode, options.seconds, device))
-        print(f"{name} {mode} batch {batch_size}: {max(found[-1]['rates']):,.1f} {found[-1]['unit']}", flush=True)
-        torch.get_device_module(device).empty_cache()
+    parser.add_argument("--tiny", action="store_true", help="small models in batches of 2, to try the script on a CPU")
+    options = parser.parse_args(arguments)
+    if not torch.accelerator.is_available() and not options.tiny:
+        return refuse("this needs an accelerator: on a CPU these models take minutes a step; --tiny tries the script")
+    chosen = [one for one in WORK if any(word in f"{one[0]} {one[2]}" for word in options.only or [""])]
+    if not chosen:
+        return refuse(
+            f"no loop has {' or '.join(options.only)} in its name: {', '.join(f'{n} {m}' for n, _, m in WORK)}"
+        )
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+    kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    device = torch.device(kind.type, 0) if kind else torch.device("cpu")
+    found, failed = [], 0
+    for name, full_batch, mode in chosen:
+        batch_size, more = (2, tiny_settings(name)) if options.tiny else (full_batch, {})
+        label = f"{name} {mode} batch {batch_size}"
+        try:
+            found.append(plain_rate(name, batch_size, mode, options.seconds, device, **more))
+            print(f"{label}: {max(found[-1]['rates']):,.1f} {found[-1]['unit']}", flush=True)
+        except Exception as error:  # one loop that fails does not end the others
+            failed += 1
+            print(f"{label}: failed, {said_of(error)}", flush=True)
+        if kind:
+            torch.get_device_module(device).empty_cache()
         if options.json:  # after each: what was measured must outlast a time limit
             options.json.write_text(json.dumps({"torch": torch.__version__, "loops": found}, indent=1) + "\n")
-    return 0
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

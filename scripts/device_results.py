@@ -26,6 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from prony.plan.suites import load_suites
+from prony_node.contract.errors import RequestError, unknown
 from prony_node.contract.trial import Trial
 from prony_node.workloads import find_workload
 
@@ -33,14 +34,13 @@ KEPT = ("record.json", "plan.json", "facts.json", "device.json", "effective.json
 SAMPLES = "power.csv"  # what energy figures rest on: kept, packed
 
 
-def main() -> int:
-    options = read_options()
-    part, parts = (int(number) for number in options.part.split("/"))
-    trials = [entry.trial for entry in load_suites()[options.suite].trials]
-    if options.only:
-        trials = [trial for trial in trials if any(word in str(trial) for word in options.only)]
-    trials = trials[part - 1 :: parts]
-    trials = [with_settings(trial, options.settings) for trial in trials]
+def main(arguments: list[str] | None = None) -> int:
+    options = read_options(arguments)
+    try:
+        trials = trials_of(options)
+    except RequestError as error:
+        print(f"device_results.py: {error}", file=sys.stderr)
+        return 2
     there = Counter(json.loads(path.read_text())["trial"]["hash"] for path in options.out.glob("*/record.json"))
     trials = [trial for trial in trials if there[trial.hash] < options.repeats]
     end = time.monotonic() + options.limit
@@ -48,8 +48,11 @@ def main() -> int:
     if options.warm:
         began = time.monotonic()
         with ThreadPoolExecutor(options.warm) as pool:
-            codes = list(pool.map(lambda trial: warm(trial, place), trials))
-        print(f"warmed {codes.count(0)} of {len(trials)} trials in {time.monotonic() - began:.0f} s", flush=True)
+            reasons = list(pool.map(lambda trial: warm(trial, place), trials))
+        print(f"warmed {reasons.count('')} of {len(trials)} trials in {time.monotonic() - began:.0f} s", flush=True)
+        for trial, reason in zip(trials, reasons, strict=True):
+            if reason:
+                print(f"not warmed: {trial}: {reason}", flush=True)
     for repeat in range(options.repeats):
         for trial in trials:
             if there[trial.hash] > repeat:
@@ -58,14 +61,30 @@ def main() -> int:
             if began > end:
                 print(f"not started within {options.limit:.0f} s: {trial}", flush=True)
                 continue
-            code = run(trial, place / "runs", ["--max-time", options.max_time])
-            print(f"{trial}: exit {code}, {time.monotonic() - began:.0f} s", flush=True)
+            reason = run(trial, place / "runs", ["--max-time", options.max_time])
+            print(f"{trial}: {reason or 'exit 0'}, {time.monotonic() - began:.0f} s", flush=True)
             keep(place / "runs", options.out)  # after each: what was measured must outlast a time limit
     print(f"run folders: {place / 'runs'}")
     return 0
 
 
-def read_options() -> argparse.Namespace:
+def trials_of(options: argparse.Namespace) -> list[Trial]:
+    """What was asked for, or what of it there is not: a job that does nothing costs as much as one that does."""
+    suites = load_suites()
+    if options.suite not in suites:
+        raise unknown("suite", options.suite, suites)
+    part, _, parts = options.part.partition("/")
+    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
+        raise RequestError(f"--part {options.part} is no part: 1/3 is the first of three")
+    every = [entry.trial for entry in suites[options.suite].trials]
+    named = [trial for trial in every if any(word in str(trial) for word in options.only or [""])]
+    if not named:
+        raise RequestError(f"no trial of {options.suite} has {' or '.join(options.only)}; there are\n  "
+                           + "\n  ".join(map(str, every)))  # fmt: skip
+    return [with_settings(trial, options.settings) for trial in named[int(part) - 1 :: int(parts)]]
+
+
+def read_options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("suite")
     parser.add_argument("out", type=Path)
@@ -76,24 +95,32 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--only", action="append", help="trials whose words hold this")
     parser.add_argument("--max-time", default="20s")
     parser.add_argument("--limit", type=float, default=float("inf"), help="start no trial after so many seconds")
-    return parser.parse_intermixed_args()
+    return parser.parse_intermixed_args(arguments)
 
 
 def with_settings(trial: Trial, words: list[str]) -> Trial:
+    for word in words:
+        if "=" not in word:
+            raise RequestError(f"{word} is no setting=value")
     more = dict(word.split("=", 1) for word in words)
-    return Trial(trial.workload, {**trial.settings, **find_workload(trial.workload).parse(more)})
+    return Trial(trial.workload, find_workload(trial.workload).parse({**trial.settings, **more}))
 
 
-def run(trial: Trial, out: Path, more: list[str]) -> int:
+def run(trial: Trial, out: Path, more: list[str]) -> str:
+    """Nothing when all is well, else how it ended and the last that was said of it."""
     argv = [sys.executable, "-m", "prony", "run", *str(trial).split(), "--out", str(out), *more]
-    return subprocess.run(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode
+    done = subprocess.run(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace")
+    said = done.stderr.strip().splitlines() or ["nothing was said"]
+    return f"exit {done.returncode} ({said[-1].removeprefix(f'{trial}: ')})" if done.returncode else ""
 
 
-def warm(trial: Trial, place: Path) -> int:
+def warm(trial: Trial, place: Path) -> str:
     own = Path(tempfile.mkdtemp(dir=place))  # several at once, each with an index of its own
-    code = run(with_settings(trial, ["steps=2"]), own / "runs", ["--no-energy"])
+    length = [name for name in ("epochs", "until") if name in trial.settings]
+    short = Trial(trial.workload, {name: value for name, value in trial.settings.items() if name not in length})
+    reason = run(with_settings(short, ["steps=2"]), own / "runs", ["--no-energy"])
     shutil.rmtree(own, ignore_errors=True)
-    return code
+    return reason
 
 
 def keep(runs: Path, out: Path) -> None:

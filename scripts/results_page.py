@@ -12,11 +12,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from results_table import key, put_table
+from results_table import key, median_run, put_table
 
 Record = dict[str, Any]
 NONE = "-"
-FORMS = {"dino-swin-l": "sampling", "deeplabv3plus-r101": "depthwise"}  # the setting that was tried
+FORMS = {  # the setting that was tried
+    "dino-swin-l": "sampling", "deeplabv3plus-r101": "depthwise", "segformer-b4": "depthwise", "vit-l": "parts",
+    "efficientnet-b0": "norms", "resnet50": "norms",
+}  # fmt: skip
 LARGE = ((1e12, " T"), (1e9, " G"))  # of the ceilings, whose work is FLOPs or bytes
 
 
@@ -57,11 +60,6 @@ def marks(record: Record) -> str:
     """The checks that did not pass, without those that could not be made."""
     bad = [f"{check['name']} ({check['level']})" for check in record["checks"] if check["level"] in ("warn", "fail")]
     return ", ".join(bad) or NONE
-
-
-def median_run(records: list[Record]) -> Record:
-    """The middle one by its rate, the lower of two."""
-    return sorted(records, key=lambda record: record["metrics"]["throughput"]["value"])[(len(records) - 1) // 2]
 
 
 def workload_rows(results: Path) -> Iterable[list[str]]:
@@ -149,10 +147,11 @@ def scene_rows(results: Path) -> Iterable[list[str]]:
 
 def form_rows(results: Path) -> Iterable[list[str]]:
     """The same work with a layer's other form."""
-    for record in load(results / "forms", results / "workloads"):
+    for record in load(results, results / "forms", results / "workloads"):
         effective = record["trial"]["effective"]
         form = FORMS.get(record["trial"]["workload"])
-        if form is not None:
+        trains_alone = form == "norms" and effective.get("mode") == "infer"  # those are folded
+        if form is not None and record["status"] == "ok" and not trains_alone:
             yield [
                 trial(record), str(effective["batch_size"]), f"{form}={effective.get(form, 'library')}",
                 record["started"][:16], rate(record), value(record, "peak_memory_reserved", ".1f", 2**-30, " GiB"),

@@ -26,6 +26,11 @@ def load(folder: Path) -> dict[str, list[dict[str, Any]]]:
     return trials
 
 
+def median_run(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """The middle run by its rate, the lower of two: every page takes its figures from this one."""
+    return sorted(records, key=lambda record: record["metrics"]["throughput"]["value"])[(len(records) - 1) // 2]
+
+
 def key(record: dict[str, Any]) -> tuple[Any, ...]:
     """What a trial and its plain loop have in common."""
     effective = record["trial"]["effective"]
@@ -39,17 +44,17 @@ def plain_loops(folder: Path) -> dict[tuple[Any, ...], float]:
 
 
 def energy(records: list[dict[str, Any]]) -> list[str]:
-    """Median work a watt-hour with the widest uncertainty of a run, and median power; dashes where there is none."""
-    known = [record["metrics"] for record in records
+    """Work a watt-hour of the median run, with the widest uncertainty of a run, and its power; else dashes."""
+    known = [record for record in records
              if (record["metrics"].get("samples_per_wh") or {}).get("value") is not None]  # fmt: skip
     if not known:
         return ["-", "-"]
-    work = [metrics["samples_per_wh"] for metrics in known]
+    work = [record["metrics"]["samples_per_wh"] for record in known]
     unsure = max(metric["high"] / metric["value"] - 1.0 for metric in work)
-    power_w = statistics.median(metrics["power"]["value"] for metrics in known)
-    middle = statistics.median(metric["value"] for metric in work)
+    middle = median_run(known)["metrics"]
     runs = "1 run" if len(known) == 1 else f"{len(known)} runs"
-    return [f"{middle:,.0f} {work[0]['unit']} ± {unsure:.1%} ({runs})", f"{power_w:,.0f} W"]
+    return [f"{middle['samples_per_wh']['value']:,.0f} {work[0]['unit']} ± {unsure:.1%} ({runs})",
+            f"{middle['power']['value']:,.0f} W"]  # fmt: skip
 
 
 def rows(trials: dict[str, list[dict[str, Any]]], plain: dict[tuple[Any, ...], float]) -> list[list[str]]:
@@ -58,15 +63,15 @@ def rows(trials: dict[str, list[dict[str, Any]]], plain: dict[tuple[Any, ...], f
         first = records[0]
         workload, mode, batch = key(first)
         found, beside = [record["metrics"]["throughput"]["value"] for record in records], plain.get(key(first))
-        middle, unit = statistics.median(found), first["metrics"]["throughput"]["unit"]
-        mfus = [record["metrics"]["mfu"]["value"] for record in records]
-        mfu = "-" if None in mfus else f"{statistics.median(mfus):.1%}"
+        median = median_run(records)["metrics"]
+        middle, unit, mfu = median["throughput"]["value"], median["throughput"]["unit"], median["mfu"]["value"]
         warm = [record["metrics"]["cold_start"]["value"] for record in records
                 if record["phases"]["cold_start"]["compile_cache"]["state"] == "warm"]  # fmt: skip
         runs = "1 run" if len(records) == 1 else f"{len(records)} runs"
         table.append([
             f"{workload}, {mode}", str(batch), str(first["trial"]["effective"]["precision"]),
-            f"**{middle:,.0f} {unit}** ({runs})", f"{min(found):,.0f} to {max(found):,.0f}", mfu,
+            f"**{middle:,.0f} {unit}** ({runs})", f"{min(found):,.0f} to {max(found):,.0f}",
+            "-" if mfu is None else f"{mfu:.1%}",
             f"{statistics.median(warm):.1f} s" if warm else "-",
             f"{beside:,.0f} {unit}" if beside else "-", f"{middle / beside:.2f}" if beside else "-",
             *energy(records),

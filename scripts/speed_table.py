@@ -3,7 +3,12 @@
     python scripts/speed_table.py [--results results/h200/speed] [--page docs/performance.md]
 
 From the records of the suite `speed` (three fresh processes of each trial) and from peers.json beside them, which
-benchmarks/peers.py wrote in the same job.
+benchmarks/peers.py wrote in the same job:
+
+    python scripts/device_results.py speed results/h200/speed --repeats 3 --warm 2
+    python benchmarks/peers.py --json results/h200/speed/peers.json
+
+What has no record yet has a dash.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from results_table import key, load, put_table
+from results_table import key, load, median_run, put_table
 
 HEAD = ["work", "batch", "at least", "stretch", "median of the runs", "lowest to highest", "reached",
         "cold start, cache warm", "plain eager bf16", "peer, eager", "peer, compiled"]  # fmt: skip
@@ -60,24 +65,37 @@ def peers_of(folder: Path) -> dict[tuple[Any, ...], dict[str, float]]:
     return found
 
 
+def unmeasured(goal: tuple[str, str, str]) -> list[str]:
+    workload, _, last = goal
+    batch = {"gpt-800m": "16"}.get(workload, "512" if last == "generated" else last)
+    return [work_of(goal), batch, *aims(goal), *["-"] * (len(HEAD) - 4)]
+
+
+def work_of(goal: tuple[str, str, str]) -> str:
+    return f"{goal[0]}, {goal[1]}" + (f", {goal[2]}" if goal[2] in ("bf16", "fp8", "generated") else "")
+
+
+def aims(goal: tuple[str, str, str]) -> list[str]:
+    least, stretch = GOALS[goal]
+    if goal[1] == "decode":
+        return [f"{least:g} times plain eager", f"{stretch:g} times"]
+    return [f"{least:,.0f}", f"{stretch:,.0f}"]
+
+
 def row(records: list[dict[str, Any]], beside: dict[str, float]) -> list[str]:
     goal = goal_of(records[0])
     least, stretch = GOALS[goal]
     rates = [record["metrics"]["throughput"]["value"] for record in records]
-    middle, unit = statistics.median(rates), records[0]["metrics"]["throughput"]["unit"]
+    rate = median_run(records)["metrics"]["throughput"]
+    middle, unit = rate["value"], rate["unit"]
     plain = beside.get("plain eager")
-    if goal[1] == "decode":
-        shown = [f"{least:g} times plain eager", f"{stretch:g} times"]
-        reached = middle / plain if plain else None
-    else:
-        shown, reached = [f"{least:,.0f}", f"{stretch:,.0f}"], middle
+    reached = middle if goal[1] != "decode" else middle / plain if plain else None
     warm = [record["metrics"]["cold_start"]["value"] for record in records
             if record["phases"]["cold_start"]["compile_cache"]["state"] == "warm"]  # fmt: skip
     word = "-" if reached is None else "stretch" if reached >= stretch else "yes" if reached >= least else "no"
     runs = "1 run" if len(records) == 1 else f"{len(records)} runs"
     return [
-        f"{goal[0]}, {goal[1]}" + (f", {goal[2]}" if goal[2] in ("bf16", "fp8", "generated") else ""),
-        str(key(records[0])[2]), *shown, f"**{middle:,.0f} {unit}** ({runs})",
+        work_of(goal), str(key(records[0])[2]), *aims(goal), f"**{middle:,.0f} {unit}** ({runs})",
         f"{min(rates):,.0f} to {max(rates):,.0f}",
         word if goal[1] != "decode" or reached is None else f"{word}, {reached:.2f} times",
         f"{statistics.median(warm):.1f} s" if warm else "-",
@@ -85,15 +103,22 @@ def row(records: list[dict[str, Any]], beside: dict[str, float]) -> list[str]:
     ]  # fmt: skip
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=Path("results/h200/speed"))
     parser.add_argument("--page", type=Path, default=Path("docs/performance.md"))
-    options = parser.parse_args()
-    trials = {goal_of(records[0]): records for records in load(options.results).values()}
+    options = parser.parse_args(arguments)
+    trials: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for records in load(options.results).values():
+        if (other := trials.setdefault(goal_of(records[0]), records)) is not records:
+            asked = [" ".join(f"{name}={value}" for name, value in one[0]["trial"]["settings"].items())
+                     for one in (other, records)]  # fmt: skip
+            raise SystemExit(f"two trials of {work_of(goal_of(records[0]))} in {options.results}, one row for both: "
+                             + "; ".join(asked))  # fmt: skip
     peers = peers_of(options.results)
     beside = {goal: {} if "generated" in goal else peers.get(key(records[0]), {}) for goal, records in trials.items()}
-    put_table(options.page, "speed", HEAD, [row(trials[goal], beside[goal]) for goal in GOALS if goal in trials])
+    table = [row(trials[goal], beside[goal]) if goal in trials else unmeasured(goal) for goal in GOALS]
+    put_table(options.page, "speed", HEAD, table)
 
 
 if __name__ == "__main__":

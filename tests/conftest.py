@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from types import ModuleType
 
@@ -30,13 +31,27 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 settings.register_profile("prony", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("prony")
 
+LONGEST = ("test_study_shipped.py", "test_slurm.py")  # minutes each, so they are not begun when the others end
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--gpu", action="store_true", help="also run the tests that need an accelerator")
     parser.addoption("--keep-losses", metavar="FOLDER", help="where test_gpu_fast_is_plain.py keeps what it compared")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Thousands of tests and the libraries they import stay to the end: none of it is looked through for garbage."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONGEST)
     if config.getoption("--gpu"):
         return
     for item in items:

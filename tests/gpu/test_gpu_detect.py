@@ -13,6 +13,7 @@ from prony_node.measure.protocol import Task
 from prony_node.measure.step import Step
 from prony_node.supervise.judge import _distance, reference_answer
 from prony_node.workloads import build_task, find_workload
+from prony_node.workloads.detect.suppression import kept_by_kernel, kept_by_library
 
 pytestmark = pytest.mark.gpu
 LEAST_FEWER = 3  # times that the host waits less than with torchvision's own losses
@@ -28,7 +29,8 @@ def make_step(device: torch.device, **given: Value) -> tuple[Task, Step]:
 @pytest.mark.parametrize(
     "given",
     [{}, {"compile": "off", "precision": "fp32"}, {"compile": "off", "precision": "fp16"},
-     {"compile": "off", "assignment": "library"}],
+     {"compile": "off", "assignment": "library"}, {"compile": "reduce-overhead"},
+     {"compile": "off", "suppression": "kernel", "pooling": "masked"}],
     ids=str,
 )  # fmt: skip
 def test_the_loss_falls_on_images_that_were_not_seen(device: torch.device, given: dict[str, Value]) -> None:
@@ -75,7 +77,16 @@ def test_the_host_waits_far_less_than_in_torchvision(device: torch.device) -> No
     assert 0 < LEAST_FEWER * waited["batched"] < waited["library"]
 
 
-@pytest.mark.parametrize("given", [{}, {"compile": "off"}, {"compile": "off", "precision": "fp16"}], ids=str)
+def test_the_host_does_not_wait_where_nothing_is_the_library_s(device: torch.device) -> None:
+    task, step = make_step(device, compile="off", suppression="kernel", pooling="masked")
+    step.finish_model()
+    batch = step.place(task.sample(torch.Generator(device).manual_seed(1), 2))
+    step.prepare(batch)
+    assert cuda.waits(lambda: step(batch)) == 0
+
+
+@pytest.mark.parametrize("given", [{}, {"compile": "off"}, {"compile": "off", "precision": "fp16"},
+                                   {"compile": "reduce-overhead"}], ids=str)  # fmt: skip
 def test_its_heads_answer_what_fp32_does(device: torch.device, given: dict[str, Value]) -> None:
     task, step = make_step(device, mode="infer", **given)
     assert task.compared is not None
@@ -90,3 +101,16 @@ def test_its_heads_answer_what_fp32_does(device: torch.device, given: dict[str, 
     with torch.no_grad():
         answer = task.compared(step.model, step.place(batch)).float().cpu()
     assert _distance(answer, reference, by_row=True) <= OUTPUT_BOUND[step.precision]
+
+
+def test_the_kernel_keeps_what_torchvision_keeps(device: torch.device) -> None:
+    """At the size of a training step: two thousand boxes of each of five levels, fewer of the last."""
+    counts, source = [2000, 2000, 2000, 2000, 760], torch.Generator(device).manual_seed(1)
+    corner = torch.rand(2, sum(counts), 2, generator=source, device=device) * 700
+    boxes = torch.cat((corner, corner + 4 + torch.rand(corner.shape, generator=source, device=device) * 300), dim=-1)
+    scores = torch.rand(2, sum(counts), generator=source, device=device)
+    scores = torch.cat([level.sort(dim=1, descending=True).values for level in scores.split(counts, dim=1)], dim=1)
+    kept = kept_by_kernel(boxes, scores, counts, 0.7)
+    alike = (kept == kept_by_library(boxes, scores, counts, 0.7)).float().mean()
+    assert 0.05 < kept.float().mean() < 0.95
+    assert alike > 0.999  # torchvision's levels are moved apart, where a coordinate has fewer bits

@@ -21,8 +21,8 @@ from prony_node.contract.plan import Plan
 from prony_node.parallel.place import place_of
 from prony_node.supervise.settle import settle
 
-# As the first rank waits for what the others saw, and with a stack that looks like it.
-WAIT = "import time\nwhile not other.exists():\n    time.sleep(0.05)"
+# As the first rank waits for what the others saw, for ever when one has failed, and with a stack that looks like it.
+WAIT = 'import time\nwhile not (other.exists() and \'"status": "ok"\' in other.read_text()):\n    time.sleep(0.05)'
 PHASES = ("build", "cold_start", "measure", "teardown")
 
 

@@ -55,7 +55,7 @@ class Place:
     def run(self, name: str, other: str = "", **settings: Any) -> dict[str, Any]:
         """The record; the second host writes into the folder `other`, where one is given."""
         small = {"device": "cpu", "batch_size": 1, "sequence": 16, "nodes": 2, "cores": "1", **settings}
-        plan = Plan("r", Trial("gpt-tiny", small), stop=Stop(tolerance=0.5, min_time_s=5.0, max_time_s=6.0))
+        plan = Plan("r", Trial("gpt-tiny", small), stop=Stop(tolerance=0.5, min_time_s=8.0, max_time_s=10.0))
         asked = self.folder / f"{name}.json"
         asked.write_text(json.dumps(plan.to_json()))
         (self.folder / other).mkdir(exist_ok=True)

@@ -62,7 +62,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 @pytest.fixture(scope="module")
 def record(place: Place) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(place.prony(*RUN, "--max-time", "5s"))
+    document: dict[str, Any] = json.loads(place.prony(*RUN, "--max-time", "10s"))
     return document
 
 

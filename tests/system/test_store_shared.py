@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -214,3 +215,29 @@ def test_a_lost_connection_is_made_anew_or_said(server: Server, team: str, tmp_p
         server.start()
     assert len(store.refresh().ingested) == 11
     assert len(ids(store)) == 13
+
+
+def test_a_server_that_goes_away_in_the_middle_does_not_end_a_sweep(server: Server, team: str, tmp_path: Path) -> None:
+    """What is finished lies here, and is pushed once the server is back."""
+    repository = Path(__file__).parents[2]
+    node = tmp_path / "node"
+    node.write_text(f'#!/bin/sh\nexec {sys.executable} {repository / "tests/stand_in/stand_in_node.py"} "$@"\n')
+    node.chmod(0o755)
+    own = {"PYTHONPATH": str(repository / "src"), "PRONY_PYTHON": str(node), "PRONY_STAND_IN_PACE": "0.1"}
+    root = tmp_path / "runs"
+    argv = [sys.executable, "-m", "prony", "sweep", "gpt-tiny", "device=cpu", "batch_size=1,2,4", "--out", str(root)]
+    sweep = subprocess.Popen(argv, env=os.environ | own, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    while not list(root.glob("gpt-tiny-*/record.json")):
+        assert sweep.poll() is None, sweep.communicate()
+        time.sleep(0.02)
+    server.stop()
+    try:
+        _, said = sweep.communicate(timeout=120)
+        assert sweep.returncode == 0, said
+        assert "is not in the index yet" in said
+        assert "Traceback" not in said
+    finally:
+        server.start()
+    again = subprocess.run(argv, env=os.environ | own, capture_output=True, text=True)
+    assert (again.returncode, again.stderr.count("finished before (ok), skipped")) == (0, 3), again.stderr
+    assert len(ids(Store(root))) == 3

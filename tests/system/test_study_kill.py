@@ -141,6 +141,18 @@ def test_forty_runs_killed_thirty_times_are_forty_records(place: Path) -> None:
     assert len(store.runs()) == RUNS + len(others)
 
 
+def test_two_starts_at_once_make_every_run_once(place: Path) -> None:
+    (place / "four.yaml").write_text(STUDY.replace("1..8", "1..2").replace('"1:5"', "1"))
+    both = [start(place, "run", "four.yaml", "--share", out=subprocess.PIPE) for _ in range(2)]
+    said = [one.communicate(timeout=120) for one in both]
+    assert [one.returncode for one in both] == [0, 0], said
+    found = finished(place / "runs")
+    assert {key: ids for key, ids in found.items() if len(ids) > 1} == {}, "runs were made twice"
+    ids = sorted(one for (one,) in found.values())
+    assert [sorted(record["id"] for record in json.loads(out)) for out, _ in said] == [ids, ids]
+    assert len(ids) == 4
+
+
 @pytest.mark.slow
 def test_a_real_study_goes_on_where_it_was_killed(tmp_path: Path) -> None:
     text = "workloads: gpt-tiny\nsettings: {device: cpu, sequence: 8, batch_size: [1, 2]}\nstop: {max_time: 1s}\n"

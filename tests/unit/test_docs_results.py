@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -35,6 +36,28 @@ def test_the_tables_are_what_the_records_say(script: str, option: str, page: str
     argv = [sys.executable, str(ROOT / "scripts" / script), option, str(made)]
     subprocess.run(argv, cwd=ROOT, check=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")})
     assert made.read_text(encoding="utf-8") == (ROOT / page).read_text(encoding="utf-8"), f"run scripts/{script}"
+
+
+def test_both_pages_take_the_same_run_of_an_even_number(tmp_path: Path) -> None:
+    source = next((ROOT / "results" / "h200").glob("resnet50-*/record.json"))
+    for count, factor in enumerate((1.0, 3.0)):
+        record = json.loads(source.read_text(encoding="utf-8"))
+        for name in ("throughput", "samples_per_wh"):
+            for end in ("value", "low", "high"):
+                record["metrics"][name][end] = factor * {"value": 1000, "low": 990, "high": 1010}[end]
+        for place in (tmp_path, tmp_path / "workloads"):
+            (place / f"run-{count}").mkdir(parents=True)
+            (place / f"run-{count}" / "record.json").write_text(json.dumps(record), encoding="utf-8")
+    (tmp_path / "plain.json").write_text('{"loops": []}')
+    code = (
+        "import sys; sys.path.insert(0, 'scripts'); from pathlib import Path; import results_page, results_table;"
+        "place = Path(sys.argv[1]); (short,) = results_table.rows(results_table.load(place), {});"
+        "(long,) = results_page.workload_rows(place); print(short[3], short[9], long[3], long[8], sep='|')"
+    )
+    argv = [sys.executable, "-c", code, str(tmp_path)]
+    said = subprocess.run(argv, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("|")
+    assert [said[0], said[2]] == ["**1,000 images/s** (2 runs)", "1,000 images/s ± 1.00%"]
+    assert [said[1], said[3].strip()] == ["1,000 images/Wh ± 1.0% (2 runs)", "1,000"]
 
 
 def test_what_speed_brought_is_what_those_tables_say() -> None:

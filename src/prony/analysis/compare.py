@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from prony.analysis.compare_quality import QualityDifference, compare_quality
-from prony.analysis.facts import FactDifferences, fact_differences
+from prony.analysis.facts import fact_differences
 from prony.analysis.settings import DRAWN, Difference, Record, questions, setting_differences, settings_of
 from prony_node.stats import between_run, ratio_interval
 
@@ -65,7 +65,7 @@ def compare(a: Record | Sequence[Record], b: Record | Sequence[Record]) -> Compa
     side_a, side_b = side(ours), side(theirs)
     settings = _settings(ours, theirs)
     facts = fact_differences(ours[0], theirs[0])
-    question, confounded_by = _question(settings, facts)
+    question, confounded_by = _question(questions(settings, [*ours, *theirs]) + facts.groups())
     mixed = _not_repeats(ours, "A") or _not_repeats(theirs, "B")
     reason = _no_rate(ours, "A") or _no_rate(theirs, "B") or mixed or _different_units(side_a, side_b)
     parts: dict[str, Any] = {"verdict": NOT_COMPARABLE} if reason else _ratio(side_a, side_b)
@@ -121,9 +121,8 @@ def _by_size(text: str) -> tuple[int, str]:
     return len(text), text
 
 
-def _question(settings: list[Difference], facts: FactDifferences) -> tuple[str | None, list[str]]:
+def _question(asked: list[str]) -> tuple[str | None, list[str]]:
     """The one thing that differs, or everything that differs when it is more than one."""
-    asked = questions(settings) + facts.groups()
     if len(asked) == 1:
         return asked[0], []
     return None, asked
@@ -146,7 +145,7 @@ def _no_rate(records: list[Record], name: str) -> str | None:
 def _not_repeats(records: list[Record], name: str) -> str | None:
     """Why these runs are not repeats of one trial; another seed is a repeat."""
     for other in records[1:]:
-        differ = questions(setting_differences(records[0], other))
+        differ = questions(setting_differences(records[0], other), [records[0], other])
         if differ:
             return f"the runs of side {name} are not repeats of one trial: {', '.join(differ)} differ"
     return None

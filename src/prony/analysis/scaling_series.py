@@ -18,15 +18,25 @@ VARIED = {"devices", "nodes", "sync", "batch_size", "global_batch", *DRAWN}
 def find_series(records: Sequence[Record]) -> list[tuple[str, list[Record]]]:
     """The series among these records: one device and more, asked for with the same settings and the same batch.
 
-    A scheduler gives each count the nodes that are free: where no machine has a series of its own, those of one kind
-    have it together.
+    A scheduler gives each count the nodes that are free: what is in no machine's own series is one over several
+    machines of one kind.
     """
     found = []
     for kind in (WEAK, STRONG):
         for group in _grouped(records, partial(_key, kind=kind)):
             own = [series for those in _grouped(group, _machine) for series in _series_in(those)]
-            found += [(kind, series) for series in own or _series_in(group)]
+            found += [(kind, series) for series in (*own, *_over_machines(group, own))]
     return found
+
+
+def _over_machines(group: list[Record], own: list[list[Record]]) -> list[list[Record]]:
+    """The series of what no machine has in its own: by itself, else with the machines that have one."""
+    known = {id(record) for series in own for record in series}
+    rest = [record for record in group if id(record) not in known]
+    if alone := _series_in(rest):
+        return alone
+    more = {id(record) for record in rest if _counts(record) and device_count(record) > 1}
+    return [series for series in _series_in(group) if any(id(record) in more for record in series)]
 
 
 def asked_of(record: Record) -> dict[str, Any]:
@@ -56,8 +66,12 @@ def _series_in(records: Sequence[Record]) -> list[list[Record]]:
 
 
 def _is_series(records: Sequence[Record]) -> bool:
-    counts = {device_count(record) for record in records if record["status"] == "ok" and not is_free(record)}
+    counts = {device_count(record) for record in records if _counts(record)}
     return 1 in counts and len(counts) > 1
+
+
+def _counts(record: Record) -> bool:
+    return record["status"] == "ok" and not is_free(record)
 
 
 def _form(record: Record) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from prony.analysis.compare import NOT_COMPARABLE, SAME, UNKNOWN, WITHIN, Comparison, Side
 from prony.analysis.quality_sentences import quality_sentences
+from prony.analysis.settings import DRAWN, LABELS
 
 
 def sentences(comparison: Comparison) -> list[str]:
@@ -59,6 +60,11 @@ def _cause(comparison: Comparison) -> str:
         return f"Only {drawn} differs: the two sides are repeats of one trial."
     if comparison.question is None:
         return "Nothing that is known to matter differs between the two sides."
+    chosen = [
+        difference.name for difference in comparison.settings if difference.name not in ("preset", *LABELS, *DRAWN)
+    ]
+    if comparison.question == "preset" and chosen:
+        return f"Only preset differs, and what it chooses: {_listed(chosen)}."
     return f"Only {comparison.question} differs."
 
 

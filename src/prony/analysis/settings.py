@@ -10,8 +10,10 @@ from prony_node.contract.settings import SETTINGS
 
 Record = dict[str, Any]
 
-# A preset, and the study behind it, only choose other settings, and those are compared themselves.
-LABELS = ("preset", "study")
+# The study behind a preset only says where its settings come from.
+LABELS = ("study",)
+# What no preset chooses: a difference that nobody asked for is then the machine's.
+NO_PRESETS = ("workload", "device", "cores")
 # Runs that differ in these alone are repeats: a seed is drawn, not chosen.
 DRAWN = ("seed",)
 USUAL = ("mode", "batch_size", "precision")
@@ -51,16 +53,26 @@ def setting_differences(a: Record, b: Record) -> list[Difference]:
     return found
 
 
-def questions(differences: Sequence[Difference]) -> list[str]:
-    """The settings that a comparison is about.
+def questions(differences: Sequence[Difference], records: Sequence[Record]) -> list[str]:
+    """The settings that a comparison of these records is about.
 
     A setting that one side alone has (the optimizer, against inference) follows from another one that
-    differs, and a preset is the sum of what it chose: neither is a question of its own, unless alone.
-    A seed never is one.
+    differs: it is no question of its own, unless alone. A seed never is one.
     """
     chosen = [d for d in differences if d.name not in DRAWN]
     own = [d.name for d in chosen if d.a is not None and d.b is not None and d.name not in LABELS]
-    return own or [d.name for d in chosen]
+    return without_presets_choices(own, records) or [d.name for d in chosen]
+
+
+def without_presets_choices(names: list[str], records: Sequence[Record]) -> list[str]:
+    """What differs between these records; where presets do, without what they chose and nobody asked for.
+
+    A preset is more than the settings that it chooses: with `fast` kernels are tried out and batch norms folded.
+    """
+    if "preset" not in names:
+        return names
+    asked = {"preset", *NO_PRESETS, *(name for record in records for name in record["trial"]["settings"])}
+    return [name for name in names if name in asked]
 
 
 def chosen_settings(settings: dict[str, Any]) -> dict[str, Any]:
@@ -74,8 +86,7 @@ def varying(records: Sequence[Record]) -> list[str]:
     names = in_order({name: None for settings in every for name in settings})
     values = {name: {str(settings[name]) for settings in every if name in settings} for name in names}
     found = [name for name in names if len(values[name]) > 1]
-    own = [name for name in found if name not in LABELS]
-    return own or found
+    return without_presets_choices([name for name in found if name not in LABELS], records)
 
 
 def shown_settings(records: Sequence[Record]) -> list[str]:

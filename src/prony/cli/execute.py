@@ -17,7 +17,7 @@ from prony.cli.progress import Display
 from prony.launch.local import LocalRun
 from prony.launch.node import ask_node
 from prony.plan.request import make_plan
-from prony_node.contract.errors import RequestError
+from prony_node.contract.errors import RequestError, Unfinished
 from prony_node.contract.plan import Plan, Stop
 from prony_node.contract.settings import SYNTHETIC_DATA
 from prony_node.contract.trial import Trial
@@ -69,7 +69,10 @@ class Interrupts:
 
 def runs_root(out: Path | None) -> Path:
     """Where run folders lie: --out, else $PRONY_RUNS, else ./runs."""
-    return out if out is not None else Path(os.environ.get("PRONY_RUNS") or "runs")
+    root = out if out is not None else Path(os.environ.get("PRONY_RUNS") or "runs")
+    if root.exists() and not root.is_dir():
+        raise RequestError(f"{root} is no folder, so no runs can lie there")
+    return root
 
 
 def where_lines(outcomes: list[Outcome]) -> list[str]:
@@ -119,7 +122,10 @@ def execute(jobs: list[Job], root: Path, display: Display) -> tuple[list[Outcome
             if interrupts.count:
                 return outcomes, True
             title = str(job.trial) if len(jobs) == 1 else f"[{number}/{len(jobs)}] {job.trial}"
-            outcome = run_one(job, root, display, title, interrupts)
+            try:
+                outcome = run_one(job, root, display, title, interrupts)
+            except RequestError as error:
+                raise Unfinished(str(error)) if outcomes else error from error
             index(root, outcome.folder)
             outcomes.append(outcome)
             if outcome.record["status"] != "ok":
@@ -145,7 +151,10 @@ def run_one(job: Job, root: Path, display: Display, title: str, interrupts: Inte
                     run.kill()
     finally:
         display.end()
-    return Outcome(run.folder, run.collect())
+    try:
+        return Outcome(run.folder, run.collect())
+    except RequestError as error:
+        raise Unfinished(str(error)) from error
 
 
 def index(root: Path, folder: Path) -> None:

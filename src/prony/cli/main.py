@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import importlib
+import io
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,9 +14,9 @@ from typing import Annotated, Any
 import typer
 
 from prony import __version__
-from prony_node.contract.errors import RequestError, nearest
+from prony_node.contract.errors import RequestError, Unfinished, nearest
 
-EXIT_REQUEST, EXIT_INTERRUPTED = 2, 130
+EXIT_FAILED, EXIT_REQUEST, EXIT_INTERRUPTED = 1, 2, 130
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ VERBS = {
 
 def main() -> None:
     """The entry point of `prony`; it exits with 0, 1, 2 or 130."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a locale without a dash is no reason to fail after hours
     words = sys.argv[1:] or ["--help"]
     verb = next((word for word in words if not word.startswith("-")), None)
     if verb is not None and verb not in VERBS:
@@ -109,7 +113,11 @@ def guarded(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return function(*arguments, **options)
         except RequestError as error:
-            refuse(str(error))
+            refuse(str(error), EXIT_FAILED if isinstance(error, Unfinished) else EXIT_REQUEST)
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # whoever read the output has gone, as `head` does
+                raise
+            refuse(_said(error), EXIT_FAILED)
         except KeyboardInterrupt:
             print("prony: interrupted", file=sys.stderr)
             raise typer.Exit(EXIT_INTERRUPTED) from None
@@ -117,9 +125,17 @@ def guarded(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def refuse(sentence: str) -> None:
+def refuse(sentence: str, code: int = EXIT_REQUEST) -> None:
     print(f"prony: {sentence}", file=sys.stderr)
-    sys.exit(EXIT_REQUEST)
+    sys.exit(code)
+
+
+def _said(error: OSError) -> str:
+    """What the system would not do that nobody had reckoned with: of what, where it says so, or of the output."""
+    where = f"{error.filename}: " if error.filename is not None else ""
+    if error.errno == errno.ENOSPC and not where:
+        where = "the output could not be written: "
+    return f"{where}{error.strerror or error}"
 
 
 def _load(verb: Verb) -> Callable[..., Any] | typer.Typer:

@@ -12,6 +12,7 @@ from prony.launch.collect import collect_all
 if TYPE_CHECKING:
     from prony.store import Refreshed, Store
 
+LARGEST_LIMIT = 10**9  # of rows that are shown
 RUNS_HELP = "Where the run folders are (else $PRONY_RUNS, ./runs)."
 
 
@@ -23,6 +24,8 @@ def open_store(runs: Path | None) -> tuple[Store, Refreshed]:
     collect_all(root)
     store = Store(root)
     refreshed = store.refresh()
+    if refreshed.unwritten:
+        print(f"prony: {refreshed.unwritten}. Until then the folders are read without it", file=sys.stderr)
     for skipped in refreshed.skipped:
         print(f"prony: {skipped.folder} is left out: {skipped.reason}", file=sys.stderr)
     return store, refreshed

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prony.cli.open_store import RUNS_HELP, open_store
+from prony.cli.open_store import LARGEST_LIMIT, RUNS_HELP, open_store
 from prony_node.contract.errors import RequestError, unknown
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def query(
     ] = None,
     reverse: Annotated[bool, typer.Option("--reverse", help="The other way round.")] = False,
     columns: Annotated[str | None, typer.Option(metavar="FIELD,FIELD", help="Which fields to show.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="The first this many.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, max=LARGEST_LIMIT, help="The first this many.")] = 50,
     kind: Annotated[
         str, typer.Option(metavar="record|anchor|both", help="Records, others' figures, or both.")
     ] = "record",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prony.cli.open_store import RUNS_HELP, open_store
+from prony.cli.open_store import LARGEST_LIMIT, RUNS_HELP, open_store
 
 WIDE = 100  # columns, from which on the settings have room too
 WIDE_FOR_QUALITY = 88  # the same for a quality, where any run has one
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def runs(
     where: Annotated[Path | None, typer.Option("--runs", "--out", help=RUNS_HELP)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the list alone, as JSON.")] = False,
-    limit: Annotated[int, typer.Option(min=1, help="The newest this many.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, max=LARGEST_LIMIT, help="The newest this many.")] = 50,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Index every run folder anew first.")] = False,
 ) -> None:
     """List the runs here, newest first."""

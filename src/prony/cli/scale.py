@@ -21,7 +21,7 @@ from prony.cli.study_at_site import study_root
 from prony.cli.study_carry import Options
 from prony.cli.study_run import carry_out
 from prony.cli.study_view import make_view
-from prony.cli.sweep import RETRY_HELP, SHARE_HELP, end
+from prony.cli.sweep import ENERGY_HELP, RETRY_HELP, SHARE_HELP, end
 from prony.launch.blocks import BLOCK
 from prony.launch.site import Partition
 from prony.plan.request import make_stop
@@ -61,6 +61,7 @@ def scale(
     max_time: Annotated[str | None, typer.Option(help="Most time to measure each run, such as 120s or 2m.")] = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help=RETRY_HELP)] = False,
     share: Annotated[bool, typer.Option("--share", help=SHARE_HELP)] = False,
+    energy: Annotated[bool, typer.Option(help=ENERGY_HELP)] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the series alone, as JSON.")] = False,
     out: Annotated[Path | None, typer.Option(help="Where run folders go (else $PRONY_RUNS, ./runs).")] = None,
     site: SiteName = None,
@@ -92,7 +93,7 @@ def scale(
     if series.batch_taken:
         warn(series.batch_taken)
     files = {series.workload.name: model.plan} if model else {}
-    options = Options(root, retry_failed, share, files=files, at_site=there, leave_out=False)
+    options = Options(root, retry_failed, share, energy, files, there, leave_out=False)
     carried = carry_out(study, options, make_view(Console(stderr=True)))
     found = _analyse(carried.outcomes, series, ahead, study_root(study, root))
     if as_json:

@@ -126,6 +126,8 @@ def export(
     here, _ = open_store(runs)
     folders = _folders(here, chosen, where)
     if file == "-":
+        if sys.stdout is None:
+            raise RequestError("nothing can go to stdout: it is closed")
         pack(folders, sys.stdout.buffer)
         sys.stdout.buffer.flush()
         print(f"exported {len(folders)} runs", file=sys.stderr)
@@ -149,7 +151,10 @@ def rebuild(runs: Runs = None) -> None:
 
     root = runs_root(runs)
     collect_all(root)
-    done = Store(root).rebuild()
+    here = Store(root)
+    if here.database.address is None:
+        raise RequestError(f"{root} cannot be written, so it has no index: its folders are read without one")
+    done = here.rebuild()
     _warn(done.skipped)
     gone = f", {len(done.dropped)} gone" if done.dropped else ""
     print(f"{len(done.ingested)} runs indexed{gone}, {len(done.skipped)} left out")
@@ -171,9 +176,9 @@ def _folders(here: Store, chosen: list[str] | None, where: str = "") -> list[Pat
 
 def _other(text: str | None, option: str) -> Path | str:
     """The other side: a folder, or the address of a team's store."""
-    from prony.store.address import SCHEMES, VARIABLE, check_address, team_address
+    from prony.store.address import SCHEMES, VARIABLE, check_address, hide_password, team_address
 
-    if text is None:
+    if not text:
         address = team_address()
         if address is None:
             raise RequestError(
@@ -181,7 +186,7 @@ def _other(text: str | None, option: str) -> Path | str:
             )
         return address
     if "://" in text and not text.startswith(SCHEMES):
-        return check_address(text, f"{option} {text}")
+        return check_address(text, f"{option} {hide_password(text)}")
     return text if text.startswith(SCHEMES) else Path(text).absolute()
 
 

@@ -17,12 +17,15 @@ def import_anchors(root: Path, paths: list[Path], form: str, source: str, mappin
     from prony.store.anchors import keep_anchors, put_anchors
     from prony.store.foreign import read_foreign
     from prony.store.foreign.reading import Given
-    from prony.store.transfer import check_writable
+    from prony.store.transfer import check_writable, said_by_system
 
     check_writable(root)
     given = Given(source, _pairs(mapping, "--map", last=True), _pairs(fixed, "--set"))
     found = [anchor for path in paths for anchor in read_foreign(path, form, given)]
-    new = keep_anchors(root, found)
+    try:
+        new = keep_anchors(root, found)
+    except OSError as error:
+        raise said_by_system(error, root) from error
     here = Store(root)
     here.refresh()
     here.ask(lambda connection: put_anchors(connection, found))
@@ -42,9 +45,11 @@ def _pairs(words: list[str], option: str, last: bool = False) -> dict[str, str]:
 
 def take(path: str, root: Path) -> Arrived:
     from prony.store import tabular
-    from prony.store.transfer import take_records, take_tar
+    from prony.store.transfer import LONGEST_LINE, take_records, take_tar
 
     if path == "-":
+        if sys.stdin is None:
+            raise RequestError("nothing can come on stdin: it is closed")
         return take_tar(sys.stdin.buffer, root, "what came on stdin")
     kind = tabular.format_of(Path(path))
     if kind == "parquet":
@@ -56,7 +61,8 @@ def take(path: str, root: Path) -> Arrived:
             if kind == "tar":
                 stream: BinaryIO = file
                 return take_tar(stream, root, path)
-            return take_records((line.decode("utf-8", "replace") for line in file), root, path)
+            lines = iter(lambda: file.readline(LONGEST_LINE + 1), b"")
+            return take_records((line.decode("utf-8", "replace") for line in lines), root, path)
     except FileNotFoundError:
         raise RequestError(f"there is no file {path}") from None
     except (IsADirectoryError, PermissionError) as error:

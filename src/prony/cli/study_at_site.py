@@ -16,11 +16,13 @@ from prony.cli.study_carry import Carried, Options, make_job, note_skipped
 from prony.cli.study_history import History, is_finished, longest_s, read_history, skipped_line
 from prony.cli.study_view import StudyView
 from prony.launch import job as launched
+from prony.launch.claim import claimed
 from prony.launch.estimate import FIXED_LENGTHS
 from prony.launch.job import BlockRun
 from prony.launch.jobs import Jobs
 from prony.plan.prune import OUT_OF_MEMORY, OutOfMemory
 from prony.plan.study import LOCAL, Study, refuse_refused
+from prony_node.contract.errors import RequestError
 from prony_node.contract.plan import Plan
 from prony_node.contract.record import read_record
 from prony_node.contract.trial import Trial
@@ -49,11 +51,16 @@ def carry_out_at_site(study: Study, options: Options, view: StudyView) -> Carrie
 
     With --dry-run, or with --detach while jobs are under way, the command ends here.
     """
-    found = _prepare(study, options, view)
+    jobs = _jobs(study, options)
     if options.at_site.dry_run:
-        show_rendered(found.new_jobs)
+        show_rendered(_prepare(study, jobs, options, view).new_jobs)
         raise typer.Exit
-    submitted = submit(found.new_jobs, found.root) if found.new_jobs else []
+    root = study_root(study, options.root)
+    with claimed(root, "submit") as alone:
+        if not alone:
+            raise RequestError(f"another start is submitting runs of {root} at this moment; try again when it has")
+        found = _prepare(study, jobs, options, view)
+        submitted = submit(found.new_jobs, found.root) if found.new_jobs else []
     under_way = [*found.open_jobs, *submitted]
     if options.at_site.detach and under_way:
         leave(under_way)
@@ -64,17 +71,24 @@ def carry_out_at_site(study: Study, options: Options, view: StudyView) -> Carrie
     finally:
         view.close()
     wanted = {_key(job) for job in found.jobs}
+    known = {one.record["id"] for one in found.done}  # of a job that has not ended, what was finished before
+    made = [one for one in made if one.record["id"] not in known]
     ours = [one for one in made if (one.record["trial"]["hash"], one.record["repeat"]) in wanted]
     return Carried([*found.done, *ours], interrupted)
 
 
-def _prepare(study: Study, options: Options, view: StudyView) -> _Prepared:
-    site, root = find_site(study.site), study_root(study, options.root)
-    planned = study.planned()
+def _jobs(study: Study, options: Options) -> list[Job]:
+    """Every run of the study, in its order; what cannot be is refused."""
+    site, planned = find_site(study.site), study.planned()
     refuse_refused(planned)
     jobs = [make_job(study, turn, number, options) for number, turn in enumerate(study.turns(planned), start=1)]
     if site.shares_files:
         refuse_missing_paths(jobs)
+    return jobs
+
+
+def _prepare(study: Study, jobs: list[Job], options: Options, view: StudyView) -> _Prepared:
+    site, root = find_site(study.site), study_root(study, options.root)
     if study.budget.max_time_s is not None or study.budget.max_energy_j is not None:
         view.note("the budget of this study is not held at a site, whose jobs go on by themselves")
     known = _Known(root, jobs)

@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from prony.launch.node import ask_node
-from prony.plan.space import Planned
+from prony.plan.space import Planned, count_combinations
+from prony.plan.study import LOCAL, Study
 from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.contract.parallel import all_devices, devices_per_node
 
+MANY = 10_000  # combinations, which take longer to be made than the node to answer
 KINDS = ("cpu", "cuda")  # when a trial is fine on both, the node need not be asked, which takes seconds
 
 
-def impossible_here(planned: Iterable[Planned], root: Path) -> dict[str, str]:
+def planned_here(study: Study, root: Path) -> tuple[list[Planned], dict[str, str]]:
+    """Every trial of a study, and which this machine cannot do. Of many, the node is asked while they are made."""
+    if study.site != LOCAL:
+        return study.planned(), {}
+    with ThreadPoolExecutor(1) as beside:
+        asked = beside.submit(_ask, root) if count_combinations(study.parts) > MANY else None
+        planned = study.planned()
+        return planned, impossible_here(planned, root, asked.result if asked else None)
+
+
+def impossible_here(
+    planned: Iterable[Planned], root: Path, ask: Callable[[], dict[str, Any]] | None = None
+) -> dict[str, str]:
     """Trial hash to the reason why it cannot be run here. The node is asked where the answer depends on it."""
     found: dict[str, str] = {}
     reasons: dict[Hashable, str | None] = {}
@@ -28,7 +43,7 @@ def impossible_here(planned: Iterable[Planned], root: Path) -> dict[str, str]:
         if alike not in reasons:
             reasons[alike] = _needs_nodes(one)
             if reasons[alike] is None and _depends(one):
-                node = _ask(root) if node is None else node
+                node = node if node is not None else ask() if ask else _ask(root)
                 reasons[alike] = _why_not(one, node) if node.get("kind") else None
         why = reasons[alike]
         if why is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,12 +14,11 @@ from prony.launch.node import ask_node
 from prony.plan.estimate import Estimator, Seen, form_of
 from prony.report.numbers import format_share
 from prony_node.contract import files
-from prony_node.contract.errors import RequestError
 from prony_node.contract.record import read_record
 from prony_node.contract.trial import Trial
 
 if TYPE_CHECKING:
-    from prony.store import Run
+    from prony.store import Run, Store
 
 FEW = 300  # runs that are asked about one by one; of more, all runs of their workloads are read at once
 SEEN_OF_A_WORKLOAD = 50  # runs, the newest, from which time and energy are estimated
@@ -27,7 +27,7 @@ LOST = "lost"
 
 def is_finished(run: Run, retry_failed: bool) -> bool:
     """A record, here, of a run that ended by itself. One that was interrupted or lost says nothing of its trial."""
-    if not (run.folder / files.RECORD).exists():  # of a team's store, and on another disk
+    if not os.access(run.folder / files.RECORD, os.R_OK):  # of a team's store and on another disk, or another user's
         return False
     if run.status == "failed":
         return not retry_failed and run.failure_kind != LOST
@@ -52,10 +52,11 @@ class History:
         record = read_record(run.folder) if run is not None else None
         return Outcome(run.folder, record) if run is not None and record is not None else None
 
-    def finished_since(self, trial: Trial, repeat: int, retry_failed: bool = False) -> Outcome | None:
-        """What another start of the same study, beside this one, has finished meanwhile."""
-        self.runs[trial.hash, repeat] = self.ask(trial.hash, repeat)
-        return self.finished(trial, repeat, retry_failed)
+    def finished_since(self, trial: Trial, repeat: int) -> Outcome | None:
+        """What another start of the same study, beside this one, has finished meanwhile, well or not."""
+        before = {run.id for run in self.runs.get((trial.hash, repeat), ())}
+        self.runs[trial.hash, repeat] = [run for run in self.ask(trial.hash, repeat) if run.id not in before]
+        return self.finished(trial, repeat)
 
 
 def read_history(root: Path, wanted: Collection[tuple[Trial, int]], anywhere: bool = False) -> History:
@@ -76,9 +77,23 @@ def read_history(root: Path, wanted: Collection[tuple[Trial, int]], anywhere: bo
         if anywhere or (run.machine, run.software) == (machine, software):
             runs.setdefault((run.trial_hash, run.repeat), []).append(run)
     seen = [one for name in workloads for run in store.runs(SEEN_OF_A_WORKLOAD, name, "ok") if (one := seen_of(run))]
-    return History(
-        runs, Estimator(seen, machine), lambda trial, repeat: store.finished(trial, repeat, machine, software)
-    )
+
+    def ask(trial: str, repeat: int) -> list[Run]:
+        refresh_again(store)  # whoever made it may have been killed before it was indexed
+        return store.finished(trial, repeat, machine, software)
+
+    return History(runs, Estimator(seen, machine), ask)
+
+
+def refresh_again(store: Store) -> None:
+    """Bring a store up to date that was there before; of a team's that has gone, what is finished lies here anyway."""
+    from prony.store.database import Unreachable
+
+    try:
+        store.refresh()
+    except Unreachable:
+        store.address = None
+        store.refresh()
 
 
 def skipped_line(job: Job, outcome: Outcome) -> str:
@@ -105,7 +120,7 @@ def seen_of(run: Run) -> Seen | None:
     try:
         seconds = (datetime.fromisoformat(run.ended) - datetime.fromisoformat(run.started)).total_seconds()
         record = read_record(run.folder) or {}
-    except (ValueError, TypeError, RequestError):  # no times, one of them without its zone, no record
+    except (ValueError, TypeError, OSError):  # no times, one of them without its zone, no record that can be read
         return None
     metrics = record.get("metrics", {})
     watts = (metrics.get("node_power") or metrics.get("power") or {}).get("value")

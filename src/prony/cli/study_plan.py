@@ -10,7 +10,7 @@ from rich.console import Console
 
 from prony.analysis.settings import show_setting
 from prony.cli.bar import roughly
-from prony.cli.study_here import impossible_here, said_once
+from prony.cli.study_here import planned_here, said_once
 from prony.cli.study_history import History, read_history
 from prony.cli.study_view import Tally
 from prony.launch.collect import collect_all
@@ -71,8 +71,7 @@ def describe(study: Study) -> dict[str, Any]:
 
 def make_outlook(study: Study, root: Path) -> Outlook:
     """Plan a study against what this machine can do and what the store knows."""
-    planned = study.planned()
-    impossible = impossible_here(planned, root) if study.site == LOCAL else {}
+    planned, impossible = planned_here(study, root)
     turns = study.turns([one for one in planned if one.trial.hash not in impossible])
     history = _history(study, turns, root)
     total, memory, missing = Total(), OutOfMemory(), []
@@ -198,8 +197,7 @@ class Standing:
 
 
 def make_standing(study: Study, root: Path) -> Standing:
-    planned = study.planned()
-    impossible = impossible_here(planned, root) if study.site == LOCAL else {}
+    planned, impossible = planned_here(study, root)
     turns = study.turns([one for one in planned if one.trial.hash not in impossible])
     history = _history(study, turns, root)
     tally, memory, missing = Tally(len(turns)), OutOfMemory(), []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import deque
 from typing import Any
 
 from prony.cli.execute import (
@@ -21,13 +22,14 @@ from prony.cli.study_carry import Carried, Options, make_job, note_skipped
 from prony.cli.study_here import impossible_here, said_once
 from prony.cli.study_history import History, read_history, skipped_line
 from prony.cli.study_view import StudyView, Tally
-from prony.launch.left import wait_for_left
+from prony.launch.claim import claim_run
+from prony.launch.left import LOOK_EVERY_S, is_being_made, wait_for_left
 from prony.launch.lock import devices_of, hold_devices
 from prony.plan.order import Turn
 from prony.plan.prune import OUT_OF_MEMORY, OutOfMemory
 from prony.plan.study import LOCAL, Study, refuse_refused
 from prony.report.numbers import format_seconds
-from prony_node.contract.errors import RequestError
+from prony_node.contract.errors import RequestError, Unfinished
 
 FAILURES_IN_A_ROW = 5
 ORDERLY = (OUT_OF_MEMORY, "request")  # failures that say something about the trial and not about the machine
@@ -74,6 +76,7 @@ class _Carrying:
         self._memory = OutOfMemory()
         self._found: list[tuple[Turn, Outcome]] = []
         self._pruned: list[str] = []
+        self._told: set[str] = set()  # what was said once already
         self._started_s = time.monotonic()
         self._spent_j = 0.0
         self._unmeasured = False  # whether a good run did not measure its energy
@@ -83,15 +86,23 @@ class _Carrying:
         self._view.show(self._tally)
         stopped, in_a_row, gave_up = None, 0, False
         with Interrupts() as interrupts:
-            for number, (turn, job) in enumerate(left, start=1):
-                if interrupts.count:
-                    break
+            waiting, count = deque(left), len(left)
+            while waiting and not interrupts.count:
                 stopped = self._budget_spent()
                 if stopped:
                     break
-                if self._prune(job) or self._made_meanwhile(turn, job):
+                turn, job = waiting.popleft()
+                title = f"[{count - len(waiting)}/{count}] {job.trial}"
+                try:
+                    outcome = self._take(turn, job, title, interrupts, waiting)
+                except RequestError as error:
+                    if not self._tally.made and not isinstance(error, Unfinished):
+                        raise
+                    on = f"{self._tally.left} runs are left; started again it goes on with them"
+                    stopped, gave_up = f"{error}. {on}", True
+                    break
+                if outcome is None:
                     continue
-                outcome = self._make(turn, job, f"[{number}/{len(left)}] {job.trial}", interrupts)
                 failed = outcome.record["status"] == "failed" and outcome.record["failure"]["kind"] not in ORDERLY
                 in_a_row = in_a_row + 1 if failed else 0
                 if in_a_row == FAILURES_IN_A_ROW:
@@ -102,6 +113,19 @@ class _Carrying:
             stopped = f"interrupted: {self._tally.left} runs are left; started again it goes on with them"
         self._found.sort(key=lambda one: (one[0].place, one[0].repeat))
         return Carried([outcome for _, outcome in self._found], interrupted, stopped, gave_up, self._pruned)
+
+    def _take(
+        self, turn: Turn, job: Job, title: str, interrupts: Interrupts, waiting: deque[tuple[Turn, Job]]
+    ) -> Outcome | None:
+        """Make this run, unless it is left out, made already, or being made by another start: then it comes last."""
+        with claim_run(self._options.root, job.trial.hash, job.repeat) as ours:
+            if not ours or is_being_made(self._options.root, job.trial.hash, job.repeat):
+                self._leave_to_another(job)
+                waiting.append((turn, job))
+                return None
+            if self._prune(job) or self._made_meanwhile(turn, job):
+                return None
+            return self._make(turn, job, title, interrupts)
 
     def _take_finished(self) -> list[tuple[Turn, Job]]:
         """Take what has a record from before, and answer what is left."""
@@ -137,9 +161,18 @@ class _Carrying:
         self._tally.expect(self._history.estimator.of(job.trial), -1)
         return True
 
+    def _leave_to_another(self, job: Job) -> None:
+        """Another start of this study makes this run: it comes last, and is waited for once nothing else is left."""
+        repeat = f", repeat {job.repeat}" if job.repeat else ""
+        line = f"{job.trial}{repeat}: being made by another start, left for later"
+        if line not in self._told:
+            self._told.add(line)
+            self._view.note(line)
+        time.sleep(LOOK_EVERY_S)
+
     def _made_meanwhile(self, turn: Turn, job: Job) -> bool:
         """Take what another start of this study finished since this one began: on another device, or with --share."""
-        outcome = self._history.finished_since(job.trial, job.repeat, self._options.retry_failed)
+        outcome = self._history.finished_since(job.trial, job.repeat)
         if outcome is None:
             return False
         self._tally.expect(self._history.estimator.of(job.trial), -1)

@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from prony.cli.bar import roughly
 from prony.cli.execute import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     Job,
-    execute,
-    first_line,
     refuse_missing_paths,
     refuse_unknown_models,
     runs_root,
 )
 from prony.cli.model_file import find_model_file
-from prony.cli.progress import Display, make_display
+from prony.cli.progress import make_display
 from prony.cli.study_view import PlainView
 from prony.cli.sweep import SHARE_HELP
-from prony.cli.tune_history import History, read_history
+from prony.cli.tune_history import read_history
+from prony.cli.tune_runs import Tuning
 from prony.launch.collect import collect_all
 from prony.launch.left import wait_for_left
 from prony.launch.lock import devices_of, hold_devices
@@ -37,63 +33,13 @@ from prony.plan.search import Search
 from prony.plan.search_drive import Found, Made, Step, drive
 from prony.plan.search_goal import Goal, find_goal, memory_total, parse_limits, result_of, unmeasurable
 from prony.plan.search_space import Candidate, Space, default_lists, make_space, split_searched, trial_of
-from prony.plan.search_terms import Ask, Limit, Result
-from prony.report.run_energy import run_energy_j
+from prony.plan.search_terms import Ask, Result
 from prony_node.contract.errors import RequestError
 from prony_node.contract.plan import Stop
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import Trial
 from prony_node.workloads import find_workload
 from prony_node.workloads.config import Workload
-
-MIN_TIME_S = 10.0  # of a usual run; a short one measures for as long as it is asked to
-
-
-@dataclass
-class Tuning:
-    """One call of `prony tune`: what was asked, and how its runs are made."""
-
-    workload: Workload
-    fixed: dict[str, Value]
-    goal: Goal
-    limits: list[Limit]
-    budget_s: float
-    root: Path
-    display: Display
-    history: History
-    file: dict[str, Any] | None = None
-    energies_j: list[float | None] = field(default_factory=list)  # of the runs that this call made
-    interrupted: bool = False
-    spent_s: float = 0.0
-
-    def trial(self, candidate: Candidate | None, seed_after: int = 0) -> Trial:
-        """The trial of a candidate, the start's own without one; runs to a quality of an A/B take seeds in turn."""
-        settings = dict(self.fixed) if candidate is None else trial_of(self.workload, self.fixed, candidate).settings
-        if seed_after:
-            settings["seed"] = int(settings.get("seed", 0)) + seed_after
-        return Trial(self.workload.name, self.workload.parse(settings))
-
-    def run(self, trial: Trial, seconds: float) -> Made | None:
-        """Make a run of a trial; None when a person interrupted it."""
-        stop = Stop(min_time_s=min(MIN_TIME_S, seconds), max_time_s=seconds) if seconds else Stop()
-        job = Job(trial, stop, self.history.next_repeat(trial), file=self.file)
-        began_s = time.monotonic()
-        outcomes, self.interrupted = execute([job], self.root, self.display)
-        cost_s = time.monotonic() - began_s
-        if self.interrupted or not outcomes or outcomes[0].record["status"] == "interrupted":
-            self.interrupted = True
-            return None
-        self.energies_j.append(run_energy_j(outcomes[0].folder, outcomes[0].record))
-        self.history.add(trial, outcomes[0].record)
-        self.spent_s += cost_s
-        self.display.note(self._standing(trial, outcomes[0].record))
-        return Made(outcomes[0].record, cost_s)
-
-    def _standing(self, trial: Trial, record: dict[str, Any]) -> str:
-        from prony.cli.tune_output import value_text
-
-        said = value_text(self.goal, record) if record["status"] == "ok" else first_line(record)
-        return f"{trial}: {said}; {roughly(self.spent_s)} of {roughly(self.budget_s)} spent"
 
 
 def tune(
@@ -227,4 +173,4 @@ def _answer(tuning: Tuning, search: Search, ask: Ask) -> Made | None:
     sides = tuning.history.interleaved(tuning.trial(None), tuning.trial(pair.winner), ask.seconds)
     if pair.number < len(sides[pair.side]):
         return sides[pair.side][pair.number]
-    return tuning.run(tuning.trial(candidate), ask.seconds)
+    return tuning.run(tuning.trial(candidate), ask.seconds, own=True)

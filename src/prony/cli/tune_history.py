@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from prony.cli.study_history import is_finished
+from prony.cli.study_history import is_finished, refresh_again
 from prony.launch.node import ask_node
 from prony.plan.search_confirm import START, WINNER, next_side
 from prony.plan.search_drive import Made
 from prony_node.contract.record import read_record
 from prony_node.contract.trial import Trial
 
+if TYPE_CHECKING:
+    from prony.store import Run
+
+Record = dict[str, Any]
 # A sweep asks for repeats from 0 on, and takes one that is there for finished: a search's short runs must not be that.
 FIRST_REPEAT = 1000
 
@@ -21,15 +26,34 @@ FIRST_REPEAT = 1000
 class History:
     """Records by trial, the oldest first."""
 
-    def __init__(self, records: Sequence[dict[str, Any]] = ()) -> None:
-        self._records: dict[str, list[dict[str, Any]]] = {}
-        self._stored: dict[str, list[dict[str, Any]]] = {}  # what was there before this call
+    def __init__(self, records: Sequence[Record] = (), ask: Callable[[Trial], list[Record]] | None = None) -> None:
+        self._records: dict[str, list[Record]] = {}
+        self._stored: dict[str, list[Record]] = {}  # what was there before this call
+        self._others: dict[str, list[Record]] = {}  # what another search has made since, and is not used yet
+        self._ask = ask
         for record in sorted(records, key=lambda one: (one.get("started") or "", one["id"])):
             for table in (self._records, self._stored):
                 table.setdefault(record["trial"]["hash"], []).append(record)
 
-    def add(self, trial: Trial, record: dict[str, Any]) -> None:
+    def add(self, trial: Trial, record: Record) -> None:
         self._records.setdefault(trial.hash, []).append(record)
+
+    def look_again(self, trial: Trial) -> None:
+        """Learn what another search, beside this one, has made of a trial meanwhile."""
+        known = {one["id"] for one in self._records.get(trial.hash, ())}
+        for record in self._ask(trial) if self._ask else ():
+            if record["id"] not in known:
+                self.add(trial, record)
+                self._others.setdefault(trial.hash, []).append(record)
+
+    def take_others(self, trial: Trial, most_s: float) -> Made | None:
+        """A run of this length that another search has made; each is taken once."""
+        waiting = self._others.get(trial.hash, [])
+        found = next((one for one in waiting if _length_s(one) == most_s), None)
+        if found is None:
+            return None
+        waiting.remove(found)
+        return _made(found)
 
     def next_repeat(self, trial: Trial) -> int:
         return 1 + max([FIRST_REPEAT - 1, *(int(one.get("repeat") or 0) for one in self._records.get(trial.hash, ()))])
@@ -63,13 +87,22 @@ def read_history(root: Path, workload: str) -> History:
 
     store = Store(root)
     store.refresh()
-    runs = [run for run in store.runs(workload=workload) if is_finished(run, retry_failed=False)]
-    if not runs:
-        return History()
-    here = ask_node("fingerprint", root)
-    place = (here.get("machine"), here.get("software"))
-    records = [read_record(run.folder) for run in runs if (run.machine, run.software) == place]
-    return History([record for record in records if record is not None])
+
+    @functools.cache
+    def place() -> tuple[Any, Any]:
+        here = ask_node("fingerprint", root)
+        return here.get("machine"), here.get("software")
+
+    def records_of(runs: Iterable[Run]) -> list[Record]:
+        finished = (run for run in runs if is_finished(run, retry_failed=False))
+        records = [read_record(run.folder) for run in finished if (run.machine, run.software) == place()]
+        return [record for record in records if record is not None]
+
+    def ask(trial: Trial) -> list[Record]:
+        refresh_again(store)
+        return records_of(run for run in store.runs(workload=workload) if run.trial_hash == trial.hash)
+
+    return History(records_of(store.runs(workload=workload)), ask)
 
 
 def _made(record: dict[str, Any]) -> Made:

@@ -25,7 +25,7 @@ from prony.plan.search_space import Candidate, Space
 from prony.report.numbers import NOTHING, format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
-    from prony.cli.tune import Tuning
+    from prony.cli.tune_runs import Tuning
 
 SCHEMA = "prony.tuning/1"
 MOST_REFUSED = 3

@@ -25,6 +25,8 @@ def collect(
     record = read_record(folder)
     if record is not None:
         return record
+    if gone and not folder.exists():
+        raise RequestError(f"{folder} is gone: somebody has removed it while it was being filled")
     plan = Plan.from_json(files.read_json(folder / files.PLAN))
     holder = files.read_json(folder / files.SUPERVISOR)
     of_a_job = isinstance(holder, dict) and bool(holder.get("job"))

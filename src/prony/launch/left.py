@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
+from prony.launch.claim import claim_run
 from prony.launch.collect import collect_all
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
@@ -17,12 +18,15 @@ LOOK_EVERY_S = 0.1
 
 
 def wait_for_left(root: Path, wanted: Collection[tuple[str, int]], note: Callable[[str], None]) -> None:
-    """Wait until no process is at work on a run of these (trial hash, repeat); lost runs get their record."""
+    """Wait until nobody's process is at work on a run of these (trial hash, repeat); lost runs get their record.
+
+    One that is claimed is made by another start, which lives: it is for the caller to share the work with.
+    """
     end_s = time.monotonic() + PATIENCE_S
     told = False
     while True:
         collect_all(root)
-        busy = [found for found in _at_work(root) if found[1] in wanted]
+        busy = [found for found in _at_work(root) if found[1] in wanted and not _is_claimed(root, *found[1])]
         if not busy:
             return
         folder, _, pid = busy[0]
@@ -36,16 +40,26 @@ def wait_for_left(root: Path, wanted: Collection[tuple[str, int]], note: Callabl
         time.sleep(LOOK_EVERY_S)
 
 
+def is_being_made(root: Path, trial_hash: str, repeat: int) -> bool:
+    """Whether a process is at work on this run."""
+    return any(key == (trial_hash, repeat) for _, key, _ in _at_work(root))
+
+
+def _is_claimed(root: Path, trial_hash: str, repeat: int) -> bool:
+    with claim_run(root, trial_hash, repeat) as ours:
+        return not ours
+
+
 def _at_work(root: Path) -> Iterator[tuple[Path, tuple[str, int], int]]:
     for plan_file in sorted(root.glob(f"[!.]*/{files.PLAN}")):
         folder = plan_file.parent
         if (folder / files.RECORD).exists():
             continue
-        holder = files.read_json(folder / files.SUPERVISOR)
-        if is_alive(holder) is not True or not isinstance(holder, dict):
-            continue
         try:
+            holder = files.read_json(folder / files.SUPERVISOR)
+            if is_alive(holder) is not True or not isinstance(holder, dict):
+                continue
             plan = Plan.from_json(files.read_json(plan_file))
-        except RequestError:
+        except (RequestError, OSError):  # of a newer Prony, or another user's that may not be read
             continue
         yield folder, (plan.trial.hash, plan.repeat), int(holder["pid"])

@@ -50,15 +50,18 @@ class LocalRun:
             files.create_folder(self.folder, {files.PLAN: self.plan.to_json(), files.SUPERVISOR: responsible})
         except OSError as error:
             raise RequestError(f"{self.folder} cannot be made: {error.strerror or error}") from error
-        with (self.folder / files.SUPERVISOR_LOG).open("ab") as log:
-            self._process = subprocess.Popen(
-                supervisor_argv(python, self.folder / files.PLAN, self.folder),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                start_new_session=True,  # Ctrl-C reaches the controller alone, which passes it on
-            )
+        try:
+            with (self.folder / files.SUPERVISOR_LOG).open("ab") as log:
+                self._process = subprocess.Popen(
+                    supervisor_argv(python, self.folder / files.PLAN, self.folder),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=environment,
+                    start_new_session=True,  # Ctrl-C reaches the controller alone, which passes it on
+                )
+        except OSError as error:
+            raise RequestError(f"{python} cannot be started in {self.folder}: {error.strerror or error}") from error
 
     def follow(self) -> Iterator[dict[str, Any] | None]:
         """Lines of progress until the supervisor has ended; None when there was nothing new for a moment."""

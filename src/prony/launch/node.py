@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -78,10 +80,16 @@ def write_node_zip(folder: Path) -> Path:
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
         temporary = folder / f".node-{content}.{os.getpid()}.tmp"
-        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, source in members.items():
-                archive.writestr(zipfile.ZipInfo(name), source, zipfile.ZIP_DEFLATED)
-        temporary.replace(path)
+        try:
+            with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
+                for name, source in members.items():
+                    archive.writestr(zipfile.ZipInfo(name), source, zipfile.ZIP_DEFLATED)
+            temporary.chmod(0o644)  # for others who may write to this root
+            temporary.replace(path)
+        except OSError:  # a full disk is not to be filled with halves of it
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
     return path
 
 
@@ -98,17 +106,30 @@ def ask_node(question: str, root: Path, *words: str) -> dict[str, Any]:
     """The answer of `python -m prony_node QUESTION WORDS`, for what the controller cannot know without torch."""
     argv = [node_python(), "-m", "prony_node", question, *words]
     try:
-        done = subprocess.run(
-            argv,
-            env=local_environment(root),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=QUESTION_PATIENCE_S,
-            check=False,
-        )
+        with _question_environment(root) as environment:
+            done = subprocess.run(
+                argv,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=QUESTION_PATIENCE_S,
+                check=False,
+            )
         answer: dict[str, Any] = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         last = done.stderr.strip().splitlines()[-1:] if isinstance(error, ValueError) else [str(error)]
         raise RequestError(f"{' '.join(argv)} gave no answer: {' '.join(last) or 'it said nothing'}") from error
     return answer
+
+
+@contextlib.contextmanager
+def _question_environment(root: Path) -> Iterator[dict[str, str]]:
+    """The environment for a question: where nothing can be put beside the runs, the zip lies elsewhere meanwhile."""
+    try:
+        environment = local_environment(root)
+    except OSError:
+        with tempfile.TemporaryDirectory(prefix="prony-node-") as place:
+            yield local_environment(Path(place))
+        return
+    yield environment

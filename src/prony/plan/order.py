@@ -11,9 +11,10 @@ from prony.plan.space import Planned
 from prony_node.contract.errors import RequestError
 
 ORDERS = ("random", "given")
+MOST_REPEATS = 1000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Turn:
     """One run to be made: a trial, and which of its repeats."""
 
@@ -23,8 +24,8 @@ class Turn:
 
 
 def check_repeats(repeats: int) -> None:
-    if repeats < 1:
-        raise RequestError(f"--repeats {repeats} is not possible: give at least 1")
+    if not 1 <= repeats <= MOST_REPEATS:
+        raise RequestError(f"--repeats {repeats} is not possible: give at least 1, and {MOST_REPEATS:,} at most")
 
 
 def seed_of(name: str) -> int:

@@ -17,6 +17,7 @@ from prony_node.workloads import WORKLOADS, find_workload
 from prony_node.workloads.config import Workload
 
 SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+NAMED_OWNERS = 3  # workloads in a sentence
 JOULES = {"J": 1.0, "kJ": 1e3, "MJ": 1e6, "Wh": 3600.0, "kWh": 3.6e6}
 
 
@@ -29,11 +30,20 @@ def split_words(words: Iterable[str], known: Iterable[Setting] = ()) -> dict[str
         if not equals:
             raise RequestError(f"{word!r} is not a setting=value{_meant(word, settings)}")
         if name not in settings:
-            raise unknown("setting", name, settings)
+            raise unknown_setting(name, settings)
         if name in given:
             raise RequestError(f"{name} is given twice: {given[name]} and {value}")
         given[name] = value
     return given
+
+
+def unknown_setting(name: str, known: Iterable[str]) -> RequestError:
+    """With whose it is, where other workloads have it: that is no misspelling of something here."""
+    owners = [owner.name for owner in WORKLOADS.values() if name in {own.name for own in owner.own_settings()}]
+    if not owners:
+        return unknown("setting", name, known)
+    more = f" and {len(owners) - NAMED_OWNERS} more" if len(owners) > NAMED_OWNERS else ""
+    return RequestError(f"unknown setting {name!r} here; it is one of {', '.join(owners[:NAMED_OWNERS])}{more}")
 
 
 def with_loader(given: dict[str, str]) -> dict[str, str]:

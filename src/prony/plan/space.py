@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from prony.plan.expression import Expression
-from prony.plan.operations import Scalar
+from prony.plan.operations import Scalar, Values
 from prony_node.contract.errors import RequestError
 from prony_node.contract.plan import Stop
 from prony_node.contract.settings import SETTINGS, Setting, Value
 from prony_node.contract.trial import Trial
 from prony_node.workloads.config import Workload
 
+Answer = TypeVar("Answer")
+Ask = Callable[[dict[str, Value]], Answer]  # of the settings given so far
+_Axis = tuple[tuple[str, ...], list[tuple[Value, ...]], Ask[bool] | None]  # names, typed rows, condition
 MOST_COMBINATIONS = 2_000_000  # before conditions and exclusions, which take time themselves
 WORKLOAD = "workload"  # how an expression names it
+SEED = "seed"
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,7 @@ class Part:
     repeats: int = 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Planned:
     """A trial of a study, and why it would be refused, where it would."""
 
@@ -72,59 +77,95 @@ def expand(parts: Sequence[Part]) -> list[Planned]:
     _refuse_endless(parts)
     for part in parts:
         for workload in part.workloads:
-            for given in _combinations(part, workload):
-                planned = _plan(part, workload, given)
+            for planned in map(_planning(part, workload), _combinations(part, workload)):
                 before = found.setdefault(planned.trial.hash, planned)
                 if before.part.repeats < part.repeats:
                     found[planned.trial.hash] = replace(before, part=replace(before.part, repeats=part.repeats))
     return list(found.values())
 
 
+def count_combinations(parts: Iterable[Part]) -> int:
+    """How many there are before conditions and exclusions."""
+    return sum(len(part.workloads) * math.prod(len(axis.rows) for axis in part.axes) for part in parts)
+
+
 def _refuse_endless(parts: Iterable[Part]) -> None:
-    count = sum(len(part.workloads) * math.prod(len(axis.rows) for axis in part.axes) for part in parts)
+    count = count_combinations(parts)
     if count > MOST_COMBINATIONS:
         raise RequestError(
             f"these settings have {count:,} combinations, and nobody would wait for more than {MOST_COMBINATIONS:,}"
         )
 
 
-def _plan(part: Part, workload: Workload, given: dict[str, Value]) -> Planned:
+def _planning(part: Part, workload: Workload) -> Ask[Planned]:
+    """What makes trials of settings. Those that differ in the seed alone are possible or not alike: one is checked."""
+    free = "" if any(derived.name == SEED for derived in part.derived) else SEED
+    known: dict[tuple[object, ...], tuple[dict[str, Value], str | None]] = {}
+
+    def plan(given: dict[str, Value]) -> Planned:
+        rest = {name: value for name, value in given.items() if name != free}
+        key = (*rest.items(), *map(type, rest.values()))
+        if key not in known:
+            known[key] = _checked(workload, given)
+        settings, refused = known[key]
+        own = {free: given[free]} if free in given else {}
+        return Planned(Trial(workload.name, settings | own), workload, part, refused)
+
+    return plan
+
+
+def _checked(workload: Workload, given: dict[str, Value]) -> tuple[dict[str, Value], str | None]:
+    """The settings as the workload reads them, or as given with the reason why it would not take them."""
     try:
-        return Planned(Trial(workload.name, workload.parse(given)), workload, part)
+        return workload.parse(given), None
     except RequestError as error:
-        return Planned(Trial(workload.name, given), workload, part, str(error))
+        return given, str(error)
 
 
 def _combinations(part: Part, workload: Workload) -> Iterator[dict[str, Value]]:
     settings = known_settings(workload)
-    typed = [_typed(axis, settings) for axis in part.axes]
-    asked = any(axis.when for axis in part.axes) or bool(part.derived or part.exclude)
-    for given in _product(part.axes, typed, 0, {}, workload.name):
-        if not asked:
-            yield given
-            continue
-        for derived in part.derived:
-            _derive(derived, given, settings, workload.name)
-        known = scalars(workload.name, given) if part.exclude else {}
-        if not any(excluded.holds(known) for excluded in part.exclude):
+    axes = [(axis.names, _typed(axis, settings), _condition(axis.when, workload)) for axis in part.axes]
+    derive = [_deriving(derived, settings, workload) for derived in part.derived]
+    excluded = [_remembered(one, one.holds, workload) for one in part.exclude]
+    for given in _product(axes, 0, {}):
+        for put in derive:
+            put(given)
+        if not any(holds(given) for holds in excluded):
             yield given
 
 
-def _product(
-    axes: tuple[Axis, ...], typed: list[list[tuple[Value, ...]]], depth: int, given: dict[str, Value], workload: str
-) -> Iterator[dict[str, Value]]:
+def _product(axes: Sequence[_Axis], depth: int, given: dict[str, Value]) -> Iterator[dict[str, Value]]:
     if depth == len(axes):
         yield dict(given)
         return
-    axis = axes[depth]
-    if axis.when is not None and not axis.when.holds(scalars(workload, given)):
-        yield from _product(axes, typed, depth + 1, given, workload)
+    names, rows, holds = axes[depth]
+    if holds is not None and not holds(given):
+        yield from _product(axes, depth + 1, given)
         return
-    for row in typed[depth]:
-        given.update(zip(axis.names, row, strict=True))
-        yield from _product(axes, typed, depth + 1, given, workload)
-    for name in axis.names:
+    for row in rows:
+        given.update(zip(names, row, strict=True))
+        yield from _product(axes, depth + 1, given)
+    for name in names:
         del given[name]
+
+
+def _condition(when: Expression | None, workload: Workload) -> Ask[bool] | None:
+    return None if when is None else _remembered(when, when.holds, workload)
+
+
+def _remembered(expression: Expression, ask: Callable[[Values], Answer], workload: Workload) -> Ask[Answer]:
+    """An expression's answer for settings, found once for each combination of those that it names."""
+    names = tuple(expression.names)
+    known: dict[tuple[object, ...], Answer] = {}
+
+    def answer(given: dict[str, Value]) -> Answer:
+        values = tuple(map(given.get, names))
+        key = (values, *map(type, values))  # on and 1 are equal, and not the same
+        if key not in known:
+            known[key] = ask(scalars(workload.name, given))
+        return known[key]
+
+    return answer
 
 
 def _typed(axis: Axis, settings: Mapping[str, Setting]) -> list[tuple[Value, ...]]:
@@ -137,14 +178,17 @@ def _typed(axis: Axis, settings: Mapping[str, Setting]) -> list[tuple[Value, ...
     return list(dict.fromkeys(rows))
 
 
-def _derive(derived: Derived, given: dict[str, Value], settings: Mapping[str, Setting], workload: str) -> None:
-    known = scalars(workload, given)
-    if derived.when is not None and not derived.when.holds(known):
-        return
-    value = derived.value.value(known)
-    if value is None:
-        return
-    given[derived.name] = _as_setting(value, settings.get(derived.name))
+def _deriving(derived: Derived, settings: Mapping[str, Setting], workload: Workload) -> Ask[None]:
+    """What puts a derived setting to the others, where it has a value."""
+    holds = _condition(derived.when, workload)
+    find = _remembered(derived.value, derived.value.value, workload)
+
+    def put(given: dict[str, Value]) -> None:
+        value = find(given) if holds is None or holds(given) else None
+        if value is not None:
+            given[derived.name] = _as_setting(value, settings.get(derived.name))
+
+    return put
 
 
 def _as_setting(value: Scalar, setting: Setting | None) -> Value:

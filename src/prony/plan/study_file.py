@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prony.plan.document import Place, StudyError, read_document
-from prony.plan.order import ORDERS, seed_of
-from prony.plan.request import make_stop, parse_joules, parse_seconds
+from prony.plan.order import MOST_REPEATS, ORDERS, seed_of
+from prony.plan.request import make_stop, parse_joules, parse_seconds, unknown_setting
 from prony.plan.space import Part
 from prony.plan.study import LOCAL, Budget, Study
 from prony.plan.study_keys import SIZED, Inherited, Target
@@ -25,7 +25,6 @@ KEYS = {
     "repeats", "order", "seed", "budget", "site", "stop", "sizes", "tables", "cannot",
 }  # fmt: skip
 PART_KEYS = {"name", *SIZED, "sizes"}
-MOST_REPEATS = 1000
 
 
 @dataclass(frozen=True)
@@ -140,7 +139,7 @@ def _refuse_target(target: Target, readers: Mapping[str, PartReader]) -> None:
         if name in having:
             continue
         if not having:
-            raise unknown("setting", target.name, readers[name].settings)
+            raise unknown_setting(target.name, readers[name].settings)
         ways = " or ".join(f"{one}.{target.name}=" for one in having[:3])
         raise RequestError(f"the workloads of part {name!r} have no setting {target.name}; write {ways}")
 

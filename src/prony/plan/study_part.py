@@ -8,10 +8,11 @@ from pathlib import Path
 
 from prony.plan.document import Place
 from prony.plan.expression import Expression, parse_expression
+from prony.plan.request import unknown_setting
 from prony.plan.space import WORKLOAD, Axis, Derived, Part, known_settings
 from prony.plan.study_keys import Inherited, Target
 from prony.plan.values import expand_range, split_values
-from prony_node.contract.errors import RequestError, unknown
+from prony_node.contract.errors import RequestError
 from prony_node.contract.plan import Stop
 from prony_node.contract.settings import SYNTHETIC_DATA, Setting
 from prony_node.workloads import WORKLOADS
@@ -161,7 +162,7 @@ class PartReader:
     def _known(self, name: str, place: Place, everywhere: bool) -> None:
         """A setting must be one of every workload, unless a condition chooses where it stands."""
         if name not in self.settings:
-            raise place.wrong(str(unknown("setting", name, self.settings)))
+            raise place.wrong(str(unknown_setting(name, self.settings)))
         without = [one.name for one in self._workloads if name not in known_settings(one)]
         if everywhere and without:
             raise place.wrong(

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from prony.catalog.published import FIELDS, Figure, Matched, TableSpec, figures, published_names
 from prony.plan.document import Place
+from prony.plan.request import unknown_setting
 from prony.plan.space import Part, known_settings
 from prony_node.contract.errors import RequestError, unknown
 from prony_node.contract.settings import Setting
@@ -114,7 +115,7 @@ def _field(place: Place, name: str) -> str:
 
 def _setting(place: Place, name: str, settings: Mapping[str, Setting]) -> None:
     if name not in settings:
-        raise place.wrong(str(unknown("setting", name, settings)))
+        raise place.wrong(str(unknown_setting(name, settings)))
 
 
 def _mapping(keys: Keys, name: str) -> Keys:

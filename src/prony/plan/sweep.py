@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
-from prony.plan.order import check_repeats
+from prony.plan.order import MOST_REPEATS, check_repeats
 from prony.plan.study import refuse_refused, study_of_words
 from prony_node.contract.errors import RequestError
 from prony_node.contract.plan import Stop
@@ -29,8 +29,8 @@ def over_seeds(trial: Trial, seeds: int | None) -> list[Trial]:
     """The trial with so many seeds, from its own on; as it is where nobody asked for any."""
     if seeds is None:
         return [trial]
-    if seeds < 1:
-        raise RequestError(f"--seeds {seeds} is not possible: give at least 1")
+    if not 1 <= seeds <= MOST_REPEATS:
+        raise RequestError(f"--seeds {seeds} is not possible: give at least 1, and {MOST_REPEATS:,} at most")
     first = int(trial.settings.get("seed", 0))
     return [
         Trial(trial.workload, {**trial.settings, "seed": SETTINGS["seed"].parse(first + number)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,17 +39,20 @@ def build_report(folders_or_records: Sequence[Path | Record], out: Path, tables:
     page = page_of(entries)
     page.published += [table_entry(table) for table in tables]
     text = render(page, entries)
+    if out.is_dir():
+        raise RequestError(f"the report cannot be written to {out}: it is a folder, and a report is a file")
     if not out.absolute().parent.is_dir():
         raise RequestError(f"{out.absolute().parent} is not a folder, so the report cannot be written there")
     temporary = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         if out.exists() and not out.is_file():  # a pipe or a device, which no file may take the place of
-            out.write_text(text, encoding="utf-8")
+            out.write_text(text, encoding="utf-8", errors="replace")
             return out
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors="replace")  # a record may hold half of a character
         temporary.replace(out)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise RequestError(f"the report cannot be written to {out}: {error.strerror}") from error
     return out
 

@@ -18,10 +18,8 @@ MOST_FACTS = 8  # of a generated set
 
 def data_lines(record: Record) -> list[tuple[str, str]]:
     """A label and a text for each part that is known; none where the run had no data set and one shape of batch."""
-    data = record.get("data")
-    shapes = _shapes(record.get("work"))
-    if not isinstance(data, dict):
-        return [("images", shapes)] if shapes else []
+    found, work = record.get("data"), record.get("work")
+    data = found if isinstance(found, dict) else {}
     lines = [
         ("set", _which(data)),
         ("samples", _size(data)),
@@ -30,7 +28,8 @@ def data_lines(record: Record) -> list[tuple[str, str]]:
         ("fingerprint", word(data.get("fingerprint"))),
         ("staged", _staged(data.get("staged"))),
         ("generated", _generated(data.get("generated"))),
-        ("images", shapes),
+        ("images", _shapes(work)),
+        ("waits", _waits(work)),
     ]
     return [(label, text) for label, text in lines if text]
 
@@ -65,6 +64,12 @@ def _shapes(work: Any) -> str:
         if mean is not None and low is not None and high is not None:
             parts.append(f"{mean:.4g} {unit} ({low:g} to {high:g})")
     return ", ".join(parts) + (", on average and nine in ten of them" if parts else "")
+
+
+def _waits(work: Any) -> str:
+    """For the device, of the workload itself; what reads a loss or a count has to."""
+    per_step = number(work.get("own_synchronisations_per_step")) if isinstance(work, dict) else None
+    return "" if per_step is None else f"{per_step:.4g} a step for the device, the workload's own"
 
 
 def _decoded(by_device: Any) -> str:

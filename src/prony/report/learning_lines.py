@@ -36,11 +36,11 @@ def curve_table(record: Record) -> CurveTable | None:
     if learning is None or not learning.curve:
         return None
     points = thinned(learning)
-    scores = [learning.score] if learning.score == "loss" else [learning.score, "loss"]
+    with_loss = learning.score != "loss" and any(point.loss is not None for point in learning.curve)
     marked = [place for place, point in enumerate(points) if is_reached(learning, point)]
     return CurveTable(
-        header=["epoch", "steps", "training time", *scores],
-        rows=[_row(point, len(scores) > 1) for point in points],
+        header=["epoch", "steps", "training time", learning.score, *(["loss"] if with_loss else [])],
+        rows=[_row(point, with_loss) for point in points],
         reached=marked[0] if marked else None,
         left_out=len(learning.curve) - len(points),
     )

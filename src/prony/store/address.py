@@ -31,9 +31,9 @@ def check_address(text: str, shown: str) -> str:
 
 def hide_password(address: str) -> str:
     """The address as it may be shown: of what stands before the last @, the user's name alone."""
-    scheme, slashes, rest = address.partition("://")
+    safe = re.sub(r"(?i)([?&](ssl)?password=)[^&]*", r"\1...", address)
+    scheme, slashes, rest = safe.partition("://") if "://" in safe else ("", "", safe)
     told, at, host = rest.rpartition("@")
-    host = re.sub(r"(?i)([?&]password=)[^&]*", r"\1...", host)
     return f"{scheme}{slashes}{told.partition(':')[0]}{at}{host}"
 
 

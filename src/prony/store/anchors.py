@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,7 @@ def put_anchors(connection: Any, anchors: Iterable[Anchor]) -> None:
     from prony.store.tables import anchor_table
 
     rows = [asdict(anchor) | {"key": anchor.key, "more": json.dumps(anchor.more)} for anchor in anchors]
+    rows.sort(key=itemgetter("key"))  # two that put the same ones in must not wait for each other
     put_rows(connection, anchor_table, rows, replace=False)
 
 

@@ -51,12 +51,16 @@ class Unpacked:
 
 
 def pack(folders: Iterable[Path], out: BinaryIO, compressed: bool = True) -> None:
-    """Write run folders as a tar: plain files alone, without owners, each folder under its own name."""
+    """Write run folders as a tar: plain files alone, without owners, each folder under its own name.
+
+    One whose name no tar of ours may hold has a number instead: it is its record that says which run it is.
+    """
     packer = gzip.GzipFile(fileobj=out, mode="wb", mtime=0, compresslevel=6) if compressed else None
     with tarfile.open(fileobj=packer or out, mode="w|", format=tarfile.PAX_FORMAT) as tar:
-        for folder in folders:
+        for number, folder in enumerate(folders):
+            name = folder.name if NAME.fullmatch(folder.name) else f"folder-{number}"
             for path in _plain_files(folder):
-                _add(tar, path, f"{folder.name}/{path.relative_to(folder).as_posix()}")
+                _add(tar, path, f"{name}/{path.relative_to(folder).as_posix()}")
     if packer is not None:
         packer.close()
 
@@ -205,7 +209,11 @@ def _plain_files(folder: Path) -> Iterator[Path]:
 
 def _add(tar: tarfile.TarFile, path: Path, name: str) -> None:
     """One file as it is now: a size that changes while it is read would break the tar."""
-    with path.open("rb") as file:
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read: {error.strerror}") from error
+    with file:
         status = os.fstat(file.fileno())
         member = tarfile.TarInfo(name)
         member.size, member.mtime, member.mode = status.st_size, int(status.st_mtime), 0o644

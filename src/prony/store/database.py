@@ -20,15 +20,28 @@ from prony.store.tables import HEAD, VERSION_TABLE
 from prony_node.contract.errors import RequestError
 
 Answer = TypeVar("Answer")
+# What SQLite says of a file that it can neither write nor call broken; on a full disk it says any of them.
+UNWRITABLE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
+# How psycopg calls it that a server does not answer, and that it went away.
+NOT_THERE = ("OperationalError", "ConnectionTimeout", "CannotConnectNow", "TooManyConnections")
+SHUT_DOWN = ("AdminShutdown", "CrashShutdown")
 _LEFT: list[Engine] = []  # engines that are not to be closed by this process; see Database.engine
 
 
-class StaleIndex(Exception):
+class StaleIndex(RequestError):
     """The index beside the run folders is not there yet, is broken, or was made by something else."""
 
 
 class Unreachable(RequestError):
-    """A team's server is not there, or went away."""
+    """A team's server is not there."""
+
+
+class Lost(Unreachable):
+    """A team's server was there, and went away."""
+
+
+class Unwritable(RequestError):
+    """The index beside the run folders cannot be written: a full or failing disk, another's file or lock."""
 
 
 class Database:
@@ -98,7 +111,7 @@ class Database:
         try:
             with self.reading() if reads else self.writing() as connection:
                 return question(connection)
-        except Unreachable:
+        except Lost:
             self.engine.dispose()
         with self.reading() if reads else self.writing() as connection:
             return question(connection)
@@ -184,26 +197,31 @@ def _identity(path: Path | None) -> tuple[int, int] | None:
 def _translate(error: BaseException, lost: bool, shown: str, is_team: bool) -> Exception:
     said = " ".join(str(error).split())
     if is_team:
-        if lost or type(error).__name__ in ("OperationalError", "AdminShutdown"):
-            return Unreachable(
+        kind = type(error).__name__
+        if lost or kind in NOT_THERE + SHUT_DOWN:
+            return (Lost if lost or kind in SHUT_DOWN else Unreachable)(
                 f"the store {shown} cannot be reached ({said}); run folders are kept here, "
                 "and `prony store push` puts them in once it is back"
             )
         return RequestError(f"the store {shown} refused: {said}")
     if "locked" in said or "busy" in said:
-        return RequestError(f"{shown} is locked by another program; try again")
-    if "full" in said:
-        return RequestError(
-            f"{shown} could not be written: the disk is full. No run is lost: make room, "
+        return Unwritable(f"{shown} is locked by another program; try again")
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in UNWRITABLE:
+        why = "the disk is full" if code == sqlite3.SQLITE_FULL else f"{said}; the disk may be full"
+        return Unwritable(
+            f"{shown} cannot be written: {why}. No run is lost: make room, "
             "then `prony store rebuild` indexes the run folders"
         )
-    if "readonly" in said or "read-only" in said or "unable to open" in said:
-        return RequestError(f"{shown} cannot be written ({said}); run folders are read without it elsewhere")
     return StaleIndex(f"{shown}: {said}")
 
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    with path.open("w") as lock:
+    try:
+        lock = path.open("w")
+    except OSError as error:
+        raise Unwritable(f"{path} cannot be written: {error.strerror}") from error
+    with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

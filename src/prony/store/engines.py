@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import StaticPool
@@ -34,7 +34,8 @@ def file_engine(path: Path | None) -> Engine:
     if path is None:
         engine = create_engine("sqlite://", poolclass=StaticPool)
     else:
-        engine = create_engine(f"sqlite:///{path}", pool_size=1, connect_args={"timeout": BUSY_TIMEOUT_S})
+        place = URL.create("sqlite", database=str(path))  # as text, a ? in the path would end it there
+        engine = create_engine(place, pool_size=1, connect_args={"timeout": BUSY_TIMEOUT_S})
 
     @event.listens_for(engine, "connect")
     def _prepare(connection: Any, _: Any) -> None:

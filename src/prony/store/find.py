@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sqlalchemy import ColumnElement, or_
+from sqlalchemy import ColumnElement, Connection, or_, select
 
 from prony.store.rows import Run
 from prony.store.tables import run_table
@@ -38,6 +38,17 @@ def find_run(text: str, runs: list[Run], root: Path) -> Run:
     guess = nearest(text, [run.id for run in runs])
     hint = f"; did you mean {guess!r}?" if guess else f"; the newest is {runs[0].id!r}"
     raise RequestError(f"no run {text!r} in {root}{hint}")
+
+
+def elsewhere(connection: Connection, text: str) -> RequestError | None:
+    """Of a team's run that is not here: where it is, and how to bring it."""
+    query = select(run_table.c.id, run_table.c.place).where(run_table.c.id.endswith(text, autoescape=True)).limit(2)
+    found = list(connection.execute(query)) if text else []
+    if len(found) != 1:
+        return None
+    return RequestError(
+        f"{found[0][0]} was made at {found[0][1]}; `prony store pull {text}` brings it here, once pushed"
+    )
 
 
 def _ambiguous(text: str, ids: list[str]) -> RequestError:

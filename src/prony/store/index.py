@@ -5,16 +5,17 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, RowMapping, Select, select
 
 from prony.store.address import place_of, team_address
-from prony.store.database import Database, StaleIndex
-from prony.store.find import find_run, may_stand_for
+from prony.store.database import Database, StaleIndex, Unwritable
+from prony.store.find import elsewhere, find_run, may_stand_for
 from prony.store.put import put_rows, take_out
-from prony.store.rows import ROW_VERSION, Row, Run, run_of_columns, run_of_record
+from prony.store.rows import ROW_VERSION, Row, Run, clean, run_of_columns, run_of_record
 from prony.store.scan import Refreshed, Skipped, folders_of, is_readable, joined, read_row, scan_in_parts
 from prony.store.tables import detail_table, run_table
 from prony_node.contract import files
@@ -37,6 +38,7 @@ class Store:
         self.root = root.absolute()
         self.address = address or team_address()
         self._database: Database | None = None
+        self._in_memory = False  # since the index beside the folders could not be written
 
     @property
     def is_team(self) -> bool:
@@ -46,7 +48,7 @@ class Store:
     def database(self) -> Database:
         """The team's, or the index beside the folders; one in memory where nothing can be written."""
         where: Path | str | None = self.address
-        if where is None and _is_writable(self.root):
+        if where is None and not self._in_memory and _is_writable(self.root):
             where = self.root / INDEX
         if self._database is None or self._database.address != where:
             self._database = Database(where)
@@ -92,7 +94,17 @@ class Store:
         return done
 
     def refresh(self) -> Refreshed:
-        """Index the folders that are not yet in, drop those that are gone; a broken index is rebuilt."""
+        """Index the folders that are not yet in, drop those that are gone; a broken index is rebuilt.
+
+        Where the index cannot be written, as on a full disk, one in memory takes its place, and it is said why.
+        """
+        try:
+            return self._refresh()
+        except Unwritable as error:
+            self._in_memory = True
+            return replace(self._refresh(), unwritten=str(error))
+
+    def _refresh(self) -> Refreshed:
         folders = folders_of(self.root)
         try:
             known = self._known([folder.name for folder in folders])
@@ -142,11 +154,14 @@ class Store:
             record = read_record(path.absolute())
             if record is not None:
                 return run_of_record(path.absolute(), record)
+        text = clean(text)
         try:
             return find_run(text, self._like(text) or self.runs(), self.root)
         except RequestError as error:
-            elsewhere = self._elsewhere(text) if self.is_team and text else None
-            raise elsewhere or error from None
+            told = (
+                self.database.ask(lambda connection: elsewhere(connection, text), reads=True) if self.is_team else None
+            )
+            raise told or error from None
 
     def _like(self, text: str) -> list[Run]:
         """The runs that a text may stand for, so that not all of them need be read."""
@@ -228,16 +243,6 @@ class Store:
         if self.is_team:  # asked in parts
             found.sort(key=lambda columns: (columns["started"], columns["id"]), reverse=True)
         return [run_of_columns(self.root / columns["folder"], dict(columns)) for columns in found[:limit]]
-
-    def _elsewhere(self, text: str) -> RequestError | None:
-        """Of a team's run that is not here: where it is, and how to bring it."""
-        query = select(run_table.c.id, run_table.c.place).where(run_table.c.id.endswith(text, autoescape=True)).limit(2)
-        found = self.database.ask(lambda connection: list(connection.execute(query)), reads=True)
-        if len(found) != 1:
-            return None
-        return RequestError(
-            f"{found[0][0]} was made at {found[0][1]}; `prony store pull {text}` brings it here, once pushed"
-        )
 
 
 def _is_writable(root: Path) -> bool:

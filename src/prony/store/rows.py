@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from prony_node.contract.errors import RequestError
 from prony_node.contract.record import worst_level
 
 ROW_VERSION = 1  # rows of an older one are read anew from their folders
@@ -22,8 +24,9 @@ METRIC_COLUMNS = (
     "peak_memory_reserved", "peak_memory_host", "cpu_utilisation", "energy", "energy_per_sample", "samples_per_wh",
     "power", "power_peak", "power_idle", "node_energy", "node_power", "loss_first", "loss_last", "energy_to_quality",
 )  # fmt: skip
-LARGEST = 2**63
-_ENCODER = json.JSONEncoder(separators=(",", ":"))
+LARGEST, LARGEST_REPEAT = 2**63, 2**31  # of a column's numbers
+NO_NUMBER = "holds a number that is none (NaN or infinity)"
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=False)
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,9 @@ class Row:
 
 
 def row_of_record(folder: str, record: dict[str, Any], place: str | None = None) -> Row:
-    """The row of a valid record in the folder of this name."""
+    """The row of a valid record in the folder of this name; refused where a database could not hold it."""
+    if clean(folder) != folder:
+        raise RequestError("the name of its folder is not UTF-8: rename it")
     trial, failure, facts = record["trial"], record.get("failure") or {}, record["facts"]
     metrics = {name: metric["value"] for name, metric in record["metrics"].items()}
     rate, quality = record["metrics"].get("throughput") or {}, record["metrics"].get("quality") or {}
@@ -88,7 +93,7 @@ def row_of_record(folder: str, record: dict[str, Any], place: str | None = None)
         "workload": _text(trial["workload"]),
         "trial_hash": _text(trial["hash"]),
         "effective_hash": _text(trial.get("effective_hash")),
-        "repeat": _count(record.get("repeat")) or 0,
+        "repeat": _count(record.get("repeat"), LARGEST_REPEAT) or 0,
         "status": _text(record["status"]),
         "failure_kind": _text(failure.get("kind")),
         "started": _text(record.get("started") or ""),
@@ -142,26 +147,36 @@ def run_of_record(folder: Path, record: dict[str, Any]) -> Run:
     return run_of_columns(folder, row.run | row.detail)
 
 
-def _text(value: Any) -> str | None:
-    """The value as text that any database takes: no NUL, no half of a character."""
-    if value is None:
-        return None
-    text = value if isinstance(value, str) else str(value)
+def clean(text: str) -> str:
+    """The text as any database takes it: no NUL, no half of a character."""
     if text.isascii() and "\0" not in text:
         return text
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode("utf-8")
 
 
-def _count(value: Any) -> int | None:
+def _text(value: Any) -> str | None:
+    return None if value is None else clean(value if isinstance(value, str) else str(value))
+
+
+def _count(value: Any, largest: int = LARGEST) -> int | None:
     whole = isinstance(value, int) and not isinstance(value, bool)
-    return value if whole and -LARGEST <= value < LARGEST else None
+    return value if whole and -largest <= value < largest else None
 
 
 def _number(value: Any) -> float | None:
-    if value is None:
+    """A finite number: a database that takes NaN sorts it above all others."""
+    if value is None or isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    return float(value) if abs(value) <= sys.float_info.max else None
 
 
 def _json(document: dict[str, Any]) -> str:
-    return _ENCODER.encode(document).replace("\\u0000", "\\ufffd")
+    """JSON that any database can look into: one bad value would make every question about that name fail."""
+    for name, value in document.items():
+        if type(value) is int and abs(value) > sys.float_info.max:
+            raise RequestError(f"the record's {clean(name)!r} is too large a number")
+    try:
+        text = clean(_ENCODER.encode(document))
+    except ValueError:
+        raise RequestError(f"the record {NO_NUMBER}") from None
+    return text.replace("\\u0000", "\\ufffd")

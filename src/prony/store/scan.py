@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from prony.store.rows import Row, row_of_record
+from prony.store.rows import Row, clean, row_of_record
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.record import read_record, validate_record
@@ -56,16 +56,24 @@ class Refreshed:
     dropped: list[str] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)  # broken, or of a newer Prony
     unfinished: list[Path] = field(default_factory=list)  # a plan and no record: running, or lost
+    unwritten: str | None = None  # why the index beside the folders could not be written
 
 
 def folders_of(root: Path) -> list[Path]:
     """The folders under a root that may be those of runs, by name."""
     try:
         with os.scandir(root) as entries:
-            names = [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+            names = [entry.name for entry in entries if not entry.name.startswith(".") and _is_folder(entry)]
     except (FileNotFoundError, NotADirectoryError):
         return []
     return [root / name for name in sorted(names)]
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself, or to where one may not look
+        return False
 
 
 def read_row(folder: Path) -> Row:
@@ -96,15 +104,17 @@ def scan(folders: Iterable[Path]) -> Scan:
     """Read these folders here and now."""
     result = Scan()
     for folder in folders:
-        if not (folder / files.RECORD).exists():
-            if (folder / files.PLAN).exists():
-                result.unfinished.append(folder)
-            continue
         try:
-            result.found.append(read_row(folder))
+            if (folder / files.RECORD).exists():
+                result.found.append(read_row(folder))
+            elif (folder / files.PLAN).exists() and clean(folder.name) == folder.name:
+                result.unfinished.append(folder)
+        except RequestError as error:
+            result.skipped.append(Skipped(folder, str(error)))
+        except OSError as error:  # another user's, perhaps
+            result.skipped.append(Skipped(folder, f"its record cannot be read: {error.strerror}"))
         except UNREADABLE as error:
-            reason = str(error) if isinstance(error, RequestError) else f"its record is incomplete: {error!r}"
-            result.skipped.append(Skipped(folder, reason))
+            result.skipped.append(Skipped(folder, f"its record is incomplete: {error!r}"))
     return result
 
 

@@ -19,7 +19,8 @@ def found_revision(connection: Connection) -> str | None:
     names = set(inspect(connection).get_table_names())
     if VERSION_TABLE in names:
         found = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalars().all()
-        return str(found[0]) if len(found) == 1 else None
+        known = len(found) == 1 and str(found[0]).isdigit() and int(found[0]) > 0
+        return str(found[0]) if known else None
     if "version" in names and "run" in names and connection.dialect.name == "sqlite":
         versions = connection.execute(text("SELECT version FROM version")).scalars().all()
         if len(versions) == 1 and isinstance(versions[0], int):

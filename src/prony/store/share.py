@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import Connection, select
 
 from prony.store.archive import Limits, pack_one
 from prony.store.index import Store
 from prony.store.put import put_rows
-from prony.store.rows import row_of_record
+from prony.store.rows import Row
 from prony.store.scan import Skipped
 from prony.store.tables import packed_table
-from prony.store.transfer import Arrived, as_stream, checked_id, take_tar
+from prony.store.transfer import Arrived, as_stream, checked_row, take_tar
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.record import read_record
@@ -28,20 +29,22 @@ def push(folders: Iterable[Path], store: Store) -> Arrived:
     known = dict(store.ask(_hashes, reads=True))
     for folder in folders:
         try:
-            _push_one(folder, store, known, done)
+            record = read_record(folder)
+            row = checked_row(record) if record is not None else None
         except RequestError as error:
-            if folder.is_dir() and read_or_none(folder) is not None:
-                raise
             done.refused.append(Skipped(folder, str(error)))
+            continue
+        if record is None or row is None:
+            done.refused.append(Skipped(folder, "it has no record yet"))
+        else:
+            _push_one(folder, record, row, store, known, done)
     return done
 
 
-def _push_one(folder: Path, store: Store, known: dict[str, str], done: Arrived) -> None:
-    record = read_record(folder)
-    if record is None:
-        done.refused.append(Skipped(folder, "it has no record yet"))
-        return
-    name = checked_id(record)
+def _push_one(
+    folder: Path, record: dict[str, Any], row: Row, store: Store, known: dict[str, str], done: Arrived
+) -> None:
+    name = row.id
     digest = hashlib.sha256(files.canonical_json(record).encode()).hexdigest()
     if name in known:
         if known[name] == digest:
@@ -50,12 +53,15 @@ def _push_one(folder: Path, store: Store, known: dict[str, str], done: Arrived) 
             reason = f"the store has another record of the id {name}; a record is never replaced"
             done.refused.append(Skipped(folder, reason))
         return
-    content = pack_one(folder)
+    try:
+        content = pack_one(folder)
+    except RequestError as error:
+        done.refused.append(Skipped(folder, str(error)))
+        return
     if len(content) > LARGEST_PACKED:
         reason = f"packed it has {len(content):,} bytes; `prony store export` moves a folder of any size"
         done.refused.append(Skipped(folder, reason))
         return
-    row = row_of_record(name, record)
     packed = {"id": name, "record_sha256": digest, "sha256": hashlib.sha256(content).hexdigest(), "content": content}
 
     def put(connection: Connection) -> None:
@@ -94,15 +100,13 @@ def copy_folders(folders: Iterable[Path], root: Path) -> Arrived:
     """Run folders into another root, each whole or not at all."""
     done = Arrived()
     for folder in folders:
-        done.add(take_tar(as_stream(pack_one(folder)), root, str(folder)))
+        try:
+            content = pack_one(folder)
+        except RequestError as error:
+            done.refused.append(Skipped(folder, str(error)))
+            continue
+        done.add(take_tar(as_stream(content), root, str(folder)))
     return done
-
-
-def read_or_none(folder: Path) -> object | None:
-    try:
-        return read_record(folder)
-    except RequestError:
-        return None
 
 
 def _hashes(connection: Connection) -> list[tuple[str, str]]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from prony.store.rows import row_of_record
+from prony.store.rows import NO_NUMBER, row_of_record
 from prony_node.contract.errors import RequestError
 
 LONGEST_CELL = 64 * 2**20  # characters of one record
@@ -66,9 +66,16 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
 def write_json_lines(records: Iterable[dict[str, Any]], file: IO[bytes]) -> int:
     count = 0
     for record in records:
-        file.write(json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n")
+        file.write(_line(record).encode() + b"\n")
         count += 1
     return count
+
+
+def _line(record: dict[str, Any]) -> str:
+    try:
+        return json.dumps(record, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        raise RequestError(f"the record of {record['id']} {NO_NUMBER}") from None
 
 
 def flat(record: dict[str, Any]) -> dict[str, Any]:
@@ -82,7 +89,7 @@ def flat(record: dict[str, Any]) -> dict[str, Any]:
 
 def _with_record(record: dict[str, Any]) -> dict[str, Any]:
     """A row, and in its last column the whole record, so that it can come back."""
-    return flat(record) | {"record": json.dumps(record, separators=(",", ":"), allow_nan=False)}
+    return flat(record) | {"record": _line(record)}
 
 
 def write_csv(records: Iterable[dict[str, Any]], file: IO[bytes]) -> int:

@@ -6,17 +6,21 @@ import errno
 import io
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from prony.store.archive import NAME, Limits, unpacked
-from prony.store.scan import Skipped
+from prony.store.rows import NO_NUMBER, Row, row_of_record
+from prony.store.scan import UNREADABLE, Skipped
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.record import read_record, validate_record
 
+TAKEN = re.compile(r"(anchors|report\.html)$|index\.sqlite", re.IGNORECASE)  # what else lies beside run folders
+UNFINISHED = "is there already, and has no record yet: a run that is not finished"
 LONGEST_LINE = 64 * 2**20  # characters of one record in a file of JSON lines
 
 
@@ -71,26 +75,34 @@ def take_records(lines: Iterable[str], root: Path, shown: str) -> Arrived:
 def take_record(document: Any, root: Path, arrived: Arrived) -> None:
     """A run folder of a record, unless there is one of its id already."""
     record = validate_record(document)
-    name = checked_id(record)
-    there = _record_of(root / name)
-    if there is not None:
-        _compare(name, record, there, arrived, root / name)
+    name = checked_row(record).id
+    if _is_known(name, record, root, arrived):
         return
     try:
         files.create_folder(root / name, {files.RECORD: record})
     except FileExistsError:
-        raise RequestError(
-            f"{root / name} is there already, and has no record yet: a run that is not finished"
-        ) from None
+        if not _is_known(name, record, root, arrived):  # another import may have been faster
+            raise RequestError(f"{root / name} {UNFINISHED}") from None
+        return
     arrived.new.append(name)
 
 
-def checked_id(record: dict[str, Any]) -> str:
-    """The id of a record, when it can be the name of a folder."""
+def checked_row(record: dict[str, Any]) -> Row:
+    """The row of a record that can be indexed under its id, as the name of a folder."""
     name = record["id"]
-    if not isinstance(name, str) or not NAME.fullmatch(name):
+    if not isinstance(name, str) or not NAME.fullmatch(name) or TAKEN.match(name):
         raise RequestError(f"the id {str(name)[:60]!r} is no name for a run folder")
-    return name
+    try:
+        row = row_of_record(name, record)
+    except RequestError:
+        raise
+    except UNREADABLE as error:
+        raise RequestError(f"the record is incomplete: {error!r}") from None
+    try:
+        files.canonical_json(record)
+    except ValueError:
+        raise RequestError(f"the record {NO_NUMBER}") from None
+    return row
 
 
 def _take_folder(folder: Path, root: Path, arrived: Arrived) -> None:
@@ -101,14 +113,12 @@ def _take_folder(folder: Path, root: Path, arrived: Arrived) -> None:
             raise RequestError(
                 "it has no readable record.json: a run that is not finished, or a copy that is not whole"
             )
-        name = checked_id(record)
+        name = checked_row(record).id
     except RequestError as error:
         arrived.refused.append(Skipped(Path(folder.name), str(error)))
         return
     target = root / name
-    there = _record_of(target)
-    if there is not None:
-        _compare(name, record, there, arrived, target)
+    if _is_known(name, record, root, arrived):
         return
     folder.chmod(0o755)
     try:
@@ -116,19 +126,23 @@ def _take_folder(folder: Path, root: Path, arrived: Arrived) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
             raise
-        arrived.refused.append(
-            Skipped(target, "it is there already, and has no record yet: a run that is not finished")
-        )
+        if not _is_known(name, record, root, arrived):  # another import may have been faster
+            arrived.refused.append(Skipped(target, f"it {UNFINISHED}"))
         return
     arrived.new.append(name)
 
 
-def _compare(name: str, new: dict[str, Any], there: dict[str, Any], arrived: Arrived, target: Path) -> None:
+def _is_known(name: str, new: dict[str, Any], root: Path, arrived: Arrived) -> bool:
+    """Whether there is a record of this id already: the same is known, another one keeps its place."""
+    there = _record_of(root / name)
+    if there is None:
+        return False
     if new == there:
         arrived.known.append(name)
-        return
-    reason = "another record of this id is here already; a record is never replaced"
-    arrived.refused.append(Skipped(target, reason))
+    else:
+        reason = "another record of this id is here already; a record is never replaced"
+        arrived.refused.append(Skipped(root / name, reason))
+    return True
 
 
 def _record_of(folder: Path) -> dict[str, Any] | None:

@@ -10,6 +10,10 @@ class RequestError(ValueError):
     """The request was wrong and nothing was started (exit code 2)."""
 
 
+class Unfinished(RequestError):
+    """Something ran, and what was asked could not be brought to its end (exit code 1)."""
+
+
 class NewerSchema(RequestError):
     """A file was written by a newer Prony than this one."""
 

@@ -35,6 +35,8 @@ STACKS = "stacks.txt"  # where every thread stood when the rank hung
 SUPERVISOR = "supervisor.json"  # who is responsible for this folder
 SUPERVISOR_LOG = "supervisor.log"  # what the supervisor said, when a controller started it
 
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
+
 
 def rank_folder(folder: Path, rank: int) -> Path:
     """Where a rank writes: the first into the run folder itself, each other into a folder of the same files there."""
@@ -62,7 +64,7 @@ def to_json(document: Any) -> str:
 
 def canonical_json(document: Any) -> str:
     """One text for one meaning, to be hashed."""
-    return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return _CANONICAL.encode(document)
 
 
 def write_whole(path: Path, document: Any) -> None:

@@ -43,7 +43,7 @@ def is_alive(identity: Any) -> bool | None:
 def _exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):  # gone, or a number that no process can have
         return False
     except PermissionError:
         return True

@@ -20,6 +20,10 @@ FAILURES = (
     "time-limit", "node-failure", "rendezvous", "request", "interrupted",
 )  # fmt: skip
 OBJECTS = ("trial", "metrics", "phases", "facts", "work", "fingerprint")
+OBJECTS_OR_NOTHING = ("stop", "steady", "energy", "study")
+TEXTS_OR_NOTHING = ("started", "ended", "unit")
+STEADY_NUMBERS = ("step_time_s", "step_time_low_s", "step_time_high_s", "relative_half_width", "cut_steps", "cut_s")
+LARGEST = 1e100  # of what is measured: its square is still a number
 
 # An upgrade takes the document of version N to version N + 1; version 1 is the first.
 UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
@@ -87,11 +91,12 @@ def validate_record(document: Any) -> dict[str, Any]:
         raise RequestError(f"the record's status {record['status']!r} is none of {', '.join(STATUSES)}")
     if (record["status"] == "ok") != (record.get("failure") is None):
         raise RequestError("a record has a failure exactly when its status is not ok")
-    for key in OBJECTS:
-        if not isinstance(record[key], dict):
-            raise RequestError(f"the record's {key!r} is not an object")
+    _validate_kinds(record)
     if not isinstance(record["trial"].get("workload"), str) or not isinstance(record["trial"].get("settings"), dict):
         raise RequestError("the record's trial has no workload with settings")
+    for values in (record["trial"]["settings"], record["trial"].get("effective") or {}):
+        if not isinstance(values, dict) or any(isinstance(value, (dict, list)) for value in values.values()):
+            raise RequestError("the record's trial has a setting that is no single value")
     _validate_failure(record.get("failure"))
     for name, metric in record["metrics"].items():
         _validate_metric(name, metric)
@@ -100,7 +105,39 @@ def validate_record(document: Any) -> dict[str, Any]:
     for check in record["checks"]:
         if not isinstance(check, dict) or check.get("level") not in LEVELS or not check.get("name"):
             raise RequestError(f"a check without name or level: {check!r}")
+        if not isinstance(check["name"], str) or not isinstance(check.get("message", ""), str):
+            raise RequestError(f"a check whose name or message is no text: {check!r}")
     return record
+
+
+def _validate_kinds(record: dict[str, Any]) -> None:
+    """Whoever shows a record takes it for granted that a text is a text, and that a phase has numbers."""
+    for key in OBJECTS:
+        if not isinstance(record[key], dict):
+            raise RequestError(f"the record's {key!r} is not an object")
+    for key in OBJECTS_OR_NOTHING:
+        if not isinstance(record.get(key) or {}, dict):
+            raise RequestError(f"the record's {key!r} is not an object")
+    if not isinstance(record["id"], str):
+        raise RequestError("the record's 'id' is no text")
+    for key in TEXTS_OR_NOTHING:
+        if not isinstance(record.get(key) or "", str):
+            raise RequestError(f"the record's {key!r} is no text")
+    if not isinstance(record.get("repeat", 0), int):
+        raise RequestError("the record's 'repeat' is no whole number")
+    for name, phase in record["phases"].items():
+        if not isinstance(phase, dict) or not _is_number(phase.get("seconds")) or not _is_number(phase.get("steps")):
+            raise RequestError(f"phase {name} is not an object with seconds and steps")
+        if not isinstance(phase.get("compile_cache") or {}, dict):
+            raise RequestError(f"phase {name} has a 'compile_cache' that is not an object")
+    for key in STEADY_NUMBERS:
+        if not _is_number((record.get("steady") or {}).get(key)):
+            raise RequestError(f"the record's steady {key!r} is no number")
+
+
+def _is_number(value: Any) -> bool:
+    """A number of a record, or nothing in its place."""
+    return value is None or (type(value) in (float, int) and not abs(value) > LARGEST)
 
 
 def _validate_failure(failure: Any) -> None:
@@ -119,11 +156,12 @@ def _validate_metric(name: str, metric: Any) -> None:
         if not metric.get("reason"):
             raise RequestError(f"metric {name} is null without a reason")
         return
-    number = isinstance(metric["value"], (int, float)) and not isinstance(metric["value"], bool)
-    if not number or not abs(metric["value"]) < float("inf"):
+    if not _is_number(metric["value"]) or metric["value"] != metric["value"]:
         raise RequestError(f"metric {name} is no finite number: {metric['value']!r}")
+    if not _is_number(metric.get("low")) or not _is_number(metric.get("high")):
+        raise RequestError(f"metric {name} has no interval: {metric.get('low')!r} to {metric.get('high')!r}")
     for key in ("unit", "scope", "source"):
-        if not metric.get(key):
+        if not isinstance(metric.get(key), str) or not metric[key]:
             raise RequestError(f"metric {name} has no {key}")
 
 

@@ -165,7 +165,7 @@ SETTINGS: dict[str, Setting] = {
         Setting("steps", "count", "a fixed length: this many steps, whatever the interval"),
         Setting("epochs", "count", "a fixed length: passes over the data set, with a test after each where it has one"),
         Setting("until", "text", "train until the test split shows this quality, for `epochs` at most",
-                pattern=r"[a-z_]+\s*(>=|<=)\s*[0-9]{1,6}(\.[0-9]{1,9})?",
+                pattern=r"[A-Za-z_]+\s*(>=|<=)\s*[0-9]{1,6}(\.[0-9]{1,9})?",
                 example="a score and its target, such as accuracy>=0.93 or loss<=2.5"),
         Setting("learning_rate", "text", "the highest that the optimizer takes; else the workload's own",
                 pattern=r"([0-9]{1,4}(\.[0-9]{0,12})?|\.[0-9]{1,12})(e-?[0-9]{1,2})?",
@@ -176,10 +176,11 @@ SETTINGS: dict[str, Setting] = {
 
 def parse_settings(given: Mapping[str, object], extra: Iterable[Setting] = ()) -> dict[str, Value]:
     """Typed settings of a request; `extra` are the ones that only this workload has."""
-    known = SETTINGS | {setting.name: setting for setting in extra}
+    own = {setting.name: setting for setting in extra}
     parsed: dict[str, Value] = {}
     for name, text in given.items():
-        if name not in known:
-            raise unknown("setting", name, known)
-        parsed[name] = known[name].parse(text)
+        setting = own.get(name) or SETTINGS.get(name)
+        if setting is None:
+            raise unknown("setting", name, SETTINGS | own)
+        parsed[name] = setting.parse(text)
     return parsed

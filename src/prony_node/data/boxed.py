@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,7 +15,7 @@ from prony_node.contract import RequestError
 from prony_node.data.average_precision import Found, Truth, found_in, mean_average_precision
 from prony_node.data.boxes import box_rows, padded
 from prony_node.data.cache import Cache, fill_cache
-from prony_node.data.dataset import Encoded, Origin, as_tensor
+from prony_node.data.dataset import Encoded, FileReader, Origin, as_tensor
 from prony_node.data.decode import decoded, seed_of
 from prony_node.data.loader import EpochOrder, FileBatches, Place, worker_loader
 from prony_node.data.scenes import scale_of
@@ -59,27 +58,31 @@ class BoxTable:
 
 
 class BoxedImages(Encoded):
-    """Encoded images with boxes. A label is a number from 1 on, `label_count` the largest of them and one more."""
+    """Encoded images with boxes."""
 
     def __init__(
         self,
         origin: Origin,
-        classes: Sequence[str],
+        named: Mapping[int, str],
         files: Sequence[Path],
         encoded_bytes: int,
         boxes: BoxTable,
-        label_count: int,
     ) -> None:
         super().__init__(
-            origin, classes, torch.zeros(len(files), dtype=torch.int64), partial(_read, files), encoded_bytes
+            origin, list(named.values()), torch.zeros(len(files), dtype=torch.int64), FileReader(files), encoded_bytes
         )
-        self.files, self.boxes, self.label_count = files, boxes, label_count
+        self.named, self.files, self.boxes = named, files, boxes  # names by label, from 1 on
         self.scale_to: tuple[int, int] | None = None  # for the shorter side, and the most for the longer one
+
+    @property
+    def label_count(self) -> int:
+        """The largest label and one more, since 0 is the background's."""
+        return max(self.named) + 1
 
     def chosen(self, places: Sequence[int]) -> BoxedImages:
         files = [self.files[place] for place in places]
         size = round(self.encoded_bytes * len(places) / len(self))
-        return BoxedImages(self.origin, self.classes, files, size, self.boxes.chosen(places), self.label_count)
+        return BoxedImages(self.origin, self.named, files, size, self.boxes.chosen(places))
 
     def scores(self, answered: dict[str, Tensor]) -> dict[str, float]:
         """Mean average precision of the boxes that were found in each image, in order."""
@@ -99,13 +102,6 @@ class BoxedImages(Encoded):
         return [Truth(*one) for one in zip(*lists, strict=True)]
 
 
-def _read(files: Sequence[Path], index: int) -> bytes:
-    try:
-        return files[index].read_bytes()
-    except OSError as error:
-        raise RequestError(f"{files[index]} was there when the set was opened: {error.strerror}") from error
-
-
 class DecodedBoxes(Dataset[tuple[Tensor, ...]]):
     """What a worker does for a batch: read, decode, mirror by chance, scale where asked to, pad to the largest."""
 
@@ -118,7 +114,8 @@ class DecodedBoxes(Dataset[tuple[Tensor, ...]]):
 
     def _sample(self, epoch: int, index: int) -> tuple[Tensor, ...]:
         source = self._source
-        image = decoded(self._cache.read(index) if self._cache else as_tensor(source.read(index)))
+        data = self._cache.read(index) if self._cache else as_tensor(source.read(index))
+        image = decoded(data, source.where(index))
         size = torch.tensor(image.shape[1:])
         if not torch.equal(size, source.boxes.sizes[index]):
             stated = " by ".join(str(side) for side in source.boxes.sizes[index].flip(0).tolist())

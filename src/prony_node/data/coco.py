@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,8 +32,7 @@ class Annotated:
 @dataclass(frozen=True)
 class Annotations:
     images: list[Annotated]
-    classes: list[str]  # names, in the order of their numbers
-    label_count: int  # the largest label and one more, since 0 is the background's
+    classes: dict[int, str]  # label and name, in the order of the labels
 
 
 def is_coco(folder: Path) -> bool:
@@ -59,7 +57,7 @@ def open_coco(folder: Path, split: str) -> BoxedImages:
         raise refuse(folder, "COCO 2017 folder", f"the {len(found.images):,} images that {file.name} lists", count)
     files = tuple(place / image.name for image in found.images)
     origin = Origin("coco", split, folder, (file, *files))
-    return BoxedImages(origin, found.classes, files, weigh(files), _table(found), found.label_count)
+    return BoxedImages(origin, found.classes, files, weigh(files), _table(found))
 
 
 def _file(folder: Path, split: str) -> Path:
@@ -98,6 +96,8 @@ def _without_outline(entry: dict[str, Any]) -> dict[str, Any]:
 def _read(document: Any) -> Annotations:
     images, annotations, categories = (_entries(document, name) for name in ("images", "annotations", "categories"))
     numbers = _numbered(categories, "categories")
+    if not numbers:
+        raise RequestError("it has no categories, so there is nothing to tell apart")
     labels = _labels(sorted(numbers))
     known: dict[int, Annotated] = {}
     names: set[str] = set()
@@ -113,8 +113,8 @@ def _read(document: Any) -> Annotations:
             what = f"image_id {image}" if image not in known else f"category_id {category}"
             raise RequestError(f"{where} has {what}, which there is not")
         known[image].boxes.append((_corners(entry.get("bbox"), where), labels[category], _crowd(entry, where)))
-    classes = [_text(numbers[number], "name", f"category {number}") for number in sorted(numbers)]
-    return Annotations(list(known.values()), classes, max(labels.values(), default=0) + 1)
+    names_of = {label: _text(numbers[number], "name", f"category {number}") for number, label in labels.items()}
+    return Annotations(list(known.values()), names_of)
 
 
 def _labels(numbers: list[int]) -> dict[int, int]:
@@ -168,7 +168,7 @@ def _corners(bbox: Any, where: str) -> tuple[float, float, float, float]:
     if not numbers or not all(abs(value) < 2**20 for value in bbox):  # which nan is not, nor an infinity
         raise RequestError(f"{where} has bbox {str(bbox)[:80]}, which is not x, y, width and height in pixels")
     left, top, width, height = map(float, bbox)
-    if width < 0 or height < 0 or not math.isfinite(left + top):
+    if width < 0 or height < 0:
         raise RequestError(f"{where} has a bbox of {width:g} by {height:g} pixels")
     return left, top, left + width, top + height
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -75,14 +76,37 @@ class Pixels(DataSet):
         return self.images[index], self.labels[index]
 
 
+class Reader(Protocol):
+    """One image's bytes, and where they lie, for a sentence."""
+
+    def read(self, index: int) -> bytes: ...
+    def where(self, index: int) -> str: ...
+
+
+@dataclass(frozen=True)
+class FileReader:
+    """Images that lie in a file each."""
+
+    files: Sequence[Path]
+
+    def read(self, index: int) -> bytes:
+        try:
+            return self.files[index].read_bytes()
+        except OSError as error:
+            raise RequestError(f"{self.where(index)} was there when the set was opened: {error.strerror}") from error
+
+    def where(self, index: int) -> str:
+        return str(self.files[index])
+
+
 class Encoded(DataSet):
-    """Images as they lie on disk, to be decoded by the loader; `read` gives one image's bytes."""
+    """Images as they lie on disk, to be decoded by the loader."""
 
     def __init__(
-        self, origin: Origin, classes: Sequence[str], labels: Tensor, read: Callable[[int], bytes], encoded_bytes: int
+        self, origin: Origin, classes: Sequence[str], labels: Tensor, reader: Reader, encoded_bytes: int
     ) -> None:
         super().__init__(origin, classes, labels)
-        self.read = read
+        self.read, self.where = reader.read, reader.where
         self.encoded_bytes = encoded_bytes  # of all samples together; an estimate where there are very many files
 
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:

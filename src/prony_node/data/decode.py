@@ -17,6 +17,7 @@ AREA = (0.08, 1.0)  # share of an image that a random crop takes, and its aspect
 LOG_ASPECT = (math.log(3 / 4), math.log(4 / 3))
 ATTEMPTS = 10
 EVALUATED_SHARE = 0.875  # of the shorter side that a centre crop keeps: 224 of 256
+UNNAMED = "an image"  # in a sentence, where its file is not known
 GROUP = 64  # images that a device crops together: enough to launch little, not so many that floats fill its memory
 
 
@@ -61,9 +62,9 @@ def crop_for(height: int, width: int, augment: bool, seed: int) -> Crop:
     return random_crop(height, width, torch.Generator().manual_seed(seed))
 
 
-def decode_on_cpu(data: Tensor, size: int, augment: bool, seed: int) -> Tensor:
+def decode_on_cpu(data: Tensor, size: int, augment: bool, seed: int, where: str = UNNAMED) -> Tensor:
     """uint8, 3 x size x size."""
-    image = decoded(data)
+    image = decoded(data, where)
     crop = crop_for(image.shape[-2], image.shape[-1], augment, seed)
     # Pixel by pixel, as it was decoded, and not plane by plane: torch resizes bytes faster so (benchmarks/decode.py).
     part = cut(image, crop).contiguous(memory_format=torch.channels_last)
@@ -76,15 +77,27 @@ def cut(image: Tensor, crop: Crop) -> Tensor:
     return image[None, :, crop.top : crop.top + crop.height, crop.left : crop.left + crop.width]
 
 
-def decoded(data: Tensor, as_it_is: bool = False) -> Tensor:
-    """uint8, channels x height x width: three colours, or what the file has."""
+def decoded(data: Tensor, where: str = UNNAMED) -> Tensor:
+    """uint8, 3 x height x width; grey becomes three colours, and what shines through is left out."""
+    image = _pixels(data, where, "RGB")
+    if image.dtype != torch.uint8:
+        raise RequestError(f"{where} has 16 bits a colour: expected 8")
+    return image
+
+
+def decoded_as_it_is(data: Tensor, where: str) -> Tensor:
+    """Channels x height x width, with the channels and bits that the file has."""
+    return _pixels(data, where, "UNCHANGED")
+
+
+def _pixels(data: Tensor, where: str, mode: str) -> Tensor:
     from torchvision.io import ImageReadMode, decode_image
 
     try:
-        return decode_image(data, ImageReadMode.UNCHANGED if as_it_is else ImageReadMode.RGB)
+        return decode_image(data, ImageReadMode[mode])
     except RuntimeError as error:
         first = str(error).split("\n", 1)[0]
-        raise RequestError(f"an image of {len(data):,} bytes cannot be decoded: {first}") from error
+        raise RequestError(f"{where} ({len(data):,} bytes) cannot be decoded: {first}") from error
 
 
 def decode_on_device(

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from prony_node.contract import RequestError
-from prony_node.data.dataset import Encoded, Origin, listing, named, refuse, weigh
+from prony_node.data.dataset import Encoded, FileReader, Origin, listing, named, refuse, weigh
 
 SUFFIXES = (".jpeg", ".jpg", ".png")
 FOLDERS = {"train": ("train",), "test": ("val", "validation", "test")}
@@ -90,14 +90,7 @@ def images_in(folder: Path) -> list[Path]:
 
 def files_set(origin: Origin, classes: list[str], labels: list[int], listed: int = 0) -> Encoded:
     files = origin.files[listed:]
-
-    def read(index: int) -> bytes:
-        try:
-            return files[index].read_bytes()
-        except OSError as error:
-            raise RequestError(f"{files[index]} was there when the set was opened: {error.strerror}") from error
-
-    return Encoded(origin, classes, torch.tensor(labels, dtype=torch.int64), read, weigh(files))
+    return Encoded(origin, classes, torch.tensor(labels, dtype=torch.int64), FileReader(files), weigh(files))
 
 
 def _split_folder(folder: Path, split: str) -> Path | None:

@@ -65,7 +65,7 @@ class Decoded(Dataset[tuple[Tensor, ...]]):
         images = _batch_memory(len(places), self._size)
         for at, (epoch, index) in enumerate(places):
             seed = seed_of(self._seed, epoch, index)
-            images[at] = decode_on_cpu(self.encoded(index), self._size, self._augment, seed)
+            images[at] = decode_on_cpu(self.encoded(index), self._size, self._augment, seed, self._source.where(index))
         return images
 
     def labels(self, places: list[Place]) -> Tensor:

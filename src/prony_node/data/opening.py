@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,11 +79,15 @@ KINDS = {
 
 
 def open_dataset(
-    path: Path | str, kind: str | None = None, split: str = "train", sequence: int | None = None
+    path: Path | str,
+    kind: str | None = None,
+    split: str = "train",
+    sequence: int | None = None,
+    wanted: Collection[str] = KINDS.keys(),
 ) -> DataSet:
     """The data set in that folder; a RequestError says what was expected and what was found.
 
-    `sequence` is the length of a sample where it is made of tokens.
+    `sequence` is the length of a sample where it is made of tokens. Without a kind it is one of those `wanted`.
     """
     place = Path(path).expanduser()
     if split not in SPLITS:
@@ -94,13 +98,15 @@ def open_dataset(
         raise RequestError(f"a sequence of {sequence} tokens is too short; expected 8 or more")
     try:
         if not place.exists():
-            kinds = kind or ", ".join(KINDS)
+            kinds = kind or ", ".join(wanted)
             raise RequestError(f"{place} does not exist; expected a folder with a data set in its own layout: {kinds}")
         if place.is_dir() and is_unfinished(place):
             raise RequestError(
                 f"{place} holds generated data that is not finished; generating it again goes on with it"
             )
-        found = kind or _recognise(place)
+        found = kind or recognised(place, wanted)
+        if found is None:
+            raise refuse(place, "data set", expected_of(wanted), listing(place))
         if found == "mnist" and kind is None:
             return open_idx(place, None, split)
         return KINDS[found].open(place, split, sequence or DEFAULT_SEQUENCE.get(found, 0))
@@ -108,15 +114,10 @@ def open_dataset(
         raise RequestError(f"{error.filename or place} cannot be read: {error.strerror or error}") from error
 
 
-def _recognise(place: Path) -> str:
-    if place.is_file() and place.suffix == ".txt":
-        return "text"
-    for name, kind in KINDS.items():
-        if kind.recognise(place):
-            return name
-    raise refuse(place, "data set", _every_kind(None), listing(place))
+def recognised(place: Path, wanted: Collection[str] = KINDS.keys()) -> str | None:
+    """Which of these kinds lies there, by a few names."""
+    return next((name for name, kind in KINDS.items() if name in wanted and kind.recognise(place)), None)
 
 
-def _every_kind(kind: str | None) -> str:
-    chosen = {kind: KINDS[kind]} if kind else KINDS
-    return "; or ".join(f"{known.expected} ({name})" for name, known in chosen.items())
+def expected_of(kinds: Collection[str]) -> str:
+    return "; or ".join(f"{KINDS[name].expected} ({name})" for name in kinds)

@@ -13,6 +13,7 @@ FILES_ALONE = ("tokens", "coco", "cityscapes")  # kinds that are never written a
 DEFAULT_SAMPLES = {  # to train, by kind
     "imagenet": 20_000, "food101": 20_000, "tokens": 16_384, "coco": 20_000, "cityscapes": 2975,
 }  # fmt: skip
+TINY = 10  # times fewer for a model of size=tiny
 
 
 def generated_folder(

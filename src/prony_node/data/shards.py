@@ -47,7 +47,7 @@ def open_shards(folder: Path, split: str) -> Encoded:
     classes = _class_names(folder, int(labels.max()) + 1)
     reader = ShardReader(shards, [entry[:3] for entry in entries])
     size = sum(entry[2] for entry in entries)
-    return Encoded(Origin("shards", split, folder, tuple(shards)), classes, labels, reader.read, size)
+    return Encoded(Origin("shards", split, folder, tuple(shards)), classes, labels, reader, size)
 
 
 class ShardReader:
@@ -70,6 +70,10 @@ class ShardReader:
         if len(data) != size:
             raise RequestError(f"{self._shards[shard]} has become shorter since it was opened")
         return data
+
+    def where(self, index: int) -> str:
+        shard, offset, _ = self._entries[index]
+        return f"{self._shards[shard]}, at byte {offset:,}"
 
     def __del__(self) -> None:
         for (process, _), handle in self._open.items():

@@ -17,11 +17,11 @@ from prony_node.contract import RequestError
 from prony_node.contract.settings import Value
 from prony_node.data.boxed import BoxedImages
 from prony_node.data.cityscapes import StreetScenes
-from prony_node.data.dataset import DataSet, Encoded, Pixels
+from prony_node.data.dataset import DataSet, Encoded, Pixels, Reader
 from prony_node.data.generated import estimate, generate
 from prony_node.data.manifest import read_manifest
-from prony_node.data.opening import open_dataset
-from prony_node.data.place import DEFAULT_SAMPLES, generated_folder
+from prony_node.data.opening import expected_of, open_dataset, recognised
+from prony_node.data.place import DEFAULT_SAMPLES, TINY, generated_folder
 from prony_node.data.squad import SpanQuestions
 from prony_node.data.stage import stage
 
@@ -66,14 +66,14 @@ def open_source(
         seconds["generate"] = time.monotonic() - began
     else:
         folder = Path(str(settings["data"])).expanduser()
-    opening = partial(open_dataset, sequence=sequence)
+    refuse_kind(workload, reads, folder)
+    opening = partial(open_dataset, sequence=sequence, wanted=KINDS[reads])
     if "stage" in settings:
-        refuse_kind(workload, reads, opening(folder))  # before a large copy is made of what cannot be used
+        opening(folder)  # before a large copy is made of what cannot be used
         staged = stage(folder, str(settings["stage"]), partial(_bytes_there, note))
         folder, seconds["stage"] = staged.folder, staged.seconds
     train, test = opening(folder), opening(folder, split="test")
-    refuse_kind(workload, reads, train)
-    if isinstance(train, BoxedImages) and train.classes != test.classes:
+    if isinstance(train, BoxedImages) and isinstance(test, BoxedImages) and train.named != test.named:
         raise RequestError(f"{folder} lists other categories for its test split than to train, so labels do not agree")
     fingerprint, vocabulary = train.fingerprint(), getattr(train, "vocabulary", None)
     wanted = int(settings.get("data_samples", len(train)))
@@ -97,17 +97,20 @@ def open_source(
     return Opened(train, test, about, seconds)
 
 
-def refuse_kind(workload: str, reads: str, found: DataSet) -> None:
-    if found.kind not in KINDS[reads]:
+def refuse_kind(workload: str, reads: str, place: Path) -> None:
+    """What looks like a data set of another kind, before anything of it is read."""
+    wanted = KINDS[reads]
+    found = recognised(place) if place.exists() and recognised(place, wanted) is None else None
+    if found is not None:
         raise RequestError(
-            f"{found.origin.folder} is {found.kind}, which {workload} cannot learn from; "
-            f"it reads {', '.join(KINDS[reads])}"
+            f"{place} looks like {found}, which {workload} cannot learn from; it reads {expected_of(wanted)}"
         )
 
 
 def _generated(kind: str, settings: dict[str, Value], note: Note) -> tuple[Path, dict[str, Any]]:
     """Write it once, with its size said first; the same request finds it there the next time."""
-    samples = int(settings.setdefault("data_samples", DEFAULT_SAMPLES[kind]))
+    usual = DEFAULT_SAMPLES[kind] // (TINY if settings.get("size") == "tiny" else 1)
+    samples = int(settings.setdefault("data_samples", usual))
     form = str(settings.setdefault("data_format", "files"))
     folder = generated_folder(kind, samples, form, 0)
     if read_manifest(folder) is None:
@@ -159,8 +162,7 @@ def _picked(dataset: DataSet, indices: Tensor) -> DataSet:
     if isinstance(dataset, Encoded):
         places = indices.tolist()
         size = round(dataset.encoded_bytes * len(places) / len(dataset))
-        read = partial(_read_chosen, dataset.read, places)
-        return Encoded(dataset.origin, dataset.classes, dataset.labels[indices], read, size)
+        return Encoded(dataset.origin, dataset.classes, dataset.labels[indices], ChosenReader(dataset, places), size)
     if isinstance(dataset, StreetScenes):
         images, masks = (_picked(part, indices) for part in (dataset.images, dataset.masks))  # the same of both
         assert isinstance(images, Encoded)
@@ -172,8 +174,18 @@ def _picked(dataset: DataSet, indices: Tensor) -> DataSet:
     return Chosen(dataset, indices)
 
 
-def _read_chosen(read: Callable[[int], bytes], places: list[int], index: int) -> bytes:
-    return read(places[index])
+@dataclass(frozen=True)
+class ChosenReader:
+    """Some of the images that another reads."""
+
+    reader: Reader
+    places: list[int]
+
+    def read(self, index: int) -> bytes:
+        return self.reader.read(self.places[index])
+
+    def where(self, index: int) -> str:
+        return self.reader.where(self.places[index])
 
 
 def fit_settings(settings: dict[str, Value], asked: Mapping[str, Value], dataset: DataSet, cores: int) -> None:
@@ -187,10 +199,6 @@ def fit_settings(settings: dict[str, Value], asked: Mapping[str, Value], dataset
     elif isinstance(dataset, Encoded | StreetScenes):
         settings.setdefault("decode", "cpu")
         settings.setdefault("cache", "off")
-        if isinstance(dataset, StreetScenes) and settings["decode"] != "cpu":
-            raise RequestError(
-                f"decode={settings['decode']} is for JPEGs; the PNGs of {dataset.kind} are decoded by the CPU"
-            )
         if settings["cache"] == "device":
             raise RequestError(f"cache=device is for small sets of pixels; {dataset.kind} takes cache=memory or off")
         fast = settings.get("preset", "fast") == "fast"  # the other presets have a number of their own

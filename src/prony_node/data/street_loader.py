@@ -14,7 +14,7 @@ from prony_node.contract import RequestError
 from prony_node.data.cache import Cache, fill_cache
 from prony_node.data.cityscapes import LABELS, StreetScenes, trained_ids
 from prony_node.data.dataset import Encoded, as_tensor
-from prony_node.data.decode import decoded, seed_of
+from prony_node.data.decode import decoded, decoded_as_it_is, seed_of
 from prony_node.data.loader import EpochOrder, FileBatches, Place, worker_loader
 from prony_node.data.regions import IGNORED
 
@@ -35,21 +35,13 @@ class Window:
 
     def cut(self, image: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         rows, columns = slice(self.top, self.top + self.height), slice(self.left, self.left + self.width)
-        part, labels = image[:, rows, columns], trained(mask[rows, columns])
+        part, labels = image[:, rows, columns], trained_ids()[mask[rows, columns].long()]
         labels[: self.judged_rows] = IGNORED
         labels[:, : self.judged_columns] = IGNORED
         beyond = (0, self.width - labels.shape[1], 0, self.height - labels.shape[0])
         if any(beyond):
             part, labels = F.pad(part, beyond), F.pad(labels, beyond, value=IGNORED)
         return (part.flip(-1), labels.flip(-1)) if self.flip else (part, labels)
-
-
-def trained(labels: Tensor) -> Tensor:
-    """The numbers of the classes, of label ids."""
-    if int(labels.max()) >= len(LABELS):
-        known = f"label ids from 0 to {len(LABELS) - 1}, as in gtFine_labelIds.png"
-        raise RequestError(f"a mask holds {int(labels.max())}: expected {known}")
-    return trained_ids()[labels.long()]
 
 
 def window_to_train(rows: int, columns: int, height: int, width: int, augment: bool, seed: int) -> Window:
@@ -82,13 +74,18 @@ class Cropped(Dataset[Batch]):
         self._held = (fill_cache(source.images), fill_cache(source.masks)) if cached else (None, None)
 
     def scene(self, index: int) -> tuple[Tensor, Tensor]:
-        image = decoded(_read(self._source.images, self._held[0], index))
-        mask = decoded(_read(self._source.masks, self._held[1], index), as_it_is=True)
-        if len(mask) != 1 or mask.dtype != torch.uint8 or mask.shape[1:] != image.shape[1:]:
-            raise RequestError(
-                f"scene {index} of {self._source.origin.folder} has an image of {_size(image)} and a mask of "
-                f"{_size(mask)}, {len(mask)} channels of {mask.dtype}: expected the same size and one channel of 8 bits"
-            )
+        images, masks = self._source.images, self._source.masks
+        where = masks.where(index)
+        image = decoded(_read(images, self._held[0], index), images.where(index))
+        mask = decoded_as_it_is(_read(masks, self._held[1], index), where)
+        if len(mask) != 1 or mask.dtype != torch.uint8:
+            depth = 8 if mask.dtype == torch.uint8 else 16
+            raise RequestError(f"{where} has {len(mask)} x {depth} bits a pixel: expected a mask of 8 bits a pixel")
+        if mask.shape[1:] != image.shape[1:]:
+            raise RequestError(f"{where} has {_size(mask)} pixels, and its image has {_size(image)}")
+        if int(mask.max()) >= len(LABELS):
+            known = f"label ids from 0 to {len(LABELS) - 1}, as in gtFine_labelIds.png"
+            raise RequestError(f"{where} holds {int(mask.max())}: expected {known}")
         return image, mask[0]
 
     def __getitems__(self, places: list[Place]) -> Batch:

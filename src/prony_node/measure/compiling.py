@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import torch._functorch.config as functorch
+
 from prony_node.contract.settings import Value
 
 
@@ -13,6 +15,9 @@ def use_cache(settings: dict[str, Value], folder: Path) -> None:
     """Point the compiler at an empty cache inside the run folder, or at the one that runs share."""
     if settings["compile"] == "off":
         return
+    # Else a graph with an autograd function of ours is traced anew in every process. Older versions have no switch.
+    if hasattr(functorch, "autograd_cache_allow_custom_autograd_functions"):
+        functorch.autograd_cache_allow_custom_autograd_functions = True
     if settings["compile_cache"] == "cold":
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "compile_cache")
         os.environ["TRITON_CACHE_DIR"] = str(folder / "compile_cache" / "triton")

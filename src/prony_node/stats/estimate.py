@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from .blocks import Blocks
 from .longrun import ar_coefficient, centred, cosine_count, independent_batches, lag_one, long_run
 from .periodic import without_regular_stalls
+from .rounds import level_out
 from .shape import drift, levels, outlier_share
 from .steady import clipped, transient_length
 from .student import two_sided_t
@@ -45,7 +46,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class SteadyWindow:
-    """What the stop rule needs, without the rest: the blocks after the transient, their mean and interval."""
+    """What the stop rule needs, without the rest: the blocks after the transient, as if all batches were alike."""
 
     blocks: Blocks
     batches: Blocks
@@ -53,33 +54,36 @@ class SteadyWindow:
     cut_steps: int
     window_s: float
     steps: int
+    step_time_s: float
     relative_half_width: float
     independent_blocks: float
     slow: bool
 
-    @property
-    def step_time_s(self) -> float:
-        return self.window_s / self.steps
 
+def steady_window(blocks: Blocks, confidence: float, period: int = 0) -> SteadyWindow | None:
+    """Cut the transient and find the interval; None with fewer than two blocks, or when no time passed.
 
-def steady_window(blocks: Blocks, confidence: float) -> SteadyWindow | None:
-    """Cut the transient and find the interval; None with fewer than two blocks, or when no time passed."""
-    coarse, size = blocks.grouped(MOST_BATCHES)
+    `period`: steps after which the same batches come again, where these differ.
+    """
+    coarse, size = level_out(blocks, period)[0].grouped(MOST_BATCHES)
     cut = transient_length(coarse.step_times_s()) * size
     window = blocks.after(cut)
     window_s, steps = math.fsum(window.times_s), sum(window.steps)
     if len(window) < 2 or window_s <= 0.0:
         return None
-    batches, _ = window.grouped(MOST_BATCHES)
-    relative, independent, slow = _relative_half_width(batches, window_s / steps, confidence)
+    level, too_small = level_out(window, period)
+    step_time_s = math.fsum(level.times_s) / steps
+    batches, _ = level.grouped(MOST_BATCHES)
+    relative, independent, slow = _relative_half_width(batches, step_time_s, confidence)
     return SteadyWindow(
-        blocks=window,
+        blocks=level,
         batches=batches,
         cut_s=math.fsum(blocks.times_s[:cut]),
         cut_steps=sum(blocks.steps[:cut]),
         window_s=window_s,
         steps=steps,
-        relative_half_width=relative,
+        step_time_s=step_time_s,
+        relative_half_width=min(relative * math.sqrt(too_small), WIDEST),
         independent_blocks=independent,
         slow=slow,
     )

@@ -67,12 +67,16 @@ class Decision:
 
 
 class Tracker:
-    """Takes the timed blocks of one run and says when there are enough of them."""
+    """Takes the timed blocks of one run and says when there are enough of them.
 
-    __slots__ = ("_next_look_s", "_store", "rule")
+    `period`: steps after which the same batches come again, where these differ; else 0.
+    """
+
+    __slots__ = ("_next_look_s", "_store", "period", "rule")
 
     def __init__(self, rule: StopRule) -> None:
         self.rule = rule
+        self.period = 0
         self._store = BlockStore()
         self._next_look_s = rule.min_time_s
         for degrees in range(1, MOST_COSINES + 1):  # cached here, so that the first look is no slower
@@ -95,7 +99,7 @@ class Tracker:
             self._next_look_s = min(rule.max_time_s, base_s * LOOK_GROWTH)
             if elapsed_s < rule.min_time_s:
                 return Decision(False, "the minimum time is not over", None)
-        window = steady_window(self._store.snapshot(), rule.confidence)
+        window = steady_window(self._store.snapshot(), rule.confidence, self.period)
         reason = self._missing(window)
         if reason and not last_look:
             return Decision(False, reason, interim_estimate(window, rule.confidence) if window else None)
@@ -104,7 +108,7 @@ class Tracker:
 
     def estimate(self) -> Estimate | None:
         """The full estimate from all blocks so far; None with fewer than two, or when no time has passed."""
-        return self._full(steady_window(self._store.snapshot(), self.rule.confidence))
+        return self._full(steady_window(self._store.snapshot(), self.rule.confidence, self.period))
 
     def _full(self, window: SteadyWindow | None) -> Estimate | None:
         return full_estimate(window, self.rule.confidence, self.rule.drift_limit) if window else None

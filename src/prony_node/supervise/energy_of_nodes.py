@@ -61,7 +61,7 @@ def _sum(nodes: Nodes) -> Energy:
     detail = {
         "parts": [{**_label(who), **part} for who, energy in nodes for part in energy.detail.get("parts", [])],
         "node": _node_json(metrics),
-        "nodes": [_share(who, energy, metrics["energy"]["value"]) for who, energy in nodes],
+        "nodes": [_share(who, energy, metrics["power"]["value"]) for who, energy in nodes],
         "reasons": {
             f"{name_of(who)}, {reader}": why
             for who, energy in nodes
@@ -129,14 +129,17 @@ def _node_json(metrics: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _share(who: dict[str, Any], energy: Energy, whole_j: float | None) -> dict[str, Any]:
-    """One node in the record: its devices' energy, what part of the sum that is, and its own as a node."""
+def _share(who: dict[str, Any], energy: Energy, whole_w: float | None) -> dict[str, Any]:
+    """One node in the record: its devices' energy, what part of all power they drew, and its own as a node.
+
+    By power and not by energy: the ticks of one node may cover less of the common window than those of another.
+    """
     own, node = energy.metrics["energy"], energy.metrics["node_energy"]
     known = {**_label(who), "devices": energy.detail.get("devices", [])}
     known |= {"energy_j": own["value"], "node_energy_j": node["value"]}
     if own["value"] is None:
         return {**known, "share": None, "reason": own["reason"]}
-    share = None if whole_j is None else own["value"] / whole_j
+    share = None if whole_w is None else energy.metrics["power"]["value"] / whole_w
     return {**known, "uncertainty_j": own["high"] - own["value"], "share": share}
 
 

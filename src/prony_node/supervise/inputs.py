@@ -76,7 +76,9 @@ class Inputs:
     def _count_classes(self, found: int) -> None:
         classes = int(self.settings.setdefault("classes", found))
         if classes < found:
-            raise RequestError(f"classes={classes} is not possible: the data set tells {found} classes apart")
+            raise RequestError(
+                f"classes={classes} is not possible: the data set tells {found} classes apart; classes={found} would do"
+            )
 
     def about(self) -> dict[str, Any] | None:
         """What the record says of the data set; after a run, with how its images were divided."""
@@ -109,16 +111,16 @@ class Inputs:
         """Samples that no step sees: of the test split where there is one."""
         if self.opened is None:
             return task.sample(torch.Generator(self.device).manual_seed(seed), count)
-        few = self.workload.reads == "images" and len(self.opened.test) < LEAST_IMAGES
-        if few and self.settings["mode"] == "train":
-            raise RequestError(
-                f"{self.opened.about['folder']} has {len(self.opened.test)} image to test with; {LEAST_IMAGES} are "
-                "needed: a batch norm of one value has nothing to normalise"
-            )
         settings = {**self.settings, "workers": 0, "pin_memory": False}
         source = evaluation_batches(self.opened.test, settings, count, self.device)
         batch = next(source)
         source.close()
+        least = LEAST_IMAGES if self.workload.reads == "images" else self.workload.least("train")
+        if len(batch[0]) < least and self.settings["mode"] == "train":
+            raise RequestError(
+                f"{self.opened.about['folder']} has {len(batch[0])} image to test with; {least} are needed: a batch "
+                "norm of one value has nothing to normalise"
+            )
         return self._as_input(
             task, batch, torch.float32
         )  # the reference is fp32; `place` gives them the step's precision

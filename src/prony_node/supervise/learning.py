@@ -11,7 +11,7 @@ import torch
 from prony_node.contract.assemble import make_check
 from prony_node.contract.metrics import measured, missing
 from prony_node.contract.parallel import replicas
-from prony_node.contract.quality import SCORES, SHARES, Target, parse_target
+from prony_node.contract.quality import MORE, SCORES, SHARES, Target, parse_target
 from prony_node.measure.clock import clock_for
 from prony_node.measure.loop import Window, measured_loop, steps_per_block
 from prony_node.measure.protocol import Batch
@@ -161,6 +161,8 @@ class Learning:
     def _quality(self) -> dict[str, Any]:
         value = self.curve[-1][self.score]
         if value is None:
+            if SCORES[self.score] == MORE:
+                return missing(f"there is no {self.score}: the test split has nothing to be found")
             return missing(f"the {self.score} was not finite after epoch {len(self.curve)}")
         bounds: dict[str, Any] = {}
         if self.score in SHARES:
@@ -172,7 +174,8 @@ class Learning:
 
     def _time_to_quality(self, clock: str) -> dict[str, Any]:
         if self.target is None:
-            return missing("no quality was asked for; until='accuracy>=0.9' asks for one")
+            sign = ">=" if SCORES[self.score] == MORE else "<="
+            return missing(f"no quality was asked for; until='{self.score}{sign}...' asks for one")
         if self.reached is None:
             return missing(f"{self.target} was not reached: {self._best()}")
         source = f"{self.target} after epoch {self.reached['epoch']}, by {clock}"
@@ -183,7 +186,7 @@ class Learning:
         known = [point[self.score] for point in self.curve if point[self.score] is not None]
         if not known:
             return f"the {self.score} was never finite"
-        best = max(known) if SCORES[self.score] == "more" else min(known)
+        best = max(known) if SCORES[self.score] == MORE else min(known)
         return f"at best {best:.4g} in {len(self.curve)} epochs"
 
 

@@ -46,9 +46,6 @@ def main(argv: list[str]) -> int:
     stacks.close()
     if not (folder / files.STACKS).stat().st_size:
         (folder / files.STACKS).unlink()
-    if place.size > 1 and found["status"] != "ok":
-        sys.stdout.flush()
-        os._exit(1)  # the threads of a process group whose others are gone may wait for them
     return 0 if found["status"] == "ok" else 1
 
 
@@ -57,7 +54,8 @@ def describe(error: Exception, memory_free: str = "") -> dict[str, Any]:
     if isinstance(error, TryFailed):
         return error.failure
     if isinstance(error, RequestError):
-        return {"kind": "request", "message": str(error)}
+        # Of a loader's worker torch makes one that holds the worker's whole traceback; the sentence is its last line.
+        return {"kind": "request", "message": str(error).rpartition("RequestError: ")[2].strip()}
     name = type(error).__name__
     text = " ".join(str(error).split())
     if isinstance(error, ModuleNotFoundError):
@@ -77,4 +75,8 @@ def describe(error: Exception, memory_free: str = "") -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # All is written. Taking torch apart costs a second, and threads of a group may wait for others that are gone.
+    os._exit(code)

@@ -18,7 +18,7 @@ from prony_node.contract.plan import Plan
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import learns_to_quality, reads_data_set, settings_hash
 from prony_node.data.device import pool_size
-from prony_node.measure import cuda, memory
+from prony_node.measure import memory
 from prony_node.measure.clock import clock_for
 from prony_node.measure.compiling import cache_state
 from prony_node.measure.flops import Flops
@@ -41,6 +41,7 @@ from prony_node.supervise.progress import Progress
 from prony_node.supervise.resolve import resolve
 from prony_node.supervise.shared_stop import IndependentTracker, LockstepTracker
 from prony_node.supervise.steps_file import write_blocks
+from prony_node.supervise.warm_up import warm_up
 from prony_node.workloads.config import Workload
 
 
@@ -108,7 +109,7 @@ class Run:
             self.step.prepare(self.first)
             self.synchronise()
         self.phases["cold_start"]["compile_cache"] = cache_state(self.settings)
-        step_s = self.calibrate()
+        step_s = warm_up(self)
         if learning is not None:
             self.step.restart()  # what is learned is learned in the epochs that are counted
         window = self.measure(step_s, learning)
@@ -159,25 +160,9 @@ class Run:
         known = {"unit": self.workload.unit, "effective": self.settings}
         files.write_whole(self.folder / files.EFFECTIVE, known)  # for the record of a run that ends before its result
 
-    def calibrate(self) -> float:
-        """How long a step takes, roughly: a second's worth of steps at most."""
-        began = time.perf_counter()
-        step_s, steps = math.inf, 0
-        for count in (1, 10, 50):
-            if steps and step_s * count > 0.5:
-                break
-            started = time.perf_counter()
-            for _ in range(count):
-                self.step(next(self.batches))
-            self.synchronise()
-            step_s, steps = (time.perf_counter() - started) / count, steps + count
-            if in_lockstep(self.settings):
-                step_s = self.ranks.from_first(step_s)  # all of them take the same number of steps
-        if self.task.varies and self.device.type == "cuda":
-            self.waits_per_step = cuda.waits(lambda: self.step(next(self.batches)))
-            steps += 1
-        self.phases["warm_up"] = {"seconds": time.perf_counter() - began, "steps": steps}
-        return step_s
+    def steps_of_all_shapes(self) -> int:
+        """Batches of a pool, or enough of a loader's to have met most of their shapes."""
+        return pool_size(self.first) if self.settings["data"] == "device" else auto_batch.STEPS_VARYING
 
     def make_tracker(self, block_s: float) -> Tracker:
         if self.ranks.size == 1 or self.fixed_steps() is not None:
@@ -188,7 +173,7 @@ class Run:
 
     def fixed_steps(self) -> int | None:
         if self.plan.cut_short and self.task.varies:
-            return pool_size(self.first) if self.settings["data"] == "device" else auto_batch.STEPS_VARYING
+            return self.steps_of_all_shapes()
         if self.plan.cut_short:
             return auto_batch.STEPS
         if "steps" in self.settings:
@@ -202,9 +187,11 @@ class Run:
         return sum(int(self.phases[name]["steps"]) for name in ("cold_start", "warm_up", "steady"))
 
     def measure(self, step_s: float, learning: Learning | None) -> Window:
-        block_steps = steps_per_block(step_s)
+        period = pool_size(self.first) if self.task.varies and self.settings["data"] == "device" else 0
+        block_steps = math.gcd(steps_per_block(step_s), period)  # so that a round of the pool is so many whole blocks
         self.rule = with_energy(self.rule, self.folder, self.device.type)
         self.tracker = self.make_tracker(block_steps * step_s)
+        self.tracker.period = period
         self.progress.rule = self.rule
         self.progress.phase("measure")
         usage = CpuUsage(len(self.cores))

@@ -114,8 +114,8 @@ class Workload:
             raise RequestError(f"{self.name} has no data set of a known size, so no epochs; use steps=N")
         if settings.get("recompute") and not self.can_recompute:
             raise RequestError(
-                f"recompute=on is not offered for {self.name}: running its batch norms twice would change "
-                "their statistics"
+                f"recompute=on is not offered for {self.name}: "
+                "language models and dino-swin-l can run their layers twice; leave it out"
             )
         check_eight_bits(self, settings)
         check_sides(self, settings)

@@ -14,6 +14,9 @@ from prony_node.data.place import FILES_ALONE
 if TYPE_CHECKING:
     from prony_node.workloads.config import Workload
 
+# Whose images workers alone decode, and what the device would do.
+BY_WORKERS = {"boxes": "cuts images to one size", "masks": "is for JPEGs, and street scenes are PNGs"}
+
 
 def check_sides(workload: Workload, settings: Mapping[str, Value]) -> None:
     """Of images: what the model cuts them into must go into them."""
@@ -29,6 +32,8 @@ def check_sides(workload: Workload, settings: Mapping[str, Value]) -> None:
                 f"{name}={size} is not possible: {workload.name} {why} pixels; "
                 f"{name}={max(1, round(size / part)) * part} would do"
             )
+    if settings.get("stem") == "folded" and int(settings.get("image_size", 2)) % 2:
+        raise RequestError("stem=folded takes pixels two by two: give an even image_size, or stem=library")
 
 
 def check_shapes(workload: Workload, settings: Mapping[str, Value]) -> None:
@@ -38,19 +43,23 @@ def check_shapes(workload: Workload, settings: Mapping[str, Value]) -> None:
         raise RequestError(
             f"graphs=on is not possible: a graph repeats one shape, and no two batches of {workload.name} have the same"
         )
-    if workload.varies and mode != "off" and not (parts and mode == "default"):
-        offered = f"compile=default compiles its {parts} for any shape" if parts else ""
+    if workload.varies and mode != "off" and not (parts and mode in ("default", "reduce-overhead")):
+        offered = (
+            f"compile=default compiles its {parts} for any shape, reduce-overhead captures them too" if parts else ""
+        )
         raise RequestError(
             f"compile={mode} is not possible: no two batches of {workload.name} have the same shape; "
             + (offered or "leave it out")
         )
     kind = str(settings.get("device", "auto")).partition(":")[0]
-    if settings.get("sampling") == "kernel" and (kind in ("cpu", "mps") or settings.get("precision") == "fp64"):
-        raise RequestError("sampling=kernel is written for GPUs, with sums in fp32; sampling=library is for any device")
-    if workload.reads == "boxes" and settings.get("decode", "cpu") != "cpu":
-        raise RequestError(
-            f"decode={settings['decode']} cuts images to one size; those of {workload.name} keep theirs: decode=cpu"
-        )
+    for name in ("sampling", "suppression"):
+        if settings.get(name) == "kernel" and (kind in ("cpu", "mps") or settings.get("precision") == "fp64"):
+            raise RequestError(
+                f"{name}=kernel is written for GPUs, with sums in fp32; {name}=library is for any device"
+            )
+    for name, own in (("suppression", "kernel"), ("pooling", "masked")):
+        if settings.get(name) == own and settings.get("assignment") == "library":
+            raise RequestError(f"{name}={own} is of assignment=batched; torchvision's own losses do that themselves")
     if workload.reads == "boxes" and settings.get("precision") == "bf16-pure" and settings.get("mode") != "infer":
         raise RequestError(
             "precision=bf16-pure is not possible: a corner of a box at 600 pixels would be rounded by up to two; "
@@ -78,6 +87,10 @@ def check_data(workload: Workload, settings: Mapping[str, Value]) -> None:
         raise RequestError(
             f"shards hold images and their classes; what {workload.name} reads is written as data_format=files"
         )
+    if workload.reads in BY_WORKERS and settings.get("decode", "cpu") != "cpu":
+        raise RequestError(f"decode={settings['decode']} {BY_WORKERS[workload.reads]}; {workload.name} has decode=cpu")
+    if workload.reads in BY_WORKERS and settings.get("cache") == "device":
+        raise RequestError(f"cache=device is for small sets of pixels; {workload.name} takes cache=memory or off")
     if "until" in settings:
         if settings.get("phase", "forward") != "forward" or settings.get("mode") == "infer":
             raise RequestError("until is a quality to train to; it has no meaning with mode=infer")

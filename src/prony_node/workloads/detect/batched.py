@@ -1,11 +1,13 @@
 """Faster R-CNN's four losses over a whole batch at once: torchvision's modules, weights and rules.
 
-The host waits once an image, where proposals suppress each other, and where the library pools regions from the levels
-of the pyramid. All else has shapes that it knows beforehand, so that the device never runs dry between two parts.
+The host waits once an image, where proposals suppress each other (with suppression=library), and once a level of the
+pyramid, where regions are pooled from it (with pooling=library). All else has shapes that it knows beforehand, so that
+the device never runs dry between two parts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,13 +18,18 @@ from prony_node.data.boxes import BOXES, COUNTS, LABELS
 from prony_node.measure.protocol import Batch
 from prony_node.workloads.detect.assignment import Bounds, Truths, assigned, drawn
 from prony_node.workloads.detect.geometry import decoded, encoded
+from prony_node.workloads.detect.pooling import Sizes, pooled_by_library
+from prony_node.workloads.detect.suppression import kept_by_library
 from prony_node.workloads.detect.task import image_list
 
 BETA = 1 / 9  # where the loss of a box turns from a square into a straight line
-Sizes = list[tuple[int, int]]  # height and width of each image
+Keep = Callable[[Tensor, Tensor, list[int], float], Tensor]  # who suppresses boxes: see suppression.py
+Pool = Callable[[Any, dict[str, Tensor], Tensor, Sizes], Tensor]  # who looks at regions: see pooling.py
 
 
-def batched_loss(network: nn.Module, batch: Batch) -> Tensor:
+def batched_loss(
+    network: nn.Module, batch: Batch, keep: Keep = kept_by_library, pool: Pool = pooled_by_library
+) -> Tensor:
     """The sum of four: is there something, where; what is it, where exactly."""
     model: Any = network
     originals = image_list(batch)
@@ -36,8 +43,8 @@ def batched_loss(network: nn.Module, batch: Batch) -> Tensor:
     scores = torch.cat([_by_place(level, 1) for level in scores], dim=1)[..., 0]
     codes = torch.cat([_by_place(level, 4) for level in codes], dim=1)
     first = anchor_loss(model.rpn, scores, codes, anchors, truths)
-    boxes, there = proposals(model.rpn, scores.detach(), codes.detach(), anchors, per_level, images.image_sizes)
-    return first + region_loss(model.roi_heads, features, boxes, there, truths, images.image_sizes)
+    boxes, there = proposals(model.rpn, scores.detach(), codes.detach(), anchors, per_level, images.image_sizes, keep)
+    return first + region_loss(model.roi_heads, features, boxes, there, truths, images.image_sizes, pool)
 
 
 def _by_place(answers: Tensor, numbers: int) -> Tensor:
@@ -80,27 +87,19 @@ def _drawn(sampler: Any, positive: Tensor, negative: Tensor) -> tuple[Tensor, Te
 
 
 def proposals(
-    rpn: Any, scores: Tensor, codes: Tensor, anchors: Tensor, per_level: list[int], sizes: Sizes
+    rpn: Any, scores: Tensor, codes: Tensor, anchors: Tensor, per_level: list[int], sizes: Sizes, keep: Keep
 ) -> tuple[Tensor, Tensor]:
     """Images, number, 4: the best boxes of each image that do not overlap; and which of these rows hold one."""
-    from torchvision.ops import nms
-
     before, most = rpn.pre_nms_top_n(), rpn.post_nms_top_n()
     best = _best_of_levels(scores, per_level, before)
     boxes = decoded(_rows(codes, best), anchors[best], rpn.box_coder.weights, rpn.box_coder.bbox_xform_clip)
     limits = to_device([[width, height] * 2 for height, width in sizes], boxes.device)[:, None]
     boxes = torch.minimum(boxes.clamp(min=0), limits)
     large = (boxes[..., 2:] - boxes[..., :2] >= rpn.min_size).all(-1)
-    scores = scores.gather(1, best).float().masked_fill(~large, -torch.inf)  # sorted last, and not there after all
-    # Boxes of different levels do not suppress each other: each level is moved to a place of its own.
-    farther = 2.0 * max(max(size) for size in sizes)
-    counts = torch.tensor([min(before, count) for count in per_level])
-    moved = (torch.arange(len(per_level)) * farther).repeat_interleave(counts)
-    apart = boxes + moved.to(boxes.device, non_blocking=True)[None, :, None]
-    kept = [nms(image, order, rpn.nms_thresh)[:most] for image, order in zip(apart, scores, strict=True)]
-    rows = torch.stack([F.pad(row, (0, most - len(row)), value=-1) for row in kept])
-    there = (rows >= 0) & scores.gather(1, rows.clamp(min=0)).isfinite()
-    return _rows(boxes, rows.clamp(min=0)), there
+    scores = scores.gather(1, best).float().masked_fill(~large, -torch.inf)
+    kept = keep(boxes, scores, [min(before, count) for count in per_level], rpn.nms_thresh)
+    found = scores.masked_fill(~kept, -torch.inf).topk(min(most, scores.shape[1]))
+    return _rows(boxes, found.indices), found.values.isfinite()
 
 
 def _best_of_levels(scores: Tensor, per_level: list[int], most: int) -> Tensor:
@@ -112,7 +111,7 @@ def _best_of_levels(scores: Tensor, per_level: list[int], most: int) -> Tensor:
 
 
 def region_loss(heads: Any, features: dict[str, Tensor], boxes: Tensor, there: Tensor, truths: Truths,
-                sizes: Sizes) -> Tensor:  # fmt: skip
+                sizes: Sizes, pool: Pool) -> Tensor:  # fmt: skip
     """Of proposals drawn by chance, the true boxes among them: what is it, and where exactly."""
     matcher, sampler = heads.proposal_matcher, heads.fg_bg_sampler
     bounds = Bounds(matcher.high_threshold, matcher.low_threshold, matcher.allow_low_quality_matches)
@@ -125,7 +124,7 @@ def region_loss(heads: Any, features: dict[str, Tensor], boxes: Tensor, there: T
         regions = _rows(boxes, places)
         wanted = encoded(_rows(truths.boxes, rows), regions, heads.box_coder.weights)
         labels = truths.labels.gather(1, rows).masked_fill(~positive, 0).flatten()
-    pooled = heads.box_head(heads.box_roi_pool(features, list(regions), sizes))
+    pooled = heads.box_head(pool(heads.box_roi_pool, features, regions, sizes))
     logits, codes = heads.box_predictor(pooled)
     judged = F.cross_entropy(logits.float(), labels, reduction="none")
     own = _rows(codes.view(len(labels), -1, 4), labels[:, None])[:, 0]  # each class has a code of its own

@@ -13,6 +13,14 @@ ASSIGNMENT = Setting(
     "assignment", "choice", "who matches anchors and boxes in training: Prony, for a batch at once, or torchvision",
     ("batched", "library"),
 )  # fmt: skip
+SUPPRESSION = Setting(
+    "suppression", "choice", "who drops proposals that overlap better ones: torchvision, or a kernel of Prony's own",
+    ("library", "kernel"),
+)  # fmt: skip
+POOLING = Setting(
+    "pooling", "choice", "how regions are pooled in training: torchvision's way, or from all levels without a wait",
+    ("library", "masked"),
+)  # fmt: skip
 
 DETECT_WORKLOADS = (
     Workload(
@@ -27,9 +35,9 @@ DETECT_WORKLOADS = (
         memory_gib={"train": 8.0, "infer": 2.0},
         memory_format="channels_last",
         epoch_samples=COCO_IMAGES,
-        settings=(CLASSES, WEIGHTS, ASSIGNMENT),
-        fixed={"graphs": False, "assignment": "batched"},
-        fixed_when_plain={"assignment": "library"},
+        settings=(CLASSES, WEIGHTS, ASSIGNMENT, SUPPRESSION, POOLING),
+        fixed={"graphs": False, "assignment": "batched", "suppression": "library", "pooling": "library"},
+        fixed_when_plain={"assignment": "library", "suppression": "library", "pooling": "library"},
         shape={"classes": COCO_CLASSES},
         library="torchvision",
         tiny={},

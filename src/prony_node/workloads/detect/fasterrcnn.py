@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ from prony_node.data.scenes import COCO_SCENERY, TINY_SCENERY
 from prony_node.measure.protocol import Batch, Task
 from prony_node.workloads.detect.batched import batched_loss
 from prony_node.workloads.detect.config import TINY_CLASSES
+from prony_node.workloads.detect.pooling import pooled_by_library, pooled_from_all
+from prony_node.workloads.detect.suppression import kept_by_kernel, kept_by_library
 from prony_node.workloads.detect.task import found_boxes, image_list, low_precision, target_list
 from prony_node.workloads.image.task import fold_batch_norms
 from prony_node.workloads.weights import with_weights
@@ -45,7 +48,7 @@ def build(workload: Workload, settings: dict[str, Value]) -> Task:
         unit="images",
         units_per_sample=1,
         model=with_weights(model, settings.get("weights")),
-        loss=library_loss if settings.get("assignment") == "library" else batched_loss,
+        loss=_loss(settings),
         predict=detections,
         sample=box_sampler(classes, TINY_SCENERY if tiny else COCO_SCENERY),
         learning_rate=_rate(settings, tiny),
@@ -58,6 +61,14 @@ def build(workload: Workload, settings: dict[str, Value]) -> Task:
         on_host=(SIZES, COUNTS),
         held_out=None if tiny else HELD_OUT,
     )
+
+
+def _loss(settings: dict[str, Value]) -> Callable[[nn.Module, Batch], Tensor]:
+    if settings.get("assignment") == "library":
+        return library_loss
+    keep = kept_by_kernel if settings.get("suppression") == "kernel" else kept_by_library
+    pool = pooled_from_all if settings.get("pooling") == "masked" else pooled_by_library
+    return partial(batched_loss, keep=keep, pool=pool)
 
 
 def _rate(settings: dict[str, Value], tiny: bool) -> float:

@@ -30,13 +30,13 @@ def target_list(batch: Batch) -> list[dict[str, Tensor]]:
     ]
 
 
-def found_boxes(answers: list[dict[str, Tensor]], most: int = MOST_BOXES) -> Tensor:
-    """The best boxes of each image, the best first: images x most x 6, rows without a box being zero."""
+def found_boxes(answers: list[dict[str, Tensor]]) -> Tensor:
+    """The best boxes of each image, the best first: images x 100 x 6, rows without a box being zero."""
     device = answers[0]["boxes"].device
-    found = torch.zeros(len(answers), most, FOUND, device=device)
+    found = torch.zeros(len(answers), MOST_BOXES, FOUND, device=device)
     for row, answer in zip(found, answers, strict=True):
         parts = (answer["boxes"].float(), answer["scores"][:, None].float(), answer["labels"][:, None].float())
-        best = torch.cat(parts, dim=1)[:most]
+        best = torch.cat(parts, dim=1)[:MOST_BOXES]
         row[: len(best)] = best
     return found
 

@@ -7,6 +7,7 @@ on an H200 resnet50 at 512 took 22 GiB where 21 were estimated. `batch_size=auto
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import partial
 
 from prony_node.contract.errors import RequestError
@@ -26,7 +27,12 @@ PARTS = Setting(
     "parts", "choice", "whose forms of some layers: the library's, or Prony's own, which move fewer bytes",
     ("library", "own"),
 )  # fmt: skip
-FORMS = {"norms": "library", "parts": "library"}  # with preset=fast; others where a device has shown that they pay
+STEM = Setting(
+    "stem", "choice", "the first convolution as the library has it, or over two by two pixels at a time: the same sums",
+    ("library", "folded"),
+)  # fmt: skip
+FORMS = {"norms": "library", "parts": "library", "stem": "library"}
+COMPILED_NORMS: dict[str, Value] = {"norms": "compiled"}  # on CUDA, where a device has shown that they pay
 SCORES = ("accuracy", "loss")
 IMAGENET_IMAGES = 1_281_167
 DOCUMENTED = "torchvision's documentation of the model"
@@ -35,13 +41,17 @@ TORCHVISION = "prony_node.workloads.image.torchvision_models"
 
 def _classifier(name: str, help: str, parameters: int, source: str, batch: tuple[int, int, int], memory_gib: float,
                 multiply_adds: float, flops_source: str, patch: int = 0, optimizer: str = "sgd",
-                tiny_size: int = 32) -> Workload:  # fmt: skip
+                tiny_size: int = 32, on_cuda: Mapping[str, Value] | None = None) -> Workload:  # fmt: skip
     """A model of torchvision on ImageNet's images; `batch`: train and infer on a CPU, both on an accelerator."""
     train_cpu, infer_cpu, accelerator = batch
     sizes = {"train/cpu": train_cpu, "infer/cpu": infer_cpu}
     shape = {"classes": 1000} | ({"patch": patch} if patch else {})
     tiny: dict[str, Value] = {"image_size": tiny_size}
-    forms = [form for form, has in ((PARTS, bool(patch)), (NORMS, optimizer == "sgd")) if has]
+    forms = [
+        form
+        for form, has in ((PARTS, bool(patch)), (NORMS, optimizer == "sgd"), (STEM, name.startswith("resnet")))
+        if has
+    ]
     return Workload(
         name=name,
         help=f"{help} on 224x224 images, 1000 classes (torchvision)",
@@ -56,6 +66,7 @@ def _classifier(name: str, help: str, parameters: int, source: str, batch: tuple
         epoch_samples=IMAGENET_IMAGES,
         settings=(IMAGE_SIZE, CLASSES, WEIGHTS, *forms),
         fixed={"image_size": 224, **{form.name: FORMS[form.name] for form in forms}},
+        fixed_on_cuda=on_cuda or {},
         fixed_when_plain={form.name: "library" for form in forms},
         shape=shape,
         library="torchvision",
@@ -90,7 +101,7 @@ IMAGE_WORKLOADS = (
     _classifier("swin-b", "Swin-B", 87_768_224, f"{SWIN}; torchvision.models.swin_b",
                 (1, 2, 256), 38.0, 15.4e9, f"{SWIN}, table 1", optimizer="adamw"),
     _classifier("efficientnet-b0", "EfficientNet-B0", 5_288_548, f"{EFFICIENTNET}; torchvision.models.efficientnet_b0",
-                (4, 8, 512), 28.0, 0.39e9, f"{EFFICIENTNET}, table 2"),
+                (4, 8, 512), 28.0, 0.39e9, f"{EFFICIENTNET}, table 2", on_cuda=COMPILED_NORMS),
     _classifier("efficientnet-b4", "EfficientNet-B4", 19_341_616,
                 f"{EFFICIENTNET}, which trains it at 380x380; torchvision.models.efficientnet_b4",
                 (2, 4, 256), 36.0, B4_AT_380 * (224 / 380) ** 2,

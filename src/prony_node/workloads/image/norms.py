@@ -34,7 +34,7 @@ class SummedNorm(nn.Module):
         if not self.training:
             mean, variance = self.running_mean, self.running_var
             return F.batch_norm(images, mean, variance, self.weight, self.bias, False, 0.0, self.eps)
-        values = images.float()
+        values = images.to(torch.promote_types(images.dtype, torch.float32))
         mean = values.mean(OVER)
         variance = ((values * values).mean(OVER) - mean * mean).clamp_min(0)
         self._note(mean.detach(), variance.detach(), images.numel() // images.shape[1])

@@ -17,6 +17,7 @@ from prony_node.contract.trial import learns_to_quality
 from prony_node.data.synthetic import image_sampler
 from prony_node.measure.protocol import Batch, Task
 from prony_node.workloads.image.norms import replace_norms
+from prony_node.workloads.image.stem import fold_stem
 from prony_node.workloads.weights import with_weights
 
 SGD_RATE = 0.05
@@ -41,8 +42,7 @@ def image_task(
     adamw_decay: float = DECAY,
     for_inference: Callable[[nn.Module], nn.Module] | None = None,
 ) -> Task:
-    """A classifier with these classes; the settings `weights` and `norms` are filled in here, for all of them."""
-    own_norms = settings.get("norms") == "compiled" and settings.get("mode") == "train"
+    """A classifier with these classes; the settings `weights`, `norms` and `stem` are filled in here, for all."""
     return Task(
         unit="images",
         units_per_sample=1,
@@ -53,9 +53,23 @@ def image_task(
         learning_rate=learning_rate(settings, sgd_rate, adam_rate),
         weight_decay=adamw_decay if settings.get("optimizer") == "adamw" else _decay(settings),
         for_inference=for_inference or fold_batch_norms,
-        own_parts=replace_norms if own_norms else None,
+        own_parts=_own_parts(settings),
         scores=classification_scores,
     )
+
+
+def _own_parts(settings: dict[str, Value]) -> Callable[[nn.Module], None] | None:
+    own: list[Callable[[nn.Module], object]] = []
+    if settings.get("norms") == "compiled" and settings.get("mode") == "train":
+        own.append(replace_norms)
+    if settings.get("stem") == "folded":
+        own.append(fold_stem)
+
+    def replace_all(network: nn.Module) -> None:
+        for replace in own:
+            replace(network)
+
+    return replace_all if own else None
 
 
 def with_answers(model: Callable[[], nn.Module]) -> nn.Module:

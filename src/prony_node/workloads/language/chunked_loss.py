@@ -21,16 +21,17 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, states: Tensor, weight: Tensor, targets: Tensor, learns: bool) -> Tensor:
         matrix = weight.to(states.dtype)
-        total = torch.zeros((), device=states.device)
+        wide = torch.promote_types(states.dtype, torch.float32)  # keeps the small parts of a sum over the vocabulary
+        total = torch.zeros((), device=states.device, dtype=wide)
         by_weight = torch.zeros(weight.shape if learns else (), device=weight.device)
         by_states = []
         for rows, right in zip(states.split(TOKENS), targets.split(TOKENS), strict=True):
-            logits = (rows @ matrix.t()).float()
+            logits = (rows @ matrix.t()).to(wide)
             norm = logits.logsumexp(dim=1, keepdim=True)
             total = total + (norm - logits.gather(1, right[:, None])).sum()
             if learns:
                 is_right = torch.arange(len(weight), device=right.device) == right[:, None]
-                slopes = ((logits - norm).exp() - is_right.float()).to(states.dtype)
+                slopes = ((logits - norm).exp() - is_right.to(wide)).to(states.dtype)
                 by_states.append(slopes @ matrix)
                 by_weight = by_weight + slopes.t() @ rows
         if learns:
@@ -41,9 +42,9 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
         by_states, by_weight = ctx.saved_tensors
-        share = gradients[0].float() / len(by_states)
+        share = gradients[0] / len(by_states)
         by_weight = (by_weight * share).to(ctx.weight_kind)
-        return (by_states.float() * share).to(by_states.dtype), by_weight, None, None
+        return (by_states.to(share.dtype) * share).to(by_states.dtype), by_weight, None, None
 
 
 def is_large(states: Tensor, weight: Tensor) -> bool:

@@ -14,7 +14,7 @@ from prony_node.measure.protocol import Batch, Task
 from prony_node.workloads.image.task import fold_batch_norms
 from prony_node.workloads.segment.depthwise import replace_depthwise
 from prony_node.workloads.segment.enlarge import enlarged
-from prony_node.workloads.weights import SAME_HEAD, Head, with_weights
+from prony_node.workloads.weights import Head, with_weights
 
 Logits = Callable[[nn.Module, Tensor], Tensor]  # of the images, at the resolution that the model answers in
 Change = Callable[[nn.Module], None]
@@ -29,7 +29,7 @@ def segment_task(
     *,
     learning_rate: float,
     weight_decay: float,
-    head: Head = SAME_HEAD,
+    head: Head,
     by_products: Change,
 ) -> Task:
     """A model that gives every pixel a class; the setting `weights` is filled in here, for all of them."""

@@ -99,11 +99,21 @@ def test_what_follows_from_the_mode_is_not_a_second_question(get_record: GetReco
     assert "optimizer" in [difference.name for difference in found.settings]
 
 
-def test_preset_is_the_sum_of_what_it_chose(get_record: GetRecord) -> None:
+def test_two_presets_are_one_question_with_what_they_chose(get_record: GetRecord) -> None:
     theirs = get_record("c00001")
     theirs["trial"]["effective"] |= {"preset": "plain", "precision": "fp32", "compile": "off"}
+    theirs["trial"]["settings"] = {"preset": "plain"}
     found = compare(get_record("c00000"), theirs)
-    assert found.confounded_by == ["precision", "compile"]
+    assert (found.question, found.confounded_by) == ("preset", [])
+    assert "Only preset differs, and what it chooses: precision and compile." in sentences(found)
+
+
+def test_a_setting_that_was_asked_for_beside_another_preset_confounds(get_record: GetRecord) -> None:
+    theirs = get_record("c00001")
+    theirs["trial"]["effective"] |= {"preset": "plain", "precision": "fp32", "compile": "off"}
+    theirs["trial"]["settings"] = {"preset": "plain", "precision": "fp32"}
+    found = compare(get_record("c00000"), theirs)
+    assert found.confounded_by == ["preset", "precision"]
 
 
 @pytest.mark.parametrize(

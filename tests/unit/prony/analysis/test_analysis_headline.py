@@ -10,6 +10,7 @@ import pytest
 from prony.analysis.facts import introduce
 from prony.analysis.headline import headline
 from prony.analysis.settings import shown_settings, varying
+from prony.report.sweep import sweeps
 
 GetRecord = Callable[[str], dict[str, Any]]
 
@@ -43,6 +44,18 @@ def test_varying_settings_of_a_sweep(get_record: GetRecord) -> None:
     sweep = [get_record(end) for end in ("a00200", "a01001", "a00203")]
     assert varying(sweep) == ["batch_size", "precision"]
     assert varying(sweep[:1]) == []
+
+
+def test_presets_that_were_swept_are_shown_and_plotted_as_such(get_record: GetRecord) -> None:
+    fast, plain, small = (get_record("a00200") for _ in range(3))
+    for record in (plain, small):
+        record["trial"]["settings"] |= {"preset": "plain"}
+        record["trial"]["effective"] |= {"preset": "plain", "compile": "off", "fused": False, "memory_format": "none"}
+    assert varying([fast, plain]) == ["preset"]  # and not three settings, which no plot has room for
+    assert [sweep.x_name for sweep in sweeps([fast, plain])] == ["preset"]
+    for part in ("settings", "effective"):
+        small["trial"][part] |= {"batch_size": 1}
+    assert varying([fast, plain, small]) == ["preset", "batch_size"]
 
 
 def test_table_of_many_workloads_stays_narrow(get_record: GetRecord) -> None:

@@ -351,7 +351,7 @@ def test_one_device_stands_beside_each_form_of_parallel_work() -> None:
     assert find_series([one, two, sharded]) == [(kind, [one, many]) for kind in ("weak",) for many in (two, sharded)]
 
 
-def test_counts_on_other_machines_of_one_kind_are_one_series_unless_one_has_its_own() -> None:
+def test_counts_on_other_machines_of_one_kind_are_one_series_beside_that_of_a_machine() -> None:
     here = series({1: 1.0, 2: 1.8, 4: 3.2})
     for record, machine in zip(here, "abc", strict=True):
         record["fingerprint"]["machine"] = machine
@@ -359,6 +359,9 @@ def test_counts_on_other_machines_of_one_kind_are_one_series_unless_one_has_its_
     another = series({1: 1.0, 2: 1.8})
     for record in another:
         record["fingerprint"]["machine"] = "d"
-    assert find_series([*here, *another]) == [("weak", another)]
+    assert find_series([*here, *another]) == [("weak", another), ("weak", here)]
+    assert find_series([*another, here[2]]) == [("weak", another), ("weak", [*another, here[2]])], "4 need their 1"
+    failed = scaled_record(8, 1.0, failed="out of memory")
+    assert find_series([*another, here[0], failed]) == [("weak", another)], "nothing that it does not have"
     here[0]["facts"]["devices"][0]["name"] = "NVIDIA A100-SXM4-80GB"
     assert find_series(here) == [], "another kind of device on one"

@@ -73,6 +73,7 @@ def test_the_version() -> None:
         (["run", "quick", "precison=bf16"], "did you mean 'precision'?"),
         (["run", "gpt-tiny", "--tolerance", "much"], "--tolerance much is not possible"),
         (["run", "gpt-tiny", "--repeats", "0"], "--repeats 0 is not possible"),
+        (["sweep", "gpt-tiny", "seed=1", "--repeats", "1001"], "--repeats 1001 is not possible"),
         (["sweep", "gpt-tiny", "precision=fp32,bf61"], "did you mean precision=bf16?"),
         (["sweep", "gpt-tinny", "seed=1,2"], "did you mean 'gpt-tiny'?"),
     ],
@@ -85,6 +86,13 @@ def test_a_mistake_is_one_sentence_and_starts_nothing(tmp_path: Path, words: lis
     assert len(done.stderr.strip().splitlines()) == 1
     assert done.stdout == ""
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("words", [["query"], ["sweep", "gpt-tiny", "seed=1"], ["tune", "gpt-tiny"]])
+def test_runs_that_lie_in_no_folder_are_refused(words: list[str]) -> None:
+    """It would be called a full disk."""
+    done = prony(*words, "--out", "/dev/null")
+    assert (done.returncode, done.stderr) == (2, "prony: /dev/null is no folder, so no runs can lie there\n")
 
 
 def test_an_unknown_option_is_refused_with_2() -> None:
@@ -109,6 +117,44 @@ def test_a_verb_that_refuses_exits_with_2(capsys: pytest.CaptureFixture[str]) ->
         guarded(verb)()
     assert end.value.code == 2
     assert capsys.readouterr().err == "prony: that cannot be\n"
+
+
+def test_what_the_system_refuses_is_a_sentence_and_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+    def verb() -> None:
+        Path("/proc/self/nothing").read_text()
+
+    with pytest.raises(SystemExit) as end:
+        guarded(verb)()
+    assert end.value.code == 1
+    assert capsys.readouterr().err == "prony: /proc/self/nothing: No such file or directory\n"
+
+
+def test_a_full_disk_under_the_output_is_a_sentence() -> None:
+    with Path("/dev/full").open("w") as full:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+        argv = [sys.executable, "-m", "prony", "list"]
+        done = subprocess.run(argv, env=environment, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (1, "prony: the output could not be written: No space left on device\n")
+
+
+@pytest.mark.parametrize(("words", "closed"), [("store import -", "<&-"), ("store export -", ">&-")])
+def test_a_closed_end_is_a_sentence(tmp_path: Path, words: str, closed: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    argv = ["sh", "-c", f"exec {sys.executable} -m prony {words} --runs {tmp_path / 'runs'} {closed}"]
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("prony: nothing can ")
+
+
+def test_letters_that_a_terminal_does_not_have_are_replaced(replay: Path) -> None:
+    """A sweep would fail with a traceback at its end, for the dash in its table."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONIOENCODING": "ascii", "COLUMNS": "200"}
+    folder = replay / "resnet50-20260302T100000-d00001"
+    argv = [sys.executable, "-m", "prony", "show", str(folder), "--runs", str(replay / "nothing")]
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "resnet50" in done.stdout
+    assert "?" in done.stdout
 
 
 def test_an_interrupted_verb_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,6 +168,7 @@ def test_compare_json(call: Call) -> None:
         (["list", "workload"], "did you mean 'workloads'"),
         (["report", "--runs", "/nonexistent"], "there are no runs"),
         (["report", "d00001", "--out", "/nonexistent/x.html"], "is not a folder"),
+        (["report", "d00001", "--out", "/"], "it is a folder, and a report is a file"),
     ],
 )
 def test_mistakes_are_sentences_and_exit_2(call: Call, words: list[str], sentence: str) -> None:

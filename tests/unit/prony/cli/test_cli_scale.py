@@ -69,6 +69,19 @@ def test_the_answer_holds_gain_loss_and_prediction(machine: Machine, tmp_path: P
     assert f"prony report --runs {tmp_path}" in said.replace("\n", " ")
 
 
+def test_energy_can_be_left_out(machine: Machine, tmp_path: Path) -> None:
+    scale(tmp_path, "devices=1,2 batch_size=64 --repeats 1 --no-energy")
+    assert [job.energy for job in machine.made] == [False] * 3
+
+
+def test_what_does_not_exchange_gradients_is_never_the_best(machine: Machine, tmp_path: Path) -> None:
+    words = "scale resnet50 devices=1,2 batch_size=64 --repeats 1 --out"
+    said = CliRunner().invoke(make_app("scale"), [*words.split(), str(tmp_path)]).stderr
+    assert "best so far: 1,800 images/s" in said
+    assert "best so far: 2,000 images/s" not in said
+    assert {job.trial.settings.get("sync") for job in machine.made} == {None, False}, "it was run all the same"
+
+
 def test_a_batch_that_nobody_gave_is_said_before_the_runs(machine: Machine, tmp_path: Path) -> None:
     words = "scale gpt-tiny devices=1,2 device=cpu --strong --repeats 1 --out"
     done = CliRunner().invoke(make_app("scale"), [*words.split(), str(tmp_path)])

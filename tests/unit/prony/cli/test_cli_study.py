@@ -150,6 +150,15 @@ def test_a_study_of_a_site_is_judged_by_the_site(root: Path, monkeypatch: pytest
     assert make_standing(study, root.parent / "elsewhere").tally.done == 0, "a place that a person names counts"
 
 
+def test_what_a_job_had_finished_before_it_ended_is_told_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheduler says late that a job has ended: until then its records are finished, and its own."""
+    monkeypatch.setattr("prony.cli.study_at_site.find_site", lambda name: Site("there", "slurm", runs=root))
+    made = carry(root)[0].outcomes
+    monkeypatch.setattr("prony.cli.study_at_site.follow", lambda jobs, place, view: (made, False))
+    again = carry(root, f"{STUDY}site: there\n")[0].outcomes
+    assert [one.record["id"] for one in again] == [one.record["id"] for one in made]
+
+
 def test_a_device_in_use_is_refused_unless_shared(root: Path) -> None:
     with hold_devices({"cpu"}, "another study", lock_folder()):
         with pytest.raises(RequestError, match=r"cpu is in use by process \d+ \(another study\)"):

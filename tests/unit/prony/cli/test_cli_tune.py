@@ -64,6 +64,23 @@ def test_an_interrupted_search_is_gone_on_with_and_ends_with_the_best_confirmed(
     assert "failed (out-of-memory)" in said[1] + errors
 
 
+def test_two_searches_at_once_share_their_short_runs_and_make_none_twice(tmp_path: Path) -> None:
+    words = ("batch_size=2,8,32,64", "--share", "--json")
+    both = [start(tmp_path, *words) for _ in range(2)]
+    said = [one.communicate(timeout=300) for one in both]
+    assert [one.returncode for one in both] == [0, 0], said
+    records = [json.loads(path.read_text()) for path in tmp_path.glob("*/record.json")]
+    made = [(record["trial"]["hash"], record["repeat"]) for record in records]
+    assert len(made) == len(set(made)), "a trial and a repeat are one run"
+    found: list[dict[str, Any]] = [json.loads(output) for output, _ in said]
+    assert [one["winner"] for one in found] == [{"batch_size": 32}] * 2
+    assert [one["confirmed"]["verdict"] for one in found] == ["better"] * 2
+    assert len(records) == sum(one["cost"]["runs"] for one in found), "each run is the cost of one of them"
+    short = [step["run"] for one in found for step in one["path"] if not step["why"].startswith("A/B")]
+    assert len(short) > len(set(short)), "what one has made the other takes"
+    assert "another search" in said[0][1] + said[1][1]
+
+
 @pytest.mark.parametrize(
     ("words", "options", "said"),
     [

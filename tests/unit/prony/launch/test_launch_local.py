@@ -13,6 +13,7 @@ import pytest
 
 from prony.launch.collect import collect, collect_all
 from prony.launch.follow import ProgressTail
+from prony.launch.left import wait_for_left
 from prony.launch.local import LocalRun
 from prony.launch.node import ask_node, node_environment, node_python, supervisor_argv, write_node_zip
 from prony_node.contract import Plan, RequestError, Trial, files, read_record
@@ -183,6 +184,53 @@ def test_a_controller_that_died_before_the_supervisor_took_over_is_collected(tmp
     record = collect(folder)
     assert record is not None
     assert "no supervisor took over" in record["failure"]["message"]
+
+
+def test_a_holder_with_a_number_that_no_process_has_is_gone(tmp_path: Path) -> None:
+    """One such folder would end every verb that looks at runs."""
+    folder = left_folder(tmp_path, {**identify(), "pid": 10**30})
+    assert collect_all(tmp_path) == [folder]
+
+
+@pytest.mark.parametrize("name", [files.SUPERVISOR, files.PLAN])
+def test_a_folder_that_cannot_be_read_keeps_no_study_from_starting(tmp_path: Path, name: str) -> None:
+    folder = left_folder(tmp_path, identify())
+    (folder / name).unlink()
+    (folder / name).symlink_to(name)  # a link to itself
+    collect_all(tmp_path)
+    wait_for_left(tmp_path, {(PLAN.trial.hash, PLAN.repeat)}, print)
+
+
+def test_others_of_a_shared_root_can_read_the_node_program(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        assert write_node_zip(tmp_path).stat().st_mode & 0o777 == 0o644
+    finally:
+        os.umask(before)
+
+
+def test_half_a_node_program_does_not_stay_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("zipfile.ZipFile.writestr", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_node_zip(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_python_is_asked_also_where_nothing_can_be_put_beside_the_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`prony study status` of runs that may only be read."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\ntest -f "${PYTHONPATH%%:*}" && echo "{\\"zip\\": \\"$PYTHONPATH\\"}"\n')
+    python.chmod(0o755)
+    monkeypatch.setenv("PRONY_PYTHON", str(python))
+    (tmp_path / "file").write_text("")
+    zipped = Path(ask_node("devices", tmp_path / "file" / "runs")["zip"].split(os.pathsep)[0])
+    assert zipped.suffix == ".zip"
+    assert not zipped.exists(), "it is taken away after the question"
 
 
 def test_folders_that_are_not_ours_to_settle_are_passed_over(tmp_path: Path) -> None:

@@ -41,6 +41,9 @@ def test_the_order_of_words_does_not_change_the_trial() -> None:
         ("gpt-tiny", ["batch_size=4", "batch_size=8"], "given twice"),
         ("gpt-tiny", ["mode=infer", "optimizer=sgd"], "no meaning with mode=infer"),
         ("gpt-tiny", ["batch_size=0"], "at least 1"),
+        ("segformer-b4", ["classes=5"], "unknown setting 'classes' here; it is one of resnet50, resnet152, vit-l and "),
+        ("resnet50", ["assignment=library"], "'assignment' here; it is one of fasterrcnn-r50-fpn"),
+        ("segformer-b4", ["data=./set", "until=mIoU>=0.5"], "unknown score 'mIoU'; did you mean 'miou'"),
     ],
 )
 def test_mistakes_are_answered_with_what_was_meant(workload: str, words: list[str], says: str) -> None:

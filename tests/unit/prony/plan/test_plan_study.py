@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import time
+
+import pytest
 
 from prony.plan.estimate import ELSEWHERE, HERE, SAME, UNKNOWN, Estimator, Seen, Total, form_of
 from prony.plan.prune import OutOfMemory
 from prony.plan.study import Study, study_of_words
+from prony.plan.study_file import Reading, parse_study
+from prony_node.contract.errors import RequestError
 from prony_node.contract.plan import Stop
 from prony_node.contract.trial import Trial
 from prony_node.workloads import find_workload
@@ -30,6 +35,30 @@ def test_each_repeat_is_a_block_in_an_order_of_its_own() -> None:
     assert len({tuple(block) for block in [*blocks, range(1, 21)]}) == 4
     assert order_of(sweep("seed=1:20", repeats=3)) == found, "started again, the order is another"
     assert order_of(sweep("seed=1:20", repeats=3, seed=1)) != found
+
+
+def test_trials_that_differ_in_the_seed_are_judged_as_if_each_were_alone() -> None:
+    text = """
+workloads: [gpt-tiny, resnet50]
+settings: {seed: "1:3", mode: [train, infer], optimizer: [adamw, sgd], batch_size: 1..4, fused: [on, off]}
+derive: {grad_accumulation: {value: 8 // batch_size, when: fused == on}}
+exclude: batch_size == 4 and fused == off
+"""
+    found = parse_study(text, "s.yaml", Reading(None), find_workload).planned()
+    assert len(found) == 2 * 3 * 2 * 2 * 5
+    assert 0 < sum(one.refused is not None for one in found) < len(found)
+    for one in found:
+        if one.refused is None:
+            assert list(one.workload.parse(one.trial.settings).items()) == list(one.trial.settings.items())
+        else:
+            with pytest.raises(RequestError, match=f"^{re.escape(one.refused)}$"):
+                one.workload.parse(one.trial.settings)
+
+
+def test_a_derived_seed_is_judged_too() -> None:
+    text = 'workloads: gpt-tiny\nsettings: {batch_size: 1..4}\nderive: {seed: "2 - batch_size"}\n'
+    found = parse_study(text, "s.yaml", Reading(None), find_workload).planned()
+    assert [(one.trial.settings["seed"], one.refused is None) for one in found] == [(1, True), (0, True), (-2, False)]
 
 
 def test_the_given_order_goes_there_and_back() -> None:

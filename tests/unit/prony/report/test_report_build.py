@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -155,6 +156,24 @@ def test_a_device_is_written_to_and_not_replaced_by_a_file(tmp_path: Path, get_r
     link.symlink_to("/dev/null")
     build_report([get_record("d00001")], link)
     assert link.is_char_device()
+
+
+def test_where_nothing_can_be_written_nor_removed_is_said(
+    tmp_path: Path, get_record: GetRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "write_text", refused)
+    monkeypatch.setattr(Path, "unlink", refused)
+    with pytest.raises(RequestError, match=r"cannot be written to .*: Read-only file system"):
+        build_report([get_record("d00001")], tmp_path / "r.html")
+
+
+def test_half_of_a_character_in_a_record_does_not_spoil_a_report(tmp_path: Path, get_record: GetRecord) -> None:
+    record = get_record("d00001")
+    record["facts"]["host"]["hostname"] = "\ud800"
+    assert "resnet50" in build_report([record], tmp_path / "r.html").read_text(encoding="utf-8")
 
 
 def test_bare_record_of_an_early_failure_is_reported(tmp_path: Path, get_record: GetRecord) -> None:

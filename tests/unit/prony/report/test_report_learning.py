@@ -127,6 +127,14 @@ def test_a_curve_of_the_loss_has_one_column_of_it(get_record: GetRecord) -> None
     assert dict(learning_lines(get_record("f10000")))["target"] == "loss<=0.35, reached after epoch 17, 816 steps"
 
 
+def test_a_detector_that_has_no_loss_on_the_test_split_has_no_column_of_dashes(get_record: GetRecord) -> None:
+    record = get_record("f00000")
+    record["learning"] |= {"score": "map", "curve": [{"epoch": 1, "steps": 6, "training_s": 2.3, "map": 0.25}]}
+    table = curve_table(record)
+    assert table is not None
+    assert (table.header, table.rows) == (["epoch", "steps", "training time", "map"], [["1", "6", "2.300 s", "0.2500"]])
+
+
 def test_data_that_was_staged_and_generated() -> None:
     data = {
         "source": "generated", "kind": "imagenet", "folder": "/scratch/set", "samples": 1000, "bytes": 3 * 2**30,
@@ -152,3 +160,10 @@ def test_the_spread_of_shapes_is_told_and_nothing_else_is_taken_for_one() -> Non
     assert told == {"images": f"{sizes}, 7.16 boxes (1 to 21), on average and nine in ten of them"}
     for strange in (None, 3, {"height": 4}, {"height": {"mean": "x"}}):
         assert data_lines({"work": {"shapes": strange}}) == []
+
+
+def test_how_often_a_workload_waits_for_the_device_is_told() -> None:
+    assert dict(data_lines({"work": {"own_synchronisations_per_step": 1.0}})) == {
+        "waits": "1 a step for the device, the workload's own"
+    }
+    assert data_lines({"work": {"own_synchronisations_per_step": "x"}}) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import sqlite3
 from pathlib import Path
 
@@ -119,12 +120,59 @@ def test_a_full_disk_is_a_sentence_and_loses_no_run(root: Path, get_record: obje
     record["id"], record["trial"]["settings"] = "large", {"x": "y" * 400_000}
     (root / "large").mkdir()
     (root / "large" / "record.json").write_text(json.dumps(record), encoding="utf-8")
-    for ask in (lambda: store.ingest(root / "large"), store.refresh):
+    for ask in (lambda: store.ingest(root / "large"), lambda: store.ingest_all([root / "large"])):
         with pytest.raises(RequestError, match=r"the disk is full\. No run is lost: .*prony store rebuild"):
             ask()
+    said = store.refresh().unwritten
+    assert said is not None
+    assert "index.sqlite cannot be written: the disk is full" in said
+    assert len(store.runs()) == len(ask_records(store, Question()).rows) == 14, "what is there can be read all the same"
     store.close()
     assert len(Store(root).runs()) == 13, "what was in is in, and nothing is half in"
     assert Store(root).refresh().ingested == ["large"]
+
+
+def test_an_index_that_a_full_disk_keeps_shut_is_no_broken_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite cannot make the files beside a database then, and calls it an I/O error."""
+    first = Store(root)
+    first.refresh()
+    first.close()
+    before = (root / "index.sqlite").read_bytes()
+
+    def fail(connection: sqlite3.Connection) -> None:
+        if not connection.execute("PRAGMA database_list").fetchone()[2]:
+            return  # in memory
+        error = sqlite3.OperationalError("disk I/O error")
+        error.sqlite_errorcode = sqlite3.SQLITE_IOERR | 19 << 8
+        raise error
+
+    monkeypatch.setattr("prony.store.engines._write_ahead", fail)
+    store = Store(root)
+    assert "disk I/O error; the disk may be full" in str(store.refresh().unwritten)
+    assert len(store.runs()) == 13
+    with pytest.raises(RequestError, match=r"disk I/O error"):
+        Store(root).rebuild()
+    assert (root / "index.sqlite").read_bytes() == before, "it is kept for when there is room"
+    monkeypatch.undo()
+    (root / "index.sqlite.lock").unlink()
+    (root / "index.sqlite.lock").mkdir()  # as when the disk has no room for one more file
+    (root / "index.sqlite").write_text("no database")
+    assert str(Store(root).refresh().unwritten).endswith("index.sqlite.lock cannot be written: Is a directory")
+
+
+def test_runs_are_read_while_another_program_keeps_the_index_locked(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Store(root).refresh()
+    monkeypatch.setattr("prony.store.engines.BUSY_TIMEOUT_S", 0.1)
+    shutil.copytree(root / "resnet50-20260302T100000-d00001", root / "new")
+    other = sqlite3.connect(root / "index.sqlite", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    store = Store(root)
+    assert "is locked by another program; try again" in str(store.refresh().unwritten)
+    assert len(store.runs()) == 14
+    other.close()
+    assert Store(root).refresh().unwritten is None
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -154,13 +202,15 @@ def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
     database = Database(tmp_path / "index.sqlite")
     with database.engine.connect() as connection_:
         connection_.exec_driver_sql("PRAGMA query_only=ON")
-    with pytest.raises(RequestError, match="cannot be written"), database.writing(create=True):
+    with pytest.raises(RequestError, match="attempt to write a readonly database"), database.writing(create=True):
         pass
 
 
 def test_a_password_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert hide_password("postgresql://me:s3cr@t/x@host/db?password=abc") == "postgresql://me@host/db?password=..."
     assert hide_password("postgresql://me@host/db") == "postgresql://me@host/db"
+    assert hide_password("me:secret@host/db") == "me@host/db"
+    assert hide_password("postgresql://host/db?password=sec@ret&user=me") == "postgresql://host/db?password=...&user=me"
     monkeypatch.setenv("PRONY_STORE", "mysql://me:secret@host/db")
     with pytest.raises(RequestError, match="is no address of a store") as caught:
         team_address()
@@ -173,6 +223,20 @@ def test_a_server_that_is_not_there_is_a_sentence(root: Path) -> None:
     with pytest.raises(RequestError, match=r"the store postgresql://me@127\.0\.0\.1:9/db cannot be reached") as caught:
         store.refresh()
     assert "secret" not in str(caught.value)
+
+
+def test_a_server_that_never_answers_is_asked_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each try lasts as long as its patience, and a run waits for it."""
+    pytest.importorskip("psycopg")
+    monkeypatch.setattr("prony.store.engines.CONNECT_TIMEOUT_S", 2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        store = Store(root, f"postgresql://me@127.0.0.1:{silent.getsockname()[1]}/db")
+        with pytest.raises(RequestError, match=r"cannot be reached \(connection timeout expired\)"):
+            store.refresh()
+        silent.settimeout(0.1)
+        silent.accept()[0].close()
+        with pytest.raises(TimeoutError):
+            silent.accept()
 
 
 def test_without_psycopg_a_sentence_says_what_to_do(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,6 +76,20 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"checks": {}}, "'checks' is not a list"),
     ({"metrics": []}, "'metrics' is not an object"),
     ({"trial": {"hash": "a"}}, "no workload with settings"),
+    ({"trial": {"workload": "x", "settings": {"fused": {"a": 1}}}}, "a setting that is no single value"),
+    ({"trial": {"workload": "x", "settings": {}, "effective": {"fused": []}}}, "a setting that is no single value"),
+    ({"id": ["x"]}, "'id' is no text"),
+    ({"started": 12}, "'started' is no text"),
+    ({"repeat": "1"}, "'repeat' is no whole number"),
+    ({"stop": 7}, "'stop' is not an object"),
+    ({"steady": {"step_time_low_s": [1]}}, "steady 'step_time_low_s' is no number"),
+    ({"phases": {"build": 1.0}}, "phase build is not an object with seconds and steps"),
+    ({"phases": {"build": {"seconds": {}}}}, "phase build is not an object with seconds and steps"),
+    ({"phases": {"cold_start": {"compile_cache": 1}}}, "'compile_cache' that is not an object"),
+    ({"checks": [{"name": {"a": 1}, "level": "pass"}]}, "a check whose name or message is no text"),
+    ({"metrics": {"mfu": {"value": 1e308, "unit": "1", "scope": "a", "source": "b"}}}, "is no finite number"),
+    ({"metrics": {"mfu": {"value": 1.0, "low": [], "unit": "1", "scope": "a", "source": "b"}}}, "mfu has no interval"),
+    ({"metrics": {"mfu": {"value": 1.0, "unit": [1], "scope": "a", "source": "b"}}}, "metric mfu has no unit"),
 ]
 
 

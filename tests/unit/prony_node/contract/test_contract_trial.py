@@ -86,7 +86,7 @@ def test_impossible_combinations_are_refused(request_: dict[str, object], senten
 def test_what_a_workload_cannot_is_refused_by_its_name() -> None:
     with pytest.raises(RequestError, match="gpt-tiny has no data set of a known size, so no epochs; use steps=N"):
         WORKLOADS["gpt-tiny"].parse({"epochs": "1"})
-    with pytest.raises(RequestError, match="recompute=on is not offered for resnet50"):
+    with pytest.raises(RequestError, match="recompute=on is not offered for resnet50: language models and dino"):
         WORKLOADS["resnet50"].parse({"recompute": "on"})
     with pytest.raises(RequestError, match="memory_format=channels_last is a layout of images; gpt-tiny has none"):
         WORKLOADS["gpt-tiny"].parse({"memory_format": "channels_last"})

@@ -22,6 +22,7 @@ from prony_node.data.source import chosen, fit_settings, open_source
 from prony_node.measure.step import Step
 from prony_node.supervise import judge
 from prony_node.supervise.inputs import Inputs
+from prony_node.supervise.rank import describe
 from prony_node.workloads import build_task, find_workload
 
 CPU = torch.device("cpu")
@@ -64,7 +65,7 @@ def test_categories_keep_coco_s_numbers_and_others_are_numbered_from_one(
     boxes = [{"image_id": 7, "category_id": number, "bbox": [1, 1, 2, 2]} for number in numbers]
     found = parse_instances(instances(categories=categories, annotations=boxes), "here")
     assert [label for _, label, _ in found.images[0].boxes] == labels
-    assert found.label_count == max(labels) + 1
+    assert found.classes == {label: f"c{number}" for label, number in zip(labels, numbers, strict=True)}
 
 
 IMAGE = {"id": 7, "file_name": "a.jpg", "width": 48, "height": 32}
@@ -88,6 +89,7 @@ BOX = {"id": 5, "image_id": 7, "category_id": 1, "bbox": [1, 2, 3, 4]}
         ({"annotations": [{**BOX, "bbox": [1, 2, -3, 4]}]}, "a bbox of -3 by 4 pixels"),
         ({"annotations": [{**BOX, "iscrowd": 2}]}, "iscrowd '2', which is neither 0 nor 1"),
         ({"categories": [{"id": 1}, {"id": 18}]}, "name 'None', which is no text"),
+        ({"annotations": [], "categories": []}, "it has no categories"),
     ],
 )
 def test_wrong_annotations_are_refused_with_their_place(changes: dict[str, object], says: str) -> None:
@@ -110,12 +112,23 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
         open_dataset(folder)
 
 
-def test_splits_of_other_categories_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "name"), [(18, "cat"), (17, "dog")])
+def test_splits_of_other_categories_or_other_numbers_of_them_are_refused(
+    tmp_path: Path, number: int, name: str
+) -> None:
     folder = coco(tmp_path)
-    other = instances(categories=[{"id": 18, "name": "cat"}, {"id": 1, "name": "person"}])
+    other = instances(categories=[{"id": number, "name": name}, {"id": 1, "name": "person"}], annotations=[])
     write(folder / "annotations" / "instances_val2017.json", other)
     with pytest.raises(RequestError, match="other categories for its test split"):
         open_source("fasterrcnn-r50-fpn", "boxes", "coco", {"data": str(folder)}, lambda _: None)
+
+
+def test_too_few_classes_for_a_data_set_are_refused_with_how_many_would_do(tmp_path: Path) -> None:
+    workload = find_workload("fasterrcnn-r50-fpn")
+    asked = {"device": "cpu", "size": "tiny", "data": str(coco(tmp_path)), "classes": "3"}
+    inputs = Inputs(workload, workload.effective(workload.parse(asked), Machine("cpu", None, 2)), CPU)
+    with pytest.raises(RequestError, match=r"classes=3 is not possible: the data set tells 19 .*; classes=19 would do"):
+        inputs.open({}, 2, print)
 
 
 def test_an_image_of_another_size_than_stated_is_refused(tmp_path: Path) -> None:
@@ -126,6 +139,31 @@ def test_an_image_of_another_size_than_stated_is_refused(tmp_path: Path) -> None
     )
     with pytest.raises(RequestError, match=r"0007\.jpg has 48 by 32 pixels; its annotations are of one of 50 by 32"):
         list(box_loader(opened(folder), 2, workers=0, endless=False))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_truncated_image_is_named(tmp_path: Path, workers: int) -> None:
+    damaged = coco(tmp_path) / "train2017" / "000000000009.jpg"
+    damaged.write_bytes(damaged.read_bytes()[:900])
+    with pytest.raises(RequestError) as caught:
+        list(box_loader(opened(tmp_path), 2, workers=workers, endless=False))
+    assert describe(caught.value) == {
+        "kind": "request",
+        "message": f"{damaged} (900 bytes) cannot be decoded: Image is incomplete or truncated",
+    }
+
+
+def test_an_image_of_sixteen_bits_is_refused_and_grey_or_seen_through_is_not(tmp_path: Path) -> None:
+    """Sixteen bits would become numbers from 0 to 257 where a detector expects 0 to 1."""
+    from PIL import Image
+
+    path = coco(tmp_path) / "train2017" / "000000000009.jpg"
+    for mode in ("L", "RGBA", "P"):
+        Image.new(mode, (30, 40)).save(path, "PNG")
+        assert next(box_loader(opened(tmp_path), 2, workers=0, endless=False))[0].dtype == torch.uint8
+    Image.new("I;16", (30, 40)).save(path, "PNG")
+    with pytest.raises(RequestError, match=r"0009\.jpg has 16 bits a colour: expected 8"):
+        next(box_loader(opened(tmp_path), 2, workers=0, endless=False))
 
 
 def test_a_batch_is_padded_to_its_largest_image(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_a_loader_gives_scaled_images_and_answers_are_judged_at_that_size(tmp_pa
         ends=torch.tensor([1]),
         sizes=torch.tensor([[30, 40]]),
     )
-    dataset = BoxedImages(Origin("coco", "train", tmp_path, (file,)), ["box"], [file], 1, table, 2)
+    dataset = BoxedImages(Origin("coco", "train", tmp_path, (file,)), {1: "box"}, [file], 1, table)
     dataset.scale_to = (60, 70)  # by 1.75, so that the longer side keeps to it
     source = box_loader(dataset, 1, workers=0, augment=False, endless=False)
     images, sizes, boxes, _labels, counts = next(source)

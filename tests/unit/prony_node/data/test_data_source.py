@@ -12,6 +12,7 @@ import torch
 from prony_node.contract.errors import RequestError
 from prony_node.data.batches import as_input, evaluation_batches, preparation, training_batches
 from prony_node.data.dataset import Encoded, Origin, Pixels
+from prony_node.data.place import DEFAULT_SAMPLES
 from prony_node.data.source import chosen, fit_settings, open_source
 
 CPU = torch.device("cpu")
@@ -54,9 +55,25 @@ def test_a_staged_set_is_read_from_its_copy(tmp_path: Path) -> None:
 def test_a_set_of_another_kind_is_refused_before_it_is_copied(tmp_path: Path) -> None:
     small_sets.write(tmp_path / "set" / "a.txt", "word " * 5000)
     settings: dict[str, Any] = {"data": str(tmp_path / "set"), "stage": str(tmp_path / "local")}
-    with pytest.raises(RequestError, match="is text, which resnet50 cannot learn from"):
+    with pytest.raises(RequestError, match="looks like text, which resnet50 cannot learn from"):
         open_source("resnet50", "images", "imagenet", settings, quiet)
     assert not (tmp_path / "local").exists()
+
+
+def test_what_is_no_data_set_is_answered_with_what_the_workload_reads(tmp_path: Path) -> None:
+    """Not with every layout there is, and not with one that a stray folder of images resembles."""
+    for place, found in (("void", "found an empty folder"), ("own", "looks like food101"), ("a.json", "looks like")):
+        if place == "own":
+            small_sets.write(tmp_path / place / "images" / "1.jpg", b"")
+        elif place == "void":
+            (tmp_path / place).mkdir()
+        else:
+            small_sets.write(tmp_path / place, "{}")
+        with pytest.raises(RequestError) as caught:
+            open_source("fasterrcnn-r50-fpn", "boxes", "coco", {"data": str(tmp_path / place)}, quiet)
+        assert found in str(caught.value)
+        assert "train2017/, val2017/ and annotations/instances_*.json (coco)" in str(caught.value)
+        assert "cifar" not in str(caught.value)
 
 
 def test_generated_data_is_made_once_where_it_belongs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,6 +89,15 @@ def test_generated_data_is_made_once_where_it_belongs(tmp_path: Path, monkeypatc
     again: list[str] = []
     open_source("gpt-tiny", "tokens", "tokens", settings, again.append, sequence=64)
     assert again == []
+
+
+def test_a_tiny_model_does_not_wait_for_the_data_of_a_whole_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PRONY_DATA", str(tmp_path))
+    settings: dict[str, Any] = {"data": "generated", "size": "tiny"}
+    opened = open_source("gpt-117m", "tokens", "tokens", settings, quiet, sequence=64)
+    assert opened.about["generated"]["samples"] == settings["data_samples"] == DEFAULT_SAMPLES["tokens"] // 10
 
 
 def test_fewer_samples_are_drawn_from_all_over_the_set(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from small_sets import cityscapes, write
 from torch import Tensor
 
 from prony_node.contract import RequestError
+from prony_node.contract.machine import Machine
 from prony_node.data import host
 from prony_node.data.batches import as_input, evaluation_batches, training_batches
 from prony_node.data.cityscapes import CLASSES, LABELS, StreetScenes, trained_ids
@@ -21,6 +22,8 @@ from prony_node.data.regions import IGNORED, region_sampler
 from prony_node.data.source import fit_settings, open_source
 from prony_node.data.street_loader import streets_to_test, streets_to_train, window_to_train, windows_to_test
 from prony_node.data.streets import label_colours, make_scene
+from prony_node.supervise.inputs import Inputs
+from prony_node.workloads import build_task, find_workload
 
 CPU = torch.device("cpu")
 Batch = tuple[Tensor, ...]
@@ -128,7 +131,7 @@ def test_an_incomplete_folder_is_answered_with_what_is_missing(tmp_path: Path, l
 
 def test_other_workloads_cannot_learn_from_it_nor_these_from_others(tmp_path: Path) -> None:
     folder = cityscapes(tmp_path / "set")
-    with pytest.raises(RequestError, match="is cityscapes, which resnet50 cannot learn from"):
+    with pytest.raises(RequestError, match="looks like cityscapes, which resnet50 cannot learn from"):
         open_source("resnet50", "images", "imagenet", {"data": str(folder)}, lambda _: None)
     found = open_source("segformer-b4", "masks", "", {"data": str(folder), "data_samples": 3}, lambda _: None)
     assert (found.about["kind"], found.about["samples"], found.about["classes"]) == ("cityscapes", 3, 19)
@@ -137,7 +140,9 @@ def test_other_workloads_cannot_learn_from_it_nor_these_from_others(tmp_path: Pa
     pairs = {(whole.images.read(at), whole.masks.read(at)) for at in range(5)}
     assert {(found.train.images.read(at), found.train.masks.read(at)) for at in range(3)} <= pairs
     write(tmp_path / "text" / "a.txt", "word " * 5000)
-    with pytest.raises(RequestError, match="is text, which segformer-b4 cannot learn from; it reads cityscapes"):
+    with pytest.raises(
+        RequestError, match=r"looks like text, which segformer-b4 cannot learn from; it reads leftImg8bit/"
+    ):
         open_source("segformer-b4", "masks", "", {"data": str(tmp_path / "text")}, lambda _: None)
 
 
@@ -227,16 +232,16 @@ def test_masks_that_are_no_label_ids_are_refused(tmp_path: Path) -> None:
     from PIL import Image
 
     Image.new("L", (96, 48), 255).save(path)  # as training ids have them
-    with pytest.raises(RequestError, match="a mask holds 255: expected label ids from 0 to 33"):
+    with pytest.raises(RequestError, match=rf"{path.name} holds 255: expected label ids from 0 to 33"):
         taken(streets_to_train(opened(folder), 1, height=32, width=32, workers=0), 1)
     Image.new("L", (96, 40), 7).save(path)
-    with pytest.raises(RequestError, match=r"an image of 96x48 and a mask of 96x40, 1 channels .* the same size"):
+    with pytest.raises(RequestError, match=rf"{path.name} has 96x40 pixels, and its image has 96x48"):
         taken(streets_to_train(opened(folder), 1, height=32, width=32, workers=0), 1)
     Image.new("RGB", (96, 48), 7).save(path)
-    with pytest.raises(RequestError, match="3 channels"):
+    with pytest.raises(RequestError, match=rf"{path.name} has 3 x 8 bits a pixel: expected a mask of 8"):
         taken(streets_to_test(opened(folder), 1, height=32, width=32, workers=0), 1)
     write(path, b"no image")
-    with pytest.raises(RequestError, match="an image of 8 bytes cannot be decoded"):
+    with pytest.raises(RequestError, match=rf"{path.name} \(8 bytes\) cannot be decoded"):
         taken(streets_to_train(opened(folder), 1, height=32, width=32, workers=0), 1)
     with pytest.raises(RequestError, match="batch_size=2 does not fit a set of 1 samples"):
         streets_to_train(opened(folder), 2, height=32, width=32, workers=0)
@@ -249,6 +254,28 @@ def test_settings_follow_from_scenes(tmp_path: Path) -> None:
     assert settings == {
         "workers": 6, "prefetch": 2, "pin_memory": False, "augment": True, "decode": "cpu", "cache": "off",
     }  # fmt: skip
-    for asked, said in (({"decode": "device"}, "decoded by the CPU"), ({"cache": "device"}, "small sets of pixels")):
-        with pytest.raises(RequestError, match=said):
-            fit_settings({**settings, **asked}, asked, train, cores=6)
+
+
+@pytest.mark.parametrize("name", ["segformer-b4", "fasterrcnn-r50-fpn", "dino-swin-l"])
+@pytest.mark.parametrize("asked", [{"decode": "device"}, {"decode": "both"}, {"cache": "device"}])
+def test_what_workers_alone_decode_is_refused_elsewhere_before_anything_starts(
+    name: str, asked: dict[str, str]
+) -> None:
+    with pytest.raises(RequestError, match=f"{name} (has decode=cpu|takes cache=memory or off)"):
+        find_workload(name).parse({"data": "./set", **asked})
+
+
+def test_a_scene_to_test_of_one_crop_is_refused_where_a_model_normalises_over_images(tmp_path: Path) -> None:
+    cityscapes(tmp_path, train=2, val=1, height=64, width=64)
+    for name, refused in (("deeplabv3plus-r101", True), ("segformer-b4", False)):
+        workload = find_workload(name)
+        asked = {"device": "cpu", "size": "tiny", "data": str(tmp_path), "batch_size": "2", "workers": "0"}
+        settings = workload.effective(workload.parse(asked), Machine("cpu", None, 2))
+        inputs = Inputs(workload, settings, CPU)
+        inputs.open({}, 2, print)
+        task = build_task(workload, settings)
+        if refused:
+            with pytest.raises(RequestError, match="has 1 image to test with; 2 are needed: a batch norm"):
+                inputs.held_out(task, 16, seed=1)
+        else:
+            assert len(inputs.held_out(task, 16, seed=1)[0]) == 1

@@ -29,9 +29,18 @@ OF_NODES = ("node_energy", "node_power")
 
 
 def record_power(
-    folder: Path, node: int, kind: str = "counter", evidence: str = "hardware", part: str = "", also: str = ""
+    folder: Path,
+    node: int,
+    kind: str = "counter",
+    evidence: str = "hardware",
+    part: str = "",
+    also: str = "",
+    held_up_s: float = 16.0,
 ) -> None:
-    """A node's sampler: idle for 3 s, busy for 12 s, idle for a second, by the node's own clock."""
+    """A node's sampler: idle for 3 s, busy for 12 s, idle for a second, by the node's own clock.
+
+    The second node's may be held up from some instant on.
+    """
     names = [part or f"GPU-{DEVICE_UUIDS[node]}", *([also] if also else [])]
     stated: dict[str, Any] = {"period_s": 0.1, "evidence": evidence}
     sensors = [Sensor(f"made.{kind} {name}", "made", kind, "gpu", name, "Made", **stated) for name in names]
@@ -41,7 +50,7 @@ def record_power(
         since_s = 0.05 * number
         power_w = POWERS_W[node] if 3.0 <= since_s < 15.0 else 0.1 * POWERS_W[node]
         value = joules if kind == "counter" else power_w
-        for sensor in sensors:
+        for sensor in sensors if node == 0 or since_s < held_up_s else []:
             writer.add(sensor, [Reading(CLOCKS_S[node] + since_s, CLOCKS_S[node] + since_s, value)])
         joules += power_w * 0.1 if number % 2 else 0.0
     writer.close()
@@ -121,6 +130,16 @@ def test_the_record_says_which_nodes_were_measured_and_the_share_of_each(tmp_pat
     assert found.detail["reasons"] == {"node 0 (n0), rapl": "only root", "node 1 (n1), rapl": "only root"}
     assert {check["message"].partition(":")[0] for check in found.checks} == {"node 0 (n0)", "node 1 (n1)"}
     assert found.metrics["energy"]["source"].startswith("sum of 2 nodes; node 0 (n0): made.counter")
+
+
+def test_a_sampler_that_was_held_up_does_not_make_the_share_of_its_node_smaller(tmp_path: Path) -> None:
+    """Its ticks cover five of twelve seconds, and so does its energy; the power it drew was the same."""
+    found = judged(tmp_path / "run", make_nodes(tmp_path / "run", held_up_s=8.5))
+    first, second = found.detail["nodes"]
+    assert second["energy_j"] < first["energy_j"]
+    assert [first["share"], second["share"]] == pytest.approx([300 / 800, 500 / 800], rel=0.01)
+    assert value(found, "power") == pytest.approx(sum(POWERS_W), rel=0.01)
+    assert value(found, "energy_per_sample") == pytest.approx(sum(POWERS_W) * STEP_S / UNITS_A_STEP, rel=0.01)
 
 
 SPOILS = {

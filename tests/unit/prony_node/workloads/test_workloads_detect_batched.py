@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,9 +13,11 @@ from prony_node.data.boxes import COUNTS, SIZES
 from prony_node.measure.protocol import Batch
 from prony_node.workloads import build_task, find_workload
 from prony_node.workloads.detect.assignment import Bounds, Truths, assigned, drawn
-from prony_node.workloads.detect.batched import batched_loss, proposals
+from prony_node.workloads.detect.batched import Pool, batched_loss, proposals
 from prony_node.workloads.detect.fasterrcnn import library_loss
 from prony_node.workloads.detect.geometry import decoded, encoded
+from prony_node.workloads.detect.pooling import pooled_by_library, pooled_from_all
+from prony_node.workloads.detect.suppression import kept_by_library
 
 WEIGHTS = (10.0, 10.0, 5.0, 5.0)
 TASK = build_task(find_workload("fasterrcnn-r50-fpn"), {"size": "tiny"})
@@ -94,18 +97,41 @@ def test_proposals_are_those_of_the_library() -> None:
     codes[0, :20, 2:] = -40.0  # boxes without an inside, which are no proposals
     every = torch.stack([decoded(row, anchors, (1.0,) * 4, 4.0) for row in codes])
     theirs, _ = model.rpn.filter_proposals(every, scores.flatten(), sizes, per_level)
-    boxes, there = proposals(model.rpn, scores, codes, anchors, per_level, sizes)
+    boxes, there = proposals(model.rpn, scores, codes, anchors, per_level, sizes, kept_by_library)
     for found, rows, expected in zip(boxes, there, theirs, strict=True):
         torch.testing.assert_close(found[rows], expected)
 
 
-def test_the_losses_are_the_library_s_where_everything_is_judged() -> None:
+def test_regions_are_pooled_from_their_level_as_the_library_pools_them() -> None:
+    """To the last bit, and so are the gradients of each level: what lies outside of it adds nothing."""
+    from torchvision.ops import MultiScaleRoIAlign
+
+    generator = torch.Generator().manual_seed(6)
+    sizes, levels = [(200, 320), (256, 256)], ("0", "1", "2", "3")
+    maps = {name: torch.randn(2, 3, 64 >> at, 80 >> at, generator=generator) for at, name in enumerate(levels)}
+    corner = torch.rand(2, 90, 2, generator=generator) * 100
+    regions = torch.cat((corner, corner + torch.logspace(0, 2.7, 90)[:, None].expand(2, 90, 2)), dim=-1)
+    regions[1, :3] = 0.0  # rows that hold no box
+    pooled, gradients = [], []
+    for pool in (pooled_by_library, pooled_from_all):
+        pooler = MultiScaleRoIAlign(list(levels), 7, 2)
+        features = {name: level.clone().requires_grad_() for name, level in maps.items()}
+        pooled.append(pool(pooler, {**features, "pool": maps["3"]}, regions, sizes))
+        pooled[-1].square().sum().backward()
+        gradients.append([level.grad for level in features.values()])
+    assert pooler.map_levels(list(regions)).unique().tolist() == [0, 1, 2, 3]
+    assert torch.equal(*pooled)
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+
+
+@pytest.mark.parametrize("pool", [pooled_by_library, pooled_from_all])
+def test_the_losses_are_the_library_s_where_everything_is_judged(pool: Pool) -> None:
     """Chance alone tells them apart, so nothing is left to it."""
     model, batch = model_and_batch()
     for part in (model.rpn, model.roi_heads):
         part.fg_bg_sampler.batch_size_per_image, part.fg_bg_sampler.positive_fraction = 100_000, 1.0
     losses, gradients = [], []
-    for loss in (batched_loss, library_loss):
+    for loss in (partial(batched_loss, pool=pool), library_loss):
         model.zero_grad()
         value = loss(model, batch)
         value.backward()

@@ -14,7 +14,7 @@ from prony_node.contract import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.contract.settings import Value
 from prony_node.data.cityscapes import StreetScenes
-from prony_node.data.dataset import Encoded, Origin
+from prony_node.data.dataset import Encoded, FileReader, Origin
 from prony_node.measure.flops import count_flops
 from prony_node.supervise.rank import describe
 from prony_node.workloads import build_task, find_workload
@@ -93,7 +93,7 @@ def test_logits_of_a_quarter_are_enlarged_before_they_are_judged() -> None:
 
 def scenes() -> StreetScenes:
     origin = Origin("cityscapes", "test", Path(), ())
-    empty = Encoded(origin, (), torch.zeros(0, dtype=torch.int64), lambda _: b"", 0)
+    empty = Encoded(origin, (), torch.zeros(0, dtype=torch.int64), FileReader(()), 0)
     return StreetScenes(origin, empty, empty)
 
 

@@ -1,0 +1,103 @@
+"""Who makes a run: one process at a time, and the next one once that is dead."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from prony.cli.study_carry import Options
+from prony.cli.study_run import carry_out
+from prony.cli.study_view import make_view
+from prony.launch import claim
+from prony.launch.claim import claimed
+from prony.launch.left import wait_for_left
+from prony.launch.site import Site
+from prony.plan.request import make_plan
+from prony.plan.study_file import Reading, parse_study
+from prony_node.contract import RequestError, files
+from prony_node.contract.plan import Stop
+from prony_node.contract.process import identify
+from prony_node.contract.trial import Trial
+from prony_node.workloads import find_workload
+
+CLAIM = """
+import sys; sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from prony.launch.claim import claimed
+with claimed(Path(sys.argv[2]), sys.argv[3]) as ours:
+    print(ours, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Callable[[str], subprocess.Popen[str]]:
+    """Another process that claims something of the same root, and has said so."""
+
+    def start(what: str) -> subprocess.Popen[str]:
+        argv = [sys.executable, "-c", CLAIM, str(Path(claim.__file__).parents[2]), str(tmp_path), what]
+        process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "True\n"
+        return process
+
+    return start
+
+
+def test_a_claim_is_of_one_process_until_it_dies(tmp_path: Path, other: Callable[[str], subprocess.Popen[str]]) -> None:
+    process = other("a run")
+    try:
+        with claimed(tmp_path, "a run") as ours, claimed(tmp_path, "another run") as theirs:
+            assert (ours, theirs) == (False, True)
+    finally:
+        process.kill()
+        process.communicate()
+    with claimed(tmp_path, "a run") as ours:
+        assert ours
+
+
+def test_a_study_is_not_submitted_twice_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: Callable[[str], subprocess.Popen[str]]
+) -> None:
+    monkeypatch.setattr("prony.cli.study_at_site.find_site", lambda name: Site("there", "slurm", runs=tmp_path))
+    monkeypatch.setenv("PRONY_RUNS", str(tmp_path))
+    study = parse_study("workloads: gpt-tiny\nsite: there\n", "s.yaml", Reading(None), find_workload)
+    process = other("submit")
+    try:
+        with pytest.raises(RequestError, match=r"another start is submitting runs of .* at this moment; try again"):
+            carry_out(study, Options(tmp_path), make_view(Console(stderr=True)))
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_run_that_another_start_makes_is_not_waited_for(
+    tmp_path: Path, other: Callable[[str], subprocess.Popen[str]]
+) -> None:
+    """It is shared with that start; only what a dead one left is waited for, and refused after a minute."""
+    plan = make_plan(Trial("gpt-tiny", {}), Stop(), ())
+    files.create_folder(tmp_path / plan.run_id, {files.PLAN: plan.to_json(), files.SUPERVISOR: identify()})
+    process = other(f"{plan.trial.hash} {plan.repeat}")
+    notes: list[str] = []
+    try:
+        wait_for_left(tmp_path, {(plan.trial.hash, plan.repeat)}, notes.append)
+    finally:
+        process.kill()
+        process.communicate()
+    assert notes == []
+
+
+def test_others_who_may_write_to_a_root_may_claim_there(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        with claimed(tmp_path, "a run"):
+            pass
+    finally:
+        os.umask(before)
+    assert (tmp_path / claim.FILE).stat().st_mode & 0o777 == 0o666

@@ -204,9 +204,9 @@ def _translate(error: BaseException, lost: bool, shown: str, is_team: bool) -> E
                 "and `prony store push` puts them in once it is back"
             )
         return RequestError(f"the store {shown} refused: {said}")
-    if "locked" in said or "busy" in said:
-        return Unwritable(f"{shown} is locked by another program; try again")
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if "locked" in said or "busy" in said or code == sqlite3.SQLITE_PROTOCOL:
+        return Unwritable(f"{shown} is locked by another program; try again")
     if code in UNWRITABLE:
         why = "the disk is full" if code == sqlite3.SQLITE_FULL else f"{said}; the disk may be full"
         return Unwritable(

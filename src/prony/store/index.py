@@ -46,7 +46,13 @@ class Store:
 
     @property
     def database(self) -> Database:
-        """The team's, or the index beside the folders; one in memory where nothing can be written."""
+        """The team's, or the index beside the folders; one in memory where nothing can be written.
+
+        It stays the same until something is brought in: a place that another process makes meanwhile has no index yet.
+        """
+        return self._database or self._choose_database()
+
+    def _choose_database(self) -> Database:
         where: Path | str | None = self.address
         if where is None and not self._in_memory and _is_writable(self.root):
             where = self.root / INDEX
@@ -61,6 +67,7 @@ class Store:
         row = read_row(self.root / folder.name)
         if self.is_team and row.id != row.folder:
             raise RequestError(_misnamed(row))
+        self._choose_database()
         self.ask(lambda connection: self.put(connection, [row]))
         return run_of_columns(self.root / folder.name, row.run | row.detail)
 
@@ -68,6 +75,7 @@ class Store:
         """Index several run folders of this root at once; what cannot be read is skipped and reported."""
         done = Refreshed()
         given = [self.root / folder.name for folder in folders if folder.absolute().parent == self.root]
+        self._choose_database()
         self.ask(lambda connection: None)  # so that there is an index
         self._index(given, done)
         return done
@@ -83,8 +91,9 @@ class Store:
 
         Of a team's store only what lies under this root is read again: the folders of others are elsewhere.
         """
-        self.database.discard_if_broken()
-        with self.database.writing(create=True):
+        database = self._choose_database()
+        database.discard_if_broken()
+        with database.writing(create=True):
             pass
         done = Refreshed()
         read = self._index(folders_of(self.root), done)
@@ -105,6 +114,7 @@ class Store:
             return replace(self._refresh(), unwritten=str(error))
 
     def _refresh(self) -> Refreshed:
+        self._choose_database()
         folders = folders_of(self.root)
         try:
             known = self._known([folder.name for folder in folders])

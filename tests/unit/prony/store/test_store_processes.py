@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
-from prony.store import Store
+from prony.store import Store, index
 
 PROCESSES, FOLDERS = 4, 50
 INGEST = """
@@ -39,3 +42,39 @@ def test_processes_ingest_side_by_side(tmp_path: Path, get_record: object) -> No
     assert [process.returncode for process in started] == [0] * PROCESSES, said
     found = [run.id for run in Store(tmp_path).runs()]
     assert len(found) == len(set(found)) == PROCESSES * FOLDERS
+
+
+def test_another_may_make_the_place_of_the_runs_at_any_moment(tmp_path: Path) -> None:
+    """Before any call of the store's own, as another start of the same study does."""
+
+    def ask(root: Path) -> None:
+        store = Store(root)
+        store.refresh()
+        assert store.runs() == store.finished("none", 0, None, None) == []
+
+    calls = count_calls(lambda: ask(tmp_path / "never"))
+    assert calls > 20
+    for number in range(1, calls):
+        root = tmp_path / str(number)
+        count_calls(lambda root=root: ask(root), number, root.mkdir)  # type: ignore[misc]
+        assert Store(root).refresh().skipped == []
+
+
+def count_calls(work: Callable[[], None], number: int = 0, meanwhile: Callable[[], None] = lambda: None) -> int:
+    """How many calls of the store's index some work makes; before one of them, something happens meanwhile."""
+    count = 0
+
+    def profile(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal count
+        if event == "call" and frame.f_code.co_filename == index.__file__:
+            count += 1
+            if count == number:
+                meanwhile()
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return count

@@ -2,7 +2,9 @@
 
     python scripts/device_results.py SUITE OUT [--part 1/3] [--repeats N] [--warm N] [--limit SECONDS] [--only WORD]
                                      [setting=value]
+    python scripts/device_results.py scripts/trials/forms.txt results/h200/forms
 
+A file of trials, as those in scripts/trials, takes the place of a suite: a line each, in the words of `prony run`.
 A trial of which OUT has as many records as repeats were asked for is passed over, so that the same command goes on
 where the last one ended.
 Compiling takes most of a run's time and hardly any of the device, so every trial is first compiled, several at
@@ -25,6 +27,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from prony.plan.request import parse_trial
 from prony.plan.suites import load_suites
 from prony_node.contract.errors import RequestError, unknown
 from prony_node.contract.trial import Trial
@@ -70,13 +73,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 def trials_of(options: argparse.Namespace) -> list[Trial]:
     """What was asked for, or what of it there is not: a job that does nothing costs as much as one that does."""
-    suites = load_suites()
-    if options.suite not in suites:
-        raise unknown("suite", options.suite, suites)
+    every = list_trials(options.suite)
     part, _, parts = options.part.partition("/")
     if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
         raise RequestError(f"--part {options.part} is no part: 1/3 is the first of three")
-    every = [entry.trial for entry in suites[options.suite].trials]
     named = [trial for trial in every if any(word in str(trial) for word in options.only or [""])]
     if not named:
         raise RequestError(f"no trial of {options.suite} has {' or '.join(options.only)}; there are\n  "
@@ -84,9 +84,33 @@ def trials_of(options: argparse.Namespace) -> list[Trial]:
     return [with_settings(trial, options.settings) for trial in named[int(part) - 1 :: int(parts)]]
 
 
+def list_trials(suite: str) -> list[Trial]:
+    if suite.endswith(".txt"):
+        return read_trials(Path(suite))
+    suites = load_suites()
+    if suite not in suites:
+        raise unknown("suite", suite, suites)
+    return [entry.trial for entry in suites[suite].trials]
+
+
+def read_trials(path: Path) -> list[Trial]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"{path} cannot be read: {error}") from error
+    found = []
+    for number, line in enumerate(lines, 1):
+        target, *words = line.partition("#")[0].split() or [""]
+        try:
+            found += [parse_trial(target, words)] if target else []
+        except RequestError as error:
+            raise RequestError(f"{path}:{number}: {error}") from error
+    return found
+
+
 def read_options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suite")
+    parser.add_argument("suite", help="its name, or a file of trials that ends in .txt")
     parser.add_argument("out", type=Path)
     parser.add_argument("settings", nargs="*", help="on top of each trial's own")
     parser.add_argument("--part", default="1/1", help="which of so many parts of the suite")

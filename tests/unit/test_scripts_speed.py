@@ -46,6 +46,23 @@ def test_a_job_with_a_wrong_word_starts_nothing(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "scripts/trials").glob("*.txt")), ids=lambda path: path.name)
+def test_a_list_of_trials_has_no_word_that_is_refused_and_none_twice(results: ModuleType, path: Path) -> None:
+    trials = results.list_trials(str(path))
+    assert len(trials) == len({trial.hash for trial in trials}) > 1
+
+
+def test_a_wrong_line_of_a_list_of_trials_is_named(
+    results: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "two.txt"
+    path.write_text("# two\n\nresnet50 batch_size=2\nresnet50 batch_size=two  # no number\n")
+    assert results.main([str(path), "OUT"]) == 2
+    assert f"{path}:4: batch_size=two" in capsys.readouterr().err
+    assert results.main([str(tmp_path / "none.txt"), "OUT"]) == 2
+    assert "No such file" in capsys.readouterr().err
+
+
 def test_a_setting_that_only_the_chosen_trials_have_is_taken(results: ModuleType) -> None:
     options = results.read_options(["speed", "OUT", "--only", "gpt-117m", "sequence=64"])
     (trial,) = results.trials_of(options)

@@ -15,7 +15,7 @@ from prony_node.contract.trial import settings_hash
 
 ROOMS_OF_FACTS = ("host", "software", "container", "environment", "source")
 MEASURED = (
-    "unit", "metrics", "phases", "steady", "checks", "work", "learning", "data", "auto_batch",
+    "unit", "metrics", "phases", "steady", "checks", "work", "learning", "data", "auto_batch", "attention",
     "parallel", "collective", "binding",
 )  # fmt: skip
 UNUSABLE = (RequestError, TypeError, ValueError, AttributeError, KeyError)  # what a malformed part raises

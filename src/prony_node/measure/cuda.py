@@ -1,4 +1,4 @@
-"""What only CUDA (and ROCm under its name) has: graphs, matrix modes, attention kernels."""
+"""What only CUDA (and ROCm under its name) has: graphs, matrix modes."""
 
 from __future__ import annotations
 
@@ -54,21 +54,6 @@ def untried() -> Iterator[None]:
         yield
     finally:
         cudnn.benchmark = before
-
-
-@contextlib.contextmanager
-def attention_order() -> Iterator[None]:
-    """Prefer cuDNN's attention, written for these devices, over the portable kernels behind it."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    order = [
-        SDPBackend.CUDNN_ATTENTION,
-        SDPBackend.FLASH_ATTENTION,
-        SDPBackend.EFFICIENT_ATTENTION,
-        SDPBackend.MATH,
-    ]
-    with sdpa_kernel(order, set_priority=True):
-        yield
 
 
 def capture(step: Callable[[], None], side_steps: int = WARM_STEPS) -> Callable[[], None]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from prony_node.contract.settings import Value
 from prony_node.measure import cuda
+from prony_node.measure.attention import Choice, asked_in, order_of
 from prony_node.measure.optimizer import make_optimizer, set_rate
 from prony_node.measure.protocol import Batch, Task, Tied
 
@@ -46,6 +47,7 @@ class Step:
         self.training = settings["mode"] == "train"
         self.precision = str(settings["precision"])
         self.output: Tensor | None = None  # the last loss or answer, on the device
+        self.attention = Choice(order_of(settings) if device.type == "cuda" else ())
         self._inputs: Batch = ()
         self._replay: Callable[[], None] | None = None
         torch.manual_seed(int(settings["seed"]))
@@ -65,6 +67,11 @@ class Step:
     def input_dtype(self) -> torch.dtype:
         kinds = PURE if self.training else INFERENCE
         return kinds.get(self.precision, torch.float32)
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """In which matrix products and attention are computed."""
+        return (AUTOCAST.get(self.precision) if self.training else None) or self.input_dtype
 
     def place(self, batch: Batch) -> Batch:
         """A batch as this step takes it: device, precision, layout. Nothing is copied that fits already."""
@@ -149,8 +156,8 @@ class Step:
     def kernels(self) -> AbstractContextManager[Any]:
         """Which attention kernels are preferred; entered once, around everything that the step does."""
         inside = contextlib.ExitStack()
-        if self.device.type == "cuda" and self.settings["preset"] == "fast":
-            inside.enter_context(cuda.attention_order())
+        if self.attention.order:
+            inside.enter_context(asked_in(self.attention.order))
         if self.tied is not None:
             inside.enter_context(self.tied.around())
         return inside

@@ -18,6 +18,7 @@ from prony_node.measure.protocol import Task
 from prony_node.measure.step import Step
 from prony_node.parallel.replicas import replicas_of
 from prony_node.supervise import judge
+from prony_node.supervise.kernels import choose_attention, noting
 from prony_node.supervise.model_file import keep_model_file
 from prony_node.workloads import build_task
 
@@ -52,11 +53,14 @@ def build(run: Run) -> None:
         torch.manual_seed(seed)
     run.held_out = judge.held_out(run, seed + 2)
     if not training:
-        run.reference = judge.reference_answer(run.task, run.step.model, run.held_out)
+        with noting(run) as seen:
+            run.reference = judge.reference_answer(run.task, run.step.model, run.held_out)
     run.step.finish_model()
     if training:
-        run.loss_first = run.step.held_out_loss(run.step.place(run.held_out))
+        with noting(run) as seen:
+            run.loss_first = run.step.held_out_loss(run.step.place(run.held_out))
         run.norms_first = parameter_norms(run.step.model)
+    choose_attention(run, seen)
     run.batches = run.inputs.training(run.task, run.step, run.samples_per_step, seed + 1)
     run.first = next(run.batches)
     assert len(run.first[0]) == run.samples_per_step  # work is counted by steps of this many samples

@@ -28,6 +28,12 @@ WEIGHTS = Setting(
     "weights", "text", "a checkpoint of this model that you have (a state_dict; torch or safetensors)",
     pattern=r"\S(.*\S)?", example="a file",
 )  # fmt: skip
+ATTENTION = Setting(
+    "attention", "choice", "the attention kernel that is asked first: torch's own choice, one of CUDA's by its name, "
+    "or whichever is fastest when timed before the first step",
+    ("library", "cudnn", "flash", "efficient", "math", "measured"),
+)  # fmt: skip
+CUDNN_FIRST: dict[str, Value] = {"attention": "cudnn"}  # on CUDA
 TINY_BATCH = 8
 AUGMENTED = ("images", "boxes", "masks")  # what is to be reconstructed stays as it is
 
@@ -133,6 +139,8 @@ class Workload:
                 f"tp and pp are offered for the gpt workloads alone: nobody said how {self.name} is split; "
                 "parallel=ddp and parallel=fsdp take any"
             )
+        if settings.get("attention") == "measured":
+            raise RequestError("attention=measured times the heads of a whole model; with tp and pp name a kernel")
         tiny = self.tiny_shape if settings.get("size") == "tiny" else {}
         check_model(self.name, {**self.shape, **tiny}, settings)
 

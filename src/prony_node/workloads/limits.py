@@ -57,6 +57,10 @@ def check_shapes(workload: Workload, settings: Mapping[str, Value]) -> None:
             raise RequestError(
                 f"{name}=kernel is written for GPUs, with sums in fp32; {name}=library is for any device"
             )
+    if settings.get("attention", "library") != "library" and kind in ("cpu", "mps", "xpu"):
+        raise RequestError(
+            f"attention={settings['attention']} is one of CUDA's kernels; attention=library is for any device"
+        )
     for name, own in (("suppression", "kernel"), ("pooling", "masked")):
         if settings.get(name) == own and settings.get("assignment") == "library":
             raise RequestError(f"{name}={own} is of assignment=batched; torchvision's own losses do that themselves")

@@ -12,7 +12,7 @@ from functools import partial
 
 from prony_node.contract.errors import RequestError
 from prony_node.contract.settings import Setting, Value
-from prony_node.workloads.config import WEIGHTS, Workload
+from prony_node.workloads.config import ATTENTION, CUDNN_FIRST, WEIGHTS, Workload
 
 IMAGE_SIZE = Setting("image_size", "count", "height and width of an image, in pixels", least=32)
 LIBRARY_IMAGE_SIZE = Setting(
@@ -31,7 +31,6 @@ STEM = Setting(
     "stem", "choice", "the first convolution as the library has it, or over two by two pixels at a time: the same sums",
     ("library", "folded"),
 )  # fmt: skip
-FORMS = {"norms": "library", "parts": "library", "stem": "library"}
 COMPILED_NORMS: dict[str, Value] = {"norms": "compiled"}  # on CUDA, where a device has shown that they pay
 SCORES = ("accuracy", "loss")
 IMAGENET_IMAGES = 1_281_167
@@ -47,11 +46,9 @@ def _classifier(name: str, help: str, parameters: int, source: str, batch: tuple
     sizes = {"train/cpu": train_cpu, "infer/cpu": infer_cpu}
     shape = {"classes": 1000} | ({"patch": patch} if patch else {})
     tiny: dict[str, Value] = {"image_size": tiny_size}
-    forms = [
-        form
-        for form, has in ((PARTS, bool(patch)), (NORMS, optimizer == "sgd"), (STEM, name.startswith("resnet")))
-        if has
-    ]
+    forms = [PARTS, ATTENTION] if patch else [NORMS] if optimizer == "sgd" else []
+    forms += [STEM] if name.startswith("resnet") else []
+    plain: dict[str, Value] = {form.name: "library" for form in forms}
     return Workload(
         name=name,
         help=f"{help} on 224x224 images, 1000 classes (torchvision)",
@@ -65,9 +62,9 @@ def _classifier(name: str, help: str, parameters: int, source: str, batch: tuple
         memory_format="channels_last" if optimizer == "sgd" else "contiguous",  # only convolutions gain by it
         epoch_samples=IMAGENET_IMAGES,
         settings=(IMAGE_SIZE, CLASSES, WEIGHTS, *forms),
-        fixed={"image_size": 224, **{form.name: FORMS[form.name] for form in forms}},
+        fixed={"image_size": 224, **plain},
         fixed_on_cuda=on_cuda or {},
-        fixed_when_plain={form.name: "library" for form in forms},
+        fixed_when_plain=plain,
         shape=shape,
         library="torchvision",
         flops=2 * multiply_adds,
@@ -93,9 +90,9 @@ IMAGE_WORKLOADS = (
     _classifier("resnet152", "ResNet-152", 60_192_808, f"{RESNET}; torchvision.models.resnet152",
                 (2, 4, 256), 32.0, 11.3e9, f"{RESNET}, table 1"),
     _classifier("vit-l", "ViT-L, patches of 16,", 304_326_632, f"{VIT}; torchvision.models.vit_l_16",
-                (1, 1, 128), 40.0, 61.6e9, DEIT3, patch=16, optimizer="adamw"),
+                (1, 1, 128), 40.0, 61.6e9, DEIT3, patch=16, optimizer="adamw", on_cuda=CUDNN_FIRST),
     _classifier("vit-h", "ViT-H, patches of 14,", 632_045_800, f"{VIT}; torchvision.models.vit_h_14",
-                (1, 1, 64), 50.0, 167.4e9, DEIT3, patch=14, optimizer="adamw", tiny_size=42),
+                (1, 1, 64), 50.0, 167.4e9, DEIT3, patch=14, optimizer="adamw", tiny_size=42, on_cuda=CUDNN_FIRST),
     _classifier("swin-t", "Swin-T", 28_288_354, f"{SWIN}; torchvision.models.swin_t",
                 (2, 4, 512), 34.0, 4.5e9, f"{SWIN}, table 1", optimizer="adamw"),
     _classifier("swin-b", "Swin-B", 87_768_224, f"{SWIN}; torchvision.models.swin_b",
@@ -124,7 +121,7 @@ IMAGE_WORKLOADS = (
         memory_format="channels_last",
         epoch_samples=50_000,
         settings=(IMAGE_SIZE, CLASSES, WEIGHTS, NORMS),
-        fixed={"image_size": 32, "norms": FORMS["norms"]},
+        fixed={"image_size": 32, "norms": "library"},
         fixed_when_plain={"norms": "library"},
         shape={"classes": 100},
         flops=4_824_462_336,

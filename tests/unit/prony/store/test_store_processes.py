@@ -62,6 +62,33 @@ def test_another_may_make_the_place_of_the_runs_at_any_moment(tmp_path: Path) ->
         assert Store(root).refresh().skipped == []
 
 
+@pytest.mark.parametrize("verb", [Store.refresh, Store.rebuild])
+def test_another_may_remove_the_index_at_any_moment(
+    tmp_path: Path, get_record: Any, verb: Callable[[Store], object]
+) -> None:
+    """It loses nothing: what was in it is read again."""
+    record = get_record("a00200")
+
+    def make(name: str) -> Path:
+        folder = tmp_path / name / record["id"]
+        folder.mkdir(parents=True)
+        Store(folder.parent).refresh()
+        (folder / "record.json").write_text(json.dumps(record))
+        return folder.parent
+
+    def remove(root: Path) -> None:
+        for path in root.glob(f"{index.INDEX}*"):
+            path.unlink()
+
+    root = make("never")
+    calls = count_calls(lambda: verb(Store(root)))
+    assert calls > 10
+    for number in range(1, calls):
+        root = make(str(number))
+        count_calls(lambda root=root: verb(Store(root)), number, lambda root=root: remove(root))  # type: ignore[misc]
+        assert [run.id for run in Store(root).runs()] == [record["id"]]
+
+
 OPEN = """
 import sqlite3, sys
 connection = sqlite3.connect(sys.argv[1])
@@ -98,7 +125,7 @@ def test_another_may_open_the_index_while_a_broken_one_is_removed(
     assert [answer for opened, answer in said if opened] == ["1\n"]
 
 
-def count_calls(work: Callable[[], None], number: int = 0, meanwhile: Callable[[], None] = lambda: None) -> int:
+def count_calls(work: Callable[[], object], number: int = 0, meanwhile: Callable[[], None] = lambda: None) -> int:
     """How many calls of the store's index some work makes; before one of them, something happens meanwhile."""
     count = 0
 

@@ -79,11 +79,12 @@ def write_node_zip(folder: Path) -> Path:
     path = folder / f".node-{content}.zip"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        temporary = folder / f".node-{content}.{os.getpid()}.tmp"
+        handle, name = tempfile.mkstemp(prefix=f".node-{content}.", suffix=".tmp", dir=folder)
+        temporary = Path(name)
         try:
-            with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
-                for name, source in members.items():
-                    archive.writestr(zipfile.ZipInfo(name), source, zipfile.ZIP_DEFLATED)
+            with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+                for member, source in members.items():
+                    archive.writestr(zipfile.ZipInfo(member), source, zipfile.ZIP_DEFLATED)
             temporary.chmod(0o644)  # for others who may write to this root
             temporary.replace(path)
         except OSError:  # a full disk is not to be filled with halves of it

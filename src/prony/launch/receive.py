@@ -138,7 +138,10 @@ def is_plain(name: str) -> bool:
 
 
 def unpack(content: bytes, folder: Path) -> None:
-    """The plain files of a bundle into a run folder, the record last: whoever sees it sees all. It is not replaced."""
+    """The plain files of a bundle into a run folder, the record last: whoever sees it sees all. It is not replaced.
+
+    The plan comes before it: a folder with a plan and nobody who is responsible would be taken for lost.
+    """
     found: dict[str, bytes] = {}
     left = MOST_BYTES
     try:
@@ -153,11 +156,9 @@ def unpack(content: bytes, folder: Path) -> None:
         found.pop(files.RECORD, None)
     if (folder / files.RECORD).exists():
         return
-    record = found.pop(files.RECORD, None)
-    for name, body in found.items():
+    last = {name: found.pop(name) for name in (files.PLAN, files.RECORD) if name in found}
+    for name, body in (found | last).items():
         _write(folder / name, body)
-    if record is not None:
-        _write(folder / files.RECORD, record)
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -160,7 +160,7 @@ class Database:
         with _alone(self.path.with_name(self.path.name + ".lock")):
             if self.path.exists() and self._is_broken():
                 self.engine.dispose()
-                for suffix in ("", "-wal", "-shm"):
+                for suffix in ("-wal", "-shm", ""):  # the file last: what lies beside a new one is in use
                     self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
 
     def _is_broken(self) -> bool:

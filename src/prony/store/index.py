@@ -91,6 +91,12 @@ class Store:
 
         Of a team's store only what lies under this root is read again: the folders of others are elsewhere.
         """
+        try:
+            return self._rebuild()
+        except StaleIndex:  # somebody has removed it meanwhile
+            return self._rebuild()
+
+    def _rebuild(self) -> Refreshed:
         database = self._choose_database()
         database.discard_if_broken()
         with database.writing(create=True):
@@ -115,11 +121,13 @@ class Store:
 
     def _refresh(self) -> Refreshed:
         self._choose_database()
-        folders = folders_of(self.root)
         try:
-            known = self._known([folder.name for folder in folders])
+            return self._bring_in(folders_of(self.root))
         except StaleIndex:
             return self.rebuild()
+
+    def _bring_in(self, folders: list[Path]) -> Refreshed:
+        known = self._known([folder.name for folder in folders])
         done = Refreshed()
         old = {name for name, version in known.items() if version < ROW_VERSION}
         self._index([folder for folder in folders if folder.name not in known or folder.name in old], done, old)

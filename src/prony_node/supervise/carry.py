@@ -68,7 +68,8 @@ class Sender:
         return sorted(found)
 
     def _send_small(self, folder: Path) -> None:
-        for path in sorted(folder.glob("*.json")):
+        # The plan last: a folder with a plan and nobody who is responsible would be taken for lost.
+        for path in sorted(folder.glob("*.json"), key=lambda path: (path.name == files.PLAN, path)):
             with contextlib.suppress(OSError):  # it is being replaced: next time
                 status = path.stat()
                 mark = (status.st_mtime_ns, status.st_size)

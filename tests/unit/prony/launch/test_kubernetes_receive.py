@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from kubernetes_jobs import ANY, make_job, make_run, make_site
 
+from prony.launch import receive
+from prony.launch.collect import collect_all
 from prony.launch.job import Job, save
 from prony.launch.receive import Receiver, unpack
 from prony_node.contract.frames import Frame, encode, in_parts
@@ -107,6 +109,29 @@ def test_a_record_that_is_here_is_not_replaced(job: Job, there: Path) -> None:
     (job.root / RUN / "record.json").write_text("mine")
     Receiver(job).feed(sent(there))
     assert (job.root / RUN / "record.json").read_text() == "mine"
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_nobody_takes_a_folder_that_is_arriving_for_lost(
+    job: Job, there: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    """Another verb looks at the runs after every file that is written."""
+    (there / "plan.json").write_text(json.dumps(job.runs[0].plan.to_json()))
+    (there / "supervisor.json").write_text(json.dumps({"role": "supervisor", "job": job.id, "pid": 1, "host": "pod"}))
+    write = receive._write
+
+    def beside(path: Path, body: bytes) -> None:
+        write(path, body)
+        assert collect_all(job.root) == []
+
+    monkeypatch.setattr(receive, "_write", beside)
+    if whole:
+        (there / "record.json").write_text('{"status": "ok"}')
+        Receiver(job).feed(b"".join(map(encode, in_parts(RUN, bundle(there)))))
+        assert content(job.root / RUN) == content(there)
+    else:
+        Receiver(job).feed(sent(there, record=False))
+        assert {"plan.json", "supervisor.json"} <= set(content(job.root / RUN))
 
 
 @pytest.mark.parametrize(

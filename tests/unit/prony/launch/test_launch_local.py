@@ -8,6 +8,7 @@ import os
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -207,6 +208,22 @@ def test_others_of_a_shared_root_can_read_the_node_program(tmp_path: Path) -> No
         assert write_node_zip(tmp_path).stat().st_mode & 0o777 == 0o644
     finally:
         os.umask(before)
+
+
+def test_two_containers_write_the_node_program_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a shared root; the controller of each is process 1 there."""
+    write, others = zipfile.ZipFile.writestr, iter([True])
+
+    def beside(*given: Any) -> None:
+        if next(others, False):
+            write_node_zip(tmp_path)
+        write(*given)
+
+    monkeypatch.setattr("os.getpid", lambda: 1)
+    monkeypatch.setattr("zipfile.ZipFile.writestr", beside)
+    path = write_node_zip(tmp_path)
+    assert zipfile.ZipFile(path).testzip() is None
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_half_a_node_program_does_not_stay_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

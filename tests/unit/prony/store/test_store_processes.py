@@ -10,6 +10,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pytest
+
 from prony.store import Store, index
 
 PROCESSES, FOLDERS = 4, 50
@@ -60,7 +62,70 @@ def test_another_may_make_the_place_of_the_runs_at_any_moment(tmp_path: Path) ->
         assert Store(root).refresh().skipped == []
 
 
-def count_calls(work: Callable[[], None], number: int = 0, meanwhile: Callable[[], None] = lambda: None) -> int:
+@pytest.mark.parametrize("verb", [Store.refresh, Store.rebuild])
+def test_another_may_remove_the_index_at_any_moment(
+    tmp_path: Path, get_record: Any, verb: Callable[[Store], object]
+) -> None:
+    """It loses nothing: what was in it is read again."""
+    record = get_record("a00200")
+
+    def make(name: str) -> Path:
+        folder = tmp_path / name / record["id"]
+        folder.mkdir(parents=True)
+        Store(folder.parent).refresh()
+        (folder / "record.json").write_text(json.dumps(record))
+        return folder.parent
+
+    def remove(root: Path) -> None:
+        for path in root.glob(f"{index.INDEX}*"):
+            path.unlink()
+
+    root = make("never")
+    calls = count_calls(lambda: verb(Store(root)))
+    assert calls > 10
+    for number in range(1, calls):
+        root = make(str(number))
+        count_calls(lambda root=root: verb(Store(root)), number, lambda root=root: remove(root))  # type: ignore[misc]
+        assert [run.id for run in Store(root).runs()] == [record["id"]]
+
+
+OPEN = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1])
+try:
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("SELECT * FROM sqlite_master")
+except sqlite3.DatabaseError:  # it is the broken one still
+    sys.exit()
+print("open", flush=True)
+sys.stdin.readline()
+print(connection.execute("SELECT count(*) FROM run").fetchone()[0])
+"""
+
+
+def test_another_may_open_the_index_while_a_broken_one_is_removed(
+    tmp_path: Path, get_record: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has open is not removed from under it: it sees what is written afterwards."""
+    record = get_record("a00200")
+    (tmp_path / record["id"]).mkdir()
+    (tmp_path / record["id"] / "record.json").write_text(json.dumps(record))
+    (tmp_path / index.INDEX).write_bytes(b"no database" * 1000)
+    remove, others = Path.unlink, []
+
+    def unlink(path: Path, missing_ok: bool = False) -> None:
+        remove(path, missing_ok)
+        argv = [sys.executable, "-c", OPEN, str(tmp_path / index.INDEX)]
+        other = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        others.append((other, other.stdout.readline() if other.stdout else ""))
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    Store(tmp_path).rebuild()
+    said = [(opened, other.communicate("\n" if opened else None)[0]) for other, opened in others]
+    assert [answer for opened, answer in said if opened] == ["1\n"]
+
+
+def count_calls(work: Callable[[], object], number: int = 0, meanwhile: Callable[[], None] = lambda: None) -> int:
     """How many calls of the store's index some work makes; before one of them, something happens meanwhile."""
     count = 0
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 PRONY = [str(Path(sys.executable).parent / "prony"), "power"]
 PART = "GPU-5f1c0a3e-0000-4000-8000-000000000001"
 SAMPLER = "prony_node.power.sampler"
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def make_recording(folder: Path) -> Path:

@@ -22,7 +22,7 @@ from prony_node.supervise.parent import end_with_parent
 
 PROGRAMS = ("slurmctld", "slurmd", "slurmdbd", "munged", "mariadbd", "mariadb-install-db", "sbatch", "sacct")
 NODES = ("n0", "n1")
-START_S = 60.0
+START_S = 180.0
 
 
 def why_not() -> str | None:

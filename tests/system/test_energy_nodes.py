@@ -119,7 +119,7 @@ def test_copies_on_two_hosts_are_taken_in_their_common_window(place: Place) -> N
     first, second = record["energy"]["parts"]
     for part in (first, second):
         assert part["window_s"][1] - part["window_s"][0] <= record["parallel"]["window_s"] + 0.01
-    assert second["window_s"][0] - first["window_s"][0] == pytest.approx(APART_S, abs=1.0)
+    assert second["window_s"][0] - first["window_s"][0] == pytest.approx(APART_S, abs=5.0)
     assert holds(record["metrics"]["power"], sum(POWERS_W))
     rate = record["metrics"]["power"]["value"] / record["metrics"]["energy_per_sample"]["value"]
     assert rate == pytest.approx(record["metrics"]["throughput"]["value"], rel=0.25)

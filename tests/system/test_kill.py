@@ -64,7 +64,7 @@ def stand_in_environment() -> dict[str, str]:
 def kill_somewhere(root: Path, environment: dict[str, str], victim: str, phase: str, seed: str) -> None:
     """Kill at that phase and check what is left; a victim that was quicker than us gets another try."""
     chance = random.Random(seed)
-    for _ in range(5):
+    for _ in range(20):
         controller, folder = start_run(root, environment)
         try:
             found: list[int] = []
@@ -74,7 +74,7 @@ def kill_somewhere(root: Path, environment: dict[str, str], victim: str, phase: 
             wait_until(lambda folder=folder: has_come_to(folder, phase, victim), controller, folder)
             time.sleep(chance.uniform(0.0, 0.08 if phase != "writing" else 0.01))
             killed = kill(found or find(victim, controller, folder))
-            controller.wait(timeout=60)
+            controller.wait(timeout=120)
         finally:
             controller.kill()
             controller.wait()
@@ -141,7 +141,7 @@ def kill(pids: list[int]) -> bool:
 
 
 def check_what_is_left(root: Path, folder: Path) -> None:
-    end = time.monotonic() + 20.0
+    end = time.monotonic() + 60.0
     while (left := processes_naming(folder)) and time.monotonic() < end:
         time.sleep(0.02)
     assert left == [], "processes were left behind"

@@ -91,7 +91,9 @@ def test_two_ranks_make_one_record(tmp_path: Path) -> None:
 
 def test_copies_are_summed_over_their_common_window(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    record = finished(start(write_plan(tmp_path, {"copies": 2, "devices": 1, "mode": "infer"}), out), out)
+    stop = Stop(tolerance=0.5, min_time_s=3.0, max_time_s=6.0)  # a copy that is held up still meets the other
+    plan = write_plan(tmp_path, {"copies": 2, "devices": 1, "mode": "infer"}, stop=stop)
+    record = finished(start(plan, out), out)
     assert record["status"] == "ok"
     parallel, work = record["parallel"], record["work"]
     assert (parallel["form"], work["devices"], parallel["backend"]) == ("independent", 1, None)
@@ -106,7 +108,7 @@ def test_copies_are_summed_over_their_common_window(tmp_path: Path) -> None:
 
 def test_a_rank_that_hangs_is_named(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    process = start(write_plan(tmp_path, {}, stop=Stop(1e-6, 1.0, 600.0), hung_after_s=20.0), out)
+    process = start(write_plan(tmp_path, {}, stop=Stop(1e-6, 1.0, 600.0), hung_after_s=40.0), out)
     while (last_progress(out) or {}).get("phase") != "measure" and process.poll() is None:
         time.sleep(0.05)
     who = files.read_json(out / "rank1" / files.RANK)
@@ -140,7 +142,7 @@ def test_ranks_end_with_their_supervisor(tmp_path: Path) -> None:
         time.sleep(0.05)
     process.kill()
     process.communicate(timeout=60)
-    end_s = time.monotonic() + 30
+    end_s = time.monotonic() + 120
     while (left := processes_of(out)) and time.monotonic() < end_s:
         time.sleep(0.05)
     assert left == []

@@ -10,6 +10,7 @@ import os
 import pty
 import select
 import shlex
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -25,11 +26,12 @@ def place(tmp_path: Path) -> Place:
 
 def test_bytes_pass_unchanged_and_nothing_of_ours_is_among_them(place: Place) -> None:
     data = bytes(range(256)) * 500
-    done = place.power("--", sys.executable, "-c", COPY, input=data)
+    done = place.power("--json", "figures.json", "--", sys.executable, "-c", COPY, input=data)
     assert done.returncode == 0
     assert done.stdout == data
     assert done.stderr.startswith(b"its own words\n")
-    assert b"under 2 s there is no energy figure" in done.stderr
+    is_short = json.loads((place.here / "figures.json").read_text())["seconds"] < 2.0  # else the machine was held up
+    assert (b"under 2 s there is no energy figure" in done.stderr) == is_short
 
 
 COPY = "import sys; sys.stderr.write('its own words\\n'); sys.stdout.buffer.write(sys.stdin.buffer.read())"
@@ -37,19 +39,21 @@ COPY = "import sys; sys.stderr.write('its own words\\n'); sys.stdout.buffer.writ
 
 def test_the_figures_on_stderr_and_in_files(place: Place) -> None:
     more = ("--out", "kept", "--json", "figures.json", "--carbon", "380", "--price", "0.31EUR")
-    done = place.power(*more, "sleep", "2.5")
+    done = place.power(*more, "sleep", "5")
     assert done.returncode == 0, done.stderr
     assert done.stdout == b""
     text = done.stderr.decode()
-    for expected in ("Made GPU", "lower bound", "ticks: ", "covers 2.", "g CO2e", "EUR", "█"):
+    for expected in ("Made GPU", "lower bound", "ticks: ", "covers ", "g CO2e", "EUR", "█"):
         assert expected in text
     document = json.loads((place.here / "figures.json").read_text())
     assert document == json.loads((place.here / "kept" / "energy.json").read_text())
     assert document["schema"] == "prony.energy/1"
-    assert document["command"] == ["sleep", "2.5"]
+    assert document["command"] == ["sleep", "5"]
     assert document["exit"] == {"code": 0, "signal": None}
     node = document["node"]
-    assert node["power_w"] == pytest.approx(200.0, rel=0.06)
+    assert 2.0 <= node["seconds"] <= document["seconds"]
+    # A sampler that is held up reads late: then the uncertainty says so.
+    assert abs(node["energy_j"] - 200.0 * node["seconds"]) <= max(1.5 * node["uncertainty_j"], 0.06 * node["energy_j"])
     assert document["carbon"]["value_g"] == pytest.approx(node["energy_j"] / 3.6e6 * 380)
     assert {"power.json", "power.csv", "energy.json"} <= {path.name for path in (place.here / "kept").iterdir()}
     again = place.power("--out", "kept", "touch", "ran")
@@ -166,7 +170,7 @@ def test_without_a_sensor_the_command_runs_and_why_is_said(place: Place) -> None
 
 def test_a_folder_that_cannot_be_written_costs_the_samples_alone(place: Place) -> None:
     (place.here / "file").touch()
-    done = place.power("--out", "file/below", "sh", "-c", "sleep 2.3; exit 3")
+    done = place.power("--out", "file/below", "sh", "-c", "sleep 5; exit 3")
     assert done.returncode == 3
     assert b"the samples are not kept" in done.stderr
     assert b" J " in done.stderr, "the figures are there all the same"
@@ -175,7 +179,7 @@ def test_a_folder_that_cannot_be_written_costs_the_samples_alone(place: Place) -
 
 def test_a_full_disk_costs_no_exit_code(place: Place) -> None:
     """A limit on the size of files stands for the disk: the sampler's file cannot grow any more."""
-    limited = f"ulimit -f 4; exec {shlex.join([*PRONY, '--out', 'full', 'sh', '-c', 'sleep 3; exit 3'])}"
+    limited = f"ulimit -f 4; exec {shlex.join([*PRONY, '--out', 'full', 'sh', '-c', 'sleep 5; exit 3'])}"
     done = place.run(["sh", "-c", limited])
     assert done.returncode == 3
     assert b"cannot be written: File too large" in done.stderr
@@ -198,10 +202,15 @@ def test_interrupted_before_the_command_began_nothing_is_left(place: Place) -> N
     """An idle device is looked at for a second first; whoever gives up then finds no trace."""
     described = Path(place.environment["PRONY_POWER_REPLAY"]) / "power.json"
     described.write_text(described.read_text().replace("90 % utilised", ""))
-    with place.start("--", "touch", "ran") as process:
-        assert wait_for(lambda: bool(list(place.here.glob("runs/*/power.csv"))))
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+    for _ in range(5):
+        shutil.rmtree(place.here / "runs", ignore_errors=True)
+        with place.start("--", "touch", "ran") as process:
+            assert wait_for(lambda: bool(list(place.here.glob("runs/*/power.csv"))))
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=60)
+        if process.returncode:
+            break
+        (place.here / "ran").unlink()  # we were held up for longer than that second: it began, and ended well
     assert process.returncode == -signal.SIGINT
     assert not (place.here / "ran").exists()
     assert list((place.here / "runs").iterdir()) == []

@@ -21,10 +21,11 @@ from prony_node.power import measure
 def say(line):  # in one piece: with PYTHONUNBUFFERED print writes word by word, and the words of two ranks mix
     os.write(1, f"{line}\\n".encode())
 with measure("training") as measured:
-    time.sleep(2.5)
+    time.sleep(5.0)
     say(f"folder {measured.joined.folder}")
 assert "torch" not in sys.modules
-say(f"energy {measured.energy_j}")
+node = measured.node
+say(f"energy {node.energy_j} {node.uncertainty_j} {node.seconds} {measured.seconds}")
 """
 
 
@@ -35,10 +36,13 @@ def test_ranks_of_torchrun_share_one_sampler(place: Place) -> None:
     done = place.run(torchrun, text=True)
     assert done.returncode == 0, done.stderr
     folders = {line for line in done.stdout.splitlines() if line.startswith("folder ")}
-    energies = [float(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("energy ")]
+    energies = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("energy ")]
     assert len(folders) == 1
     assert len(energies) == 2
-    assert energies == pytest.approx([480.0, 480.0], rel=0.15)
+    for energy_j, uncertainty_j, covered_s, block_s in (map(float, words) for words in energies):
+        # A shared machine may hold up a rank or the sampler: then the block is longer, or less of it is covered.
+        assert 2.0 <= covered_s <= block_s
+        assert abs(energy_j - 200.0 * covered_s) <= max(1.5 * uncertainty_j, 0.06 * energy_j)
     assert wait_for(lambda: not place.samplers())
     assert wait_for(lambda: not list(place.tmp.glob("prony-power-*/*-*")))
 

@@ -37,7 +37,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def record(root: Path) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(prony(root, "run", "gpt-tiny", *SHORT, "--json"))
+    # Longer than the others: there must be blocks for an interval where the machine stops for two seconds.
+    document: dict[str, Any] = json.loads(prony(root, "run", "gpt-tiny", *SHORT, "--max-time", "5s", "--json"))
     return document
 
 

@@ -279,7 +279,7 @@ def test_a_wrong_partition_is_refused_in_words_and_leaves_nothing(cluster: Clust
 def test_a_full_queue_is_waited_for(bed: SlurmBed, cluster: Cluster) -> None:
     bed.limit_jobs(1)
     try:
-        first, second = cluster.submit(cluster.site("pace=0.2"), [run_of(0), run_of(1)], block=1)
+        first, second = cluster.submit(cluster.site("pace=1"), [run_of(0), run_of(1)], block=1)
         assert (first.state, second.state) == ("submitted", "waiting")
         assert "the queue is full: AssocMaxSubmitJobLimit" in second.note
         cluster.wait(second)

@@ -223,7 +223,7 @@ def test_a_server_that_goes_away_in_the_middle_does_not_end_a_sweep(server: Serv
     node = tmp_path / "node"
     node.write_text(f'#!/bin/sh\nexec {sys.executable} {repository / "tests/stand_in/stand_in_node.py"} "$@"\n')
     node.chmod(0o755)
-    own = {"PYTHONPATH": str(repository / "src"), "PRONY_PYTHON": str(node), "PRONY_STAND_IN_PACE": "0.1"}
+    own = {"PYTHONPATH": str(repository / "src"), "PRONY_PYTHON": str(node), "PRONY_STAND_IN_PACE": "0.3"}
     root = tmp_path / "runs"
     argv = [sys.executable, "-m", "prony", "sweep", "gpt-tiny", "device=cpu", "batch_size=1,2,4", "--out", str(root)]
     sweep = subprocess.Popen(argv, env=os.environ | own, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)

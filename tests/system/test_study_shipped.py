@@ -21,7 +21,7 @@ def prony(root: Path, *words: str) -> str:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PRONY_RUNS")}
     environment = {**kept, "PYTHONPATH": str(ROOT / "src"), "PRONY_RUNS": str(root)}
     argv = [sys.executable, "-m", "prony", *words]
-    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=540)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

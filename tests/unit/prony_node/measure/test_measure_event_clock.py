@@ -68,7 +68,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     ahead=st.integers(0, 5),
     behind=st.integers(0, 12),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_every_block_is_read_once_in_order(
     device: Device, lengths: list[tuple[int, int, int]], ahead: int, behind: int
 ) -> None:

@@ -206,7 +206,7 @@ def test_a_loader_worker_stays_where_its_rank_was_bound() -> None:
     pytest.importorskip("torch")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     text = subprocess.run(
-        [sys.executable, "-c", BOUND_PROCESS], check=True, env=environment, timeout=60, capture_output=True, text=True
+        [sys.executable, "-c", BOUND_PROCESS], check=True, env=environment, timeout=300, capture_output=True, text=True
     ).stdout
     done, (cores, asked, mode, mask, worker), rank = json.loads(text)
     allowed = sorted(os.sched_getaffinity(0))

@@ -41,7 +41,7 @@ def several(size: int, out: Path) -> dict[Any, dict[str, Tensor]]:
         listener.bind(("127.0.0.1", 0))
         port = str(listener.getsockname()[1])
     words = [str(size), port, str(out), json.dumps(cases)]
-    subprocess.run([sys.executable, str(SCRIPT), *words], check=True, timeout=180)
+    subprocess.run([sys.executable, str(SCRIPT), *words], check=True, timeout=500)
     return dict(zip(names, torch.load(out), strict=True))
 
 

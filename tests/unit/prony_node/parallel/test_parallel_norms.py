@@ -28,7 +28,7 @@ def test_a_span_of_ranks_is_neighbours_and_every_rank_is_in_one(tmp_path: Path) 
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = str(listener.getsockname()[1])
-    subprocess.run([sys.executable, str(SCRIPT), "4", port, str(out)], check=True, timeout=120)
+    subprocess.run([sys.executable, str(SCRIPT), "4", port, str(out)], check=True, timeout=400)
     told = json.loads(out.read_text())
     assert [seen["2"] for seen in told] == [[[0, 1]] * 2, [[0, 1]] * 2, [[2, 3]] * 2, [[2, 3]] * 2]
     assert [seen["4"] for seen in told] == [seen["synced"] for seen in told] == [[[0, 1, 2, 3]] * 2] * 4

@@ -36,7 +36,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What every rank of every case found: all of it in one start."""
     out = tmp_path_factory.mktemp("split") / "found.json"
     words = [sys.executable, str(SCRIPT), str(out), json.dumps(list(CASES.values()))]
-    subprocess.run(words, check=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    subprocess.run(words, check=True, timeout=500, env={**os.environ, "OMP_NUM_THREADS": "1"})
     document = json.loads(out.read_text())
     return {"alone": document["loss"], **dict(zip(CASES, document["cases"], strict=True))}
 

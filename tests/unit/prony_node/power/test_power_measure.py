@@ -40,7 +40,7 @@ def own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(place))
     yield place
-    end_s = time.monotonic() + 10.0
+    end_s = time.monotonic() + 60.0
     while samplers(place) and time.monotonic() < end_s:
         time.sleep(0.05)
     assert samplers(place) == [], "a sampler outlived its last user"
@@ -60,7 +60,7 @@ def test_blocks_inside_each_other_share_a_sampler_and_have_figures_after_the_out
         return 7
 
     with measure("outer", out=tmp_path / "kept" / "block") as outer:
-        assert work(2.4) == 7
+        assert work(5.0) == 7
         assert len(samplers(own_place)) == 1
         with measure("short") as short:
             pass
@@ -72,7 +72,7 @@ def test_blocks_inside_each_other_share_a_sampler_and_have_figures_after_the_out
         assert measured.energy_j == pytest.approx(POWER_W * measured.node.seconds, rel=0.05)
         assert measured.reason == ""
     assert inner.name.endswith("work")
-    assert outer.seconds < inner.seconds + 0.5
+    assert outer.start_s <= inner.start_s <= inner.end_s <= outer.end_s < began_s + 0.3
     assert short.energy_j is None
     assert "under 2 s" in short.reason
     assert "Made GPU" in outer.table()

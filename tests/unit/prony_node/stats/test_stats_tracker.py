@@ -142,15 +142,15 @@ def test_few_slow_steps_do_not_stop_at_the_minimum() -> None:
 
 def test_looks_are_few_and_their_work_is_bounded() -> None:
     tracker = Tracker(StopRule(tolerance=1e-9, max_time_s=1e9))
-    looks, slowest_s = 0, 0.0
+    looks_s = []
     for value in noise(60_000):
         tracker.add(value, 10)
         if tracker.due():
-            looks += 1
             started = time.process_time()
             decision = tracker.decide()
-            slowest_s = max(slowest_s, time.process_time() - started)
+            looks_s.append(time.process_time() - started)
             assert decision.estimate is not None
             assert decision.estimate.blocks <= CAPACITY
-    assert looks <= 25
-    assert slowest_s < 0.05  # about 2 ms where nothing else runs
+    assert 8 <= len(looks_s) <= 25
+    # Of four in a row, since a shared machine may hold up any one: the last ones had 20 times the blocks of the first.
+    assert min(looks_s[-4:]) < 5 * min(looks_s[:4])

@@ -70,7 +70,8 @@ def test_the_end_of_a_pod_reaches_the_script_and_what_it_then_writes_comes_back(
 def test_a_script_is_warned_before_its_time_is_over_and_then_ended(tmp_path: Path, inputs: Path) -> None:
     ending = "trap 'echo warned' USR2\ntrap 'echo ended; exit 0' TERM\nwhile :; do sleep 0.05; done\n"
     (inputs / "job.sh").write_text(BEGIN + ending)
-    process = start(tmp_path, "--inputs", str(inputs), "--warn-after-s", "0.5", "--end-after-s", "2")
+    # Five seconds for bash to come to its traps: a warning before them would be its end.
+    process = start(tmp_path, "--inputs", str(inputs), "--warn-after-s", "5", "--end-after-s", "6")
     log, _ = process.communicate(timeout=60)
     assert process.returncode == 124
     assert log.index(b"warned\n") < log.index(b"ended\n")

@@ -43,7 +43,7 @@ def start(plan: Path, out: Path, wish: str = "", **more: str) -> subprocess.Pope
 def make_run(tmp_path: Path, wish: str = "", **changes: Any) -> tuple[int, dict[str, Any], str]:
     out = tmp_path / "out"
     process = start(write_plan(tmp_path, **changes), out, wish)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=300)
     record = read_record(out)
     assert record is not None
     assert processes_of(out) == []
@@ -64,7 +64,7 @@ def processes_of(folder: Path) -> list[str]:
 
 
 def wait_for_phase(out: Path, phase: str) -> None:
-    for _ in range(400):
+    for _ in range(2000):
         path = out / files.PROGRESS
         if path.exists() and f'"phase": "{phase}"' in path.read_text():
             return
@@ -103,7 +103,7 @@ def test_every_bad_end_is_a_failure_record(tmp_path: Path, wish: str, kind: str,
 
 
 def test_a_hung_rank_is_ended_with_the_place_where_it_stood(tmp_path: Path) -> None:
-    code, record, _ = make_run(tmp_path, "measure=hang", hung_after_s=1.0)
+    code, record, _ = make_run(tmp_path, "measure=hang", hung_after_s=5.0)
     assert (code, record["failure"]["kind"]) == (1, "hung")
     assert "in phase measure after 20 steps" in record["failure"]["message"]
     assert "in misbehave" in record["failure"]["message"].splitlines()[0]
@@ -141,7 +141,7 @@ def test_an_interrupted_supervisor_writes_a_record_that_says_so(tmp_path: Path, 
     process = start(write_plan(tmp_path), out, "measure=hang")
     wait_for_phase(out, "measure")
     process.send_signal(number)
-    process.communicate(timeout=30)
+    process.communicate(timeout=120)
     record = read_record(out)
     assert record is not None
     assert (process.returncode, record["status"]) == (130, "interrupted")
@@ -152,13 +152,13 @@ def test_an_interrupted_supervisor_writes_a_record_that_says_so(tmp_path: Path, 
 def test_a_supervisor_whose_controller_is_gone_ends_the_run(tmp_path: Path) -> None:
     out = tmp_path / "out"
     code = "import os, subprocess, sys, time; os.environ['PRONY_CONTROLLER_PID'] = str(os.getpid());"
-    code += "subprocess.Popen(sys.argv[1:], start_new_session=True); time.sleep(60)"
+    code += "subprocess.Popen(sys.argv[1:], start_new_session=True); time.sleep(600)"
     supervisor_argv = [sys.executable, "-m", "prony_node", str(write_plan(tmp_path)), str(out)]
     controller = subprocess.Popen([sys.executable, "-c", code, *supervisor_argv], env=environment("measure=hang"))
     wait_for_phase(out, "measure")
     controller.kill()
     controller.wait()
-    for _ in range(200):
+    for _ in range(1200):
         if (out / files.RECORD).exists() and not processes_of(out):
             break
         time.sleep(0.05)
@@ -171,7 +171,7 @@ def test_a_supervisor_whose_controller_is_gone_ends_the_run(tmp_path: Path) -> N
 
 def refused(plan: Path, out: Path) -> str:
     process = start(plan, out)
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=120)
     assert process.returncode == 2
     assert "Traceback" not in said
     return said

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,9 +11,28 @@ import torch
 
 from prony_node.parallel.ranks import Ranks
 from prony_node.stats import StopRule
+from prony_node.supervise import warm_up as warm_up_module
 from prony_node.supervise.warm_up import warm_up
 
 POOL = 21
+
+
+class Clock:
+    """Moves when a step is taken and at no other time: how busy this machine is does not matter."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+
+CLOCK = Clock()
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm_up_module, "time", CLOCK)
 
 
 def run_of(
@@ -31,7 +49,7 @@ def run_of(
 
     def step(batch: int) -> None:
         if batch not in met:
-            time.sleep(first_s)
+            CLOCK.now_s += first_s
         met.append(batch)
 
     return SimpleNamespace(
@@ -44,7 +62,7 @@ def run_of(
 
 def test_every_shape_comes_before_the_window() -> None:
     """A first step as long as a second must not be taken for how long the others will be."""
-    run = run_of(varies=True, first_s=0.05)
+    run = run_of(varies=True, first_s=0.051)
     step_s = warm_up(run)
     assert set(run.met) == set(range(POOL))
     assert run.phases["warm_up"]["steps"] == len(run.met)

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Build kube-apiserver, kube-controller-manager, kube-scheduler and kubelet from Debian's source package, for
 # `make test-kubernetes`. build_kubernetes.sh FOLDER: the binaries go to FOLDER/bin; about 12 minutes, once.
-# Needs root: the compiler and the other programs of a cluster are installed from Debian's packages.
+# Needs root: the other programs of a cluster, and the compiler, are installed from Debian's packages.
 set -euo pipefail
 folder=$(realpath -m "$1")
 programs=(kube-apiserver kube-controller-manager kube-scheduler kubelet)
@@ -13,6 +13,16 @@ missing() {
     done
     return 1
 }
+
+has_programs() {
+    command -v etcd containerd runc ip openssl nsenter podman debootstrap curl | wc -l | grep -qx 9 &&
+        [ -x /usr/lib/cni/bridge ]
+}
+has_programs || {
+    apt-get update -qq
+    apt-get install --yes -qq --no-install-recommends etcd-server containerd runc iproute2 openssl util-linux podman \
+        debootstrap curl containernetworking-plugins
+} >&2
 
 missing || exit 0
 mkdir -p "$folder/bin" "$folder/source" "$folder/lists/partial"

@@ -9,7 +9,8 @@ A trial of which OUT has as many records as repeats were asked for is passed ove
 where the last one ended.
 Compiling takes most of a run's time and hardly any of the device, so every trial is first compiled, several at
 once. The runs that count come after, alone, in fresh processes. What is bulky (step series, samples) is left out of
-the copy in OUT; in it the home directory is written as ~, and paths in the working folder as they are seen from there.
+the copy in OUT; in it the home directory is written as ~, and paths in the working folder, and in that of the runs, as
+they are seen from there.
 The run folders themselves stay in a temporary folder, which is named at the end.
 """
 
@@ -154,7 +155,9 @@ def keep(runs: Path, out: Path) -> None:
         for name in KEPT:
             if (record.parent / name).exists():
                 text = (record.parent / name).read_text(errors="replace")
-                (goal / name).write_text(text.replace(f"{Path.cwd()}/", "").replace(f"{Path.home()}/", "~/"))
+                for place, shown in ((runs, ""), (Path.cwd(), ""), (Path.home(), "~/")):
+                    text = text.replace(f"{place}/", shown)
+                (goal / name).write_text(text)
         samples, packed = record.parent / SAMPLES, goal / f"{SAMPLES}.gz"
         if samples.exists() and not packed.exists():
             packed.write_bytes(gzip.compress(samples.read_bytes(), mtime=0))

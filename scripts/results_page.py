@@ -16,10 +16,12 @@ from results_table import key, median_run, put_table
 
 Record = dict[str, Any]
 NONE = "-"
-FORMS = {  # the setting that was tried
-    "dino-swin-l": "sampling", "deeplabv3plus-r101": "depthwise", "segformer-b4": "depthwise", "vit-l": "parts",
-    "efficientnet-b0": "norms", "resnet50": "norms",
+FORMS = {  # the settings that were tried
+    "dino-swin-l": ("sampling",), "deeplabv3plus-r101": ("depthwise",), "segformer-b4": ("depthwise",),
+    "vit-l": ("parts",), "efficientnet-b0": ("norms",), "resnet50": ("norms",),
+    "fasterrcnn-r50-fpn": ("suppression", "pooling", "compile"),
 }  # fmt: skip
+TRAINING = ("norms", "suppression", "pooling")  # of these, what is other in training alone
 LARGE = ((1e12, " T"), (1e9, " G"))  # of the ceilings, whose work is FLOPs or bytes
 
 
@@ -140,7 +142,7 @@ def scene_rows(results: Path) -> Iterable[list[str]]:
         ratio = middle["metrics"]["throughput"]["value"] / statistics.mean(plain[work])
         yield [
             trial(middle), str(middle["trial"]["effective"]["batch_size"]), rate(middle), str(len(records)),
-            " and ".join(f"{one:,.1f}" for one in plain[work]), f"{ratio:.2f}",
+            ", ".join(f"{one:,.1f}" for one in plain[work]), f"{ratio:.2f}",
             value(middle, "peak_memory_reserved", ".1f", 2**-30, " GiB"), marks(middle),
         ]  # fmt: skip
 
@@ -149,11 +151,12 @@ def form_rows(results: Path) -> Iterable[list[str]]:
     """The same work with a layer's other form."""
     for record in load(results, results / "forms", results / "workloads"):
         effective = record["trial"]["effective"]
-        form = FORMS.get(record["trial"]["workload"])
-        trains_alone = form == "norms" and effective.get("mode") == "infer"  # those are folded
-        if form is not None and record["status"] == "ok" and not trains_alone:
+        infers = effective.get("mode") == "infer"
+        forms = [name for name in FORMS.get(record["trial"]["workload"], ()) if not (infers and name in TRAINING)]
+        if forms and record["status"] == "ok":
             yield [
-                trial(record), str(effective["batch_size"]), f"{form}={effective.get(form, 'library')}",
+                trial(record), str(effective["batch_size"]),
+                " ".join(f"{name}={effective.get(name, 'library')}" for name in forms),
                 record["started"][:16], rate(record), value(record, "peak_memory_reserved", ".1f", 2**-30, " GiB"),
                 value(record, "cold_start", ".1f", 1.0, " s"),
             ]  # fmt: skip
@@ -178,7 +181,7 @@ TABLES: dict[str, tuple[list[str], Callable[[Path], Iterable[list[str]]]]] = {
         ["work", "loader", "rate (95 % within the run)", "waiting for data", "cores busy", "measured for at most",
          "checks that did not pass"], input_rows),
     "scenes": (
-        ["work", "batch", "rate (95 % within the run)", "runs", "plain eager bf16 loop, two stretches, images/s",
+        ["work", "batch", "rate (95 % within the run)", "runs", "plain eager bf16 loop, stretches, images/s",
          "ratio", "memory reserved", "checks that did not pass"], scene_rows),
     "forms": (
         ["work", "batch", "form", "when", "rate (95 % within the run)", "memory reserved", "cold start"], form_rows),

@@ -35,12 +35,12 @@ def test_fast_has_the_losses_of_plain(device: torch.device, name: str, request: 
 @pytest.mark.parametrize(
     ("name", "given"),
     [
-        ("vit-l", {"parts": "own"}),
+        ("vit-h", {"parts": "own"}),
         ("resnet50", {"norms": "compiled"}),
         ("resnet50", {"norms": "compiled", "stem": "folded"}),
         ("wideresnet", {"norms": "compiled"}),
         ("efficientnet-b0", {"norms": "compiled"}),
-        ("fasterrcnn-r50-fpn", {"suppression": "kernel", "pooling": "masked"}),
+        ("fasterrcnn-r50-fpn", {"pooling": "masked", "compile": "reduce-overhead"}),
     ],
 )
 def test_forms_that_are_not_the_default_have_them_too(device: torch.device, name: str, given: dict[str, Value]) -> None:

@@ -66,7 +66,7 @@ def test_the_stated_defaults_are_the_defaults(kind: str) -> None:
     for workload in WORKLOADS.values():
         defaults = workload.defaults({}, Machine(kind, None, CORES))
         for name, (_, stated, _) in table(SETTINGS_PAGE, "setting", "values", "default").items():
-            if stated == "by workload" or name in workload.fixed:
+            if stated == "by workload" or name in workload.fixed or name in workload.fixed_when_few:
                 continue  # the page's table of workloads has it
             if name in DATA_SET_ONLY or name in SEVERAL_ONLY:
                 continue  # these follow from the data set that a run finds, or from there being several devices
@@ -103,6 +103,9 @@ def test_the_stated_defaults_of_each_workload() -> None:
             own += f" (on a CPU {', '.join(f'{name}={value}' for name, value in workload.fixed_on_cpu.items())})"
         if workload.fixed_on_cuda:
             own += f" (on CUDA {', '.join(f'{name}={value}' for name, value in workload.fixed_on_cuda.items())})"
+        if workload.fixed_when_few:
+            few = ", ".join(f"{name}={value}" for name, value in workload.fixed_when_few.items())
+            own += f" (for up to {workload.few} on one CUDA device {few})"
         optimizer = workload.optimizer if "train" in workload.modes else "none"
         expected[workload.name] = [*batches, optimizer, workload.memory_format, own]
     assert rows == expected

@@ -68,6 +68,8 @@ class Workload:
     fixed_on_cuda: Mapping[str, Value] = field(
         default_factory=dict
     )  # and on CUDA: forms that sum in fp32, shown to pay
+    few: int = 0  # samples of a step up to which it waits for a host that launches it kernel by kernel
+    fixed_when_few: Mapping[str, Value] = field(default_factory=dict)  # and those of such a step on one CUDA device
     fixed_when_plain: Mapping[str, Value] = field(default_factory=dict)  # and those that are others with preset=plain
     asks_node: bool = False  # whether there is such a model can only be told where its library is
     least_batch: int = 1  # samples that a training step must have: a batch norm of one value has nothing to normalise
@@ -220,7 +222,18 @@ class Workload:
             values["size"] = "full"
             if requested.get("size") == "tiny":
                 values |= {"batch_size": TINY_BATCH, **self.tiny}
+        if machine.device == "cuda" and self._has_few(values | dict(requested)):
+            values |= self.fixed_when_few
+        if requested.get("assignment") == "library":
+            values |= self.fixed_when_plain  # what it takes the place of has a form of Prony's no more
         return values
+
+    def _has_few(self, settings: Mapping[str, Value]) -> bool:
+        """Of batches that come round, so that each shape has come before, and of one device, whose gradients stay."""
+        batch = settings["batch_size"]
+        goes_round = settings["data"] == "device" and settings["precision"] != "fp64" and settings["preset"] == "fast"
+        whole = settings["grad_accumulation"] == 1 and "global_batch" not in settings
+        return isinstance(batch, int) and batch <= self.few and settings["devices"] == 1 and goes_round and whole
 
     def _fused(self, requested: Mapping[str, Value], machine: Machine) -> bool:
         if form_of(requested) == "fsdp" and requested.get("optimizer", self.optimizer) == "sgd":

@@ -9,6 +9,7 @@ from prony_node.workloads.image.config import CLASSES
 COCO_CLASSES = 91  # as torchvision counts: COCO's categories have numbers up to 90, and 0 is the background
 COCO_IMAGES = 118_287  # of train2017
 TINY_CLASSES = 4
+FEW = 4  # images: the host needs 40 ms or more to launch a step, an H200 about 10 for an image
 ASSIGNMENT = Setting(
     "assignment", "choice", "who matches anchors and boxes in training: Prony, for a batch at once, or torchvision",
     ("batched", "library"),
@@ -37,6 +38,9 @@ DETECT_WORKLOADS = (
         epoch_samples=COCO_IMAGES,
         settings=(CLASSES, WEIGHTS, ASSIGNMENT, SUPPRESSION, POOLING),
         fixed={"graphs": False, "assignment": "batched", "suppression": "library", "pooling": "library"},
+        fixed_on_cuda={"suppression": "kernel"},
+        few=FEW,
+        fixed_when_few={"compile": "reduce-overhead", "pooling": "masked"},
         fixed_when_plain={"assignment": "library", "suppression": "library", "pooling": "library"},
         shape={"classes": COCO_CLASSES},
         library="torchvision",

@@ -1,7 +1,8 @@
 """Torchvision's Faster R-CNN put together: full, or tiny for a CPU, with box arithmetic in fp32 in every precision.
 
 Torchvision makes anchors and decodes boxes in the precision of the features. In bf16 a coordinate beyond 512 is then a
-multiple of four pixels, so anchors and boxes are kept wide here; in fp32 nothing differs. What stays the same from step
+multiple of four pixels, and most proposals are as good as hundreds of others, of which the first ones by number win. So
+anchors, boxes and what ranks them are kept wide here; in fp32 nothing differs. What stays the same from step
 to step (anchors of a shape, the statistics of colours) is kept on the device: to send it again would be to wait for it.
 """
 
@@ -130,13 +131,18 @@ def wide_anchors(sizes: tuple[int, ...]) -> Any:
 
 
 def settled(model: Any) -> nn.Module:
-    """With boxes decoded in fp32, whatever the heads answer, and colours normalised by what lies on the device."""
+    """With boxes decoded and ranked in fp32, whatever heads answer, and colours normalised by what is on the device."""
     from torchvision.models.detection._utils import BoxCoder
+    from torchvision.models.detection.rpn import RegionProposalNetwork
     from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
     class WideCoder(BoxCoder):
         def decode_single(self, rel_codes: Tensor, boxes: Tensor) -> Tensor:
             return super().decode_single(rel_codes.float(), boxes)
+
+    class WideRanks(RegionProposalNetwork):
+        def filter_proposals(self, proposals: Tensor, objectness: Tensor, *more: Any) -> Any:
+            return super().filter_proposals(proposals, objectness.float(), *more)
 
     class SettledTransform(GeneralizedRCNNTransform):
         def __init__(self, other: Any) -> None:
@@ -148,6 +154,7 @@ def settled(model: Any) -> nn.Module:
             return (image - self.mean.to(image.dtype)) / self.deviation.to(image.dtype)
 
     model.transform = SettledTransform(model.transform)
+    model.rpn.__class__ = WideRanks  # all that it holds stays
     for part in (model.rpn, model.roi_heads):
         part.box_coder = WideCoder(part.box_coder.weights)
     detector: nn.Module = model

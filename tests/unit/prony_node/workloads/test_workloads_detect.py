@@ -174,18 +174,39 @@ def test_what_cannot_be_is_refused_in_a_sentence(asked: dict[str, str], says: st
         WORKLOAD.parse(asked)
 
 
-def test_its_defaults_on_a_device_compile_parts_and_capture_nothing() -> None:
+def test_its_defaults_on_a_device_compile_parts_and_capture_a_graph_a_shape() -> None:
     on_cuda = WORKLOAD.effective({}, Machine("cuda", 80.0, 8))
     assert {name: on_cuda[name] for name in ("batch_size", "compile", "graphs", "precision", "memory_format")} == {
-        "batch_size": 2, "compile": "default", "graphs": False, "precision": "bf16", "memory_format": "channels_last",
+        "batch_size": 2, "compile": "reduce-overhead", "graphs": False, "precision": "bf16",
+        "memory_format": "channels_last",
     }  # fmt: skip
-    assert on_cuda["assignment"] == "batched"
+    assert (on_cuda["assignment"], on_cuda["suppression"], on_cuda["pooling"]) == ("batched", "kernel", "masked")
     plain = WORKLOAD.effective(WORKLOAD.parse({"preset": "plain"}), Machine("cuda", 80.0, 8))
     assert (plain["assignment"], plain["compile"]) == ("library", "off")
     for mode in ("train", "infer"):
         assert (
             count_flops(build_task(WORKLOAD, settings_of(mode=mode)), training=mode == "train", recompute=False) is None
         )
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"batch_size": "5"}, {"batch_size": "auto"}, {"devices": "2"}, {"data": "host"}, {"data": "generated"},
+     {"grad_accumulation": "2"}, {"global_batch": "2"}, {"size": "tiny"}],
+    ids=str,
+)  # fmt: skip
+def test_where_shapes_are_new_or_the_device_has_enough_to_do_nothing_is_captured(asked: dict[str, str]) -> None:
+    """A graph a shape is for steps that wait for the host, on batches that come again."""
+    on_cuda = WORKLOAD.effective(WORKLOAD.parse(asked), Machine("cuda", 80.0, 8))
+    assert (on_cuda["compile"], on_cuda["suppression"], on_cuda["pooling"]) == ("default", "kernel", "library")
+
+
+def test_torchvision_s_own_losses_can_be_had_on_a_device() -> None:
+    """What Prony does in its own way by default is then torchvision's too, and is not refused."""
+    on_cuda = WORKLOAD.effective(WORKLOAD.parse({"assignment": "library"}), Machine("cuda", 80.0, 8))
+    assert (on_cuda["suppression"], on_cuda["pooling"]) == ("library", "library")
+    with pytest.raises(RequestError, match="suppression=kernel is of assignment=batched"):
+        WORKLOAD.parse({"assignment": "library", "suppression": "kernel"})
 
 
 def test_compile_takes_the_parts_that_are_alike_for_any_shape(monkeypatch: pytest.MonkeyPatch) -> None:

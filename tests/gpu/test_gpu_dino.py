@@ -53,6 +53,39 @@ def test_a_tiny_one_overfits_eight_images(device: torch.device, sampling: str) -
     assert reached > 0.5
 
 
+def test_captured_parts_give_the_losses_of_launched_ones(device: torch.device) -> None:
+    """Batches of several shapes, each of which comes again; in fp32, without what is dropped by chance."""
+    losses = {}
+    for graphs in ("off", "on"):
+        step = make_step(device, size="tiny", graphs=graphs, precision="fp32", sampling="library")
+        batches = [batch_of(step, seed, 8) for seed in range(4)] * 3
+        assert len({batch[0].shape for batch in batches}) > 1
+        torch.manual_seed(3)
+        found = []
+        with step.kernels():
+            step.prepare(batches[0])
+            torch.manual_seed(4)
+            for batch in batches:
+                step(batch)
+                assert step.output is not None
+                found.append(float(step.output))
+        losses[graphs] = found
+    assert losses["on"] == pytest.approx(losses["off"], rel=2e-2)
+
+
+@pytest.mark.parametrize("graphs", ["off", "on"])
+def test_training_at_full_size_goes_on_shape_after_shape(device: torch.device, graphs: str) -> None:
+    step = make_step(device, graphs=graphs)
+    batches = [batch_of(step, seed, 2) for seed in range(4)]
+    with step.kernels():
+        step.prepare(batches[0])
+        for batch in batches * 2:
+            step(batch)
+            assert step.output is not None
+            assert step.output.isfinite().all()
+    assert all(parameter.grad is None for parameter in step.model.parameters())
+
+
 @pytest.mark.parametrize("mode", ["train", "infer"])
 def test_it_runs_at_its_full_size(device: torch.device, mode: str) -> None:
     step = make_step(device, mode=mode)

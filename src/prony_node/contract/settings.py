@@ -124,7 +124,7 @@ SETTINGS: dict[str, Setting] = {
                 ("off", "default", "reduce-overhead", "max-autotune")),
         Setting("compile_cache", "choice", "cold: compile into an empty cache; warm: keep the cache of earlier runs",
                 ("cold", "warm")),
-        Setting("graphs", "flag", "the whole step as one device graph (CUDA, ROCm)"),
+        Setting("graphs", "flag", "the whole step as one device graph (CUDA, ROCm); of dino-swin-l its largest part"),
         Setting("memory_format", "choice", "layout of image tensors", ("contiguous", "channels_last")),
         Setting("optimizer", "choice", "how parameters are updated", ("sgd", "adam", "adamw")),
         Setting("fused", "flag", "the optimizer's fused form: one kernel for all parameters"),

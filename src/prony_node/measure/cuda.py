@@ -58,18 +58,39 @@ def untried() -> Iterator[None]:
 
 def capture(step: Callable[[], None], side_steps: int = WARM_STEPS) -> Callable[[], None]:
     """The whole step as one graph; answers its replay."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
+    with beside():
         for _ in range(side_steps):
             step()
-    torch.cuda.current_stream().wait_stream(stream)
-    torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
     replay: Callable[[], None] = graph.replay
     return replay
+
+
+@contextlib.contextmanager
+def beside() -> Iterator[None]:
+    """On a stream of its own, as a capture will be; when it ends, so has everything."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+
+
+def recorder() -> Callable[[Callable[[], None]], Callable[[], None]]:
+    """Makes graphs that share their memory, so that only one of them may be at work; each is answered by its replay."""
+    pool = torch.cuda.graph_pool_handle()
+
+    def record(work: Callable[[], None]) -> Callable[[], None]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            work()
+        replay: Callable[[], None] = graph.replay
+        return replay
+
+    return record
 
 
 def waits(work: Callable[[], None]) -> int:

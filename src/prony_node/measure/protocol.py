@@ -45,6 +45,8 @@ class Task:
     compared: Callable[[nn.Module, Batch], Tensor] | None = None
     # What of the model is compiled, for any shape, where the whole step cannot be.
     compiled_parts: Callable[[nn.Module], tuple[nn.Module, ...]] | None = None
+    # Have the part of the model that sees shapes alone captured in training, a graph a shape, where the step cannot be.
+    capture_part: Callable[[nn.Module], None] | None = None
     held_out: int | None = None  # samples that no step sees, where the usual number is too many
     # A length for the shorter side of a data set's images, and the most for the longer one, where a loader scales them.
     scale_to: tuple[int, int] | None = None

@@ -116,7 +116,9 @@ class Step:
             self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
         self._forward = self._compiled(self._whole_loss if self.training else self._answer)
         self._work = work
-        if self.settings["graphs"]:
+        if self.settings["graphs"] and self.task.capture_part is not None:
+            self.task.capture_part(self.model)
+        if self.settings["graphs"] and not self.task.varies:
             self._inputs = tuple(tensor.clone() for tensor in batch)
             self._replay = cuda.capture(work)
             self._replay()

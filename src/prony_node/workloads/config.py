@@ -80,6 +80,7 @@ class Workload:
     can_split: bool = False  # over several devices: its task has `split`, its shape layers, heads and a vocabulary
     tiny_shape: Mapping[str, int] = field(default_factory=dict)  # what of that is other with size=tiny
     compiled_parts: str = ""  # of such a model: what compile=default compiles for any shape
+    captured_part: str = ""  # of such a model: what graphs=on captures in training, a graph a shape
     # Of what devices do together, which a run of its own kind measures: refuses settings without meaning for it.
     collective: Callable[[Mapping[str, Value]], None] | None = None
 

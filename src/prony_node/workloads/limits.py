@@ -40,9 +40,7 @@ def check_shapes(workload: Workload, settings: Mapping[str, Value]) -> None:
     """Of a workload whose batches differ in shape, and of boxes, which are numbers of pixels."""
     mode, parts = settings.get("compile", "off"), workload.compiled_parts
     if workload.varies and settings.get("graphs"):
-        raise RequestError(
-            f"graphs=on is not possible: a graph repeats one shape, and no two batches of {workload.name} have the same"
-        )
+        _check_captured_part(workload, settings)
     if workload.varies and mode != "off" and not (parts and mode in ("default", "reduce-overhead")):
         offered = (
             f"compile=default compiles its {parts} for any shape, reduce-overhead captures them too" if parts else ""
@@ -68,6 +66,23 @@ def check_shapes(workload: Workload, settings: Mapping[str, Value]) -> None:
         raise RequestError(
             "precision=bf16-pure is not possible: a corner of a box at 600 pixels would be rounded by up to two; "
             "precision=bf16 keeps boxes in fp32"
+        )
+
+
+def _check_captured_part(workload: Workload, settings: Mapping[str, Value]) -> None:
+    part = workload.captured_part
+    if not part:
+        raise RequestError(
+            f"graphs=on is not possible: a graph repeats one shape, and no two batches of {workload.name} have the same"
+        )
+    if settings.get("mode") == "infer":
+        raise RequestError(f"graphs=on captures the {part} of {workload.name} in training alone; leave it out")
+    if settings.get("recompute"):
+        raise RequestError(f"graphs=on captures the {part} of {workload.name}, which recompute=on runs twice; use one")
+    if int(settings.get("grad_accumulation", 1)) > 1 or "global_batch" in settings:
+        raise RequestError(
+            f"graphs=on captures the {part} of {workload.name} with gradients that each backward pass overwrites, "
+            "so they cannot be accumulated; use graphs=off"
         )
 
 

@@ -14,6 +14,11 @@ CHANNELS_A_GROUP = 8  # of the group norms: 32 groups of 256 channels
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, of red, green and blue from 0 to 1
 
 
+def level_shapes(height: int, width: int) -> list[tuple[int, int]]:
+    """Of the four maps: patches of four pixels, whose number is halved four times, each time rounded up."""
+    return [(-(-height // stride), -(-width // stride)) for stride in (8, 16, 32, 64)]
+
+
 class Backbone(nn.Module):
     """Images to four maps, the finest first."""
 

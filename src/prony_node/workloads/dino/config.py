@@ -85,5 +85,6 @@ DINO_WORKLOADS = (
         generated="coco",
         scores=("map",),
         varies=True,
+        captured_part="backbone and encoder",
     ),
 )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from prony_node.workloads.dino.backbone import Backbone
+from prony_node.measure.captured import Captured
+from prony_node.workloads.dino.backbone import Backbone, level_shapes
 from prony_node.workloads.dino.config import Size
 from prony_node.workloads.dino.decoder import Decoder, Predicted
 from prony_node.workloads.dino.denoising import Noised, hidden_from, make_noised
@@ -38,6 +40,7 @@ class Dino(nn.Module):
         self.selection = QuerySelection(size)
         self.decoder = Decoder(size)
         self.label_embedding = nn.Embedding(size.classes, size.hidden)
+        self.captured: Callable[[Tensor, Tensor], tuple[Tensor, ...]] | None = None
 
     def forward(self, images: Tensor, sizes: Tensor, targets: Targets | None = None) -> Answers:
         """With targets there are denoising queries beside the others."""
@@ -58,10 +61,18 @@ class Dino(nn.Module):
 
     def encode(self, images: Tensor, sizes: Tensor) -> tuple[Tensor, Levels]:
         """The tokens of all levels, and which of them are image."""
-        maps = self.backbone(images, sizes)
-        shapes = [(found.shape[-2], found.shape[-1]) for found in maps]
-        levels = find_levels(sizes, (images.shape[-2], images.shape[-1]), shapes)
-        return self.encoder(maps, levels), levels
+        tokens, extents, valid = (self.captured or self.seen)(images, sizes)
+        return tokens, Levels(level_shapes(images.shape[-2], images.shape[-1]), extents, valid)
+
+    def seen(self, images: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The same as tensors alone; what is captured. Of its input it asks nothing but shapes."""
+        padded = (images.shape[-2], images.shape[-1])
+        levels = find_levels(sizes, padded, level_shapes(*padded))
+        return self.encoder(self.backbone(images, sizes), levels), levels.extents, levels.valid
+
+    def capture(self) -> None:
+        """In training, from now on."""
+        self.captured = Captured(self.seen, [*self.backbone.parameters(), *self.encoder.parameters()])
 
 
 def _split(predicted: Predicted, first: int) -> tuple[Predicted, Predicted]:

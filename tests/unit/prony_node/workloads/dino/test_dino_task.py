@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 import pytest
@@ -11,10 +12,12 @@ from prony_node.contract import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.contract.settings import Value
 from prony_node.data.average_precision import Truth, found_in, mean_average_precision
+from prony_node.measure import cuda
 from prony_node.measure.protocol import Batch
 from prony_node.measure.step import Step
 from prony_node.supervise.rank import describe
 from prony_node.workloads import build_task, find_workload
+from prony_node.workloads.dino.backbone import level_shapes
 from prony_node.workloads.dino.config import FULL, TINY
 from prony_node.workloads.dino.geometry import corners
 from prony_node.workloads.dino.targets import Targets, ToHost
@@ -209,10 +212,42 @@ def test_recomputing_gives_the_same_gradients() -> None:
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-3)
 
 
+def test_captured_parts_give_the_same_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recording is run again here; on a device it is a graph (tests/gpu/test_gpu_dino.py)."""
+    monkeypatch.setattr(cuda, "beside", contextlib.nullcontext)
+    monkeypatch.setattr(cuda, "recorder", lambda: lambda work: (work(), work)[1])
+    step, gradients = step_of(), {}
+    batches = [batch_of(step, seed, 2) for seed in range(3)]
+    assert len({batch[0].shape for batch in batches}) > 1
+    for captured in (False, True):
+        if captured:
+            step.model.capture()
+        for number, batch in enumerate(batches):
+            step.model.zero_grad(set_to_none=True)
+            torch.manual_seed(1)
+            detection_loss(step.model, batch).backward()
+            gradients[captured, number] = [one.grad.clone() for one in step.model.parameters()]
+    for number in range(len(batches)):
+        for one, other in zip(gradients[False, number], gradients[True, number], strict=True):
+            torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-3)
+
+
+def test_levels_have_the_shapes_of_the_maps() -> None:
+    model = step_of().model
+    for height, width in ((64, 96), (65, 95), (71, 90), (33, 129)):
+        with torch.no_grad():
+            maps = model.backbone(torch.rand(1, 3, height, width), torch.tensor([[height, width]]))
+        assert level_shapes(height, width) == [tuple(found.shape[-2:]) for found in maps]
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"graphs": "on"}, "graphs=on is not possible: a graph repeats one shape"),
+        ({"graphs": "on", "mode": "infer"}, "captures the backbone and encoder of dino-swin-l in training alone"),
+        ({"graphs": "on", "recompute": "on"}, "which recompute=on runs twice; use one"),
+        ({"graphs": "on", "grad_accumulation": "2"}, "cannot be accumulated; use graphs=off"),
+        ({"graphs": "on", "global_batch": "4"}, "cannot be accumulated; use graphs=off"),
+        ({"graphs": "on", "device": "cpu"}, "graphs=on needs a device with graphs"),
         ({"compile": "default"}, "no two batches of dino-swin-l have the same shape; leave it out"),
         ({"sampling": "kernel", "device": "cpu"}, "sampling=library is for any device"),
         ({"sampling": "kernel", "precision": "fp64"}, "sampling=library is for any device"),

@@ -1,0 +1,100 @@
+"""A part recorded for each shape answers and learns as the function itself does; a recording here is run again."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from prony_node.measure.captured import Captured
+
+
+class Replaying:
+    """In the place of measure/cuda.py: what is recorded is run, and run again instead of replayed."""
+
+    def __init__(self) -> None:
+        self.recorded = 0
+
+    def beside(self) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def recorder(self) -> Callable[[Callable[[], None]], Callable[[], None]]:
+        def record(work: Callable[[], None]) -> Callable[[], None]:
+            self.recorded += 1
+            work()
+            return work
+
+        return record
+
+
+class Part(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.idle = nn.Parameter(torch.randn(3, 3)), nn.Parameter(torch.randn(2))
+
+    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What depends on the weights, what does not, and what is no number of the kind that has gradients."""
+        valid = torch.arange(len(x)) < lengths
+        return (x @ self.weight).tanh(), x / 2, valid
+
+
+def given(rows: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    return torch.randn(rows, 3, generator=torch.Generator().manual_seed(seed)), torch.tensor([rows - 1])
+
+
+@pytest.fixture
+def part() -> Part:
+    torch.manual_seed(0)
+    return Part()
+
+
+def test_answers_and_gradients_are_those_of_the_function_shape_after_shape(part: Part) -> None:
+    device = Replaying()
+    captured = Captured(part, part.parameters(), device)
+    for rows, seed in ((4, 1), (2, 2), (4, 3), (2, 4), (4, 1)):
+        found = captured(*given(rows, seed))
+        expected = part(*given(rows, seed))
+        for one, other in zip(found, expected, strict=True):
+            assert torch.equal(one, other)
+        part.zero_grad(set_to_none=True)
+        found[0].square().sum().backward()
+        (gradient,) = torch.autograd.grad(part(*given(rows, seed))[0].square().sum(), [part.weight])
+        assert part.weight.grad is not None
+        torch.testing.assert_close(part.weight.grad, gradient)
+    assert device.recorded == 2 * 2  # forward and backward of two shapes
+
+
+def test_what_weights_have_no_part_in_has_no_gradient(part: Part) -> None:
+    moved, fixed, valid = Captured(part, part.parameters(), Replaying())(*given(4))
+    assert (moved.requires_grad, fixed.requires_grad, valid.requires_grad) == (True, False, False)
+    moved.sum().backward()
+    assert part.weight.grad is not None
+    assert part.idle.grad is None
+
+
+def test_gradients_are_handed_on_without_a_copy(part: Part) -> None:
+    """As many copies as there are parameters would be launched, which a graph is there to spare."""
+    captured = Captured(part, part.parameters(), Replaying())
+    captured(*given(4))[0].sum().backward()
+    assert part.weight.grad is not None
+    assert part.weight.grad.data_ptr() == captured.gradients[0].data_ptr()
+
+
+def test_what_is_given_is_not_written_to(part: Part) -> None:
+    captured = Captured(part, part.parameters(), Replaying())
+    first, second = given(4, 1), given(4, 2)
+    before = first[0].clone()
+    captured(*first)
+    captured(*second)
+    assert torch.equal(first[0], before)
+
+
+def test_without_gradients_nothing_is_recorded(part: Part) -> None:
+    device = Replaying()
+    with torch.no_grad():
+        Captured(part, part.parameters(), device)(*given(4))
+    assert device.recorded == 0

@@ -239,7 +239,8 @@ def test_the_signal_before_the_time_limit_saves_the_record(cluster: Cluster) -> 
     ended = cluster.wait(job)
     record = cluster.record(job)
     assert record["failure"]["kind"] == "time-limit"
-    assert "the time limit of the job was near in phase measure" in record["failure"]["message"]
+    # Slurm sends it up to a minute early, so the run may be in any phase by then.
+    assert "the time limit of the job was near in phase" in record["failure"]["message"]
     assert ended.outcome is not None
     assert ended.outcome.state == "COMPLETED", "it ended by itself, in time"
     assert not job.run_folder(job.runs[1]).exists(), "what had no time left did not begin"

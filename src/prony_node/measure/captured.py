@@ -15,16 +15,19 @@ from torch.autograd.function import once_differentiable
 
 from prony_node.measure import cuda
 
+Work = Callable[[], None]
+Record = Callable[[Work], Work]  # does it, and answers what does the same again, from and to the same places
+
 
 class Captured:
     """Called as the function itself, which answers tensors and has these parameters."""
 
     def __init__(self, function: Callable[..., tuple[Tensor, ...]], parameters: Iterable[nn.Parameter],
-                 device: Any = cuda) -> None:  # fmt: skip
+                 record: Record | None = None) -> None:  # fmt: skip
         self.function = function
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self.gradients = [torch.zeros_like(parameter) for parameter in self.parameters]
-        self.beside, self.record = device.beside, device.recorder()
+        self.record = record or cuda.recorder()
         self.passes: dict[tuple[Any, ...], Passes] = {}  # by the shapes of what is given
 
     def __call__(self, *given: Tensor) -> tuple[Tensor, ...]:
@@ -46,10 +49,11 @@ class Passes:
         self.found: tuple[Tensor, ...] = ()
         self.wanted: list[Tensor] = []  # the gradients of what was found, where that has any
         self.reached: list[bool] = []  # which parameters get gradients
-        with part.beside():  # kernels are chosen and loaded when they are first run, which no graph may hold
-            self._forward()
-            self._ask()
-            self._backward()
+        # Kernels are chosen and loaded when they are first run, which no graph may hold. On the stream of the step: the
+        # memory that another stream is given, as much as the step itself needs, would stay with that stream.
+        self._forward()
+        self._ask()
+        self._backward()
         self.forward = part.record(self._forward)
         self._ask()
         self.backward = part.record(self._backward)

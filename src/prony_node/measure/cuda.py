@@ -58,25 +58,18 @@ def untried() -> Iterator[None]:
 
 def capture(step: Callable[[], None], side_steps: int = WARM_STEPS) -> Callable[[], None]:
     """The whole step as one graph; answers its replay."""
-    with beside():
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
         for _ in range(side_steps):
             step()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
     replay: Callable[[], None] = graph.replay
     return replay
-
-
-@contextlib.contextmanager
-def beside() -> Iterator[None]:
-    """On a stream of its own, as a capture will be; when it ends, so has everything."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        yield
-    torch.cuda.current_stream().wait_stream(stream)
-    torch.cuda.synchronize()
 
 
 def recorder() -> Callable[[Callable[[], None]], Callable[[], None]]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 import pytest
 import torch
@@ -14,21 +12,15 @@ from prony_node.measure.captured import Captured
 
 
 class Replaying:
-    """In the place of measure/cuda.py: what is recorded is run, and run again instead of replayed."""
+    """In the place of a device's graphs: what is recorded is run, and run again instead of replayed."""
 
     def __init__(self) -> None:
         self.recorded = 0
 
-    def beside(self) -> AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    def recorder(self) -> Callable[[Callable[[], None]], Callable[[], None]]:
-        def record(work: Callable[[], None]) -> Callable[[], None]:
-            self.recorded += 1
-            work()
-            return work
-
-        return record
+    def __call__(self, work: Callable[[], None]) -> Callable[[], None]:
+        self.recorded += 1
+        work()
+        return work
 
 
 class Part(nn.Module):
@@ -53,8 +45,8 @@ def part() -> Part:
 
 
 def test_answers_and_gradients_are_those_of_the_function_shape_after_shape(part: Part) -> None:
-    device = Replaying()
-    captured = Captured(part, part.parameters(), device)
+    record = Replaying()
+    captured = Captured(part, part.parameters(), record)
     for rows, seed in ((4, 1), (2, 2), (4, 3), (2, 4), (4, 1)):
         found = captured(*given(rows, seed))
         expected = part(*given(rows, seed))
@@ -65,7 +57,7 @@ def test_answers_and_gradients_are_those_of_the_function_shape_after_shape(part:
         (gradient,) = torch.autograd.grad(part(*given(rows, seed))[0].square().sum(), [part.weight])
         assert part.weight.grad is not None
         torch.testing.assert_close(part.weight.grad, gradient)
-    assert device.recorded == 2 * 2  # forward and backward of two shapes
+    assert record.recorded == 2 * 2  # forward and backward of two shapes
 
 
 def test_what_weights_have_no_part_in_has_no_gradient(part: Part) -> None:
@@ -94,7 +86,7 @@ def test_what_is_given_is_not_written_to(part: Part) -> None:
 
 
 def test_without_gradients_nothing_is_recorded(part: Part) -> None:
-    device = Replaying()
+    record = Replaying()
     with torch.no_grad():
-        Captured(part, part.parameters(), device)(*given(4))
-    assert device.recorded == 0
+        Captured(part, part.parameters(), record)(*given(4))
+    assert record.recorded == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 
 import pytest
@@ -214,7 +213,6 @@ def test_recomputing_gives_the_same_gradients() -> None:
 
 def test_captured_parts_give_the_same_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     """A recording is run again here; on a device it is a graph (tests/gpu/test_gpu_dino.py)."""
-    monkeypatch.setattr(cuda, "beside", contextlib.nullcontext)
     monkeypatch.setattr(cuda, "recorder", lambda: lambda work: (work(), work)[1])
     step, gradients = step_of(), {}
     batches = [batch_of(step, seed, 2) for seed in range(3)]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from prony_node.measure import cuda
+from prony_node.measure.protocol import Part
 
 Work = Callable[[], None]
 Record = Callable[[Work], Work]  # does it, and answers what does the same again, from and to the same places
@@ -22,8 +23,7 @@ Record = Callable[[Work], Work]  # does it, and answers what does the same again
 class Captured:
     """Called as the function itself, which answers tensors and has these parameters."""
 
-    def __init__(self, function: Callable[..., tuple[Tensor, ...]], parameters: Iterable[nn.Parameter],
-                 record: Record | None = None) -> None:  # fmt: skip
+    def __init__(self, function: Part, parameters: Iterable[nn.Parameter], record: Record | None = None) -> None:
         self.function = function
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self.gradients = [torch.zeros_like(parameter) for parameter in self.parameters]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 Batch = tuple[Tensor, ...]
+Part = Callable[..., tuple[Tensor, ...]]
+Capture = Callable[[Part, Iterable[nn.Parameter]], Part]  # of a function and its parameters (measure/captured.py)
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Task:
     # What of the model is compiled, for any shape, where the whole step cannot be.
     compiled_parts: Callable[[nn.Module], tuple[nn.Module, ...]] | None = None
     # Have the part of the model that sees shapes alone captured in training, a graph a shape, where the step cannot be.
-    capture_part: Callable[[nn.Module], None] | None = None
+    capture_part: Callable[[nn.Module, Capture], None] | None = None
     held_out: int | None = None  # samples that no step sees, where the usual number is too many
     # A length for the shorter side of a data set's images, and the most for the longer one, where a loader scales them.
     scale_to: tuple[int, int] | None = None

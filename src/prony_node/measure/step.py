@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from prony_node.contract.settings import Value
 from prony_node.measure import cuda
 from prony_node.measure.attention import Choice, asked_in, order_of
+from prony_node.measure.captured import Captured
 from prony_node.measure.optimizer import make_optimizer, set_rate
 from prony_node.measure.protocol import Batch, Task, Tied
 
@@ -117,7 +118,7 @@ class Step:
         self._forward = self._compiled(self._whole_loss if self.training else self._answer)
         self._work = work
         if self.settings["graphs"] and self.task.capture_part is not None:
-            self.task.capture_part(self.model)
+            self.task.capture_part(self.model, Captured)
         if self.settings["graphs"] and not self.task.varies:
             self._inputs = tuple(tensor.clone() for tensor in batch)
             self._replay = cuda.capture(work)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from prony_node.measure.captured import Captured
+from prony_node.measure.protocol import Capture, Part
 from prony_node.workloads.dino.backbone import Backbone, level_shapes
 from prony_node.workloads.dino.config import Size
 from prony_node.workloads.dino.decoder import Decoder, Predicted
@@ -40,7 +39,7 @@ class Dino(nn.Module):
         self.selection = QuerySelection(size)
         self.decoder = Decoder(size)
         self.label_embedding = nn.Embedding(size.classes, size.hidden)
-        self.captured: Callable[[Tensor, Tensor], tuple[Tensor, ...]] | None = None
+        self.captured: Part | None = None
 
     def forward(self, images: Tensor, sizes: Tensor, targets: Targets | None = None) -> Answers:
         """With targets there are denoising queries beside the others."""
@@ -70,9 +69,9 @@ class Dino(nn.Module):
         levels = find_levels(sizes, padded, level_shapes(*padded))
         return self.encoder(self.backbone(images, sizes), levels), levels.extents, levels.valid
 
-    def capture(self) -> None:
+    def capture(self, capture: Capture) -> None:
         """In training, from now on."""
-        self.captured = Captured(self.seen, [*self.backbone.parameters(), *self.encoder.parameters()])
+        self.captured = capture(self.seen, [*self.backbone.parameters(), *self.encoder.parameters()])
 
 
 def _split(predicted: Predicted, first: int) -> tuple[Predicted, Predicted]:

@@ -61,7 +61,7 @@ def build(workload: Workload, settings: dict[str, Value]) -> Task:
         varies="the sizes of images and the numbers of boxes and of denoising queries differ from step to step",
         compared=smooth_answers,
         own_parts=use_kernel if own else None,
-        capture_part=lambda model: model.capture(),
+        capture_part=Dino.capture,
         held_out=None if tiny else HELD_OUT,
         scale_to=size.scale_to,
         on_host=(COUNTS,),

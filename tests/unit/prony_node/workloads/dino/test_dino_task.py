@@ -12,6 +12,7 @@ from prony_node.contract.machine import Machine
 from prony_node.contract.settings import Value
 from prony_node.data.average_precision import Truth, found_in, mean_average_precision
 from prony_node.measure import cuda
+from prony_node.measure.captured import Captured
 from prony_node.measure.protocol import Batch
 from prony_node.measure.step import Step
 from prony_node.supervise.rank import describe
@@ -219,7 +220,7 @@ def test_captured_parts_give_the_same_gradients(monkeypatch: pytest.MonkeyPatch)
     assert len({batch[0].shape for batch in batches}) > 1
     for captured in (False, True):
         if captured:
-            step.model.capture()
+            step.model.capture(Captured)
         for number, batch in enumerate(batches):
             step.model.zero_grad(set_to_none=True)
             torch.manual_seed(1)

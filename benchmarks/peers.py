@@ -9,7 +9,8 @@ Data on the device, in bf16 autocast, each eager and under torch.compile. A peer
   Inference as its benchmark.py: eval, no gradients, autocast.
 - transformers, as its Trainer: the model's own loss with an attention mask, fused AdamW, gradients clipped to norm 1.
 
-Prony's figures beside them are taken in the same job: `prony run WORKLOAD batch_size=N`.
+Prony's figures beside them are taken in the same job: `prony run WORKLOAD batch_size=N`. A loop that FILE holds already
+is passed over, so that the same command goes on where the last one ended.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -175,6 +177,15 @@ def versions() -> dict[str, str | None]:
     return found
 
 
+def loops_of(path: Path, about: dict[str, object]) -> list[dict[str, Any]]:
+    """What the file holds of this machine and these versions; what failed is tried again."""
+    if not path.exists():
+        return []
+    held = json.loads(path.read_text())
+    loops = held.pop("loops")
+    return [loop for loop in loops if loop["rates"]] if held == about else []
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", help="loops with this in their name, such as 'timm eager' or vit-l")
@@ -197,8 +208,12 @@ def main(arguments: list[str] | None = None) -> int:
         return refuse(f"no loop has {' or '.join(options.only)} in its name:\n  {names}")
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-    found = []
+    found = loops_of(options.json, about) if options.json else []
+    there = {(loop["workload"], loop["mode"], loop["batch_size"], loop["peer"]) for loop in found if loop["rates"]}
     for work, peer, rates in chosen:
+        if (work.name, work.mode, work.batch_size, peer) in there:
+            print(f"{work}, {peer}: in {options.json} already", flush=True)
+            continue
         found.append(measured(work, peer, rates))
         if options.json:  # after each: what was measured must outlast a time limit
             options.json.write_text(json.dumps({**about, "loops": found}, indent=1) + "\n")

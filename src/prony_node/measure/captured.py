@@ -6,74 +6,83 @@ alone. Its gradients lie in one place for all shapes, where the next backward pa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.func import functional_call
 
 from prony_node.measure import cuda
-from prony_node.measure.protocol import Part
 
 Work = Callable[[], None]
 Record = Callable[[Work], Work]  # does it, and answers what does the same again, from and to the same places
 
 
 class Captured:
-    """Called as the function itself, which answers tensors and has these parameters."""
+    """Called as the part itself, which answers tensors."""
 
-    def __init__(self, function: Part, parameters: Iterable[nn.Parameter], record: Record | None = None) -> None:
-        self.function = function
-        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
-        self.gradients = [torch.zeros_like(parameter) for parameter in self.parameters]
+    def __init__(self, part: nn.Module, record: Record | None = None) -> None:
+        self.part = part
+        self.parameters = {name: one for name, one in part.named_parameters() if one.requires_grad}
+        self.gradients = [torch.zeros_like(parameter) for parameter in self.parameters.values()]
         self.record = record or cuda.recorder()
         self.passes: dict[tuple[Any, ...], Passes] = {}  # by the shapes of what is given
 
     def __call__(self, *given: Tensor) -> tuple[Tensor, ...]:
         if not torch.is_grad_enabled():
-            return self.function(*given)
+            answered: tuple[Tensor, ...] = self.part(*given)
+            return answered
         shapes = tuple((tensor.shape, tensor.dtype) for tensor in given)
         if shapes not in self.passes:
             self.passes[shapes] = Passes(self, given)
-        found: tuple[Tensor, ...] = Replayed.apply(self.passes[shapes], *given, *self.parameters)
+        found: tuple[Tensor, ...] = Replayed.apply(self.passes[shapes], *given, *self.parameters.values())
         return found
 
 
 class Passes:
     """Forward and backward of one shape, recorded when it first comes."""
 
-    def __init__(self, part: Captured, given: tuple[Tensor, ...]) -> None:
-        self.part = part
+    def __init__(self, captured: Captured, given: tuple[Tensor, ...]) -> None:
+        self.captured = captured
         self.given = [tensor.clone() for tensor in given]
+        self.leaves: dict[str, Tensor] = {}
         self.found: tuple[Tensor, ...] = ()
         self.wanted: list[Tensor] = []  # the gradients of what was found, where that has any
         self.reached: list[bool] = []  # which parameters get gradients
+        self.differs: list[bool] = []  # of what was found: whether it depends on parameters
         # Kernels are chosen and loaded when they are first run, which no graph may hold. On the stream of the step: the
         # memory that another stream is given, as much as the step itself needs, would stay with that stream.
+        self._begin()
         self._forward()
         self._ask()
         self._backward()
-        self.forward = part.record(self._forward)
+        self._begin()
+        self.forward = captured.record(self._forward)
         self._ask()
-        self.backward = part.record(self._backward)
+        self.backward = captured.record(self._backward)
+        self.differs = [tensor.requires_grad for tensor in self.found]
+        self.found = tuple(tensor.detach() for tensor in self.found)
 
-    def differs(self) -> list[bool]:
-        """Of what was found: whether it depends on parameters."""
-        return [tensor.requires_grad for tensor in self.found]
+    def _begin(self) -> None:
+        """Other leaves where the parameters lie. Autograd remembers on which stream a leaf was first used: the step's
+        would be waited for inside a graph, which breaks it."""
+        self.found, self.wanted = (), []
+        self.leaves = {name: one.detach().requires_grad_() for name, one in self.captured.parameters.items()}
 
     def _ask(self) -> None:
         self.wanted = [torch.zeros_like(tensor) for tensor in self.found if tensor.requires_grad]
 
     def _forward(self) -> None:
         with torch.enable_grad():
-            self.found = self.part.function(*self.given)
+            self.found = functional_call(self.captured.part, self.leaves, tuple(self.given))
 
     def _backward(self) -> None:
         found = [tensor for tensor in self.found if tensor.requires_grad]
-        gradients = torch.autograd.grad(found, self.part.parameters, self.wanted, allow_unused=True)
+        gradients = torch.autograd.grad(found, list(self.leaves.values()), self.wanted, allow_unused=True)
         self.reached = [gradient is not None for gradient in gradients]
-        pairs = [(own, new) for own, new in zip(self.part.gradients, gradients, strict=True) if new is not None]
+        pairs = [(own, new) for own, new in zip(self.captured.gradients, gradients, strict=True) if new is not None]
         torch._foreach_copy_([own for own, _ in pairs], [new for _, new in pairs])
 
 
@@ -86,7 +95,7 @@ class Replayed(torch.autograd.Function):
             own.copy_(new)
         passes.forward()
         found = tuple(tensor.detach() for tensor in passes.found)
-        fixed = [tensor for tensor, differs in zip(found, passes.differs(), strict=True) if not differs]
+        fixed = [tensor for tensor, differs in zip(found, passes.differs, strict=True) if not differs]
         ctx.mark_non_differentiable(*fixed)
         ctx.passes = passes
         return found
@@ -95,10 +104,10 @@ class Replayed(torch.autograd.Function):
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         passes: Passes = ctx.passes
-        given = [gradient for gradient, differs in zip(gradients, passes.differs(), strict=True) if differs]
+        given = [gradient for gradient, differs in zip(gradients, passes.differs, strict=True) if differs]
         for own, new in zip(passes.wanted, given, strict=True):
             own.copy_(new)
         passes.backward()
         # As a view each, which autograd takes for its own instead of copying it.
-        reached = zip(passes.part.gradients, passes.reached, strict=True)
+        reached = zip(passes.captured.gradients, passes.reached, strict=True)
         return (None, *[None] * len(passes.given), *(own.detach() if there else None for own, there in reached))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 Batch = tuple[Tensor, ...]
 Part = Callable[..., tuple[Tensor, ...]]
-Capture = Callable[[Part, Iterable[nn.Parameter]], Part]  # of a function and its parameters (measure/captured.py)
+Capture = Callable[[nn.Module], Part]  # measure/captured.py
 
 
 @dataclass(frozen=True)

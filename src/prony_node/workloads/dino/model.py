@@ -60,18 +60,32 @@ class Dino(nn.Module):
 
     def encode(self, images: Tensor, sizes: Tensor) -> tuple[Tensor, Levels]:
         """The tokens of all levels, and which of them are image."""
-        tokens, extents, valid = (self.captured or self.seen)(images, sizes)
+        if self.captured is None:
+            return encoded(self.backbone, self.encoder, images, sizes)
+        tokens, extents, valid = self.captured(images, sizes)
         return tokens, Levels(level_shapes(images.shape[-2], images.shape[-1]), extents, valid)
-
-    def seen(self, images: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The same as tensors alone; what is captured. Of its input it asks nothing but shapes."""
-        padded = (images.shape[-2], images.shape[-1])
-        levels = find_levels(sizes, padded, level_shapes(*padded))
-        return self.encoder(self.backbone(images, sizes), levels), levels.extents, levels.valid
 
     def capture(self, capture: Capture) -> None:
         """In training, from now on."""
-        self.captured = capture(self.seen, [*self.backbone.parameters(), *self.encoder.parameters()])
+        self.captured = capture(Encoded(self.backbone, self.encoder))
+
+
+class Encoded(nn.Module):
+    """The parts of a Dino that ask nothing but shapes of what they are given, and answer tensors alone."""
+
+    def __init__(self, backbone: Backbone, encoder: Encoder) -> None:
+        super().__init__()
+        self.backbone, self.encoder = backbone, encoder
+
+    def forward(self, images: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        tokens, levels = encoded(self.backbone, self.encoder, images, sizes)
+        return tokens, levels.extents, levels.valid
+
+
+def encoded(backbone: Backbone, encoder: Encoder, images: Tensor, sizes: Tensor) -> tuple[Tensor, Levels]:
+    padded = (images.shape[-2], images.shape[-1])
+    levels = find_levels(sizes, padded, level_shapes(*padded))
+    return encoder(backbone(images, sizes), levels), levels
 
 
 def _split(predicted: Predicted, first: int) -> tuple[Predicted, Predicted]:

@@ -46,7 +46,7 @@ def part() -> Part:
 
 def test_answers_and_gradients_are_those_of_the_function_shape_after_shape(part: Part) -> None:
     record = Replaying()
-    captured = Captured(part, part.parameters(), record)
+    captured = Captured(part, record)
     for rows, seed in ((4, 1), (2, 2), (4, 3), (2, 4), (4, 1)):
         found = captured(*given(rows, seed))
         expected = part(*given(rows, seed))
@@ -61,7 +61,7 @@ def test_answers_and_gradients_are_those_of_the_function_shape_after_shape(part:
 
 
 def test_what_weights_have_no_part_in_has_no_gradient(part: Part) -> None:
-    moved, fixed, valid = Captured(part, part.parameters(), Replaying())(*given(4))
+    moved, fixed, valid = Captured(part, Replaying())(*given(4))
     assert (moved.requires_grad, fixed.requires_grad, valid.requires_grad) == (True, False, False)
     moved.sum().backward()
     assert part.weight.grad is not None
@@ -70,14 +70,14 @@ def test_what_weights_have_no_part_in_has_no_gradient(part: Part) -> None:
 
 def test_gradients_are_handed_on_without_a_copy(part: Part) -> None:
     """As many copies as there are parameters would be launched, which a graph is there to spare."""
-    captured = Captured(part, part.parameters(), Replaying())
+    captured = Captured(part, Replaying())
     captured(*given(4))[0].sum().backward()
     assert part.weight.grad is not None
     assert part.weight.grad.data_ptr() == captured.gradients[0].data_ptr()
 
 
 def test_what_is_given_is_not_written_to(part: Part) -> None:
-    captured = Captured(part, part.parameters(), Replaying())
+    captured = Captured(part, Replaying())
     first, second = given(4, 1), given(4, 2)
     before = first[0].clone()
     captured(*first)
@@ -85,8 +85,23 @@ def test_what_is_given_is_not_written_to(part: Part) -> None:
     assert torch.equal(first[0], before)
 
 
+def test_a_recording_has_leaves_of_its_own(part: Part, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A parameter's own leaf belongs to the stream of the step, and so does one that ran before: a graph that waits for
+    another stream breaks."""
+    used: list[Tensor] = []
+    forward = part.forward
+    monkeypatch.setattr(part, "forward", lambda *given: (used.append(part.weight), forward(*given))[1])
+    captured = Captured(part, Replaying())
+    captured(*given(4))
+    before, recorded = used[:2]
+    assert part.weight is not before
+    assert recorded is not before
+    assert recorded is not part.weight
+    assert before.data_ptr() == recorded.data_ptr() == part.weight.data_ptr()
+
+
 def test_without_gradients_nothing_is_recorded(part: Part) -> None:
     record = Replaying()
     with torch.no_grad():
-        Captured(part, part.parameters(), record)(*given(4))
+        Captured(part, record)(*given(4))
     assert record.recorded == 0

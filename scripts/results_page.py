@@ -14,14 +14,20 @@ from typing import Any
 
 from results_table import key, median_run, put_table
 
+from prony_node.contract.machine import Machine
+from prony_node.workloads import find_workload
+
 Record = dict[str, Any]
 NONE = "-"
 FORMS = {  # the settings that were tried
-    "dino-swin-l": ("sampling",), "deeplabv3plus-r101": ("depthwise",), "segformer-b4": ("depthwise",),
-    "vit-l": ("parts",), "efficientnet-b0": ("norms",), "resnet50": ("norms",),
+    "dino-swin-l": ("sampling", "graphs"), "deeplabv3plus-r101": ("depthwise",), "segformer-b4": ("depthwise",),
+    "vit-l": ("parts",), "efficientnet-b0": ("norms",), "mobilenetv3-large": ("norms",),
+    "resnet50": ("norms", "stem"),
     "fasterrcnn-r50-fpn": ("suppression", "pooling", "compile"),
 }  # fmt: skip
-TRAINING = ("norms", "suppression", "pooling")  # of these, what is other in training alone
+TRAINING = ("norms", "stem", "graphs", "suppression", "pooling")  # of these, what is other in training alone
+SHOWN = {True: "on", False: "off"}
+H200 = Machine("cuda", 139.8, 16)
 LARGE = ((1e12, " T"), (1e9, " G"))  # of the ceilings, whose work is FLOPs or bytes
 
 
@@ -58,6 +64,23 @@ def trial(record: Record) -> str:
     return f"{record['trial']['workload']}, {effective.get('mode', record['trial']['settings'].get('mode'))}{phase}"
 
 
+def form_of(record: Record) -> str:
+    """What it had of the settings that were tried; records from before there was a choice have the library's."""
+    effective = record["trial"]["effective"]
+    infers = effective.get("mode") == "infer"
+    names = [name for name in FORMS.get(record["trial"]["workload"], ()) if not (infers and name in TRAINING)]
+    return " ".join(f"{name}={SHOWN.get(given := effective.get(name, 'library'), given)}" for name in names)
+
+
+def is_default(record: Record) -> bool:
+    """Whether the form that it had is the default by now."""
+    asked = {name: given for name, given in record["trial"]["settings"].items()
+             if name not in FORMS.get(record["trial"]["workload"], ())}  # fmt: skip
+    workload = find_workload(record["trial"]["workload"])
+    there = {"trial": {**record["trial"], "effective": workload.defaults(asked, H200)}}
+    return form_of(there) == form_of(record)
+
+
 def marks(record: Record) -> str:
     """The checks that did not pass, without those that could not be made."""
     bad = [f"{check['name']} ({check['level']})" for check in record["checks"] if check["level"] in ("warn", "fail")]
@@ -67,7 +90,7 @@ def marks(record: Record) -> str:
 def workload_rows(results: Path) -> Iterable[list[str]]:
     """One row a trial: the median run of it, or the reason why there is none."""
     runs: dict[tuple[str, ...], list[Record]] = {}
-    for record in load(results, results / "workloads"):
+    for record in filter(is_default, load(results, results / "workloads")):
         effective = record["trial"]["effective"]
         key = (trial(record), str(effective.get("batch_size")), str(effective.get("precision")))
         runs.setdefault(key, []).append(record)
@@ -134,7 +157,7 @@ def scene_rows(results: Path) -> Iterable[list[str]]:
     loops = json.loads((results / "plain-scenes.json").read_text())["loops"]
     plain = {(loop["workload"], loop["mode"], loop["batch_size"]): loop["rates"] for loop in loops}
     runs: dict[tuple[str, str, int], list[Record]] = {}
-    for record in load(results / "workloads"):
+    for record in filter(is_default, load(results / "workloads")):
         if record["status"] == "ok" and key(record) in plain:
             runs.setdefault(key(record), []).append(record)
     for work, records in runs.items():
@@ -150,13 +173,10 @@ def scene_rows(results: Path) -> Iterable[list[str]]:
 def form_rows(results: Path) -> Iterable[list[str]]:
     """The same work with a layer's other form."""
     for record in load(results, results / "forms", results / "workloads"):
-        effective = record["trial"]["effective"]
-        infers = effective.get("mode") == "infer"
-        forms = [name for name in FORMS.get(record["trial"]["workload"], ()) if not (infers and name in TRAINING)]
-        if forms and record["status"] == "ok":
+        effective, form = record["trial"]["effective"], form_of(record)
+        if form and record["status"] == "ok":
             yield [
-                trial(record), str(effective["batch_size"]),
-                " ".join(f"{name}={effective.get(name, 'library')}" for name in forms),
+                trial(record), str(effective["batch_size"]), form,
                 record["started"][:16], rate(record), value(record, "peak_memory_reserved", ".1f", 2**-30, " GiB"),
                 value(record, "cold_start", ".1f", 1.0, " s"),
             ]  # fmt: skip

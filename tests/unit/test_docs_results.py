@@ -39,7 +39,7 @@ def test_the_tables_are_what_the_records_say(script: str, option: str, page: str
 
 
 def test_both_pages_take_the_same_run_of_an_even_number(tmp_path: Path) -> None:
-    source = next((ROOT / "results" / "h200").glob("resnet50-*/record.json"))
+    source = max((ROOT / "results" / "h200").glob("wideresnet-*/record.json"))  # the first job had no energy
     for count, factor in enumerate((1.0, 3.0)):
         record = json.loads(source.read_text(encoding="utf-8"))
         for name in ("throughput", "samples_per_wh"):

@@ -62,14 +62,18 @@ class Passes:
         self.forward = captured.record(self._forward)
         self._ask()
         self.backward = captured.record(self._backward)
-        self.differs = [tensor.requires_grad for tensor in self.found]
-        self.found = tuple(tensor.detach() for tensor in self.found)
+        self._end()
 
     def _begin(self) -> None:
         """Other leaves where the parameters lie. Autograd remembers on which stream a leaf was first used: the step's
         would be waited for inside a graph, which breaks it."""
         self.found, self.wanted = (), []
         self.leaves = {name: one.detach().requires_grad_() for name, one in self.captured.parameters.items()}
+
+    def _end(self) -> None:
+        """What autograd knew of the parts between leaves and answers is not needed again."""
+        self.differs = [tensor.requires_grad for tensor in self.found]
+        self.found = tuple(tensor.detach() for tensor in self.found)
 
     def _ask(self) -> None:
         self.wanted = [torch.zeros_like(tensor) for tensor in self.found if tensor.requires_grad]

@@ -36,6 +36,7 @@ ATTENTION = Setting(
 CUDNN_FIRST: dict[str, Value] = {"attention": "cudnn"}  # on CUDA
 TINY_BATCH = 8
 AUGMENTED = ("images", "boxes", "masks")  # what is to be reconstructed stays as it is
+FROM_COMPILER = ("compiled", "folded")  # forms of layers that pay because the compiler fuses them
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class Workload:
     )  # and on CUDA: forms that sum in fp32, shown to pay
     few: int = 0  # samples of a step up to which it waits for a host that launches it kernel by kernel
     fixed_when_few: Mapping[str, Value] = field(default_factory=dict)  # and those of such a step on one CUDA device
+    few_gib: float = 0.0  # the memory that they take
     fixed_when_plain: Mapping[str, Value] = field(default_factory=dict)  # and those that are others with preset=plain
     asks_node: bool = False  # whether there is such a model can only be told where its library is
     least_batch: int = 1  # samples that a training step must have: a batch norm of one value has nothing to normalise
@@ -210,7 +212,9 @@ class Workload:
         if machine.device == "cuda" and requested.get("precision") != "fp64":
             values.update(self.fixed_on_cuda)
         if requested.get("compile") == "off":
-            values |= {name: "library" for name in self.fixed_on_cuda if values[name] == "compiled"}
+            values |= {name: "library" for name in self.fixed_on_cuda if values[name] in FROM_COMPILER}
+        if values.get("stem") == "folded" and (mode == "infer" or int(requested.get("image_size", 2)) % 2):
+            values["stem"] = "library"  # shown to pay in training alone, and not possible with odd sides
         if requested.get("preset", "fast") != "fast":
             values |= {
                 "precision": "fp32", "compile": "off", "graphs": False, "memory_format": "contiguous",
@@ -223,18 +227,20 @@ class Workload:
             values["size"] = "full"
             if requested.get("size") == "tiny":
                 values |= {"batch_size": TINY_BATCH, **self.tiny}
-        if machine.device == "cuda" and self._has_few(values | dict(requested)):
+        if machine.device == "cuda" and self._has_few(values | dict(requested), machine):
             values |= self.fixed_when_few
         if requested.get("assignment") == "library":
             values |= self.fixed_when_plain  # what it takes the place of has a form of Prony's no more
         return values
 
-    def _has_few(self, settings: Mapping[str, Value]) -> bool:
+    def _has_few(self, settings: Mapping[str, Value], machine: Machine) -> bool:
         """Of batches that come round, so that each shape has come before, and of one device, whose gradients stay."""
         batch = settings["batch_size"]
+        few = isinstance(batch, int) and batch <= self.few and settings["devices"] == 1
         goes_round = settings["data"] == "device" and settings["precision"] != "fp64" and settings["preset"] == "fast"
         whole = settings["grad_accumulation"] == 1 and "global_batch" not in settings
-        return isinstance(batch, int) and batch <= self.few and settings["devices"] == 1 and goes_round and whole
+        captured = not self.captured_part or (settings["mode"] == "train" and not settings["recompute"])
+        return few and goes_round and whole and captured and self.few_gib <= _room(machine, settings.get("memory_cap"))
 
     def _fused(self, requested: Mapping[str, Value], machine: Machine) -> bool:
         if form_of(requested) == "fsdp" and requested.get("optimizer", self.optimizer) == "sgd":
@@ -247,9 +253,14 @@ class Workload:
         kind = "cpu" if machine.device == "cpu" else "accelerator"
         batch = self.batch[f"{mode}/{kind}"]
         needed = self.memory_gib[mode]
-        there = math.inf if machine.memory_gib is None or kind == "cpu" else machine.memory_gib
-        if cap_gib is not None and kind != "cpu":
-            there = min(there, float(cap_gib))
-        while batch > self.least(mode) and needed > 0.9 * there:
+        while batch > self.least(mode) and needed > _room(machine, cap_gib):
             batch, needed = batch // 2, needed / 2
         return batch
+
+
+def _room(machine: Machine, cap_gib: Value | None) -> float:
+    """How much of a device's memory a default may count on, in GiB."""
+    if machine.device == "cpu":
+        return math.inf
+    there = math.inf if machine.memory_gib is None else machine.memory_gib
+    return 0.9 * min(there, math.inf if cap_gib is None else float(cap_gib))

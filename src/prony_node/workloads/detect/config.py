@@ -9,7 +9,7 @@ from prony_node.workloads.image.config import CLASSES
 COCO_CLASSES = 91  # as torchvision counts: COCO's categories have numbers up to 90, and 0 is the background
 COCO_IMAGES = 118_287  # of train2017
 TINY_CLASSES = 4
-FEW = 4  # images: the host needs 40 ms or more to launch a step, an H200 about 10 for an image
+FEW = 4  # images of a detector: the host launches a step of one or two more slowly than an H200 computes it
 ASSIGNMENT = Setting(
     "assignment", "choice", "who matches anchors and boxes in training: Prony, for a batch at once, or torchvision",
     ("batched", "library"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from prony_node.contract.settings import Setting, Value
 from prony_node.workloads.config import WEIGHTS, Workload
-from prony_node.workloads.detect.config import COCO_CLASSES, COCO_IMAGES, TINY_CLASSES
+from prony_node.workloads.detect.config import COCO_CLASSES, COCO_IMAGES, FEW, TINY_CLASSES
 from prony_node.workloads.image.config import CLASSES
 
 SAMPLING = Setting(
@@ -76,6 +76,9 @@ DINO_WORKLOADS = (
         settings=(CLASSES, WEIGHTS, SAMPLING),
         fixed={"compile": "off", "graphs": False, "sampling": "library"},
         fixed_on_cuda={"sampling": "kernel"},
+        few=FEW,
+        fixed_when_few={"graphs": True},
+        few_gib=46.0,  # what two images took on an H200: the same again as without graphs
         fixed_when_plain={"sampling": "library"},
         shape={"classes": COCO_CLASSES},
         can_recompute=True,

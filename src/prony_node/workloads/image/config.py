@@ -33,6 +33,7 @@ STEM = Setting(
 )  # fmt: skip
 OWN_PARTS: dict[str, Value] = {"parts": "own"}  # on CUDA, where a device has shown that they pay
 COMPILED_NORMS: dict[str, Value] = {"norms": "compiled"}  # the same
+FOLDED_STEM: dict[str, Value] = {"stem": "folded"}
 SCORES = ("accuracy", "loss")
 IMAGENET_IMAGES = 1_281_167
 DOCUMENTED = "torchvision's documentation of the model"
@@ -87,7 +88,7 @@ B4_AT_380 = 4.394e9  # multiply-adds
 
 IMAGE_WORKLOADS = (
     _classifier("resnet50", "ResNet-50", 25_557_032, f"{RESNET}; torchvision.models.resnet50",
-                (4, 4, 512), 60.0, 4.089e9, DOCUMENTED),
+                (4, 4, 512), 60.0, 4.089e9, DOCUMENTED, on_cuda=FOLDED_STEM),
     _classifier("resnet152", "ResNet-152", 60_192_808, f"{RESNET}; torchvision.models.resnet152",
                 (2, 4, 256), 32.0, 11.3e9, f"{RESNET}, table 1"),
     _classifier("vit-l", "ViT-L, patches of 16,", 304_326_632, f"{VIT}; torchvision.models.vit_l_16",

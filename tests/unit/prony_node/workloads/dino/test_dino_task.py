@@ -269,9 +269,31 @@ def test_a_library_that_is_not_there_is_named(library: str, monkeypatch: pytest.
 
 def test_its_defaults_on_a_device_suit_images_of_any_shape() -> None:
     settings = WORKLOAD.effective({}, Machine("cuda", 141.0, 8))
-    assert (settings["compile"], settings["graphs"], settings["precision"]) == ("off", False, "bf16")
+    assert (settings["compile"], settings["graphs"], settings["precision"]) == ("off", True, "bf16")
     assert (settings["batch_size"], settings["optimizer"]) == (2, "adamw")
     assert settings["sampling"] == "kernel"
+
+
+@pytest.mark.parametrize(
+    ("given", "gib"),
+    [
+        ({}, 48.0),  # the same memory again for graphs is not there
+        ({"memory_cap": 40.0}, 141.0),
+        ({"batch_size": 5}, 141.0),
+        ({"mode": "infer", "batch_size": 2}, 141.0),
+        ({"recompute": True}, 141.0),
+        ({"grad_accumulation": 2}, 141.0),
+        ({"data": "host"}, 141.0),  # a shape may come for the first time in any step
+        ({"devices": 2}, 141.0),
+        ({"preset": "plain"}, 141.0),
+        ({"graphs": False}, 141.0),
+    ],
+    ids=str,
+)
+def test_nothing_is_captured_by_default_where_that_cannot_be_or_does_not_pay(
+    given: dict[str, Value], gib: float
+) -> None:
+    assert not WORKLOAD.effective(given, Machine("cuda", gib, 8))["graphs"]
 
 
 @pytest.mark.parametrize(

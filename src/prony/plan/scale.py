@@ -169,13 +169,14 @@ def _implied(workload: Workload, given: dict[str, object], largest: Count) -> di
     """
     many, one = _on_many(workload, given, largest), _on_one(workload, given, largest)
     named = str(given.get("device", "auto")).partition(":")[0]
+    known = known_settings(workload)
     implied: dict[str, object] = {}
     for kind in KINDS if named == "auto" else (named,):
         ours, theirs = (workload.defaults(settings, Machine(kind)) for settings in (one, many))
         implied |= {
-            name: SETTINGS[name].show(value)
+            name: known[name].show(value)
             for name, value in theirs.items()
-            if name in SETTINGS and name not in given and name not in COUNTED and value != ours.get(name)
+            if name in known and name not in given and name not in COUNTED and value != ours.get(name)
         }
     return implied
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from prony.plan.scale import STRONG, WEAK, Series, make_series, parse_counts
+from prony.plan.scale import COUNTED, STRONG, WEAK, Series, make_series, parse_counts
 from prony_node.contract import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.contract.plan import Stop
+from prony_node.workloads import WORKLOADS, find_workload
 
 
 def made(words: str, *kinds: str, diagnose: bool = False, nodes: tuple[int, ...] = ()) -> Series:
@@ -98,6 +99,17 @@ def test_what_several_devices_imply_holds_on_one_too() -> None:
     assert {name: value for name, value in two.settings.items() if name not in one.settings} == {"parallel": "fsdp"}
     assert "graphs" not in made("devices=1,2 mode=infer").trials[0].settings
     assert "graphs" not in made("devices=1,2 device=cpu").trials[0].settings  # it has none on a CPU anyway
+
+
+@pytest.mark.parametrize("name", [one.name for one in WORKLOADS.values() if "train" in one.modes])
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_every_workload_has_the_same_form_on_one_device_as_on_two(name: str, kind: str) -> None:
+    """Its own settings too: a detector that pools otherwise on one device would be compared with another program."""
+    series = make_series(name, ["devices=1,2", "batch_size=2"], (WEAK,), Machine, diagnose=False)
+    machine = Machine(kind, 141.0, 16)
+    one, two = (find_workload(name).effective(trial.settings, machine) for trial in series.trials)
+    counted = {*COUNTED, "global_batch", "cores", "workers"}
+    assert {key for key in {*one, *two} if one.get(key) != two.get(key)} <= counted
 
 
 def test_cores_are_those_of_each_device() -> None:

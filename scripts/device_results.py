@@ -11,7 +11,7 @@ Compiling takes most of a run's time and hardly any of the device, so every tria
 once. The runs that count come after, alone, in fresh processes. What is bulky (step series, samples) is left out of
 the copy in OUT; in it the home directory is written as ~, and paths in the working folder, and in that of the runs, as
 they are seen from there.
-The run folders themselves stay in a temporary folder, which is named at the end.
+The run folders themselves stay in a temporary folder, which is named at the end. Exit 1: a run failed.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
         for trial, reason in zip(trials, reasons, strict=True):
             if reason:
                 print(f"not warmed: {trial}: {reason}", flush=True)
+    failed = 0
     for repeat in range(options.repeats):
         for trial in trials:
             if there[trial.hash] > repeat:
@@ -66,10 +67,11 @@ def main(arguments: list[str] | None = None) -> int:
                 print(f"not started within {options.limit:.0f} s: {trial}", flush=True)
                 continue
             reason = run(trial, place / "runs", ["--max-time", options.max_time])
+            failed += bool(reason)
             print(f"{trial}: {reason or 'exit 0'}, {time.monotonic() - began:.0f} s", flush=True)
             keep(place / "runs", options.out)  # after each: what was measured must outlast a time limit
     print(f"run folders: {place / 'runs'}")
-    return 0
+    return 1 if failed else 0
 
 
 def trials_of(options: argparse.Namespace) -> list[Trial]:

@@ -77,7 +77,7 @@ def test_a_trial_that_fails_says_why_on_its_line(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # its run folders stay
     out = tmp_path / "out"
     words = ["speed", str(out), "--only", "gpt-117m", "size=tiny", "device=mps"]
-    assert device_results.main(words) == 0
+    assert device_results.main(words) == 1
     assert "device=mps is not here" in capsys.readouterr().out
     assert [json.loads(path.read_text())["status"] for path in out.glob("*/record.json")] == ["failed"]
 

@@ -150,6 +150,8 @@ def rebuild(runs: Runs = None) -> None:
     from prony.store import Store
 
     root = runs_root(runs)
+    if not root.is_dir():
+        raise RequestError(f"there is no folder {root}")
     collect_all(root)
     here = Store(root)
     if here.database.address is None:

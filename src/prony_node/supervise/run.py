@@ -113,6 +113,14 @@ class Run:
         if learning is not None:
             self.step.restart()  # what is learned is learned in the epochs that are counted
         window = self.measure(step_s, learning)
+        try:
+            self.assess(window, learning, step_s)
+        finally:  # to judge takes memory of its own, and what was measured is to outlast that
+            with self.phase("teardown"):
+                write_blocks(self.folder / files.STEPS, window.blocks)
+
+    def assess(self, window: Window, learning: Learning | None, step_s: float) -> None:
+        """What the series says, what all ranks did together, and whether the model did what it should."""
         self.metrics |= memory.memory_metrics(self.device)
         self.found["memory_held"] = self.room.held_at_most()
         judge.series(self, window)
@@ -126,8 +134,6 @@ class Run:
             judge.inference(self)
         if self.ranks.size > 1:
             joining.compare_ranks(self, step_s)
-        with self.phase("teardown"):
-            write_blocks(self.folder / files.STEPS, window.blocks)
 
     @contextmanager
     def phase(self, name: str, steps: int = 0) -> Iterator[None]:

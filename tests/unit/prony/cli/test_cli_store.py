@@ -181,6 +181,12 @@ def test_anchors_come_in_beside_the_records(call: Call) -> None:
     assert "2,311" in shown or "2311" in shown
 
 
+def test_rebuild_of_no_folder_says_so(call: Call, tmp_path: Path) -> None:
+    done = call("store", "rebuild", "--runs", str(tmp_path / "none"))
+    assert (done.exit_code, done.output) == (2, f"prony: there is no folder {tmp_path / 'none'}\n")
+    assert not (tmp_path / "none").exists()
+
+
 def test_rebuild_says_what_it_did(call: Call, root: Path) -> None:
     (root / "torn").mkdir()
     (root / "torn" / "record.json").write_text("{", encoding="utf-8")

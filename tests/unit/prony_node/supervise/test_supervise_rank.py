@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -96,3 +98,29 @@ def test_a_failed_run_keeps_what_was_known_by_then(tmp_path: Path, monkeypatch: 
     assert (code, result["status"]) == (1, "failed")
     assert result["failure"] == {"kind": "out-of-memory", "message": f"no room; before the run {FREE}"}
     assert result["phases"]["build"]["seconds"] == 1.0
+
+
+FAILS_WHEN_JUDGED = """
+import sys
+from prony_node.measure.out_of_memory import OutOfMemory
+from prony_node.supervise import judge, rank
+
+def training(run):
+    raise OutOfMemory("no room to judge")
+
+judge.training = training
+sys.exit(rank.main(sys.argv[1:]))
+"""
+
+
+def test_the_series_outlasts_a_run_that_fails_when_it_is_judged(tmp_path: Path) -> None:
+    """Its rate and its energy are told from there."""
+    settings = {"size": "tiny", "device": "cpu", "batch_size": 2, "steps": 3}
+    plan = Plan(run_id="x", trial=Trial("wideresnet", settings))
+    (tmp_path / files.PLAN).write_text(json.dumps(plan.to_json()))
+    argv = [sys.executable, "-c", FAILS_WHEN_JUDGED, str(tmp_path / files.PLAN), str(tmp_path)]
+    assert subprocess.run(argv, capture_output=True).returncode == 1
+    result = json.loads((tmp_path / files.RESULT).read_text())
+    assert result["failure"]["message"].startswith("no room to judge")
+    assert "throughput" in result["metrics"]
+    assert len((tmp_path / files.STEPS).read_text().splitlines()) > 1

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from prony_node.contract.errors import RequestError  # noqa: E402
 from prony_node.measure.compiling import cache_state, use_cache  # noqa: E402
-from prony_node.measure.device import choose_device, machine_of  # noqa: E402
+from prony_node.measure.device import MissingDevice, choose_device, machine_of  # noqa: E402
 from prony_node.measure.step import Step  # noqa: E402
 from prony_node.workloads import build_task, find_workload  # noqa: E402
 
@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
         given = workload.parse(dict(word.partition("=")[::2] for word in options.settings))
         device = choose_device(str(given.get("device", "auto")))
         settings = workload.effective(given, machine_of(device, torch.get_num_threads()))
-    except RequestError as error:
+    except (RequestError, MissingDevice) as error:
         print(f"cold_start.py: {error}", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory() as folder:

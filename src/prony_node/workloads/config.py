@@ -71,7 +71,7 @@ class Workload:
     )  # and on CUDA: forms that sum in fp32, shown to pay
     few: int = 0  # samples of a step up to which it waits for a host that launches it kernel by kernel
     fixed_when_few: Mapping[str, Value] = field(default_factory=dict)  # and those of such a step on one CUDA device
-    few_gib: float = 0.0  # the memory that they take
+    few_gib: float = 0.0  # the memory that they take for each sample
     fixed_when_plain: Mapping[str, Value] = field(default_factory=dict)  # and those that are others with preset=plain
     asks_node: bool = False  # whether there is such a model can only be told where its library is
     least_batch: int = 1  # samples that a training step must have: a batch norm of one value has nothing to normalise
@@ -213,8 +213,8 @@ class Workload:
             values.update(self.fixed_on_cuda)
         if requested.get("compile") == "off":
             values |= {name: "library" for name in self.fixed_on_cuda if values[name] in FROM_COMPILER}
-        if values.get("stem") == "folded" and (mode == "infer" or int(requested.get("image_size", 2)) % 2):
-            values["stem"] = "library"  # shown to pay in training alone, and not possible with odd sides
+        if values.get("stem") == "folded" and not _folds(mode, requested):
+            values["stem"] = "library"
         if requested.get("preset", "fast") != "fast":
             values |= {
                 "precision": "fp32", "compile": "off", "graphs": False, "memory_format": "contiguous",
@@ -236,11 +236,13 @@ class Workload:
     def _has_few(self, settings: Mapping[str, Value], machine: Machine) -> bool:
         """Of batches that come round, so that each shape has come before, and of one device, whose gradients stay."""
         batch = settings["batch_size"]
-        few = isinstance(batch, int) and batch <= self.few and settings["devices"] == 1
+        if not isinstance(batch, int) or batch > self.few or settings["devices"] != 1:
+            return False
         goes_round = settings["data"] == "device" and settings["precision"] != "fp64" and settings["preset"] == "fast"
         whole = settings["grad_accumulation"] == 1 and "global_batch" not in settings
         captured = not self.captured_part or (settings["mode"] == "train" and not settings["recompute"])
-        return few and goes_round and whole and captured and self.few_gib <= _room(machine, settings.get("memory_cap"))
+        fits = batch * self.few_gib <= _room(machine, settings.get("memory_cap"))
+        return goes_round and whole and captured and fits
 
     def _fused(self, requested: Mapping[str, Value], machine: Machine) -> bool:
         if form_of(requested) == "fsdp" and requested.get("optimizer", self.optimizer) == "sgd":
@@ -256,6 +258,12 @@ class Workload:
         while batch > self.least(mode) and needed > _room(machine, cap_gib):
             batch, needed = batch // 2, needed / 2
         return batch
+
+
+def _folds(mode: str, requested: Mapping[str, Value]) -> bool:
+    """A folded stem was shown to pay in training; it takes even sides, and lays images out channels last."""
+    even = int(requested.get("image_size", 2)) % 2 == 0
+    return mode == "train" and even and requested.get("memory_format") != "contiguous"
 
 
 def _room(machine: Machine, cap_gib: Value | None) -> float:

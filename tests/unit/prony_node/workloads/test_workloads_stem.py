@@ -65,7 +65,8 @@ def test_it_is_the_default_where_it_was_shown_to_pay() -> None:
     """In compiled training of resnet50 on CUDA."""
     resnet, cuda = find_workload("resnet50"), Machine("cuda", 141.0, 8)
     assert resnet.effective({}, cuda)["stem"] == "folded"
-    for given in ({"mode": "infer"}, {"compile": "off"}, {"preset": "plain"}, {"image_size": 225}, {"stem": "library"}):
-        assert resnet.effective(given, cuda)["stem"] == "library", given
+    for given in ("mode=infer", "compile=off", "preset=plain", "image_size=225", "memory_format=contiguous"):
+        name, _, value = given.partition("=")
+        assert resnet.effective(resnet.parse({name: value}), cuda)["stem"] == "library", given
     assert resnet.effective({}, Machine("cpu", None, 2))["stem"] == "library"
     assert find_workload("resnet152").effective({}, cuda)["stem"] == "library"

@@ -278,6 +278,7 @@ def test_its_defaults_on_a_device_suit_images_of_any_shape() -> None:
     ("given", "gib"),
     [
         ({}, 48.0),  # the same memory again for graphs is not there
+        ({"batch_size": 4}, 80.0),
         ({"memory_cap": 40.0}, 141.0),
         ({"batch_size": 5}, 141.0),
         ({"mode": "infer", "batch_size": 2}, 141.0),

@@ -28,6 +28,7 @@ import torch
 from torch import nn
 
 from plain import POOL, measured_rates, plain_rate, refuse, said_of, tiny_settings
+from prony_node.contract.files import write_whole
 
 CLIP_NORM = 1.0
 SMOOTHING, DECAY, RATE = 0.1, 2e-5, 0.05
@@ -177,13 +178,15 @@ def versions() -> dict[str, str | None]:
     return found
 
 
-def loops_of(path: Path, about: dict[str, object]) -> list[dict[str, Any]]:
-    """What the file holds of this machine and these versions; what failed is tried again."""
-    if not path.exists():
+def loops_of(path: Path | None, about: dict[str, object]) -> list[dict[str, Any]]:
+    """What the file holds already; what failed is tried again. Of another machine it is not ours to go on with."""
+    if path is None or not path.exists():
         return []
     held = json.loads(path.read_text())
     loops = held.pop("loops")
-    return [loop for loop in loops if loop["rates"]] if held == about else []
+    if held != about:
+        raise ValueError(f"{path} is of {held}, and this is {about}: give another file")
+    return [loop for loop in loops if loop["rates"]]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -208,15 +211,18 @@ def main(arguments: list[str] | None = None) -> int:
         return refuse(f"no loop has {' or '.join(options.only)} in its name:\n  {names}")
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-    found = loops_of(options.json, about) if options.json else []
-    there = {(loop["workload"], loop["mode"], loop["batch_size"], loop["peer"]) for loop in found if loop["rates"]}
+    try:
+        found = loops_of(options.json, about)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return refuse(f"{options.json} cannot be gone on with: {error}")
+    there = {(loop["workload"], loop["mode"], loop["batch_size"], loop["peer"]) for loop in found}
     for work, peer, rates in chosen:
         if (work.name, work.mode, work.batch_size, peer) in there:
             print(f"{work}, {peer}: in {options.json} already", flush=True)
             continue
         found.append(measured(work, peer, rates))
         if options.json:  # after each: what was measured must outlast a time limit
-            options.json.write_text(json.dumps({**about, "loops": found}, indent=1) + "\n")
+            write_whole(options.json, {**about, "loops": found})
         torch.backends.cudnn.benchmark = False  # as torch has it: the next loop may be another's
         torch.compiler.reset()
         gc.collect()

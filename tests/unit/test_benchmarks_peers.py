@@ -68,3 +68,29 @@ def test_every_row_is_a_workload_and_a_model_of_its_peer(peers: ModuleType) -> N
     assert {work.name for work in peers.WORK} <= set(WORKLOADS)
     names = {work.timm for work in peers.WORK if work.timm}
     assert names <= set(timm.list_models())
+
+
+def test_it_goes_on_where_it_ended_and_tries_again_what_failed(
+    peers: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(peers, "timm_rates", lambda *_: 1 / 0)
+        (plain, *failed) = loops_of(peers, tmp_path, "resnet50 infer")
+    assert [row["rates"] for row in failed] == [None, None]
+    monkeypatch.setattr(peers, "timm_rates", lambda *_: [3.0, 4.0])
+    rows = loops_of(peers, tmp_path, "resnet50 infer")
+    assert "plain eager: in " in capsys.readouterr().out
+    assert rows[0] == plain
+    assert [row["rates"] for row in rows[1:]] == [[3.0, 4.0]] * 2
+
+
+@pytest.mark.parametrize("text", ['{"device": "another", "loops": []}', "{", "[]", '{"loops": 3}', "{}"])
+def test_what_cannot_be_gone_on_with_is_left_as_it_is(
+    peers: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    """Figures of another machine or version are not to be replaced by this one's."""
+    path = tmp_path / "peers.json"
+    path.write_text(text)
+    assert peers.main(["--tiny", "--only", "resnet50 infer", "--json", str(path)]) == 2
+    assert "peers.json cannot be gone on with" in capsys.readouterr().err
+    assert path.read_text() == text

@@ -19,6 +19,7 @@ from prony_node.contract.errors import RequestError
 VALUES, GRADIENTS = torch.float8_e4m3fn, torch.float8_e5m2
 SMALLEST = 1e-12  # a tensor of zeros has a scale all the same
 GRAIN = 16  # the matrix units take sides that are multiples of it
+DEVICE_FAILED = getattr(torch, "AcceleratorError", torch.OutOfMemoryError)  # torch 2.8 and above have it
 
 
 def in_eight_bits(rows: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -93,7 +94,7 @@ def refuse_where_missing(device: torch.device, tokens: int | None) -> None:
         one = torch.ones((), device=device)
         answer = product(values.to(GRADIENTS), values.t(), (one, one), torch.bfloat16)
         right = bool((answer == GRAIN).all())
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, DEVICE_FAILED):
         raise  # says nothing of what torch has
     except (AttributeError, NotImplementedError, RuntimeError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]

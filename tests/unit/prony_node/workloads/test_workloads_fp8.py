@@ -143,3 +143,13 @@ def test_what_it_is_not_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RequestError, match=r"no scaled matrix product for device=cpu .*8.9 and above.; use") as caught:
         fp8.refuse_where_missing(CPU, None)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(not hasattr(torch, "AcceleratorError"), reason="this torch has no error of its own for it")
+def test_a_device_that_fails_is_not_told_as_one_without_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise torch.AcceleratorError("CUDA error: unspecified launch failure")
+
+    monkeypatch.setattr(torch, "_scaled_mm", broken)
+    with pytest.raises(torch.AcceleratorError, match="unspecified launch failure"):
+        fp8.refuse_where_missing(CPU, None)

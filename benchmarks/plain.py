@@ -1,6 +1,6 @@
 """The plain loop: models of the suites as a beginner trains them, eager, in bf16 autocast.
 
-    python benchmarks/plain.py [--only WORD] [--seconds 2.5] [--json FILE] [--tiny]
+    python benchmarks/plain.py [--only WORD] [--seconds 2.5] [--json FILE] [--tiny] [--largest]
 
 It shares nothing with the harness but the model: no compiler, no graph, no layout, torch's default optimizer, and of a
 library's model the library's own form. What Prony adds in speed is told from its figures beside these, taken in the
@@ -38,8 +38,15 @@ WORK = (
     ("deeplabv3plus-r101", 16, "train"),
     ("deeplabv3plus-r101", 16, "infer"),
 )
+LARGEST = (  # the batches with which Prony's own step was shown to fit an H200
+    ("fasterrcnn-r50-fpn", 72, "train"),
+    ("dino-swin-l", 13, "train"),
+    ("segformer-b4", 26, "train"),
+    ("deeplabv3plus-r101", 64, "train"),
+)
 FIRST_STEPS, LEAST_STEPS = 13, 5  # before the first segment, and in each
 POOL, POOL_VARYING = 4, 16  # batches that go round; more of them where no two have one shape
+IMAGES_VARYING = 128  # in all batches that go round then: large ones are fewer
 
 Make = Callable[[], torch.nn.Module]
 Step = Callable[[torch.nn.Module, tuple], torch.Tensor]  # of a model and a batch of the pool
@@ -57,7 +64,8 @@ def plain_rate(
     with device:
         model = make()
     generator = torch.Generator(device).manual_seed(1)
-    pool = [task.sample(generator, batch_size) for _ in range(POOL_VARYING if task.varies else POOL)]
+    varying = min(POOL_VARYING, max(POOL, IMAGES_VARYING // batch_size))
+    pool = [task.sample(generator, batch_size) for _ in range(varying if task.varies else POOL)]
     if name.startswith("fasterrcnn"):
         pool = [(image_list(batch), target_list(batch)) for batch in pool]  # as its data loader gives them
     elif mode == "infer":
@@ -102,8 +110,8 @@ def measured_rates(step: Callable, pool: list, units: int, seconds: float, devic
         synchronise()
         return (time.perf_counter() - started) / steps
 
-    run(max(FIRST_STEPS, len(pool)))
-    steps = max(LEAST_STEPS, int(seconds / run(1)))
+    run(len(pool) if whole else max(FIRST_STEPS, len(pool)))
+    steps = max(1 if whole else LEAST_STEPS, int(seconds / run(1)))
     steps = -(-steps // len(pool)) * len(pool) if whole else steps  # every shape as often as the others
     return [units / run(steps) for _ in range(2)]
 
@@ -142,19 +150,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=2.5)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--tiny", action="store_true", help="small models in batches of 2, to try the script on a CPU")
+    parser.add_argument("--largest", action="store_true", help="detectors and segmenters in their largest batches")
     options = parser.parse_args(arguments)
+    work = LARGEST if options.largest else WORK
     if not torch.accelerator.is_available() and not options.tiny:
         return refuse("this needs an accelerator: on a CPU these models take minutes a step; --tiny tries the script")
-    chosen = [one for one in WORK if any(word in f"{one[0]} {one[2]}" for word in options.only or [""])]
+    chosen = [one for one in work if any(word in f"{one[0]} {one[2]}" for word in options.only or [""])]
     if not chosen:
         return refuse(
-            f"no loop has {' or '.join(options.only)} in its name: {', '.join(f'{n} {m}' for n, _, m in WORK)}"
+            f"no loop has {' or '.join(options.only)} in its name: {', '.join(f'{n} {m}' for n, _, m in work)}"
         )
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
     kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     device = torch.device(kind.type, 0) if kind else torch.device("cpu")
-    found, failed = [], 0
+    found, failed = [], []
     for name, full_batch, mode in chosen:
         batch_size, more = (2, tiny_settings(name)) if options.tiny else (full_batch, {})
         label = f"{name} {mode} batch {batch_size}"
@@ -162,12 +172,13 @@ def main(arguments: list[str] | None = None) -> int:
             found.append(plain_rate(name, batch_size, mode, options.seconds, device, **more))
             print(f"{label}: {max(found[-1]['rates']):,.1f} {found[-1]['unit']}", flush=True)
         except Exception as error:  # one loop that fails does not end the others
-            failed += 1
+            failed.append({"workload": name, "mode": mode, "batch_size": batch_size, "error": said_of(error)})
             print(f"{label}: failed, {said_of(error)}", flush=True)
         if kind:
             torch.get_device_module(device).empty_cache()
         if options.json:  # after each: what was measured must outlast a time limit
-            options.json.write_text(json.dumps({"torch": torch.__version__, "loops": found}, indent=1) + "\n")
+            document = {"torch": torch.__version__, "loops": found, "failed": failed}
+            options.json.write_text(json.dumps(document, indent=1) + "\n")
     return 1 if failed else 0
 
 

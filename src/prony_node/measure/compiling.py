@@ -6,9 +6,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch._functorch.config as functorch
 
 from prony_node.contract.settings import Value
+from prony_node.measure.winners import remember_winners
 
 
 def use_cache(settings: dict[str, Value], folder: Path) -> None:
@@ -18,6 +20,8 @@ def use_cache(settings: dict[str, Value], folder: Path) -> None:
     # Else a graph with an autograd function of ours is traced anew in every process. Older versions have no switch.
     if hasattr(functorch, "autograd_cache_allow_custom_autograd_functions"):
         functorch.autograd_cache_allow_custom_autograd_functions = True
+    if torch.cuda.is_available():  # of AMD too; a CPU has one form of each kernel
+        remember_winners()
     if settings["compile_cache"] == "cold":
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "compile_cache")
         os.environ["TRITON_CACHE_DIR"] = str(folder / "compile_cache" / "triton")

@@ -1,0 +1,69 @@
+"""Which form of a compiled kernel was the fastest, kept beside the kernel for the processes that come after.
+
+torch keeps it as well, but looks for it before it adds forms with smaller blocks to a reduction: those it times anew in
+every process, a tenth of a second each. See https://github.com/pytorch/pytorch/issues/189121.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from prony_node.contract import files
+
+
+def remember_winners() -> None:
+    """From now on, in this process. A version of torch that times its kernels elsewhere is left as it is."""
+    try:
+        from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+    except ImportError:
+        return
+    timed = getattr(CachingAutotuner, "autotune_to_one_config", None)
+    if timed is None or hasattr(timed, "__wrapped__"):
+        return
+
+    @functools.wraps(timed)
+    def remembered(kernel: Any, *given: Any, **named: Any) -> None:
+        if not kernel.filename:
+            timed(kernel, *given, **named)
+            return
+        kept = Path(f"{kernel.filename}.winner")
+        forms = {form_of(launcher.config): launcher for launcher in kernel.launchers}
+        if winner := recall(kept, set(forms)):
+            kernel.launchers = [forms[winner]]
+            return
+        timed(kernel, *given, **named)
+        keep(kept, set(forms), form_of(kernel.launchers[0].config))
+
+    CachingAutotuner.autotune_to_one_config = remembered
+
+
+def form_of(config: Any) -> str:
+    """Its blocks, warps and stages."""
+    blocks = sorted(config.kwargs.items())
+    return f"{blocks} {config.num_warps} {config.num_stages}"
+
+
+def recall(path: Path, forms: set[str]) -> str | None:
+    """The winner among these, if all of them were timed by this version of torch."""
+    try:
+        kept = files.read_json(path)
+    except OSError:
+        return None
+    if not isinstance(kept, dict) or kept.get("torch") != torch.__version__:
+        return None
+    winner, tried = kept.get("winner"), kept.get("tried")
+    known = isinstance(winner, str) and isinstance(tried, list) and winner in forms and forms.issubset(tried)
+    return winner if known else None
+
+
+def keep(path: Path, tried: set[str], winner: str) -> None:
+    """A folder that cannot be written to costs the next process its time, and nothing else."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write_whole(path, {"torch": torch.__version__, "tried": sorted(tried), "winner": winner})
+    except OSError:
+        return

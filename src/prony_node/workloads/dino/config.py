@@ -88,6 +88,6 @@ DINO_WORKLOADS = (
         generated="coco",
         scores=("map",),
         varies=True,
-        captured_part="backbone and encoder",
+        captured_part="layers",
     ),
 )

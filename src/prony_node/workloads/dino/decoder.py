@@ -21,6 +21,10 @@ class Predicted:
     class_logits: Tensor  # layers, batch, queries, classes
     boxes: Tensor  # layers, batch, queries, 4: logits
 
+    def part(self, first: int, end: int | None = None) -> Predicted:
+        """Of these queries."""
+        return Predicted(self.class_logits[:, :, first:end], self.boxes[:, :, first:end])
+
 
 class DecoderLayer(nn.Module):
     """Queries see each other, then the image, then themselves."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from prony_node.workloads.dino.geometry import centre_size, corners, logit
@@ -67,8 +68,17 @@ def noised_boxes(boxes: Tensor) -> Tensor:
     return centre_size(moved.clamp(0, 1))
 
 
-def hidden_from(noised: int, groups: int, queries: int, device: torch.device) -> Tensor:
-    """Row may not see column: no group sees another, and the queries to be matched see none, or they could copy."""
-    row = torch.arange(noised + queries, device=device)
-    group = (row // max(1, noised // groups)).masked_fill(row >= noised, -1)
+def filled_up(noised: Noised, queries: int) -> Noised:
+    """With zeros behind, so that batches of other boxes have as many; `hidden_from` hides them from all others."""
+    more = (0, 0, 0, max(0, queries - noised.queries))
+    return Noised(F.pad(noised.contents, more), F.pad(noised.references, more), noised.groups)
+
+
+def hidden_from(noised: int, groups: int, queries: int, device: torch.device, filled: int = 0) -> Tensor:
+    """Row may not see column: no group sees another, and the queries to be matched see none, or they could copy.
+
+    Where the noised ones were filled up to so many, the rest are groups too, that nobody asks.
+    """
+    row = torch.arange(max(noised, filled) + queries, device=device)
+    group = (row // max(1, noised // groups)).masked_fill(row >= max(noised, filled), -1)
     return (group[None] >= 0) & (group[None] != group[:, None])

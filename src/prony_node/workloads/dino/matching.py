@@ -37,16 +37,24 @@ def match_costs(class_logits: Tensor, boxes: Tensor, targets: Targets) -> Tensor
     return CLASS_COST * by_class + L1_COST * by_place + IOU_COST * by_overlap
 
 
-def match(class_logits: Tensor, boxes: Tensor, targets: Targets) -> Matches:
-    """Of each set of predictions and each image. All costs go to the host at once: one synchronisation."""
-    from scipy.optimize import linear_sum_assignment
+class Matching:
+    """Of each set of predictions and each image. All costs go to the host at once: one synchronisation.
 
-    with torch.no_grad():
-        costs = match_costs(class_logits, boxes, targets).nan_to_num(WORST, WORST, -WORST)
-    pairs: list[tuple[int, int, int, int]] = []
-    for number, of_set in enumerate(ToHost(costs).get().numpy()):
-        for image, count in enumerate(targets.counts):
-            rows, columns = linear_sum_assignment(of_set[image, :, :count])
-            pairs += [(number, image, int(row), int(column)) for row, column in zip(rows, columns, strict=True)]
-    found = torch.tensor(pairs, dtype=torch.long).reshape(-1, 4).to(boxes.device, non_blocking=True)
-    return Matches(*found.unbind(1))
+    They are sent when it is made, and waited for when it is asked: what is queued in between runs meanwhile.
+    """
+
+    def __init__(self, class_logits: Tensor, boxes: Tensor, targets: Targets) -> None:
+        with torch.no_grad():
+            costs = match_costs(class_logits, boxes, targets).nan_to_num(WORST, WORST, -WORST)
+        self._sent, self._counts, self._device = ToHost(costs), targets.counts, boxes.device
+
+    def get(self) -> Matches:
+        from scipy.optimize import linear_sum_assignment
+
+        pairs: list[tuple[int, int, int, int]] = []
+        for number, of_set in enumerate(self._sent.get().numpy()):
+            for image, count in enumerate(self._counts):
+                rows, columns = linear_sum_assignment(of_set[image, :, :count])
+                pairs += [(number, image, int(row), int(column)) for row, column in zip(rows, columns, strict=True)]
+        found = torch.tensor(pairs, dtype=torch.long).reshape(-1, 4).to(self._device, non_blocking=True)
+        return Matches(*found.unbind(1))

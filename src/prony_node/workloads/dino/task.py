@@ -16,7 +16,7 @@ from prony_node.measure.protocol import Batch, Task
 from prony_node.workloads.dino.config import size_of
 from prony_node.workloads.dino.geometry import corners
 from prony_node.workloads.dino.losses import denoising_loss, matched_loss
-from prony_node.workloads.dino.matching import match
+from prony_node.workloads.dino.matching import Matching
 from prony_node.workloads.dino.model import Dino
 from prony_node.workloads.dino.sampling import use_kernel
 from prony_node.workloads.dino.targets import Targets, ToHost
@@ -76,10 +76,11 @@ def detection_loss(model: nn.Module, batch: Batch) -> Tensor:
     matched, selected, noised = answers.matched, answers.selected, answers.noised
     logits = torch.cat((matched.class_logits, selected.class_logits[None]))
     boxes = torch.cat((matched.boxes, selected.boxes[None])).sigmoid()
-    loss = matched_loss(logits, boxes, targets, match(logits, boxes, targets))
-    if noised is not None:
-        loss = loss + denoising_loss(noised.class_logits, noised.boxes.sigmoid(), targets, answers.groups)
-    return loss
+    matching = Matching(logits, boxes, targets)
+    by_noise = 0.0 if noised is None else (
+        denoising_loss(noised.class_logits, noised.boxes.sigmoid(), targets, answers.groups)
+    )  # fmt: skip
+    return matched_loss(logits, boxes, targets, matching.get()) + by_noise
 
 
 def detections(model: nn.Module, batch: Batch, count: int) -> Tensor:

@@ -76,6 +76,40 @@ def test_gradients_are_handed_on_without_a_copy(part: Part) -> None:
     assert part.weight.grad.data_ptr() == captured.gradients[0].data_ptr()
 
 
+class Between(nn.Module):
+    """It hands gradients on to what comes before, and is given numbers and nothing as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3))
+
+    def forward(self, x: Tensor, fixed: Tensor, mask: Tensor | None, times: int) -> tuple[Tensor]:
+        y = x * self.weight * times + fixed
+        return (y if mask is None else y * mask,)
+
+
+def test_gradients_go_on_to_what_comes_before(part: Part) -> None:
+    torch.manual_seed(1)
+    between, record = Between(), Replaying()
+    captured = Captured(between, record)
+    parameters = [part.weight, between.weight]
+    for rows, mask, times in (
+        (4, None, 2),
+        (4, torch.tensor([1.0, 0.0, 1.0]), 2),
+        (4, None, 3),
+        (2, None, 2),
+        (4, None, 2),
+    ):
+        x, lengths = given(rows)
+        found = []
+        for middle in (captured, between):
+            (answer,) = middle(part(x, lengths)[0], x, mask, times)
+            found.append((answer, *torch.autograd.grad(answer.square().sum(), parameters)))
+        for one, other in zip(*found, strict=True):
+            torch.testing.assert_close(one, other)
+    assert record.recorded == 2 * 4  # what is no tensor tells recordings apart, as shapes do
+
+
 def test_what_is_given_is_not_written_to(part: Part) -> None:
     captured = Captured(part, Replaying())
     first, second = given(4, 1), given(4, 2)

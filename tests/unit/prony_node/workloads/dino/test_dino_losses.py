@@ -10,7 +10,7 @@ import torch
 
 from prony_node.workloads.dino import losses
 from prony_node.workloads.dino.geometry import centre_size, corners, generalised_iou, logit
-from prony_node.workloads.dino.matching import match, match_costs
+from prony_node.workloads.dino.matching import Matching, match_costs
 from prony_node.workloads.dino.targets import Targets, ToHost
 
 Box = tuple[float, float, float, float]
@@ -133,7 +133,7 @@ def test_the_matching_is_the_cheapest_of_all(targets: Targets) -> None:
     logits, boxes = predictions()
     costs = match_costs(logits, boxes, targets)
     before = ToHost.waits
-    found = match(logits, boxes, targets)
+    found = Matching(logits, boxes, targets).get()
     assert ToHost.waits - before == 1
     for layer, image in itertools.product(range(2), range(2)):
         count = targets.counts[image]
@@ -147,13 +147,13 @@ def test_the_matching_is_the_cheapest_of_all(targets: Targets) -> None:
 def test_what_overflowed_is_matched_all_the_same(targets: Targets) -> None:
     logits, boxes = predictions()
     logits[0, 0, 2] = torch.nan
-    found = match(logits, boxes, targets)
+    found = Matching(logits, boxes, targets).get()
     assert len(found.sets) == 2 * 4
 
 
 def test_the_matched_loss_is_the_sum_over_layers(targets: Targets) -> None:
     logits, boxes = predictions()
-    matches = match(logits, boxes, targets)
+    matches = Matching(logits, boxes, targets).get()
     pairs = {(s, i, q): b for s, i, q, b in zip(
         matches.sets.tolist(), matches.images.tolist(), matches.queries.tolist(), matches.boxes.tolist(), strict=True
     )}  # fmt: skip
@@ -189,7 +189,7 @@ def test_the_denoising_loss_is_of_real_boxes_alone(targets: Targets) -> None:
 def test_images_without_boxes_have_a_loss() -> None:
     empty = Targets(SIZES, torch.zeros(2, 4, 4), torch.zeros(2, 4, dtype=torch.long), torch.tensor([0, 0]))
     logits, boxes = predictions()
-    found = match(logits, boxes, empty)
+    found = Matching(logits, boxes, empty).get()
     assert len(found.sets) == 0
     expected = sum(focal_by_hand(float(value), False) for value in logits.flatten())
     assert float(losses.matched_loss(logits, boxes, empty, found)) == pytest.approx(expected, rel=1e-4)

@@ -14,6 +14,8 @@ from prony_node.workloads.dino.denoising import (
     LABEL_NOISE,
     LAMBDA_1,
     LAMBDA_2,
+    Noised,
+    filled_up,
     group_count,
     hidden_from,
     make_noised,
@@ -103,6 +105,27 @@ def test_groups_are_kept_apart_and_hidden_from_the_others() -> None:
         else:
             expected = row // 4 != column // 4
         assert bool(hidden[row, column]) == expected
+
+
+def test_what_fills_up_is_seen_by_nobody(size: Size, levels: Levels) -> None:
+    """So that the others answer the same with it as without."""
+    torch.manual_seed(1)
+    decoder = Decoder(size)
+    noised = Noised(torch.randn(2, 8, size.hidden), torch.randn(2, 8, 4), 2)
+    queries, tokens = (torch.randn(2, 3, size.hidden), torch.randn(2, 3, 4)), torch.randn(2, 30, size.hidden)
+    found = []
+    for some in (noised, filled_up(noised, 13)):
+        pairs = zip((some.contents, some.references), queries, strict=True)
+        content, references = (torch.cat(pair, dim=1) for pair in pairs)
+        hidden = hidden_from(8, 2, 3, torch.device("cpu"), some.queries)
+        assert hidden.shape == (some.queries + 3, some.queries + 3)
+        with torch.no_grad():
+            predicted = decoder(content, references, tokens, levels, hidden)
+        found.append((predicted.part(0, 8), predicted.part(some.queries)))
+    assert some.queries == 13
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one.class_logits, other.class_logits)
+        torch.testing.assert_close(one.boxes, other.boxes)
 
 
 def test_a_group_s_answers_depend_on_no_other_group(size: Size, levels: Levels) -> None:

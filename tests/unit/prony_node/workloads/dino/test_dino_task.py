@@ -242,7 +242,7 @@ def test_levels_have_the_shapes_of_the_maps() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"graphs": "on", "mode": "infer"}, "captures the backbone and encoder of dino-swin-l in training alone"),
+        ({"graphs": "on", "mode": "infer"}, "captures the layers of dino-swin-l in training alone"),
         ({"graphs": "on", "recompute": "on"}, "which recompute=on runs twice; use one"),
         ({"graphs": "on", "grad_accumulation": "2"}, "cannot be accumulated; use graphs=off"),
         ({"graphs": "on", "global_batch": "4"}, "cannot be accumulated; use graphs=off"),

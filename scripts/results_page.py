@@ -182,12 +182,25 @@ def form_rows(results: Path) -> Iterable[list[str]]:
             ]  # fmt: skip
 
 
+def plain_largest(results: Path) -> dict[tuple[Any, ...], str]:
+    """What the plain loop did with such batches: its stretches, or that it ran out of memory."""
+    document = json.loads((results / "plain-largest.json").read_text())
+    found = {(loop["workload"], loop["mode"], loop["batch_size"]): ", ".join(f"{one:,.1f}" for one in loop["rates"])
+             for loop in document["loops"]}  # fmt: skip
+    for loop in document["failed"]:
+        error = "out-of-memory" if loop["error"].startswith("OutOfMemoryError") else "failed"
+        found[loop["workload"], loop["mode"], loop["batch_size"]] = error
+    return found
+
+
 def largest_rows(results: Path) -> Iterable[list[str]]:
+    plain = plain_largest(results)
     for record in load(results / "largest"):
         effective, failure = record["trial"]["effective"], record["failure"]
         asked = " ".join(f"{name}={given}" for name, given in record["trial"]["settings"].items())
         yield [trial(record), asked, str(effective["batch_size"]), failure["kind"] if failure else rate(record),
-               value(record, "peak_memory_reserved", ".1f", 2**-30, " GiB"), marks(record)]  # fmt: skip
+               plain.get(key(record), NONE), value(record, "peak_memory_reserved", ".1f", 2**-30, " GiB"),
+               marks(record)]  # fmt: skip
 
 
 TABLES: dict[str, tuple[list[str], Callable[[Path], Iterable[list[str]]]]] = {
@@ -206,8 +219,8 @@ TABLES: dict[str, tuple[list[str], Callable[[Path], Iterable[list[str]]]]] = {
     "forms": (
         ["work", "batch", "form", "when", "rate (95 % within the run)", "memory reserved", "cold start"], form_rows),
     "largest": (
-        ["work", "asked for", "batch", "rate (95 % within the run)", "memory reserved", "checks that did not pass"],
-        largest_rows),
+        ["work", "asked for", "batch", "rate (95 % within the run)", "plain eager bf16 loop, stretches, images/s",
+         "memory reserved", "checks that did not pass"], largest_rows),
     "auto": (
         ["work", "compile", "memory", "batch found", "smallest that did not fit", "batches tried",
          "memory reserved in the run", "time of the search"], auto_rows),

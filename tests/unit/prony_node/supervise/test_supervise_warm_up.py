@@ -1,4 +1,4 @@
-"""Before a run measures, its steps are as fast as they will be: where shapes vary, each has been there once."""
+"""Before a run measures, its steps are as fast as they will be, and its batches come as fast as they will come."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def run_of(
         task=SimpleNamespace(varies="yes" if varies else ""), device=torch.device(device), step=step, met=met,
         batches=itertools.cycle(range(POOL)), settings={"mode": "train", "data": "device", "compile": mode}, phases={},
         ranks=Ranks(None), rule=StopRule(tolerance=0.01, min_time_s=0.0, max_time_s=max_s), synchronise=lambda: None,
-        fixed_steps=lambda: fixed, steps_of_all_shapes=lambda: POOL,
+        fixed_steps=lambda: fixed, steps_of_all_shapes=lambda: POOL, inputs=SimpleNamespace(waits=False),
     )  # fmt: skip
 
 
@@ -87,5 +87,83 @@ def test_it_does_not_take_longer_than_the_run_may_measure() -> None:
 def test_a_second_of_steps_is_enough_for_the_others(given: dict[str, Any]) -> None:
     """One shape, a length that was asked for, and a CPU, where a model may take a minute a step."""
     run = run_of(first_s=0.6, **given)
+    warm_up(run)
+    assert len(run.met) == 1
+
+
+STEP_S, WORKERS, PREFETCH = 0.5, 4, 3
+
+
+class Loader:
+    """Full when the run begins; then a batch each `every_s`, while there is room."""
+
+    def __init__(self, every_s: float) -> None:
+        self.every_s, self.ready, self.next_s, self.waited_s = every_s, WORKERS * PREFETCH, CLOCK.now_s + every_s, 0.0
+
+    def __next__(self) -> int:
+        while self.next_s <= CLOCK.now_s or not self.ready:
+            if self.next_s > CLOCK.now_s:
+                self.waited_s += self.next_s - CLOCK.now_s
+                CLOCK.now_s = self.next_s
+            self.ready = min(WORKERS * PREFETCH, self.ready + 1)
+            self.next_s += self.every_s
+        self.ready -= 1
+        return 0
+
+
+def run_from_files(every_s: float, fixed: int | None = None, **settings: Any) -> Any:
+    run = run_of(varies=False, fixed=fixed)
+
+    def step(batch: int) -> None:
+        CLOCK.now_s += STEP_S
+        run.met.append(batch)
+
+    run.step, run.batches, run.inputs.waits = step, Loader(every_s), True
+    run.settings |= {"data": "generated", "workers": WORKERS, "prefetch": PREFETCH, **settings}
+    return run
+
+
+def rate_of_window(run: Any, steps: int) -> float:
+    began = CLOCK.now_s
+    for _ in range(steps):
+        run.step(next(run.batches))
+    return steps / (CLOCK.now_s - began)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.65, 0.9, 0.99])
+def test_a_short_window_tells_the_rate_of_a_loader_that_is_too_slow(share: float) -> None:
+    """With the full queues of the cold start it would tell the step's."""
+    run = run_from_files(STEP_S / share)
+    warm_up(run)
+    assert run.phases["warm_up"]["steps"] == len(run.met)
+    assert rate_of_window(run, 20) == pytest.approx(share / STEP_S, rel=0.06)
+
+
+@pytest.mark.parametrize("share", [1.2, 2.5, 100.0])
+def test_a_loader_that_keeps_up_is_not_waited_for(share: float) -> None:
+    run = run_from_files(STEP_S / share)
+    warm_up(run)
+    assert len(run.met) <= 1 + WORKERS * PREFETCH
+    assert rate_of_window(run, 20) == pytest.approx(1 / STEP_S, rel=0.05)
+
+
+def test_a_loader_that_is_behind_from_the_start_is_left_at_once() -> None:
+    run = run_from_files(60.0)
+    run.batches.ready = 1
+    warm_up(run)
+    assert len(run.met) == 2
+    assert run.batches.waited_s <= 120.0
+
+
+@pytest.mark.parametrize("given", [{"fixed": 3}, {"until": "accuracy>=0.9"}, {"workers": 0}], ids=str)
+def test_steps_that_are_counted_and_loaders_without_queues_use_up_nothing(given: dict[str, Any]) -> None:
+    run = run_from_files(STEP_S * 2, **given)
+    warm_up(run)
+    assert len(run.met) == 1
+
+
+def test_steps_of_many_seconds_are_not_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "STEP_S", 11.0)
+    run = run_from_files(22.0)
     warm_up(run)
     assert len(run.met) == 1

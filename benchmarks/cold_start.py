@@ -1,25 +1,27 @@
 """Where the time of a cold start goes: a workload's first steps, by part and by function.
 
-    python benchmarks/cold_start.py WORKLOAD [setting=value ...] [--rows 25] [--no-profile]
+    python benchmarks/cold_start.py WORKLOAD [setting=value ...] [--rows 40] [--no-samples]
 
 A process of its own, with the compile cache of `prony run`: started twice, the second time tells what a warm cache
-leaves. The profiler of Python makes calls of functions dearer, so the parts are a little longer than without it. What
-the compiler says it took for each of its parts follows.
+leaves. Where Python stands is looked at every few milliseconds, also on the thread of the backward pass; Python's own
+profiler is switched off by the compiler for half of the time, and makes the rest longer. What the compiler says it took
+for each of its parts comes first.
 """
 
 from __future__ import annotations
 
 import argparse
-import cProfile
-import io
-import pstats
 import re
 import sys
 import tempfile
+import threading
 import time
+from collections import Counter
 from pathlib import Path
+from types import FrameType
 
 BEGAN = time.perf_counter()
+EVERY_S = 0.003
 import torch  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
@@ -35,8 +37,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workload")
     parser.add_argument("settings", nargs="*", help="as for prony run")
-    parser.add_argument("--rows", type=int, default=25, help="functions that are shown")
-    parser.add_argument("--no-profile", action="store_true", help="the parts alone, at their own speed")
+    parser.add_argument("--rows", type=int, default=40, help="functions that are shown")
+    parser.add_argument("--no-samples", action="store_true", help="the parts alone")
     options = parser.parse_intermixed_args(arguments)
     print(f"imports: {time.perf_counter() - BEGAN:.1f} s", flush=True)
     try:
@@ -56,20 +58,19 @@ def main(arguments: list[str] | None = None) -> int:
         batch = step.place(step.task.sample(source, int(settings["batch_size"])))
         finish(device)
         print(f"model and a batch: {time.perf_counter() - began:.1f} s", flush=True)
-        profile = cProfile.Profile()
+        samples = Samples()
         began = time.perf_counter()
         with step.kernels():
-            if not options.no_profile:
-                profile.enable()
+            if not options.no_samples:
+                samples.start()
             step.prepare(batch)
             finish(device)
-            profile.disable()
+            samples.end()
     state = cache_state(settings)
     print(f"first steps: {time.perf_counter() - began:.1f} s; the compiler's cache was {state['state']}", flush=True)
     print(torch._dynamo.utils.compile_times())
-    if not options.no_profile:
-        for order in ("cumulative", "tottime"):
-            print(shown(profile, order, options.rows))
+    if not options.no_samples:
+        print(samples.shown(options.rows))
     return 0
 
 
@@ -78,10 +79,53 @@ def finish(device: torch.device) -> None:
         torch.get_device_module(device).synchronize()
 
 
-def shown(profile: cProfile.Profile, order: str, rows: int) -> str:
-    text = io.StringIO()
-    pstats.Stats(profile, stream=text).sort_stats(order).print_stats(rows)
-    return re.sub(r"\S*/(site-packages|python3\.\d+)/", "", text.getvalue())
+class Samples(threading.Thread):
+    """Where the first steps stand, looked at from beside them; a look counts for the time since the last one."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.watched = threading.get_ident()
+        self.within: Counter[str] = Counter()  # seconds, by function: in it or in what it called
+        self.itself: Counter[str] = Counter()
+        self.total_s = 0.0
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        last = time.perf_counter()
+        while not self._ended.wait(EVERY_S):
+            now = time.perf_counter()
+            self.count(self.stack(), now - last)
+            last = now
+
+    def stack(self) -> list[str]:
+        """Of the backward pass where it is in Python, else of the thread that waits for it; innermost first."""
+        frames = sys._current_frames()
+        started = {thread.ident for thread in threading.enumerate()}
+        of_engine = [frame for ident, frame in frames.items() if ident not in started]
+        frame: FrameType | None = of_engine[0] if of_engine else frames.get(self.watched)
+        found = []
+        while frame is not None:
+            code = frame.f_code
+            path = re.sub(r".*/(site-packages|python3\.\d+|src|compile)/", "", code.co_filename)
+            found.append(f"{path}:{code.co_firstlineno} {code.co_name}")
+            frame = frame.f_back
+        return found
+
+    def count(self, stack: list[str], seconds: float) -> None:
+        self.total_s += seconds
+        self.within.update(dict.fromkeys(stack, seconds))
+        self.itself.update(dict.fromkeys(stack[:1], seconds))
+
+    def end(self) -> None:
+        if self.is_alive():
+            self._ended.set()
+            self.join()
+
+    def shown(self, rows: int) -> str:
+        lines = [f"{self.total_s:.1f} s were looked at"]
+        for title, found in (("in a function and what it calls", self.within), ("in a function itself", self.itself)):
+            lines += ["", f"seconds {title}", *(f"{spent:7.2f}  {name}" for name, spent in found.most_common(rows))]
+        return "\n".join(lines)
 
 
 if __name__ == "__main__":

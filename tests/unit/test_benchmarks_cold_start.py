@@ -28,9 +28,34 @@ def test_it_tells_the_parts_and_the_functions(cold_start: ModuleType, capsys: py
     assert "model and a batch: " in said
     assert "first steps: " in said
     assert "the compiler's cache was none" in said
-    assert "step.py" in said  # prepare, of all functions the one that holds the others
-    assert cold_start.main([*words, "--no-profile"]) == 0
-    assert "Ordered by" not in capsys.readouterr().out
+    assert "s were looked at" in said
+    assert cold_start.main([*words, "--no-samples"]) == 0
+    assert "were looked at" not in capsys.readouterr().out
+
+
+def test_samples_find_what_takes_long(cold_start: ModuleType) -> None:
+    samples = cold_start.Samples()
+    samples.start()
+    busy_until_seen(samples)
+    samples.end()
+    name = next(name for name in samples.itself if name.endswith("busy_until_seen"))
+    assert samples.within[name] >= samples.itself[name] > 0
+    assert name in samples.shown(1000)
+
+
+def busy_until_seen(samples) -> None:
+    """However slow the machine is."""
+    while sum(name.endswith("busy_until_seen") for name in samples.itself.copy()) == 0:
+        pass
+
+
+def test_seconds_count_once_for_a_function_that_calls_itself(cold_start: ModuleType) -> None:
+    samples = cold_start.Samples()
+    samples.count(["a", "b", "b", "c"], 2.0)
+    samples.count(["b", "c"], 1.0)
+    assert samples.within == {"a": 2.0, "b": 3.0, "c": 3.0}
+    assert samples.itself == {"a": 2.0, "b": 1.0}
+    assert samples.total_s == 3.0
 
 
 def test_a_wrong_word_is_refused(cold_start: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:

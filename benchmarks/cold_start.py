@@ -30,6 +30,7 @@ from prony_node.contract.errors import RequestError  # noqa: E402
 from prony_node.measure.compiling import cache_state, use_cache  # noqa: E402
 from prony_node.measure.device import MissingDevice, choose_device, machine_of  # noqa: E402
 from prony_node.measure.step import Step  # noqa: E402
+from prony_node.measure.winners import keep_winners  # noqa: E402
 from prony_node.workloads import build_task, find_workload  # noqa: E402
 
 
@@ -66,6 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
             step.prepare(batch)
             finish(device)
             samples.end()
+        keep_winners()
     state = cache_state(settings)
     print(f"first steps: {time.perf_counter() - began:.1f} s; the compiler's cache was {state['state']}", flush=True)
     print(torch._dynamo.utils.compile_times())

@@ -1,11 +1,13 @@
 """Which form of a compiled kernel was the fastest, kept beside the kernel for the processes that come after.
 
 torch keeps it as well, but looks for it before it adds forms with smaller blocks to a reduction: those it times anew in
-every process, a tenth of a second each. See https://github.com/pytorch/pytorch/issues/189121.
+every process, a tenth of a second each. See https://github.com/pytorch/pytorch/issues/189121. What was timed beside
+others on the device may be wrong and would stay, so that it is for the run to say when to keep what it found.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ from typing import Any
 import torch
 
 from prony_node.contract import files
+
+FOUND: dict[Path, tuple[set[str], str]] = {}  # by where to keep them: the forms that were timed, and the fastest
 
 
 def remember_winners() -> None:
@@ -36,7 +40,7 @@ def remember_winners() -> None:
             kernel.launchers = [forms[winner]]
             return
         timed(kernel, *given, **named)
-        keep(kept, set(forms), form_of(kernel.launchers[0].config))
+        FOUND[kept] = set(forms), form_of(kernel.launchers[0].config)
 
     CachingAutotuner.autotune_to_one_config = remembered
 
@@ -60,10 +64,10 @@ def recall(path: Path, forms: set[str]) -> str | None:
     return winner if known else None
 
 
-def keep(path: Path, tried: set[str], winner: str) -> None:
-    """A folder that cannot be written to costs the next process its time, and nothing else."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        files.write_whole(path, {"torch": torch.__version__, "tried": sorted(tried), "winner": winner})
-    except OSError:
-        return
+def keep_winners() -> None:
+    """What this process timed so far. A folder that cannot be written to costs the next one its time, no more."""
+    while FOUND:
+        path, (tried, winner) = FOUND.popitem()
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            files.write_whole(path, {"torch": torch.__version__, "tried": sorted(tried), "winner": winner})

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from prony_node.contract import files
-from prony_node.supervise.bytecode import kept_bytecode
 from prony_node.supervise.parent import end_with_parent
 
 RANK_MODULE = "prony_node.supervise.rank"
@@ -51,7 +50,7 @@ class RankProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=os.environ | kept_bytecode() | {"PRONY_SUPERVISOR_PID": str(supervisor), "PYTHONUNBUFFERED": "1"},
+                env={**os.environ, "PRONY_SUPERVISOR_PID": str(supervisor), "PYTHONUNBUFFERED": "1"},
                 process_group=0,
                 preexec_fn=before_exec,  # safe: no thread is busy here, neither in a supervisor nor in a waiting rank
             )

@@ -27,6 +27,7 @@ from prony_node.measure.memory_cap import Room
 from prony_node.measure.protocol import Batch, Task
 from prony_node.measure.step import FIRST_STEPS, Step
 from prony_node.measure.usage import CpuUsage
+from prony_node.measure.winners import keep_winners
 from prony_node.parallel.place import Place
 from prony_node.parallel.ranks import Ranks
 from prony_node.parallel.replicas import Replicas
@@ -118,6 +119,8 @@ class Run:
         finally:  # to judge takes memory of its own, and what was measured is to outlast that
             with self.phase("teardown"):
                 write_blocks(self.folder / files.STEPS, window.blocks)
+        if self.fixed_steps() is None and int(self.settings.get("copies", 1)) == 1:
+            keep_winners()  # a few steps are what is compiled beside others, to be measured later
 
     def assess(self, window: Window, learning: Learning | None, step_s: float) -> None:
         """What the series says, what all ranks did together, and whether the model did what it should."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,12 +29,15 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     return seen
 
 
-def chosen(filename: Path | None, *blocks: int) -> int:
+def chosen(filename: Path | None, *blocks: int, keeps: bool = True) -> int:
     """The block with which a new process would run the kernel."""
     configs = [SimpleNamespace(kwargs={"XBLOCK": 1, "R0_BLOCK": one}, num_warps=4, num_stages=1) for one in blocks]
     launchers = [SimpleNamespace(config=one) for one in configs]
     kernel = SimpleNamespace(filename=filename and str(filename), launchers=launchers)
     heuristics.CachingAutotuner.autotune_to_one_config(kernel)
+    if keeps:
+        winners.keep_winners()
+    winners.FOUND.clear()  # the process ends
     (winner,) = kernel.launchers
     return winner.config.kwargs["R0_BLOCK"]
 
@@ -41,6 +46,14 @@ def test_a_second_process_does_not_time_again(tmp_path: Path, timed: list[list[i
     kernel = tmp_path / "ab" / "kernel.py"
     assert [chosen(kernel, 2048, 1024), chosen(kernel, 2048, 1024), chosen(kernel, 1024, 2048)] == [1024] * 3
     assert timed == [[2048, 1024]]
+
+
+def test_a_run_that_may_not_have_been_alone_keeps_nothing(tmp_path: Path, timed: list[list[int]]) -> None:
+    assert chosen(tmp_path / "kernel.py", 2048, 1024, keeps=False) == 1024
+    assert chosen(tmp_path / "kernel.py", 2048, 1024) == 1024
+    assert len(timed) == 2
+    assert chosen(tmp_path / "kernel.py", 2048, 1024) == 1024
+    assert len(timed) == 2
 
 
 def test_fewer_forms_with_the_winner_are_known(tmp_path: Path, timed: list[list[int]]) -> None:
@@ -94,3 +107,28 @@ def test_a_place_that_cannot_be_written_costs_time_alone(tmp_path: Path, timed: 
     for _ in range(2):
         assert chosen(tmp_path / "file" / "kernel.py", 2048, 1024) == 1024
     assert len(timed) == 2
+
+
+RUNS = """
+import sys
+from pathlib import Path
+from prony_node.contract.plan import Plan, Stop
+from prony_node.contract.trial import Trial
+from prony_node.measure import winners
+from prony_node.parallel.place import Place
+from prony_node.supervise.run import Run
+small = {"size": "tiny", "device": "cpu", "batch_size": 2, "sequence": 16}
+for name, more in (("measured", {}), ("counted", {"steps": 2})):
+    folder = Path(sys.argv[1], name)
+    folder.mkdir()
+    winners.FOUND[folder / "kernel.winner"] = {"a", "b"}, "a"
+    stop = Stop(min_time_s=0.1, max_time_s=0.1)
+    Run(Plan(run_id=name, trial=Trial("gpt-tiny", small | more), stop=stop), folder, {}, Place()).execute()
+"""
+
+
+def test_a_run_keeps_them_if_it_measured(tmp_path: Path) -> None:
+    """A given number of steps is what scripts compile with, several at once on a device."""
+    subprocess.run([sys.executable, "-c", RUNS, str(tmp_path)], check=True, timeout=300)
+    assert winners.recall(tmp_path / "measured" / "kernel.winner", {"a", "b"}) == "a"
+    assert winners.recall(tmp_path / "counted" / "kernel.winner", {"a", "b"}) is None

@@ -87,6 +87,7 @@ class Samples(threading.Thread):
     def __init__(self) -> None:
         super().__init__(daemon=True)
         self.watched = threading.get_ident()
+        self.there_before = set(sys._current_frames())  # an interpreter's own, which have nothing to do with a step
         self.within: Counter[str] = Counter()  # seconds, by function: in it or in what it called
         self.itself: Counter[str] = Counter()
         self.total_s = 0.0
@@ -102,8 +103,8 @@ class Samples(threading.Thread):
     def stack(self) -> list[str]:
         """Of the backward pass where it is in Python, else of the thread that waits for it; innermost first."""
         frames = sys._current_frames()
-        started = {thread.ident for thread in threading.enumerate()}
-        of_engine = [frame for ident, frame in frames.items() if ident not in started]
+        of_python = self.there_before | {thread.ident for thread in threading.enumerate()}
+        of_engine = [frame for ident, frame in frames.items() if ident not in of_python]
         frame: FrameType | None = of_engine[0] if of_engine else frames.get(self.watched)
         found = []
         while frame is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 
@@ -41,6 +43,39 @@ def test_samples_find_what_takes_long(cold_start: ModuleType) -> None:
     name = next(name for name in samples.itself if name.endswith("busy_until_seen"))
     assert samples.within[name] >= samples.itself[name] > 0
     assert name in samples.shown(1000)
+
+
+def test_a_thread_that_was_there_before_is_not_the_backward_pass(cold_start: ModuleType) -> None:
+    """Such as the one with which pytest-xdist listens: `threading` does not know it."""
+    here, enough = threading.Event(), threading.Event()
+
+    def stranger() -> None:
+        here.set()
+        enough.wait()
+
+    _thread.start_new_thread(stranger, ())
+    here.wait()
+    samples = cold_start.Samples()
+    try:
+        assert not any(name.endswith(" stranger") for name in samples.stack())
+    finally:
+        enough.set()
+
+
+def test_a_thread_that_came_later_is_the_backward_pass(cold_start: ModuleType) -> None:
+    samples = cold_start.Samples()
+    here, enough = threading.Event(), threading.Event()
+
+    def engine() -> None:
+        here.set()
+        enough.wait()
+
+    _thread.start_new_thread(engine, ())
+    here.wait()
+    try:
+        assert any(name.endswith(" engine") for name in samples.stack())
+    finally:
+        enough.set()
 
 
 def busy_until_seen(samples) -> None:

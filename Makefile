@@ -8,8 +8,10 @@ TORCH ?= pinned
 INSTALL = $(VENV)/bin/python -m pip --disable-pip-version-check --quiet install --no-compile --constraint constraints.txt
 COMPILE = $(VENV)/bin/python -m compileall -qq -j 0 $(VENV)/lib || true
 
-# A worker for each core, four at most; whole files, whose tests may share what is made once; the longest come first.
-PARALLEL = -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# A worker more than cores, since tests that start the real thing often wait for it, and four at most; whole files, whose
+# tests may share what is made once; the longest come first.
+WORKERS = $(shell $(PYTHON) -c "import os; print(min(4, 1 + (os.cpu_count() or 1)))")
+PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: run test test-containers test-kubernetes setup setup-dev lint types clean
 

@@ -217,8 +217,8 @@ def test_a_lost_connection_is_made_anew_or_said(server: Server, team: str, tmp_p
     assert len(ids(store)) == 13
 
 
-def test_a_server_that_goes_away_in_the_middle_does_not_end_a_sweep(server: Server, team: str, tmp_path: Path) -> None:
-    """What is finished lies here, and is pushed once the server is back."""
+def sweep_of(tmp_path: Path) -> tuple[list[str], dict[str, str], Path]:
+    """A sweep of three trials that a stand-in measures: its words, its environment and its runs."""
     repository = Path(__file__).parents[2]
     node = tmp_path / "node"
     node.write_text(f'#!/bin/sh\nexec {sys.executable} {repository / "tests/stand_in/stand_in_node.py"} "$@"\n')
@@ -226,7 +226,13 @@ def test_a_server_that_goes_away_in_the_middle_does_not_end_a_sweep(server: Serv
     own = {"PYTHONPATH": str(repository / "src"), "PRONY_PYTHON": str(node), "PRONY_STAND_IN_PACE": "0.3"}
     root = tmp_path / "runs"
     argv = [sys.executable, "-m", "prony", "sweep", "gpt-tiny", "device=cpu", "batch_size=1,2,4", "--out", str(root)]
-    sweep = subprocess.Popen(argv, env=os.environ | own, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    return argv, os.environ | own, root
+
+
+def test_a_server_that_goes_away_in_the_middle_does_not_end_a_sweep(server: Server, team: str, tmp_path: Path) -> None:
+    """What is finished lies here, and is pushed once the server is back."""
+    argv, environment, root = sweep_of(tmp_path)
+    sweep = subprocess.Popen(argv, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     while not list(root.glob("gpt-tiny-*/record.json")):
         assert sweep.poll() is None, sweep.communicate()
         time.sleep(0.02)
@@ -238,6 +244,28 @@ def test_a_server_that_goes_away_in_the_middle_does_not_end_a_sweep(server: Serv
         assert "Traceback" not in said
     finally:
         server.start()
-    again = subprocess.run(argv, env=os.environ | own, capture_output=True, text=True)
+    again = subprocess.run(argv, env=environment, capture_output=True, text=True)
     assert (again.returncode, again.stderr.count("finished before (ok), skipped")) == (0, 3), again.stderr
     assert len(ids(Store(root))) == 3
+
+
+def test_a_server_that_is_away_from_the_start_does_not_keep_a_sweep_from_it(
+    server: Server, team: str, tmp_path: Path
+) -> None:
+    """It is said, the runs are made, read and reported; what the team knows is refused until the server is back."""
+    argv, environment, root = sweep_of(tmp_path)
+    server.stop()
+    try:
+        swept = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=120)
+        assert swept.returncode == 0, swept.stderr
+        assert swept.stderr.count("Until then the run folders here are what is known") == 1
+        for words in (["runs"], ["report", "--out", str(tmp_path / "report.html")]):
+            read = [sys.executable, "-m", "prony", *words, "--runs", str(root)]
+            shown = subprocess.run(read, env=environment, capture_output=True, text=True)
+            assert shown.returncode == 0, shown.stderr
+            assert "Traceback" not in shown.stderr
+        again = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=120)
+        assert (again.returncode, again.stderr.count("finished before (ok), skipped")) == (0, 3), again.stderr
+    finally:
+        server.start()
+    assert len(Store(root).refresh().ingested) == 3

@@ -48,7 +48,7 @@ def query(
         raise unknown("kind", kind, KINDS)
     if sql is not None and (where or sort or columns):
         raise RequestError("--sql stands alone: filter, order and columns are in it")
-    store, _ = open_store(runs)
+    store, _ = open_store(runs, of_team=True)
     from prony.store.query import Question, ask_anchors, ask_records, ask_sql
 
     if sql is not None:

@@ -25,6 +25,7 @@ from prony.cli.execute import (
 from prony.cli.find_machine import find_machine
 from prony.cli.model_file import find_model_file
 from prony.cli.open_site import find_partition, find_site, site_root
+from prony.cli.open_store import refresh_or_leave_team
 from prony.cli.progress import Display, make_display
 from prony.cli.repeats import print_repeats
 from prony.cli.site_options import AtSite, Block, Detach, Dry, PartitionName, SiteName, Time, at_site
@@ -121,7 +122,7 @@ def _known_s(plans: list[Plan], place: Where) -> dict[str, float]:
     from prony.store import Store  # SQLAlchemy takes a third of a second to import
 
     store = Store(place.root)
-    store.refresh()
+    refresh_or_leave_team(store)
     trials = {plan.trial.hash for plan in plans}
     runs = (run for name in {plan.trial.workload for plan in plans} for run in store.runs(workload=name))
     took = longest_s(run for run in runs if run.trial_hash in trials)

@@ -12,6 +12,7 @@ import typer
 from prony.cli.at_site import Where, follow, jobs_for, leave, show_rendered, submit
 from prony.cli.execute import Job, Outcome, plan_of, refuse_missing_paths, runs_root
 from prony.cli.open_site import find_partition, find_site, warn
+from prony.cli.open_store import refresh_or_leave_team
 from prony.cli.study_carry import Carried, Options, make_job, note_skipped
 from prony.cli.study_history import History, is_finished, longest_s, read_history, skipped_line
 from prony.cli.study_view import StudyView
@@ -151,7 +152,7 @@ class _Known:
             return
         place = _update(root)
         store = Store(root)
-        store.refresh()
+        refresh_or_leave_team(store)
         wanted = {_key(job) for job in jobs}
         runs = [run for name in sorted({job.trial.workload for job in jobs}) for run in store.runs(workload=name)]
         trials = {trial_hash for trial_hash, _ in wanted}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prony.cli.execute import Job, Outcome
+from prony.cli.open_store import refresh_or_leave_team
 from prony.launch.node import ask_node
 from prony.plan.estimate import Estimator, Seen, form_of
 from prony.report.numbers import format_share
@@ -18,7 +19,7 @@ from prony_node.contract.record import read_record
 from prony_node.contract.trial import Trial
 
 if TYPE_CHECKING:
-    from prony.store import Run, Store
+    from prony.store import Run
 
 FEW = 300  # runs that are asked about one by one; of more, all runs of their workloads are read at once
 SEEN_OF_A_WORKLOAD = 50  # runs, the newest, from which time and energy are estimated
@@ -64,7 +65,7 @@ def read_history(root: Path, wanted: Collection[tuple[Trial, int]], anywhere: bo
     from prony.store import Store  # SQLAlchemy takes a third of a second to import
 
     store = Store(root)
-    store.refresh()
+    refresh_or_leave_team(store)
     here = {} if anywhere else ask_node("fingerprint", root)
     machine, software = here.get("machine"), here.get("software")
     workloads = sorted({trial.workload for trial, _ in wanted})
@@ -79,21 +80,10 @@ def read_history(root: Path, wanted: Collection[tuple[Trial, int]], anywhere: bo
     seen = [one for name in workloads for run in store.runs(SEEN_OF_A_WORKLOAD, name, "ok") if (one := seen_of(run))]
 
     def ask(trial: str, repeat: int) -> list[Run]:
-        refresh_again(store)  # whoever made it may have been killed before it was indexed
+        refresh_or_leave_team(store)  # whoever made it may have been killed before it was indexed
         return store.finished(trial, repeat, machine, software)
 
     return History(runs, Estimator(seen, machine), ask)
-
-
-def refresh_again(store: Store) -> None:
-    """Bring a store up to date that was there before; of a team's that has gone, what is finished lies here anyway."""
-    from prony.store.database import Unreachable
-
-    try:
-        store.refresh()
-    except Unreachable:
-        store.address = None
-        store.refresh()
 
 
 def skipped_line(job: Job, outcome: Outcome) -> str:

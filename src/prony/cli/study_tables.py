@@ -11,6 +11,7 @@ from prony.analysis.facts import introduce
 from prony.analysis.published_layout import Table
 from prony.analysis.published_tables import Known, fill
 from prony.analysis.settings import Record
+from prony.cli.open_store import refresh_or_leave_team
 from prony.cli.study_here import impossible_here
 from prony.launch.collect import collect_all
 from prony.launch.node import ask_node
@@ -116,7 +117,7 @@ def _runs(planned: list[Planned], root: Path) -> list[Run]:
 
     collect_all(root)
     store = Store(root)
-    store.refresh()
+    refresh_or_leave_team(store)
     hashes = {one.trial.hash for one in planned}
     workloads = {one.trial.workload for one in planned}
     return [run for name in sorted(workloads) for run in store.runs(workload=name) if run.trial_hash in hashes]

@@ -8,7 +8,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prony.cli.study_history import is_finished, refresh_again
+from prony.cli.open_store import refresh_or_leave_team
+from prony.cli.study_history import is_finished
 from prony.launch.node import ask_node
 from prony.plan.search_confirm import START, WINNER, next_side
 from prony.plan.search_drive import Made
@@ -86,7 +87,7 @@ def read_history(root: Path, workload: str) -> History:
     from prony.store import Store
 
     store = Store(root)
-    store.refresh()
+    refresh_or_leave_team(store)
 
     @functools.cache
     def place() -> tuple[Any, Any]:
@@ -99,7 +100,7 @@ def read_history(root: Path, workload: str) -> History:
         return [record for record in records if record is not None]
 
     def ask(trial: Trial) -> list[Record]:
-        refresh_again(store)
+        refresh_or_leave_team(store)
         return records_of(run for run in store.runs(workload=workload) if run.trial_hash == trial.hash)
 
     return History(records_of(store.runs(workload=workload)), ask)

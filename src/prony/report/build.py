@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ def build_report(folders_or_records: Sequence[Path | Record], out: Path, tables:
         raise RequestError(f"the report cannot be written to {out}: it is a folder, and a report is a file")
     if not out.absolute().parent.is_dir():
         raise RequestError(f"{out.absolute().parent} is not a folder, so the report cannot be written there")
-    temporary = out.with_name(f".{out.name}.{os.getpid()}")
+    temporary = out.with_name(f".{out.name}.{secrets.token_hex(4)}")  # several hosts may share the folder
     try:
         if out.exists() and not out.is_file():  # a pipe or a device, which no file may take the place of
             out.write_text(text, encoding="utf-8", errors="replace")

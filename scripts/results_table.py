@@ -80,13 +80,16 @@ def rows(trials: dict[str, list[dict[str, Any]]], plain: dict[tuple[Any, ...], f
 
 
 def put_table(page: Path, name: str, head: list[str], table: Iterable[list[str]]) -> None:
+    put_lines(page, name, ["| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *table]])
+
+
+def put_lines(page: Path, name: str, lines: Iterable[str]) -> None:
     """Between `<!-- NAME -->` and `<!-- /NAME -->`; what is around it is written by hand."""
     before, start, rest = page.read_text().partition(f"<!-- {name} -->\n")
     _, end, after = rest.partition(f"<!-- /{name} -->")
     if not start or not end:
         raise SystemExit(f"{page} has no <!-- {name} --> ... <!-- /{name} -->")
-    lines = ["| " + " | ".join(row) + " |\n" for row in [head, ["---"] * len(head), *table]]
-    page.write_text(before + start + "".join(lines) + end + after)
+    page.write_text(before + start + "".join(f"{line}\n" for line in lines) + end + after)
 
 
 def main() -> None:

@@ -156,3 +156,28 @@ def test_every_goal_has_a_plain_loop_beside_it(scripts: None) -> None:
         settings = entry.trial.settings
         assert (entry.trial.workload, settings.get("mode", "train"), settings["batch_size"]) in loops
     assert speed_table.GOALS
+
+
+def test_the_tables_of_a_study_go_to_its_place(
+    scripts: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import studies_page
+
+    from prony.cli import study_tables
+
+    monkeypatch.setattr(study_tables, "ask_node", lambda *_: {"machine": "here"})
+    monkeypatch.setattr(study_tables, "impossible_here", lambda *_: {})
+    page = tmp_path / "page.md"
+    page.write_text("by hand\n<!-- caraml -->\nold\n<!-- /caraml -->\nby hand too\n")
+    (tmp_path / "results" / "caraml").mkdir(parents=True)
+    words = ["--results", str(tmp_path / "results"), "--page", str(page)]
+    assert studies_page.main(words) == 0
+    text = page.read_text()
+    assert text.startswith("by hand\n<!-- caraml -->\ncaraml: What do global batch size")
+    assert text.endswith("\n<!-- /caraml -->\nby hand too\n")
+    assert text.count("\n### ") > 3
+    assert "\nold\n" not in text
+    assert not list((tmp_path / "results" / "caraml").iterdir())
+    (tmp_path / "results" / "caramel").mkdir()
+    assert studies_page.main(words) == 2
+    assert "did you mean 'caraml'" in capsys.readouterr().err

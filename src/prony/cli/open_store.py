@@ -35,6 +35,15 @@ def open_store(runs: Path | None, of_team: bool = False) -> tuple[Store, Refresh
     return store, refreshed
 
 
+def updated_store(root: Path) -> Store:
+    """The store of a root, every record of it in the index; of this machine alone where a team's is not there."""
+    from prony.store import Store  # SQLAlchemy takes a third of a second to import
+
+    store = Store(root)
+    refresh_or_leave_team(store)
+    return store
+
+
 def refresh_or_leave_team(store: Store) -> Refreshed:
     """Bring a store up to date; of a team's whose server is not there, take the index beside the folders instead."""
     from prony.store.database import Unreachable

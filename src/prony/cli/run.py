@@ -25,7 +25,7 @@ from prony.cli.execute import (
 from prony.cli.find_machine import find_machine
 from prony.cli.model_file import find_model_file
 from prony.cli.open_site import find_partition, find_site, site_root
-from prony.cli.open_store import refresh_or_leave_team
+from prony.cli.open_store import updated_store
 from prony.cli.progress import Display, make_display
 from prony.cli.repeats import print_repeats
 from prony.cli.site_options import AtSite, Block, Detach, Dry, PartitionName, SiteName, Time, at_site
@@ -119,10 +119,7 @@ def _known_s(plans: list[Plan], place: Where) -> dict[str, float]:
     """What the same trials took there before, by the ids of their runs now."""
     if place.time_s is not None or not place.root.is_dir():
         return {}
-    from prony.store import Store  # SQLAlchemy takes a third of a second to import
-
-    store = Store(place.root)
-    refresh_or_leave_team(store)
+    store = updated_store(place.root)
     trials = {plan.trial.hash for plan in plans}
     runs = (run for name in {plan.trial.workload for plan in plans} for run in store.runs(workload=name))
     took = longest_s(run for run in runs if run.trial_hash in trials)

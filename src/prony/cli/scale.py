@@ -16,7 +16,7 @@ from prony.cli.execute import Outcome, runs_root, where_lines
 from prony.cli.find_machine import find_machine
 from prony.cli.model_file import find_model_file
 from prony.cli.open_site import find_partition, find_site, warn
-from prony.cli.open_store import refresh_or_leave_team
+from prony.cli.open_store import updated_store
 from prony.cli.site_options import Block, Detach, Dry, PartitionName, SiteName, Time, at_site
 from prony.cli.study_at_site import study_root
 from prony.cli.study_carry import Options
@@ -151,10 +151,8 @@ def _analyse(outcomes: list[Outcome], series: Series, predict: list[int], root: 
 def _collectives(root: Path) -> list[Record]:
     """Good runs of collectives among the runs here: what links can do, to stand beside what the series sends."""
     from prony.analysis.scaling_links import OPERATIONS
-    from prony.store import Store
 
-    store = Store(root)
-    refresh_or_leave_team(store)
+    store = updated_store(root)
     names = sorted(set(OPERATIONS.values()))
     records = [read_record(run.folder) for name in names for run in store.runs(workload=name, status="ok")]
     return [record for record in records if record is not None]

@@ -12,7 +12,7 @@ import typer
 from prony.cli.at_site import Where, follow, jobs_for, leave, show_rendered, submit
 from prony.cli.execute import Job, Outcome, plan_of, refuse_missing_paths, runs_root
 from prony.cli.open_site import find_partition, find_site, warn
-from prony.cli.open_store import refresh_or_leave_team
+from prony.cli.open_store import updated_store
 from prony.cli.study_carry import Carried, Options, make_job, note_skipped
 from prony.cli.study_history import History, is_finished, longest_s, read_history, skipped_line
 from prony.cli.study_view import StudyView
@@ -143,16 +143,13 @@ class _Known:
     """What a site's root has of these runs: records, made on whatever node, and jobs that have not ended."""
 
     def __init__(self, root: Path, jobs: list[Job]) -> None:
-        from prony.store import Store  # SQLAlchemy takes a third of a second to import
-
         self._runs: list[Run] = []
         self.open_jobs: list[launched.Job] = []
         self._under_way: set[Key] = set()
         if not root.is_dir():  # nothing was made there, and looking makes nothing
             return
         place = _update(root)
-        store = Store(root)
-        refresh_or_leave_team(store)
+        store = updated_store(root)
         wanted = {_key(job) for job in jobs}
         runs = [run for name in sorted({job.trial.workload for job in jobs}) for run in store.runs(workload=name)]
         trials = {trial_hash for trial_hash, _ in wanted}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prony.cli.execute import Job, Outcome
-from prony.cli.open_store import refresh_or_leave_team
+from prony.cli.open_store import refresh_or_leave_team, updated_store
 from prony.launch.node import ask_node
 from prony.plan.estimate import Estimator, Seen, form_of
 from prony.report.numbers import format_share
@@ -62,10 +62,7 @@ class History:
 
 def read_history(root: Path, wanted: Collection[tuple[Trial, int]], anywhere: bool = False) -> History:
     """Ask the store, brought up to date first, about these trials and repeats: as run here, or on any machine."""
-    from prony.store import Store  # SQLAlchemy takes a third of a second to import
-
-    store = Store(root)
-    refresh_or_leave_team(store)
+    store = updated_store(root)
     here = {} if anywhere else ask_node("fingerprint", root)
     machine, software = here.get("machine"), here.get("software")
     workloads = sorted({trial.workload for trial, _ in wanted})

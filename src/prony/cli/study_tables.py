@@ -11,7 +11,7 @@ from prony.analysis.facts import introduce
 from prony.analysis.published_layout import Table
 from prony.analysis.published_tables import Known, fill
 from prony.analysis.settings import Record
-from prony.cli.open_store import refresh_or_leave_team
+from prony.cli.open_store import updated_store
 from prony.cli.study_here import impossible_here
 from prony.launch.collect import collect_all
 from prony.launch.node import ask_node
@@ -113,11 +113,8 @@ def show_study(study: Study, root: Path) -> Shown:
 
 
 def _runs(planned: list[Planned], root: Path) -> list[Run]:
-    from prony.store import Store  # SQLAlchemy takes a third of a second to import
-
     collect_all(root)
-    store = Store(root)
-    refresh_or_leave_team(store)
+    store = updated_store(root)
     hashes = {one.trial.hash for one in planned}
     workloads = {one.trial.workload for one in planned}
     return [run for name in sorted(workloads) for run in store.runs(workload=name) if run.trial_hash in hashes]

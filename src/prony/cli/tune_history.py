@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prony.cli.open_store import refresh_or_leave_team
+from prony.cli.open_store import refresh_or_leave_team, updated_store
 from prony.cli.study_history import is_finished
 from prony.launch.node import ask_node
 from prony.plan.search_confirm import START, WINNER, next_side
@@ -84,10 +84,7 @@ class History:
 
 def read_history(root: Path, workload: str) -> History:
     """The runs of a workload that ended by themselves here; one that was interrupted or lost says nothing."""
-    from prony.store import Store
-
-    store = Store(root)
-    refresh_or_leave_team(store)
+    store = updated_store(root)
 
     @functools.cache
     def place() -> tuple[Any, Any]:

@@ -98,7 +98,7 @@ def row(records: list[dict[str, Any]], beside: dict[str, float]) -> list[str]:
         work_of(goal), str(key(records[0])[2]), *aims(goal), f"**{middle:,.0f} {unit}** ({runs})",
         f"{min(rates):,.0f} to {max(rates):,.0f}",
         word if goal[1] != "decode" or reached is None else f"{word}, {reached:.2f} times",
-        f"{statistics.median(warm):.1f} s" if warm else "-",
+        f"{statistics.median(warm[-3:]):.1f} s" if warm else "-",  # by their start: what a run takes now
         *(f"{beside[name]:,.0f}" if name in beside else "-" for name in ("plain eager", "eager", "compiled")),
     ]  # fmt: skip
 

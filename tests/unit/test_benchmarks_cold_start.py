@@ -5,8 +5,11 @@ from __future__ import annotations
 import _thread
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -45,37 +48,36 @@ def test_samples_find_what_takes_long(cold_start: ModuleType) -> None:
     assert name in samples.shown(1000)
 
 
-def test_a_thread_that_was_there_before_is_not_the_backward_pass(cold_start: ModuleType) -> None:
-    """Such as the one with which pytest-xdist listens: `threading` does not know it."""
+@contextmanager
+def stranger() -> Iterator[None]:
+    """A thread that `threading` does not know, such as one of the backward pass, or pytest-xdist's own."""
     here, enough = threading.Event(), threading.Event()
 
-    def stranger() -> None:
+    def strange() -> None:
         here.set()
         enough.wait()
 
-    _thread.start_new_thread(stranger, ())
+    _thread.start_new_thread(strange, ())
     here.wait()
-    samples = cold_start.Samples()
     try:
-        assert not any(name.endswith(" stranger") for name in samples.stack())
+        yield
     finally:
         enough.set()
+
+
+def stands_in_stranger(samples: Any) -> bool:
+    return any(name.endswith(" strange") for name in samples.stack())
+
+
+def test_a_thread_that_was_there_before_is_not_the_backward_pass(cold_start: ModuleType) -> None:
+    with stranger():
+        assert not stands_in_stranger(cold_start.Samples())
 
 
 def test_a_thread_that_came_later_is_the_backward_pass(cold_start: ModuleType) -> None:
     samples = cold_start.Samples()
-    here, enough = threading.Event(), threading.Event()
-
-    def engine() -> None:
-        here.set()
-        enough.wait()
-
-    _thread.start_new_thread(engine, ())
-    here.wait()
-    try:
-        assert any(name.endswith(" engine") for name in samples.stack())
-    finally:
-        enough.set()
+    with stranger():
+        assert stands_in_stranger(samples)
 
 
 def busy_until_seen(samples) -> None:

@@ -167,6 +167,7 @@ def test_the_tables_of_a_study_go_to_its_place(
 
     monkeypatch.setattr(study_tables, "ask_node", lambda *_: {"machine": "here"})
     monkeypatch.setattr(study_tables, "impossible_here", lambda *_: {})
+    monkeypatch.setenv("PRONY_STORE", "postgresql://nobody@127.0.0.1:9/none")
     page = tmp_path / "page.md"
     page.write_text("by hand\n<!-- caraml -->\nold\n<!-- /caraml -->\nby hand too\n")
     (tmp_path / "results" / "caraml").mkdir(parents=True)
@@ -180,4 +181,6 @@ def test_the_tables_of_a_study_go_to_its_place(
     assert not list((tmp_path / "results" / "caraml").iterdir())
     (tmp_path / "results" / "caramel").mkdir()
     assert studies_page.main(words) == 2
-    assert "did you mean 'caraml'" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "did you mean 'caraml'" in said
+    assert "postgresql" not in said

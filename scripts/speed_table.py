@@ -2,13 +2,14 @@
 
     python scripts/speed_table.py [--results results/h200/speed] [--page docs/performance.md]
 
-From the records of the suite `speed` (three fresh processes of each trial) and from peers.json beside them, which
-benchmarks/peers.py wrote in the same job:
+From the records of the suite `speed` (three fresh processes of each trial) and from the files beside them that
+benchmarks/peers.py wrote, one for each job:
 
     python scripts/device_results.py speed results/h200/speed --repeats 3 --warm 2
-    python benchmarks/peers.py --json results/h200/speed/peers.json
+    python benchmarks/peers.py --json results/h200/speed/peers-DAY.json
 
-What has no record yet has a dash.
+The loops of a row are of one job: of the one that ran most of them, and of the last among equals. What has no record
+yet has a dash.
 """
 
 from __future__ import annotations
@@ -55,13 +56,15 @@ def goal_of(record: dict[str, Any]) -> tuple[str, str, str]:
 
 def peers_of(folder: Path) -> dict[tuple[Any, ...], dict[str, float]]:
     """The median rate of each loop, by workload, mode and batch size."""
-    path = folder / "peers.json"
     found: dict[tuple[Any, ...], dict[str, float]] = {}
-    for loop in json.loads(path.read_text())["loops"] if path.exists() else []:
-        if loop["rates"]:
-            name = loop["peer"] if loop["peer"].startswith("plain") else loop["peer"].split()[-1]
-            place = found.setdefault((loop["workload"], loop["mode"], loop["batch_size"]), {})
-            place[name] = statistics.median(loop["rates"])
+    for path in sorted(folder.glob("peers-*.json")):
+        of_job: dict[tuple[Any, ...], dict[str, float]] = {}
+        for loop in json.loads(path.read_text())["loops"]:
+            if loop["rates"]:
+                name = loop["peer"] if loop["peer"].startswith("plain") else loop["peer"].split()[-1]
+                place = of_job.setdefault((loop["workload"], loop["mode"], loop["batch_size"]), {})
+                place[name] = statistics.median(loop["rates"])
+        found |= {place: rates for place, rates in of_job.items() if len(rates) >= len(found.get(place, {}))}
     return found
 
 

@@ -28,7 +28,11 @@ def rows_of(page: str, head: str) -> list[list[str]]:
 
 @pytest.mark.parametrize(
     ("script", "option", "page"),
-    [("results_table.py", "--readme", "README.md"), ("results_page.py", "--page", "docs/results.md")],
+    [
+        ("results_table.py", "--readme", "README.md"),
+        ("results_page.py", "--page", "docs/results.md"),
+        ("speed_table.py", "--page", "docs/performance.md"),
+    ],
 )
 def test_the_tables_are_what_the_records_say(script: str, option: str, page: str, tmp_path: Path) -> None:
     made = tmp_path / "page.md"

@@ -107,7 +107,7 @@ def test_a_goal_has_its_records_and_its_peers_and_others_a_dash(scripts: None, t
         for peer, found in rates.items()
     ]
     put(tmp_path, *(record(128, rate) for rate in (1_190.0, 1_210.0, 1_200.0)))
-    (tmp_path / "peers.json").write_text(json.dumps({"loops": loops}))
+    (tmp_path / "peers-20261116.json").write_text(json.dumps({"loops": loops}))
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- speed -->\n<!-- /speed -->\nafter\n")
     speed_table.main(["--results", str(tmp_path), "--page", str(page)])
@@ -115,6 +115,24 @@ def test_a_goal_has_its_records_and_its_peers_and_others_a_dash(scripts: None, t
     assert row == ("| vit-l, train | 128 | 1,150 | 1,300 | **1,200 images/s** (3 runs) | 1,190 to 1,210 | yes | 9.0 s "
                    "| 801 | - | 990 |")  # fmt: skip
     assert page.read_text().count("| - | - | - | - | - | - | - |") == len(speed_table.GOALS) - 1
+
+
+def test_the_loops_of_a_row_are_of_one_job(scripts: None, tmp_path: Path) -> None:
+    import speed_table
+
+    def write(day: str, **rates: float) -> None:
+        work = {"workload": "vit-l", "mode": "train", "batch_size": 128}
+        loops = [{**work, "peer": f"timm {form}", "rates": [rate]} for form, rate in rates.items()]
+        (tmp_path / f"peers-{day}.json").write_text(json.dumps({"loops": loops}))
+
+    def found() -> dict[str, float]:
+        return speed_table.peers_of(tmp_path)["vit-l", "train", 128]
+
+    write("20261116", eager=800.0, compiled=990.0)
+    write("20261117", eager=700.0)
+    assert found() == {"eager": 800.0, "compiled": 990.0}  # one machine's ratio, not two machines'
+    write("20261118", eager=810.0, compiled=995.0)
+    assert found() == {"eager": 810.0, "compiled": 995.0}
 
 
 def test_two_trials_of_one_goal_are_refused(scripts: None, tmp_path: Path) -> None:
@@ -141,7 +159,7 @@ def test_every_goal_is_a_trial_of_the_suite_and_has_a_place_on_the_page(scripts:
     page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
     assert "<!-- speed -->\n" in page
     assert "<!-- /speed -->" in page
-    assert "results/h200/speed/peers.json" in page  # where the table looks for them
+    assert "results/h200/speed/peers-" in page  # where the table looks for them
 
 
 def test_every_goal_has_a_plain_loop_beside_it(scripts: None) -> None:

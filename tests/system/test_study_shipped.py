@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-TINY = ["size=tiny", "device=cpu", "devices=1", "steps=2"]
+TINY = ["size=tiny", "device=cpu", "devices=1", "cores=1", "steps=2"]
 
 pytestmark = pytest.mark.slow
 

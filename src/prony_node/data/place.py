@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from prony_node.contract.cache import cache_folder
 from prony_node.contract.errors import RequestError
 
 FORMS = ("files", "shards")
@@ -28,10 +29,7 @@ def generated_root(environment: Mapping[str, str] = os.environ) -> Path:
     """$PRONY_DATA, or prony/data in the user's folder for what can be made again."""
     if stated := environment.get("PRONY_DATA"):
         return Path(stated).expanduser().absolute()
-    cache = environment.get("XDG_CACHE_HOME", "")
-    if Path(cache).is_absolute():  # a relative one is to be ignored, says the XDG specification
-        return Path(cache) / "prony" / "data"
-    try:
-        return Path.home() / ".cache" / "prony" / "data"
-    except RuntimeError as error:
-        raise RequestError("there is no home folder to put generated data into; set PRONY_DATA to a folder") from error
+    cache = cache_folder(environment)
+    if cache is None:
+        raise RequestError("there is no home folder to put generated data into; set PRONY_DATA to a folder")
+    return cache / "data"

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch._functorch.config as functorch
 
+from prony_node.contract.cache import cache_folder
 from prony_node.contract.settings import Value
 from prony_node.measure.winners import remember_winners
 
@@ -25,9 +26,8 @@ def use_cache(settings: dict[str, Value], folder: Path) -> None:
     if settings["compile_cache"] == "cold":
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "compile_cache")
         os.environ["TRITON_CACHE_DIR"] = str(folder / "compile_cache" / "triton")
-    elif "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
-        home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(home) / "prony" / "compile")
+    elif "TORCHINDUCTOR_CACHE_DIR" not in os.environ and (cache := cache_folder()) is not None:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache / "compile")  # else torch's own, which ends with the machine
 
 
 def cache_state(settings: dict[str, Value]) -> dict[str, Any]:

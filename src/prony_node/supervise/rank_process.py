@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from prony_node.contract import files
+from prony_node.supervise.bytecode import bytecode_environment
 from prony_node.supervise.parent import end_with_parent
 
 RANK_MODULE = "prony_node.supervise.rank"
@@ -50,7 +51,9 @@ class RankProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "PRONY_SUPERVISOR_PID": str(supervisor), "PYTHONUNBUFFERED": "1"},
+                env=os.environ
+                | bytecode_environment()
+                | {"PRONY_SUPERVISOR_PID": str(supervisor), "PYTHONUNBUFFERED": "1"},
                 process_group=0,
                 preexec_fn=before_exec,  # safe: no thread is busy here, neither in a supervisor nor in a waiting rank
             )

@@ -1,0 +1,36 @@
+"""Where the bytecode of what a rank imports is kept, on a machine that keeps none.
+
+An image made with PYTHONDONTWRITEBYTECODE, an installer that compiles nothing, libraries that their user may not write
+to: Python then compiles thousands of torch's files anew in every process, which takes longer than to run them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+from prony_node.contract.cache import cache_folder
+
+
+def bytecode_environment() -> dict[str, str]:
+    """What to add to a rank's environment. Nothing where Python finds bytecode, or will write it beside the source."""
+    found = importlib.util.find_spec("torch")
+    folder = cache_folder()
+    if found is None or found.origin is None or folder is None or sys.pycache_prefix is not None:
+        return {}
+    origin = Path(found.origin)
+    if Path(importlib.util.cache_from_source(found.origin)).exists():
+        return {}
+    if not sys.dont_write_bytecode and os.access(origin.parent, os.W_OK):
+        return {}
+    place = folder / "bytecode" / of_libraries(origin.parents[1])
+    return {"PYTHONPYCACHEPREFIX": str(place), "PYTHONDONTWRITEBYTECODE": ""}
+
+
+def of_libraries(site: Path) -> str:
+    """A name for these versions: Python tells files by size and time, and in some images all times are one."""
+    named = sorted(path.name for path in site.glob("*.dist-info"))
+    return hashlib.sha256("\n".join([str(site), *named]).encode()).hexdigest()[:12]

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from prony_node.contract.cache import cache_folder
 
+OLDEST = 315_705_600  # 3 January 1980: the oldest times of archives, in any zone, stand for none
+
 
 def bytecode_environment() -> dict[str, str]:
     """What to add to a rank's environment. Nothing where Python finds bytecode, or will write it beside the source."""
@@ -26,11 +28,19 @@ def bytecode_environment() -> dict[str, str]:
         return {}
     if not sys.dont_write_bytecode and os.access(origin.parent, os.W_OK):
         return {}
+    if not has_own_time(origin):
+        return {}
     place = folder / "bytecode" / of_libraries(origin.parents[1])
     return {"PYTHONPYCACHEPREFIX": str(place), "PYTHONDONTWRITEBYTECODE": ""}
 
 
+def has_own_time(path: Path) -> bool:
+    """Python tells files by size and time. In some images all have one: bytecode could then be another image's."""
+    seconds = int(path.stat().st_mtime)
+    return seconds > OLDEST and seconds != int(Path(os.__file__).stat().st_mtime)
+
+
 def of_libraries(site: Path) -> str:
-    """A name for these versions: Python tells files by size and time, and in some images all times are one."""
+    """A name for these versions, so that those of another image at the same path have another."""
     named = sorted(path.name for path in site.glob("*.dist-info"))
     return hashlib.sha256("\n".join([str(site), *named]).encode()).hexdigest()[:12]

@@ -57,6 +57,13 @@ def test_where_python_keeps_it_nothing_is_changed(site: Path, monkeypatch: pytes
     assert bytecode_environment() == {}
 
 
+@pytest.mark.parametrize("seconds", [0, 315_532_800, int(Path(os.__file__).stat().st_mtime)])
+def test_in_an_image_whose_files_have_one_time_nothing_is_kept(site: Path, seconds: int) -> None:
+    assert bytecode_environment()
+    os.utime(site / "torch" / "__init__.py", (seconds, seconds))
+    assert bytecode_environment() == {}
+
+
 def test_without_torch_or_a_home_there_is_no_place(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(bytecode, "cache_folder", lambda: None)

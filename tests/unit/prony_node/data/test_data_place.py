@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from prony_node.contract.errors import RequestError
 from prony_node.data.parts import KINDS
 from prony_node.data.place import DEFAULT_SAMPLES, generated_folder, generated_root
 
@@ -22,6 +23,15 @@ def test_the_folder_is_the_one_stated_then_the_cache_then_home(monkeypatch: pyte
     ]
     for environment, expected in cases:
         assert generated_root(environment) == Path(expected), environment
+
+
+def test_without_a_home_the_sentence_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless(*_: object) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.raises(RequestError, match="there is no home folder .* set PRONY_DATA"):
+        generated_root({})
 
 
 def test_another_request_has_another_folder(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,6 +101,19 @@ def test_a_cold_cache_is_the_run_s_own_and_a_warm_one_is_shared(
     assert cache_state({"compile": "off"})["state"] == "none"
 
 
+def test_a_user_without_a_home_compiles_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "x")  # so that what is set below is undone
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+    def homeless(*_: object) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    use_cache({"compile": "default", "compile_cache": "warm"}, tmp_path)
+    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ  # torch has a place of its own
+
+
 @pytest.mark.parametrize(
     ("hits", "misses", "state"), [(0, 2, "cold"), (2, 0, "warm"), (1, 1, "partly warm"), (0, 0, "unknown")]
 )

@@ -30,7 +30,7 @@ def test_without_a_home_the_sentence_says_what_to_set(monkeypatch: pytest.Monkey
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(Path, "home", homeless)
-    with pytest.raises(RequestError, match="there is no home folder .* set PRONY_DATA"):
+    with pytest.raises(RequestError, match=r"there is no home folder .* set PRONY_DATA"):
         generated_root({})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -167,3 +168,18 @@ def test_an_interrupted_verb_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 130
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_interrupted_while_it_is_being_loaded_it_ends_without_a_word(tmp_path: Path, ignored: bool) -> None:
+    # A library that Ctrl-C meets while it is imported.
+    (tmp_path / "typer.py").write_text("import os, signal, sys\nos.kill(os.getpid(), signal.SIGINT)\nsys.exit(7)\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    argv = [sys.executable, "-m", "prony", "list"]
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    try:
+        done = subprocess.run(argv, env=environment, capture_output=True, text=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    # What was started to ignore it, as a shell does with what it puts into the background, goes on doing so.
+    assert (done.returncode, done.stdout, done.stderr) == (7 if ignored else -signal.SIGINT, "", "")

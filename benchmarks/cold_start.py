@@ -1,6 +1,6 @@
 """Where the time of a cold start goes: a workload's first steps, by part and by function.
 
-    python benchmarks/cold_start.py WORKLOAD [setting=value ...] [--rows 40] [--no-samples]
+    python benchmarks/cold_start.py WORKLOAD [setting=value ...] [--rows 40] [--no-samples] [--not-ahead]
 
 A process of its own, with the compile cache of `prony run`: started twice, the second time tells what a warm cache
 leaves. Where Python stands is looked at every few milliseconds, also on the thread of the backward pass; Python's own
@@ -29,6 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from prony_node.contract.errors import RequestError  # noqa: E402
 from prony_node.measure.compiling import cache_state, use_cache  # noqa: E402
 from prony_node.measure.device import MissingDevice, choose_device, machine_of  # noqa: E402
+from prony_node.measure.flops import SAMPLES, count_flops  # noqa: E402
+from prony_node.measure.gradients import Noting  # noqa: E402
 from prony_node.measure.step import Step  # noqa: E402
 from prony_node.measure.winners import keep_winners  # noqa: E402
 from prony_node.workloads import build_task, find_workload  # noqa: E402
@@ -40,6 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("settings", nargs="*", help="as for prony run")
     parser.add_argument("--rows", type=int, default=40, help="functions that are shown")
     parser.add_argument("--no-samples", action="store_true", help="the parts alone")
+    parser.add_argument("--not-ahead", action="store_true", help="gradients of convolutions when they are needed")
     options = parser.parse_intermixed_args(arguments)
     print(f"imports: {time.perf_counter() - BEGAN:.1f} s", flush=True)
     try:
@@ -55,6 +58,10 @@ def main(arguments: list[str] | None = None) -> int:
         began = time.perf_counter()
         step = Step(build_task(workload, settings), settings, device)
         step.finish_model()
+        if step.training and not options.not_ahead:
+            with Noting() as noted:
+                count_flops(step.task, training=True, recompute=False)
+            step.gradients = [kind.times(int(settings["batch_size"]) / SAMPLES) for kind in noted.kinds]
         source = torch.Generator(device).manual_seed(1)
         batch = step.place(step.task.sample(source, int(settings["batch_size"])))
         finish(device)

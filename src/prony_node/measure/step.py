@@ -14,6 +14,7 @@ from prony_node.contract.settings import Value
 from prony_node.measure import cuda
 from prony_node.measure.attention import Choice, asked_in, order_of
 from prony_node.measure.captured import Captured
+from prony_node.measure.gradients import Kind, ask_ahead
 from prony_node.measure.optimizer import make_optimizer, set_rate
 from prony_node.measure.protocol import Batch, Task, Tied
 
@@ -49,6 +50,7 @@ class Step:
         self.precision = str(settings["precision"])
         self.output: Tensor | None = None  # the last loss or answer, on the device
         self.attention = Choice(order_of(settings) if device.type == "cuda" else ())
+        self.gradients: list[Kind] = []  # of the model's convolutions, with the batch of this step
         self._inputs: Batch = ()
         self._replay: Callable[[], None] | None = None
         torch.manual_seed(int(settings["seed"]))
@@ -117,6 +119,8 @@ class Step:
             self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
         self._forward = self._compiled(self._whole_loss if self.training else self._answer)
         self._work = work
+        if self._may_ask_ahead():
+            ask_ahead(self.gradients, self.device, self.compute_dtype, self._layout())
         if self.settings["graphs"] and self.task.capture_part is not None:
             self.task.capture_part(self.model, Captured)
         if self.settings["graphs"] and not self.task.varies:
@@ -128,6 +132,11 @@ class Step:
                 work()
             with self.tied.counting() if self.tied is not None else contextlib.nullcontext():
                 work()
+
+    def _may_ask_ahead(self) -> bool:
+        """Where the compiler takes its time, and cuDNN tries no kernels out: those are timed on a quiet device."""
+        cudnn = self.device.type == "cuda" and torch.version.hip is None and not torch.backends.cudnn.benchmark
+        return bool(self.gradients) and cudnn and self.settings["compile"] != "off"
 
     def __call__(self, batch: Batch) -> None:
         if self._replay is not None:

@@ -11,8 +11,8 @@ from prony_node.contract.mesh import devices_of_model
 from prony_node.contract.parallel import models
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import learns_to_quality
-from prony_node.measure import memory
-from prony_node.measure.flops import count_flops
+from prony_node.measure import gradients, memory
+from prony_node.measure.flops import SAMPLES, count_flops
 from prony_node.measure.parameters import parameter_norms
 from prony_node.measure.protocol import Task
 from prony_node.measure.step import Step
@@ -41,12 +41,14 @@ def build(run: Run) -> None:
         keep_model_file(run.workload, run.folder)
     run.note_effective()  # a library that was asked may have filled an `auto` in
     training, recompute = settings["mode"] == "train", bool(settings.get("recompute"))
-    run.flops = count_flops(run.task, training=training, recompute=recompute)
+    with gradients.Noting() as noted:
+        run.flops = count_flops(run.task, training=training, recompute=recompute)
     run.samples_per_step = int(settings["batch_size"]) * int(settings.get("grad_accumulation", 1))
     run.units_per_step = run.samples_per_step * run.task.units_per_sample
     run.progress.units_per_step = run.units_per_step * models(settings)
     run.tied = replicas_of(settings, run.device, run.task.split)
     run.step = Step(run.task, settings, run.device, run.tied)
+    run.step.gradients = [kind.times(int(settings["batch_size"]) / SAMPLES) for kind in noted.kinds]
     model = run.ranks.place.rank // devices_of_model(settings)
     seed += RANKS_APART * model  # from here on each model has samples and chances of its own
     if model > 0:

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from prony_node.contract.errors import RequestError  # noqa: E402
 from prony_node.measure.compiling import cache_state, use_cache  # noqa: E402
 from prony_node.measure.device import MissingDevice, choose_device, machine_of  # noqa: E402
-from prony_node.measure.flops import SAMPLES, count_flops  # noqa: E402
+from prony_node.measure.flops import count_flops  # noqa: E402
 from prony_node.measure.gradients import Noting  # noqa: E402
 from prony_node.measure.step import Step  # noqa: E402
 from prony_node.measure.winners import keep_winners  # noqa: E402
@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
         if step.training and not options.not_ahead:
             with Noting() as noted:
                 count_flops(step.task, training=True, recompute=False)
-            step.gradients = [kind.times(int(settings["batch_size"]) / SAMPLES) for kind in noted.kinds]
+            step.gradients = noted.of_batch(int(settings["batch_size"]))
         source = torch.Generator(device).manual_seed(1)
         batch = step.place(step.task.sample(source, int(settings["batch_size"])))
         finish(device)

@@ -32,6 +32,7 @@ def rows_of(page: str, head: str) -> list[list[str]]:
         ("results_table.py", "--readme", "README.md"),
         ("results_page.py", "--page", "docs/results.md"),
         ("speed_table.py", "--page", "docs/performance.md"),
+        ("studies_page.py", "--page", "docs/published-h200.md"),
     ],
 )
 def test_the_tables_are_what_the_records_say(script: str, option: str, page: str, tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from prony_node.measure.flops import SAMPLES
+
 GRADIENTS = torch.ops.aten.convolution_backward.default
 
 
@@ -48,11 +50,15 @@ class Kind:
 
 
 class Noting(TorchDispatchMode):
-    """Notes the gradients of two-dimensional convolutions that are taken in here."""
+    """Notes the gradients of two-dimensional convolutions that are taken in here, such as by a count of FLOPs."""
 
     def __init__(self) -> None:
         super().__init__()
         self.kinds: dict[Kind, None] = {}
+
+    def of_batch(self, samples: int) -> list[Kind]:
+        """What a step with so many samples asks for, if FLOPs were counted in here."""
+        return [kind.times(samples / SAMPLES) for kind in self.kinds]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is GRADIENTS and not args[7] and args[1].dim() == 4:
@@ -72,7 +78,7 @@ class Noting(TorchDispatchMode):
 
 
 class _Backwards(torch.autograd.Function):
-    """Does some work on the thread that computes gradients."""
+    """Its gradient is some work."""
 
     @staticmethod
     def forward(ctx: Any, start: Tensor, work: Callable[[], None]) -> Tensor:
@@ -83,6 +89,12 @@ class _Backwards(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         ctx.work()
         return gradient, None
+
+
+def on_backward_thread(work: Callable[[], None], device: torch.device) -> None:
+    """Do this where torch computes gradients of that device, and wait for it."""
+    start = torch.zeros(1, device=device, requires_grad=True)
+    torch.autograd.grad(_Backwards.apply(start, work), start)
 
 
 def ask_ahead(
@@ -100,8 +112,7 @@ def ask_ahead(
     def work() -> None:
         beside = torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else contextlib.nullcontext()
         with contextlib.suppress(RuntimeError), beside:  # the step itself says what is wrong, if it is
-            start = torch.zeros(1, device=device, requires_grad=True)
-            torch.autograd.grad(_Backwards.apply(start, ask), start)
+            on_backward_thread(ask, device)
 
     thread = threading.Thread(target=work, name="gradients-ahead", daemon=True)
     thread.start()

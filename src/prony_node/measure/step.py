@@ -83,14 +83,14 @@ class Step:
             if at in self.task.on_host:
                 tensor = tensor.cpu()
             elif tensor.is_floating_point():
-                layout = self._layout() if tensor.dim() == 4 else torch.preserve_format
+                layout = self.layout() if tensor.dim() == 4 else torch.preserve_format
                 tensor = tensor.to(self.device, self.input_dtype, non_blocking=True, memory_format=layout)
             else:
                 tensor = tensor.to(self.device, non_blocking=True)
             placed.append(tensor)
         return tuple(placed)
 
-    def _layout(self) -> torch.memory_format:
+    def layout(self) -> torch.memory_format:
         return torch.channels_last if self.settings["memory_format"] == "channels_last" else torch.contiguous_format
 
     def finish_model(self) -> None:
@@ -103,7 +103,7 @@ class Step:
             self.task.own_parts(self.model)
         self.model.to(self.input_dtype)
         in_parts = self.tied is not None and self.tied.sharded  # those must be contiguous; images are not affected
-        if self._layout() is torch.channels_last and not in_parts:
+        if self.layout() is torch.channels_last and not in_parts:
             self.model.to(memory_format=torch.channels_last)
         self._whole_loss: Callable[..., Tensor] = self._loss
         if self.tied is not None:
@@ -120,7 +120,7 @@ class Step:
         self._forward = self._compiled(self._whole_loss if self.training else self._answer)
         self._work = work
         if self._may_ask_ahead():
-            ask_ahead(self.gradients, self.device, self.compute_dtype, self._layout())
+            ask_ahead(self.gradients, self.device, self.compute_dtype, self.layout())
         if self.settings["graphs"] and self.task.capture_part is not None:
             self.task.capture_part(self.model, Captured)
         if self.settings["graphs"] and not self.task.varies:

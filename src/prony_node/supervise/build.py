@@ -12,7 +12,7 @@ from prony_node.contract.parallel import models
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import learns_to_quality
 from prony_node.measure import gradients, memory
-from prony_node.measure.flops import SAMPLES, count_flops
+from prony_node.measure.flops import count_flops
 from prony_node.measure.parameters import parameter_norms
 from prony_node.measure.protocol import Task
 from prony_node.measure.step import Step
@@ -48,7 +48,7 @@ def build(run: Run) -> None:
     run.progress.units_per_step = run.units_per_step * models(settings)
     run.tied = replicas_of(settings, run.device, run.task.split)
     run.step = Step(run.task, settings, run.device, run.tied)
-    run.step.gradients = [kind.times(int(settings["batch_size"]) / SAMPLES) for kind in noted.kinds]
+    run.step.gradients = noted.of_batch(int(settings["batch_size"]))
     model = run.ranks.place.rank // devices_of_model(settings)
     seed += RANKS_APART * model  # from here on each model has samples and chances of its own
     if model > 0:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from prony_node.measure.device import machine_of
-from prony_node.measure.flops import SAMPLES, count_flops
+from prony_node.measure.flops import count_flops
 from prony_node.measure.gradients import Kind, Noting, ask_ahead
 from prony_node.measure.step import Step
 from prony_node.workloads import build_task, find_workload
@@ -70,7 +70,7 @@ def test_a_count_of_flops_notes_what_a_step_then_asks_for():
     with Noting() as taken:
         step.prepare(batch)
     assert noted.kinds
-    assert {kind.times(4 / SAMPLES) for kind in noted.kinds} == set(taken.kinds)
+    assert set(noted.of_batch(4)) == set(taken.kinds)
 
 
 def test_the_largest_is_asked_for_first(monkeypatch: pytest.MonkeyPatch):

@@ -1,0 +1,88 @@
+"""If this fails, nobody can see what a first convolution costs, or which attention kernel a device is fastest with."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.setattr(sys, "path", list(sys.path))  # the scripts put the package's folder there
+
+
+@pytest.fixture
+def first_calls(benchmarks: None) -> ModuleType:
+    import first_calls
+
+    return first_calls
+
+
+@pytest.fixture
+def attention(benchmarks: None) -> ModuleType:
+    import attention
+
+    return attention
+
+
+def test_every_kind_is_timed_in_every_round(first_calls: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert first_calls.main(["mobilenetv3-large", "size=tiny", "device=cpu", "batch_size=2"]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    count = int(head.split()[0])
+    rounds, kinds = lines[:4], lines[4:]
+    assert [line.split(":")[0] for line in rounds] == list(first_calls.ROUNDS)
+    assert len(kinds) == count > 10
+    for number, line in enumerate(rounds):
+        whole = sum(float(part.split()[0]) for part in line.split(": ")[1].split(", "))
+        assert whole == pytest.approx(sum(float(kind.split()[number]) for kind in kinds) / 1e3, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["gpt-tiny", "device=cpu", "batch_size=2"], "gpt-tiny has no convolutions of images"),
+        (["efficientnet-b00"], "efficientnet-b0"),
+        (["efficientnet-b0", "batch_size=many"], "batch_size"),
+    ],
+)
+def test_a_wrong_word_is_refused(
+    first_calls: ModuleType, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert first_calls.main(words) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_without_cuda_there_is_nothing_to_choose(
+    attention: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(attention.torch.cuda, "is_available", lambda: False)
+    assert attention.main([]) == 2
+    assert "CUDA" in capsys.readouterr().err
+
+
+def test_the_fastest_kernel_is_named_first(attention: ModuleType) -> None:
+    kind = attention.KINDS["vit-l"]
+    times = {"cudnn": 0.002, "flash": 0.001, "efficient": None}
+    found = attention.choose(attention.Counter({kind: 1}), lambda _, name: times[name]).document()
+    said = attention.row_of({"work": "vit-l", "mode": "train", **found})
+    assert said == "vit-l, train [128, 16, 197, 64]: cudnn 2.000 ms, flash 1.000 ms; flash first"
+    nothing = attention.choose(attention.Counter({kind: 1}), lambda *_: None).document()
+    assert "none of cudnn, flash, efficient can do it" in attention.row_of({"work": "x", "mode": "infer", **nothing})
+
+
+def test_the_figures_of_the_page_are_those_of_the_file() -> None:
+    kept = json.loads((ROOT / "results" / "h200" / "attention.json").read_text())
+    page = (ROOT / "docs" / "performance.md").read_text()
+    assert len(kept["kinds"]) == 12
+    for row in kept["kinds"]:
+        (timed,) = row["timed"]
+        cells = " | ".join(f"{timed['milliseconds'][name]:.2f}" for name in ("cudnn", "flash", "efficient"))
+        assert f" {row['mode']} | {cells} |" in page, row["work"]

@@ -1,4 +1,4 @@
-"""If this fails, nobody can see what a first convolution costs, or which attention kernel a device is fastest with."""
+"""If this fails, nobody can see what a first convolution costs, which attention is fast, what logits in parts save."""
 
 from __future__ import annotations
 
@@ -76,6 +76,18 @@ def test_the_fastest_kernel_is_named_first(attention: ModuleType) -> None:
     assert said == "vit-l, train [128, 16, 197, 64]: cudnn 2.000 ms, flash 1.000 ms; flash first"
     nothing = attention.choose(attention.Counter({kind: 1}), lambda *_: None).document()
     assert "none of cudnn, flash, efficient can do it" in attention.row_of({"work": "x", "mode": "infer", **nothing})
+
+
+def test_the_loss_in_parts_is_the_whole_one(benchmarks: None, tmp_path: Path) -> None:
+    import logits
+
+    out = tmp_path / "logits.json"
+    assert logits.main(["--tiny", "--rounds", "2", "--json", str(out)]) == 0
+    kept = json.loads(out.read_text())
+    losses = {name: rounds[-1]["loss"] for name, rounds in kept["forms"].items()}
+    assert losses["in parts"] == pytest.approx(losses["whole"], rel=1e-3)
+    assert [len(rounds) for rounds in kept["forms"].values()] == [2, 2]
+    assert kept["tokens"] == logits.TINY["tokens"]
 
 
 def test_the_figures_of_the_page_are_those_of_the_file() -> None:

@@ -1,12 +1,12 @@
 """Record a surface for benchmarks/tune.py: a full sweep of a workload, each trial with its step series and cost.
 
-    python scripts/record_surface.py WORKLOAD OUT.json.gz [setting=value,value ...] [--seconds 6] [--limit SECONDS]
+    python scripts/record_surface.py WORKLOAD OUT.json.gz [setting=value,value ...] [--seconds 4] [--limit SECONDS]
                                      [--warm N] [--repeats N]
 
 Every combination is run once by Prony itself, in fresh processes and in an order of chance, and written to OUT after
 each run: the same command goes on where the last one ended. A setting with one value is fixed. Without settings a grid
 for one large GPU is taken. When all trials are there, a few are repeated, so that the replay differs between runs as
-they did. `--warm` compiles so many trials at once before: the cold starts are then those of a warm cache, and the
+they did. `--warm` compiles before, so many trials at once: the cold starts are then those of a warm cache, and the
 surface says so. What ran out of memory stands for the larger batches of its series, which are not run.
 """
 
@@ -35,12 +35,13 @@ from tune_surface import Entry, Surface, read_surface, write_surface
 
 # Of 64 trials each, so that a quarter of the sweep is more than a handful of runs.
 GRIDS = {
-    "wideresnet": ["batch_size=64..8192", "precision=bf16,fp16", "compile=off,default",
+    "wideresnet": ["batch_size=64..8192", "graphs=on,off", "compile=off,default",
                    "memory_format=contiguous,channels_last"],
-    "resnet50": ["batch_size=16..2048", "precision=bf16,fp16", "compile=off,default",
+    "resnet50": ["batch_size=16..2048", "graphs=on,off", "compile=off,default",
                  "memory_format=contiguous,channels_last"],
     "gpt-117m": ["batch_size=2..256", "precision=bf16,bf16-pure", "compile=off,default", "fused=on,off"],
 }  # fmt: skip
+NOT_COMPILED = ("graphs", "fused")  # how a step is launched and its weights are updated: no part of compiled code
 
 
 def main() -> int:
@@ -56,9 +57,10 @@ def main() -> int:
     random.Random(1).shuffle(left)
     if options.warm and left:
         began = time.monotonic()
+        apart = compiled_apart(fixed, left)
         with ThreadPoolExecutor(options.warm) as pool:
-            list(pool.map(lambda one: warm(workload, fixed, one, place), left))
-        print(f"compiled {len(left)} trials in {time.monotonic() - began:.0f} s", flush=True)
+            list(pool.map(lambda one: warm(workload, fixed, one, place), apart))
+        print(f"compiled {len(apart)} trials in {time.monotonic() - began:.0f} s", flush=True)
     for number, candidate in enumerate(left, start=1):
         if time.monotonic() > end:
             print(f"{len(left) - number + 1} trials are left: the same command goes on", flush=True)
@@ -80,7 +82,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("workload")
     parser.add_argument("out", type=Path)
     parser.add_argument("settings", nargs="*")
-    parser.add_argument("--seconds", type=float, default=6.0, help="measured time of each run")
+    parser.add_argument("--seconds", type=float, default=4.0, help="measured time of each run")
     parser.add_argument("--limit", type=float, default=math.inf, help="start no run after so many seconds")
     parser.add_argument("--warm", type=int, default=0, help="compile so many trials at once before")
     parser.add_argument("--repeats", type=int, default=2, help="more runs of three trials at the end")
@@ -123,6 +125,16 @@ def run(
     began = time.monotonic()
     subprocess.run(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
     return time.monotonic() - began
+
+
+def compiled_apart(fixed: dict[str, Any], candidates: list[Candidate]) -> list[Candidate]:
+    """One of all that share their compiled code; those that are not compiled have none to make ready."""
+    found: dict[str, Candidate] = {}
+    for one in candidates:
+        settings = {**fixed, **one.settings}
+        if settings.get("compile") != "off":
+            found.setdefault(str({name: settings[name] for name in settings if name not in NOT_COMPILED}), one)
+    return list(found.values())
 
 
 def warm(workload: Workload, fixed: dict[str, Any], candidate: Candidate, place: Path) -> None:

@@ -105,3 +105,16 @@ def test_a_run_folder_becomes_an_entry(bench: Any, tmp_path: Path) -> None:
     failed = {**record, "status": "failed", "failure": {"kind": "out-of-memory", "message": "no\nmore"}}
     entry = bench.record.entry_of(Candidate((("batch_size", 32),)), failed, folder, 9.0)
     assert (entry.kind, entry.message, entry.rate) == ("out-of-memory", "no", 0.0)
+
+
+def test_what_shares_its_compiled_code_is_compiled_once(bench: Any) -> None:
+    """A device's time is short: two processes that compile the same beside each other cost as much as two codes."""
+    record = bench.record
+    workload = record.find_workload("wideresnet")
+    words, lists = record.split_searched(workload, record.GRIDS["wideresnet"])
+    space = record.make_space(workload, workload.parse(words), lists)
+    apart = record.compiled_apart({}, list(space.candidates))
+    assert len(space.candidates) == 64
+    assert len(apart) == 16
+    assert {one.settings["compile"] for one in apart} == {"default"}
+    assert len({(one.settings["batch_size"], one.settings["memory_format"]) for one in apart}) == 16

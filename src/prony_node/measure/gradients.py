@@ -1,8 +1,8 @@
 """Gradients of convolutions, asked for once while the compiler traces the model.
 
-cuDNN makes a kernel ready when a thread first asks for it, which takes a tenth of a second for each kind of convolution
-of a depthwise network. Backward passes run on a thread of torch's own, which has nothing to do until the model is
-traced: so it is given every kind meanwhile, without values.
+cuDNN makes a kernel ready when a thread first asks for it; the gradients of a depthwise convolution take it half a
+second and more. Backward passes run on a thread of torch's own, which has nothing to do until the model is traced: so
+it is given every kind of the model's convolutions meanwhile, without values.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def ask_ahead(
 
     def work() -> None:
         beside = torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else contextlib.nullcontext()
-        with contextlib.suppress(RuntimeError), beside:  # the step itself says what is wrong, if it is
+        with contextlib.suppress(Exception), beside:  # the step itself says what is wrong, if it is
             on_backward_thread(ask, device)
 
     thread = threading.Thread(target=work, name="gradients-ahead", daemon=True)

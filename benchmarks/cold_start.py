@@ -24,16 +24,13 @@ BEGAN = time.perf_counter()
 EVERY_S = 0.003
 import torch  # noqa: E402
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
-
-from prony_node.contract.errors import RequestError  # noqa: E402
+from asked import finish, read_words  # noqa: E402
 from prony_node.measure.compiling import cache_state, use_cache  # noqa: E402
-from prony_node.measure.device import MissingDevice, choose_device, machine_of  # noqa: E402
 from prony_node.measure.flops import count_flops  # noqa: E402
 from prony_node.measure.gradients import Noting  # noqa: E402
 from prony_node.measure.step import Step  # noqa: E402
 from prony_node.measure.winners import keep_winners  # noqa: E402
-from prony_node.workloads import build_task, find_workload  # noqa: E402
+from prony_node.workloads import build_task  # noqa: E402
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -45,14 +42,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--not-ahead", action="store_true", help="gradients of convolutions when they are needed")
     options = parser.parse_intermixed_args(arguments)
     print(f"imports: {time.perf_counter() - BEGAN:.1f} s", flush=True)
-    try:
-        workload = find_workload(options.workload)
-        given = workload.parse(dict(word.partition("=")[::2] for word in options.settings))
-        device = choose_device(str(given.get("device", "auto")))
-        settings = workload.effective(given, machine_of(device, torch.get_num_threads()))
-    except (RequestError, MissingDevice) as error:
-        print(f"cold_start.py: {error}", file=sys.stderr)
+    asked = read_words(options.workload, options.settings)
+    if isinstance(asked, str):
+        print(f"cold_start.py: {asked}", file=sys.stderr)
         return 2
+    workload, settings, device = asked
     with tempfile.TemporaryDirectory() as folder:
         use_cache(settings, Path(folder))
         began = time.perf_counter()
@@ -81,11 +75,6 @@ def main(arguments: list[str] | None = None) -> int:
     if not options.no_samples:
         print(samples.shown(options.rows))
     return 0
-
-
-def finish(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.get_device_module(device).synchronize()
 
 
 class Samples(threading.Thread):

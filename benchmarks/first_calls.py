@@ -15,18 +15,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
-
-from prony_node.contract.errors import RequestError
-from prony_node.measure.device import MissingDevice, choose_device, machine_of
+from asked import finish, read_words
 from prony_node.measure.flops import count_flops
 from prony_node.measure.gradients import Kind, Noting, on_backward_thread
 from prony_node.measure.step import Step
-from prony_node.workloads import build_task, find_workload
+from prony_node.workloads import build_task
 
 ROUNDS = ("backward thread", "again", "this thread", "again")
 TURN_S = 0.0005
@@ -37,14 +33,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("workload", nargs="?", default="efficientnet-b0")
     parser.add_argument("settings", nargs="*", help="as for prony run")
     options = parser.parse_intermixed_args(arguments)
-    try:
-        workload = find_workload(options.workload)
-        given = workload.parse(dict(word.partition("=")[::2] for word in options.settings))
-        device = choose_device(str(given.get("device", "auto")))
-        settings = workload.effective(given, machine_of(device, torch.get_num_threads()))
-    except (RequestError, MissingDevice) as error:
-        print(f"first_calls.py: {error}", file=sys.stderr)
+    asked = read_words(options.workload, options.settings)
+    if isinstance(asked, str):
+        print(f"first_calls.py: {asked}", file=sys.stderr)
         return 2
+    workload, settings, device = asked
     step = Step(build_task(workload, settings), settings, device)
     with Noting() as noted:
         count_flops(step.task, training=True, recompute=False)
@@ -75,11 +68,6 @@ def timed(kind: Kind, device: torch.device, dtype: torch.dtype, layout: torch.me
     kind.ask(device, dtype, layout)
     finish(device)
     return time.perf_counter() - began
-
-
-def finish(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.get_device_module(device).synchronize()
 
 
 def in_backward(ask: Callable[[], list[float]], device: torch.device) -> list[float]:

@@ -10,7 +10,6 @@ of the model by its name. A captured step runs no part by itself: with --parts g
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections import defaultdict
@@ -21,19 +20,20 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from prony_node.measure.device import choose_device, machine_of
+from asked import finish, read_words
 from prony_node.measure.step import Step
-from prony_node.workloads import build_task, find_workload
+from prony_node.workloads import build_task
 
 POOL, PROFILED = 8, 3
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = read_options(arguments)
-    words = dict(word.split("=", 1) for word in options.settings)
-    workload = find_workload(options.workload)
-    device = choose_device(words.get("device", "auto"))
-    settings = workload.effective(workload.parse(words), machine_of(device, os.cpu_count() or 1))
+    asked = read_words(options.workload, options.settings)
+    if isinstance(asked, str):
+        print(f"kernels.py: {asked}", file=sys.stderr)
+        return 2
+    workload, settings, device = asked
     step = Step(build_task(workload, settings), settings, device)
     step.finish_model()
     samples = int(settings["batch_size"])
@@ -72,19 +72,14 @@ def named(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def synchronise(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize()
-
-
 def timed(step: Step, pool: list, samples: int, steps: int, device: torch.device) -> list[str]:
     """A step by the clock, and when the host was done with it."""
-    synchronise(device)
+    finish(device)
     began = time.perf_counter()
     for number in range(steps):
         step(pool[number % len(pool)])
     issued_s = time.perf_counter() - began
-    synchronise(device)
+    finish(device)
     whole_s = time.perf_counter() - began
     rate = steps * samples / whole_s
     return [f"{rate:.2f} samples/s, {1e3 * whole_s / steps:.2f} ms a step, issued in {1e3 * issued_s / steps:.2f} ms"]
@@ -96,7 +91,7 @@ def parts_of(step: Step, pool: list, names: list[str], device: torch.device) -> 
     with watched(step.model, names, spans, device):
         for batch in pool:
             step(batch)
-        synchronise(device)
+        finish(device)
         return [f"forward {name}: {sum(span() for span in spans[name]) / len(pool):.2f} ms" for name in names]
 
 
@@ -140,7 +135,7 @@ def kernels_of(step: Step, pool: list, rows: int, device: torch.device) -> list[
     with profile(activities=[kind]) as profiler:
         for batch in pool[:PROFILED]:
             step(batch)
-        synchronise(device)
+        finish(device)
     name = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
     found = sorted(
         ((getattr(one, name) / 1e3 / PROFILED, one.count / PROFILED, one.key) for one in profiler.key_averages()),

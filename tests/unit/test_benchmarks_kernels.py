@@ -33,3 +33,10 @@ def test_a_step_is_told_by_part_and_by_kernel(tmp_path: Path) -> None:
     shares = [float(line.split()[2].rstrip("%")) for line in rest[3:]]
     assert shares == sorted(shares, reverse=True)
     assert 0 < sum(shares) <= 100
+
+
+def test_a_wrong_word_is_refused_with_the_nearest_right_one() -> None:
+    script = ROOT / "benchmarks" / "kernels.py"
+    done = subprocess.run([sys.executable, script, "wideresnett"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "kernels.py: unknown workload 'wideresnett'; did you mean 'wideresnet'?\n"

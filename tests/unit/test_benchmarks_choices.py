@@ -1,4 +1,4 @@
-"""If this fails, nobody can see what a first convolution costs, which attention is fast, what logits in parts save."""
+"""If this fails, nobody can see what a first convolution or a copy costs, which attention is fast, what parts save."""
 
 from __future__ import annotations
 
@@ -88,6 +88,21 @@ def test_the_loss_in_parts_is_the_whole_one(benchmarks: None, tmp_path: Path) ->
     assert losses["in parts"] == pytest.approx(losses["whole"], rel=1e-3)
     assert [len(rounds) for rounds in kept["forms"].values()] == [2, 2]
     assert kept["tokens"] == logits.TINY["tokens"]
+
+
+def test_copies_beside_before_and_without_are_timed_in_turns(
+    benchmarks: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import copies
+
+    out, words = tmp_path / "copies.json", ["wideresnet", "size=tiny", "device=cpu", "batch_size=2"]
+    assert copies.main([*words, "--steps", "2", "--rounds", "2", "--json", str(out)]) == 0
+    kept = json.loads(out.read_text())
+    assert {name: len(took) for name, took in kept["ms_a_step"].items()} == {"beside": 2, "before": 2, "none": 2}
+    assert kept["bytes"] == 2 * (3 * 32 * 32 * 4 + 8)
+    assert len(capsys.readouterr().out.splitlines()) == 4
+    assert copies.main(["dino-swin-l", "size=tiny", "device=cpu"]) == 2
+    assert "are never sent beside" in capsys.readouterr().err
 
 
 def test_the_figures_of_the_page_are_those_of_the_file() -> None:

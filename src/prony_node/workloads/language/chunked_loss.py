@@ -2,10 +2,15 @@
 
 It does the same products as the loss that has all logits, and holds none of them for the backward pass. That saves
 memory, not time, so it is taken where logits are too large to be worth it.
+
+A compiler that sees the whole loop does the products of all parts first, and holds them all: more than the logits. So
+it is given one part, and the loop is an operator that it does not look into.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +18,7 @@ from torch import Tensor
 
 LARGE_BYTES = 2**32  # of logits, from which on they come in parts
 TOKENS = 4096  # of a part: enough for the matrix units, a few hundred MiB of logits
+Part = tuple[Tensor, Tensor, Tensor]  # the sum of its losses, and what they grow with: its states, the matrix
 
 
 class ChunkedCrossEntropy(torch.autograd.Function):
@@ -20,22 +26,10 @@ class ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, weight: Tensor, targets: Tensor, learns: bool) -> Tensor:
-        matrix = weight.to(states.dtype)
-        wide = torch.promote_types(states.dtype, torch.float32)  # keeps the small parts of a sum over the vocabulary
-        total = torch.zeros((), device=states.device, dtype=wide)
-        by_weight = torch.zeros(weight.shape if learns else (), device=weight.device)
-        by_states = []
-        for rows, right in zip(states.split(TOKENS), targets.split(TOKENS), strict=True):
-            logits = (rows @ matrix.t()).to(wide)
-            norm = logits.logsumexp(dim=1, keepdim=True)
-            total = total + (norm - logits.gather(1, right[:, None])).sum()
-            if learns:
-                is_right = torch.arange(len(weight), device=right.device) == right[:, None]
-                slopes = ((logits - norm).exp() - is_right.to(wide)).to(states.dtype)
-                by_states.append(slopes @ matrix)
-                by_weight = by_weight + slopes.t() @ rows
+        add_up = compiled_parts if torch.compiler.is_compiling() else parts
+        total, by_states, by_weight = add_up(states, weight, targets, learns)
         if learns:
-            ctx.save_for_backward(torch.cat(by_states), by_weight)
+            ctx.save_for_backward(by_states, by_weight)
             ctx.weight_kind = weight.dtype
         return total / len(targets)
 
@@ -45,6 +39,59 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         share = gradients[0] / len(by_states)
         by_weight = (by_weight * share).to(ctx.weight_kind)
         return (by_states.to(share.dtype) * share).to(by_states.dtype), by_weight, None, None
+
+
+def parts(
+    states: Tensor, weight: Tensor, targets: Tensor, learns: bool, part: Callable[..., Part] | None = None
+) -> Part:
+    """All parts, one after the other; without gradients where nothing learns."""
+    part = part or one_part
+    matrix = weight.to(states.dtype)
+    total = torch.zeros((), device=states.device, dtype=wide(states))
+    by_states = torch.empty_like(states) if learns else states.new_empty(0)
+    by_weight = torch.zeros(weight.shape if learns else 0, device=weight.device, dtype=total.dtype)
+    for start in range(0, len(states), TOKENS):
+        rows = slice(start, start + TOKENS)
+        sum_here, states_here, weight_here = part(states[rows], matrix, targets[rows], learns)
+        total += sum_here
+        if learns:
+            by_states[rows] = states_here
+            by_weight += weight_here
+    return total, by_states, by_weight
+
+
+def one_part(rows: Tensor, matrix: Tensor, right: Tensor, learns: bool) -> Part:
+    logits = (rows @ matrix.t()).to(wide(rows))
+    norm = logits.logsumexp(dim=1, keepdim=True)
+    total = (norm - logits.gather(1, right[:, None])).sum()
+    if not learns:
+        return total, rows, matrix
+    is_right = torch.arange(len(matrix), device=right.device) == right[:, None]
+    slopes = ((logits - norm).exp() - is_right.to(logits.dtype)).to(rows.dtype)
+    return total, slopes @ matrix, slopes.t() @ rows
+
+
+def wide(states: Tensor) -> torch.dtype:
+    """Of fp32 at least: it keeps the small parts of a sum over the vocabulary."""
+    return torch.promote_types(states.dtype, torch.float32)
+
+
+@functools.cache
+def compiled_part() -> Callable[..., Part]:
+    return torch.compile(one_part, dynamic=False)
+
+
+@torch.library.custom_op("prony::loss_in_parts", mutates_args=())
+def compiled_parts(states: Tensor, weight: Tensor, targets: Tensor, learns: bool) -> tuple[Tensor, Tensor, Tensor]:
+    with torch.no_grad(), torch.autocast(states.device.type, enabled=False):  # what it casts has been cast
+        return parts(states.detach(), weight.detach(), targets, learns, compiled_part())
+
+
+@compiled_parts.register_fake
+def _(states: Tensor, weight: Tensor, targets: Tensor, learns: bool) -> Part:
+    total = torch.empty((), device=states.device, dtype=wide(states))
+    by_states = torch.empty_like(states) if learns else states.new_empty(0)
+    return total, by_states, torch.empty(weight.shape if learns else 0, device=weight.device, dtype=total.dtype)
 
 
 def is_large(states: Tensor, weight: Tensor) -> bool:

@@ -46,9 +46,12 @@ def worked_through(loss_of: Callable[..., Tensor], kind: torch.dtype) -> tuple[T
 
 @pytest.mark.parametrize(("kind", "bound"), [(torch.float64, 1e-14), (torch.float32, 1e-6), (torch.bfloat16, 1e-2)])
 @pytest.mark.parametrize("compiled", [False, True])
-def test_loss_and_gradients_are_those_of_all_logits(kind: torch.dtype, bound: float, compiled: bool) -> None:
+def test_loss_and_gradients_are_those_of_all_logits(
+    kind: torch.dtype, bound: float, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own: Callable[..., Tensor] = chunks.chunked_loss
     if compiled:
+        monkeypatch.setattr(chunks, "compiled_part", lambda: chunks.one_part)
         own = torch.compile(own, backend="aot_eager", fullgraph=True)
     for found, expected in zip(worked_through(own, kind), worked_through(whole_loss, kind), strict=True):
         assert found.dtype == expected.dtype
@@ -74,6 +77,35 @@ def test_logits_never_exist_whole() -> None:
     with Largest() as largest:
         worked_through(whole_loss, torch.float32)
     assert largest.rows == 21
+
+
+def most_held(work: Callable[[], object]) -> int:
+    """Bytes that were allocated beyond what there was, at most."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as seen:
+        work()
+    held = most = 0
+    for event in seen.profiler.kineto_results.events():
+        held += event.nbytes() if event.name() == "[memory]" else 0
+        most = max(most, held)
+    return most
+
+
+def test_compiled_logits_never_exist_whole_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that sees the loop unrolls it, and does all products before it adds them up."""
+    monkeypatch.setattr(chunks, "TOKENS", 64)
+    states = torch.randn(1, 2048, 32, dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.randn(2000, 32, requires_grad=True)
+    targets = torch.randint(2000, (1, 2048))
+    own = torch.compile(chunks.chunked_loss, dynamic=False)
+
+    def work() -> None:
+        states.grad = weight.grad = None
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = own(states, weight, targets)
+        loss.backward()
+
+    work()  # the first compiles
+    assert most_held(work) < 2 * targets.numel() * len(weight) / 2  # of their bytes in bf16
 
 
 def test_a_gpt_takes_it_where_logits_are_large(monkeypatch: pytest.MonkeyPatch) -> None:

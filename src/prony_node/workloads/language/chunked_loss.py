@@ -26,7 +26,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, weight: Tensor, targets: Tensor, learns: bool) -> Tensor:
-        add_up = compiled_parts if torch.compiler.is_compiling() else parts
+        add_up = opaque_parts if torch.compiler.is_compiling() else parts
         total, by_states, by_weight = add_up(states, weight, targets, learns)
         if learns:
             ctx.save_for_backward(by_states, by_weight)
@@ -81,17 +81,20 @@ def compiled_part() -> Callable[..., Part]:
     return torch.compile(one_part, dynamic=False)
 
 
-@torch.library.custom_op("prony::loss_in_parts", mutates_args=())
-def compiled_parts(states: Tensor, weight: Tensor, targets: Tensor, learns: bool) -> tuple[Tensor, Tensor, Tensor]:
+def with_compiled_part(states: Tensor, weight: Tensor, targets: Tensor, learns: bool) -> tuple[Tensor, Tensor, Tensor]:
     with torch.no_grad(), torch.autocast(states.device.type, enabled=False):  # what it casts has been cast
         return parts(states.detach(), weight.detach(), targets, learns, compiled_part())
 
 
-@compiled_parts.register_fake
-def _(states: Tensor, weight: Tensor, targets: Tensor, learns: bool) -> Part:
+def shaped(states: Tensor, weight: Tensor, targets: Tensor, learns: bool) -> Part:
+    """What that gives, without values."""
     total = torch.empty((), device=states.device, dtype=wide(states))
     by_states = torch.empty_like(states) if learns else states.new_empty(0)
     return total, by_states, torch.empty(weight.shape if learns else 0, device=weight.device, dtype=total.dtype)
+
+
+opaque_parts = torch.library.custom_op("prony::loss_in_parts", with_compiled_part, mutates_args=())
+opaque_parts.register_fake(shaped)
 
 
 def is_large(states: Tensor, weight: Tensor) -> bool:

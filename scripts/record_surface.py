@@ -39,7 +39,7 @@ GRIDS = {
                    "memory_format=contiguous,channels_last"],
     "resnet50": ["batch_size=16..2048", "graphs=on,off", "compile=off,default",
                  "memory_format=contiguous,channels_last"],
-    "gpt-117m": ["batch_size=2..256", "precision=bf16,bf16-pure", "compile=off,default", "fused=on,off"],
+    "gpt-117m": ["batch_size=2..256", "graphs=on,off", "compile=off,default", "fused=on,off"],
 }  # fmt: skip
 NOT_COMPILED = ("graphs", "fused")  # how a step is launched and its weights are updated: no part of compiled code
 
@@ -59,8 +59,13 @@ def main() -> int:
         began = time.monotonic()
         apart = compiled_apart(fixed, left)
         with ThreadPoolExecutor(options.warm) as pool:
-            list(pool.map(lambda one: warm(workload, fixed, one, place), apart))
-        print(f"compiled {len(apart)} trials in {time.monotonic() - began:.0f} s", flush=True)
+            done = list(pool.map(lambda one: warm(workload, fixed, one, place), apart))
+        again = [one for one, well in zip(apart, done, strict=True) if not well]  # not enough memory for all at once
+        lost = [one.key for one in again if not warm(workload, fixed, one, place)]
+        took_s = time.monotonic() - began
+        print(f"compiled {len(apart) - len(lost)} of {len(apart)} trials in {took_s:.0f} s", flush=True)
+        for key in lost:
+            print(f"not compiled: {key}", flush=True)
     for number, candidate in enumerate(left, start=1):
         if time.monotonic() > end:
             print(f"{len(left) - number + 1} trials are left: the same command goes on", flush=True)
@@ -118,13 +123,13 @@ def out_of_memory_before(surface: Surface, candidate: Candidate) -> Entry | None
 
 def run(
     workload: Workload, fixed: dict[str, Any], candidate: Candidate, runs: Path, more: list[str], flags: list[str]
-) -> float:
-    """Make one run as a person would; how long it took in all."""
+) -> tuple[float, int]:
+    """Make one run as a person would; how long it took in all, and how it ended."""
     words = str(trial_of(workload, fixed, candidate)).split()
     argv = [sys.executable, "-m", "prony", "run", *words, *more, "--out", str(runs), *flags]
     began = time.monotonic()
-    subprocess.run(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
-    return time.monotonic() - began
+    done = subprocess.run(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+    return time.monotonic() - began, done.returncode
 
 
 def compiled_apart(fixed: dict[str, Any], candidates: list[Candidate]) -> list[Candidate]:
@@ -137,16 +142,17 @@ def compiled_apart(fixed: dict[str, Any], candidates: list[Candidate]) -> list[C
     return list(found.values())
 
 
-def warm(workload: Workload, fixed: dict[str, Any], candidate: Candidate, place: Path) -> None:
-    """Two steps, for what they leave in the compiler's cache."""
-    run(workload, fixed, candidate, Path(tempfile.mkdtemp(dir=place)), ["steps=2"], ["--no-energy"])
+def warm(workload: Workload, fixed: dict[str, Any], candidate: Candidate, place: Path) -> bool:
+    """Two steps, for what they leave in the compiler's cache; whether they were taken."""
+    runs = Path(tempfile.mkdtemp(dir=place))
+    return run(workload, fixed, candidate, runs, ["steps=2"], ["--no-energy"])[1] == 0
 
 
 def record_one(
     workload: Workload, fixed: dict[str, Any], candidate: Candidate, place: Path, seconds: float
 ) -> tuple[Entry, dict[str, Any]]:
     runs = Path(tempfile.mkdtemp(dir=place))
-    took_s = run(workload, fixed, candidate, runs, [], ["--max-time", f"{seconds}s"])
+    took_s, _ = run(workload, fixed, candidate, runs, [], ["--max-time", f"{seconds}s"])
     (folder,) = [path.parent for path in runs.glob("*/record.json")]
     record = json.loads((folder / "record.json").read_text())
     return entry_of(candidate, record, folder, took_s), record

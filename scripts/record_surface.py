@@ -215,7 +215,7 @@ def repeat(
     if not good or not options.repeats or surface.between_runs:
         return surface
     chosen = {id(one): one for one in (good[-1], good[len(good) // 2], good[0])}
-    squares, degrees = 0.0, 0
+    squares, degrees, trials = 0.0, 0, 0
     for entry in chosen.values():
         logs = [math.log(entry.rate)]
         for _ in range(options.repeats):
@@ -228,9 +228,10 @@ def repeat(
         if len(logs) > 1:
             squares += statistics.variance(logs) * (len(logs) - 1)
             degrees += len(logs) - 1
+            trials += 1
     if not degrees:
         return surface
-    source = f"{degrees + len(chosen)} runs of {len(chosen)} trials"
+    source = f"{degrees + trials} runs of {trials} trials"
     return replace(surface, between_runs=round(math.sqrt(squares / degrees), 5), between_runs_source=source)
 
 

@@ -16,6 +16,7 @@ from prony.plan.search_terms import Z95, Ask, Estimate, Limit, Result, Rules
 OUT_OF_MEMORY = "out-of-memory"
 RESERVED = 0.25  # of the budget, at most, for the A/B; with half of it benchmarks/tune.py ends worse
 SPREAD_WEIGHT = 4  # of the spread between runs that is reckoned with, in repeats
+OVER = 1.03  # what a run may take of what is reckoned with: it ends with a whole block, and no two take the same
 LIMIT_SLACK = 0.1  # by which a trial that ran out of memory is taken to exceed what there is, as a logarithm
 
 
@@ -116,7 +117,7 @@ class Search:
 
     def affordable(self, candidate: Candidate, seconds: float, reserve_s: float = 0.0) -> bool:
         """Whether a run would, by what runs like it cost, end within the budget."""
-        return self.spent_s + self.cost_of(candidate, seconds) + reserve_s <= self.budget_s
+        return self.spent_s + OVER * self.cost_of(candidate, seconds) + reserve_s <= self.budget_s
 
     def cost_of(self, candidate: Candidate, seconds: float) -> float:
         """Seconds that a run takes: what runs took beside measuring, the more alike the trial the more it counts."""

@@ -172,6 +172,17 @@ def test_cold_starts_of_runs_alike_say_what_the_next_costs() -> None:
     assert 50.0 < search.cost_of(larger, 2.0) < 62.0
 
 
+def test_a_run_that_would_use_the_budget_to_its_last_moment_is_not_begun() -> None:
+    """A run ends with a whole block of steps, so it measures a little longer than it was given."""
+    space = make(LISTS)
+    start = space.candidates[0]
+    for budget_s, fits in ((24.0, False), (24.5, True)):
+        search = Search(space, start, budget_s=budget_s)
+        search.tell(Result(start, 100.0, cost_s=12.0, measured_s=2.0))
+        assert search.cost_of(start, 2.0) == 12.0
+        assert search.affordable(start, 2.0) is fits
+
+
 def test_the_sides_of_an_a_b_take_turns_abba() -> None:
     runs = {"start": 0, "winner": 0}
     order = []

@@ -202,7 +202,8 @@ def main(arguments: list[str] | None = None) -> int:
     kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     device = torch.device(kind.type, 0) if kind else torch.device("cpu")
     name = torch.get_device_module(device).get_device_name(device) if kind else "cpu"
-    about = {**versions(), "device": name, "channels_last": options.channels_last, "tiny": options.tiny}
+    uuid = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
+    about = {**versions(), "device": name, "uuid": uuid, "channels_last": options.channels_last, "tiny": options.tiny}
     rows = [replace(work, batch_size=min(2, work.batch_size)) if options.tiny else work for work in WORK]
     every = [(work, peer, rates) for work in rows for peer, rates in loops(work, options, device)]
     chosen = [one for one in every if any(word in f"{one[0]}, {one[1]}" for word in options.only or [""])]

@@ -41,11 +41,19 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         return (by_states.to(share.dtype) * share).to(by_states.dtype), by_weight, None, None
 
 
-def parts(
-    states: Tensor, weight: Tensor, targets: Tensor, learns: bool, part: Callable[..., Part] | None = None
-) -> Part:
+def one_part(rows: Tensor, matrix: Tensor, right: Tensor, learns: bool) -> Part:
+    logits = (rows @ matrix.t()).to(wide(rows))
+    norm = logits.logsumexp(dim=1, keepdim=True)
+    total = (norm - logits.gather(1, right[:, None])).sum()
+    if not learns:
+        return total, rows, matrix
+    is_right = torch.arange(len(matrix), device=right.device) == right[:, None]
+    slopes = ((logits - norm).exp() - is_right.to(logits.dtype)).to(rows.dtype)
+    return total, slopes @ matrix, slopes.t() @ rows
+
+
+def parts(states: Tensor, weight: Tensor, targets: Tensor, learns: bool, part: Callable[..., Part] = one_part) -> Part:
     """All parts, one after the other; without gradients where nothing learns."""
-    part = part or one_part
     matrix = weight.to(states.dtype)
     total = torch.zeros((), device=states.device, dtype=wide(states))
     by_states = torch.empty_like(states) if learns else states.new_empty(0)
@@ -58,17 +66,6 @@ def parts(
             by_states[rows] = states_here
             by_weight += weight_here
     return total, by_states, by_weight
-
-
-def one_part(rows: Tensor, matrix: Tensor, right: Tensor, learns: bool) -> Part:
-    logits = (rows @ matrix.t()).to(wide(rows))
-    norm = logits.logsumexp(dim=1, keepdim=True)
-    total = (norm - logits.gather(1, right[:, None])).sum()
-    if not learns:
-        return total, rows, matrix
-    is_right = torch.arange(len(matrix), device=right.device) == right[:, None]
-    slopes = ((logits - norm).exp() - is_right.to(logits.dtype)).to(rows.dtype)
-    return total, slopes @ matrix, slopes.t() @ rows
 
 
 def wide(states: Tensor) -> torch.dtype:

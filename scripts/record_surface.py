@@ -35,7 +35,7 @@ from tune_surface import Entry, Surface, read_surface, write_surface
 
 # Of 64 trials each, so that a quarter of the sweep is more than a handful of runs.
 GRIDS = {
-    "wideresnet": ["batch_size=64..8192", "graphs=on,off", "compile=off,default",
+    "wideresnet": ["batch_size=16..2048", "graphs=on,off", "compile=off,default",
                    "memory_format=contiguous,channels_last"],
     "resnet50": ["batch_size=16..2048", "graphs=on,off", "compile=off,default",
                  "memory_format=contiguous,channels_last"],

@@ -1,4 +1,4 @@
-"""benchmarks/tune.py on a small synthetic surface: the replay is what it says, and the search beats drawing trials."""
+"""benchmarks/tune.py: the replay is what it says, and the search ends near the best of made and recorded surfaces."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from prony.plan.search_space import make_space, split_searched
+from prony.plan.search_space import Candidate, make_space, split_searched
 from prony_node.workloads import find_workload
 
 ROOT = Path(__file__).parents[2]
@@ -93,11 +93,22 @@ def test_the_search_ends_near_the_best_within_its_share(bench: Any, small: Any) 
     assert 0.0 < drawn.share_of_best <= 1.0
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks" / "surfaces").glob("*.json.gz")), ids=lambda one: one.name)
+def test_a_recorded_surface_is_a_sweep_in_full_and_the_search_keeps_its_gate_on_it(bench: Any, path: Path) -> None:
+    surface = bench.surface.read_surface(path)
+    recorded = [Candidate(tuple(entry.settings.items())).key for entry in surface.entries]
+    asked = [one.key for one in bench.methods.space_of(surface).candidates]
+    assert not surface.synthetic
+    assert sorted(recorded) == sorted(asked)
+    assert len(asked) >= 60
+    assert all(entry.block_us and entry.cold_start_s for entry in surface.entries if entry.status == "ok")
+    scores = [bench.methods.prony(surface, seed, 0.25 * surface.sweep_s) for seed in range(10)]
+    assert sum(bench.tune.is_success(score, 0.25) for score in scores) >= 9
+
+
 def test_a_run_folder_becomes_an_entry(bench: Any, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(RECORDED, tmp_path / "run"))
     record = json.loads((folder / "record.json").read_text())
-    from prony.plan.search_space import Candidate
-
     entry = bench.record.entry_of(Candidate((("batch_size", 32),)), record, folder, 30.0)
     assert entry.status == "ok"
     assert abs(entry.rate / record["metrics"]["throughput"]["value"] - 1.0) < 0.05

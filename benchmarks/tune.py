@@ -21,6 +21,7 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from prony_node.contract.errors import RequestError
 from tune_methods import METHODS, PARTS, Method, Score
 from tune_surface import LAWS, Surface, read_surface, synthesise
 
@@ -86,8 +87,13 @@ def main() -> int:
     if importlib.util.find_spec("optuna") is None:
         methods = {name: method for name, method in methods.items() if "TPE" not in name}
         print("optuna is not installed (it is in the extra dev): TPE is left out", file=sys.stderr)
+    try:
+        surfaces = find_surfaces(options.surfaces, options.synthetic)
+    except RequestError as error:
+        print(error, file=sys.stderr)
+        return 2
     rows, failed = [], False
-    for name, surface in find_surfaces(options.surfaces, options.synthetic).items():
+    for name, surface in surfaces.items():
         failures = sum(entry.status != "ok" for entry in surface.entries)
         print(f"\n{name}: {len(surface.entries)} trials, {failures} of them failed, {surface.sweep_s:.0f} s in all")
         print(f"  {surface.source}; between runs {surface.between_runs:.2%} ({surface.between_runs_source})")

@@ -11,9 +11,12 @@ import itertools
 import json
 import math
 import random
+import zlib
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from prony_node.contract.errors import RequestError
 
 SCHEMA = "prony.surface/1"
 LAW = (
@@ -90,11 +93,16 @@ def write_surface(surface: Surface, path: Path) -> None:
 
 
 def read_surface(path: Path) -> Surface:
-    document = json.loads(gzip.decompress(path.read_bytes()))
-    if document.pop("schema") != SCHEMA:
-        raise ValueError(f"{path} is not a {SCHEMA}")
-    entries = [Entry(**entry) for entry in document.pop("entries")]
-    return Surface(entries=entries, **document)
+    try:
+        document = json.loads(gzip.decompress(path.read_bytes()))
+        if document.pop("schema") != SCHEMA:
+            raise ValueError(f"its schema is not {SCHEMA}")
+        entries = [Entry(**entry) for entry in document.pop("entries")]
+        return Surface(entries=entries, **document)
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (AttributeError, EOFError, KeyError, TypeError, ValueError, zlib.error) as error:
+        raise RequestError(f"{path} is no surface: {error}") from error
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from prony.plan.search_space import Candidate, Space, make_space, split_searched, trial_of
+from prony_node.contract.errors import RequestError
 from prony_node.workloads import find_workload
 from prony_node.workloads.config import Workload
 from tune_surface import Entry, Surface, read_surface, write_surface
@@ -45,7 +46,14 @@ NOT_COMPILED = ("graphs", "fused")  # how a step is launched and its weights are
 
 
 def main() -> int:
-    options = read_options()
+    try:
+        return record(read_options())
+    except RequestError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+def record(options: argparse.Namespace) -> int:
     end = time.monotonic() + options.limit
     workload = find_workload(options.workload)
     words, lists = split_searched(workload, options.settings or GRIDS.get(options.workload, []))
@@ -102,7 +110,7 @@ def open_surface(out: Path, workload: Workload, fixed: dict[str, Any], space: Sp
         return Surface(workload.name, workload.unit, False, "", fixed, lists, 0.0, "no repeats were made", None, [])
     surface = read_surface(out)
     if (surface.workload, surface.lists, surface.fixed) != (workload.name, lists, fixed):
-        sys.exit(f"{out} is of another grid: {surface.workload} {surface.fixed} {surface.lists}")
+        raise RequestError(f"{out} is of another grid: {surface.workload} {surface.fixed} {surface.lists}")
     return surface
 
 

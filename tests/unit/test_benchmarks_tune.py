@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import shutil
 import sys
@@ -60,6 +61,41 @@ def test_a_surface_that_could_not_be_written_whole_leaves_the_one_before(
     monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(full))
     with pytest.raises(OSError, match="No space"):
         bench.surface.write_surface(replace(small, source="later"), path)
+    assert bench.surface.read_surface(path) == small
+
+
+@pytest.mark.parametrize(
+    ("held", "told"),
+    [
+        (None, "cannot be read"),
+        (b"batch_size,rate", "cannot be read"),
+        (gzip.compress(b"[]"), "is no surface"),
+        (gzip.compress(b'{"schema": "prony.surface/1", "entries": [{"batch_size": 2}]}'), "is no surface"),
+        (gzip.compress(b'{"schema": "prony.record/1"}'), "is no surface"),
+        (gzip.compress(bytes(999))[:20], "is no surface"),
+    ],
+    ids=["none", "text", "list", "entries", "schema", "cut"],
+)
+def test_what_is_no_surface_is_refused_with_a_sentence(
+    bench: Any, held: bytes | None, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    path = tmp_path / "given.json.gz"
+    if held is not None:
+        path.write_bytes(held)
+    monkeypatch.setattr(sys, "argv", ["tune.py", str(path)])
+    assert bench.tune.main() == 2
+    assert f"{path} {told}" in capsys.readouterr().err
+
+
+def test_a_recording_refuses_before_anything_starts(
+    bench: Any, small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    path = tmp_path / "small.json.gz"
+    bench.surface.write_surface(small, path)
+    for words, told in ((["widresnet"], "did you mean 'wideresnet'"), (["gpt-117m"], "is of another grid")):
+        monkeypatch.setattr(sys, "argv", ["record_surface.py", *words, str(path)])
+        assert bench.record.main() == 2
+        assert told in capsys.readouterr().err
     assert bench.surface.read_surface(path) == small
 
 

@@ -73,6 +73,7 @@ class Surface:
     between_runs_source: str
     memory_total: float | None
     entries: list[Entry]
+    device: str | None = None  # the one that all were measured on, by its uuid, where that was kept
 
     @property
     def best(self) -> float:

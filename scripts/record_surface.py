@@ -197,17 +197,21 @@ def value(metrics: dict[str, Any], name: str) -> float | None:
 
 def with_entry(surface: Surface, entry: Entry, record: dict[str, Any], options: argparse.Namespace) -> Surface:
     changed = replace(surface, entries=[*surface.entries, entry])
-    if surface.source or not record:
+    if not record:
         return changed
     facts = record["facts"]
     device = (facts.get("devices") or [{}])[0]
+    if surface.source:
+        if surface.device not in (None, device.get("uuid")):
+            raise RequestError(f"{options.out} was begun on another device, {surface.device}: give another file")
+        return changed
     software = facts.get("software") or {}
     cache = "warm, trials compiled before" if options.warm else "as Prony leaves it"
     source = (
         f"measured on {device.get('name')}, torch {find_version(software)}, {record['started'][:10]}: "
         f"runs of {options.seconds:g} s by scripts/record_surface.py; compile cache {cache}"
     )
-    return replace(changed, source=source, memory_total=device.get("memory_total_bytes"))
+    return replace(changed, source=source, memory_total=device.get("memory_total_bytes"), device=device.get("uuid"))
 
 
 def find_version(software: dict[str, Any]) -> str:

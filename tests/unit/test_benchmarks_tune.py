@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from prony.plan.search_space import Candidate, make_space, split_searched
+from prony_node.contract.errors import RequestError
 from prony_node.workloads import find_workload
 
 ROOT = Path(__file__).parents[2]
@@ -152,6 +153,19 @@ def test_a_run_folder_becomes_an_entry(bench: Any, tmp_path: Path) -> None:
     failed = {**record, "status": "failed", "failure": {"kind": "out-of-memory", "message": "no\nmore"}}
     entry = bench.record.entry_of(Candidate((("batch_size", 32),)), failed, folder, 9.0)
     assert (entry.kind, entry.message, entry.rate) == ("out-of-memory", "no", 0.0)
+
+
+def test_a_surface_is_of_one_device(bench: Any, small: Any) -> None:
+    """Two of a kind differ by more than the search is asked to tell apart."""
+    entry, options = small.entries[0], SimpleNamespace(seconds=4.0, warm=0, out="s.json.gz")
+    made = {"started": "2026-11-17", "facts": {"devices": [{"name": "a GPU", "uuid": "GPU-1"}], "software": {}}}
+    empty = replace(small, entries=[], source="")
+    begun = bench.record.with_entry(empty, entry, made, options)
+    assert begun.device == "GPU-1"
+    assert len(bench.record.with_entry(begun, entry, made, options).entries) == 2
+    made["facts"]["devices"][0]["uuid"] = "GPU-2"
+    with pytest.raises(RequestError, match="another device, GPU-1"):
+        bench.record.with_entry(begun, entry, made, options)
 
 
 def test_what_shares_its_compiled_code_is_compiled_once(bench: Any) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[2]
 
@@ -103,6 +104,42 @@ def test_copies_beside_before_and_without_are_timed_in_turns(
     assert len(capsys.readouterr().out.splitlines()) == 4
     assert copies.main(["dino-swin-l", "size=tiny", "device=cpu"]) == 2
     assert "are never sent beside" in capsys.readouterr().err
+
+
+def test_a_step_is_timed_beside_the_same_without_a_means(
+    benchmarks: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import means
+
+    out, words = tmp_path / "means.json", ["resnet50", "size=tiny", "device=cpu", "batch_size=2", "mode=infer"]
+    few = ["--steps", "1", "--rounds", "2"]
+    left_out = ["--without", "folding", "--instead", "memory_format=contiguous"]
+    assert means.main([*words, *left_out, *few, "--json", str(out)]) == 0
+    kept = json.loads(out.read_text())["ms_a_step"]
+    assert {name: len(took) for name, took in kept.items()} == {
+        "all": 2, "without folding": 2, "memory_format=contiguous": 2,
+    }  # fmt: skip
+    assert len(capsys.readouterr().out.splitlines()) == 4
+    for wrong, said in (
+        (["--without", "trying"], "without trying is the same step here"),  # a CPU has no cuDNN
+        (["--instead", "fusd=on"], "did you mean 'fused'"),
+        (["--instead", "batch_size=2"], "batch_size=2 is the same step here"),
+        ([], "nothing to leave out"),
+    ):
+        assert means.main([*words, *wrong]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_without_folding_a_model_keeps_its_batch_norms(benchmarks: None) -> None:
+    import means
+
+    workload, settings, device = means.read_words("resnet50", ["size=tiny", "device=cpu", "batch_size=2", "mode=infer"])
+    norms = [
+        sum(isinstance(part, torch.nn.BatchNorm2d) for part in means.Ready(workload, form, device).step.model.modules())
+        for form in (means.Form("all", settings), means.Form("without folding", settings, "folding"))
+    ]
+    assert norms[0] == 0
+    assert norms[1] > 0
 
 
 def test_the_figures_of_the_page_are_those_of_the_file() -> None:

@@ -9,19 +9,16 @@ the same stream, as a loop without such a thread does, `none` takes batches that
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import torch
 
-from asked import finish, read_words
+from asked import finish, keep_turns, read_words, told, turns_parser
 from plain import refuse
-from prony_node.contract.files import write_whole
 from prony_node.data.ahead import SentBatches
 from prony_node.measure.protocol import Batch
 from prony_node.measure.step import Step
@@ -44,7 +41,7 @@ class Pinned:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = read_options(arguments)
+    options = turns_parser(__doc__).parse_intermixed_args(arguments)
     asked = read_words(options.workload, options.settings)
     if isinstance(asked, str):
         return refuse(asked)
@@ -68,24 +65,9 @@ def main(arguments: list[str] | None = None) -> int:
     size = sum(tensor.nbytes for tensor in held[0])
     print(f"{workload.name} {' '.join(options.settings)}: {samples} samples, {size / 1e6:.1f} MB a batch")
     for name, took in found.items():
-        middle = statistics.median(took)
-        rate = f"{1e3 * samples / middle:,.1f} samples/s"
-        print(f"{name}: {middle:.3f} ms a step ({min(took):.3f} to {max(took):.3f}), {rate}")
-    if options.json:
-        about = {"workload": workload.name, "settings": options.settings, "samples": samples, "bytes": size}
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-        write_whole(options.json, {**about, "device": name, "torch": torch.__version__, "ms_a_step": found})
+        print(f"{name}: {told(took)}, {1e3 * samples / statistics.median(took):,.1f} samples/s")
+    keep_turns(options, device, {"samples": samples, "bytes": size}, found)
     return 0
-
-
-def read_options(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workload")
-    parser.add_argument("settings", nargs="*")
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path)
-    return parser.parse_intermixed_args(arguments)
 
 
 def sources(step: Step, held: list[Batch], device: torch.device) -> dict[str, Callable[[], Iterator[Batch]]]:

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from asked import finish, read_words
+from asked import device_name, finish, read_words
 from prony_node.measure.step import Step
 from prony_node.workloads import build_task
 
@@ -39,9 +39,8 @@ def main(arguments: list[str] | None = None) -> int:
     samples = int(settings["batch_size"])
     source = torch.Generator(device).manual_seed(0)
     pool = [step.place(step.task.sample(source, samples)) for _ in range(POOL)]
-    said = [
-        f"{workload.name} {' '.join(options.settings)}: batch {samples}, torch {torch.__version__}, {named(device)}"
-    ]
+    where = f"torch {torch.__version__}, {device_name(device)}"
+    said = [f"{workload.name} {' '.join(options.settings)}: batch {samples}, {where}"]
     with step.kernels():
         step.prepare(pool[0])
         for batch in pool:
@@ -66,10 +65,6 @@ def read_options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=32, help="kernels that are listed")
     parser.add_argument("--out", type=Path)
     return parser.parse_intermixed_args(arguments)
-
-
-def named(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def timed(step: Step, pool: list, samples: int, steps: int, device: torch.device) -> list[str]:

@@ -19,8 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
-
+from asked import device_name
 from plain import refuse
 from prony_node.contract.files import write_whole
 from prony_node.workloads.language.chunked_loss import chunked_loss
@@ -61,8 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name, rounds in found.items():
         print(f"{name}: {told(rounds)}")
     if options.json:
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-        write_whole(options.json, {"device": name, "torch": torch.__version__, **shape, "forms": found})
+        write_whole(options.json, {"device": device_name(device), "torch": torch.__version__, **shape, "forms": found})
     return 0
 
 

@@ -17,13 +17,11 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
-from asked import finish, read_words
+from asked import finish, keep_turns, read_words, told, turns_parser
 from plain import refuse
-from prony_node.contract.files import write_whole
 from prony_node.contract.settings import Value
 from prony_node.measure import cuda
 from prony_node.measure.protocol import Batch
@@ -100,23 +98,15 @@ def main(arguments: list[str] | None = None) -> int:
             found[name].append(1e3 * one.seconds_a_step(options.steps))
     print(f"{workload.name} {' '.join(options.settings)}: {settings['batch_size']} samples a step")
     for form in forms:
-        print(f"{form.name}: {told(found[form.name], found[ALL])}{followed(form, settings)}")
-    if options.json:
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-        about = {"workload": workload.name, "settings": options.settings, "samples": settings["batch_size"]}
-        write_whole(options.json, {**about, "device": name, "torch": torch.__version__, "ms_a_step": found})
+        print(f"{form.name}: {told(found[form.name])}{ratio(found[form.name], found[ALL])}{followed(form, settings)}")
+    keep_turns(options, device, {"samples": int(settings["batch_size"])}, found)
     return 0
 
 
 def read_options(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workload")
-    parser.add_argument("settings", nargs="*")
+    parser = turns_parser(__doc__)
     parser.add_argument("--instead", action="append", default=[], metavar="setting=value")
     parser.add_argument("--without", action="append", default=[], choices=[TRYING, FOLDING])
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path)
     return parser.parse_intermixed_args(arguments)
 
 
@@ -129,10 +119,8 @@ def differs(form: Form, settings: dict[str, Value], device: torch.device) -> boo
     return form.settings != settings
 
 
-def told(took: list[float], beside: list[float]) -> str:
-    middle = statistics.median(took)
-    ratio = "" if took is beside else f", {middle / statistics.median(beside):.3f} times as long"
-    return f"{middle:.3f} ms a step ({min(took):.3f} to {max(took):.3f}){ratio}"
+def ratio(took: list[float], beside: list[float]) -> str:
+    return "" if took is beside else f", {statistics.median(took) / statistics.median(beside):.3f} times as long"
 
 
 def followed(form: Form, settings: dict[str, Value]) -> str:

@@ -5,28 +5,34 @@
 
 The step is Prony's own, its batches lie on the device. Each `--instead` is a step with that setting changed, and what
 follows from it; `--without trying` takes cuDNN's first guess of a convolution's kernels, `--without folding` leaves
-batch norms in a model that infers. Both can be given several times: all are made ready first, and then timed in turns.
+batch norms in a model that infers. Both can be given several times: all are made ready first, one after the other, and
+then timed in turns. Each has a process of its own, since torch keeps the kernels that cuDNN has chosen for a shape for
+the whole process, tried out or not.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import multiprocessing
+import signal
 import statistics
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
 
 import torch
 
 from asked import finish, keep_turns, read_words, told, turns_parser
 from plain import refuse
+from prony_node.contract.errors import RequestError
 from prony_node.contract.settings import Value
 from prony_node.measure import cuda
 from prony_node.measure.protocol import Batch
 from prony_node.measure.step import Step
-from prony_node.workloads import build_task
+from prony_node.workloads import build_task, find_workload
 from prony_node.workloads.config import Workload
 
 ALL, TRYING, FOLDING = "all", "trying", "folding"
@@ -50,8 +56,8 @@ class Ready:
         if form.without == FOLDING:
             task = replace(task, for_inference=lambda model: model)
         self.step, self.device = Step(task, form.settings, device), device
-        self._tries = torch.backends.cudnn.benchmark and form.without != TRYING
-        self._choose_kernels()
+        if form.without == TRYING:
+            cuda.set_matrix_modes(self.step.precision, autotune=False)
         self.step.finish_model()
         chance = torch.Generator(device).manual_seed(0)
         samples = int(form.settings["batch_size"])
@@ -61,12 +67,7 @@ class Ready:
             self.step.prepare(pool[0])
         self.seconds_a_step(POOL)
 
-    def _choose_kernels(self) -> None:
-        if self.device.type == "cuda":
-            cuda.set_matrix_modes(self.step.precision, autotune=self._tries)
-
     def seconds_a_step(self, steps: int) -> float:
-        self._choose_kernels()  # another step has chosen since
         with self.step.kernels():
             finish(self.device)
             began = time.perf_counter()
@@ -74,6 +75,51 @@ class Ready:
                 self.step(next(self._batches))
             finish(self.device)
             return (time.perf_counter() - began) / steps
+
+
+class Apart:
+    """A form in a process of its own, ready when this returns."""
+
+    def __init__(self, workload: Workload, form: Form, device: torch.device) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.name, (self._pipe, theirs) = form.name, context.Pipe()
+        self._process = context.Process(target=serve, args=(theirs, workload.name, form, str(device)), daemon=True)
+        self._process.start()
+        theirs.close()
+        self.ready_s = self._answer()
+
+    def seconds_a_step(self, steps: int) -> float:
+        self._pipe.send(steps)
+        return self._answer()
+
+    def close(self) -> None:
+        self._pipe.close()
+        self._process.join()
+
+    def _answer(self) -> float:
+        try:
+            answer = self._pipe.recv()
+        except EOFError:
+            self._process.join()
+            raise RequestError(f"{self.name}: its process ended with {self._process.exitcode}") from None
+        if isinstance(answer, str):
+            raise RequestError(f"{self.name}: {answer}")
+        return float(answer)
+
+
+def serve(pipe: Connection, workload: str, form: Form, device: str) -> None:
+    """Make a form ready, say how long that took, and then time as many steps as are asked for, until nobody asks."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who asks ends, and this with it
+    began = time.perf_counter()
+    try:
+        ready = Ready(find_workload(workload), form, torch.device(device))
+        pipe.send(time.perf_counter() - began)
+        while True:
+            pipe.send(ready.seconds_a_step(pipe.recv()))
+    except EOFError:
+        return
+    except Exception as error:
+        pipe.send(f"{type(error).__name__}: {error}".splitlines()[0])
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -91,16 +137,34 @@ def main(arguments: list[str] | None = None) -> int:
     wrong = [form.name for form in forms[1:] if not differs(form, settings, device)]
     if wrong or not forms[1:]:
         return refuse(f"{wrong[0]} is the same step here" if wrong else "nothing to leave out: --instead or --without")
-    ready = {form.name: Ready(workload, form, device) for form in forms}
-    found: dict[str, list[float]] = {name: [] for name in ready}
-    for _ in range(options.rounds):
-        for name, one in ready.items():
-            found[name].append(1e3 * one.seconds_a_step(options.steps))
+    try:
+        found = time_in_turns(workload, forms, device, options)
+    except RequestError as error:
+        return refuse(str(error))
     print(f"{workload.name} {' '.join(options.settings)}: {settings['batch_size']} samples a step")
     for form in forms:
         print(f"{form.name}: {told(found[form.name])}{ratio(found[form.name], found[ALL])}{followed(form, settings)}")
     keep_turns(options, device, {"samples": int(settings["batch_size"])}, found)
     return 0
+
+
+def time_in_turns(
+    workload: Workload, forms: list[Form], device: torch.device, options: argparse.Namespace
+) -> dict[str, list[float]]:
+    """Milliseconds a step of each form, one figure a turn."""
+    ready: list[Apart] = []
+    found: dict[str, list[float]] = {form.name: [] for form in forms}
+    try:
+        for form in forms:
+            ready.append(Apart(workload, form, device))
+            print(f"{form.name}: ready after {ready[-1].ready_s:.0f} s", file=sys.stderr, flush=True)
+        for _ in range(options.rounds):
+            for one in ready:
+                found[one.name].append(1e3 * one.seconds_a_step(options.steps))
+    finally:
+        for one in ready:
+            one.close()
+    return found
 
 
 def read_options(arguments: list[str] | None) -> argparse.Namespace:

@@ -1,6 +1,7 @@
 """Does the search of `prony tune` find the best settings with a quarter of the machine time of a full sweep?
 
-    python benchmarks/tune.py [SURFACE ...] [--starts 50] [--share 0.25] [--parts] [--synthetic] [--json FILE]
+    python benchmarks/tune.py [SURFACE ...] [--starts 50] [--share 0.25] [--parts] [--synthetic]
+                              [--spread SHARE] [--json FILE]
 
 A surface is a sweep in full: every trial with its step series, cold start and cost (scripts/record_surface.py makes one
 on a machine). Each method starts from random trials of it and is given `share` of the sweep's machine time; each of its
@@ -89,6 +90,8 @@ def main() -> int:
         print("optuna is not installed (it is in the extra dev): TPE is left out", file=sys.stderr)
     try:
         surfaces = find_surfaces(options.surfaces, options.synthetic)
+        if options.spread is not None:
+            surfaces = {name: surface.spread_alike(options.spread) for name, surface in surfaces.items()}
     except RequestError as error:
         print(error, file=sys.stderr)
         return 2
@@ -96,7 +99,7 @@ def main() -> int:
     for name, surface in surfaces.items():
         failures = sum(entry.status != "ok" for entry in surface.entries)
         print(f"\n{name}: {len(surface.entries)} trials, {failures} of them failed, {surface.sweep_s:.0f} s in all")
-        print(f"  {surface.source}; between runs {surface.between_runs:.2%} ({surface.between_runs_source})")
+        print(f"  {surface.source}; {surface.told_spread()}")
         print("  " + "".join(f"{title:>{width}}" for title, width in COLUMNS.items()))
         for method, function in methods.items():
             row = measure(name, surface, method, function, options.starts, options.share)
@@ -123,8 +126,12 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--share", type=float, default=0.25)
     parser.add_argument("--parts", action="store_true", help="also Prony's search without one of its parts")
     parser.add_argument("--synthetic", action="store_true", help="the synthetic surfaces beside those that are named")
+    parser.add_argument("--spread", type=float, help="runs of every trial differ by so much, whatever repeats did")
     parser.add_argument("--json", type=Path, help="write the rows there")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.starts < 1 or not 0.0 < options.share <= 1.0 or not 0.0 <= (options.spread or 0.0) < 0.3:
+        parser.error("--starts is 1 or more, --share a part of 1, --spread 0 to less than 0.3")
+    return options
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ class Replay:
         return {**self._frame(entry), "status": "failed", "failure": failure, "metrics": {}}, 0.0
 
     def _good(self, entry: Entry, seconds: float) -> tuple[dict[str, Any], float]:
-        off = 1.0 if self.exact else 1.0 + self.rng.gauss(0.0, self.surface.between_runs)
+        off = 1.0 if self.exact else 1.0 + self.rng.gauss(0.0, self.surface.deviation_of(entry))
         tracker = Tracker(StopRule(tolerance=0.01, min_time_s=min(10.0, seconds), max_time_s=seconds))
         position = 0 if self.exact else self.rng.randrange(len(entry.block_us))
         measured_s, ended = 0.0, False

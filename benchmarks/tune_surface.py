@@ -11,6 +11,7 @@ import itertools
 import json
 import math
 import random
+import statistics
 import zlib
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -42,6 +43,7 @@ class Entry:
     memory: float | None = None  # bytes at most
     power_w: float | None = None
     inferred: bool = False  # not run: a smaller batch of its series ran out of memory
+    repeats: list[float] = field(default_factory=list)  # rates of further runs in fresh processes
 
     @property
     def rate(self) -> float:
@@ -58,6 +60,11 @@ class Entry:
     def cost_s(self) -> float:
         return self.around_s + self.measured_s
 
+    @property
+    def deviation(self) -> float | None:
+        """By how much its runs differ, as a share; None where it ran once."""
+        return statistics.stdev(math.log(rate) for rate in (self.rate, *self.repeats)) if self.repeats else None
+
 
 @dataclass(frozen=True)
 class Surface:
@@ -69,7 +76,7 @@ class Surface:
     source: str  # the machine and how it was measured, or the law
     fixed: dict[str, Any]
     lists: dict[str, list[Any]]
-    between_runs: float  # relative deviation of repeats in fresh processes, put onto each replayed run
+    between_runs: float  # relative deviation of repeats in fresh processes, of all that were repeated together
     between_runs_source: str
     memory_total: float | None
     entries: list[Entry]
@@ -83,6 +90,31 @@ class Surface:
     def sweep_s(self) -> float:
         """Machine time of the full sweep, each trial run once as it was recorded; what was not run cost nothing."""
         return math.fsum(entry.cost_s for entry in self.entries if not entry.inferred)
+
+    def deviation_of(self, entry: Entry) -> float:
+        """What runs of a trial differ by: as those that were repeated did, straight between the two nearest in rate.
+
+        A step that waits for its host varies far more than one that keeps its device busy, so one figure for all would
+        blur the best by what the slowest differ by. Where repeats were not kept one by one, it is that figure.
+        """
+        known = sorted((math.log(one.rate), one.deviation) for one in self.entries if one.deviation is not None)
+        if not known:
+            return self.between_runs
+        place = math.log(entry.rate)
+        for (low, below), (high, above) in itertools.pairwise(known):
+            if low <= place <= high:
+                return below + (above - below) * (place - low) / (high - low) if high > low else above
+        return known[0][1] if place < known[0][0] else known[-1][1]
+
+    def spread_alike(self, deviation: float) -> Surface:
+        """The same, but runs of every trial differ by so much."""
+        entries = [replace(entry, repeats=[]) for entry in self.entries]
+        return replace(self, entries=entries, between_runs=deviation, between_runs_source="as asked for")
+
+    def told_spread(self) -> str:
+        known = [one.deviation for one in self.entries if one.deviation is not None]
+        found = f"{min(known):.2%} to {max(known):.2%}, by rate" if known else f"{self.between_runs:.2%}"
+        return f"between runs {found} ({self.between_runs_source})"
 
 
 def write_surface(surface: Surface, path: Path) -> None:

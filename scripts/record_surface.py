@@ -227,23 +227,28 @@ def repeat(
     if not good or not options.repeats or surface.between_runs:
         return surface
     chosen = {id(one): one for one in (good[-1], good[len(good) // 2], good[0])}
-    squares, degrees, trials = 0.0, 0, 0
+    entries = surface.entries
     for entry in chosen.values():
-        logs = [math.log(entry.rate)]
+        repeats: list[float] = []
         for _ in range(options.repeats):
             if time.monotonic() > end:
                 break
             again, _ = record_one(workload, fixed, Candidate(tuple(entry.settings.items())), place, options.seconds)
             if again.status == "ok":
-                logs.append(math.log(again.rate))
+                repeats.append(float(f"{again.rate:.6g}"))
                 print(f"repeat {entry.settings}: {again.rate:.6g} after {entry.rate:.6g}", flush=True)
-        if len(logs) > 1:
-            squares += statistics.variance(logs) * (len(logs) - 1)
-            degrees += len(logs) - 1
-            trials += 1
+        entries = [replace(one, repeats=repeats) if one is entry else one for one in entries]
+    return with_spread(replace(surface, entries=entries))
+
+
+def with_spread(surface: Surface) -> Surface:
+    """With what all repeats together differ by."""
+    repeated = [one for one in surface.entries if one.deviation is not None]
+    degrees = sum(len(one.repeats) for one in repeated)
     if not degrees:
         return surface
-    source = f"{degrees + trials} runs of {trials} trials"
+    squares = math.fsum(len(one.repeats) * (one.deviation or 0.0) ** 2 for one in repeated)
+    source = f"{degrees + len(repeated)} runs of {len(repeated)} trials"
     return replace(surface, between_runs=round(math.sqrt(squares / degrees), 5), between_runs_source=source)
 
 

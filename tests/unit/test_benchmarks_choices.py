@@ -119,7 +119,9 @@ def test_a_step_is_timed_beside_the_same_without_a_means(
     assert {name: len(took) for name, took in kept.items()} == {
         "all": 2, "without folding": 2, "memory_format=contiguous": 2,
     }  # fmt: skip
-    assert len(capsys.readouterr().out.splitlines()) == 4
+    told = capsys.readouterr()
+    assert len(told.out.splitlines()) == 4
+    assert told.err.count("ready after") == 3
     for wrong, said in (
         (["--without", "trying"], "without trying is the same step here"),  # a CPU has no cuDNN
         (["--instead", "fusd=on"], "did you mean 'fused'"),
@@ -140,6 +142,14 @@ def test_without_folding_a_model_keeps_its_batch_norms(benchmarks: None) -> None
     ]
     assert norms[0] == 0
     assert norms[1] > 0
+
+
+def test_a_form_that_cannot_be_made_ready_is_named(benchmarks: None) -> None:
+    import means
+
+    workload, _, device = means.read_words("resnet50", ["size=tiny", "device=cpu"])
+    with pytest.raises(means.RequestError, match=r"^no settings at all: KeyError: "):
+        means.Apart(workload, means.Form("no settings at all", {}), device)
 
 
 def test_the_figures_of_the_page_are_those_of_the_file() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import gzip
+import itertools
 import json
+import math
 import shutil
 import sys
 from dataclasses import replace
@@ -133,14 +135,60 @@ def test_the_search_ends_near_the_best_within_its_share(bench: Any, small: Any) 
 @pytest.mark.parametrize("path", sorted((ROOT / "benchmarks" / "surfaces").glob("*.json.gz")), ids=lambda one: one.name)
 def test_a_recorded_surface_is_a_sweep_in_full_and_the_search_keeps_its_gate_on_it(bench: Any, path: Path) -> None:
     surface = bench.surface.read_surface(path)
-    recorded = [Candidate(tuple(entry.settings.items())).key for entry in surface.entries]
-    asked = [one.key for one in bench.methods.space_of(surface).candidates]
+    recorded = [tuple(entry.settings[name] for name in surface.lists) for entry in surface.entries]
+    asked = list(itertools.product(*surface.lists.values()))
     assert not surface.synthetic
-    assert sorted(recorded) == sorted(asked)
+    assert sorted(recorded, key=str) == sorted(asked, key=str)
     assert len(asked) >= 60
     assert all(entry.block_us and entry.cold_start_s for entry in surface.entries if entry.status == "ok")
     scores = [bench.methods.prony(surface, seed, 0.25 * surface.sweep_s) for seed in range(10)]
     assert sum(bench.tune.is_success(score, 0.25) for score in scores) >= 9
+
+
+def test_runs_of_a_trial_differ_as_those_did_that_were_repeated(bench: Any, small: Any) -> None:
+    """One figure for all would blur the best by what the slowest, which wait for their host, differ by."""
+    good = sorted((one for one in small.entries if one.status == "ok"), key=lambda one: one.rate)
+    first, second, third, last = good[1], good[3], good[5], good[-1]
+    for once in (first, last):
+        assert small.deviation_of(once) == small.between_runs
+    repeated = {first.rate: [0.8 * first.rate], third.rate: [third.rate, third.rate]}
+    surface = replace(small, entries=[replace(one, repeats=repeated.get(one.rate, [])) for one in small.entries])
+    slow, quick = surface.deviation_of(first), surface.deviation_of(third)
+    assert abs(slow - math.log(1.25) / math.sqrt(2.0)) < 1e-9
+    assert quick == 0.0
+    assert quick < surface.deviation_of(second) < slow
+    assert surface.deviation_of(good[0]) == slow
+    assert surface.deviation_of(last) == quick
+    alike = surface.spread_alike(0.02)
+    assert {alike.deviation_of(one) for one in alike.entries if one.status == "ok"} == {0.02}
+    assert (alike.best, alike.sweep_s) == (surface.best, surface.sweep_s)
+    replay = bench.replay.Replay(surface, seed=1)
+    ends = {}
+    for one in (first, third):
+        candidate = Candidate(tuple(one.settings.items()))
+        ends[one.rate] = [replay.run(candidate, 1.0)[0]["metrics"]["throughput"]["value"] for _ in range(8)]
+    assert max(ends[third.rate]) / min(ends[third.rate]) < 1.05
+    assert max(ends[first.rate]) / min(ends[first.rate]) > 1.1
+
+
+def test_repeats_are_kept_with_their_trials(bench: Any, small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = sorted((one for one in small.entries if one.status == "ok"), key=lambda one: one.rate)
+    slower = [replace(good[0], block_us=[2 * one for one in good[0].block_us]), replace(good[0], status="failed")]
+
+    def run_again(_workload: Any, _fixed: Any, candidate: Candidate, *_rest: Any) -> tuple[Any, Any]:
+        if candidate.settings == good[0].settings:
+            return slower.pop(0), {}
+        return next(one for one in good if one.settings == candidate.settings), {}
+
+    monkeypatch.setattr(bench.record, "record_one", run_again)
+    options, once = SimpleNamespace(repeats=2, seconds=4.0), replace(small, between_runs=0.0)
+    surface = bench.record.repeat(once, None, {}, Path(), options, math.inf)
+    counts = {one.rate: len(one.repeats) for one in surface.entries if one.repeats}
+    assert counts == {good[0].rate: 1, good[len(good) // 2].rate: 2, good[-1].rate: 2}
+    assert surface.between_runs_source == "8 runs of 3 trials"
+    assert abs(surface.between_runs - math.log(2.0) / math.sqrt(2.0 * 5)) < 1e-3
+    assert bench.record.repeat(surface, None, {}, Path(), options, math.inf) is surface
+    assert bench.record.repeat(once, None, {}, Path(), options, 0.0) == once
 
 
 def test_a_run_folder_becomes_an_entry(bench: Any, tmp_path: Path) -> None:

@@ -168,8 +168,9 @@ def test_a_command_line_at_a_site_is_as_one_here(cluster: Cluster) -> None:
 def test_a_study_in_a_block_of_twenty_trials(cluster: Cluster) -> None:
     cluster.site("pace=0")
     study = cluster.file.with_name("study.yaml")
-    study.write_text(f"workloads: gpt-tiny\nsettings: {{steps: 2, seed: 0:19:1}}\norder: given\nsite: {cluster.file}\n")
-    done = prony("study", "run", str(study), "--json", "--no-energy", "--out", str(cluster.root))
+    study.write_text("workloads: gpt-tiny\nsettings: {steps: 2, seed: 0:19:1}\norder: given\n")
+    more = ["--site", str(cluster.file), "--json", "--no-energy", "--out", str(cluster.root)]
+    done = prony("study", "run", str(study), *more)
     assert done.exit_code == 0, done.output
     (job,) = cluster.jobs().all()
     assert len(job.runs) == 20
@@ -178,7 +179,7 @@ def test_a_study_in_a_block_of_twenty_trials(cluster: Cluster) -> None:
     assert [record["trial"]["settings"]["seed"] for record in records] == list(range(20))
     assert [record["started"] for record in records] == sorted(record["started"] for record in records)
     assert {record["facts"]["environment"]["SLURM_JOB_ID"] for record in records} == {job.handle}
-    again = prony("study", "resume", str(study), "--json", "--no-energy", "--out", str(cluster.root))
+    again = prony("study", "resume", str(study), *more)
     assert [record["id"] for record in json.loads(again.stdout)] == [record["id"] for record in records]
     assert len(cluster.jobs().all()) == 1, "what is finished is not submitted again"
 

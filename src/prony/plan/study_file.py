@@ -58,7 +58,7 @@ def parse_study(text: str, file: str, reading: Reading, find: Callable[[str], Wo
         order=order,
         seed=seed_of(name) if seed is None else seed,
         budget=_budget(top),
-        site=_line(top, "site") or LOCAL,
+        site=_site(top),
         sizes=tuple(sizes),
         size=size,
         cannot=_lines(top, "cannot"),
@@ -77,6 +77,18 @@ def _name(top: Top, file: str) -> str:
     if not NAME.fullmatch(name):
         raise place.wrong("a name has up to 60 letters, digits, dots and dashes, and begins with a letter or digit")
     return name
+
+
+def _site(top: Top) -> str:
+    """By its name alone: a site's file has commands in it, and a study that someone sent brings none."""
+    site = _line(top, "site")
+    if not site:
+        return LOCAL
+    if not NAME.fullmatch(site) or site.endswith((".yaml", ".yml")):
+        raise top["site"][1].wrong(
+            f"a study names a site, {LOCAL} or one of yours; its file you name yourself, --site FILE"
+        )
+    return site
 
 
 def _sizes(top: Top) -> list[str]:

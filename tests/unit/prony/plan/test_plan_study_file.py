@@ -191,6 +191,10 @@ BAD = [
     ("workloads: ~/model", "lies outside"),
     ("workloads: hf//etc/config.json", "lies outside"),
     ("workloads: hf/..", "lies outside"),
+    ("workloads: resnet50\nsite: ./theirs.yaml", "line 2, column 7: a study names a site, local or one of yours"),
+    ("workloads: resnet50\nsite: theirs.yml", "its file you name yourself, --site FILE"),
+    ("workloads: resnet50\nsite: ../../etc/passwd", "a study names a site"),
+    ("workloads: resnet50\nsite: /etc/passwd", "a study names a site"),
     ('workloads: resnet50\nquestion: "\\e[2J"', "holds a control character"),
     ("workloads: resnet50\nsettings: {<<: {seed: 1}}", "a merge key"),
 ]

@@ -80,26 +80,27 @@ class Ready:
 class Apart:
     """A form in a process of its own, ready when this returns."""
 
-    def __init__(self, workload: Workload, form: Form, device: torch.device) -> None:
+    def __init__(self, workload: str, form: Form, device: torch.device) -> None:
         context = multiprocessing.get_context("spawn")
         self.name, (self._pipe, theirs) = form.name, context.Pipe()
-        self._process = context.Process(target=serve, args=(theirs, workload.name, form, str(device)), daemon=True)
+        self._process = context.Process(target=serve, args=(theirs, workload, form, str(device)), daemon=True)
         self._process.start()
         theirs.close()
-        self.ready_s = self._answer()
+        self.ready_s = self._ask(None)
 
     def seconds_a_step(self, steps: int) -> float:
-        self._pipe.send(steps)
-        return self._answer()
+        return self._ask(steps)
 
     def close(self) -> None:
         self._pipe.close()
         self._process.join()
 
-    def _answer(self) -> float:
+    def _ask(self, steps: int | None) -> float:
         try:
+            if steps is not None:
+                self._pipe.send(steps)
             answer = self._pipe.recv()
-        except EOFError:
+        except (EOFError, OSError):
             self._process.join()
             raise RequestError(f"{self.name}: its process ended with {self._process.exitcode}") from None
         if isinstance(answer, str):
@@ -138,7 +139,7 @@ def main(arguments: list[str] | None = None) -> int:
     if wrong or not forms[1:]:
         return refuse(f"{wrong[0]} is the same step here" if wrong else "nothing to leave out: --instead or --without")
     try:
-        found = time_in_turns(workload, forms, device, options)
+        found = time_in_turns(forms, device, options)
     except RequestError as error:
         return refuse(str(error))
     print(f"{workload.name} {' '.join(options.settings)}: {settings['batch_size']} samples a step")
@@ -148,15 +149,13 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def time_in_turns(
-    workload: Workload, forms: list[Form], device: torch.device, options: argparse.Namespace
-) -> dict[str, list[float]]:
+def time_in_turns(forms: list[Form], device: torch.device, options: argparse.Namespace) -> dict[str, list[float]]:
     """Milliseconds a step of each form, one figure a turn."""
     ready: list[Apart] = []
     found: dict[str, list[float]] = {form.name: [] for form in forms}
     try:
         for form in forms:
-            ready.append(Apart(workload, form, device))
+            ready.append(Apart(options.workload, form, device))
             print(f"{form.name}: ready after {ready[-1].ready_s:.0f} s", file=sys.stderr, flush=True)
         for _ in range(options.rounds):
             for one in ready:

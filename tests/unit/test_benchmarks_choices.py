@@ -147,9 +147,13 @@ def test_without_folding_a_model_keeps_its_batch_norms(benchmarks: None) -> None
 def test_a_form_that_cannot_be_made_ready_is_named(benchmarks: None) -> None:
     import means
 
-    workload, _, device = means.read_words("resnet50", ["size=tiny", "device=cpu"])
+    _, settings, device = means.read_words("resnet50", ["size=tiny", "device=cpu", "batch_size=2", "mode=infer"])
     with pytest.raises(means.RequestError, match=r"^no settings at all: KeyError: "):
-        means.Apart(workload, means.Form("no settings at all", {}), device)
+        means.Apart("resnet50", means.Form("no settings at all", {}), device)
+    killed = means.Apart("resnet50", means.Form("killed", settings), device)
+    killed._process.kill()
+    with pytest.raises(means.RequestError, match=r"^killed: its process ended with -9"):
+        killed.seconds_a_step(1)
 
 
 def test_the_figures_of_the_page_are_those_of_the_file() -> None:

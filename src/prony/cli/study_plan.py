@@ -168,7 +168,8 @@ def _cost(total: Total) -> list[str]:
     if not count:
         return ["nothing is left to run"]
     if unknown == count:
-        return ["time and energy are unknown: the store has no record of these workloads"]
+        alike = "of their mode and size that ends as they do (after steps, after epochs, or by its interval)"
+        return [f"time and energy are unknown: the store has no record of these workloads {alike}"]
     known = [f"{runs:,} from records of {basis}" for basis, runs in total.runs.items() if runs and basis != UNKNOWN]
     lines = [f"about {roughly(total.seconds)} ({', '.join(known)})"]
     lines += [f"and {unknown:,} runs of which nothing is known"] if unknown else []

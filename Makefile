@@ -9,9 +9,9 @@ TORCH ?= pinned
 INSTALL = $(VENV)/bin/python -m pip --disable-pip-version-check --quiet install --no-compile --constraint constraints.txt
 COMPILE = $(VENV)/bin/python -m compileall -qq -j 0 -x '/(tests|kubernetes|transformers/models)/' $(VENV)/lib || true
 
-# A worker more than cores, since tests that start the real thing often wait for it, and four at most; whole files, whose
-# tests may share what is made once; the longest come first.
-WORKERS = $(shell $(PYTHON) -c "import os; print(min(4, 1 + (os.cpu_count() or 1)))")
+# Two workers a core, since tests that start the real thing often wait for it, and four at most; whole files, whose tests
+# may share what is made once; the longest come first.
+WORKERS = $(shell $(PYTHON) -c "import os; print(min(4, 2 * (os.cpu_count() or 1)))")
 PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: run test test-containers test-kubernetes setup setup-dev lint types clean

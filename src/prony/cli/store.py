@@ -183,9 +183,8 @@ def _other(text: str | None, option: str) -> Path | str:
     if not text:
         address = team_address()
         if address is None:
-            raise RequestError(
-                f"where to is not said: {option} names a team's store or a folder, and so does {VARIABLE}"
-            )
+            where = f"where {option.removeprefix('--')} is not said"
+            raise RequestError(f"{where}: {option} names a team's store or a folder, and so does {VARIABLE}")
         return address
     if "://" in text and not text.startswith(SCHEMES):
         return check_address(text, f"{option} {hide_password(text)}")

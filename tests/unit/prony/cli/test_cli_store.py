@@ -64,6 +64,7 @@ def test_query_as_table_csv_and_json(call: Call) -> None:
         (["query", "--sql", "DROP TABLE run"], "the SQL was refused"),
         (["store", "push"], "PRONY_STORE"),
         (["store", "push", "--to", ""], "where to is not said"),
+        (["store", "pull"], "where from is not said: --from names"),
         (["store", "push", "--to", "mysql://me:secret@x/y"], "--to mysql://me@x/y is no address of a store"),
         (["store", "pull", "--from", "/no/such/folder"], "there is no folder"),
         (["store", "import", "/no/such.tar"], "there is no file"),

@@ -1,13 +1,20 @@
 """What single means of a step bring: the same steps with all of them and without one, in turns.
 
-    python benchmarks/means.py WORKLOAD [setting=value ...] [--instead setting=value] [--without trying|folding]
+    python benchmarks/means.py WORKLOAD [setting=value ...] [--instead setting=value] [--without MEANS]
                                [--steps 40] [--rounds 5] [--json FILE]
 
 The step is Prony's own, its batches lie on the device. Each `--instead` is a step with that setting changed, and what
-follows from it; `--without trying` takes cuDNN's first guess of a convolution's kernels, `--without folding` leaves
-batch norms in a model that infers. Both can be given several times: all are made ready first, one after the other, and
-then timed in turns. Each has a process of its own, since torch keeps the kernels that cuDNN has chosen for a shape for
-the whole process, tried out or not.
+follows from it. Each `--without` leaves out what no setting does:
+
+    trying      cuDNN's first guess of a convolution's kernels is taken
+    folding     batch norms stay in a model that infers
+    halving     a model that infers keeps weights of 32 bits, which every step casts
+    unmasking   a model of transformers attends as its library does it, which makes a mask where it must
+    unread      the host reads the norm of all gradients before they are clipped
+
+Both can be given several times: all are made ready first, one after the other, and then timed in turns. Each has a
+process of its own, since torch keeps the kernels that cuDNN has chosen for a shape for the whole process, tried out or
+not.
 """
 
 from __future__ import annotations
@@ -21,9 +28,12 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
+from unittest import mock
 
 import torch
+from torch import Tensor, nn
 
 from asked import finish, keep_turns, read_words, told, turns_parser
 from plain import refuse
@@ -31,11 +41,14 @@ from prony_node.contract.errors import RequestError
 from prony_node.contract.settings import Value
 from prony_node.measure import cuda
 from prony_node.measure.protocol import Batch
-from prony_node.measure.step import Step
+from prony_node.measure.step import INFERENCE, Step
 from prony_node.workloads import build_task, find_workload
 from prony_node.workloads.config import Workload
+from prony_node.workloads.language.attention import NAME as NO_MASK
 
-ALL, TRYING, FOLDING = "all", "trying", "folding"
+ALL = "all"
+TRYING, FOLDING, HALVING, UNMASKING, UNREAD = MEANS = ("trying", "folding", "halving", "unmasking", "unread")
+HALVES = (torch.bfloat16, torch.float16)
 POOL = 4
 
 
@@ -48,6 +61,29 @@ class Form:
     without: str = ""
 
 
+class Casting(Step):
+    """An inference whose weights have 32 bits; what is computed in fewer is cast in every step."""
+
+    input_dtype = torch.float32  # type: ignore[assignment]
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        return INFERENCE[self.precision]
+
+    def _answer(self, *batch: Tensor) -> Tensor:
+        with torch.autocast(self.device.type, self.compute_dtype, cache_enabled=False):
+            return super()._answer(*batch)
+
+
+class Reading(Step):
+    """The host waits for the norm of the gradients, to see whether it is a number."""
+
+    def _train(self) -> None:
+        asking = partial(nn.utils.clip_grad_norm_, error_if_nonfinite=True)
+        with mock.patch.object(nn.utils, "clip_grad_norm_", asking):
+            super()._train()
+
+
 class Ready:
     """Its first steps are behind it, and it has met each of its batches."""
 
@@ -55,9 +91,14 @@ class Ready:
         task = build_task(workload, form.settings)
         if form.without == FOLDING:
             task = replace(task, for_inference=lambda model: model)
-        self.step, self.device = Step(task, form.settings, device), device
+        if form.without == UNREAD and task.clip is None:
+            raise RequestError(f"{workload.name} clips no gradients")
+        kind = {HALVING: Casting, UNREAD: Reading}.get(form.without, Step)
+        self.step, self.device = kind(task, form.settings, device), device
         if form.without == TRYING:
             cuda.set_matrix_modes(self.step.precision, autotune=False)
+        if form.without == UNMASKING:
+            attend_as_the_library(self.step.model)
         self.step.finish_model()
         chance = torch.Generator(device).manual_seed(0)
         samples = int(form.settings["batch_size"])
@@ -75,6 +116,13 @@ class Ready:
                 self.step(next(self._batches))
             finish(self.device)
             return (time.perf_counter() - began) / steps
+
+
+def attend_as_the_library(model: nn.Module) -> None:
+    config = getattr(model, "config", None)
+    if getattr(config, "_attn_implementation", None) != NO_MASK:
+        raise RequestError("attends as its library does anyway")
+    model.set_attn_implementation("sdpa")  # type: ignore[operator]
 
 
 class Apart:
@@ -119,6 +167,8 @@ def serve(pipe: Connection, workload: str, form: Form, device: str) -> None:
             pipe.send(ready.seconds_a_step(pipe.recv()))
     except EOFError:
         return
+    except RequestError as error:
+        pipe.send(str(error))
     except Exception as error:
         pipe.send(f"{type(error).__name__}: {error}".splitlines()[0])
 
@@ -169,7 +219,7 @@ def time_in_turns(forms: list[Form], device: torch.device, options: argparse.Nam
 def read_options(arguments: list[str] | None) -> argparse.Namespace:
     parser = turns_parser(__doc__)
     parser.add_argument("--instead", action="append", default=[], metavar="setting=value")
-    parser.add_argument("--without", action="append", default=[], choices=[TRYING, FOLDING])
+    parser.add_argument("--without", action="append", default=[], choices=MEANS)
     return parser.parse_intermixed_args(arguments)
 
 
@@ -179,6 +229,12 @@ def differs(form: Form, settings: dict[str, Value], device: torch.device) -> boo
         return device.type == "cuda" and settings["preset"] == "fast"
     if form.without == FOLDING:
         return settings["mode"] == "infer" and settings["preset"] == "fast"
+    if form.without == HALVING:
+        return settings["mode"] == "infer" and INFERENCE.get(str(settings["precision"])) in HALVES
+    if form.without == UNREAD:
+        return settings["mode"] == "train"
+    if form.without == UNMASKING:
+        return True  # asked of the model, when there is one
     return form.settings != settings
 
 

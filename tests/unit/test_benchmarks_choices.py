@@ -144,6 +144,57 @@ def test_without_folding_a_model_keeps_its_batch_norms(benchmarks: None) -> None
     assert norms[1] > 0
 
 
+def test_without_halving_weights_keep_32_bits_and_answers_are_the_same(benchmarks: None) -> None:
+    import means
+
+    words = ["size=tiny", "device=cpu", "batch_size=2", "mode=infer", "precision=bf16"]
+    workload, settings, device = means.read_words("resnet50", words)
+    halved, cast = (means.Ready(workload, means.Form(name, settings, name), device) for name in ("", "halving"))
+    kinds = [{parameter.dtype for parameter in form.step.model.parameters()} for form in (halved, cast)]
+    assert kinds == [{torch.bfloat16}, {torch.float32}]
+    one, other = (form.step.output.float() for form in (halved, cast))
+    assert (one - other).norm() < 0.02 * one.norm()
+
+
+def test_without_unmasking_a_model_attends_as_its_library_does(benchmarks: None) -> None:
+    pytest.importorskip("transformers")
+    import means
+
+    workload, settings, device = means.read_words("bert-base-squad", ["size=tiny", "device=cpu", "batch_size=2"])
+    ready = means.Ready(workload, means.Form("without unmasking", settings, "unmasking"), device)
+    assert ready.step.model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize(
+    ("means_of", "said"), [("unread", "resnet50 clips no gradients"), ("unmasking", "attends as its library does")]
+)
+def test_a_means_that_a_workload_has_not_cannot_be_left_out(benchmarks: None, means_of: str, said: str) -> None:
+    import means
+
+    workload, settings, device = means.read_words("resnet50", ["size=tiny", "device=cpu", "batch_size=2"])
+    with pytest.raises(means.RequestError, match=said):
+        means.Ready(workload, means.Form("without it", settings, means_of), device)
+
+
+def test_without_unread_the_host_asks_for_the_norm_of_gradients(
+    benchmarks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import means
+
+    asked = []
+
+    def clip(*_: object, error_if_nonfinite: bool = False) -> None:
+        asked.append(error_if_nonfinite)
+
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", clip)
+    workload, settings, device = means.read_words("dino-swin-l", ["size=tiny", "device=cpu", "batch_size=2"])
+    ready = means.Ready(workload, means.Form("without unread", settings, "unread"), device)
+    ready.seconds_a_step(1)
+    assert len(asked) > 1
+    assert all(asked)
+    assert torch.nn.utils.clip_grad_norm_ is clip  # as it was, once the step is over
+
+
 def test_a_form_that_cannot_be_made_ready_is_named(benchmarks: None) -> None:
     import means
 

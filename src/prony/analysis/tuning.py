@@ -19,8 +19,8 @@ PRECISIONS = {
 # These change how a step is computed, never what: kernels, layouts, loaders.
 SAME_MATHEMATICS = {
     "compile", "compile_cache", "graphs", "memory_format", "fused", "workers", "prefetch", "pin_memory", "cores",
-    "recompute", "attention", "norms", "parts", "stem", "enlarge", "depthwise", "assignment", "suppression", "pooling",
-    "sampling", "decode", "cache", "stage", "data_format", "device", "memory_cap", "preset",
+    "recompute", "attention", "norms", "parts", "stem", "blocks", "enlarge", "depthwise", "assignment", "suppression",
+    "pooling", "sampling", "decode", "cache", "stage", "data_format", "device", "memory_cap", "preset",
 }  # fmt: skip
 SIZES = ("batch_size", "grad_accumulation")
 

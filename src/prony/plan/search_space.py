@@ -20,7 +20,8 @@ from prony_node.workloads.config import Workload
 BATCH = "batch_size"
 MOST_TRIALS = 2000  # the model looks at each before every run
 # Other forms of a layer: the same function by other kernels, most of them for a compiler.
-SAME_FUNCTION = ("norms", "parts", "stem", "enlarge", "depthwise", "assignment", "suppression", "pooling", "sampling")
+SAME_FUNCTION = ("norms", "parts", "stem", "blocks", "enlarge", "depthwise", "assignment", "suppression", "pooling",
+                 "sampling")  # fmt: skip
 REACH = 8  # times the default batch, up and down, where nobody says what to search
 
 

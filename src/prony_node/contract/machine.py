@@ -12,3 +12,4 @@ class Machine:
     device: str  # cpu, cuda, xpu, mps
     memory_gib: float | None = None  # of the device
     cores: int = 1
+    rocm: bool = False  # the device is called cuda, its libraries are AMD's

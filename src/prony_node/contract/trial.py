@@ -51,7 +51,7 @@ class Trial:
 
 
 TRAINING_ONLY = ("optimizer", "fused", "grad_accumulation", "recompute", "augment", "until", "learning_rate", "norms")
-INFERENCE_ONLY = ("phase",)
+INFERENCE_ONLY = ("phase", "blocks")
 LOADER_ONLY = ("workers", "prefetch", "pin_memory")
 DATA_SET_ONLY = (
     "stage", "data_samples", "test_samples", "data_format", "decode", "cache", "augment", "until",

@@ -37,7 +37,7 @@ def machine_of(device: torch.device, cores: int) -> Machine:
     memory_gib = None
     if device.type in ("cuda", "xpu"):
         memory_gib = torch.get_device_module(device).get_device_properties(device).total_memory / 2**30
-    return Machine(device.type, memory_gib, cores)
+    return Machine(device.type, memory_gib, cores, rocm=device.type == "cuda" and torch.version.hip is not None)
 
 
 def device_name(device: torch.device) -> str:

@@ -213,8 +213,10 @@ class Workload:
             values.update(self.fixed_on_cuda)
         if requested.get("compile") == "off":
             values |= {name: "library" for name in self.fixed_on_cuda if values[name] in FROM_COMPILER}
-        if values.get("stem") == "folded" and not _folds(mode, requested):
+        if values.get("stem") == "folded" and not _folds(requested):
             values["stem"] = "library"
+        if values.get("blocks") == "fused" and (machine.rocm or not _fuses(requested)):
+            values["blocks"] = "library"
         if requested.get("preset", "fast") != "fast":
             values |= {
                 "precision": "fp32", "compile": "off", "graphs": False, "memory_format": "contiguous",
@@ -260,10 +262,16 @@ class Workload:
         return batch
 
 
-def _folds(mode: str, requested: Mapping[str, Value]) -> bool:
-    """A folded stem was shown to pay in training; it takes even sides, and lays images out channels last."""
+def _folds(requested: Mapping[str, Value]) -> bool:
+    """A folded stem takes even sides, and lays images out channels last."""
     even = int(requested.get("image_size", 2)) % 2 == 0
-    return mode == "train" and even and requested.get("memory_format") != "contiguous"
+    return even and requested.get("memory_format") != "contiguous"
+
+
+def _fuses(requested: Mapping[str, Value]) -> bool:
+    """What cuDNN joins to a convolution was shown to pay in 16 bits, channels last."""
+    halves = requested.get("precision", "bf16") in ("bf16", "bf16-pure", "fp16")
+    return halves and requested.get("memory_format") != "contiguous"
 
 
 def _room(machine: Machine, cap_gib: Value | None) -> float:

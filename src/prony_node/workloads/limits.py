@@ -59,6 +59,8 @@ def check_shapes(workload: Workload, settings: Mapping[str, Value]) -> None:
         raise RequestError(
             f"attention={settings['attention']} is one of CUDA's kernels; attention=library is for any device"
         )
+    if settings.get("blocks") == "fused" and settings.get("preset", "fast") != "fast":
+        raise RequestError(f"blocks=fused has batch norms folded, which preset={settings['preset']} leaves as they are")
     for name, own in (("suppression", "kernel"), ("pooling", "masked")):
         if settings.get(name) == own and settings.get("assignment") == "library":
             raise RequestError(f"{name}={own} is of assignment=batched; torchvision's own losses do that themselves")

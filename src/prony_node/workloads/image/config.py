@@ -31,9 +31,14 @@ STEM = Setting(
     "stem", "choice", "the first convolution as the library has it, or over two by two pixels at a time: the same sums",
     ("library", "folded"),
 )  # fmt: skip
+BLOCKS = Setting(
+    "blocks", "choice", "residual blocks that infer: the library's, or bias, sum and ReLU inside cuDNN's convolutions",
+    ("library", "fused"),
+)  # fmt: skip
 OWN_PARTS: dict[str, Value] = {"parts": "own"}  # on CUDA, where a device has shown that they pay
 COMPILED_NORMS: dict[str, Value] = {"norms": "compiled"}  # the same
 FOLDED_STEM: dict[str, Value] = {"stem": "folded"}
+FUSED_BLOCKS: dict[str, Value] = {"blocks": "fused"}
 SCORES = ("accuracy", "loss")
 IMAGENET_IMAGES = 1_281_167
 DOCUMENTED = "torchvision's documentation of the model"
@@ -48,8 +53,8 @@ def _classifier(name: str, help: str, parameters: int, source: str, batch: tuple
     sizes = {"train/cpu": train_cpu, "infer/cpu": infer_cpu}
     shape = {"classes": 1000} | ({"patch": patch} if patch else {})
     tiny: dict[str, Value] = {"image_size": tiny_size}
-    forms = [PARTS, ATTENTION] if patch else [NORMS] if optimizer == "sgd" else []
-    forms += [STEM] if name.startswith("resnet") else []
+    forms = [PARTS, ATTENTION] if patch else [NORMS] if optimizer == "sgd" else [PARTS]
+    forms += [STEM, BLOCKS] if name.startswith("resnet") else []
     plain: dict[str, Value] = {form.name: "library" for form in forms}
     return Workload(
         name=name,
@@ -88,7 +93,7 @@ B4_AT_380 = 4.394e9  # multiply-adds
 
 IMAGE_WORKLOADS = (
     _classifier("resnet50", "ResNet-50", 25_557_032, f"{RESNET}; torchvision.models.resnet50",
-                (4, 4, 512), 60.0, 4.089e9, DOCUMENTED, on_cuda=FOLDED_STEM),
+                (4, 4, 512), 60.0, 4.089e9, DOCUMENTED, on_cuda=FOLDED_STEM | FUSED_BLOCKS),
     _classifier("resnet152", "ResNet-152", 60_192_808, f"{RESNET}; torchvision.models.resnet152",
                 (2, 4, 256), 32.0, 11.3e9, f"{RESNET}, table 1"),
     _classifier("vit-l", "ViT-L, patches of 16,", 304_326_632, f"{VIT}; torchvision.models.vit_l_16",
@@ -96,9 +101,9 @@ IMAGE_WORKLOADS = (
     _classifier("vit-h", "ViT-H, patches of 14,", 632_045_800, f"{VIT}; torchvision.models.vit_h_14",
                 (1, 1, 64), 50.0, 167.4e9, DEIT3, patch=14, optimizer="adamw", tiny_size=42, on_cuda=CUDNN_FIRST),
     _classifier("swin-t", "Swin-T", 28_288_354, f"{SWIN}; torchvision.models.swin_t",
-                (2, 4, 512), 34.0, 4.5e9, f"{SWIN}, table 1", optimizer="adamw"),
+                (2, 4, 512), 34.0, 4.5e9, f"{SWIN}, table 1", optimizer="adamw", on_cuda=OWN_PARTS),
     _classifier("swin-b", "Swin-B", 87_768_224, f"{SWIN}; torchvision.models.swin_b",
-                (1, 2, 256), 38.0, 15.4e9, f"{SWIN}, table 1", optimizer="adamw"),
+                (1, 2, 256), 38.0, 15.4e9, f"{SWIN}, table 1", optimizer="adamw", on_cuda=OWN_PARTS),
     _classifier("efficientnet-b0", "EfficientNet-B0", 5_288_548, f"{EFFICIENTNET}; torchvision.models.efficientnet_b0",
                 (4, 8, 512), 28.0, 0.39e9, f"{EFFICIENTNET}, table 2", on_cuda=COMPILED_NORMS),
     _classifier("efficientnet-b4", "EfficientNet-B4", 19_341_616,

@@ -16,6 +16,7 @@ from prony_node.contract.settings import Value
 from prony_node.contract.trial import learns_to_quality
 from prony_node.data.synthetic import image_sampler
 from prony_node.measure.protocol import Batch, Task
+from prony_node.workloads.image.blocks import fuse_blocks
 from prony_node.workloads.image.norms import replace_norms
 from prony_node.workloads.image.stem import fold_stem
 from prony_node.workloads.weights import with_weights
@@ -42,7 +43,7 @@ def image_task(
     adamw_decay: float = DECAY,
     for_inference: Callable[[nn.Module], nn.Module] | None = None,
 ) -> Task:
-    """A classifier with these classes; the settings `weights`, `norms` and `stem` are filled in here, for all."""
+    """A classifier with these classes; the settings for forms of layers and `weights` are filled in here, for all."""
     return Task(
         unit="images",
         units_per_sample=1,
@@ -64,6 +65,8 @@ def _own_parts(settings: dict[str, Value]) -> Callable[[nn.Module], None] | None
         own.append(replace_norms)
     if settings.get("stem") == "folded":
         own.append(fold_stem)
+    if settings.get("blocks") == "fused":
+        own.append(fuse_blocks)
 
     def replace_all(network: nn.Module) -> None:
         for replace in own:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from prony_node.measure.protocol import Task
+from prony_node.workloads.image import swin_parts, vit_parts
 from prony_node.workloads.image.task import TINY_CLASSES, class_count, image_task, is_tiny, learning_rate
-from prony_node.workloads.image.vit_parts import use_own_parts
 
 if TYPE_CHECKING:
     from prony_node.contract.settings import Value
@@ -34,7 +34,8 @@ ADAM_RATES = {"vit-l": 3e-5, "vit-h": 3e-5, "swin-t": 1e-4, "swin-b": 1e-4}  # v
 def build(workload: Workload, settings: dict[str, Value]) -> Task:
     task = library_task(workload, settings)
     if settings.get("parts") == "own":
-        task = replace(task, own_parts=use_own_parts)
+        family = swin_parts if workload.name.startswith("swin") else vit_parts
+        task = replace(task, own_parts=family.use_own_parts)
     return task
 
 

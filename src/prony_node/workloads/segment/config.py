@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from prony_node.contract.settings import Setting
 from prony_node.workloads.config import WEIGHTS, Workload
+from prony_node.workloads.image.config import BLOCKS
 
 CROP_HEIGHT = Setting("crop_height", "count", "height of the part of an image that is trained on, in pixels", least=32)
 CROP_WIDTH = Setting("crop_width", "count", "width of the part of an image that is trained on, in pixels", least=32)
@@ -118,10 +119,10 @@ SEGMENT_WORKLOADS = (
         memory_gib={"train": 44.0, "infer": 11.0},
         memory_format="channels_last",
         epoch_samples=CITYSCAPES_IMAGES,
-        settings=SETTINGS,
-        fixed={"crop_height": 512, "crop_width": 1024, **OWN},
+        settings=(*SETTINGS, BLOCKS),
+        fixed={"crop_height": 512, "crop_width": 1024, **OWN, "blocks": "library"},
         fixed_on_cuda={"depthwise": "compiled"},
-        fixed_when_plain={"enlarge": "library", "depthwise": "library"},
+        fixed_when_plain={"enlarge": "library", "depthwise": "library", "blocks": "library"},
         shape={"classes": CLASSES, "stride": 8},
         library="segmentation_models_pytorch",
         flops=2 * deeplab_multiply_adds(512, 1024),

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from prony_node.contract.settings import Value
 from prony_node.data.regions import IGNORED, region_sampler
 from prony_node.measure.protocol import Batch, Task
+from prony_node.workloads.image.blocks import fuse_blocks
 from prony_node.workloads.image.task import fold_batch_norms
 from prony_node.workloads.segment.depthwise import replace_depthwise
 from prony_node.workloads.segment.enlarge import enlarged
@@ -45,6 +46,8 @@ def segment_task(
             by_products(network)
         if settings.get("depthwise") == "compiled":
             replace_depthwise(network)
+        if settings.get("blocks") == "fused":
+            fuse_blocks(network)
 
     return Task(
         unit="images",

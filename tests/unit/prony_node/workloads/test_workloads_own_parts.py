@@ -15,7 +15,7 @@ from prony_node.measure.protocol import Task
 from prony_node.workloads import build_task, find_workload
 from prony_node.workloads.image.vit_parts import PackedAttention, PatchProduct
 
-OWN = pytest.mark.parametrize("name", ["vit-l", "vit-h"])
+OWN = pytest.mark.parametrize("name", ["vit-l", "vit-h", "swin-t", "swin-b"])
 
 
 def task_of(name: str, **given: Value) -> Task:
@@ -68,11 +68,20 @@ def test_the_stream_of_the_layers_is_of_the_precision_that_was_asked_for() -> No
     assert [answer.dtype for answer in seen] == [torch.float32, torch.bfloat16]
 
 
+def test_swin_s_first_stage_takes_what_the_norm_before_it_gives_in_that_precision() -> None:
+    """On a GPU that norm answers in fp32."""
+    found = []
+    for model in both_forms(task_of("swin-t")):
+        with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+            found.append(model.get_submodule("features.1")(torch.randn(1, 8, 8, 32)).dtype)
+    assert found == [torch.float32, torch.bfloat16]
+
+
 def test_who_does_not_ask_has_the_library_s_own() -> None:
-    for name in ("vit-l", "vit-h"):
+    for name in ("vit-l", "vit-h", "swin-t", "swin-b"):
         for preset in ("fast", "plain"):
             settings = find_workload(name).effective({"preset": preset}, Machine("cuda", 141.0, 16))
-            assert settings["parts"] == ("own" if (name, preset) == ("vit-l", "fast") else "library")
+            assert settings["parts"] == ("own" if name != "vit-h" and preset == "fast" else "library")
         assert task_of(name, parts="library").own_parts is None
         assert task_of(name).own_parts is not None
 

@@ -22,10 +22,13 @@ NONE = "-"
 FORMS = {  # the settings that were tried
     "dino-swin-l": ("sampling", "graphs"), "deeplabv3plus-r101": ("depthwise",), "segformer-b4": ("depthwise",),
     "vit-l": ("parts",), "efficientnet-b0": ("norms",), "mobilenetv3-large": ("norms",),
-    "resnet50": ("norms", "stem"),
+    "resnet50": ("norms", "stem", "blocks"), "swin-t": ("parts",), "swin-b": ("parts",),
     "fasterrcnn-r50-fpn": ("suppression", "pooling", "compile"),
 }  # fmt: skip
-TRAINING = ("norms", "stem", "graphs", "suppression", "pooling")  # of these, what is other in training alone
+ALONE = {  # of these, what is other in one mode alone
+    "train": ("norms", "graphs", "suppression", "pooling"),
+    "infer": ("blocks",),
+}
 SHOWN = {True: "on", False: "off"}
 H200 = Machine("cuda", 139.8, 16)
 LARGE = ((1e12, " T"), (1e9, " G"))  # of the ceilings, whose work is FLOPs or bytes
@@ -67,8 +70,8 @@ def trial(record: Record) -> str:
 def form_of(record: Record) -> str:
     """What it had of the settings that were tried; records from before there was a choice have the library's."""
     effective = record["trial"]["effective"]
-    infers = effective.get("mode") == "infer"
-    names = [name for name in FORMS.get(record["trial"]["workload"], ()) if not (infers and name in TRAINING)]
+    elsewhere = ALONE["train" if effective.get("mode") == "infer" else "infer"]
+    names = [name for name in FORMS.get(record["trial"]["workload"], ()) if name not in elsewhere]
     return " ".join(f"{name}={SHOWN.get(given := effective.get(name, 'library'), given)}" for name in names)
 
 
@@ -88,12 +91,19 @@ def marks(record: Record) -> str:
 
 
 def workload_rows(results: Path) -> Iterable[list[str]]:
-    """One row a trial: the median run of it, or the reason why there is none."""
+    """One row a trial: the median run of it, or the reason why there is none.
+
+    Where the default form has changed since its runs, the row names the one that they had.
+    """
     runs: dict[tuple[str, ...], list[Record]] = {}
-    for record in filter(is_default, load(results, results / "workloads")):
+    before: dict[tuple[str, ...], list[Record]] = {}
+    for record in load(results, results / "workloads"):
         effective = record["trial"]["effective"]
-        key = (trial(record), str(effective.get("batch_size")), str(effective.get("precision")))
-        runs.setdefault(key, []).append(record)
+        trial_key = (trial(record), str(effective.get("batch_size")), str(effective.get("precision")))
+        (runs if is_default(record) else before).setdefault(trial_key, []).append(record)
+    for (name, batch, precision), records in before.items():
+        if (name, batch, precision) not in runs:
+            runs[f"{name}, {form_of(records[-1])}", batch, precision] = records
     for (name, batch, precision), records in sorted(runs.items()):
         good = [record for record in records if record["status"] == "ok"]
         if not good:

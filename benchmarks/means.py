@@ -7,7 +7,7 @@ The step is Prony's own, its batches lie on the device. Each `--instead` is a st
 follows from it. Each `--without` leaves out what no setting does:
 
     trying      cuDNN's first guess of a convolution's kernels is taken
-    folding     batch norms stay in a model that infers
+    folding     batch norms stay in a model that infers, and its blocks are not fused
     halving     a model that infers keeps weights of 32 bits, which every step casts
     unmasking   a model of transformers attends as its library does it, which makes a mask where it must
     unread      the host reads the norm of all gradients before they are clipped
@@ -93,6 +93,8 @@ class Ready:
             task = replace(task, for_inference=lambda model: model)
         if form.without == UNREAD and task.clip is None:
             raise RequestError(f"{workload.name} clips no gradients")
+        if form.without == HALVING and form.settings.get("blocks") == "fused":
+            raise RequestError("fused blocks compute in the precision of their weights; add blocks=library")
         kind = {HALVING: Casting, UNREAD: Reading}.get(form.without, Step)
         self.step, self.device = kind(task, form.settings, device), device
         if form.without == TRYING:

@@ -106,6 +106,8 @@ def test_the_stated_defaults_of_each_workload() -> None:
             own += f" (on a CPU {words_of(workload.fixed_on_cpu)})"
         if workload.fixed_on_cuda:
             own += f" (on CUDA {words_of(workload.fixed_on_cuda)})"
+        if workload.fixed_in_cuda_training:
+            own += f" (in training on CUDA {words_of(workload.fixed_in_cuda_training)})"
         if workload.fixed_when_few:
             own += f" (for up to {workload.few} on one CUDA device {words_of(workload.fixed_when_few)})"
         optimizer = workload.optimizer if "train" in workload.modes else "none"

@@ -69,6 +69,7 @@ class Workload:
     fixed_on_cuda: Mapping[str, Value] = field(
         default_factory=dict
     )  # and on CUDA: forms that sum in fp32, shown to pay
+    fixed_in_cuda_training: Mapping[str, Value] = field(default_factory=dict)  # and in its training alone
     few: int = 0  # samples of a step up to which it waits for a host that launches it kernel by kernel
     fixed_when_few: Mapping[str, Value] = field(default_factory=dict)  # and those of such a step on one CUDA device
     few_gib: float = 0.0  # the memory that they take for each sample
@@ -211,6 +212,7 @@ class Workload:
             values.update(self.fixed_on_cpu)
         if machine.device == "cuda" and requested.get("precision") != "fp64":
             values.update(self.fixed_on_cuda)
+            values.update(self.fixed_in_cuda_training if mode == "train" else {})
         if requested.get("compile") == "off":
             values |= {name: "library" for name in self.fixed_on_cuda if values[name] in FROM_COMPILER}
         if values.get("stem") == "folded" and not _folds(requested):

@@ -47,7 +47,8 @@ TORCHVISION = "prony_node.workloads.image.torchvision_models"
 
 def _classifier(name: str, help: str, parameters: int, source: str, batch: tuple[int, int, int], memory_gib: float,
                 multiply_adds: float, flops_source: str, patch: int = 0, optimizer: str = "sgd",
-                tiny_size: int = 32, on_cuda: Mapping[str, Value] | None = None) -> Workload:  # fmt: skip
+                tiny_size: int = 32, on_cuda: Mapping[str, Value] | None = None,
+                in_cuda_training: Mapping[str, Value] | None = None) -> Workload:  # fmt: skip
     """A model of torchvision on ImageNet's images; `batch`: train and infer on a CPU, both on an accelerator."""
     train_cpu, infer_cpu, accelerator = batch
     sizes = {"train/cpu": train_cpu, "infer/cpu": infer_cpu}
@@ -71,6 +72,7 @@ def _classifier(name: str, help: str, parameters: int, source: str, batch: tuple
         settings=(IMAGE_SIZE, CLASSES, WEIGHTS, *forms),
         fixed={"image_size": 224, **plain},
         fixed_on_cuda=on_cuda or {},
+        fixed_in_cuda_training=in_cuda_training or {},
         fixed_when_plain=plain,
         shape=shape,
         library="torchvision",
@@ -101,9 +103,9 @@ IMAGE_WORKLOADS = (
     _classifier("vit-h", "ViT-H, patches of 14,", 632_045_800, f"{VIT}; torchvision.models.vit_h_14",
                 (1, 1, 64), 50.0, 167.4e9, DEIT3, patch=14, optimizer="adamw", tiny_size=42, on_cuda=CUDNN_FIRST),
     _classifier("swin-t", "Swin-T", 28_288_354, f"{SWIN}; torchvision.models.swin_t",
-                (2, 4, 512), 34.0, 4.5e9, f"{SWIN}, table 1", optimizer="adamw", on_cuda=OWN_PARTS),
+                (2, 4, 512), 34.0, 4.5e9, f"{SWIN}, table 1", optimizer="adamw", in_cuda_training=OWN_PARTS),
     _classifier("swin-b", "Swin-B", 87_768_224, f"{SWIN}; torchvision.models.swin_b",
-                (1, 2, 256), 38.0, 15.4e9, f"{SWIN}, table 1", optimizer="adamw", on_cuda=OWN_PARTS),
+                (1, 2, 256), 38.0, 15.4e9, f"{SWIN}, table 1", optimizer="adamw", in_cuda_training=OWN_PARTS),
     _classifier("efficientnet-b0", "EfficientNet-B0", 5_288_548, f"{EFFICIENTNET}; torchvision.models.efficientnet_b0",
                 (4, 8, 512), 28.0, 0.39e9, f"{EFFICIENTNET}, table 2", on_cuda=COMPILED_NORMS),
     _classifier("efficientnet-b4", "EfficientNet-B4", 19_341_616,

@@ -82,6 +82,8 @@ def test_who_does_not_ask_has_the_library_s_own() -> None:
         for preset in ("fast", "plain"):
             settings = find_workload(name).effective({"preset": preset}, Machine("cuda", 141.0, 16))
             assert settings["parts"] == ("own" if name != "vit-h" and preset == "fast" else "library")
+        infers = find_workload(name).effective({"mode": "infer"}, Machine("cuda", 141.0, 16))
+        assert infers["parts"] == ("own" if name == "vit-l" else "library")  # Swin's was not timed there
         assert task_of(name, parts="library").own_parts is None
         assert task_of(name).own_parts is not None
 

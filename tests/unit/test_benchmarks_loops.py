@@ -55,11 +55,8 @@ def test_plain_loops_run_in_tiny_sizes_and_one_that_fails_does_not_end_the_other
     assert "dino-swin-l train batch 2: failed, RuntimeError: no room\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("script", ["plain", "peers"])
-def test_a_word_that_no_loop_has_is_refused(plain: ModuleType, script: str, capsys: pytest.CaptureFixture[str]) -> None:
-    import peers
-
-    assert {"plain": plain, "peers": peers}[script].main(["--tiny", "--only", "resnet51"]) == 2
+def test_a_word_that_no_loop_has_is_refused(plain: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plain.main(["--tiny", "--only", "resnet51"]) == 2
     said = capsys.readouterr().err
     assert "no loop has resnet51 in its name" in said
     assert "wideresnet train" in said

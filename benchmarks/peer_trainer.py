@@ -44,7 +44,7 @@ class StepTimes(TrainerCallback):
         self.warm_up, self.last = warm_up, last
         self.at: dict[int, float] = {}
 
-    def on_step_end(self, args, state, control, **more) -> None:  # noqa: ANN001, ANN003
+    def on_step_end(self, args, state, control, **more) -> None:
         if state.global_step in (self.warm_up, self.last):
             if torch.cuda.is_available():
                 torch.cuda.synchronize()

@@ -34,7 +34,7 @@ from prony.launch.collect import collect_all
 from prony.plan.request import check_target, make_stop, parse_trial, split_words
 from prony.plan.suites import Suite, load_suites
 from prony.plan.sweep import interleave, over_seeds
-from prony_node.contract.plan import Plan
+from prony_node.contract.plan import SUSTAINED_REPEATS, Plan
 from prony_node.contract.trial import Trial
 from prony_node.workloads import WORKLOADS, find_workload
 from prony_node.workloads.config import Workload
@@ -45,10 +45,13 @@ def run(
     settings: Annotated[
         list[str] | None, typer.Argument(metavar="SETTING=VALUE", help="See `prony list settings`.")
     ] = None,
-    repeats: Annotated[int, typer.Option(help="Runs of each trial, in fresh processes.")] = 1,
+    repeats: Annotated[int | None, typer.Option(help="Runs of each trial, in fresh processes (else 1).")] = None,
     seeds: Annotated[int | None, typer.Option(help="Each trial with so many seeds, from its own on.")] = None,
     tolerance: Annotated[str | None, typer.Option(help="Half-width of the 95 % interval to reach, such as 1%.")] = None,
     max_time: Annotated[str | None, typer.Option(help="Most time to measure, such as 120s or 2m.")] = None,
+    sustained: Annotated[
+        bool, typer.Option("--sustained", help="Measure for publication: 3 runs, windows of 20 s, a warm device.")
+    ] = False,
     energy: Annotated[bool, typer.Option(help="Sample power beside the run, where there is a sensor.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the record alone, as JSON.")] = False,
     out: Annotated[Path | None, typer.Option(help="Where run folders go (else $PRONY_RUNS, ./runs).")] = None,
@@ -68,10 +71,13 @@ def run(
         check_target(target, suites)
     suite = suites.get(target) if target not in WORKLOADS else None
     wanted = target if model is None else model.workload
+    count = repeats if repeats is not None else SUSTAINED_REPEATS if sustained else 1
     jobs = [
         replace(job, energy=energy, file=model.plan if model else None)
-        for job in _jobs(suite, wanted, settings or [], tolerance, max_time, repeats, seeds, root, place)
+        for job in _jobs(suite, wanted, settings or [], tolerance, max_time, count, seeds, root, place)
     ]
+    if sustained:
+        jobs = [replace(job, stop=job.stop.sustained()) for job in jobs]
     if place is None or place.site.shares_files:
         refuse_missing_paths(jobs)
     if place is None:

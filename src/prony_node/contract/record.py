@@ -49,6 +49,7 @@ def new_record(plan: Plan, *, status: str, started: str, ended: str) -> dict[str
             "tolerance": plan.stop.tolerance,
             "min_time_s": plan.stop.min_time_s,
             "max_time_s": plan.stop.max_time_s,
+            "warm_time_s": plan.stop.warm_time_s,
             "reason": None,
         },
         "unit": None,

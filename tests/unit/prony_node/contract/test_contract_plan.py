@@ -37,6 +37,13 @@ def test_a_plan_comes_back_from_its_json() -> None:
     assert Plan.from_json(json.loads(json.dumps(bare.to_json()))) == bare
 
 
+def test_a_rate_for_publication_has_a_long_window_on_a_warm_device() -> None:
+    rule = Stop(tolerance=0.005, max_time_s=5.0).sustained()
+    assert (rule.tolerance, rule.min_time_s, rule.max_time_s) == (0.005, 20.0, 20.0)
+    assert rule.warm_time_s > 0
+    assert Stop(max_time_s=120.0).sustained().max_time_s == 120.0
+
+
 def test_a_newer_plan_is_refused_and_says_so() -> None:
     with pytest.raises(NewerSchema, match=r"prony\.plan/2 was written by a newer Prony; .* Upgrade Prony"):
         Plan.from_json({**PLAN.to_json(), "schema": f"prony.plan/{PLAN_VERSION + 1}"})

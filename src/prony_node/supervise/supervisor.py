@@ -77,7 +77,7 @@ class Ending:
 
 def _run(plan: Plan, folder: Path, wake: Wake, node: int) -> Ending:
     conditions = Conditions(folder, ranks_per_node(plan.trial.settings))
-    facts = FactsWriter(folder)
+    facts = FactsWriter(folder, plan.trial.workload)
     sampler = start_sampler(plan, folder)
     try:
         failure = _watch_rank(plan, folder, wake, conditions, facts, node)

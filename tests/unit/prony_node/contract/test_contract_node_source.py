@@ -12,7 +12,12 @@ from prony.launch.node import write_node_zip
 from prony_node.contract.node_source import node_source_hash
 
 PACKAGE = Path(prony_node.__file__).parent
-ASK = "import sys; sys.path.insert(0, sys.argv[1]); from prony_node.contract.node_source import node_source_hash as h; print(h())"
+ASK = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from prony_node.contract.node_source import node_source_hash
+print(node_source_hash())
+"""
 
 
 def hash_of(place: Path) -> str:

@@ -11,7 +11,8 @@ USAGE = """\
 usage: python -m prony_node PLAN OUT     make the run of the plan file PLAN into the new folder OUT
        python -m prony_node doctor       this node as Prony sees it, as JSON
        python -m prony_node devices      the devices that torch finds, as JSON
-       python -m prony_node fingerprint  hashes of machine and software, as JSON, without importing torch
+       python -m prony_node fingerprint [WORKLOAD ...]
+                                         hashes of machine and software, as JSON, without importing torch
        python -m prony_node workload X   whether this node can build the workload X (timm/NAME), as JSON
        python -m prony_node model FILE   what a user's own model file states, or what is wrong with it, as JSON
        python -m prony_node data ...     a data set shown, generated or verified, as lines of JSON; data --help
@@ -40,10 +41,10 @@ def main(words: list[str]) -> int:
         return carry(words[1:])
     if words == ["doctor"]:
         return _doctor()
-    if words == ["fingerprint"]:
-        from prony_node.facts import fingerprint
+    if words[0] == "fingerprint":
+        from prony_node.supervise.node_fingerprint import fingerprints
 
-        return _print(fingerprint())
+        return _print(fingerprints(words[1:]))
     if words == ["devices"]:
         from prony_node.supervise.devices import find_devices
 

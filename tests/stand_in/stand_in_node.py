@@ -19,6 +19,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
 from prony_node.contract import files
 from prony_node.contract.assemble import assemble, make_failure, read_parts
+from prony_node.contract.manifest import SUPERVISOR, write_manifest
+from prony_node.contract.node_source import node_source_hash
 from prony_node.contract.plan import Plan
 from prony_node.contract.process import identify
 
@@ -47,7 +49,8 @@ def supervise(plan_file: Path, folder: Path) -> None:
         return
     files.write_whole(folder / files.SUPERVISOR, {"role": "supervisor", **identify()})
     time.sleep(pace_s)
-    files.write_whole(folder / files.FACTS, {"fingerprint": HERE})
+    software = {"prony_node_source": node_source_hash()}
+    files.write_whole(folder / files.FACTS, {"fingerprint": HERE, "software": software})
     with (folder / files.PROGRESS).open("a", encoding="utf-8") as progress:
         for phase in ("build", "cold_start", "measure"):
             progress.write(json.dumps({"time": time.time(), "phase": phase}) + "\n")
@@ -72,6 +75,7 @@ def supervise(plan_file: Path, folder: Path) -> None:
 def record(plan: Plan, folder: Path, started: str, failure: dict[str, str] | None) -> None:
     made = assemble(plan, read_parts(folder), started=started, ended=now(), failure=failure)
     files.write_once(folder / files.RECORD, made)
+    write_manifest(folder, SUPERVISOR)
 
 
 def now() -> str:

@@ -18,13 +18,13 @@ VOLATILE = {
 # Which specimen it is. Another specimen of the same kind is worth a note; its differences count themselves.
 IDENTITY = {"hostname", "serial", "id", "bus", "path", "index", "minor", "address"}
 # What a run sets itself, because a setting says so: it follows from the settings and is no fact of its own.
-FOLLOWS = ("software.torch.switches", "software.torch.threads", "software.torch.interop_threads")
+FOLLOWS = ("software.imported", "software.torch.switches", "software.torch.threads", "software.torch.interop_threads")
 # Which of several alike; and the parts of the host's memory, which a virtual machine moves about.
 PLACES = r"devices\.\d+\.device|host\.numa\.\d+\.memory_bytes"
 ROOMS = {"devices": "machine", "host": "machine", "software": "software", "container": "container",
          "environment": "environment"}  # fmt: skip
-TELLING = ("devices.0.name", "devices.0.uuid", "devices.0.driver", "host.cpu.model", "software.torch",
-           "software.cuda", "software.python", "software.driver", "container")  # fmt: skip
+TELLING = ("software.prony_node_source", "devices.0.name", "devices.0.uuid", "devices.0.driver", "host.cpu.model",
+           "software.torch", "software.cuda", "software.python", "software.driver", "container")  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from prony.cli.open_store import updated_store
 from prony.cli.site_options import Block, Detach, Dry, PartitionName, SiteName, Time, at_site
 from prony.cli.study_at_site import study_root
 from prony.cli.study_carry import Options
+from prony.cli.study_history import OTHER_CODE_HELP
 from prony.cli.study_run import carry_out
 from prony.cli.study_view import make_view
 from prony.cli.sweep import ENERGY_HELP, RETRY_HELP, SHARE_HELP, end
@@ -61,6 +62,7 @@ def scale(
     tolerance: Annotated[str | None, typer.Option(help="Half-width of the 95 % interval to reach, such as 1%.")] = None,
     max_time: Annotated[str | None, typer.Option(help="Most time to measure each run, such as 120s or 2m.")] = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help=RETRY_HELP)] = False,
+    accept_other_code: Annotated[bool, typer.Option("--accept-other-code", help=OTHER_CODE_HELP)] = False,
     share: Annotated[bool, typer.Option("--share", help=SHARE_HELP)] = False,
     energy: Annotated[bool, typer.Option(help=ENERGY_HELP)] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the series alone, as JSON.")] = False,
@@ -94,7 +96,9 @@ def scale(
     if series.batch_taken:
         warn(series.batch_taken)
     files = {series.workload.name: model.plan} if model else {}
-    options = Options(root, retry_failed, share, energy, files, there, leave_out=False)
+    options = Options(
+        root, retry_failed, share, energy, files, there, leave_out=False, accept_other_code=accept_other_code
+    )
     carried = carry_out(study, options, make_view(Console(stderr=True)))
     found = _analyse(carried.outcomes, series, ahead, study_root(study, root))
     if as_json:

@@ -15,6 +15,7 @@ from prony.cli.model_file import find_model_file
 from prony.cli.open_store import RUNS_HELP
 from prony.cli.site_options import Block, Detach, Dry, PartitionName, Time, at_site
 from prony.cli.study_carry import Options
+from prony.cli.study_history import OTHER_CODE_HELP
 from prony.cli.sweep import ENERGY_HELP, RETRY_HELP, SHARE_HELP, run_study
 from prony.plan.studies import load_study
 from prony.plan.study import LOCAL, Study
@@ -31,6 +32,7 @@ Words = Annotated[
 ]
 Size = Annotated[str | None, typer.Option(metavar="quick|full", help="Which of its sizes, where it has several.")]
 Retry = Annotated[bool, typer.Option("--retry-failed", help=RETRY_HELP)]
+OtherCode = Annotated[bool, typer.Option("--accept-other-code", help=OTHER_CODE_HELP)]
 Share = Annotated[bool, typer.Option("--share", help=SHARE_HELP)]
 Energy = Annotated[bool, typer.Option(help=ENERGY_HELP)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON alone.")]
@@ -100,12 +102,13 @@ def run(
     dry_run: Dry = False,
     as_json: Json = False,
     out: Out = None,
+    accept_other_code: OtherCode = False,
 ) -> None:
     """Make every run of the study that has no record yet on this machine with this software."""
     root = runs_root(out)
     opened = open_study(target, size, settings, root, site)
     there = at_site(opened.study.site != LOCAL, partition, time, block, detach, dry_run)
-    options = Options(root, retry_failed, share, energy, opened.files, there)
+    options = Options(root, retry_failed, share, energy, opened.files, there, accept_other_code=accept_other_code)
     try:
         run_study(opened.study, options, as_json)
     except typer.Exit:  # with what came of it: the tables follow, whatever that was
@@ -130,11 +133,12 @@ def resume(
     dry_run: Dry = False,
     as_json: Json = False,
     out: Out = None,
+    accept_other_code: OtherCode = False,
 ) -> None:
     """Go on with what is missing, after a kill, a power cut or a spent budget; no finished run is made again."""
     run(
         target, settings, size, retry_failed, share, energy,
-        site, partition, time, block, detach, dry_run, as_json, out,
+        site, partition, time, block, detach, dry_run, as_json, out, accept_other_code,
     )  # fmt: skip
 
 

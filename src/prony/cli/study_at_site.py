@@ -14,7 +14,7 @@ from prony.cli.execute import Job, Outcome, plan_of, refuse_missing_paths, runs_
 from prony.cli.open_site import find_partition, find_site, warn
 from prony.cli.open_store import updated_store
 from prony.cli.study_carry import Carried, Options, make_job, note_skipped
-from prony.cli.study_history import History, is_finished, longest_s, read_history, skipped_line
+from prony.cli.study_history import History, is_finished, longest_s, ran_this_code, read_history, skipped_line
 from prony.cli.study_view import StudyView
 from prony.launch import job as launched
 from prony.launch.claim import claimed
@@ -93,7 +93,7 @@ def _prepare(study: Study, jobs: list[Job], options: Options, view: StudyView) -
     if study.budget.max_time_s is not None or study.budget.max_energy_j is not None:
         view.note("the budget of this study is not held at a site, whose jobs go on by themselves")
     known = _Known(root, jobs)
-    done, left = known.divide(jobs, options.retry_failed, view)
+    done, left = known.divide(jobs, options, view)
     new_jobs: list[launched.Job] = []
     if left:
         at = options.at_site
@@ -160,11 +160,11 @@ class _Known:
                 self.open_jobs.append(job)
                 self._under_way |= keys
 
-    def divide(self, jobs: list[Job], retry_failed: bool, view: StudyView) -> tuple[list[Outcome], list[Job]]:
+    def divide(self, jobs: list[Job], options: Options, view: StudyView) -> tuple[list[Outcome], list[Job]]:
         """What is finished, and what is to be submitted; what is under way is neither."""
         done, left, skipped = [], [], []
         for job in jobs:
-            outcome = self._finished(_key(job), retry_failed)
+            outcome = self._finished(_key(job), options)
             if outcome is not None:
                 done.append(outcome)
                 skipped.append(skipped_line(job, outcome))
@@ -173,9 +173,10 @@ class _Known:
         note_skipped(skipped, view)
         return done, left
 
-    def _finished(self, key: Key, retry_failed: bool) -> Outcome | None:
+    def _finished(self, key: Key, options: Options) -> Outcome | None:
         for run in self._runs:
-            if (run.trial_hash, run.repeat) == key and is_finished(run, retry_failed):
+            ours = (run.trial_hash, run.repeat) == key and ran_this_code(run, options.accept_other_code)
+            if ours and is_finished(run, options.retry_failed):
                 record = read_record(run.folder)
                 if record is not None:
                     return Outcome(run.folder, record)

@@ -26,6 +26,7 @@ class Options:
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # what the plan carries of a user's model file
     at_site: AtSite = field(default_factory=AtSite)
     leave_out: bool = True  # what this machine cannot do; else it is refused
+    accept_other_code: bool = False  # take finished runs of other code or library versions too
 
 
 @dataclass

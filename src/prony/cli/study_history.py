@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 
 from prony.cli.execute import Job, Outcome
 from prony.cli.open_store import refresh_or_leave_team, updated_store
+from prony.launch.fingerprint import Fingerprint, fingerprint_here
 from prony.launch.node import ask_node
 from prony.plan.estimate import Estimator, Seen, form_of
 from prony.report.numbers import format_share
 from prony_node.contract import files
+from prony_node.contract.node_source import node_source_hash
 from prony_node.contract.record import read_record
 from prony_node.contract.trial import Trial
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 FEW = 300  # runs that are asked about one by one; of more, all runs of their workloads are read at once
 SEEN_OF_A_WORKLOAD = 50  # runs, the newest, from which time and energy are estimated
 LOST = "lost"
+OTHER_CODE_HELP = "Take finished runs of other code or library versions too."
 
 
 def is_finished(run: Run, retry_failed: bool) -> bool:
@@ -35,6 +38,11 @@ def is_finished(run: Run, retry_failed: bool) -> bool:
     return run.status == "ok"
 
 
+def ran_this_code(run: Run, accept_other_code: bool) -> bool:
+    """Whether a run was made by the node program that would run its trial now: all that is known of a site's nodes."""
+    return accept_other_code or run.node_source == node_source_hash()
+
+
 @dataclass(frozen=True)
 class History:
     """The runs of some trials on this machine with this software."""
@@ -42,6 +50,7 @@ class History:
     runs: dict[tuple[str, int], list[Run]]
     estimator: Estimator
     ask: Callable[[str, int], list[Run]]  # the store, of one trial and repeat
+    other_code: int = 0  # finished runs of these trials that were made by other code or library versions
 
     def run_of(self, trial: Trial, repeat: int, retry_failed: bool = False) -> Run | None:
         """The first finished run of this trial and repeat."""
@@ -59,28 +68,51 @@ class History:
         self.runs[trial.hash, repeat] = [run for run in self.ask(trial.hash, repeat) if run.id not in before]
         return self.finished(trial, repeat)
 
+    def note_other_code(self) -> list[str]:
+        """A line where finished runs are not taken because other code made them."""
+        if not self.other_code:
+            return []
+        return [
+            f"{self.other_code} finished runs were made by other code or library versions and are not taken; "
+            "--accept-other-code takes them, `prony compare` names what differs"
+        ]
 
-def read_history(root: Path, wanted: Collection[tuple[Trial, int]], anywhere: bool = False) -> History:
+
+def read_history(
+    root: Path, wanted: Collection[tuple[Trial, int]], anywhere: bool = False, accept_other_code: bool = False
+) -> History:
     """Ask the store, brought up to date first, about these trials and repeats: as run here, or on any machine."""
     store = updated_store(root)
-    here = {} if anywhere else ask_node("fingerprint", root)
-    machine, software = here.get("machine"), here.get("software")
     workloads = sorted({trial.workload for trial, _ in wanted})
-    runs: dict[tuple[str, int], list[Run]] = {}
+    here = Fingerprint() if anywhere else fingerprint_here(ask_node, root, workloads)
+    keys = {(trial.hash, repeat) for trial, repeat in wanted}
+
+    def same_code(run: Run) -> bool:
+        if anywhere:
+            return ran_this_code(run, accept_other_code)
+        return accept_other_code or run.software == here.software_for(run.workload)
+
     if len(wanted) <= FEW and not anywhere:
-        found = [run for trial, repeat in wanted for run in store.finished(trial.hash, repeat, machine, software)]
+        found = [run for trial, repeat in wanted for run in store.finished(trial.hash, repeat, here.machine)]
     else:
         found = [run for name in workloads for run in store.runs(workload=name)]
+    runs: dict[tuple[str, int], list[Run]] = {}
+    others: set[tuple[str, int]] = set()
     for run in found:
-        if anywhere or (run.machine, run.software) == (machine, software):
-            runs.setdefault((run.trial_hash, run.repeat), []).append(run)
+        key = run.trial_hash, run.repeat
+        if anywhere or run.machine == here.machine:
+            if same_code(run):
+                runs.setdefault(key, []).append(run)
+            elif key in keys and is_finished(run, retry_failed=False):
+                others.add(key)
+    machine = here.machine
     seen = [one for name in workloads for run in store.runs(SEEN_OF_A_WORKLOAD, name, "ok") if (one := seen_of(run))]
 
     def ask(trial: str, repeat: int) -> list[Run]:
         refresh_or_leave_team(store)  # whoever made it may have been killed before it was indexed
-        return store.finished(trial, repeat, machine, software)
+        return [run for run in store.finished(trial, repeat, machine) if same_code(run)]
 
-    return History(runs, Estimator(seen, machine), ask)
+    return History(runs, Estimator(seen, machine), ask, len(others - set(runs)))
 
 
 def skipped_line(job: Job, outcome: Outcome) -> str:

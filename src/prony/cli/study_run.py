@@ -52,7 +52,10 @@ def carry_out(study: Study, options: Options, view: StudyView) -> Carried:
     refuse_unknown_models(jobs, options.root)
     with _devices(study, turns, options):
         wait_for_left(options.root, {(job.trial.hash, job.repeat) for job in jobs}, view.note)
-        history = read_history(options.root, [(job.trial, job.repeat) for job in jobs])
+        wanted = [(job.trial, job.repeat) for job in jobs]
+        history = read_history(options.root, wanted, accept_other_code=options.accept_other_code)
+        for line in history.note_other_code():
+            view.note(line)
         carrying = _Carrying(study, options, view, history, list(zip(turns, jobs, strict=True)))
         try:
             return carrying.all()

@@ -16,6 +16,7 @@ from prony.cli.repeats import print_repeats
 from prony.cli.run import print_json
 from prony.cli.site_options import Block, Detach, Dry, PartitionName, SiteName, Time, at_site
 from prony.cli.study_carry import Carried, Options
+from prony.cli.study_history import OTHER_CODE_HELP
 from prony.cli.study_run import carry_out
 from prony.cli.study_view import make_view
 from prony.plan.order import ORDERS
@@ -45,6 +46,7 @@ def sweep(
     tolerance: Annotated[str | None, typer.Option(help="Half-width of the 95 % interval to reach, such as 1%.")] = None,
     max_time: Annotated[str | None, typer.Option(help="Most time to measure each run, such as 120s or 2m.")] = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help=RETRY_HELP)] = False,
+    accept_other_code: Annotated[bool, typer.Option("--accept-other-code", help=OTHER_CODE_HELP)] = False,
     share: Annotated[bool, typer.Option("--share", help=SHARE_HELP)] = False,
     energy: Annotated[bool, typer.Option(help=ENERGY_HELP)] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the records alone, as a JSON list.")] = False,
@@ -71,7 +73,8 @@ def sweep(
     found = model.workload if model else find_workload(workload)
     study = study_of_words(found, settings, stop, repeats, order, seed)
     files = {found.name: model.plan} if model else {}
-    run_study(replace(study, site=where), Options(root, retry_failed, share, energy, files, there), as_json)
+    options = Options(root, retry_failed, share, energy, files, there, accept_other_code=accept_other_code)
+    run_study(replace(study, site=where), options, as_json)
 
 
 def run_study(study: Study, options: Options, as_json: bool) -> None:

@@ -21,6 +21,7 @@ from prony.cli.execute import (
 )
 from prony.cli.model_file import find_model_file
 from prony.cli.progress import make_display
+from prony.cli.study_history import OTHER_CODE_HELP
 from prony.cli.study_view import PlainView
 from prony.cli.sweep import SHARE_HELP
 from prony.cli.tune_history import read_history
@@ -52,6 +53,7 @@ def tune(
     within: Annotated[list[str] | None, typer.Option(help="A bound to keep, such as memory<40GiB.")] = None,
     budget: Annotated[str, typer.Option(help="Machine time to spend at most, such as 15m.")] = "15m",
     share: Annotated[bool, typer.Option("--share", help=SHARE_HELP)] = False,
+    accept_other_code: Annotated[bool, typer.Option("--accept-other-code", help=OTHER_CODE_HELP)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result alone, as JSON.")] = False,
     out: Annotated[Path | None, typer.Option(help="Where run folders go (else $PRONY_RUNS, ./runs).")] = None,
 ) -> None:
@@ -73,7 +75,7 @@ def tune(
         collect_all(root)
         console = Console(stderr=True)
         display = make_display(console) if console.is_terminal else PlainView(console)
-        history = read_history(root, found.name)
+        history = read_history(root, found.name, accept_other_code)
         tuning = Tuning(found, fixed, wanted, limits, budget_s, root, display, history, file)
         space, search, result = _search(tuning, lists)
     if result is None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from prony.cli.open_store import refresh_or_leave_team, updated_store
 from prony.cli.study_history import is_finished
+from prony.launch.fingerprint import fingerprint_here
 from prony.launch.node import ask_node
 from prony.plan.search_confirm import START, WINNER, next_side
 from prony.plan.search_drive import Made
@@ -82,18 +83,22 @@ class History:
         return found
 
 
-def read_history(root: Path, workload: str) -> History:
+def read_history(root: Path, workload: str, accept_other_code: bool = False) -> History:
     """The runs of a workload that ended by themselves here; one that was interrupted or lost says nothing."""
     store = updated_store(root)
 
     @functools.cache
-    def place() -> tuple[Any, Any]:
-        here = ask_node("fingerprint", root)
-        return here.get("machine"), here.get("software")
+    def place() -> tuple[str | None, str | None]:
+        here = fingerprint_here(ask_node, root, [workload])
+        return here.machine, here.software_for(workload)
+
+    def was_made_here(run: Run) -> bool:
+        machine, software = place()
+        return run.machine == machine and (accept_other_code or run.software == software)
 
     def records_of(runs: Iterable[Run]) -> list[Record]:
         finished = (run for run in runs if is_finished(run, retry_failed=False))
-        records = [read_record(run.folder) for run in finished if (run.machine, run.software) == place()]
+        records = [read_record(run.folder) for run in finished if was_made_here(run)]
         return [record for record in records if record is not None]
 
     def ask(trial: Trial) -> list[Record]:

@@ -9,6 +9,7 @@ from typing import Any
 from prony_node.contract import files
 from prony_node.contract.assemble import Parts, assemble, make_failure, read_parts
 from prony_node.contract.errors import RequestError
+from prony_node.contract.manifest import COLLECTION, write_manifest
 from prony_node.contract.plan import Plan
 from prony_node.contract.process import is_alive
 from prony_node.contract.record import read_record
@@ -44,7 +45,8 @@ def collect(
         failure=_what_happened(folder, parts, holder, interrupted, failure),
     )
     try:
-        files.write_once(folder / files.RECORD, made)
+        if files.write_once(folder / files.RECORD, made):
+            write_manifest(folder, COLLECTION)
     except OSError as error:
         raise RequestError(
             f"{folder / files.RECORD} could not be written: {error.strerror or error}. Once it can, the next verb "

@@ -11,6 +11,7 @@ from prony.launch.job import PRUNED, BlockRun, Job, new_job
 from prony_node.contract import files
 from prony_node.contract.assemble import Parts, assemble
 from prony_node.contract.errors import RequestError
+from prony_node.contract.manifest import COLLECTION, write_manifest
 from prony_node.contract.record import read_record
 
 
@@ -70,6 +71,7 @@ def _record_of_none(job: Job, never: list[BlockRun], failure: dict[str, str], lo
     holder = {"role": "job", "job": job.id}
     try:
         files.create_folder(folder, {files.PLAN: plan.to_json(), files.SUPERVISOR: holder, files.RECORD: record})
+        write_manifest(folder, COLLECTION)
     except FileExistsError:  # it began after all, and writes its own
         pass
     except OSError as error:

@@ -19,9 +19,10 @@ Expression = ColumnElement[Any]
 # Names of a query that are columns under another name.
 RECORD_TEXTS = {
     "id": "id", "folder": "folder", "workload": "workload", "status": "status", "failure": "failure_kind",
-    "started": "started", "ended": "ended", "machine": "machine", "software": "software", "device": "device",
-    "host": "host", "place": "place", "unit": "unit", "score": "score", "checks": "worst", "trial": "trial_hash",
-    "effective": "effective_hash", **{name: name for name in TEXT_SETTINGS},
+    "started": "started", "ended": "ended", "machine": "machine", "software": "software",
+    "node_source": "node_source", "verified": "verified", "device": "device", "host": "host", "place": "place",
+    "unit": "unit", "score": "score", "checks": "worst", "trial": "trial_hash", "effective": "effective_hash",
+    **{name: name for name in TEXT_SETTINGS},
 }  # fmt: skip
 RECORD_NUMBERS = {
     "repeat": "repeat", "devices": "devices", "throughput_low": "rate_low", "throughput_high": "rate_high",

@@ -187,14 +187,13 @@ class Store:
             return self.runs(limit=1)
         return self._select(select(*RUN_COLUMNS).where(may_stand_for(text)))
 
-    def finished(self, trial_hash: str, repeat: int, machine: str | None, software: str | None) -> list[Run]:
-        """The runs, good or failed, of this trial and repeat on this machine with this software."""
+    def finished(self, trial_hash: str, repeat: int, machine: str | None) -> list[Run]:
+        """The runs, good or failed, of this trial and repeat on this machine, with whatever software."""
         return self._select(
             select(*RUN_COLUMNS).where(
                 run_table.c.trial_hash == trial_hash,
                 run_table.c.repeat == repeat,
                 run_table.c.machine.is_not_distinct_from(machine),
-                run_table.c.software.is_not_distinct_from(software),
             )
         )
 

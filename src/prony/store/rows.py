@@ -11,7 +11,7 @@ from typing import Any
 from prony_node.contract.errors import RequestError
 from prony_node.contract.record import worst_level
 
-ROW_VERSION = 1  # rows of an older one are read anew from their folders
+ROW_VERSION = 2  # rows of an older one are read anew from their folders
 # Effective settings that have a column of their own; the others are in JSON beside the row.
 TEXT_SETTINGS = ("preset", "mode", "data", "precision", "compile")
 NUMBER_SETTINGS = ("batch_size", "workers")
@@ -46,6 +46,8 @@ class Run:
     ended: str
     machine: str | None  # fingerprints
     software: str | None
+    node_source: str | None  # a hash of the node program that made it
+    verified: str | None  # "yes", "no" or "unverified"; why not is what `prony verify` says
     device: str | None
     unit: str | None
     rate: float | None
@@ -100,6 +102,8 @@ def row_of_record(folder: str, record: dict[str, Any], place: str | None = None)
         "ended": _text(record.get("ended") or ""),
         "machine": _text(record["fingerprint"].get("machine")),
         "software": _text(record["fingerprint"].get("software")),
+        "node_source": _text((facts.get("software") or {}).get("prony_node_source")),
+        "verified": None,
         "device": _text(devices[0].get("name")) if devices else None,
         "devices": _count(record["work"].get("devices")) or _count(effective.get("devices")),
         "host": _text((facts.get("host") or {}).get("hostname")),

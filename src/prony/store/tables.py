@@ -6,7 +6,7 @@ from sqlalchemy import BigInteger, Column, Float, Index, Integer, LargeBinary, M
 
 from prony.store.rows import METRIC_COLUMNS, NUMBER_SETTINGS, TEXT_SETTINGS
 
-HEAD = "0003"  # the newest revision in migrations/versions; a test holds the two together
+HEAD = "0004"  # the newest revision in migrations/versions; a test holds the two together
 VERSION_TABLE = "prony_version"
 
 metadata = MetaData()
@@ -29,6 +29,8 @@ run_table = Table(
     Column("ended", String, nullable=False),
     Column("machine", String),
     Column("software", String),
+    Column("node_source", String),
+    Column("verified", String),
     Column("device", String),
     Column("devices", BigInteger),
     Column("host", String),

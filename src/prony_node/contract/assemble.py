@@ -135,6 +135,7 @@ def _record(
     stated = parts.facts.get("fingerprint")
     if isinstance(stated, dict):
         record["fingerprint"] = {name: stated.get(name) for name in ("machine", "software")}
+        record["fingerprint"]["parts"] = stated.get("parts") or {}
     files.to_json(record)  # a number that JSON cannot hold is found here, not while writing
     return validate_record(record)
 
@@ -146,6 +147,8 @@ def _facts(parts: Parts) -> dict[str, Any]:
     torch = device.pop("torch", None)
     if isinstance(torch, dict):
         facts["software"] = {**facts.get("software", {}), "torch": torch}
+    if isinstance(parts.result.get("imported"), dict):
+        facts["software"] = {**facts.get("software", {}), "imported": parts.result["imported"]}
     others = [{name: fact for name, fact in other.items() if name != "torch"} for other in parts.others if other]
     facts["devices"] = [device, *others] if device else []
     return facts

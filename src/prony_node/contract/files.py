@@ -14,6 +14,7 @@ from typing import Any
 
 PLAN = "plan.json"
 RECORD = "record.json"
+MANIFEST = "manifest.json"  # the SHA-256 and size of every file here, written last
 FACTS = "facts.json"  # host and software, by the supervisor
 DEVICE = "device.json"  # torch and device, by the rank
 EFFECTIVE = "effective.json"  # the unit and every effective setting, by the rank before its first step

@@ -59,7 +59,7 @@ def new_record(plan: Plan, *, status: str, started: str, ended: str) -> dict[str
         "checks": [],
         "work": {},
         "energy": None,
-        "fingerprint": {"machine": None, "software": None},
+        "fingerprint": {"machine": None, "software": None, "parts": {}},
         "facts": {},
     }
 

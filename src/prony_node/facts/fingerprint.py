@@ -1,15 +1,22 @@
-"""Two short hashes: the machine, and the software, that a finished run is tied to."""
+"""Two short hashes, of the machine and of the software: a finished run is tied to both.
+
+Both must be known before a run, without importing torch, to tell whether its trial is finished. The software's parts
+therefore come from package metadata, torch's version file and the driver. What the rank imported in the end is
+recorded beside them, in the facts.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import platform
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from prony_node import __version__
 from prony_node.contract.files import canonical_json
+from prony_node.contract.node_source import node_source_hash
 from prony_node.facts import amd, nvidia
 from prony_node.facts.cpu import cpu_model, parse_cpuinfo
 from prony_node.facts.host import hostname
@@ -17,14 +24,30 @@ from prony_node.facts.memory import parse_meminfo
 from prony_node.facts.software import driver_versions, package_version
 from prony_node.facts.tree import Tree, parse_keys
 
+# Libraries by the part that they are; the first package that is installed counts.
+PACKAGES = {
+    "torch": ("torch",),
+    "cudnn": ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "nvidia-cudnn-cu11"),
+    "nccl": ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11"),
+    "triton": ("triton", "pytorch-triton", "pytorch-triton-rocm", "pytorch-triton-xpu"),
+    "torchvision": ("torchvision",),  # decodes images for any workload
+}
 
-def fingerprint(root: Path = Path("/")) -> dict[str, str]:
-    """The hash of the machine and that of its software, without importing torch."""
-    parts = fingerprint_parts(root)
-    return {name: hashlib.sha256(canonical_json(part).encode()).hexdigest()[:16] for name, part in parts.items()}
+
+def fingerprint(root: Path = Path("/"), libraries: Iterable[str] = ()) -> dict[str, Any]:
+    """The hash of the machine, that of its software, and the parts of the software by name.
+
+    `libraries`: the packages that the workload imports besides torch and torchvision.
+    """
+    parts = fingerprint_parts(root, libraries)
+    return {**{name: _short_hash(part) for name, part in parts.items()}, "parts": parts["software"]}
 
 
-def fingerprint_parts(root: Path = Path("/")) -> dict[str, dict[str, Any]]:
+def _short_hash(document: dict[str, Any]) -> str:
+    return hashlib.sha256(canonical_json(document).encode()).hexdigest()[:16]
+
+
+def fingerprint_parts(root: Path = Path("/"), libraries: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
     """What is hashed: only what stays the same while nobody changes the machine or its software."""
     tree = Tree(root)
     blocks = parse_cpuinfo(tree.text("/proc/cpuinfo"))
@@ -38,14 +61,34 @@ def fingerprint_parts(root: Path = Path("/")) -> dict[str, dict[str, Any]]:
             "memory_gib": memory_bytes // 2**30 if memory_bytes is not None else None,
             "devices": device_uuids(tree),
         },
-        "software": {
-            "python": ".".join(platform.python_version_tuple()[:2]),
-            "torch": package_version("torch"),
-            "torchvision": package_version("torchvision"),
-            "prony_node": __version__,
-            "drivers": driver_versions(tree) or _nvml_driver(tree),
-        },
+        "software": software_parts(tree, libraries),
     }
+
+
+def software_parts(tree: Tree, libraries: Iterable[str] = ()) -> dict[str, str]:
+    """Versions by name, of what is known here before torch is imported."""
+    named = {**PACKAGES, **{name: (name,) for name in libraries}}
+    versions = {name: next(filter(None, map(package_version, packages)), None) for name, packages in named.items()}
+    drivers = driver_versions(tree) or _nvml_driver(tree)
+    parts = {
+        "prony_node_source": node_source_hash(),
+        "python": platform.python_version(),
+        **versions,
+        **torch_toolkit(),
+        **{f"driver_{name}": version for name, version in drivers.items()},
+    }
+    return {name: version for name, version in sorted(parts.items()) if version}
+
+
+def torch_toolkit() -> dict[str, str]:
+    """The CUDA or ROCm that torch was built for, from its version file: importing torch takes seconds."""
+    try:
+        found = importlib.util.find_spec("torch")
+        text = Path(found.origin).with_name("version.py").read_text(encoding="utf-8") if found and found.origin else ""
+    except (ImportError, ValueError, OSError):
+        return {}
+    stated = dict(re.findall(r"^(cuda|hip)\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE))
+    return {{"cuda": "cuda", "hip": "rocm"}[name]: version for name, version in stated.items()}
 
 
 def device_uuids(tree: Tree) -> list[str]:

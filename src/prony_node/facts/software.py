@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from prony_node import __version__
+from prony_node.contract.node_source import node_source_hash
 from prony_node.facts.tree import Missing, Tree
 
 PACKAGES = (
@@ -38,10 +39,24 @@ def software_facts(root: Path = Path("/")) -> dict[str, Any]:
         "global_interpreter_lock": not _free_threaded(),
         "libc": libc or None,
         "prony_node": __version__,
+        "prony_node_source": node_source_hash(),
         "packages": packages,
         "drivers": driver_versions(tree),
         "missing": missing.entries,
     }
+
+
+IMPORTED = (
+    "torch", "triton", "torchvision", "timm", "transformers", "segmentation_models_pytorch", "numpy", "scipy",
+    "safetensors", "torchao", "flash_attn", "transformer_engine",
+)  # fmt: skip
+
+
+def imported_versions() -> dict[str, str | None]:
+    """The libraries that this process has imported, by name, with the version that each states of itself."""
+    loaded = {name: sys.modules[name] for name in IMPORTED if name in sys.modules}
+    stated = {name: getattr(module, "__version__", None) for name, module in loaded.items()}
+    return {name: str(version) if version else package_version(name) for name, version in stated.items()}
 
 
 def package_version(name: str) -> str | None:

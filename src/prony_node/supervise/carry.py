@@ -47,11 +47,11 @@ class Sender:
             self._out.flush()
 
     def look(self, *, last: bool = False) -> None:
-        """Send what is new; of a folder that has its record, or at the end, everything."""
+        """Send what is new; of a folder that has its manifest, or at the end, everything."""
         for folder in self._folders():
             if folder.name in self._bundled:
                 continue
-            if last or (folder / files.RECORD).exists() or (folder / files.NODE).exists():
+            if last or (folder / files.MANIFEST).exists() or (folder / files.NODE).exists():
                 self._bundled.add(folder.name)
                 for frame in in_parts(folder.name, bundle(folder)):
                     self.write(encode(frame))
@@ -69,7 +69,9 @@ class Sender:
 
     def _send_small(self, folder: Path) -> None:
         # The plan last: a folder with a plan and nobody who is responsible would be taken for lost.
-        for path in sorted(folder.glob("*.json"), key=lambda path: (path.name == files.PLAN, path)):
+        # The record goes with all other files: whoever sees it must see them.
+        small = [path for path in folder.glob("*.json") if path.name not in (files.RECORD, files.MANIFEST)]
+        for path in sorted(small, key=lambda path: (path.name == files.PLAN, path)):
             with contextlib.suppress(OSError):  # it is being replaced: next time
                 status = path.stat()
                 mark = (status.st_mtime_ns, status.st_size)

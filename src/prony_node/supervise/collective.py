@@ -213,9 +213,11 @@ def _end_of(series: Series, steps: int) -> float:
 
 
 def write_blocks(path: Path, series: Series) -> None:
-    """The step series: what each block took on this rank. Between blocks the ranks tell each other their times."""
+    """The step series: what each block took on this rank, and on the mean of all ranks, which the rate is made of."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["block", "steps", "end_s", "duration_s", "data_wait_s"])
+        writer.writerow(["block", "steps", "end_s", "duration_s", "data_wait_s", "mean_s"])
         for number, block in enumerate(series.blocks):
-            writer.writerow((number, block.operations, f"{block.end_s:.6f}", f"{block.own_s:.9f}", f"{0.0:.9f}"))
+            writer.writerow(
+                (number, block.operations, float(block.end_s), float(block.own_s), 0.0, float(block.mean_s))
+            )

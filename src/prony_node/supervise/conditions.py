@@ -21,20 +21,20 @@ FACTS_PATIENCE_S = 20.0
 SAMPLER_PATIENCE_S = 5.0
 
 
-def gather_facts() -> dict[str, Any]:
+def gather_facts(workload: str = "") -> dict[str, Any]:
     """Host, software, container, environment, source and fingerprint; what fails leaves its reason."""
     facts: dict[str, Any] = {}
-    for name, ask in _questions().items():
+    for name, ask in _questions(workload).items():
         try:
             facts[name] = ask()
         except Exception as error:  # one fact that cannot be had must not cost the others, or the run
             facts[name] = {"reason": f"{type(error).__name__}: {error}"}
     if "reason" in facts["fingerprint"]:
-        facts["fingerprint"] = {"machine": None, "software": None, **facts["fingerprint"]}
+        facts["fingerprint"] = {"machine": None, "software": None, "parts": {}, **facts["fingerprint"]}
     return facts
 
 
-def _questions() -> dict[str, Callable[[], dict[str, Any]]]:
+def _questions(workload: str) -> dict[str, Callable[[], dict[str, Any]]]:
     def ask(name: str, *arguments: Any) -> Callable[[], dict[str, Any]]:
         def call() -> dict[str, Any]:
             from prony_node import facts
@@ -44,13 +44,18 @@ def _questions() -> dict[str, Callable[[], dict[str, Any]]]:
 
         return call
 
+    def fingerprint() -> dict[str, Any]:
+        from prony_node.supervise.node_fingerprint import fingerprint_for
+
+        return fingerprint_for(workload)
+
     return {
         "host": ask("host_facts"),
         "software": ask("software_facts"),
         "container": ask("container_facts"),
         "environment": ask("environment_facts"),
         "source": ask("source_facts", Path.cwd()),
-        "fingerprint": ask("fingerprint"),
+        "fingerprint": fingerprint,
     }
 
 
@@ -60,8 +65,8 @@ Watched = dict[str, Any]  # of a host: `devices`, each with `facts` and `samples
 class FactsWriter:
     """Writes facts.json in the background."""
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / files.FACTS
+    def __init__(self, folder: Path, workload: str) -> None:
+        self._path, self._workload = folder / files.FACTS, workload
         self._thread = threading.Thread(target=self._write, name="facts", daemon=True)
 
     def start(self) -> None:
@@ -74,7 +79,7 @@ class FactsWriter:
 
     def _write(self) -> None:
         try:
-            files.write_whole(self._path, gather_facts())
+            files.write_whole(self._path, gather_facts(self._workload))
         except (OSError, ValueError, TypeError) as error:
             print(f"prony_node: no facts were written: {error}", flush=True)
 

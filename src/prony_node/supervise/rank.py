@@ -14,6 +14,7 @@ from typing import Any
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.plan import Plan
+from prony_node.facts.software import imported_versions
 from prony_node.measure.out_of_memory import out_of_memory_in
 from prony_node.parallel.place import place_of
 from prony_node.supervise.auto_batch import TryFailed
@@ -42,6 +43,7 @@ def main(argv: list[str]) -> int:
         if place.size > 1:
             failure["at_monotonic"] = time.monotonic()
         found |= {"status": "failed", "failure": failure}
+    found["imported"] = imported_versions()
     files.write_whole(folder / files.RESULT, found)
     stacks.close()
     if not (folder / files.STACKS).stat().st_size:

@@ -201,6 +201,7 @@ class Run:
         self.rule = with_energy(self.rule, self.folder, self.device.type)
         self.tracker = self.make_tracker(block_steps * step_s)
         self.tracker.period = period
+        self.found["series_period"] = period  # with the step series it makes the estimate again
         self.progress.rule = self.rule
         self.progress.phase("measure")
         usage = CpuUsage(len(self.cores))

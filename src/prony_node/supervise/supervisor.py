@@ -15,6 +15,7 @@ from typing import Any
 from prony_node.contract import files
 from prony_node.contract.assemble import Energy, Parts, assemble, make_failure, read_parts
 from prony_node.contract.errors import RequestError
+from prony_node.contract.manifest import SUPERVISOR, write_manifest
 from prony_node.contract.parallel import rank_count, ranks_per_node
 from prony_node.contract.plan import Plan
 from prony_node.parallel.place import node_rank
@@ -77,7 +78,7 @@ class Ending:
 
 def _run(plan: Plan, folder: Path, wake: Wake, node: int) -> Ending:
     conditions = Conditions(folder, ranks_per_node(plan.trial.settings))
-    facts = FactsWriter(folder)
+    facts = FactsWriter(folder, plan.trial.workload)
     sampler = start_sampler(plan, folder)
     try:
         failure = _watch_rank(plan, folder, wake, conditions, facts, node)
@@ -220,9 +221,10 @@ def _write_record(plan: Plan, folder: Path, ending: Ending, started: str) -> int
         if not files.write_once(folder / files.RECORD, record):
             print(f"prony_node: {folder} got a record from someone else; it was kept", file=sys.stderr)
             return EXIT_FAILED
+        write_manifest(folder, SUPERVISOR)
     except OSError as error:
         reason = error.strerror or str(error)
-        print(f"prony_node: the record could not be written in {folder}: {reason}", file=sys.stderr)
+        print(f"prony_node: the record, or its manifest, could not be written in {folder}: {reason}", file=sys.stderr)
         return EXIT_FAILED
     return _exit_code(record)
 

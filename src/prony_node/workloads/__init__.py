@@ -43,6 +43,9 @@ WORKLOADS: dict[str, Workload] = {
 LIBRARIES: dict[str, Callable[[str], Workload]] = {**IMAGE_LIBRARIES, **LANGUAGE_LIBRARIES}
 
 
+MODEL_LIBRARIES = ("timm", "transformers", "segmentation_models_pytorch")
+
+
 def find_workload(name: str) -> Workload:
     """The workload of that name, or an error that names the nearest."""
     library, slash, model = name.partition("/")
@@ -51,6 +54,15 @@ def find_workload(name: str) -> Workload:
     if name not in WORKLOADS:
         raise unknown("workload", name, [*WORKLOADS, *(f"{known}/{model}" for known in LIBRARIES if slash)])
     return WORKLOADS[name]
+
+
+def libraries_of(name: str) -> tuple[str, ...]:
+    """What a workload imports besides torch; of a user's own file nobody knows, so any of them."""
+    try:
+        workload = find_workload(name)
+    except RequestError:
+        return MODEL_LIBRARIES
+    return (workload.library,) if workload.library else ()
 
 
 def workload_of(plan: Plan) -> Workload:

@@ -48,6 +48,8 @@ def sent(folder: Path, *, record: bool = True) -> bytes:
     sender.write(b"@prony/1 words of someone else\n\xff\xfe\n")
     if record:
         (folder / "record.json").write_text('{"status": "ok"}')
+        sender.look()  # a record without its manifest waits for it
+        (folder / "manifest.json").write_text("{}")
         sender.look()
         sender.end(0)
     return out.getvalue()

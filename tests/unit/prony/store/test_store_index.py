@@ -156,13 +156,12 @@ def test_index_in_any_state_is_rebuilt(root: Path, damage: str) -> None:
 def test_finished_tells_trial_repeat_machine_and_software_apart(root: Path) -> None:
     store = Store(root)
     run = store.find("c00001")
-    found = store.finished(run.trial_hash, 1, run.machine, run.software)
+    found = store.finished(run.trial_hash, 1, run.machine)
     assert [(other.id, other.status) for other in found] == [(run.id, "ok")]
-    assert store.finished(run.trial_hash, 7, run.machine, run.software) == []
-    assert store.finished(run.trial_hash, 1, "another", run.software) == []
-    assert store.finished(run.trial_hash, 1, run.machine, None) == []
+    assert store.finished(run.trial_hash, 7, run.machine) == []
+    assert store.finished(run.trial_hash, 1, "another") == []
     failed = store.find("b00f07")
-    assert store.finished(failed.trial_hash, 0, failed.machine, failed.software)[0].status == "failed"
+    assert store.finished(failed.trial_hash, 0, failed.machine)[0].status == "failed"
 
 
 def test_missing_fingerprint_is_found_as_missing(root: Path, get_record: object) -> None:
@@ -170,7 +169,7 @@ def test_missing_fingerprint_is_found_as_missing(root: Path, get_record: object)
     record["id"], record["fingerprint"] = "unknown-machine", {"machine": None, "software": None}
     write_record(root / "unknown-machine", record)
     store = Store(root)
-    assert [run.id for run in store.finished(record["trial"]["hash"], 0, None, None)] == ["unknown-machine"]
+    assert [run.id for run in store.finished(record["trial"]["hash"], 0, None)] == ["unknown-machine"]
 
 
 def test_root_that_does_not_exist_has_no_runs(tmp_path: Path) -> None:

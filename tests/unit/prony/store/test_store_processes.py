@@ -52,7 +52,7 @@ def test_another_may_make_the_place_of_the_runs_at_any_moment(tmp_path: Path) ->
     def ask(root: Path) -> None:
         store = Store(root)
         store.refresh()
-        assert store.runs() == store.finished("none", 0, None, None) == []
+        assert store.runs() == store.finished("none", 0, None) == []
 
     calls = count_calls(lambda: ask(tmp_path / "never"))
     assert calls > 20

@@ -35,7 +35,7 @@ def test_both_writers_facts_stand_side_by_side() -> None:
     record = assemble(PLAN, Parts(GOOD, facts, device), **TIMES)
     assert record["facts"]["devices"] == [{"kind": "cpu", "name": "CPU"}]
     assert "fingerprint" not in record["facts"]
-    assert record["fingerprint"] == {"machine": "m", "software": "s"}
+    assert record["fingerprint"] == {"machine": "m", "software": "s", "parts": {}}
     assert record["facts"]["software"] == {"python": "3", "torch": {"version": "2"}}
 
 

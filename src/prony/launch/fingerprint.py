@@ -1,0 +1,29 @@
+"""What a finished run is compared with: the machine and the software that would run its trial now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Hashes of this machine and its software, as the node program states them before a run."""
+
+    machine: str | None = None
+    software: str | None = None
+    by_workload: Mapping[str, str] = field(default_factory=dict)  # of the software, with the workload's own library
+
+    def software_for(self, workload: str) -> str | None:
+        return self.by_workload.get(workload, self.software)
+
+
+def fingerprint_here(ask: Callable[..., dict[str, Any]], root: Path, workloads: Iterable[str]) -> Fingerprint:
+    """The fingerprint of this machine for these workloads; `ask` asks a node process (`ask_node`)."""
+    answer = ask("fingerprint", root, *workloads)
+    return Fingerprint(answer.get("machine"), answer.get("software"), answer.get("workloads") or {})

@@ -1,0 +1,84 @@
+"""The manifest of a run folder: the SHA-256 and size of every file, written last, so that a change shows."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from prony_node.contract import files
+from prony_node.contract.errors import RequestError
+from prony_node.contract.plan import check_schema
+
+MANIFEST_VERSION = 1
+MANIFEST_SCHEMA = f"prony.manifest/{MANIFEST_VERSION}"
+DEEPEST = 2  # parts of a name: a file, or a file in a folder (rank1/steps.csv)
+CHUNK_BYTES = 2**20
+# The supervisor's own output goes on until it ends, after the manifest.
+NOT_LISTED = (files.MANIFEST, files.SUPERVISOR_LOG)
+SUPERVISOR, COLLECTION = "supervisor", "collection"  # who writes one
+
+
+def write_manifest(folder: Path, written_by: str) -> bool:
+    """List the files of a run folder that has its record; False where there is a manifest already."""
+    listed = {name: {"sha256": _sha256(path), "bytes": path.stat().st_size} for name, path in _listed_files(folder)}
+    document = {"schema": MANIFEST_SCHEMA, "written_by": written_by, "files": listed}
+    return files.write_once(folder / files.MANIFEST, document)
+
+
+def has_manifest(folder: Path) -> bool:
+    return (folder / files.MANIFEST).exists()
+
+
+def manifest_problems(folder: Path) -> list[str]:
+    """How the files of a folder differ from its manifest, one line each; none where they agree."""
+    try:
+        listed = _read(folder)
+    except RequestError as error:
+        return [str(error)]
+    there = dict(_listed_files(folder))
+    problems = [f"{name} is missing" for name in listed if name not in there]
+    problems += [f"{name} is not in the manifest" for name in there if name not in listed]
+    for name in sorted(listed.keys() & there.keys()):
+        try:
+            same = (
+                there[name].stat().st_size == listed[name]["bytes"] and _sha256(there[name]) == listed[name]["sha256"]
+            )
+        except OSError as error:
+            problems.append(f"{name} cannot be read: {error.strerror}")
+        else:
+            problems += [] if same else [f"{name} was changed after the run"]
+    return problems
+
+
+def _read(folder: Path) -> dict[str, dict[str, Any]]:
+    document = files.read_json(folder / files.MANIFEST)
+    if document is None:
+        raise RequestError(f"{files.MANIFEST} cannot be read")
+    check_schema(document, "prony.manifest", MANIFEST_VERSION)
+    listed = document.get("files")
+    whole = isinstance(listed, dict) and all(
+        isinstance(entry, dict) and {"sha256", "bytes"} <= set(entry) for entry in listed.values()
+    )
+    if not whole or files.RECORD not in listed:
+        raise RequestError(f"{files.MANIFEST} does not list {files.RECORD} with its sum and size")
+    return dict(listed)
+
+
+def _listed_files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """The plain files by name, in order: what an archive of the folder holds, without what is being written."""
+    for path in sorted(folder.rglob("*")):
+        parts = path.relative_to(folder).parts
+        passing = len(parts) > DEEPEST or any(part.startswith(".") or part.endswith(".lock") for part in parts)
+        name = "/".join(parts)
+        if not passing and name not in NOT_LISTED and path.is_file() and not path.is_symlink():
+            yield name, path
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -102,9 +102,7 @@ def test_a_run_that_trains_throughout_passes(tmp_path: Path) -> None:
 def test_a_backward_pass_that_is_skipped_after_40_calls_fails(
     tmp_path: Path, depends: str, optimizer: str, decay: float
 ) -> None:
-    levels, _ = checks_of(
-        tmp_path, "steps=300", skipping=AFTER_40, depends=depends, optimizer=optimizer, decay=decay
-    )
+    levels, _ = checks_of(tmp_path, "steps=300", skipping=AFTER_40, depends=depends, optimizer=optimizer, decay=decay)
     assert levels["parameters"] == "pass"  # over the whole run each of them did change
     assert levels["still-training"] == "fail"
 

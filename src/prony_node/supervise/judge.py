@@ -19,7 +19,7 @@ from prony_node.measure.latency import latency_metrics
 from prony_node.measure.loop import Window
 from prony_node.measure.parameters import parameter_norms
 from prony_node.measure.protocol import Batch, Task
-from prony_node.measure.updates import StillTraining, train_further
+from prony_node.measure.updates import train_further
 from prony_node.supervise.headline import rate_metrics, uncounted, utilisation_metrics
 
 if TYPE_CHECKING:
@@ -120,12 +120,10 @@ def training(run: Run) -> None:
             run.metrics[name] = missing(f"the held-out loss was {value}")
     learned = checks.learning_checks(run.loss_first, last, run.steps_taken(), moved, count, finite, run.step.precision)
     run.checks += learned if run.settings.get("sync", True) else [checks.not_as_asked(one) for one in learned]
-    if not run.plan.cut_short:
-        run.checks.append(checks.still_training_check(further_steps(run), run.updates[1], run.step.precision))
 
 
-def further_steps(run: Run) -> StillTraining:
-    """A few more of the very steps that were measured, after everything else was judged."""
+def still_training(run: Run) -> None:
+    """A few more of the very steps that were measured, after everything else was judged: do they train?"""
 
     def agree(done: bool) -> bool:
         return run.ranks.from_first(all(run.ranks.gathered(done)))
@@ -139,7 +137,8 @@ def further_steps(run: Run) -> StillTraining:
     run.phases["further_steps"]["steps"] = found.steps
     parts = devices_of_model(run.settings)
     told = run.ranks.gathered(found)[:parts] if parts > 1 else []
-    return found.with_others(told) if told else found
+    found = found.with_others(told) if told else found
+    run.checks.append(checks.still_training_check(found, run.found["work"]["skipped_steps"], run.step.precision))
 
 
 def of_whole_model(run: Run, moved: int, count: int, finite: bool) -> tuple[int, int, bool]:

@@ -137,6 +137,8 @@ class Run:
             learning.judge(window)
         if self.step.training:
             judge.training(self)
+            if not self.plan.cut_short:
+                judge.still_training(self)
         else:
             judge.inference(self)
         if self.ranks.size > 1:

@@ -111,7 +111,8 @@ def test_weights_in_any_layout_are_followed() -> None:
         for parameter in model.parameters():
             parameter += 1
     after = probes.now()
-    assert before is not None and after is not None
+    assert before is not None
+    assert after is not None
     assert torch.allclose(after, before + 1)
 
 

@@ -74,6 +74,34 @@ def cgroup_facts(tree: Tree, missing: Missing) -> dict[str, Any]:
     }
 
 
+class CpuLimits:
+    """How often, and for how long, a control group of this process stopped its threads: CPU time was used up."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        mounts = parse_mounts(tree.text("/proc/self/mountinfo"))
+        places = _folders(mounts, parse_membership(tree.text("/proc/self/cgroup")), "cpu")
+        self._files = [
+            f"{folder}/cpu.stat" for _, folder in places if "nr_throttled" in (tree.text(f"{folder}/cpu.stat") or "")
+        ]
+        read = any(tree.exists(f"{folder}/cpu.stat") for _, folder in places)
+        self._unlimited = read and all(_quota(tree, *place) is None for place in places)
+
+    def sample(self) -> dict[str, Any]:
+        """Counted since the groups were made; null where none counts it."""
+        if self._unlimited:
+            return {"cgroup_unlimited": True}
+        if not self._files:
+            return {}
+        times, stopped_s = 0, 0.0
+        for name in self._files:
+            stat = dict(line.split(maxsplit=1) for line in (self._tree.text(name) or "").splitlines() if " " in line)
+            times += whole_number(stat.get("nr_throttled")) or 0
+            stopped_s += (whole_number(stat.get("throttled_usec")) or 0) / 1e6  # version 2
+            stopped_s += (whole_number(stat.get("throttled_time")) or 0) / 1e9  # version 1
+        return {"cgroup_throttled": times, "cgroup_throttled_s": stopped_s}
+
+
 def _folders(mounts: list[Mount], paths: dict[str, str], controller: str) -> list[tuple[int, str]]:
     """Version and folder of our group and of each group around it, innermost first: any may set a limit."""
     folders: list[tuple[int, str]] = []

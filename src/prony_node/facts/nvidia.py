@@ -120,7 +120,7 @@ def nvidia_facts(uuid: str | None, address: str | None, missing: Missing) -> dic
 
 
 def sample(nvml: Nvml, handle: Any, whole: Any) -> dict[str, Any]:
-    """Clocks, temperature, power, throttle reasons and processes of the moment."""
+    """Clocks, temperature, power, throttle reasons, PCIe link and processes of the moment."""
     reasons = nvml.ask("nvmlDeviceGetCurrentClocksEventReasons", whole)
     if reasons is None:
         reasons = nvml.ask("nvmlDeviceGetCurrentClocksThrottleReasons", whole)  # its name before driver 535
@@ -131,6 +131,8 @@ def sample(nvml: Nvml, handle: Any, whole: Any) -> dict[str, Any]:
         "temperature_c": nvml.ask("nvmlDeviceGetTemperature", whole, 0),
         "power_w": _divided(nvml.ask("nvmlDeviceGetPowerUsage", whole), 1000),
         "throttle": throttle_words(reasons),
+        "pcie_generation": nvml.ask("nvmlDeviceGetCurrPcieLinkGeneration", whole),
+        "pcie_width": nvml.ask("nvmlDeviceGetCurrPcieLinkWidth", whole),
         "memory_used_bytes": getattr(memory, "used", None),
         "processes": processes(nvml, handle),
     }

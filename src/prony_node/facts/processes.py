@@ -87,6 +87,21 @@ def cpu_times(tree: Tree, ours: set[int], processes: dict[int, Process]) -> dict
     }
 
 
+def allowed_times(tree: Tree, allowed: set[int]) -> dict[str, Any]:
+    """CPU seconds since boot of the CPUs that we may use: all of them, and those in which they were idle."""
+    total = idle = 0
+    for line in (tree.text("/proc/stat") or "").splitlines():
+        name, _, rest = line.partition(" ")
+        cpu = whole_number(name.removeprefix("cpu")) if name.startswith("cpu") else None
+        ticks = [whole_number(word) or 0 for word in rest.split()[:8]]
+        if cpu in allowed and len(ticks) == 8:
+            total, idle = total + sum(ticks), idle + ticks[3] + ticks[4]
+    if not total:
+        return {"allowed_total_s": None, "allowed_idle_s": None}
+    ticks_a_second = _ticks_a_second()
+    return {"allowed_total_s": total / ticks_a_second, "allowed_idle_s": idle / ticks_a_second}
+
+
 def _ticks_a_second() -> int:
     try:
         return os.sysconf("SC_CLK_TCK")

@@ -7,15 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from prony_node.facts import amd, nvidia
+from prony_node.facts.cgroup import CpuLimits
 from prony_node.facts.container import pid_namespace
 from prony_node.facts.cpu import CPUS
 from prony_node.facts.host import hypervisor_facts, load_average
-from prony_node.facts.processes import all_processes, cpu_times, our_roots, own_tree
+from prony_node.facts.nvidia_errors import ErrorWatch
+from prony_node.facts.pci import link_facts
+from prony_node.facts.processes import all_processes, allowed_times, cpu_times, our_roots, own_tree
 from prony_node.facts.tree import Missing, Tree, parse_cpu_list, parse_keys, whole_number
 from prony_node.facts.watch_checks import watch_checks
 
 __all__ = ["Watch", "watch_checks"]
 
+ERRORS_EVERY_S = 5.0
 MOST_CPUS_ASKED = 8  # asking a CPU for its clock may interrupt it, so ask a few
 
 
@@ -31,6 +35,9 @@ class Watch:
         self.nvml: nvidia.Nvml | None = None
         self.handle: Any = None
         self.whole: Any = None
+        self.errors: ErrorWatch | None = None
+        self._errors_due_s = 0.0
+        self.limits = CpuLimits(self.tree)
         is_amd = bool((device_facts.get("torch") or {}).get("hip"))
         self.is_amd = self.kind == "cuda" and is_amd
         if self.kind == "cuda" and not is_amd:
@@ -39,6 +46,7 @@ class Watch:
             self.reason = f"no reader for {self.kind} devices yet"
         self.invisible = self._why_invisible(device_facts.get("virtualisation"))
         allowed = parse_cpu_list(parse_keys(self.tree.text("/proc/self/status")).get("Cpus_allowed_list"))
+        self.allowed = set(allowed)
         self.cpus = allowed[:: max(1, -(-len(allowed) // MOST_CPUS_ASKED))]
 
     def sample(self) -> dict[str, Any]:
@@ -51,6 +59,11 @@ class Watch:
                 sample["reason"] = f"{type(error).__name__}: {error}"
         return sample
 
+    def last_sample(self) -> dict[str, Any]:
+        """After the rank has ended: what counts errors, once more."""
+        self._errors_due_s = 0.0
+        return self.sample()
+
     def _open_nvml(self, uuid: str | None) -> None:
         self.nvml, self.reason = nvidia.open_nvml()
         if self.nvml is None:
@@ -60,6 +73,7 @@ class Watch:
             self.nvml, self.reason = None, "NVML knows no device of this UUID or PCI address"
         else:
             _, self.whole = nvidia.whole_device(self.nvml, self.handle)
+            self.errors = ErrorWatch(self.nvml, self.whole)
 
     def _why_invisible(self, virtualisation: str | None) -> str | None:
         """Why other processes on the device might not be seen from here; None when all are."""
@@ -86,6 +100,8 @@ class Watch:
             "swap_out_pages": whole_number(counters.get("pswpout")),
             "load_average": average[0] if average else None,
             **cpu_times(self.tree, self.ours, processes),
+            **allowed_times(self.tree, self.allowed),
+            **self.limits.sample(),
         }
 
     def _device(self) -> dict[str, Any]:
@@ -93,7 +109,7 @@ class Watch:
             return self._cpu()
         values: dict[str, Any] = {
             "sm_clock_mhz": None, "memory_clock_mhz": None, "temperature_c": None, "power_w": None,
-            "throttle": None, "foreign_pids": None,
+            "throttle": None, "foreign_pids": None, "pcie_generation": None, "pcie_width": None,
         }  # fmt: skip
         processes = None
         if self.nvml is not None:
@@ -103,6 +119,11 @@ class Watch:
                 values["reason"] = next(iter(self.nvml.reasons.values()), None)
         elif self.is_amd:
             values |= amd.sample(self.tree, self.address)
+            link = link_facts(self.tree, self.address)
+            values |= {"pcie_generation": link["generation_now"], "pcie_width": link["width_now"]}
+        if self.errors is not None and time.monotonic() >= self._errors_due_s:
+            values |= self.errors.read()
+            self._errors_due_s = time.monotonic() + ERRORS_EVERY_S
         if processes is not None:
             foreign = [one for one in processes if one["pid"] not in self.ours]
             values["foreign_pids"] = sorted(one["pid"] for one in foreign)

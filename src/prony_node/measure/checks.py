@@ -6,9 +6,12 @@ import math
 from typing import Any
 
 from prony_node.measure.loop import Window
+from prony_node.measure.updates import StillTraining
 from prony_node.stats import Estimate, StopRule
 
 Check = dict[str, str]
+MOST_SKIPPED = 0.01  # of the steps, by a gradient scaler
+FEW_IDLE = 0.1  # of the tensors: more of them without a gradient, and most of the backward pass was left out
 FEW_STEPS = 100  # of training, under which a loss that did not fall says nothing
 
 
@@ -86,6 +89,37 @@ def learning_checks(
     text = "every parameter and the last loss are finite" if finite else "a parameter or the last loss is not finite"
     checks.append(check("finite", "pass" if finite else "fail", text))
     return checks
+
+
+def updates_check(steps: int, made: int, skipped: int) -> Check:
+    """Each step of a training run updates the weights once; a gradient scaler may skip a few after an overflow."""
+    if made != steps:
+        return check("updates", "fail", f"{made:,} optimizer steps in {steps:,} steps")
+    text = f"{made - skipped:,} optimizer steps in {steps:,} steps"
+    if not skipped:
+        return check("updates", "pass", text)
+    text += f"; the gradient scaler skipped {skipped:,}"
+    return check("updates", "pass" if skipped <= max(1, MOST_SKIPPED * steps) else "warn", text)
+
+
+def still_training_check(found: StillTraining, skipped: int, precision: str) -> Check:
+    """Whether the model trained to the end of the window, and in each part of it."""
+    name = "still-training"
+    text = f"{found.changed} of {found.tensors} parameter tensors changed in {found.steps} steps after the window"
+    if found.stalled > skipped:
+        return check(name, "fail", f"the weights stood still in {found.stalled} of {found.parts} parts of the window")
+    if found.idle:
+        text += f"; {found.idle} had no gradient"
+        return check(name, "fail" if found.idle > FEW_IDLE * found.tensors else "warn", text)
+    still = found.tensors - found.changed
+    if still and found.idle is None:
+        few = still <= FEW_IDLE * found.tensors or (precision == "bf16-pure" and found.changed > 0)
+        return check(name, "warn" if few and precision != "bf16-pure" else "pass" if few else "fail", text)
+    if still:
+        text += "; the others have gradients that are too small to show"
+    if found.parts:
+        text += f"; weights moved in each of {found.parts} parts of the window"
+    return check(name, "pass", text)
 
 
 def not_as_asked(made: Check) -> Check:

@@ -17,6 +17,7 @@ from prony_node.measure.captured import Captured
 from prony_node.measure.gradients import Kind, ask_ahead
 from prony_node.measure.optimizer import make_optimizer, set_rate
 from prony_node.measure.protocol import Batch, Task, Tied
+from prony_node.measure.updates import UpdateCount
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}  # fp8: what has no eight bits
 PURE = {"bf16-pure": torch.bfloat16, "fp64": torch.float64}
@@ -51,6 +52,7 @@ class Step:
         self.output: Tensor | None = None  # the last loss or answer, on the device
         self.attention = Choice(order_of(settings) if device.type == "cuda" else ())
         self.gradients: list[Kind] = []  # of the model's convolutions, with the batch of this step
+        self.updates = UpdateCount()
         self._inputs: Batch = ()
         self._replay: Callable[[], None] | None = None
         torch.manual_seed(int(settings["seed"]))
@@ -117,6 +119,7 @@ class Step:
             self.optimizer = make_optimizer(self.task, self.settings, self.model, self.device)
             # A scaler that is not enabled passes losses and steps through unchanged.
             self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
+            self.updates.follow(self.optimizer, self.device, scaled=self.precision == "fp16")
         self._forward = self._compiled(self._whole_loss if self.training else self._answer)
         self._work = work
         if self._may_ask_ahead():
@@ -143,6 +146,7 @@ class Step:
             for target, source in zip(self._inputs, batch, strict=True):
                 target.copy_(source, non_blocking=True)
             self._replay()
+            self.updates.made += 1  # in inference too, where nobody asks for it
         else:
             self._inputs = batch
             self._work()

@@ -135,6 +135,8 @@ class Conditions:
                 return
             next_s = max(next_s + SAMPLE_EVERY_S, time.monotonic())
             self._stop.wait(next_s - time.monotonic())
+        for name, watch in watches.items():
+            self._samples.setdefault(name, []).append(watch.last_sample())
 
 
 def judged(watched: Watched, window: Any) -> list[tuple[str, list[dict[str, str]]]]:

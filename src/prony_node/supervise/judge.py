@@ -12,12 +12,14 @@ from torch import Tensor, nn
 from prony_node.contract.mesh import devices_of_model
 from prony_node.contract.metrics import measured, missing
 from prony_node.contract.parallel import models
+from prony_node.contract.trial import learns_to_quality
 from prony_node.measure import checks
 from prony_node.measure.cuda import exact_fp32, untried
 from prony_node.measure.latency import latency_metrics
 from prony_node.measure.loop import Window
 from prony_node.measure.parameters import parameter_norms
 from prony_node.measure.protocol import Batch, Task
+from prony_node.measure.updates import train_further
 from prony_node.supervise.headline import rate_metrics, uncounted, utilisation_metrics
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ def series(run: Run, window: Window) -> None:
     run.phases["warm_up"]["seconds"] += cut_s
     run.phases["warm_up"]["steps"] += cut_steps
     run.phases["steady"] = {"seconds": window.duration_s - cut_s, "steps": steps}
-    run.found["work"] = work_done(run, steps)
+    run.found["work"] = work_done(run, steps) | updates_done(run, window.steps)
     if run.inputs.opened is not None:
         run.found["data"] = run.inputs.about()
 
@@ -92,6 +94,18 @@ def work_done(run: Run, steps: int) -> dict[str, Any]:
     }
 
 
+def updates_done(run: Run, loop_steps: int) -> dict[str, Any]:
+    """Optimizer steps of the measured loop: those of the steady window and of the transient that was cut before it."""
+    if not run.step.training:
+        return {}
+    made, skipped = run.updates
+    if run.step.precision == "fp16" and made < loop_steps:
+        skipped += loop_steps - made  # without a fused optimizer, the scaler on the host leaves the step out
+        made = loop_steps
+    run.checks.append(checks.updates_check(loop_steps, made, skipped))
+    return {"loop_steps": loop_steps, "optimizer_steps": made - skipped, "skipped_steps": skipped}
+
+
 def training(run: Run) -> None:
     """Did it train? Parameters are looked at first: a held-out loss moves the statistics of batch norms."""
     norms = parameter_norms(run.step.model)
@@ -106,6 +120,25 @@ def training(run: Run) -> None:
             run.metrics[name] = missing(f"the held-out loss was {value}")
     learned = checks.learning_checks(run.loss_first, last, run.steps_taken(), moved, count, finite, run.step.precision)
     run.checks += learned if run.settings.get("sync", True) else [checks.not_as_asked(one) for one in learned]
+
+
+def still_training(run: Run) -> None:
+    """A few more of the very steps that were measured, after everything else was judged: do they train?"""
+
+    def agree(done: bool) -> bool:
+        return run.ranks.from_first(all(run.ranks.gathered(done)))
+
+    if learns_to_quality(run.settings):
+        run.step.set_rate(1.0)  # at the end of its schedule it is too small to show
+    with run.phase("further_steps"):
+        found = train_further(
+            lambda: run.step(next(run.batches)), run.step.model, run.step.optimizer, run.norms_first, run.probes, agree
+        )
+    run.phases["further_steps"]["steps"] = found.steps
+    parts = devices_of_model(run.settings)
+    told = run.ranks.gathered(found)[:parts] if parts > 1 else []
+    found = found.with_others(told) if told else found
+    run.checks.append(checks.still_training_check(found, run.found["work"]["skipped_steps"], run.step.precision))
 
 
 def of_whole_model(run: Run, moved: int, count: int, finite: bool) -> tuple[int, int, bool]:

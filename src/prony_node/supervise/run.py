@@ -26,12 +26,13 @@ from prony_node.measure.loop import Window, measured_loop, steps_per_block
 from prony_node.measure.memory_cap import Room
 from prony_node.measure.protocol import Batch, Task
 from prony_node.measure.step import FIRST_STEPS, Step
+from prony_node.measure.updates import Probes
 from prony_node.measure.usage import CpuUsage
 from prony_node.measure.winners import keep_winners
 from prony_node.parallel.place import Place
 from prony_node.parallel.ranks import Ranks
 from prony_node.parallel.replicas import Replicas
-from prony_node.stats import StopRule, Tracker
+from prony_node.stats import Decision, StopRule, Tracker
 from prony_node.supervise import auto_batch, joining, judge
 from prony_node.supervise.build import build
 from prony_node.supervise.collective import CollectiveRun
@@ -69,6 +70,9 @@ class Run:
     norms_first: torch.Tensor
     batches: Iterator[Batch]
     first: Batch
+    # What `measure` saw
+    probes: Probes
+    updates: tuple[int, int]  # optimizer steps that were made in the loop, and those of them that a scaler skipped
 
     def __init__(self, plan: Plan, folder: Path, found: dict[str, Any], place: Place | None = None) -> None:
         self.plan, self.folder, self.found = plan, folder, found
@@ -133,6 +137,8 @@ class Run:
             learning.judge(window)
         if self.step.training:
             judge.training(self)
+            if not self.plan.cut_short:
+                judge.still_training(self)
         else:
             judge.inference(self)
         if self.ranks.size > 1:
@@ -180,6 +186,10 @@ class Run:
             return LockstepTracker(self.rule, self.ranks, block_s)
         return IndependentTracker(self.rule, self.ranks)
 
+    def report_measuring(self, steps: int, decision: Decision | None) -> None:
+        self.probes.take(steps)
+        self.progress.measuring(steps, decision)
+
     def fixed_steps(self) -> int | None:
         if self.plan.cut_short and self.task.varies:
             return self.steps_of_all_shapes()
@@ -205,12 +215,15 @@ class Run:
         self.progress.rule = self.rule
         self.progress.phase("measure")
         usage = CpuUsage(len(self.cores))
+        self.probes = Probes(self.step.model if self.step.training else torch.nn.Module())
+        made, skipped = self.step.updates.made, self.step.updates.skipped()
         self.ranks.barrier()  # all start together
         self.began_s = time.monotonic()
         waited = self.task.synchronisations() if self.task.synchronisations else 0
         if learning is not None:
             window = learning.train(step_s)
         else:
+            self.probes.take(0)
             window = measured_loop(
                 self.step,
                 self.batches,
@@ -219,8 +232,10 @@ class Run:
                 block_steps=block_steps,
                 fixed_steps=self.fixed_steps(),
                 time_waits=self.inputs.waits,
-                report=self.progress.measuring,
+                report=self.report_measuring,
             )
+            self.probes.take(window.steps)
+        self.updates = self.step.updates.made - made, self.step.updates.skipped() - skipped
         self.metrics["cpu_utilisation"] = usage.metric()
         if self.task.synchronisations:
             own = (self.task.synchronisations() - waited) / window.steps

@@ -8,16 +8,33 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from prony_node.facts import Watch, watch_checks
-from prony_node.facts.processes import Process, own_tree
+from prony_node.facts.processes import Process, allowed_times, own_tree
+from prony_node.facts.tree import Tree
 
 CUDA = {"kind": "cuda", "uuid": "GPU-x", "power_limit": {"set_w": 700.0}}
 CPU = {"kind": "cpu"}
+H200 = {
+    "kind": "cuda", "uuid": "GPU-x", "power_limit": {"set_w": 700.0, "default_w": 700.0},
+    "clocks": {"sm_max_mhz": 1980, "memory_max_mhz": 3201}, "pci": {"generation_max": 5, "width_max": 16},
+}  # fmt: skip
+QUIET = {
+    "memory_clock_mhz": 3201, "pcie_generation": 5, "pcie_width": 16, "ecc_uncorrected": 0, "remapped_rows": 0,
+    "xids": [], "cgroup_throttled": 3, "cgroup_throttled_s": 0.2, "cpu_own_s": lambda t: 1.0 * t,
+    "allowed_total_s": lambda t: 16.0 * t, "allowed_idle_s": lambda t: 14.0 * t,
+}  # fmt: skip
+ON_CPU = ["throttled", "clocks", "foreign-processes", "cpu-limit", "swap"]
+ON_DEVICE = [
+    "throttled", "clocks", "memory-clock", "foreign-processes", "pcie-link", "device-errors", "host-cpus",
+    "cpu-limit", "swap",
+]  # fmt: skip
 
 
 def series(count: int = 10, **values: Any) -> list[dict[str, Any]]:
@@ -37,10 +54,62 @@ def judged(
 
 
 def test_a_clean_run_passes_everything() -> None:
-    checks = judged(series())
-    assert {name: level for name, (level, _) in checks.items()} == dict.fromkeys(
-        ("throttled", "clocks", "foreign-processes", "swap"), "pass"
-    )
+    checks = judged(series(**QUIET), H200)
+    assert {name: level for name, (level, _) in checks.items()} == dict.fromkeys(ON_DEVICE, "pass")
+
+
+def test_a_run_at_its_default_power_limit_passes_everything() -> None:
+    """The clock is low, wanders and falls with heat: that is how fast such a device is."""
+    clocks = lambda t: 1720 - 8 * t - 90 * (t % 3)  # noqa: E731
+    checks = judged(series(20, **QUIET | {"throttle": ["power limit"], "sm_clock_mhz": clocks}), H200)
+    assert {level for level, _ in checks.values()} == {"pass"}
+    assert "power limit in 20 of 20 samples" in checks["throttled"][1]
+
+
+PLANTED = {
+    "a fixed clock": ("clocks", {"sm_clock_mhz": 1005}),
+    "a fixed clock by application clocks": ("clocks", {"sm_clock_mhz": 1005, "throttle": ["application clocks"]}),
+    "a clock that alternates": ("clocks", {"sm_clock_mhz": lambda t: 1900 if t % 2 else 1300}),
+    "a clock that alternates slowly": ("clocks", {"sm_clock_mhz": lambda t: 1900 if t // 3 % 2 else 1300}),
+    "a clock that alternates at the power limit": (
+        "clocks", {"sm_clock_mhz": lambda t: 1900 if t % 2 else 1300, "throttle": ["power limit"]},
+    ),
+    "half the memory clock": ("memory-clock", {"memory_clock_mhz": 1600}),
+    "half the memory clock at times": ("memory-clock", {"memory_clock_mhz": lambda t: 1600 if t % 4 == 0 else 3201}),
+    "all cores taken by others": ("host-cpus", {"allowed_idle_s": lambda t: 0.2 * t}),
+    "a control group that stops us": (
+        "cpu-limit", {"cgroup_throttled": lambda t: 9 * t, "cgroup_throttled_s": lambda t: 0.3 * t},
+    ),
+    "half the lanes": ("pcie-link", {"pcie_width": 8}),
+    "a slow link": ("pcie-link", {"pcie_generation": 3}),
+    "an XID": ("device-errors", {"xids": lambda t: [79] if t == 4 else []}),
+    "a remapped row": ("device-errors", {"remapped_rows": lambda t: 1 if t > 6 else 0}),
+    "an uncorrected error": ("device-errors", {"ecc_uncorrected": lambda t: 5 if t > 6 else 4}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_planted_fault_warns_and_nothing_else_does(fault: str) -> None:
+    name, values = PLANTED[fault]
+    levels = {check: level for check, (level, _) in judged(series(20, **QUIET | values), H200).items()}
+    assert levels == dict.fromkeys(ON_DEVICE, "pass") | {name: "warn"}
+
+
+def test_a_link_is_judged_by_its_best_moment() -> None:
+    """An idle link goes down to a lower generation."""
+    samples = series(**QUIET | {"pcie_generation": lambda t: 5 if t == 3 else 1})
+    assert judged(samples, H200)["pcie-link"][0] == "pass"
+
+
+def test_errors_before_the_window_count() -> None:
+    samples = series(20, **QUIET | {"xids": lambda t: [31] if t == 1 else []})
+    level, message = judged(samples, H200, window=(8.0, 18.0))["device-errors"]
+    assert (level, message) == ("warn", "XID 31")
+
+
+def test_own_use_of_all_cores_is_not_others() -> None:
+    samples = series(**QUIET | {"cpu_own_s": lambda t: 15.9 * t, "allowed_idle_s": lambda t: 0.0 * t})
+    assert judged(samples, H200)["host-cpus"][0] == "pass"
 
 
 def test_power_limit_is_a_warning_with_the_limit() -> None:
@@ -138,6 +207,16 @@ def test_a_window_between_two_samples_uses_the_counters_around_it() -> None:
                 "cpu_clock_mhz": st.none() | st.floats(0, 5000),
                 "foreign_pids": st.none() | st.lists(st.integers(1, 9)),
                 "own_seen": st.booleans(),
+                "memory_clock_mhz": st.none() | st.integers(0, 4000),
+                "pcie_width": st.none() | st.integers(0, 16),
+                "pcie_generation": st.none() | st.integers(0, 6),
+                "remapped_rows": st.none() | st.integers(0, 3),
+                "xids": st.none() | st.lists(st.integers(1, 99)),
+                "allowed_total_s": st.none() | st.floats(0, 9),
+                "allowed_idle_s": st.none() | st.floats(0, 9),
+                "cpu_own_s": st.none() | st.floats(0, 9),
+                "cgroup_throttled": st.none() | st.integers(0, 9),
+                "cgroup_throttled_s": st.none() | st.floats(0, 9),
                 "swap_in_pages": st.none() | st.integers(0, 9),
                 "swap_out_pages": st.none() | st.integers(0, 9),
                 "reason": st.none() | st.text(max_size=5),
@@ -145,11 +224,11 @@ def test_a_window_between_two_samples_uses_the_counters_around_it() -> None:
         )
     ),
     st.none() | st.tuples(st.floats(0, 100), st.floats(0, 100)),
-    st.sampled_from([CPU, CUDA, {}]),
+    st.sampled_from([CPU, CUDA, H200, {}]),
 )
-def test_any_samples_give_four_checks(samples: list, window: Any, facts: dict) -> None:
+def test_any_samples_give_the_same_checks(samples: list, window: Any, facts: dict) -> None:
     checks = watch_checks(samples, window, facts)
-    assert [check["name"] for check in checks] == ["throttled", "clocks", "foreign-processes", "swap"]
+    assert [check["name"] for check in checks] == (ON_DEVICE if "uuid" in facts else ON_CPU)
     assert all(check["level"] in ("pass", "warn", "fail", "unknown") and check["message"] for check in checks)
 
 
@@ -167,6 +246,86 @@ def test_a_watched_gpu(nvml: Callable[..., dict[str, Any]]) -> None:
     assert sample["foreign_pids"] == [1]
     assert sample["own_seen"]
     json.dumps(sample, allow_nan=False)
+
+
+class Timeout(Exception):
+    """What NVML raises when no event waits."""
+
+
+def test_errors_of_a_watched_gpu(nvml: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are remapped and an XID that comes while the run goes on are read from NVML."""
+    rows, waiting = [(0, 1, 0, 0)], []
+
+    def wait(events: Any, timeout_ms: int) -> Any:
+        assert timeout_ms == 0
+        if not waiting:
+            raise Timeout("Timeout")
+        return SimpleNamespace(eventType=8, eventData=waiting.pop())
+
+    nvml(
+        nvmlDeviceGetRemappedRows=lambda device: rows[0],
+        nvmlDeviceGetTotalEccErrors=lambda *arguments: 0,
+        nvmlEventSetCreate=1,
+        nvmlDeviceRegisterEvents=lambda device, kinds, events: None,
+        nvmlEventSetWait_v2=wait,
+    )
+    watch = Watch({"kind": "cuda", "uuid": "GPU-x"})
+    samples = [watch.sample()]
+    assert (samples[0]["pcie_generation"], samples[0]["pcie_width"]) == (5, 16)
+    assert samples[0]["xids"] == []
+    assert judged([*samples, watch.last_sample()])["device-errors"][0] == "pass"
+    rows[0] = (0, 3, 1, 0)
+    waiting.append(94)
+    level, message = judged([*samples, watch.last_sample()])["device-errors"]
+    assert level == "warn"
+    assert "2 new remapped rows" in message
+    assert "XID 94" in message
+
+
+def test_a_gpu_that_tells_of_no_errors(nvml: Callable[..., dict[str, Any]]) -> None:
+    nvml()
+    watch = Watch({"kind": "cuda", "uuid": "GPU-x"})
+    samples = [watch.sample(), watch.last_sample()]
+    assert judged(samples)["device-errors"][0] == "unknown"
+    assert "reason" not in samples[0]
+
+
+STAT = "usage_usec 10\nnr_periods 90\nnr_throttled {}\nthrottled_usec {}\n"
+
+
+def test_cgroup_throttling_is_read(tmp_path: Path) -> None:
+    files = {
+        "/proc/self/mountinfo": "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+        "/proc/self/cgroup": "0::/job/step\n",
+        "/sys/fs/cgroup/cpu.stat": "usage_usec 10\n",
+        "/sys/fs/cgroup/job/cpu.max": "200000 100000\n",
+        "/sys/fs/cgroup/job/cpu.stat": STAT.format(5, 1000000),
+        "/sys/fs/cgroup/job/step/cpu.stat": STAT.format(0, 0),
+    }
+    for name, text in files.items():
+        path = tmp_path / name.lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    watch = Watch(CPU, tmp_path)
+    before = watch.sample() | {"t_s": 0.0}
+    (tmp_path / "sys/fs/cgroup/job/cpu.stat").write_text(STAT.format(25, 3500000))
+    after = watch.sample() | {"t_s": 10.0}
+    level, message = judged([before, after], CPU)["cpu-limit"]
+    assert level == "warn"
+    assert "20 times, for 2.5 s of 10.0 s" in message
+    (tmp_path / "sys/fs/cgroup/job/cpu.max").write_text("max 100000\n")
+    free = Watch(CPU, tmp_path)
+    assert judged([free.sample(), free.sample()], CPU)["cpu-limit"][0] == "pass"
+
+
+def test_the_cpus_that_we_may_use_are_counted_alone(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/stat").write_text(
+        "cpu  300 0 0 300 0 0 0 0 0 0\ncpu0 300 0 0 0 0 0 0 0 0 0\ncpu1 0 0 0 290 10 0 0 0 0 0\n"
+    )
+    assert allowed_times(Tree(tmp_path), {1})["allowed_idle_s"] == allowed_times(Tree(tmp_path), {1})["allowed_total_s"]
+    assert allowed_times(Tree(tmp_path), {0})["allowed_idle_s"] == 0
+    assert allowed_times(Tree(tmp_path), {7}) == {"allowed_total_s": None, "allowed_idle_s": None}
 
 
 def test_a_gpu_without_sensors_leaves_its_reason(no_nvml: None) -> None:

@@ -164,6 +164,7 @@ def window_of(blocks: int, wait_s: float = 0.0, slow: int = 0) -> tuple[Window, 
 def test_work_is_counted_and_the_transient_is_left_out(blocks: int, slow: int) -> None:
     run = run_of()
     window, run.tracker = window_of(blocks, slow=slow)
+    run.updates = (window.steps, 0)
     run.phases = {
         "cold_start": {"seconds": 1.0, "steps": 4, "compile_cache": {"state": "none"}},
         "warm_up": {"seconds": 1.0, "steps": 11},
@@ -176,6 +177,7 @@ def test_work_is_counted_and_the_transient_is_left_out(blocks: int, slow: int) -
     assert run.found["work"] | {"total_samples": 0, "total_steps": 0} == {
         "samples": 2 * steps, "units": 32 * steps, "steps": steps, "devices": 1, "window": "steady",
         "total_samples": 0, "total_steps": 0,
+        "loop_steps": 5 * blocks, "optimizer_steps": 5 * blocks, "skipped_steps": 0,
     }  # fmt: skip
     assert run.phases["steady"]["steps"] + run.phases["warm_up"]["steps"] == 5 * blocks + 11
     rate = run.metrics["throughput"]["value"]  # rate x time = work
@@ -185,7 +187,8 @@ def test_work_is_counted_and_the_transient_is_left_out(blocks: int, slow: int) -
     for name, metric in run.metrics.items():
         _validate_metric(name, metric)
     files.to_json([run.found, run.metrics, run.checks, run.phases])
-    assert {"steady", "levels", "blocks", "tolerance", "clock", "loader", "utilisation"} == set(levels(run))
+    made = {"updates", "steady", "levels", "blocks", "tolerance", "clock", "loader", "utilisation"}
+    assert made == set(levels(run))
 
 
 def test_how_often_a_workload_waited_for_the_device_is_in_the_record() -> None:

@@ -128,6 +128,8 @@ class CollectiveRun:
         estimate = series.tracker.estimate()
         self.curve.append(self._row(made.size, series, estimate))
         self._fill(made.size, series, estimate, ended)
+        work, timed = run.found["work"], run.phases["steady"]
+        run.checks.append(checks.arithmetic_check(self.curve[-1]["bus_bandwidth"], timed["seconds"], work["units"]))
         run.found["parallel"] = self._parallel(series)
         run.checks += checks.series_checks(estimate, run.rule, fixed is not None)
         with run.phase("teardown"):
@@ -213,9 +215,12 @@ def _end_of(series: Series, steps: int) -> float:
 
 
 def write_blocks(path: Path, series: Series) -> None:
-    """The step series: what each block took on this rank. Between blocks the ranks tell each other their times."""
+    """The step series: what each block took, as the mean over the ranks, and on this rank.
+
+    Between blocks the ranks tell each other their times.
+    """
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["block", "steps", "end_s", "duration_s", "data_wait_s"])
+        writer.writerow(["block", "steps", "end_s", "duration_s", "data_wait_s", "own_s"])
         for number, block in enumerate(series.blocks):
-            writer.writerow((number, block.operations, f"{block.end_s:.6f}", f"{block.own_s:.9f}", f"{0.0:.9f}"))
+            writer.writerow((number, block.operations, *map(repr, (block.end_s, block.mean_s, 0.0, block.own_s))))

@@ -8,11 +8,14 @@ from pathlib import Path
 
 
 def write_blocks(path: Path, blocks: Iterable[tuple[int, float, float]]) -> None:
-    """Blocks of steps with their duration and what of it was waiting for data."""
+    """Blocks of steps with their duration and what of it was waiting for data, in full precision.
+
+    The rate and its interval are recomputed from these numbers by `prony_node.stats.estimate_of`.
+    """
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["block", "steps", "end_s", "duration_s", "data_wait_s"])
         end_s = 0.0
         for number, (steps, duration_s, data_wait_s) in enumerate(blocks):
             end_s += duration_s
-            writer.writerow((number, steps, f"{end_s:.6f}", f"{duration_s:.9f}", f"{data_wait_s:.9f}"))
+            writer.writerow((number, steps, repr(end_s), repr(duration_s), repr(data_wait_s)))

@@ -12,6 +12,7 @@ from prony_node.stats import Estimate, StopRule
 Check = dict[str, str]
 MOST_SKIPPED = 0.01  # of the steps, by a gradient scaler
 FEW_IDLE = 0.1  # of the tensors: more of them without a gradient, and most of the backward pass was left out
+ARITHMETIC = 0.001  # by which rate x time may miss the work
 FEW_STEPS = 100  # of training, under which a loss that did not fall says nothing
 
 
@@ -41,7 +42,7 @@ def series_checks(estimate: Estimate | None, rule: StopRule, fixed: bool) -> lis
         checks.append(check("levels", "warn", f"the step time jumped between {estimate.levels} levels: {values}"))
     else:
         checks.append(check("levels", "pass", "one level of step time"))
-    # The rule was content before the last blocks came in; they may move the cut and the count a little.
+    # A series that ends at the maximum time may have a few less than the rule asks of one that stops by itself.
     enough = estimate.independent_blocks >= 0.8 * rule.min_independent_blocks
     text = f"{estimate.independent_blocks:.0f} effectively independent blocks of steps"
     checks.append(check("blocks", "pass" if enough else "warn", text + ("" if enough else ": too few to trust")))
@@ -53,6 +54,17 @@ def series_checks(estimate: Estimate | None, rule: StopRule, fixed: bool) -> lis
         text = f"± {width} after {rule.max_time_s:g} s; ± {rule.tolerance:.2%} was asked for"
         checks.append(check("tolerance", "warn", text))
     return checks
+
+
+def arithmetic_check(rate: float | None, seconds: float, units: float) -> Check:
+    """Rate x time = work: the three figures of one window must agree."""
+    if rate is None:
+        return check("arithmetic", "unknown", "there is no rate to multiply with the time")
+    off = rate * seconds / units - 1.0 if units else math.inf
+    text = f"rate x time is {rate * seconds:,.6g}, the counted work {units:,.6g}"
+    if abs(off) <= ARITHMETIC:
+        return check("arithmetic", "pass", text)
+    return check("arithmetic", "fail", f"{text}: {off:+.2%} apart, so one of the three is wrong")
 
 
 def clock_check(window: Window) -> Check:

@@ -8,20 +8,25 @@ from dataclasses import dataclass, field
 
 from prony_node.measure.clock import Block, Clock
 from prony_node.measure.protocol import Batch
-from prony_node.stats import Decision, Tracker
+from prony_node.stats import Decision, Estimate, StopRule, Tracker, estimate_of
 
 BLOCK_S = 0.02  # steps shorter than this are timed in blocks of about this length
 
 
 @dataclass
 class Window:
-    """What the loop saw: every block from the first timed step on."""
+    """What the loop saw: every block from the first timed step on.
+
+    `blocks_seen`: blocks that were there when the stop was decided. The others were under way by then: they are kept,
+    and no estimate uses them. None: there was no decision, and all count.
+    """
 
     clock: str
     stop_reason: str = ""
     blocks: list[Block] = field(default_factory=list)
     monotonic: tuple[float, float] = (0.0, 0.0)
     paused_s: float = 0.0  # between those two, for something else than steps
+    blocks_seen: int | None = None
 
     @property
     def steps(self) -> int:
@@ -30,6 +35,17 @@ class Window:
     @property
     def duration_s(self) -> float:
         return sum(block.duration_s for block in self.blocks)
+
+    def estimate(self, rule: StopRule, period: int = 0) -> Estimate | None:
+        """The estimate that decided the stop; None with too few blocks."""
+        return estimate_of(
+            [block.duration_s for block in self.blocks],
+            [block.steps for block in self.blocks],
+            confidence=rule.confidence,
+            drift_limit=rule.drift_limit,
+            period=period,
+            blocks_seen=self.blocks_seen,
+        )
 
 
 def steps_per_block(step_s: float) -> int:
@@ -72,6 +88,8 @@ def measured_loop(
         if fixed_steps is None and tracker.due():
             decision = tracker.decide()
             if decision.stop:
+                seen = decision.blocks_seen
+                window.blocks_seen = len(window.blocks) if seen is None else seen
                 break
         now = time.monotonic()
         if now >= next_report:
@@ -79,7 +97,8 @@ def measured_loop(
             next_report = now + 0.5
     for block in clock.end():
         window.blocks.append(block)
-        tracker.add(block.duration_s, block.steps)
+        if window.blocks_seen is None:
+            tracker.add(block.duration_s, block.steps)
     window.monotonic = (clock.monotonic_start, clock.monotonic_end)
     window.stop_reason = decision.reason if decision else f"fixed length of {submitted} steps"
     return window

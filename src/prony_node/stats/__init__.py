@@ -1,6 +1,6 @@
 """Intervals, steady state and stopping. Standard library only; used by both programs."""
 
-from .estimate import Estimate
+from .estimate import Estimate, estimate_of
 from .intervals import (
     DifferenceInterval,
     MeanInterval,
@@ -25,6 +25,7 @@ __all__ = [
     "Tracker",
     "between_run",
     "difference_interval",
+    "estimate_of",
     "mean_interval",
     "normal_quantile",
     "percentile",

@@ -17,11 +17,12 @@ _INFINITY = float("inf")
 class BlockStore:
     """Time and steps of consecutive blocks, in the order they ran."""
 
-    __slots__ = ("_merge", "_missing", "_open_s", "_open_steps", "_steps", "_times_s", "elapsed_s", "steps")
+    __slots__ = ("_merge", "_missing", "_open_s", "_open_steps", "_steps", "_times_s", "added", "elapsed_s", "steps")
 
     def __init__(self) -> None:
         self.elapsed_s = 0.0
         self.steps = 0
+        self.added = 0
         self._times_s: list[float] = []
         self._steps: list[int] = []
         self._open_s = 0.0
@@ -35,6 +36,7 @@ class BlockStore:
             raise ValueError(f"a block takes a finite time for 1 step or more, got {duration_s} s for {steps}")
         self.elapsed_s += duration_s
         self.steps += steps
+        self.added += 1
         self._open_s += duration_s
         self._open_steps += steps
         self._missing -= 1
@@ -53,13 +55,19 @@ class BlockStore:
             self._merge *= 2
         self._missing = self._merge
 
-    def snapshot(self) -> Blocks:
-        """The blocks so far; an unfinished merge stands at the end as a shorter block."""
+    def snapshot(self, equal: bool = False) -> tuple[Blocks, int]:
+        """The blocks so far, and how many of the added ones they hold.
+
+        An unfinished merge stands at the end as a shorter block. With `equal` it is left out.
+        """
         times_s, steps = self._times_s[:], self._steps[:]
-        if self._open_steps:
-            times_s.append(self._open_s)
-            steps.append(self._open_steps)
-        return Blocks(times_s, steps)
+        if not self._open_steps:
+            return Blocks(times_s, steps), self.added
+        if equal:
+            return Blocks(times_s, steps), self.added - (self._merge - self._missing)
+        times_s.append(self._open_s)
+        steps.append(self._open_steps)
+        return Blocks(times_s, steps), self.added
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .blocks import BlockStore
-from .estimate import Estimate, SteadyWindow, full_estimate, interim_estimate, steady_window
+from .estimate import Estimate, SteadyWindow, full_estimate, half_width_floor, interim_estimate, steady_window
 from .longrun import MOST_COSINES
 from .student import two_sided_t
 
@@ -58,12 +58,14 @@ class Decision:
     """Whether to stop, and why.
 
     The estimate is full when the measurement stops. While it goes on the interval is there, but drift is
-    "unknown" and levels is 0: they are looked for once, at the end.
+    "unknown" and levels is 0: they are looked for once, at the end. `blocks_seen`: how many blocks it was made
+    from, counted from the first one; the reported estimate is of these. None: all that were added.
     """
 
     stop: bool
     reason: str
     estimate: Estimate | None
+    blocks_seen: int | None = None
 
 
 class Tracker:
@@ -72,12 +74,13 @@ class Tracker:
     `period`: steps after which the same batches come again, where these differ; else 0.
     """
 
-    __slots__ = ("_next_look_s", "_store", "period", "rule")
+    __slots__ = ("_decision", "_next_look_s", "_store", "period", "rule")
 
     def __init__(self, rule: StopRule) -> None:
         self.rule = rule
         self.period = 0
         self._store = BlockStore()
+        self._decision: Decision | None = None  # to stop
         self._next_look_s = rule.min_time_s
         for degrees in range(1, MOST_COSINES + 1):  # cached here, so that the first look is no slower
             two_sided_t(rule.confidence, degrees)
@@ -99,16 +102,23 @@ class Tracker:
             self._next_look_s = min(rule.max_time_s, base_s * LOOK_GROWTH)
             if elapsed_s < rule.min_time_s:
                 return Decision(False, "the minimum time is not over", None)
-        window = steady_window(self._store.snapshot(), rule.confidence, self.period)
+        window = steady_window(self._store, rule.confidence, self.period)
         reason = self._missing(window)
+        seen = self._store.added
         if reason and not last_look:
-            return Decision(False, reason, interim_estimate(window, rule.confidence) if window else None)
+            return Decision(False, reason, interim_estimate(window, rule.confidence) if window else None, seen)
         why = f"the maximum time is over, but {reason}" if reason else "the interval is within the tolerance"
-        return Decision(True, why, self._full(window))
+        self._decision = Decision(True, why, self._full(window), seen)
+        return self._decision
 
     def estimate(self) -> Estimate | None:
-        """The full estimate from all blocks so far; None with fewer than two, or when no time has passed."""
-        return self._full(steady_window(self._store.snapshot(), self.rule.confidence, self.period))
+        """The full estimate that decided to stop, or from all blocks so far; None with too few of them.
+
+        Blocks that end after the decision do not change it: it is the decision that the interval's coverage holds for.
+        """
+        if self._decision is not None:
+            return self._decision.estimate
+        return self._full(steady_window(self._store, self.rule.confidence, self.period))
 
     def _full(self, window: SteadyWindow | None) -> Estimate | None:
         return full_estimate(window, self.rule.confidence, self.rule.drift_limit) if window else None
@@ -120,16 +130,19 @@ class Tracker:
             return "there are too few blocks for an estimate"
         if found.window_s < rule.min_time_s * (1.0 - 1e-9):  # a look due by one sum must not fail by another
             return f"the steady window of {found.window_s:.3g} s is shorter than {rule.min_time_s:.3g} s"
-        if found.cut_s and found.window_s < max(WINDOW_TO_CUT * found.cut_s, rule.min_time_s + found.cut_s):
-            return f"{found.cut_s:.3g} s were cut as a transient, and the steady window must outlast them"
+        cut_s = found.transient_s
+        if cut_s and found.window_s < max(WINDOW_TO_CUT * cut_s, rule.min_time_s + cut_s):
+            return f"{cut_s:.3g} s were cut as a transient, and the steady window must outlast them"
         if found.steps < rule.min_steps:
             return f"the steady window has {found.steps} steps of the {rule.min_steps} asked"
         if found.independent_blocks < rule.min_independent_blocks:
             return f"only {found.independent_blocks:.0f} blocks are effectively independent"
-        if found.slow and SLOW_FACTOR * found.relative_half_width > rule.tolerance:
+        if found.slow and SLOW_FACTOR * found.sampling_half_width > rule.tolerance:
             return "the slowest variation is as long as the window, so its interval cannot be trusted yet"
-        if found.window_s < LONG_WINDOW_S and SHORT_WINDOW_FACTOR * found.relative_half_width > rule.tolerance:
+        if found.window_s < LONG_WINDOW_S and SHORT_WINDOW_FACTOR * found.sampling_half_width > rule.tolerance:
             return f"a window under {LONG_WINDOW_S:.0f} s must be {SHORT_WINDOW_FACTOR:.0f} times better than asked"
-        if found.relative_half_width > rule.tolerance:
-            return f"the interval of {100 * found.relative_half_width:.2g} % is wider than the tolerance"
+        if half_width_floor(found.window_s) > rule.tolerance:
+            return f"a window of {found.window_s:.3g} s is too short for the tolerance"
+        if found.sampling_half_width > rule.tolerance:
+            return f"the interval of {100 * found.sampling_half_width:.2g} % is wider than the tolerance"
         return ""

@@ -128,6 +128,8 @@ class CollectiveRun:
         estimate = series.tracker.estimate()
         self.curve.append(self._row(made.size, series, estimate))
         self._fill(made.size, series, estimate, ended)
+        work, timed = run.found["work"], run.phases["steady"]
+        run.checks.append(checks.arithmetic_check(self.curve[-1]["bus_bandwidth"], timed["seconds"], work["units"]))
         run.found["parallel"] = self._parallel(series)
         run.checks += checks.series_checks(estimate, run.rule, fixed is not None)
         with run.phase("teardown"):

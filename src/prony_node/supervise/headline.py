@@ -46,12 +46,12 @@ def rate_metrics(
 
 
 def _wait_share(window: Window, estimate: Estimate | None) -> dict[str, Any]:
-    cut = estimate.cut_steps if estimate else 0
+    first, last = (estimate.cut_steps, estimate.cut_steps + estimate.steps) if estimate else (0, window.steps)
     seen = 0
     waited_s = total_s = 0.0
     for block in window.blocks:
         seen += block.steps
-        if seen > cut:
+        if first < seen <= last:
             waited_s += block.data_wait_s
             total_s += block.duration_s
     return measured(waited_s / total_s, "1", scope="one device", source=f"gaps between steps by {window.clock}")

@@ -80,14 +80,14 @@ def join(run: Run, window: Window) -> None:
 
 def account(run: Run, window: Window) -> dict[str, Any]:
     """What this rank saw."""
-    estimate = run.tracker.estimate()
+    estimate = run.estimate
     return {
         "rank": run.ranks.place.rank,
         "node": run.ranks.place.node,
         "host": identify()["host"],
         "device": str(run.device),
-        "steps": window.steps,
-        "seconds": window.duration_s,
+        "steps": estimate.cut_steps + estimate.steps if estimate else window.steps,
+        "seconds": estimate.cut_s + estimate.window_s if estimate else window.duration_s,
         "total_steps": run.steps_taken(),
         "barrier_s": run.began_s,
         "begin_s": window.monotonic[0],

@@ -45,15 +45,19 @@ def reference_answer(task: Task, model: nn.Module, batch: Batch) -> Tensor:
 
 def series(run: Run, window: Window) -> None:
     """Rates, utilisation, work done, and the checks of the step series."""
-    estimate = run.tracker.estimate()
+    run.estimate = estimate = window.estimate(run.rule, run.tracker.period)
     run.found["steady"] = dataclasses.asdict(estimate) if estimate else None
     cut_s, cut_steps = (estimate.cut_s, estimate.cut_steps) if estimate else (0.0, 0)
-    run.found["loop_monotonic"] = list(window.monotonic)
-    run.found["window_monotonic"] = [window.monotonic[0] + cut_s, window.monotonic[1]]
-    steps = window.steps - cut_steps
+    seconds, steps = (estimate.window_s, estimate.steps) if estimate else (window.duration_s, window.steps)
+    late_steps = window.steps - cut_steps - steps
+    begin_s, end_s = window.monotonic
+    run.found["loop_monotonic"] = [begin_s, end_s]
+    run.found["window_monotonic"] = [begin_s + cut_s, min(end_s, begin_s + cut_s + seconds) if late_steps else end_s]
     run.phases["warm_up"]["seconds"] += cut_s
     run.phases["warm_up"]["steps"] += cut_steps
-    run.phases["steady"] = {"seconds": window.duration_s - cut_s, "steps": steps}
+    run.phases["steady"] = {"seconds": seconds, "steps": steps}
+    if late_steps:  # under way when the stop was decided
+        run.phases["after_stop"] = {"seconds": max(0.0, window.duration_s - cut_s - seconds), "steps": late_steps}
     run.found["work"] = work_done(run, steps) | updates_done(run, window.steps)
     if run.inputs.opened is not None:
         run.found["data"] = run.inputs.about()
@@ -68,6 +72,14 @@ def series(run: Run, window: Window) -> None:
     run.checks.append(checks.clock_check(window))
     run.checks.append(checks.loader_check(run.metrics["data_wait_share"]["value"]))
     run.checks.append(checks.utilisation_check(run.metrics["mfu"]))
+
+
+def arithmetic(run: Run) -> None:
+    """Whether the rate, the time and the work in the record are of one window: of all copies, where there are some."""
+    of_copies = (run.found.get("parallel") or {}).get("window_s")
+    seconds = float(of_copies or run.phases["steady"]["seconds"])
+    rate, work = run.metrics["throughput"]["value"], run.found["work"]
+    run.checks.append(checks.arithmetic_check(rate, seconds, work["units"]))
 
 
 def utilisation(run: Run) -> dict[str, Any]:

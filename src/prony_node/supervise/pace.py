@@ -32,13 +32,12 @@ def own_pace(run: Run, step_s: float) -> dict[str, float | None] | None:
         block_steps = steps_per_block(step_s)
         seconds = max(SECONDS, min(MOST_SECONDS, FEWEST * step_s))
         rule = StopRule(tolerance=1e-9, min_time_s=seconds / 2, max_time_s=seconds)
-        tracker = Tracker(rule)
         window = measured_loop(
-            run.step, run.batches, clock_for(run.device, block_steps * step_s), tracker, block_steps=block_steps,
+            run.step, run.batches, clock_for(run.device, block_steps * step_s), Tracker(rule), block_steps=block_steps,
             time_waits=run.inputs.waits,
         )  # fmt: skip
     run.phases["pace"]["steps"] = window.steps
-    found = tracker.estimate()
+    found = window.estimate(rule)
     if found is None:
         return {"seconds": window.duration_s / window.steps, "low": None, "high": None}
     return {"seconds": found.step_time_s, "low": found.step_time_low_s, "high": found.step_time_high_s}

@@ -32,7 +32,7 @@ from prony_node.measure.winners import keep_winners
 from prony_node.parallel.place import Place
 from prony_node.parallel.ranks import Ranks
 from prony_node.parallel.replicas import Replicas
-from prony_node.stats import Decision, StopRule, Tracker
+from prony_node.stats import Decision, Estimate, StopRule, Tracker
 from prony_node.supervise import auto_batch, joining, judge
 from prony_node.supervise.build import build
 from prony_node.supervise.collective import CollectiveRun
@@ -73,6 +73,7 @@ class Run:
     # What `measure` saw
     probes: Probes
     updates: tuple[int, int]  # optimizer steps that were made in the loop, and those of them that a scaler skipped
+    estimate: Estimate | None  # of the steady window, once it was measured
 
     def __init__(self, plan: Plan, folder: Path, found: dict[str, Any], place: Place | None = None) -> None:
         self.plan, self.folder, self.found = plan, folder, found
@@ -133,6 +134,7 @@ class Run:
         judge.series(self, window)
         if self.ranks.size > 1:
             joining.join(self, window)
+        judge.arithmetic(self)
         if learning is not None:
             learning.judge(window)
         if self.step.training:
@@ -203,7 +205,8 @@ class Run:
         return None
 
     def steps_taken(self) -> int:
-        return sum(int(self.phases[name]["steps"]) for name in ("cold_start", "warm_up", "steady"))
+        names = ("cold_start", "warm_up", "steady", "after_stop")
+        return sum(int(self.phases[name]["steps"]) for name in names if name in self.phases)
 
     def measure(self, step_s: float, learning: Learning | None) -> Window:
         period = pool_size(self.first) if self.task.varies and self.settings["data"] == "device" else 0

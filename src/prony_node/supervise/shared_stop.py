@@ -15,7 +15,8 @@ class LockstepTracker(Tracker):
     """For ranks that wait for each other in each step: all of them stop after the same one.
 
     Every so many blocks, a number agreed before, the first rank sends what it has decided, and all read what it sent
-    the time before: by then it has long arrived, since no rank is more than a step ahead of another.
+    the time before: by then it has long arrived, since no rank is more than a step ahead of another. What it sends is
+    the number of blocks that it decided on, so that the estimates of all ranks are of the same steps; 0: go on.
     """
 
     __slots__ = ("_blocks", "_every", "_flag", "_own", "_ranks", "_sent")
@@ -26,7 +27,7 @@ class LockstepTracker(Tracker):
         self._every = max(1, round(LOOK_EVERY_S / max(block_s, 1e-6)))
         self._blocks = 0
         self._sent: dist.Work | None = None
-        self._flag = torch.zeros(1, dtype=torch.uint8)
+        self._flag = torch.zeros(1, dtype=torch.int64)
         self._own = Decision(False, "no look was due yet", None)
 
     def due(self) -> bool:
@@ -36,11 +37,11 @@ class LockstepTracker(Tracker):
     def decide(self) -> Decision:
         if self._sent is not None:
             self._sent.wait()
-            if self._flag.item():
-                return self._own if self._ranks.first else Decision(True, "the first rank stopped", None)
+            if seen := int(self._flag.item()):
+                return self._own if self._ranks.first else Decision(True, "the first rank stopped", None, seen)
         if self._ranks.first and not self._own.stop and super().due():
             self._own = super().decide()
-        self._flag = torch.tensor([self._own.stop], dtype=torch.uint8)
+        self._flag = torch.tensor([self._own.blocks_seen if self._own.stop else 0], dtype=torch.int64)
         self._sent = self._ranks.tell(self._flag)
         return Decision(False, self._own.reason, self._own.estimate)
 

@@ -8,8 +8,10 @@ from pathlib import Path
 
 
 def write_blocks(path: Path, blocks: Iterable[tuple[int, float, float]]) -> None:
-    """Blocks of steps with their duration and what of it was waiting for data; every digit, so that the rate can be
-    recomputed from the file."""
+    """Blocks of steps with their duration and what of it was waiting for data, in full precision.
+
+    The rate and its interval are recomputed from these numbers by `prony_node.stats.estimate_of`.
+    """
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["block", "steps", "end_s", "duration_s", "data_wait_s"])

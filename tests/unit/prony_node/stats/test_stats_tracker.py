@@ -46,7 +46,7 @@ def test_durations_times_c_give_the_estimate_times_c(values: list[float], power:
     assert plain is not None
     assert scaled is not None
     assert scaled.step_time_s == pytest.approx(c * plain.step_time_s, rel=1e-12)
-    assert scaled.relative_half_width == pytest.approx(plain.relative_half_width, rel=1e-9, abs=1e-12)
+    assert scaled.sampling_half_width == pytest.approx(plain.sampling_half_width, rel=1e-9, abs=1e-12)
     assert (scaled.drifting, scaled.levels, scaled.cut_steps) == (plain.drifting, plain.levels, plain.cut_steps)
 
 
@@ -65,7 +65,10 @@ def test_merging_blocks_keeps_the_totals(blocks: list[tuple[float, int]]) -> Non
     store = BlockStore()
     for duration_s, steps in blocks * 3:
         store.add(duration_s, steps)
-    kept = store.snapshot()
+    kept, held = store.snapshot()
+    assert held == store.added == 3 * len(blocks)
+    equal, held = store.snapshot(equal=True)
+    assert sum(equal.steps) == sum(steps for _, steps in (blocks * 3)[:held])
     assert len(kept) <= CAPACITY
     assert sum(kept.steps) == store.steps == 3 * sum(steps for _, steps in blocks)
     assert math.fsum(kept.times_s) == pytest.approx(3 * math.fsum(d for d, _ in blocks))

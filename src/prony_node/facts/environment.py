@@ -10,7 +10,7 @@ ALLOWED_PREFIXES = (
     "CUDA_", "NCCL_", "RCCL_", "OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "ONEDNN_", "DNNL_",
     "TORCH_", "TORCHINDUCTOR_", "TORCHDYNAMO_", "PYTORCH_", "TRITON_", "CUDNN_", "CUBLAS_", "CUBLASLT_",
     "NVTE_", "HIP_", "ROCR_", "HSA_", "ROCBLAS_", "MIOPEN_", "AMD_", "ZE_", "ZES_", "SYCL_", "MALLOC_",
-    "UCX_", "FI_", "GLOO_",
+    "MIMALLOC_", "UCX_", "FI_", "GLOO_",
 )  # fmt: skip
 ALLOWED_NAMES = frozenset((
     "LD_PRELOAD", "LD_LIBRARY_PATH", "GPU_MAX_HW_QUEUES", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_TF32_OVERRIDE",

@@ -15,6 +15,7 @@ from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.plan import Plan
 from prony_node.facts.software import imported_versions
+from prony_node.measure.host_allocator import avoid_reservations
 from prony_node.measure.out_of_memory import out_of_memory_in
 from prony_node.parallel.place import place_of
 from prony_node.supervise.auto_batch import TryFailed
@@ -32,6 +33,8 @@ def main(argv: list[str]) -> int:
     stacks = (folder / files.STACKS).open("w")
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     found: dict[str, Any] = {}
+    if "memory_cap" in plan.trial.settings:
+        avoid_reservations()
     try:
         from prony_node.supervise.run import Run  # imports torch: its absence is a failure with a reason
 

@@ -100,7 +100,7 @@ class GPT(nn.Module):
 
     def __init__(self, layers: int, hidden: int, heads: int, vocabulary: int, sequence: int) -> None:
         super().__init__()
-        device = torch.get_default_device()
+        device = torch.empty(0).device  # get_default_device of torch 2.6 ignores `with torch.device(...)`
         with torch.device("meta"):  # torch would draw values that are drawn over below
             self.embed = nn.Embedding(vocabulary, hidden)
             self.layers = nn.ModuleList(Layer(hidden, heads) for _ in range(layers))

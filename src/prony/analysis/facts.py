@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ IDENTITY = {"hostname", "serial", "id", "bus", "path", "index", "minor", "addres
 FOLLOWS = ("software.torch.switches", "software.torch.threads", "software.torch.interop_threads")
 # Which of several alike; and the parts of the host's memory, which a virtual machine moves about.
 PLACES = r"devices\.\d+\.device|host\.numa\.\d+\.memory_bytes"
-ROOMS = {"devices": "machine", "host": "machine", "software": "software", "container": "container",
+ROOMS = {"compile cache": "compile cache", "devices": "machine", "host": "machine", "software": "software", "container": "container",
          "environment": "environment"}  # fmt: skip
 TELLING = ("devices.0.name", "devices.0.uuid", "devices.0.driver", "host.cpu.model", "software.torch",
            "software.cuda", "software.python", "software.driver", "container")  # fmt: skip
@@ -52,6 +52,12 @@ def fact_differences(a: Record, b: Record) -> FactDifferences:
     return FactDifferences(sorted(matter, key=_rank), sorted(noted, key=_rank))
 
 
+def cache_states(records: Sequence[Record]) -> list[str]:
+    """In which states the runs found their compile cache: cold, partly warm or warm; none where nothing was compiled."""
+    caches = [((record.get("phases") or {}).get("cold_start") or {}).get("compile_cache") or {} for record in records]
+    return sorted({str(cache["state"]) for cache in caches if cache.get("state") in ("cold", "partly warm", "warm")})
+
+
 def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Leaves by dotted name. A list of plain values is one leaf."""
     if isinstance(value, dict) and value:
@@ -69,6 +75,9 @@ def _words(name: str) -> set[str]:
 
 
 def _is_volatile(name: str) -> bool:
+    """Never a part of the software: each is fixed while a run lasts."""
+    if name.startswith("software.") and "missing" not in _words(name):
+        return False
     return not name.startswith("environment.") and bool(_words(name) & VOLATILE)
 
 

@@ -21,8 +21,8 @@ IDENTITY = {"hostname", "serial", "id", "bus", "path", "index", "minor", "addres
 FOLLOWS = ("software.torch.switches", "software.torch.threads", "software.torch.interop_threads")
 # Which of several alike; and the parts of the host's memory, which a virtual machine moves about.
 PLACES = r"devices\.\d+\.device|host\.numa\.\d+\.memory_bytes"
-ROOMS = {"compile cache": "compile cache", "devices": "machine", "host": "machine", "software": "software", "container": "container",
-         "environment": "environment"}  # fmt: skip
+ROOMS = {"devices": "machine", "host": "machine", "software": "software", "container": "container",
+         "environment": "environment", "compile cache": "compile cache"}  # fmt: skip
 TELLING = ("devices.0.name", "devices.0.uuid", "devices.0.driver", "host.cpu.model", "software.torch",
            "software.cuda", "software.python", "software.driver", "container")  # fmt: skip
 
@@ -53,7 +53,7 @@ def fact_differences(a: Record, b: Record) -> FactDifferences:
 
 
 def cache_states(records: Sequence[Record]) -> list[str]:
-    """In which states the runs found their compile cache: cold, partly warm or warm; none where nothing was compiled."""
+    """The states in which the runs found their compile cache, each once; nothing where nothing was compiled."""
     caches = [((record.get("phases") or {}).get("cold_start") or {}).get("compile_cache") or {} for record in records]
     return sorted({str(cache["state"]) for cache in caches if cache.get("state") in ("cold", "partly warm", "warm")})
 

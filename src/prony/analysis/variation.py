@@ -17,6 +17,7 @@ from prony.analysis.settings import DRAWN, LABELS, Record, settings_of, show_set
 from prony_node.stats import t_quantile
 
 PRIOR_DEVIATION, PRIOR_DEGREES = 0.0025, 1.0  # a scaled t: SDs of repeats range from 0.01 % to 30 %
+PRIOR_WITHIN = 2.0  # standard errors of the run itself: noisy runs also vary more between runs than they show
 LEAST_DEGREES = 2.0  # fewer say too little: two repeats may agree by chance
 MOST_BORROWED_DEGREES = 2.0  # of other settings: the SD itself changes with the settings
 NORMAL = 1.959964  # the within-run interval of a record is one of 95 %
@@ -44,7 +45,7 @@ class Variation:
     kind: str  # OWN, SAME_TRIAL, NEAREST or PRIOR
     source: str  # in words
     runs: int  # how many repeats it was taken from
-    within: float = 0.0  # relative standard error of the run itself, where it is not part of the deviation
+    within: float = 0.0  # what the run itself leaves open beside it, as a relative standard error
 
     def half_width(self, count: int) -> float:
         """95 %, on the log scale, of the mean of this many runs."""
@@ -96,7 +97,7 @@ def borrowed_variation(one: Repeat, within: float, pool: Iterable[Repeat], other
     variance = _pooled(taken)[0] if taken else 0.0
     if degrees < LEAST_DEGREES:
         deviation = max(PRIOR_DEVIATION, math.sqrt(variance))
-        return Variation(deviation, PRIOR_DEGREES, PRIOR, "the prior", sum(map(len, taken)), within)
+        return Variation(deviation, PRIOR_DEGREES, PRIOR, "the prior", sum(map(len, taken)), PRIOR_WITHIN * within)
     runs = sum(map(len, taken))
     if farthest == 0.0:
         source = f"{runs} repeats of the same trial"
@@ -120,13 +121,13 @@ def distance(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
 def _groups(one: Repeat, pool: Iterable[Repeat], others: Iterable[Repeat]) -> list[tuple[float, list[Repeat]]]:
     """Groups of two or more repeats with this run's workload, mode and kind of device, the nearest first.
 
-    Repeats of one group share their settings, machine and software. The runs that this one is compared with
-    are a group of their own: what is between the two sides is the question, not variation.
+    Repeats of one group share their settings, machine and software. The run itself is in none: were it slow for
+    a reason, it would hide that behind its own deviation. The runs of the other side are a group of their own.
     """
-    theirs = list({other.id: other for other in others}.values())
-    known = {repeat.id: repeat for repeat in (*pool, one) if repeat.id not in {other.id for other in theirs}}
+    theirs = {other.id: other for other in others}
+    known = {repeat.id: repeat for repeat in pool if repeat.id != one.id and repeat.id not in theirs}
     found: dict[str, list[Repeat]] = {}
-    for group, repeats in (("rest", known.values()), ("other side", theirs)):
+    for group, repeats in (("rest", known.values()), ("other side", theirs.values())):
         for repeat in repeats:
             if _is_alike(one, repeat):
                 key = json.dumps([group, _chosen(repeat.settings), repeat.place], sort_keys=True, default=str)

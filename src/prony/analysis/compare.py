@@ -135,7 +135,8 @@ def side(records: Sequence[Record], pool: Iterable[Repeat] = (), others: Sequenc
     else:
         squares = [error**2 for error in errors if error is not None]
         variation = own_variation(known, math.sqrt(math.fsum(squares) / len(squares)) if squares else 0.0)
-    mean = math.exp(math.fsum(math.log(value) for value in known) / len(known))
+    logs = [math.log(value) for value in known]
+    mean = known[0] if len(known) == 1 else math.exp(math.fsum(logs) / len(logs))
     half_width = min(variation.half_width(len(known)), 700.0)  # as far as a float goes
     low, high = mean * math.exp(-half_width), mean * math.exp(half_width)
     covers = f"between {len(known)} runs" if variation.kind == OWN else f"between-run SD from {variation.source}"

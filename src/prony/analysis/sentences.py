@@ -9,7 +9,7 @@ from __future__ import annotations
 from prony.analysis.compare import NOT_COMPARABLE, PAIRED, SAME, UNKNOWN, Comparison
 from prony.analysis.quality_sentences import quality_sentences
 from prony.analysis.settings import DRAWN, LABELS
-from prony.analysis.variation import PRIOR, Variation
+from prony.analysis.variation import NEAREST, PRIOR, PRIOR_DEVIATION, Variation
 
 MOST_PARTS = 4  # of the software, in a sentence
 
@@ -84,7 +84,11 @@ def _basis(comparison: Comparison) -> str:
 def _borrowed(variation: Variation) -> str:
     deviation = f"{100 * variation.deviation:.2g} %"
     if variation.kind == PRIOR:
-        return f"between-run SD not measured: prior of {deviation} with heavy tails"
+        if variation.deviation > PRIOR_DEVIATION:
+            return f"between-run SD {deviation} from only {variation.runs} repeats"
+        return f"between-run SD not measured: heavy-tailed prior of {deviation} assumed"
+    if variation.kind == NEAREST and variation.deviation == PRIOR_DEVIATION:
+        return f"between-run SD taken as {deviation}, at least that of {variation.source}"
     return f"between-run SD {deviation} from {variation.source}"
 
 

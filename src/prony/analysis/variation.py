@@ -20,6 +20,7 @@ PRIOR_DEVIATION, PRIOR_DEGREES = 0.0025, 1.0  # a scaled t: SDs of repeats range
 PRIOR_WITHIN = 2.0  # standard errors of the run itself: noisy runs also vary more between runs than they show
 LEAST_DEGREES = 2.0  # fewer say too little: two repeats may agree by chance
 MOST_BORROWED_DEGREES = 2.0  # of other settings: the SD itself changes with the settings
+MOST_NAMED = 3  # settings that tell the nearest apart
 NORMAL = 1.959964  # the within-run interval of a record is one of 95 %
 OWN, SAME_TRIAL, NEAREST, PRIOR = "own runs", "same trial", "nearest settings", "prior"
 
@@ -147,7 +148,7 @@ def _chosen(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _told_apart(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
     names = sorted(name for name in _chosen(ours) | _chosen(theirs) if ours.get(name) != theirs.get(name))
-    if len(names) > 2:
+    if len(names) > MOST_NAMED:
         return f"{len(names)} settings differ"
     return ", ".join(f"{name}={show_setting(theirs.get(name))}" for name in names)
 

@@ -1,32 +1,41 @@
-"""Two sides compared on what differs between them."""
+"""Two sides compared on what differs between them, with the variation between runs in every interval."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from prony.analysis.compare_quality import QualityDifference, compare_quality
-from prony.analysis.facts import fact_differences
+from prony.analysis.facts import FactDifferences, cache_states, fact_differences
 from prony.analysis.settings import DRAWN, Difference, Record, questions, setting_differences, settings_of
-from prony_node.stats import between_run, ratio_interval
+from prony.analysis.variation import NORMAL, OWN, Repeat, Variation, borrowed_variation, own_variation, repeats_of
+from prony_node.stats import RatioInterval, paired_ratio, t_quantile
 
 FASTER, SLOWER, SAME, UNKNOWN, NOT_COMPARABLE = (
     "faster", "slower", "no difference shown", "no interval", "not comparable",
 )  # fmt: skip
-WITHIN = "within one run"
+WELCH, PAIRED, BORROWED = "Welch", "paired", "one run on a side"
+PAIRS_TO_PAIR = (
+    4  # interleaved runs are paired by themselves from here on; with fewer, pairing loses more than it gains
+)
 
 
 @dataclass(frozen=True)
 class Side:
-    """One or more runs of the same trial, with what they say about its rate."""
+    """One or more runs of the same trial, with what they say about its rate.
+
+    The interval includes the variation between runs, borrowed where there is one run.
+    """
 
     runs: list[str]
     rate: float | None
     low: float | None
     high: float | None
     unit: str | None
-    interval: str  # what low and high cover
+    interval: str  # what the variation between runs was taken from
+    variation: Variation | None = None
 
 
 @dataclass(frozen=True)
@@ -36,12 +45,13 @@ class Comparison:
     a: Side
     b: Side
     verdict: str
-    reason: str | None  # why the sides are not comparable
+    reason: str | None  # why the sides are not comparable, or have no interval
     settings: list[Difference]
     facts: list[Difference]
     noted: list[Difference]  # facts that differ and explain nothing by themselves
     confounded_by: list[str]  # what else differs besides the one thing under question
     question: str | None  # the one thing under question
+    method: str | None = None  # how the interval was made
     ratio: float | None = None
     ratio_low: float | None = None
     ratio_high: float | None = None
@@ -59,20 +69,30 @@ class Comparison:
         return {"schema": "prony.comparison/1", **asdict(self), "confounded": self.confounded}
 
 
-def compare(a: Record | Sequence[Record], b: Record | Sequence[Record]) -> Comparison:
-    """Side B against side A; a side is one record, or several repeats of one trial, with one seed or several."""
+def compare(
+    a: Record | Sequence[Record],
+    b: Record | Sequence[Record],
+    pool: Iterable[Repeat] = (),
+    paired: bool | None = None,
+) -> Comparison:
+    """Side B against side A; a side is one record, or several repeats of one trial, with one seed or several.
+
+    A side of one run takes the variation between runs from `pool`, the good runs of the store. The sides are
+    paired by position where `paired` says so, and by start time where it is left open and they were interleaved.
+    """
     ours, theirs = _as_list(a), _as_list(b)
-    side_a, side_b = side(ours), side(theirs)
+    pool = list(pool)
+    side_a, side_b = side(ours, pool, theirs), side(theirs, pool, ours)
     settings = _settings(ours, theirs)
-    facts = fact_differences(ours[0], theirs[0])
+    facts = _facts(ours, theirs, settings)
     question, confounded_by = _question(questions(settings, [*ours, *theirs]) + facts.groups())
     mixed = _not_repeats(ours, "A") or _not_repeats(theirs, "B")
     reason = _no_rate(ours, "A") or _no_rate(theirs, "B") or mixed or _different_units(side_a, side_b)
-    parts: dict[str, Any] = {"verdict": NOT_COMPARABLE} if reason else _ratio(side_a, side_b)
+    pairs = None if reason else _pairs(ours, theirs, paired)
+    parts: dict[str, Any] = {"verdict": NOT_COMPARABLE, "reason": reason} if reason else _ratio(side_a, side_b, pairs)
     return Comparison(
         a=side_a,
         b=side_b,
-        reason=reason,
         settings=settings,
         facts=facts.matter,
         noted=facts.noted,
@@ -84,21 +104,107 @@ def compare(a: Record | Sequence[Record], b: Record | Sequence[Record]) -> Compa
     )
 
 
-def side(records: Sequence[Record]) -> Side:
-    """What one or more runs say about the rate: several have an interval between runs, one only its own."""
+def slowdown(comparison: Comparison, threshold: float) -> bool | None:
+    """Whether B takes more time than A by more than this share; None where the interval includes both answers.
+
+    An interval that reaches from a slowdown below the threshold to one beyond it does not answer either.
+    """
+    low, high = comparison.ratio_low, comparison.ratio_high
+    if low is None or high is None:
+        return None
+    if 1.0 / high > 1.0 + threshold:
+        return True
+    return None if 1.0 / low > 1.0 + threshold else False
+
+
+def side(records: Sequence[Record], pool: Iterable[Repeat] = (), others: Sequence[Record] = ()) -> Side:
+    """What one or more runs say about the rate, as another run of the same trial would."""
     ids = [record["id"] for record in records]
     rates = [record["metrics"].get("throughput") or {} for record in records]
     unit = next((rate["unit"] for rate in rates if rate.get("unit")), None)
     values = [rate.get("value") for rate in rates]
-    known = [value for value in values if value is not None and value > 0.0]
+    known = [float(value) for value in values if value is not None and value > 0.0]
     if len(known) < len(records):
         return Side(ids, None, None, None, unit, "none")
+    errors = [_standard_error(rate) for rate in rates]
     if len(records) == 1:
-        low, high = rates[0].get("low"), rates[0].get("high")
-        has_interval = low is not None and high is not None and low > 0.0
-        return Side(ids, known[0], low, high, unit, WITHIN if has_interval else "none")
-    mean = between_run(known)
-    return Side(ids, mean.mean, mean.low, mean.high, unit, f"between {len(records)} runs")
+        if errors[0] is None:
+            return Side(ids, known[0], None, None, unit, "none")
+        one = repeats_of([records[0] | {"status": "ok"}])[0]  # an interrupted run may be compared too
+        variation = borrowed_variation(one, errors[0], pool, repeats_of(others))
+    else:
+        squares = [error**2 for error in errors if error is not None]
+        variation = own_variation(known, math.sqrt(math.fsum(squares) / len(squares)) if squares else 0.0)
+    logs = [math.log(value) for value in known]
+    mean = known[0] if len(known) == 1 else math.exp(math.fsum(logs) / len(logs))
+    half_width = min(variation.half_width(len(known)), 700.0)  # as far as a float goes
+    low, high = mean * math.exp(-half_width), mean * math.exp(half_width)
+    covers = f"between {len(known)} runs" if variation.kind == OWN else f"between-run SD from {variation.source}"
+    return Side(ids, mean, low, high, unit, covers, variation)
+
+
+def rate_ratio(ours: Side, theirs: Side) -> RatioInterval | None:
+    """Our rate over theirs with its 95 % interval; None where a side has no interval.
+
+    Welch's where both sides show their own variation. A borrowed one may be the same on both sides, so there
+    the half widths are added in squares, which is exact for one source and wide for two.
+    """
+    if ours.variation is None or theirs.variation is None or not ours.rate or not theirs.rate:
+        return None
+    sides = [(ours.variation, len(ours.runs)), (theirs.variation, len(theirs.runs))]
+    if min(count for _, count in sides) > 1:
+        half_width = _welch(sides)
+    else:
+        half_width = math.hypot(*(variation.half_width(count) for variation, count in sides))
+    if half_width == 0.0:
+        return None  # values that are all alike: nobody should believe an interval of no width
+    ratio, half_width = ours.rate / theirs.rate, min(half_width, 700.0)
+    return RatioInterval(ratio, ratio * math.exp(-half_width), ratio * math.exp(half_width))
+
+
+def _welch(sides: Sequence[tuple[Variation, int]]) -> float:
+    shares = [variation.deviation**2 / count for variation, count in sides]
+    total = math.fsum(shares)
+    if total == 0.0:
+        return 0.0
+    degrees = 1.0 / math.fsum((share / total) ** 2 / one.degrees for share, (one, _) in zip(shares, sides, strict=True))
+    return t_quantile(0.975, degrees) * math.sqrt(total)
+
+
+def _standard_error(rate: dict[str, Any]) -> float | None:
+    """Of a run by itself, relative; None where its record has no interval."""
+    low, high = rate.get("low"), rate.get("high")
+    if low is None or high is None or low <= 0.0 or high < low:
+        return None
+    return 0.5 * math.log(high / low) / NORMAL
+
+
+def _pairs(ours: list[Record], theirs: list[Record], paired: bool | None) -> tuple[list[float], list[float]] | None:
+    """The rates of both sides, pair by pair; None where the sides are compared as independent runs."""
+    if paired is False or (paired is None and not _were_interleaved(ours, theirs)):
+        return None
+    if paired is None:
+        ours, theirs = ([*sorted(records, key=_started)] for records in (ours, theirs))
+    rates = [[float(record["metrics"]["throughput"]["value"]) for record in records] for records in (ours, theirs)]
+    return rates[0], rates[1]
+
+
+def _were_interleaved(ours: list[Record], theirs: list[Record]) -> bool:
+    """Whether these are the runs of one A/B: each two that followed each other on the machine are one of each side."""
+    if len(ours) != len(theirs) or len(ours) < PAIRS_TO_PAIR:
+        return False
+    places = {(record.get("fingerprint") or {}).get("machine") for record in (*ours, *theirs)}
+    marked = sorted([(_started(record), "A") for record in ours] + [(_started(record), "B") for record in theirs])
+    order = "".join(name for _, name in marked)
+    return (
+        len(places) == 1
+        and len({started for started, _ in marked}) == len(marked)
+        and all({order[at], order[at + 1]} == {"A", "B"} for at in range(0, len(order), 2))
+    )
+
+
+def _started(record: Record) -> str:
+    return str(record.get("started") or "")
 
 
 def _as_list(records: Record | Sequence[Record]) -> list[Record]:
@@ -110,6 +216,15 @@ def _settings(ours: list[Record], theirs: list[Record]) -> list[Difference]:
     chosen = [one for one in setting_differences(ours[0], theirs[0]) if one.name not in DRAWN]
     drawn = [Difference(name, _drawn(ours, name), _drawn(theirs, name)) for name in DRAWN]
     return chosen + [one for one in drawn if one.a != one.b]
+
+
+def _facts(ours: list[Record], theirs: list[Record], settings: list[Difference]) -> FactDifferences:
+    """Facts that differ, a cold against a warm compile cache among them, unless a setting says so already."""
+    facts = fact_differences(ours[0], theirs[0])
+    states = [" and ".join(cache_states(records)) for records in (ours, theirs)]
+    if all(states) and states[0] != states[1] and not any(one.name == "compile_cache" for one in settings):
+        return FactDifferences([Difference("compile cache", *states), *facts.matter], facts.noted)
+    return facts
 
 
 def _drawn(records: list[Record], name: str) -> Any:
@@ -157,18 +272,22 @@ def _different_units(a: Side, b: Side) -> str | None:
     return f"A counts {a.unit} and B counts {b.unit}: there is no ratio of the two"
 
 
-def _ratio(a: Side, b: Side) -> dict[str, Any]:
+def _ratio(a: Side, b: Side, pairs: tuple[list[float], list[float]] | None) -> dict[str, Any]:
+    """The verdict, with the ratio behind it."""
     if a.rate is None or b.rate is None:
-        return {"verdict": NOT_COMPARABLE}
-    ratio = b.rate / a.rate
-    point = {"ratio": ratio, "saved": 1.0 - 1.0 / ratio}
-    ends = (a.low, a.high, b.low, b.high)
-    if "none" in (a.interval, b.interval) or any(end is None for end in ends):
-        return {"verdict": UNKNOWN, **point}
-    found = ratio_interval(b.rate, b.low or 0.0, b.high or 0.0, a.rate, a.low or 0.0, a.high or 0.0)
-    verdict = FASTER if found.low > 1.0 else SLOWER if found.high < 1.0 else SAME
+        return {"verdict": NOT_COMPARABLE, "reason": None}
+    point = {"ratio": b.rate / a.rate, "saved": 1.0 - a.rate / b.rate}
+    if pairs is not None:
+        method, found, reason = PAIRED, paired_ratio(*pairs), "fewer than three pairs decide nothing"
+    else:
+        method = WELCH if min(len(a.runs), len(b.runs)) > 1 else BORROWED
+        found, reason = rate_ratio(b, a), "without intervals nothing says whether that is chance"
+    if found is None:
+        return {"verdict": UNKNOWN, "reason": reason, "method": method, **point}
     return {
-        "verdict": verdict,
+        "verdict": FASTER if found.low > 1.0 else SLOWER if found.high < 1.0 else SAME,
+        "reason": None,
+        "method": method,
         **point,
         "ratio_low": found.low,
         "ratio_high": found.high,
@@ -184,6 +303,8 @@ def _doubts(ours: list[Record], theirs: list[Record]) -> list[str]:
         if groups:
             differ = ", ".join(dict.fromkeys(groups))
             found.append(f"the runs of side {name} were made under different conditions: {differ} differ")
+        if len(states := cache_states(records)) > 1:
+            found.append(f"the runs of side {name} had different compile caches: {' and '.join(states)}")
         for record in records:
             if record["status"] == "interrupted":
                 found.append(f"{record['id']} was interrupted before it had seen enough")

@@ -10,7 +10,7 @@ from prony.analysis.learning import learning_of, quality_of
 from prony.analysis.settings import Record
 from prony.analysis.spread import independent, seeds_of
 from prony.analysis.stated import word
-from prony_node.stats import between_run, difference_interval, mean_interval, ratio_interval
+from prony_node.stats import difference_interval, mean_interval
 
 HIGHER, LOWER, SAME, UNKNOWN, NOT_COMPARABLE = (
     "higher", "lower", "no difference shown", "no interval", "not comparable",
@@ -155,8 +155,9 @@ def _times(ours: Sequence[Record], theirs: Sequence[Record]) -> Times | None:
     sides = [independent(side, "time_to_quality") for side in (ours, theirs)]
     if not all(sides) or min(min(side) for side in sides) <= 0.0:
         return None
-    a, b = (between_run(side) for side in sides)
-    if a.low is None or a.high is None or b.low is None or b.high is None:
-        return Times(b.mean / a.mean, None, None)
-    found = ratio_interval(b.mean, b.low, b.high, a.mean, a.low, a.high)
-    return Times(found.ratio, found.low, found.high)
+    a, b = ([math.log(value) for value in side] for side in sides)
+    found = difference_interval(b, a)  # on the log scale: Welch's interval of the ratio
+    if found.low is None or found.high is None:
+        return Times(math.exp(found.difference), None, None)
+    low, high = math.exp(max(found.low, -700.0)), math.exp(min(found.high, 700.0))
+    return Times(math.exp(found.difference), low, high)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ FOLLOWS = ("software.imported", "software.torch.switches", "software.torch.threa
 # Which of several alike; and the parts of the host's memory, which a virtual machine moves about.
 PLACES = r"devices\.\d+\.device|host\.numa\.\d+\.memory_bytes"
 ROOMS = {"devices": "machine", "host": "machine", "software": "software", "container": "container",
-         "environment": "environment"}  # fmt: skip
+         "environment": "environment", "compile cache": "compile cache"}  # fmt: skip
 TELLING = ("software.prony_node_source", "devices.0.name", "devices.0.uuid", "devices.0.driver", "host.cpu.model",
            "software.torch", "software.cuda", "software.python", "software.driver", "container")  # fmt: skip
 
@@ -52,6 +52,12 @@ def fact_differences(a: Record, b: Record) -> FactDifferences:
     return FactDifferences(sorted(matter, key=_rank), sorted(noted, key=_rank))
 
 
+def cache_states(records: Sequence[Record]) -> list[str]:
+    """The states in which the runs found their compile cache, each once; nothing where nothing was compiled."""
+    caches = [((record.get("phases") or {}).get("cold_start") or {}).get("compile_cache") or {} for record in records]
+    return sorted({str(cache["state"]) for cache in caches if cache.get("state") in ("cold", "partly warm", "warm")})
+
+
 def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Leaves by dotted name. A list of plain values is one leaf."""
     if isinstance(value, dict) and value:
@@ -69,6 +75,9 @@ def _words(name: str) -> set[str]:
 
 
 def _is_volatile(name: str) -> bool:
+    """Never a part of the software: each is fixed while a run lasts."""
+    if name.startswith("software.") and "missing" not in _words(name):
+        return False
     return not name.startswith("environment.") and bool(_words(name) & VOLATILE)
 
 

@@ -26,13 +26,10 @@ def _difference(found: QualityDifference) -> str:
         return f"{_name(found)}: {values}; without intervals nothing says whether that is chance."
     interval = f"{found.low:.3g} to {found.high:.3g}"
     if found.verdict == SAME:
-        return (
-            f"No difference of {found.score} shown: {values}, and the 95 % interval of the difference, "
-            f"{interval}, holds 0."
-        )
+        return f"No difference in {found.score} shown: {values}; the 95 % CI of the difference, {interval}, includes 0."
     ends = sorted((abs(found.low or 0.0), abs(found.high or 0.0)))
-    more = f"{abs(difference):.3g} ({ends[0]:.3g} to {ends[1]:.3g}, 95 %) {found.verdict}"
-    return f"{_name(found)}: {values}, so B's is {more}{_judged(found)}."
+    more = f"{abs(difference):.3g} {found.verdict}{_judged(found)} (95 % CI {ends[0]:.3g} to {ends[1]:.3g})"
+    return f"{_name(found)}: {values}, so B's is {more}."
 
 
 def _judged(found: QualityDifference) -> str:
@@ -63,7 +60,7 @@ def _target(found: QualityDifference) -> list[str]:
     stopped = f"All runs ended on reaching {found.until}, so the time to it says more"
     ratio = f"{found.times.ratio:.4g}"
     if found.times.low is None or found.times.high is None:
-        return [f"{stopped}: B took {ratio} times as long as A. Only several runs a side give that an interval."]
-    interval = f"{found.times.low:.4g} to {found.times.high:.4g}, 95 %"
-    shown = "" if not found.times.low <= 1.0 <= found.times.high else ": no difference shown"
-    return [f"{stopped}: B took {ratio} ({interval}) times as long as A{shown}."]
+        return [f"{stopped}: B took {ratio} times as long as A. That has no interval: it takes several runs per side."]
+    interval = f"95 % CI {found.times.low:.4g} to {found.times.high:.4g}"
+    shown = "" if not found.times.low <= 1.0 <= found.times.high else ", no difference shown"
+    return [f"{stopped}: B took {ratio} times as long as A ({interval}){shown}."]

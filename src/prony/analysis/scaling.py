@@ -12,11 +12,12 @@ from prony.analysis.scaling_alarm import Alarm, find_alarm
 from prony.analysis.scaling_changes import Change, changes
 from prony.analysis.scaling_law import Figure, Fit, fit, over
 from prony.analysis.scaling_links import Link, find_link, operation_of
-from prony.analysis.scaling_losses import Losses, losses, rate_ratio
+from prony.analysis.scaling_losses import Losses, losses, rate_figure
 from prony.analysis.scaling_record import device_batch, device_count, is_free, node_count
 from prony.analysis.scaling_series import asked_of, constant_batch
 from prony.analysis.settings import Record
 from prony.analysis.stated import number
+from prony.analysis.variation import repeats_of
 
 NOT_RUN = "it was not run with sync=off"
 Count = tuple[int, int]  # devices of all nodes together, and nodes
@@ -112,23 +113,30 @@ def _point(
     collectives: Sequence[Record],
 ) -> Point:
     devices, nodes = count
+    pool = repeats_of(good)  # where one count was repeated, it shows the variation of those that were not
     ours, free = _of(good, count), _of(good, count, free=True)
-    here = side(ours) if ours else Side([str(one["id"]) for one in _of(every, count)], None, None, None, None, "none")
+    here = (
+        side(ours, pool, base)
+        if ours
+        else Side([str(one["id"]) for one in _of(every, count)], None, None, None, None, "none")
+    )
     reason = _no_speedup(devices, here, base)
     speedup = None
     if reason is None:
-        speedup = Figure(1.0, 1.0, 1.0) if devices == 1 else rate_ratio(here, side(base))
+        speedup = Figure(1.0, 1.0, 1.0) if devices == 1 else rate_figure(here, side(base, pool, ours))
     efficiency = None if speedup is None else over(speedup, devices)
     lost = None
     if efficiency is not None and devices > 1:
         tried = _of(every, count, free=True)
-        lost = losses(base, ours, free, efficiency, f"the run with sync=off {_end(tried[0])}" if tried else no_free)
+        lost = losses(
+            base, ours, free, efficiency, f"the run with sync=off {_end(tried[0])}" if tried else no_free, pool
+        )
     return Point(
         devices=devices,
         nodes=nodes,
         batch=next((device_batch(record) for record in ours), None),
         side=here,
-        free=side(free) if free else None,
+        free=side(free, pool, ours) if free else None,
         speedup=speedup,
         efficiency=efficiency,
         losses=lost,

@@ -13,11 +13,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from prony.analysis.compare import Side, side
+from prony.analysis.compare import Side, rate_ratio, side
 from prony.analysis.scaling_law import Figure
 from prony.analysis.scaling_record import are_copies, data_wait, is_summed, rank_paces, rank_step_times
 from prony.analysis.settings import Record
-from prony_node.stats import mean_interval, ratio_interval
+from prony.analysis.variation import Repeat
+from prony_node.stats import mean_interval
 
 NO_PACES = "the records do not hold how long each rank takes by itself"
 COMMUNICATION, INPUT, IMBALANCE, REST = "communication", "input", "imbalance", "rest"
@@ -48,13 +49,19 @@ def losses(
     free: Sequence[Record],
     efficiency: Figure,
     no_free: str,
+    pool: Sequence[Repeat] = (),
 ) -> Losses:
-    """The parts, from the good runs on one device, on N, and on N with sync=off; `no_free` is why there are none."""
+    """The parts, from the good runs on one device, on N, and on N with sync=off; `no_free` is why there are none.
+
+    `pool` has the runs of the series: a single run takes the variation between runs from its repeats.
+    """
     ends = (None if end is None else max(0.0, 1.0 - end) for end in (efficiency.high, efficiency.low))
     lost = Figure(max(0.0, 1.0 - efficiency.value), *ends)
     ideal = 1.0 - lost.value
     if free:
-        ratio = rate_ratio(side(synchronised), side(free))  # the step time with sync=off over that with it
+        ratio = rate_figure(
+            side(synchronised, pool, free), side(free, pool, synchronised)
+        )  # the step time with sync=off over that with it
         communication, imbalance, alone = _synchronisation(ratio, _apart(synchronised, free), ideal)
         exposed, doubts = _exposed(ratio), _doubts(ratio, efficiency)
     elif all(are_copies(record) for record in synchronised):
@@ -139,13 +146,11 @@ def _between(value: float, least: float, most: float) -> float:
     return max(least, min(most, value))
 
 
-def rate_ratio(ours: Side, theirs: Side) -> Figure:
+def rate_figure(ours: Side, theirs: Side) -> Figure:
     """Our rate over theirs, both known, with an interval where both have one."""
-    rate, other = ours.rate or 0.0, theirs.rate or 0.0
-    ends = [end for end in (ours.low, ours.high, theirs.low, theirs.high) if end is not None]
-    if len(ends) < 4 or "none" in (ours.interval, theirs.interval):
-        return Figure(rate / other)
-    found = ratio_interval(rate, ends[0], ends[1], other, ends[2], ends[3])
+    found = rate_ratio(ours, theirs)
+    if found is None:
+        return Figure((ours.rate or 0.0) / (theirs.rate or 1.0))
     return Figure(found.ratio, found.low, found.high)
 
 

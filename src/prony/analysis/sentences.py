@@ -1,13 +1,17 @@
 """A comparison in sentences that can be quoted.
 
-They give the ratio of rates and the saved share of time; "p % faster" could mean either.
+The first one carries the ratio of rates, its interval and what the interval rests on. The second one gives the
+difference of times: "p % faster" could mean either.
 """
 
 from __future__ import annotations
 
-from prony.analysis.compare import NOT_COMPARABLE, SAME, UNKNOWN, WITHIN, Comparison, Side
+from prony.analysis.compare import NOT_COMPARABLE, PAIRED, SAME, UNKNOWN, Comparison
 from prony.analysis.quality_sentences import quality_sentences
 from prony.analysis.settings import DRAWN, LABELS
+from prony.analysis.variation import NEAREST, PRIOR, PRIOR_DEVIATION, Variation
+
+MOST_PARTS = 4  # of the software, in a sentence
 
 
 def sentences(comparison: Comparison) -> list[str]:
@@ -16,45 +20,96 @@ def sentences(comparison: Comparison) -> list[str]:
         return [f"Not comparable: {comparison.reason}.", *quality_sentences(comparison.quality)]
     said = [_ratio(comparison)]
     if comparison.verdict != UNKNOWN:
-        said.append(_coverage(comparison.a, comparison.b))
+        said.append(_time(comparison))
     said.append(_cause(comparison))
+    said += _software(comparison)
     if any(difference.name == "workload" for difference in comparison.settings):
         counted = (comparison.a.unit or "samples").removesuffix("/s")
         said.append(f"The workloads differ: the same number of {counted} is not the same work.")
     return said + quality_sentences(comparison.quality)
 
 
+def slowdown_sentence(found: bool | None, threshold: float) -> str:
+    """What `--fail-if-slower` found."""
+    share = f"{100 * threshold:.3g} %"
+    if found is None:
+        return f"nothing can be concluded: the runs do not show whether B is slower than A by more than {share}"
+    return f"B is{'' if found else ' not'} slower than A by more than {share}"
+
+
 def _ratio(comparison: Comparison) -> str:
-    ratio, saved = comparison.ratio or 0.0, comparison.saved or 0.0
+    """The whole answer: the ratio, its interval, and where the variation between runs was taken from."""
+    ratio = comparison.ratio or 0.0
     if comparison.verdict == UNKNOWN:
-        return f"B does {ratio:.4g} times the rate of A; without intervals nothing says whether that is chance."
-    interval = f"{comparison.ratio_low:.4g} to {comparison.ratio_high:.4g}"
+        return f"No conclusion: B is {ratio:.4g}x as fast as A, but {comparison.reason}."
+    low, high = comparison.ratio_low or 0.0, comparison.ratio_high or 0.0
+    digits = _digits(ratio, low, high)
+    interval = f"95 % CI {low:.{digits}f} to {high:.{digits}f}"
+    rate = f"B is {ratio:.{digits}f}x as fast as A"
     if comparison.verdict == SAME:
-        rate = f"B does {ratio:.4g} times the rate of A"
-        return f"No difference shown: {rate}, and the 95 % interval, {interval}, holds 1."
-    word = "saves" if saved > 0.0 else "takes"
-    ends = sorted((abs(comparison.saved_low or 0.0), abs(comparison.saved_high or 0.0)))
-    share = f"{abs(saved):.1%} ({ends[0]:.1%} to {ends[1]:.1%})".replace("%", " %")
-    more = "of A's time" if saved > 0.0 else "more time than A"
-    return f"B does {ratio:.4g} ({interval}, 95 %) times the rate of A: it {word} {share} {more}."
+        return f"No difference shown: {rate} ({interval}, which includes 1; {_basis(comparison)})."
+    return f"{rate} ({interval}; {_basis(comparison)})."
 
 
-def _coverage(a: Side, b: Side) -> str:
-    if a.interval == WITHIN and b.interval == WITHIN:
-        return (
-            "Each side is one run, so the interval covers the variation within these two runs only; "
-            "another run of either may lie outside. Repeats would show that."
-        )
-    lone = [name for name, one in (("A", a), ("B", b)) if one.interval == WITHIN]
-    if lone:
-        return f"Side {lone[0]} is one run; its share of the interval covers the variation within that run only."
-    return f"The interval covers the variation between runs ({len(a.runs)} and {len(b.runs)} of them)."
+def _digits(ratio: float, low: float, high: float) -> int:
+    """Decimals that show the width of an interval and on which side of 1 it lies."""
+    digits = 2
+    half_width = max(min(ratio - low, high - ratio), 1e-6)
+    while digits < 6 and (half_width < 10.0**-digits or _touches(low, high, digits)):
+        digits += 1
+    return digits
+
+
+def _touches(low: float, high: float, digits: int) -> bool:
+    """Whether rounding would move an end of the interval onto 1."""
+    return any(end != 1.0 and round(end, digits) == 1.0 for end in (low, high))
+
+
+def _basis(comparison: Comparison) -> str:
+    """What the interval rests on: repeats, pairs, or variation that was borrowed."""
+    a, b = comparison.a, comparison.b
+    if comparison.method == PAIRED:
+        return f"{len(a.runs)} interleaved pairs"
+    lone = [(name, one.variation) for name, one in (("A", a), ("B", b)) if len(one.runs) == 1 and one.variation]
+    if not lone:
+        return f"variation between {len(a.runs)} and {len(b.runs)} runs"
+    sources = list(dict.fromkeys(_borrowed(variation) for _, variation in lone))
+    if len(lone) == 2 and len(sources) == 1:
+        return f"one run per side, {sources[0]}"
+    if len(lone) == 2:
+        return f"one run per side, A: {sources[0]}, B: {sources[1]}"
+    return f"{lone[0][0]} is one run, {sources[0]}"
+
+
+def _borrowed(variation: Variation) -> str:
+    deviation = f"{100 * variation.deviation:.2g} %"
+    if variation.kind == PRIOR:
+        if variation.deviation > PRIOR_DEVIATION:
+            return f"between-run SD {deviation} from only {variation.runs} repeats"
+        return f"between-run SD not measured: heavy-tailed prior of {deviation} assumed"
+    if variation.kind == NEAREST and variation.deviation == PRIOR_DEVIATION:
+        return f"between-run SD taken as {deviation}, at least that of {variation.source}"
+    return f"between-run SD {deviation} from {variation.source}"
+
+
+def _time(comparison: Comparison) -> str:
+    """B's time against A's. The ends are sorted, so that the interval reads upwards."""
+    saved, ends = comparison.saved or 0.0, (comparison.saved_low or 0.0, comparison.saved_high or 0.0)
+    if comparison.verdict == SAME:
+        return f"B may take up to {_share(max(ends))} less or up to {_share(-min(ends))} more time than A."
+    low, high = sorted(abs(end) for end in ends)
+    share = f"{_share(abs(saved))} ({_share(low)} to {_share(high)})"
+    return f"B saves {share} of A's time." if saved > 0.0 else f"B takes {share} more time than A."
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.1f} %" if value >= 0.0095 else f"{100 * value:.2g} %"
 
 
 def _cause(comparison: Comparison) -> str:
     if comparison.confounded:
         differ = _listed(comparison.confounded_by)
-        return f"Confounded: {differ} differ, so the ratio belongs to none of them alone."
+        return f"Confounded: {differ} differ, so no one of them explains the ratio alone."
     if comparison.question is None and comparison.settings:
         drawn = _listed([f"the {difference.name}" for difference in comparison.settings])
         return f"Only {drawn} differs: the two sides are repeats of one trial."
@@ -65,7 +120,22 @@ def _cause(comparison: Comparison) -> str:
     ]
     if comparison.question == "preset" and chosen:
         return f"Only preset differs, and what it chooses: {_listed(chosen)}."
+    if comparison.question == "compile cache":
+        cache = comparison.facts[0]
+        return f"Only the compile cache differs: {cache.a} for A, {cache.b} for B."
     return f"Only {comparison.question} differs."
+
+
+def _software(comparison: Comparison) -> list[str]:
+    """The parts of the software that differ, by name."""
+    start = "software."
+    parts = [
+        difference.name.removeprefix(start) for difference in comparison.facts if difference.name.startswith(start)
+    ]
+    if not parts:
+        return []
+    more = f" and {len(parts) - MOST_PARTS} more" if len(parts) > MOST_PARTS else ""
+    return [f"Software that differs: {', '.join(parts[:MOST_PARTS])}{more}."]
 
 
 def _listed(words: list[str]) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,33 +19,76 @@ if TYPE_CHECKING:
 
     from prony.analysis.compare import Comparison, Side
     from prony.analysis.settings import Difference
+    from prony.analysis.variation import Repeat
     from prony.store import Store
 
 RUN_HELP = "A run as for `prony show`, or several repeats of it with commas between."
+FAIL_HELP = "Exit with 1 if B is shown to be slower than A by more than this (2%), with 3 if that cannot be told."
+EXITS = {True: 1, False: 0, None: 3}  # whether B is slower by more than asked
 MOST_FACTS = 12
 
 
 def compare(
     a: Annotated[str, typer.Argument(metavar="RUN[,RUN...]", help=RUN_HELP)],
     b: Annotated[str, typer.Argument(metavar="RUN[,RUN...]", help="What to compare with it, likewise.")],
+    paired: Annotated[
+        bool, typer.Option("--paired", help="Pair the runs by position: A1 with B1, A2 with B2. Needs three pairs.")
+    ] = False,
+    fail_if_slower: Annotated[
+        str | None, typer.Option("--fail-if-slower", metavar="SHARE", help=FAIL_HELP, show_default=False)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the comparison alone, as JSON.")] = False,
     runs: Annotated[Path | None, typer.Option("--runs", "--out", help=RUNS_HELP)] = None,
 ) -> None:
     """Say what differs between two runs in settings and facts, and the ratio of their rates."""
+    threshold = None if fail_if_slower is None else parse_share(fail_if_slower)
     store, _ = open_store(runs)
     ours, theirs = _records(store, a), _records(store, b)
     both = {record["id"] for record in ours} & {record["id"] for record in theirs}
     if both:
-        raise RequestError(f"{', '.join(sorted(both))} stands on both sides; a run is no comparison with itself")
+        raise RequestError(f"{', '.join(sorted(both))} is on both sides; compare a run with another one")
+    if paired and len(ours) != len(theirs):
+        raise RequestError(f"--paired needs as many runs on both sides, got {len(ours)} and {len(theirs)}")
     from prony.analysis.compare import compare as compare_records
+    from prony.analysis.compare import slowdown
+    from prony.analysis.sentences import sentences, slowdown_sentence
 
-    comparison = compare_records(ours, theirs)
+    comparison = compare_records(ours, theirs, _pool(store, [*ours, *theirs]), paired or None)
     if as_json:
-        print(json.dumps(comparison.to_json(), indent=1))
-        return
-    from prony.cli.tables import make_console
+        print(json.dumps(comparison.to_json() | {"sentences": sentences(comparison)}, indent=1))
+    else:
+        from prony.cli.tables import make_console
 
-    print_comparison(make_console(), comparison)
+        print_comparison(make_console(), comparison)
+    if threshold is not None:
+        found = slowdown(comparison, threshold)
+        print(f"prony: {slowdown_sentence(found, threshold)}", file=sys.stderr)
+        raise typer.Exit(EXITS[found])
+
+
+def parse_share(text: str) -> float:
+    """A share as a person types it: 2%, 2 % or 0.02."""
+    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(%?)\s*", text)
+    share = float(found[1]) / (100.0 if found[2] else 1.0) if found else -1.0
+    if not 0.0 <= share < 1.0:
+        raise RequestError(f"--fail-if-slower takes a share from 0 up to 100 %, such as 2% or 0.02, not {text!r}")
+    return share
+
+
+def _pool(store: Store, records: list[dict[str, Any]]) -> list[Repeat]:
+    """The good runs of these workloads in the store, to take the variation between runs from."""
+    from prony.analysis.variation import Repeat
+
+    found = [
+        run
+        for workload in dict.fromkeys(record["trial"]["workload"] for record in records)
+        for run in store.runs(workload=workload, status="ok")
+    ]
+    return [
+        Repeat(run.id, run.workload, run.device, (run.machine, run.software), run.effective or run.settings, run.rate)
+        for run in found
+        if run.rate is not None and run.rate > 0.0
+    ]
 
 
 def _records(store: Store, text: str) -> list[dict[str, Any]]:
@@ -83,7 +128,7 @@ def _side(side: Side) -> str:
     from prony.report.numbers import format_rate
 
     rate = format_rate(side.rate, side.unit, side.low, side.high)
-    covers = f" (95 %, {side.interval})" if side.interval != "none" else ""
+    covers = f" (95 % CI, {side.interval})" if side.interval != "none" else ""
     return f"{rate}{covers}  {', '.join(side.runs)}"
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prony.analysis.compare import WITHIN
 from prony.analysis.scaling import Point, Scaling
 from prony.analysis.scaling_alarm import Alarm
 from prony.analysis.scaling_law import WEAK, Figure, Fit, HeldOut
 from prony.analysis.scaling_losses import COMMUNICATION
+from prony.analysis.variation import OWN
 from prony.report.numbers import NOTHING, format_bytes, format_number, format_rate, format_share, format_si
 from prony_node.contract.trial import Trial
 
@@ -91,10 +91,9 @@ def _coverage(found: Scaling) -> list[str]:
     if not covers or covers == ["none"]:
         return ["No rate has an interval, so nothing says what is chance."]
     said = " or ".join(cover for cover in covers if cover != "none")
-    more = ""
-    if WITHIN in covers:
-        more = ": another run may lie outside, and a drift over the series is not told from scaling; --repeats 3 would"
-    return [f"Intervals are of 95 %, {said}{more}."]
+    borrowed = any(point.side.variation and point.side.variation.kind != OWN for point in found.points)
+    more = "; --repeats 3 would measure the variation at every count" if borrowed else ""
+    return [f"Intervals are 95 % CIs that include the variation between runs ({said}){more}."]
 
 
 def _unmeasured(found: Scaling) -> list[str]:

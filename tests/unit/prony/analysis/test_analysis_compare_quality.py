@@ -73,7 +73,7 @@ def test_an_interval_that_holds_0_shows_no_difference(get_record: GetRecord) -> 
     found = compare(ours, theirs)
     assert found.quality is not None
     assert found.quality.verdict == SAME
-    assert any(text.startswith("No difference of accuracy shown") for text in sentences(found))
+    assert any(text.startswith("No difference in accuracy shown") for text in sentences(found))
 
 
 def test_one_run_a_side_covers_the_test_split_alone(get_record: GetRecord) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -13,6 +14,7 @@ from scaling_records import ONE_DEVICE_RATE, metric, scaled_record, series
 from prony.analysis.scaling import Point, Scaling, scaling
 from prony.analysis.scaling_losses import COMMUNICATION, IMBALANCE, INPUT, REST, Losses
 from prony.analysis.scaling_series import find_series
+from prony.analysis.variation import PRIOR_DEVIATION
 from prony_node.facts.watch_checks import watch_checks
 
 Record = dict[str, Any]
@@ -86,16 +88,24 @@ def test_the_order_of_the_records_does_not_matter(order: random.Random) -> None:
     assert scaling(records, "weak").to_json() == expected
 
 
-def test_speedup_and_efficiency_have_the_interval_of_the_ratio() -> None:
-    found = scaling(series({1: 1.0, 4: 3.6}, half=0.01), "weak")
+def test_speedup_and_efficiency_include_the_variation_between_runs() -> None:
+    found = scaling(series({1: 1.0, 4: 3.6}, half=0.0001), "weak")
     point = at(found, 4)
     assert point.speedup is not None
     assert point.efficiency is not None
     assert point.speedup.value == pytest.approx(3.6)
-    assert point.speedup.high == pytest.approx(3.6 * 1.01 ** (2**0.5), rel=1e-6)
+    assert point.speedup.high == pytest.approx(3.6 * math.exp(2**0.5 * 12.706 * PRIOR_DEVIATION), rel=1e-3)
     assert point.efficiency.low == pytest.approx((point.speedup.low or 0.0) / 4)
-    assert point.side.interval == "within one run"
+    assert point.side.interval == "between-run SD from the prior"
     assert at(found, 1).efficiency is not None
+
+
+def test_a_count_that_was_run_once_varies_as_the_others_do() -> None:
+    records = [scaled_record(1, 1000.0 * by, repeat=r) for r, by in enumerate((0.99, 1.0, 1.01))]
+    point = at(scaling([*records, scaled_record(2, 1900.0)], "weak"), 2)
+    assert point.side.interval.startswith("between-run SD from 3 repeats of the nearest settings")
+    assert point.efficiency is not None
+    assert point.efficiency.low == pytest.approx(0.95 * math.exp(-4.303 * 0.01 * (4 / 3) ** 0.5), rel=1e-3)
 
 
 def test_repeats_have_the_interval_between_runs() -> None:

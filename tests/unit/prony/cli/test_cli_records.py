@@ -156,13 +156,37 @@ def test_skipped_folder_is_told_on_stderr(call: Call, root: Path) -> None:
 def test_compare_json(call: Call) -> None:
     document = json.loads(call("compare", "a00203", "a00200", "--json").stdout)
     assert (document["verdict"], document["question"]) == ("faster", "precision")
+    assert document["sentences"][0].startswith("B is 2.43x as fast as A (95 % CI ")
+    same = json.loads(call("compare", "c00000", "c00001", "--json").stdout)
+    assert same["verdict"] == "no difference shown"
+    assert same["sentences"][0].startswith("No difference shown: ")
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "status", "sentence"),
+    [
+        ("a00203", "a00200", 0, "B is not slower than A by more than 2 %"),
+        ("a00200", "a00203", 1, "B is slower than A by more than 2 %"),
+        ("c00000", "c00001", 3, "nothing can be concluded"),
+        ("e00001", "c00000", 3, "nothing can be concluded"),  # not comparable
+    ],
+)
+def test_a_slowdown_is_told_by_the_exit_code(call: Call, a: str, b: str, status: int, sentence: str) -> None:
+    for words in (["2%"], ["2 %"], ["0.02"], ["2%", "--json"]):
+        result = call("compare", a, b, "--fail-if-slower", *words)
+        assert result.exit_code == status, result.stderr
+        assert sentence in result.stderr
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["compare", "c00000", "c00000"], "stands on both sides"),
+        (["compare", "c00000", "c00000"], "is on both sides"),
         (["compare", ",", "c00000"], "names no run"),
+        (["compare", "c00000", "c00001", "--fail-if-slower", "two"], "such as 2% or 0.02, not 'two'"),
+        (["compare", "c00000", "c00001", "--fail-if-slower", "200%"], "such as 2% or 0.02, not '200%'"),
+        (["compare", "c00000", "c00001", "--fail-if-slower=-2%"], "such as 2% or 0.02, not '-2%'"),
+        (["compare", "c00000,c00002", "c00001", "--paired"], "as many runs on both sides, got 2 and 1"),
         (["show", "resnet50"], "stands for 4 runs"),
         (["show", "nothing-like-it-at-all"], "no run"),
         (["list", "workload"], "did you mean 'workloads'"),

@@ -1,0 +1,164 @@
+"""How much repeats of one trial vary between runs, and where that is known from.
+
+A side of a comparison with two or more runs shows its own variation. A side with one run borrows it: from repeats of
+the same trial on this kind of device, else from those of the nearest settings, else from a prior. docs/statistics.md
+says how the prior was derived.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from prony.analysis.settings import DRAWN, LABELS, Record, settings_of, show_setting
+from prony_node.stats import t_quantile
+
+PRIOR_DEVIATION, PRIOR_DEGREES = 0.0025, 1.0  # a scaled t: SDs of repeats range from 0.01 % to 30 %
+PRIOR_WITHIN = 2.0  # standard errors of the run itself: noisy runs also vary more between runs than they show
+LEAST_DEGREES = 2.0  # fewer say too little: two repeats may agree by chance
+MOST_BORROWED_DEGREES = 2.0  # of other settings: the SD itself changes with the settings
+MOST_NAMED = 3  # settings that tell the nearest apart
+NORMAL = 1.959964  # the within-run interval of a record is one of 95 %
+OWN, SAME_TRIAL, NEAREST, PRIOR = "own runs", "same trial", "nearest settings", "prior"
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """A good run, as far as variation between runs is concerned."""
+
+    id: str
+    workload: str
+    device: str | None  # its name: NVIDIA H200
+    place: tuple[str | None, str | None]  # fingerprints of machine and software
+    settings: dict[str, Any]  # effective ones
+    rate: float
+
+
+@dataclass(frozen=True)
+class Variation:
+    """The relative standard deviation of one run's rate between runs, and where it was taken from."""
+
+    deviation: float
+    degrees: float
+    kind: str  # OWN, SAME_TRIAL, NEAREST or PRIOR
+    source: str  # in words
+    runs: int  # how many repeats it was taken from
+    within: float = 0.0  # what the run itself leaves open beside it, as a relative standard error
+
+    def half_width(self, count: int) -> float:
+        """95 %, on the log scale, of the mean of this many runs."""
+        return math.hypot(t_quantile(0.975, self.degrees) * self.deviation, NORMAL * self.within) / math.sqrt(count)
+
+
+def repeats_of(records: Iterable[Record]) -> list[Repeat]:
+    """The good runs among these records."""
+    found = []
+    for record in records:
+        rate = (record["metrics"].get("throughput") or {}).get("value")
+        if record["status"] != "ok" or rate is None or rate <= 0.0:
+            continue
+        devices, place = record["facts"].get("devices") or [{}], record.get("fingerprint") or {}
+        found.append(
+            Repeat(
+                id=record["id"],
+                workload=record["trial"]["workload"],
+                device=devices[0].get("name"),
+                place=(place.get("machine"), place.get("software")),
+                settings=settings_of(record),
+                rate=float(rate),
+            )
+        )
+    return found
+
+
+def own_variation(rates: Sequence[float], within: float) -> Variation:
+    """Of two or more runs, by their own spread. It is never less than what each run leaves open by itself."""
+    variance, degrees = _pooled([list(rates)])
+    source = f"{len(rates)} runs"
+    return Variation(max(math.sqrt(variance), within), degrees, OWN, source, len(rates))
+
+
+def borrowed_variation(one: Repeat, within: float, pool: Iterable[Repeat], others: Iterable[Repeat] = ()) -> Variation:
+    """Of one run: from the pool, or from the runs of the other side, whichever is nearest to its settings.
+
+    Repeats at growing distance are pooled until they have two degrees of freedom.
+    """
+    groups = _groups(one, pool, others)
+    taken: list[list[float]] = []
+    degrees, farthest, settings = 0.0, 0.0, one.settings
+    for distance, members in groups:
+        if degrees >= LEAST_DEGREES and distance > farthest:
+            break
+        taken.append([member.rate for member in members])
+        degrees += len(members) - 1
+        farthest, settings = distance, members[0].settings
+    variance = _pooled(taken)[0] if taken else 0.0
+    if degrees < LEAST_DEGREES:
+        deviation = max(PRIOR_DEVIATION, math.sqrt(variance))
+        return Variation(deviation, PRIOR_DEGREES, PRIOR, "the prior", sum(map(len, taken)), PRIOR_WITHIN * within)
+    runs = sum(map(len, taken))
+    if farthest == 0.0:
+        source = f"{runs} repeats of the same trial"
+        return Variation(max(math.sqrt(variance), within), degrees, SAME_TRIAL, source, runs)
+    source = f"{runs} repeats of the nearest settings ({_told_apart(one.settings, settings)})"
+    deviation = max(math.sqrt(variance), within, PRIOR_DEVIATION)
+    return Variation(deviation, min(degrees, MOST_BORROWED_DEGREES), NEAREST, source, runs)
+
+
+def distance(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
+    """How far apart two settings are: how many differ; a batch size counts once per factor of two, at least once."""
+    names = _chosen(ours).keys() | _chosen(theirs).keys()
+    differ = [name for name in names if ours.get(name) != theirs.get(name)]
+    far = float(len(differ))
+    sizes = (ours.get("batch_size"), theirs.get("batch_size"))
+    if "batch_size" in differ and all(isinstance(size, int) and size > 0 for size in sizes):
+        far += max(0.0, abs(math.log2(sizes[0] / sizes[1])) - 1.0)  # type: ignore[operator]
+    return far
+
+
+def _groups(one: Repeat, pool: Iterable[Repeat], others: Iterable[Repeat]) -> list[tuple[float, list[Repeat]]]:
+    """Groups of two or more repeats with this run's workload, mode and kind of device, the nearest first.
+
+    Repeats of one group share their settings, machine and software. The run itself is in none: were it slow for
+    a reason, it would hide that behind its own deviation. The runs of the other side are a group of their own.
+    """
+    theirs = {other.id: other for other in others}
+    known = {repeat.id: repeat for repeat in pool if repeat.id != one.id and repeat.id not in theirs}
+    found: dict[str, list[Repeat]] = {}
+    for group, repeats in (("rest", known.values()), ("other side", theirs.values())):
+        for repeat in repeats:
+            if _is_alike(one, repeat):
+                key = json.dumps([group, _chosen(repeat.settings), repeat.place], sort_keys=True, default=str)
+                found.setdefault(key, []).append(repeat)
+    several = [members for members in found.values() if len(members) > 1]
+    return sorted(((distance(one.settings, some[0].settings), some) for some in several), key=lambda pair: pair[0])
+
+
+def _is_alike(one: Repeat, other: Repeat) -> bool:
+    same = one.workload == other.workload and one.device == other.device
+    return same and one.settings.get("mode") == other.settings.get("mode")
+
+
+def _chosen(settings: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name not in (*DRAWN, *LABELS) and value is not None}
+
+
+def _told_apart(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
+    names = sorted(name for name in _chosen(ours) | _chosen(theirs) if ours.get(name) != theirs.get(name))
+    if len(names) > MOST_NAMED:
+        return f"{len(names)} settings differ"
+    return ", ".join(f"{name}={show_setting(theirs.get(name))}" for name in names)
+
+
+def _pooled(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """The variance of log rates within groups, each by its own mean, and its degrees of freedom."""
+    squares, degrees = 0.0, 0
+    for rates in groups:
+        logs = [math.log(rate) for rate in rates]
+        mean = math.fsum(logs) / len(logs)
+        squares += math.fsum((log - mean) ** 2 for log in logs)
+        degrees += len(logs) - 1
+    return squares / degrees, float(degrees)

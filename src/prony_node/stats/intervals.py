@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from .student import normal_quantile, two_sided_t
 
+LEAST_PAIRS = 3
 ROUNDING = 1e-12  # a spread below this share of the mean is the float's own
 
 
@@ -88,6 +89,26 @@ def ratio_interval(
     down = math.hypot(math.log(a_mean / a_low), math.log(b_high / b_mean))
     up = math.hypot(math.log(a_high / a_mean), math.log(b_mean / b_low))
     return RatioInterval(ratio, ratio * math.exp(-down), ratio * math.exp(up))
+
+
+def paired_ratio(a: Sequence[float], b: Sequence[float], confidence: float = 0.95) -> RatioInterval | None:
+    """Interval of b / a for interleaved runs, paired by position; None with fewer than three pairs.
+
+    Each pair gives one ratio, so a drift that both runs of a pair share cancels. The interval is
+    Student's, of the mean of the log ratios. Two pairs leave one degree of freedom, too few to decide.
+    """
+    if len(a) != len(b):
+        raise ValueError(f"pairs need as many values on both sides, got {len(a)} and {len(b)}")
+    if any(value <= 0.0 for value in (*a, *b)):
+        raise ValueError("pairs are compared on the log scale and must be positive")
+    if len(a) < LEAST_PAIRS:
+        return None
+    logs = mean_interval([math.log(after / before) for before, after in zip(a, b, strict=True)], confidence)
+    assert logs.low is not None
+    assert logs.high is not None
+    # Wildly different pairs give an interval beyond what a float holds.
+    low, high = math.exp(max(logs.low, -700.0)), math.exp(min(logs.high, 700.0))
+    return RatioInterval(math.exp(logs.mean), low, high)
 
 
 def difference_interval(a: Sequence[float], b: Sequence[float], confidence: float = 0.95) -> DifferenceInterval:

@@ -12,6 +12,7 @@ from prony_node.stats import (
     between_run,
     difference_interval,
     mean_interval,
+    paired_ratio,
     percentile,
     ratio_interval,
     t_quantile,
@@ -73,6 +74,51 @@ def test_a_ratio_of_exact_values_is_exact_and_widths_add_in_squares() -> None:
     assert ratio_interval(6, 6, 6, 3, 3, 3).high == 2.0
     found = ratio_interval(1.0, 1 / 1.03, 1.03, 1.0, 1 / 1.04, 1.04)
     assert found.high == pytest.approx(1.05, abs=1e-3)
+
+
+pairs = st.lists(st.tuples(positive, positive), min_size=3, max_size=8)
+
+
+@given(pairs, st.lists(positive, min_size=8, max_size=8))
+def test_a_paired_ratio_ignores_what_both_runs_of_a_pair_share(
+    pairs: list[tuple[float, float]], shared: list[float]
+) -> None:
+    a, b = [before for before, _ in pairs], [after for _, after in pairs]
+    found = paired_ratio(a, b)
+    swapped = paired_ratio(b, a)
+    drifted = paired_ratio(
+        [x * d for x, d in zip(a, shared, strict=False)], [x * d for x, d in zip(b, shared, strict=False)]
+    )
+    assert found is not None
+    assert swapped is not None
+    assert drifted is not None
+    assert found.low <= found.ratio * (1 + 1e-9)
+    assert found.ratio <= found.high * (1 + 1e-9)
+    assert found.ratio * swapped.ratio == pytest.approx(1.0)
+    assert drifted.ratio == pytest.approx(found.ratio)
+    if 1e-200 < found.low and found.high < 1e200:
+        assert found.low * swapped.high == pytest.approx(1.0, rel=1e-6)
+        assert drifted.low == pytest.approx(found.low, rel=1e-6)
+
+
+def test_a_paired_ratio_covers() -> None:
+    rng = random.Random(5)
+    hits = 0
+    for _ in range(600):
+        drift = [rng.uniform(0.9, 1.1) for _ in range(4)]
+        found = paired_ratio(
+            [d * rng.gauss(1.0, 0.01) for d in drift], [1.02 * d * rng.gauss(1.0, 0.01) for d in drift]
+        )
+        hits += found is not None and found.low <= 1.02 <= found.high
+    assert 0.92 <= hits / 600 <= 0.98
+
+
+def test_two_pairs_never_decide_and_pairs_must_match() -> None:
+    assert paired_ratio([1.0, 1.0], [2.0, 2.0]) is None
+    with pytest.raises(ValueError, match="as many values"):
+        paired_ratio([1.0, 1.0, 1.0], [2.0, 2.0])
+    with pytest.raises(ValueError, match="positive"):
+        paired_ratio([1.0, 1.0, 1.0], [2.0, 0.0, 2.0])
 
 
 def test_percentiles_interpolate_between_order_statistics() -> None:

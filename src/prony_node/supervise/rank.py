@@ -32,9 +32,11 @@ def main(argv: list[str]) -> int:
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     found: dict[str, Any] = {}
     try:
-        from prony_node.supervise.run import Run  # imports torch: its absence is a failure with a reason
+        # These import torch: its absence is a failure with a reason.
+        from prony_node.supervise.run import Run
+        from prony_node.supervise.walk import walk
 
-        Run(plan, folder, found, place).execute()
+        walk(plan, folder, found, place) if plan.walk else Run(plan, folder, found, place).execute()
         found["status"] = "ok"
     except Exception as error:
         traceback.print_exc()

@@ -22,7 +22,12 @@ from prony_node.contract.trial import Trial
 from prony_node.parallel.place import Place
 from prony_node.supervise.run import Run
 
-KEPT = ("unit", "effective", "effective_hash", "device_from_monotonic")  # of the last good size, for the walk as a whole
+KEPT = (
+    "unit",
+    "effective",
+    "effective_hash",
+    "device_from_monotonic",
+)  # of the last good size, for the walk as a whole
 
 
 def walk(plan: Plan, folder: Path, found: dict[str, Any], place: Place) -> None:

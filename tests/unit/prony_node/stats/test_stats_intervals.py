@@ -96,7 +96,7 @@ def test_a_paired_ratio_ignores_what_both_runs_of_a_pair_share(
     assert found.ratio <= found.high * (1 + 1e-9)
     assert found.ratio * swapped.ratio == pytest.approx(1.0)
     assert drifted.ratio == pytest.approx(found.ratio)
-    if 1e-200 < found.low and found.high < 1e200:
+    if found.low > 1e-200 and found.high < 1e200:
         assert found.low * swapped.high == pytest.approx(1.0, rel=1e-6)
         assert drifted.low == pytest.approx(found.low, rel=1e-6)
 

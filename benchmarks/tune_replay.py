@@ -76,7 +76,9 @@ class Replay:
         """Power as recorded, off by what a counter's ticks leave unknown."""
         assert entry.power_w is not None
         unknown = TICK_S / measured_s
-        power_w = entry.power_w * (1.0 if self.exact else 1.0 + self.rng.uniform(-unknown, unknown))
+        power_w = entry.power_w
+        if not self.exact:
+            power_w *= 1.0 + self.rng.uniform(-unknown, unknown) + self.rng.gauss(0.0, self.surface.power_deviation)
         value = 3600.0 * rate / power_w
         ends = {"low": value * (1.0 - unknown), "high": value * (1.0 + unknown)}
         return {

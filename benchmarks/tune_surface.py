@@ -48,6 +48,7 @@ class Entry:
     size_s: float | None = None  # build and warm-up, which each size of a walk pays; None: not recorded
     inferred: bool = False  # not run: a smaller batch of its series ran out of memory
     repeats: list[float] = field(default_factory=list)  # rates of further runs in fresh processes
+    repeats_w: list[float] = field(default_factory=list)  # and their powers, where they were measured
 
     @property
     def rate(self) -> float:
@@ -96,6 +97,7 @@ class Surface:
     memory_total: float | None
     entries: list[Entry]
     device: str | None = None  # the one that all were measured on, by its uuid, where that was kept
+    goal: str = "throughput"  # what it was recorded for: with energy, its windows are long enough for a counter
 
     def best(self, goal: str) -> float:
         return max(self.truth(entry, goal) for entry in self.entries)
@@ -125,6 +127,14 @@ class Surface:
             if low <= place <= high:
                 return below + (above - below) * (place - low) / (high - low) if high > low else above
         return known[0][1] if place < known[0][0] else known[-1][1]
+
+    @property
+    def power_deviation(self) -> float:
+        """What the power of repeats differs by, as a share, of all that were repeated together."""
+        groups = [[one.power_w, *one.repeats_w] for one in self.entries if one.power_w and one.repeats_w]
+        logs = [[math.log(power_w) for power_w in group if power_w] for group in groups]
+        squares = math.fsum((log - math.fsum(one) / len(one)) ** 2 for one in logs for log in one)
+        return math.sqrt(squares / sum(len(one) - 1 for one in logs)) if logs else 0.0
 
     def spread_alike(self, deviation: float) -> Surface:
         """The same, but runs of every trial differ by so much."""

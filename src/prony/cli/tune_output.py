@@ -130,6 +130,8 @@ def _advice(tuning: Tuning, search: Search, found: Found) -> list[str]:
             f"Not decided: the budget does not allow {PAIRS} pairs of fresh runs against the defaults. "
             f"Give --budget {math.ceil((tuning.budget_s + found.short_s) / 30.0) * 30}s or more (about {need})."
         )
+    if found.left and not lines:
+        lines.append("Not decided: the budget ended before everything was measured.")
     return lines or ["Not decided: the search ended before its comparison with the defaults was done."]
 
 
@@ -168,6 +170,10 @@ def _measured(search: Search, found: Found) -> list[str]:
     if tried < len(space.candidates):
         text += ": batch sizes from the default upwards, and the other settings changed one at a time"
     lines = [f"{text}."]
+    if found.left:
+        shown = [show_change(one, search.start) for one in found.left[:SHOWN]]
+        more = f" and {len(found.left) - SHOWN} more" if len(found.left) > SHOWN else ""
+        lines.append(f"The budget did not reach: {', '.join(shown)}{more}.")
     if space.refused:
         lines.append(f"Skipped, because not possible: {'; '.join(space.refused[:SHOWN])}.")
     return lines
@@ -250,6 +256,7 @@ def tuning_document(tuning: Tuning, search: Search, found: Found) -> dict[str, A
         "command": command(tuning, found.champion) if decided and changed else None,
         "confirmed": [_confirmation(one) for one in found.confirmed],
         "not_decided": [one.candidate.settings for one in found.open],
+        "not_measured": [one.settings for one in found.left],
         "between_runs": search.between_runs()[0],
         "changes_mathematics": mathematics_sentences(start.settings, found.champion.settings, _mode(found))
         if changed

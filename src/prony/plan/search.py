@@ -140,6 +140,12 @@ class Search:
 
     def _wishes(self) -> Iterator[tuple[list[Candidate], str]]:
         """Screenings worth making, in the order of their promise."""
+        yield from self._untried()
+        leader = self.leader()
+        if leader is not None:
+            yield self._again(leader), "not decided yet"
+
+    def _untried(self) -> Iterator[tuple[list[Candidate], str]]:
         leader = self.leader()
         head = leader.candidate if leader is not None else self.start
         if leader is not None:
@@ -147,8 +153,10 @@ class Search:
             for candidate in self._one_change(head):
                 yield [candidate], "another setting"
         yield self._smaller(head), "a smaller batch"
-        if leader is not None:
-            yield self._again(leader), "not decided yet"
+
+    def left(self) -> list[Candidate]:
+        """What is worth measuring and was not, because the budget ended."""
+        return [candidate for wanted, _ in self._untried() for candidate in wanted]
 
     def _larger(self, head: Candidate) -> list[Candidate]:
         """The untried sizes above the leader's, upwards, unless the largest that was tried is out."""
@@ -192,12 +200,11 @@ class Search:
 
     def cost_of(self, candidates: Sequence[Candidate], seconds: float) -> float:
         """Seconds that a process takes which measures these sizes for so long each, by what runs like them took."""
-        if not self.results:
-            return 0.0
-        start_s = _mean([one.cost_s - one.own_s for one in self.results if one.fresh])
+        known = [one for one in self.results if one.value is not None] or self.results
+        start_s = _mean([one.cost_s - one.own_s for one in known if one.fresh])
         sizes_s = 0.0
         for candidate in candidates:
-            alike = self._results_in(candidate) or self.results
+            alike = [one for one in known if one.candidate.series == candidate.series] or known
             sizes_s += seconds + _mean([one.own_s - one.measured_s for one in alike])
         return start_s + sizes_s
 

@@ -57,6 +57,7 @@ class Found:
     path: list[Step] = field(default_factory=list)
     confirmed: list[Confirmation] = field(default_factory=list)
     open: list[Estimate] = field(default_factory=list)  # settings that may still be better than the champion
+    left: list[Candidate] = field(default_factory=list)  # settings that the budget did not reach
     leader: Candidate | None = None  # after screening; None where nothing ran within the limits
     unusable: str | None = None  # why the start cannot be compared with
     short_s: float = 0.0  # by how much the budget was too small for an A/B
@@ -76,7 +77,7 @@ class Found:
         if self.champion.key != start.key:
             return True
         compared = {one.b.key for one in self.confirmed} | {start.key}
-        return self.leader.key in compared and not (self.undecided or self.open or self.interrupted)
+        return self.leader.key in compared and not (self.undecided or self.open or self.left or self.interrupted)
 
     def kept(self, start: Candidate) -> Candidate:
         """What the search ends with: the champion, or the leader where nothing was decided."""
@@ -99,6 +100,7 @@ def drive(search: Search, machine: Machine, goal: Goal, first: Made | None = Non
     found.search_s = search.spent_s - found.confirm_s
     settled = {one.b.key for one in found.confirmed if one.verdict != UNDECIDED and one.a.key == found.champion.key}
     beaten = {one.a.key for one in found.confirmed if one.verdict == BETTER}
+    found.left = search.left()
     candidates = search.open_against(found.champion)
     found.open = [one for one in candidates if one.candidate.key not in settled | beaten]
     return found

@@ -1,34 +1,36 @@
-"""What benchmarks/tune.py holds side by side: Prony's search, the same without one of its parts, and others alone."""
+"""What benchmarks/tune.py compares: Prony's search, a doubling ladder of batch sizes, and a search by chance."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from prony.plan.search import Search
-from prony.plan.search_drive import Made, drive
-from prony.plan.search_goal import GOALS, result_of
-from prony.plan.search_model import Shape, rate_shapes
+from prony.plan.search_confirm import BETTER
+from prony.plan.search_drive import drive
+from prony.plan.search_goal import Goal, result_of
 from prony.plan.search_space import Candidate, Space
-from prony.plan.search_terms import Ask, Rules
+from prony.plan.search_terms import Screen
+from prony_node.contract.machine import Machine
+from prony_node.workloads import find_workload
 from tune_replay import Replay
-from tune_surface import Surface
-
-GOAL = GOALS["throughput"]
+from tune_surface import GIB, Surface
 
 
 @dataclass(frozen=True)
 class Score:
-    """How one start of one method ended."""
+    """How one seed of one method ended."""
 
-    share_of_best: float  # the true rate of what it recommends over the best there is
+    share_of_best: float  # the truth of what it keeps over the best there is
     search_share: float  # machine time of the search over that of the sweep
     total_share: float  # the same with the A/B, where the method makes one
-    runs: int
+    processes: int
+    decided: bool  # whether it gives advice
+    shown: bool  # whether something was shown to be better than the start
 
 
-Method = Callable[[Surface, int, float], Score]
+Method = Callable[[Surface, int, float, Goal], Score]
 
 
 def space_of(surface: Surface) -> Space:
@@ -36,168 +38,63 @@ def space_of(surface: Surface) -> Space:
     return Space({name: tuple(values) for name, values in surface.lists.items()}, candidates)
 
 
-def random_start(surface: Surface, seed: int) -> Candidate:
-    """A trial that runs, as the one that a person would come with."""
-    good = [entry for entry in surface.entries if entry.status == "ok"]
-    return Candidate(tuple(random.Random(seed).choice(good).settings.items()))
+def default_start(surface: Surface) -> Candidate:
+    """What Prony takes on a GPU where nobody says anything."""
+    machine = Machine("cuda", (surface.memory_total or 0.0) / GIB, 16)
+    effective = find_workload(surface.workload).effective(surface.fixed, machine)
+    return space_of(surface).of_effective(effective)
 
 
-def prony(
-    surface: Surface, seed: int, budget_s: float, rules: Rules | None = None, kind: type[Search] = Search
-) -> Score:
+def prony(surface: Surface, seed: int, budget_s: float, goal: Goal) -> Score:
     """The search as `prony tune` makes it, its A/B included."""
-    replay = Replay(surface, seed)
-    start = random_start(surface, seed)
-    search = kind(space_of(surface), start, budget_s=budget_s, rules=rules)
-    found = drive(search, lambda ask: Made(*replay.run(ask.candidate, ask.seconds)), GOAL)
-    rate = replay.truth(found.recommended or start)
-    return Score(rate / surface.best, found.search_s / surface.sweep_s, replay.spent_s / surface.sweep_s, replay.runs)
+    replay, start = Replay(surface, seed), default_start(surface)
+    search = Search(space_of(surface), start, budget_s=budget_s, rules=goal.rules)
+    found = drive(search, replay, goal)
+    shares = (found.search_s / surface.sweep_s, replay.spent_s / surface.sweep_s)
+    shown = any(one.verdict == BETTER for one in found.confirmed)
+    return _score(surface, replay, found.kept(start), goal, shares, found.decided(start), shown)
 
 
-class _Drawn(Search):
-    """Prony's racing and pruning, but the next trial is drawn, not chosen by a model."""
-
-    def _scored(self, left: list[Candidate]) -> list[tuple[float, float, Candidate]]:
-        drawn = random.Random(f"{self.start.key}{len(self.results)}").sample(left, len(left))
-        return [(1.0, 1.0, candidate) for candidate in drawn]
-
-
-class _CostBlind(Search):
-    """Prony's search, but a cold start costs nothing when the next trial is chosen."""
-
-    def cost_of(self, candidate: Candidate, seconds: float) -> float:
-        return seconds + 15.0
+def ladder(surface: Surface, seed: int, budget_s: float, goal: Goal) -> Score:
+    """The defaults with every batch size, smallest first, each in a process of its own; the highest value."""
+    start = default_start(surface)
+    series = [one for one in space_of(surface).candidates if one.series == start.series]
+    return _highest(surface, seed, budget_s, goal, sorted(series, key=lambda one: one.batch or 0.0))
 
 
-class _NoBatchLaw(Search):
-    """Prony's search, but a batch size is a place without a law: only near ones are alike."""
-
-    def _shapes(self) -> list[Shape]:
-        return rate_shapes(None)
-
-
-class _NoRace(Search):
-    """Prony's search, but nothing runs again before the A/B."""
-
-    def _race(self) -> Ask | None:
-        return None
-
-
-class _TpeProposes(Search):
-    """Prony's racing, pruning and A/B, but Optuna's TPE says what to try, after four trials of chance."""
-
-    def _scored(self, left: list[Candidate]) -> list[tuple[float, float, Candidate]]:
-        import optuna
-
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        seed = random.Random(f"{self.start.key}{len(self.results)}").randrange(2**31)
-        sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=4)
-        study = optuna.create_study(direction="maximize", sampler=sampler)
-        spaces = {name: optuna.distributions.CategoricalDistribution(v) for name, v in self.space.lists.items()}
-        for result in self.results:
-            state = optuna.trial.TrialState.FAIL if result.value is None else optuna.trial.TrialState.COMPLETE
-            settings = result.candidate.settings
-            study.add_trial(
-                optuna.trial.create_trial(state=state, value=result.value, params=settings, distributions=spaces)
-            )
-        there = {one.key: one for one in left}
-        for _ in range(50):
-            params = study.ask(spaces).params
-            asked = Candidate(tuple((name, params[name]) for name in self.space.lists))
-            if asked.key in there:
-                return [(1.0, 1.0, there[asked.key])]
-        return []  # it asks for nothing new
-
-
-def with_tpe(surface: Surface, seed: int, budget_s: float) -> Score:
-    return prony(surface, seed, budget_s, kind=_TpeProposes)
-
-
-def without_batch_law(surface: Surface, seed: int, budget_s: float) -> Score:
-    return prony(surface, seed, budget_s, kind=_NoBatchLaw)
-
-
-def without_race(surface: Surface, seed: int, budget_s: float) -> Score:
-    return prony(surface, seed, budget_s, kind=_NoRace)
-
-
-def without_model(surface: Surface, seed: int, budget_s: float) -> Score:
-    return prony(surface, seed, budget_s, kind=_Drawn)
-
-
-def without_cost(surface: Surface, seed: int, budget_s: float) -> Score:
-    return prony(surface, seed, budget_s, kind=_CostBlind)
-
-
-def without_short_runs(surface: Surface, seed: int, budget_s: float) -> Score:
-    return prony(surface, seed, budget_s, replace(Rules(), short_s=6.0, long_s=6.0))
-
-
-def random_alone(surface: Surface, seed: int, budget_s: float) -> Score:
-    """Trials drawn without looking, from the start on; the best that was seen. No A/B: all of the budget is its own."""
-    rng = random.Random(seed)
-    start = random_start(surface, seed)
+def by_chance(surface: Surface, seed: int, budget_s: float, goal: Goal) -> Score:
+    """Trials drawn at random, from the defaults on; the highest value."""
+    start = default_start(surface)
     rest = [one for one in space_of(surface).candidates if one.key != start.key]
-    order = iter([start, *rng.sample(rest, len(rest))])
-    return _alone(surface, seed, budget_s, lambda: next(order, None), lambda candidate, value: None)
+    return _highest(surface, seed, budget_s, goal, [start, *random.Random(seed).sample(rest, len(rest))])
 
 
-def tpe_alone(surface: Surface, seed: int, budget_s: float) -> Score:
-    """Optuna's TPE as it comes, by ask and tell, told the start first; what it asks again is answered for nothing."""
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    return _optuna(surface, seed, budget_s, optuna.samplers.TPESampler(seed=seed))
-
-
-def _optuna(surface: Surface, seed: int, budget_s: float, sampler: object) -> Score:
-    import optuna
-
-    study = optuna.create_study(direction="maximize", sampler=sampler)  # type: ignore[arg-type]
-    lists = {name: tuple(values) for name, values in surface.lists.items()}
-    spaces = {name: optuna.distributions.CategoricalDistribution(values) for name, values in lists.items()}
-    study.enqueue_trial(random_start(surface, seed).settings)
-    asked: list[optuna.trial.Trial] = []
-
-    def ask() -> Candidate | None:
-        asked.append(study.ask(spaces))
-        return Candidate(tuple((name, asked[-1].params[name]) for name in lists)) if len(asked) <= 200 else None
-
-    def tell(candidate: Candidate, value: float | None) -> None:
-        state = optuna.trial.TrialState.FAIL if value is None else None
-        study.tell(asked[-1], value, state=state)
-
-    return _alone(surface, seed, budget_s, ask, tell)
-
-
-def _alone(
-    surface: Surface,
-    seed: int,
-    budget_s: float,
-    ask: Callable[[], Candidate | None],
-    tell: Callable[[Candidate, float | None], None],
-) -> Score:
-    """A method that only proposes: runs as short as ours, until the next would not fit into the budget."""
-    replay, rules = Replay(surface, seed), Rules()
-    seen: dict[str, float | None] = {}
-    while (candidate := ask()) is not None:
-        if candidate.key not in seen:
-            if seen and replay.spent_s + replay.entries[candidate.key].around_s + rules.short_s > budget_s:
-                break
-            record, cost_s = replay.run(candidate, rules.short_s)
-            seen[candidate.key] = result_of(record, candidate, GOAL, cost_s).value
-        tell(candidate, seen[candidate.key])
-    best = max(seen, key=lambda key: seen[key] or 0.0)
+def _highest(surface: Surface, seed: int, budget_s: float, goal: Goal, order: Iterable[Candidate]) -> Score:
+    """The highest of runs as short as ours, until the next would not fit into the budget."""
+    replay, seconds = Replay(surface, seed), goal.rules.screen_s
+    seen: dict[str, tuple[float, Candidate]] = {}
+    for candidate in order:
+        if seen and replay.spent_s + replay.entry(candidate).around_s + seconds > budget_s:
+            break
+        (made,) = replay.screen(Screen((candidate,), seconds, ""))
+        value = result_of(made.record, candidate, goal, made.cost_s).value
+        seen[candidate.key] = (value or 0.0, candidate)
     share = replay.spent_s / surface.sweep_s
-    return Score(replay.entries[best].rate / surface.best, share, share, replay.runs)
+    best = max(seen.values(), key=lambda one: one[0])[1]
+    return _score(surface, replay, best, goal, (share, share), True, False)
 
 
-METHODS: dict[str, Method] = {"prony": prony, "random": random_alone, "Optuna TPE": tpe_alone}
-PARTS: dict[str, Method] = {
-    "prony, trials drawn": without_model,
-    "prony, TPE proposes": with_tpe,
-    "prony, no batch law": without_batch_law,
-    "prony, no race": without_race,
-    "prony, cost unseen": without_cost,
-    "prony, 6 s runs": without_short_runs,
-}
+def _score(
+    surface: Surface,
+    replay: Replay,
+    kept: Candidate,
+    goal: Goal,
+    shares: tuple[float, float],
+    decided: bool,
+    shown: bool,
+) -> Score:
+    end = surface.truth(replay.entry(kept), goal.name) / surface.best(goal.name)
+    return Score(end, *shares, replay.processes, decided, shown)
+
+
+METHODS: dict[str, Method] = {"prony": prony, "ladder": ladder, "random": by_chance}

@@ -1,13 +1,21 @@
-"""Runs answered from a surface: the search cannot tell them from real ones, since it is given records."""
+"""Runs answered from a surface: the search cannot tell them from real ones, since it is given records.
+
+A walk costs the start and end of one process, and for each size its build, cold start, warm-up and window. What a size
+gives in a walk differs from its truth as a run of its own would: nothing is shared within a process.
+"""
 
 from __future__ import annotations
 
 import random
 from typing import Any
 
+from prony.plan.search_drive import Made
 from prony.plan.search_space import Candidate
+from prony.plan.search_terms import PairRun, Screen
 from prony_node.stats import StopRule, Tracker
 from tune_surface import Entry, Surface
+
+TICK_S = 0.1  # of an energy counter: a window of W seconds is known to 0.1 / W
 
 
 class Replay:
@@ -18,19 +26,29 @@ class Replay:
         self.rng = random.Random(seed)
         self.entries = {Candidate(tuple(entry.settings.items())).key: entry for entry in surface.entries}
         self.spent_s = 0.0
-        self.runs = 0
+        self.processes = 0
 
-    def truth(self, candidate: Candidate) -> float:
-        return self.entries[candidate.key].rate
+    def entry(self, candidate: Candidate) -> Entry:
+        return self.entries[candidate.key]
 
-    def run(self, candidate: Candidate, seconds: float) -> tuple[dict[str, Any], float]:
-        """A record of a run that measured for so long at most, and what it cost in seconds."""
-        entry = self.entries[candidate.key]
-        self.runs += 1
+    def screen(self, ask: Screen) -> list[Made]:
+        """Several sizes in one process; the first that fails ends it."""
+        made: list[Made] = []
+        for candidate in ask.candidates:
+            made.append(self._make(self.entry(candidate), ask.seconds, fresh=not made))
+            if made[-1].record["status"] != "ok":
+                break
+        return made
+
+    def run(self, ask: PairRun) -> Made:
+        return self._make(self.entry(ask.candidate), ask.seconds, fresh=True)
+
+    def _make(self, entry: Entry, seconds: float, fresh: bool) -> Made:
+        self.processes += fresh
         record, measured_s = self._failed(entry) if entry.status != "ok" else self._good(entry, seconds)
-        cost_s = entry.around_s + measured_s
+        cost_s = (entry.around_s if fresh else entry.own_s) + measured_s
         self.spent_s += cost_s
-        return record, cost_s
+        return Made(record, cost_s, fresh)
 
     def _failed(self, entry: Entry) -> tuple[dict[str, Any], float]:
         failure = {"kind": entry.kind, "message": entry.message}
@@ -50,11 +68,23 @@ class Replay:
         metrics = {"throughput": rate, "cold_start": {"value": entry.cold_start_s, "unit": "s"}}
         metrics["peak_memory"] = {"value": entry.memory, "unit": "B"}
         if entry.power_w:
-            wh = 3600.0 / entry.power_w
-            metrics["power"] = {"value": entry.power_w, "unit": "W"}
-            metrics["samples_per_wh"] = {k: rate[k] * wh for k in ("value", "low", "high")} | {"unit": "samples/Wh"}
-        phases = {"steady": {"seconds": measured_s}}
+            metrics |= self._energy(entry, rate["value"], measured_s)
+        phases = {"build": {"seconds": entry.own_s}, "steady": {"seconds": measured_s}}
         return {**self._frame(entry), "status": "ok", "failure": None, "metrics": metrics, "phases": phases}, measured_s
+
+    def _energy(self, entry: Entry, rate: float, measured_s: float) -> dict[str, Any]:
+        """Power as recorded, off by what a counter's ticks leave unknown."""
+        assert entry.power_w is not None
+        unknown = TICK_S / measured_s
+        power_w = entry.power_w
+        if not self.exact:
+            power_w *= 1.0 + self.rng.uniform(-unknown, unknown) + self.rng.gauss(0.0, self.surface.power_deviation)
+        value = 3600.0 * rate / power_w
+        ends = {"low": value * (1.0 - unknown), "high": value * (1.0 + unknown)}
+        return {
+            "power": {"value": power_w, "unit": "W"},
+            "samples_per_wh": {"value": value, **ends, "unit": f"{self.surface.unit}/Wh"},
+        }
 
     def _rate(self, entry: Entry, tracker: Tracker, measured_s: float) -> dict[str, Any]:
         estimate = tracker.estimate()
@@ -68,6 +98,6 @@ class Replay:
 
     def _frame(self, entry: Entry) -> dict[str, Any]:
         settings = {**self.surface.fixed, **entry.settings}
-        trial = {"workload": self.surface.workload, "settings": settings, "effective": settings, "hash": str(self.runs)}
+        trial = {"workload": self.surface.workload, "settings": settings, "effective": settings, "hash": ""}
         facts = {"devices": [{"memory_total_bytes": self.surface.memory_total}]}
-        return {"id": f"replay-{self.runs}", "trial": trial, "facts": facts, "checks": [], "phases": {}, "repeat": 0}
+        return {"id": f"replay-{self.processes}", "trial": trial, "facts": facts, "checks": [], "phases": {}}

@@ -25,6 +25,9 @@ LAW = (
     "at random, 2 % slower with each doubling beyond a batch; memory = m0 + m1 b; steps with correlated noise of 1 %"
 )
 GIB = 2**30
+# Of the runs in results/h200 beside which the surfaces were recorded, build took 1.6 to 2.6 s and warm-up 0.2 to 0.4 s.
+# The build of a process's first size includes imports that later sizes do not pay, so this is rather too much.
+BUILD_AND_WARM_UP_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -42,8 +45,10 @@ class Entry:
     block_us: list[int] = field(default_factory=list)  # duration of each block of steps, in microseconds
     memory: float | None = None  # bytes at most
     power_w: float | None = None
+    size_s: float | None = None  # build and warm-up, which each size of a walk pays; None: not recorded
     inferred: bool = False  # not run: a smaller batch of its series ran out of memory
     repeats: list[float] = field(default_factory=list)  # rates of further runs in fresh processes
+    repeats_w: list[float] = field(default_factory=list)  # and their powers, where they were measured
 
     @property
     def rate(self) -> float:
@@ -59,6 +64,17 @@ class Entry:
     @property
     def cost_s(self) -> float:
         return self.around_s + self.measured_s
+
+    @property
+    def own_s(self) -> float:
+        """What this trial costs in a process that runs already, beside measuring: build, cold start and warm-up.
+
+        The cold start counts in full. A walk resets the compiler between sizes, so each size compiles as a fresh
+        process would, from the same cache on disk.
+        """
+        if self.cold_start_s is None:
+            return self.around_s
+        return min(self.around_s, self.cold_start_s + (BUILD_AND_WARM_UP_S if self.size_s is None else self.size_s))
 
     @property
     def deviation(self) -> float | None:
@@ -81,10 +97,16 @@ class Surface:
     memory_total: float | None
     entries: list[Entry]
     device: str | None = None  # the one that all were measured on, by its uuid, where that was kept
+    goal: str = "throughput"  # what it was recorded for: with energy, its windows are long enough for a counter
 
-    @property
-    def best(self) -> float:
-        return max(entry.rate for entry in self.entries)
+    def best(self, goal: str) -> float:
+        return max(self.truth(entry, goal) for entry in self.entries)
+
+    def truth(self, entry: Entry, goal: str) -> float:
+        """What the goal wants more of: the rate, or the work per joule."""
+        if goal != "energy":
+            return entry.rate
+        return entry.rate / entry.power_w if entry.power_w else 0.0
 
     @property
     def sweep_s(self) -> float:
@@ -105,6 +127,14 @@ class Surface:
             if low <= place <= high:
                 return below + (above - below) * (place - low) / (high - low) if high > low else above
         return known[0][1] if place < known[0][0] else known[-1][1]
+
+    @property
+    def power_deviation(self) -> float:
+        """What the power of repeats differs by, as a share, of all that were repeated together."""
+        groups = [[one.power_w, *one.repeats_w] for one in self.entries if one.power_w and one.repeats_w]
+        logs = [[math.log(power_w) for power_w in group if power_w] for group in groups]
+        squares = math.fsum((log - math.fsum(one) / len(one)) ** 2 for one in logs for log in one)
+        return math.sqrt(squares / sum(len(one) - 1 for one in logs)) if logs else 0.0
 
     def spread_alike(self, deviation: float) -> Surface:
         """The same, but runs of every trial differ by so much."""
@@ -177,7 +207,7 @@ TOKENS = Law(
     memory_factors={"compile": {"off": 1.3}, "precision": {"bf16-pure": 0.8}}, slower_beyond=64,
 )  # fmt: skip
 
-LAUNCH_BOUND = replace(IMAGES, step_us=9000, lists={**IMAGES.lists, "batch_size": [8, 32, 128, 512, 2048, 4096]})
+LAUNCH_BOUND = replace(IMAGES, step_us=9000, lists={**IMAGES.lists, "batch_size": [8, 32, 128, 512, 1024, 2048, 4096]})
 LAWS = {"wideresnet": IMAGES, "gpt-117m": TOKENS, "wideresnet, launch-bound": LAUNCH_BOUND}
 
 

@@ -1,13 +1,18 @@
 """Record a surface for benchmarks/tune.py: a full sweep of a workload, each trial with its step series and cost.
 
     python scripts/record_surface.py WORKLOAD OUT.json.gz [setting=value,value ...] [--seconds 4] [--limit SECONDS]
-                                     [--warm N] [--repeats N]
+                                     [--warm N] [--repeats N] [--goal energy]
 
 Every combination is run once by Prony itself, in fresh processes and in an order of chance, and written to OUT after
 each run: the same command goes on where the last one ended. A setting with one value is fixed. Without settings a grid
 for one large GPU is taken. When all trials are there, a few are repeated, so that the replay differs between runs as
 they did. `--warm` compiles before, so many trials at once: the cold starts are then those of a warm cache, and the
 surface says so. What ran out of memory stands for the larger batches of its series, which are not run.
+With `--goal energy` each run measures for 10 s, which a counter of energy needs, and the surface is replayed for that
+goal. A surface for energy on one GPU, in less than six minutes:
+
+    python scripts/record_surface.py gpt-117m benchmarks/surfaces/gpt-117m-energy-h200.json.gz batch_size=8..128 \
+        compile=off,default --goal energy --warm 5 --repeats 1 --limit 330
 """
 
 from __future__ import annotations
@@ -42,6 +47,7 @@ GRIDS = {
                  "memory_format=contiguous,channels_last"],
     "gpt-117m": ["batch_size=2..256", "graphs=on,off", "compile=off,default", "fused=on,off"],
 }  # fmt: skip
+SIZE_PHASES = ("build", "data", "warm_up")  # beside cold start: what each size of a walk pays
 NOT_COMPILED = ("graphs", "fused")  # how a step is launched and its weights are updated: no part of compiled code
 
 
@@ -59,7 +65,7 @@ def record(options: argparse.Namespace) -> int:
     words, lists = split_searched(workload, options.settings or GRIDS.get(options.workload, []))
     fixed = workload.parse(words)
     space = make_space(workload, fixed, lists)
-    surface = open_surface(options.out, workload, fixed, space)
+    surface = open_surface(options.out, workload, fixed, space, options.goal)
     place = Path(tempfile.mkdtemp(prefix="prony-surface-"))
     left = [one for one in space.candidates if find(surface, one) is None]
     random.Random(1).shuffle(left)
@@ -95,21 +101,25 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("workload")
     parser.add_argument("out", type=Path)
     parser.add_argument("settings", nargs="*")
-    parser.add_argument("--seconds", type=float, default=4.0, help="measured time of each run")
+    parser.add_argument("--seconds", type=float, help="measured time of each run (4, for energy 10)")
+    parser.add_argument("--goal", choices=("throughput", "energy"), default="throughput")
     parser.add_argument("--limit", type=float, default=math.inf, help="start no run after so many seconds")
     parser.add_argument("--warm", type=int, default=0, help="compile so many trials at once before")
     parser.add_argument("--repeats", type=int, default=2, help="more runs of three trials at the end")
-    return parser.parse_intermixed_args()
+    options = parser.parse_intermixed_args()
+    options.seconds = options.seconds or (10.0 if options.goal == "energy" else 4.0)
+    return options
 
 
-def open_surface(out: Path, workload: Workload, fixed: dict[str, Any], space: Space) -> Surface:
+def open_surface(out: Path, workload: Workload, fixed: dict[str, Any], space: Space, goal: str) -> Surface:
     """What is there already, or an empty surface of this space."""
     lists = {name: list(values) for name, values in space.lists.items()}
     if not out.exists():
         out.parent.mkdir(parents=True, exist_ok=True)
-        return Surface(workload.name, workload.unit, False, "", fixed, lists, 0.0, "no repeats were made", None, [])
+        nothing = "no repeats were made"
+        return Surface(workload.name, workload.unit, False, "", fixed, lists, 0.0, nothing, None, [], goal=goal)
     surface = read_surface(out)
-    if (surface.workload, surface.lists, surface.fixed) != (workload.name, lists, fixed):
+    if (surface.workload, surface.lists, surface.fixed, surface.goal) != (workload.name, lists, fixed, goal):
         raise RequestError(f"{out} is of another grid: {surface.workload} {surface.fixed} {surface.lists}")
     return surface
 
@@ -186,6 +196,7 @@ def entry_of(candidate: Candidate, record: dict[str, Any], folder: Path, took_s:
         block_us=blocks,
         memory=value(metrics, "peak_memory") or value(metrics, "peak_memory_host"),
         power_w=value(metrics, "power"),
+        size_s=round(sum((record["phases"].get(name) or {}).get("seconds", 0.0) for name in SIZE_PHASES), 2),
     )
     return replace(entry, around_s=round(took_s - entry.measured_s, 2))
 
@@ -230,14 +241,16 @@ def repeat(
     entries = surface.entries
     for entry in chosen.values():
         repeats: list[float] = []
+        powers: list[float] = []
         for _ in range(options.repeats):
             if time.monotonic() > end:
                 break
             again, _ = record_one(workload, fixed, Candidate(tuple(entry.settings.items())), place, options.seconds)
             if again.status == "ok":
                 repeats.append(float(f"{again.rate:.6g}"))
+                powers += [again.power_w] if again.power_w else []
                 print(f"repeat {entry.settings}: {again.rate:.6g} after {entry.rate:.6g}", flush=True)
-        entries = [replace(one, repeats=repeats) if one is entry else one for one in entries]
+        entries = [replace(one, repeats=repeats, repeats_w=powers) if one is entry else one for one in entries]
     return with_spread(replace(surface, entries=entries))
 
 

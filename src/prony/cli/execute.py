@@ -7,7 +7,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -38,6 +38,8 @@ class Job:
     energy: bool = True
     file: dict[str, Any] | None = None  # what a user's own model file states
     study: dict[str, Any] | None = None  # which study it belongs to, and when it has its turn there
+    walk: tuple[int, ...] = ()  # batch sizes to screen in one process, for `tune`
+    time_limit_s: float | None = None  # for the whole run
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,8 @@ def refuse_missing_paths(jobs: Iterable[Job]) -> None:
 
 def plan_of(job: Job) -> Plan:
     peaks = tuple(catalog.peaks())
-    return make_plan(job.trial, job.stop, peaks, job.repeat, energy=job.energy, file=job.file, study=job.study)
+    plan = make_plan(job.trial, job.stop, peaks, job.repeat, energy=job.energy, file=job.file, study=job.study)
+    return replace(plan, walk=job.walk, time_limit_s=job.time_limit_s)
 
 
 def execute(jobs: list[Job], root: Path, display: Display) -> tuple[list[Outcome], bool]:

@@ -1,4 +1,4 @@
-"""What `prony tune` ends with: the path, the winner against the start, and what the search cost."""
+"""What `prony tune` ends with: the settings that were measured, the advice or why there is none, and the cost."""
 
 from __future__ import annotations
 
@@ -6,67 +6,87 @@ import json
 import math
 import shlex
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from prony.analysis.compare import compare
-from prony.analysis.sentences import sentences
 from prony.analysis.settings import show_setting
 from prony.analysis.tuning import mathematics_sentences
 from prony.cli.tables import make_console
-from prony.plan.search import Search
-from prony.plan.search_confirm import BETTER, SAME, WORSE
+from prony.plan.search import PRIOR_RUNS, Search
+from prony.plan.search_confirm import BETTER, PAIRS, SAME, UNDECIDED, WORSE, Confirmation
 from prony.plan.search_drive import Found, Step
 from prony.plan.search_goal import Goal
-from prony.plan.search_space import Candidate, Space
-from prony.report.numbers import NOTHING, format_bytes, format_rate, format_seconds
+from prony.plan.search_space import Candidate
+from prony.plan.search_terms import Estimate
+from prony.report.numbers import NOTHING, format_bytes, format_rate, format_seconds, format_share
 
 if TYPE_CHECKING:
     from prony.cli.tune_runs import Tuning
 
-SCHEMA = "prony.tuning/1"
-MOST_REFUSED = 3
-NOT_CONFIRMED = (
-    "Not confirmed: the search ended before its A/B against the start was done. "
-    "The same command again takes what is there and goes on with it."
-)
+SCHEMA = "prony.tuning/2"
+SHOWN = 3  # rivals and refused combinations that are named one by one
 
 
-def print_tuning(tuning: Tuning, space: Space, search: Search, found: Found) -> None:
-    """For a person: the path, then the answer."""
+def print_tuning(tuning: Tuning, search: Search, found: Found) -> None:
+    """For a person: what was measured, then the answer."""
     console = make_console()
-    console.print(_path(space, search, found, tuning))
-    for line in _answer(tuning, space, search, found):
+    console.print(_table(tuning, search, found))
+    for line in _answer(tuning, search, found):
         console.print(Text(line), soft_wrap=True)
-    _print_use(console, tuning, search, found)
+    _print_command(console, tuning, search, found)
 
 
-def _path(space: Space, search: Search, found: Found, tuning: Tuning) -> Table:
+def _table(tuning: Tuning, search: Search, found: Found) -> Table:
+    """A row per setting, in the order in which they were first measured."""
+    names = list(search.space.lists)
     table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("", justify="right", no_wrap=True)
-    for name in (*space.lists, "why", tuning.goal.metric, "memory", "took", ""):
-        is_number = name in ("memory", "took", tuning.goal.metric)
-        table.add_column(name, justify="right" if is_number else "left", no_wrap=is_number or name in space.lists)
-    for number, step in enumerate(found.path, start=1):
-        settings = step.ask.candidate.settings
-        values = [show_setting(settings.get(name)) for name in space.lists]
-        took = format_seconds(step.made.cost_s) if step.made.spent else "stored"
-        state = "best" if _is_best(found, step) else search.dropped(step.ask.candidate) or ""
+    for name in names:
+        table.add_column(name, no_wrap=True)
+    for name in (tuning.goal.metric, "runs", "memory"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("")
+    steps = {step.candidate.key: step for step in found.path}
+    for step in steps.values():
+        candidate = step.candidate
+        values = [show_setting(candidate.settings.get(name)) for name in names]
+        runs = str(len(search.runs_of(candidate)))
         memory = format_bytes(step.result.limited.get("memory"))
-        row = [str(number), *values, step.ask.why, value_text(tuning.goal, step.made.record), memory, took, state]
-        table.add_row(*map(Text, row))
+        value = _estimate_text(tuning.goal, search.estimate_of(candidate), step)
+        table.add_row(*map(Text, [*values, value, runs, memory, _state(search, found, candidate)]))
     return table
 
 
-def _is_best(found: Found, step: Step) -> bool:
-    return found.best is not None and found.best.candidate.key == step.ask.candidate.key
+def _state(search: Search, found: Found, candidate: Candidate) -> str:
+    words = ["default"] if candidate.key == search.start.key else []
+    if candidate.key == found.champion.key and found.decided(search.start):
+        words.append("best")
+    dropped = search.dropped(candidate)
+    said = next((one.verdict for one in reversed(found.confirmed) if candidate.key == one.b.key), None)
+    if dropped is not None:
+        words.append(dropped)
+    elif said in (WORSE, SAME, UNDECIDED):
+        words.append(said)
+    elif any(one.candidate.key == candidate.key for one in found.open):
+        words.append(UNDECIDED)
+    return ", ".join(words)
+
+
+def _estimate_text(goal: Goal, estimate: Estimate | None, step: Step) -> str:
+    """What all runs of a setting gave, with the interval that includes the spread between runs."""
+    metric = step.made.record["metrics"].get(goal.metric) or {}
+    if estimate is None:
+        return value_text(goal, step.made.record)
+    if goal.less:
+        return format_seconds(1.0 / estimate.value)
+    return format_rate(estimate.value, metric.get("unit"), estimate.low, estimate.high)
 
 
 def value_text(goal: Goal, record: dict[str, Any]) -> str:
-    """What a run gave of what the goal wants."""
+    """What one run gave of what the goal wants."""
     metric = record["metrics"].get(goal.metric) or {}
     if metric.get("value") is None:
         return NOTHING
@@ -75,75 +95,111 @@ def value_text(goal: Goal, record: dict[str, Any]) -> str:
     return format_rate(metric["value"], metric.get("unit"), metric.get("low"), metric.get("high"))
 
 
-def _answer(tuning: Tuning, space: Space, search: Search, found: Found) -> list[str]:
-    best, winner = found.best, found.recommended
-    lines = []
-    if best is None:
-        lines.append("No trial ran within the bounds, so there is nothing to recommend.")
-    elif best.candidate.key == search.start.key or winner is None:
-        lines.append("The start is the best that was found: leave the settings as they are.")
-    else:
-        lines.append(f"Best: {show_candidate(winner)}, from the start's {show_candidate(search.start)}.")
-    lines += _confirmed(tuning, search, found)
-    if winner is not None:
-        lines += mathematics_sentences(search.start.settings, winner.settings, _mode(found))
-    lines += _left_out(space, search, found)
-    lines.append(_cost(tuning, search, found))
+def _answer(tuning: Tuning, search: Search, found: Found) -> list[str]:
+    lines = _advice(tuning, search, found)
+    lines += _open(tuning, search, found)
+    if found.champion.key != search.start.key:
+        lines += mathematics_sentences(search.start.settings, found.champion.settings, _mode(found))
+    lines += _measured(search, found)
+    lines.append(_spread(search))
+    lines.append(_cost(tuning, found))
     return lines
 
 
-def _confirmed(tuning: Tuning, search: Search, found: Found) -> list[str]:
-    if found.best is None or found.best.candidate.key == search.start.key:
+def _advice(tuning: Tuning, search: Search, found: Found) -> list[str]:
+    start = search.start
+    if found.leader is None:
+        return ["No advice: nothing ran without a failure within the limits."]
+    if found.unusable is not None:
+        said = f"{show_candidate(found.leader)} ran, but could not be compared"
+        return [f"Not decided: the defaults cannot be used ({found.unusable}). {said}."]
+    if found.champion.key != start.key:
+        won = next(one for one in found.confirmed if one.b.key == found.champion.key and one.verdict == BETTER)
+        return [f"Use {show_change(won.b, won.a)}: {_ratio(tuning.goal, won, _name(won.a, start))}."]
+    if found.decided(start):
+        said = f"no other setting that was measured is more than {format_share(search.rules.indifferent, 1)} better"
+        return [f"Keep the defaults ({show_candidate(start)}): {said}."]
+    lines = [
+        f"Not decided: {show_change(one.b, one.a)}: {_ratio(tuning.goal, one, _name(one.a, start))}; "
+        "the interval includes no difference."
+        for one in found.undecided
+    ]
+    if found.short_s and not found.confirmed:
+        need = format_seconds(tuning.budget_s + found.short_s)
+        lines.append(
+            f"Not decided: the budget does not allow {PAIRS} pairs of fresh runs against the defaults. "
+            f"Give --budget {math.ceil((tuning.budget_s + found.short_s) / 30.0) * 30}s or more (about {need})."
+        )
+    if found.left and not lines:
+        lines.append("Not decided: the budget ended before everything was measured.")
+    return lines or ["Not decided: the search ended before its comparison with the defaults was done."]
+
+
+def _name(candidate: Candidate, start: Candidate) -> str:
+    return "the defaults" if candidate.key == start.key else show_change(candidate, start)
+
+
+def _ratio(goal: Goal, one: Confirmation, other: str) -> str:
+    """The message of an A/B: 1.17x as fast as the defaults (95 % CI 1.15 to 1.19, 4 interleaved pairs)."""
+    what = {
+        "throughput": f"{one.ratio:.3g}x as fast as {other}",
+        "energy": f"{one.ratio:.3g}x the work per watt-hour of {other}",
+        "time-to-quality": f"reaches the quality {one.ratio:.3g}x as fast as {other}",
+    }[goal.name]
+    interval = f"{format_share(one.confidence)} CI {one.low:.4g} to {one.high:.4g}"
+    return f"{what} ({interval}, {one.pairs} interleaved pairs of fresh processes)"
+
+
+def _open(tuning: Tuning, search: Search, found: Found) -> list[str]:
+    """Settings that may still be better than what is kept."""
+    told = {one.b.key for one in found.undecided}
+    rest = [one for one in found.open if one.candidate.key not in told]
+    own = search.estimate_of(found.champion)
+    if not rest or own is None:
         return []
-    known = found.confirmed
-    if known is None:
-        return [NOT_CONFIRMED]
-    if tuning.goal.name == "throughput":
-        said = sentences(compare(found.start[: known.pairs], found.winner[: known.pairs]))
-        return [f"A/B, start (A) against winner (B), interleaved: {said[0]}", *said[1:2]]
-    what = "the quality a second" if tuning.goal.less else "the work a watt-hour"
-    interval = f"{known.low:.4g} to {known.high:.4g}, 95 %"
-    ratio = f"the winner has {known.ratio:.4g} ({interval}) times {what} of the start"
-    text = f"A/B, interleaved, {known.pairs} runs a side: {ratio}."
-    note = {SAME: "No difference is shown.", WORSE: "It is worse than the start."}.get(known.verdict)
-    return [text, *([note] if note else [])]
+    shown = [f"{show_change(one.candidate, found.champion)} ({one.value / own.value:.3g}x)" for one in rest[:SHOWN]]
+    more = f" and {len(rest) - SHOWN} more" if len(rest) > SHOWN else ""
+    kept = "the defaults" if found.champion.key == search.start.key else "that"
+    return [f"Not told apart from {kept} by screening: {', '.join(shown)}{more}."]
 
 
-def _left_out(space: Space, search: Search, found: Found) -> list[str]:
-    lines = []
-    pruned = sum(search.pruned(one) and not search.runs_of(one) for one in space.candidates)
+def _measured(search: Search, found: Found) -> list[str]:
+    space = search.space
     tried = sum(bool(search.runs_of(one)) for one in space.candidates)
-    text = f"{tried} of {len(space.candidates)} trials were run"
-    if pruned:
-        text += f", {pruned} left out because a smaller batch needed too much"
-    rest = (
-        "; of the others the model expects little, or the budget ended"
-        if tried + pruned < len(space.candidates)
-        else ""
-    )
-    lines.append(f"{text}{rest}.")
+    text = f"{tried} of {len(space.candidates)} combinations were measured"
+    if tried < len(space.candidates):
+        text += ": batch sizes from the default upwards, and the other settings changed one at a time"
+    lines = [f"{text}."]
+    if found.left:
+        shown = [show_change(one, search.start) for one in found.left[:SHOWN]]
+        more = f" and {len(found.left) - SHOWN} more" if len(found.left) > SHOWN else ""
+        lines.append(f"The budget did not reach: {', '.join(shown)}{more}.")
     if space.refused:
-        lines.append(f"Combinations that cannot be were left out: {'; '.join(space.refused[:MOST_REFUSED])}.")
+        lines.append(f"Skipped, because not possible: {'; '.join(space.refused[:SHOWN])}.")
     return lines
 
 
-def _cost(tuning: Tuning, search: Search, found: Found) -> str:
+def _spread(search: Search) -> str:
+    spread, freedom = search.between_runs()
+    seen, assumed = freedom - PRIOR_RUNS, format_share(search.rules.between_runs, 2)
+    source = f"{seen} repeats, and {assumed} assumed before" if seen else "assumed: nothing was repeated"
+    what = f"a spread between runs (SD) of {format_share(spread, 2)}"
+    return f"The intervals in the table are 95 % CIs and include {what} ({source})."
+
+
+def _cost(tuning: Tuning, found: Found) -> str:
     energy_j, reason = search_energy(tuning)
-    energy = (
-        f"{energy_j / 3600.0:.3g} Wh (cold starts included)" if energy_j is not None else f"energy unknown: {reason}"
-    )
-    runs = sum(step.made.spent for step in found.path)
-    parts = f"{format_seconds(found.search_s)} searching, {format_seconds(found.confirm_s)} confirming"
-    return f"The search cost {format_seconds(search.spent_s)} ({parts}) in {runs} runs, {energy}."
+    energy = f"{energy_j / 3600.0:.3g} Wh" if energy_j is not None else f"energy unknown: {reason}"
+    parts = f"{format_seconds(found.search_s)} screening, {format_seconds(found.confirm_s)} in pairs"
+    total = format_seconds(found.search_s + found.confirm_s)
+    return f"Cost: {total} of {format_seconds(tuning.budget_s)} ({parts}), {tuning.processes} processes, {energy}."
 
 
 def search_energy(tuning: Tuning) -> tuple[float | None, str | None]:
     """Joules of the runs that this call made, whole runs; None with the reason where one of them has none."""
     known = [one for one in tuning.energies_j if one is not None]
-    if not tuning.energies_j:
-        return 0.0, None
     if len(known) < len(tuning.energies_j):
-        return None, f"{len(tuning.energies_j) - len(known)} of {len(tuning.energies_j)} runs had no power sensor"
+        return None, f"{len(tuning.energies_j) - len(known)} of {len(tuning.energies_j)} processes had no power sensor"
     return math.fsum(known), None
 
 
@@ -155,66 +211,85 @@ def show_candidate(candidate: Candidate) -> str:
     return " ".join(f"{name}={show_setting(value)}" for name, value in candidate.values)
 
 
-def _print_use(console: Console, tuning: Tuning, search: Search, found: Found) -> None:
-    if found.recommended is not None and found.recommended.key != search.start.key:
-        trial = tuning.trial(found.recommended)
-        words = [f"{name}={show_setting(value)}" for name, value in trial.settings.items()]
-        known = found.confirmed
-        label = "use it" if known is not None and known.verdict == BETTER else "to try it"
-        console.print(f"{label}: prony run {shlex.join([trial.workload, *words])}", markup=False, soft_wrap=True)
+def show_change(candidate: Candidate, other: Candidate) -> str:
+    """The settings by which a candidate differs from another."""
+    had = other.settings
+    return " ".join(f"{name}={show_setting(value)}" for name, value in candidate.values if had.get(name) != value)
+
+
+def command(tuning: Tuning, candidate: Candidate) -> list[str]:
+    """The words that make a run of a candidate."""
+    settings = tuning.trial(candidate).settings
+    return ["prony", "run", tuning.word, *(f"{name}={show_setting(value)}" for name, value in settings.items())]
+
+
+def _print_command(console: Console, tuning: Tuning, search: Search, found: Found) -> None:
+    kept = found.kept(search.start)
+    if found.leader is not None and kept.key != search.start.key:
+        label = "use it" if found.decided(search.start) else "try it"
+        console.print(f"{label}: {shlex.join(command(tuning, kept))}", markup=False, soft_wrap=True)
     console.print(f"run folders: {tuning.root.absolute()}", markup=False, soft_wrap=True)
 
 
-def print_tuning_json(tuning: Tuning, space: Space, search: Search, found: Found) -> None:
+def print_tuning_json(tuning: Tuning, search: Search, found: Found) -> None:
     """The result alone on stdout."""
-    json.dump(tuning_document(tuning, space, search, found), sys.stdout, indent=1)
+    json.dump(tuning_document(tuning, search, found), sys.stdout, indent=1)
     sys.stdout.write("\n")
 
 
-def tuning_document(tuning: Tuning, space: Space, search: Search, found: Found) -> dict[str, Any]:
+def tuning_document(tuning: Tuning, search: Search, found: Found) -> dict[str, Any]:
     energy_j, reason = search_energy(tuning)
-    winner, best, known = found.recommended, found.best, found.confirmed
+    start = search.start
+    changed = found.champion.key != start.key
+    decided = found.decided(start)
     return {
         "schema": SCHEMA,
         "workload": tuning.workload.name,
         "goal": tuning.goal.name,
         "within": {limit.name: limit.below for limit in tuning.limits},
         "fixed": tuning.fixed,
-        "searched": {name: list(values) for name, values in space.lists.items()},
-        "start": search.start.settings,
-        "winner": None if best is None else (winner or search.start).settings,
-        "estimate": None
-        if best is None
-        else {"value": best.value, "low": best.low, "high": best.high, "runs": best.runs},
-        "confirmed": None if known is None else vars(known),
-        "changes_mathematics": []
-        if winner is None
-        else mathematics_sentences(search.start.settings, winner.settings, _mode(found)),
+        "searched": {name: list(values) for name, values in search.space.lists.items()},
+        "verdict": UNDECIDED if not decided else BETTER if changed else "keep the defaults",
+        "start": start.settings,
+        "winner": found.champion.settings if decided else None,
+        "leader": None if found.leader is None else found.leader.settings,
+        "command": command(tuning, found.champion) if decided and changed else None,
+        "confirmed": [_confirmation(one) for one in found.confirmed],
+        "not_decided": [one.candidate.settings for one in found.open],
+        "not_measured": [one.settings for one in found.left],
+        "between_runs": search.between_runs()[0],
+        "changes_mathematics": mathematics_sentences(start.settings, found.champion.settings, _mode(found))
+        if changed
+        else [],
         "path": [_step(step, search) for step in found.path],
         "cost": {
             "search_s": found.search_s,
             "confirm_s": found.confirm_s,
-            "runs": sum(step.made.spent for step in found.path),
+            "processes": tuning.processes,
             "energy_j": energy_j,
             "energy_reason": reason,
         },
-        "refused": list(space.refused),
+        "refused": list(search.space.refused),
         "interrupted": found.interrupted,
     }
+
+
+def _confirmation(one: Confirmation) -> dict[str, Any]:
+    return {**asdict(one), "a": one.a.settings, "b": one.b.settings}
 
 
 def _step(step: Step, search: Search) -> dict[str, Any]:
     result = step.result
     return {
         "run": step.made.record["id"],
-        "settings": step.ask.candidate.settings,
-        "why": step.ask.why,
+        "screening": bool(step.made.record.get("screening")),
+        "settings": step.candidate.settings,
+        "why": step.why,
         "value": result.value,
         "low": result.low,
         "high": result.high,
         "failure": result.failure,
         "memory": result.limited.get("memory"),
         "cost_s": step.made.cost_s,
-        "stored": not step.made.spent,
-        "dropped": search.dropped(step.ask.candidate),
+        "dropped": search.dropped(step.candidate),
     }

@@ -1,36 +1,43 @@
-"""The runs of a search: made here one after the other, or taken from a search beside this one."""
+"""The runs of a search: screenings that walk through batch sizes in one process, and runs in fresh processes."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from prony.cli.bar import roughly
-from prony.cli.execute import Job, execute, first_line
+from prony.cli.execute import Interrupts, Job, Outcome, execute, first_line, run_one
+from prony.cli.open_store import updated_store
 from prony.cli.progress import Display
-from prony.cli.tune_history import History
 from prony.launch.claim import claim_run
-from prony.launch.left import LOOK_EVERY_S, is_being_made
+from prony.launch.left import is_being_made, wait_for_left
 from prony.plan.search_drive import Made
-from prony.plan.search_goal import Goal
-from prony.plan.search_space import Candidate, trial_of
-from prony.plan.search_terms import Limit
+from prony.plan.search_goal import Goal, own_seconds
+from prony.plan.search_space import BATCH, Candidate, trial_of
+from prony.plan.search_terms import Limit, PairRun, Screen
 from prony.report.run_energy import run_energy_j
+from prony_node.contract import files
 from prony_node.contract.errors import RequestError, Unfinished
+from prony_node.contract.parallel import rank_count
 from prony_node.contract.plan import Stop
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import Trial
 from prony_node.workloads.config import Workload
 
-MIN_TIME_S = 10.0  # of a usual run; a short one measures for as long as it is asked to
+# A sweep asks for repeats from 0 on, and takes one that is there for finished: a search's short runs must not be that.
+FIRST_REPEAT = 1000
+SCREENINGS = ".screening"  # under the root of runs, out of sight of the index: a screening is no result
+LEAST_LIMIT_S = 60.0  # time limit of a walk where less than this is left of the budget
 
 
 @dataclass
 class Tuning:
     """One call of `prony tune`: what was asked, and how its runs are made."""
 
+    word: str  # the workload or file as it was typed
     workload: Workload
     fixed: dict[str, Value]
     goal: Goal
@@ -38,61 +45,121 @@ class Tuning:
     budget_s: float
     root: Path
     display: Display
-    history: History
     file: dict[str, Any] | None = None
-    energies_j: list[float | None] = field(default_factory=list)  # of the runs that this call made
+    start: Candidate | None = None  # what the defaults are here, once a run has said so
+    energies_j: list[float | None] = field(default_factory=list)
+    processes: int = 0
     interrupted: bool = False
     spent_s: float = 0.0
 
     def trial(self, candidate: Candidate | None, seed_after: int = 0) -> Trial:
         """The trial of a candidate, the start's own without one; runs to a quality of an A/B take seeds in turn."""
-        settings = dict(self.fixed) if candidate is None else trial_of(self.workload, self.fixed, candidate).settings
+        is_start = candidate is None or (self.start is not None and candidate.key == self.start.key)
+        settings = dict(self.fixed)
+        if candidate is not None and not is_start:
+            settings = dict(trial_of(self.workload, self.fixed, candidate).settings)
         if seed_after:
             settings["seed"] = int(settings.get("seed", 0)) + seed_after
         return Trial(self.workload.name, self.workload.parse(settings))
 
-    def run(self, trial: Trial, seconds: float, own: bool = False) -> Made | None:
-        """Make a run of a trial, or take that of a search beside this one; None when a person interrupted it.
+    def wait_for_left(self, candidates: Iterable[Candidate | None]) -> None:
+        """A run that a killed search left has the device, and its memory, until it has ended."""
+        repeats = self._repeats()
+        trials = [self.trial(one) for one in candidates]
+        wait_for_left(self.root, {(one.hash, repeats.get(one.hash, FIRST_REPEAT)) for one in trials}, self.display.note)
 
-        A run of our own is for an A/B, whose order is ours.
-        """
-        stop = Stop(min_time_s=min(MIN_TIME_S, seconds), max_time_s=seconds) if seconds else Stop()
-        told = False
+    def screen(self, ask: Screen) -> list[Made] | None:
+        """Measure these sizes, in one process where that is possible; None when a person interrupted."""
+        if self._can_walk(ask):
+            return self._walk(ask)
+        made = []
+        for candidate in ask.candidates:
+            one = self.make(self.trial(candidate), ask.seconds)
+            if one is None:
+                return None
+            made.append(one)
+            if one.record["status"] != "ok":
+                break
+        return made
+
+    def run(self, ask: PairRun) -> Made | None:
+        """A run of an A/B. Runs to a quality differ by their seed more than by the machine: each pair has its own."""
+        return self.make(self.trial(ask.candidate, ask.pair + 1 if self.goal.less else 0), ask.seconds)
+
+    def make(self, trial: Trial, seconds: float) -> Made | None:
+        """A run in fresh processes, with its folder and record; None when a person interrupted."""
+        stop = Stop(min_time_s=seconds, max_time_s=seconds) if seconds else Stop()
+        repeat = self._repeats().get(trial.hash, FIRST_REPEAT)
         while True:
-            repeat = self.history.next_repeat(trial)
             with claim_run(self.root, trial.hash, repeat) as ours:
                 if ours and not is_being_made(self.root, trial.hash, repeat):
-                    self.history.look_again(trial)
-                    theirs = None if own else self.history.take_others(trial, stop.max_time_s)
-                    if theirs is not None:
-                        self.display.note(f"{trial}: another search has made it")
-                        return theirs
-                    if self.history.next_repeat(trial) == repeat:
-                        return self._make(Job(trial, stop, repeat, file=self.file))
-                    continue
-            if not told:
-                self.display.note(f"{trial}: another search is making it; waiting for that run")
-                told = True
-            time.sleep(LOOK_EVERY_S)
+                    return self._make(Job(trial, stop, repeat, file=self.file))
+            repeat += 1  # another search makes that one
 
     def _make(self, job: Job) -> Made | None:
-        trial, began_s = job.trial, time.monotonic()
+        began_s = time.monotonic()
         try:
             outcomes, self.interrupted = execute([job], self.root, self.display)
         except RequestError as error:
             raise Unfinished(str(error)) if self.spent_s else error from error
-        cost_s = time.monotonic() - began_s
         if self.interrupted or not outcomes or outcomes[0].record["status"] == "interrupted":
             self.interrupted = True
             return None
-        self.energies_j.append(run_energy_j(outcomes[0].folder, outcomes[0].record))
-        self.history.add(trial, outcomes[0].record)
-        self.spent_s += cost_s
-        self.display.note(self._standing(trial, outcomes[0].record))
+        cost_s = self._charge(outcomes[0], time.monotonic() - began_s)
+        self._tell(job.trial, outcomes[0].record)
         return Made(outcomes[0].record, cost_s)
 
-    def _standing(self, trial: Trial, record: dict[str, Any]) -> str:
+    def _can_walk(self, ask: Screen) -> bool:
+        """One process measures several sizes where it is the only one of its run and a size is a setting of it."""
+        settings = self.trial(ask.candidates[0]).settings
+        return not self.goal.less and rank_count(settings) == 1 and all(one.batch for one in ask.candidates)
+
+    def _walk(self, ask: Screen) -> list[Made] | None:
+        sizes = tuple(int(one.batch or 0) for one in ask.candidates)
+        base = trial_of(self.workload, self.fixed, ask.candidates[0])
+        stop = Stop(min_time_s=ask.seconds, max_time_s=ask.seconds)
+        limit_s = max(self.budget_s - self.spent_s, LEAST_LIMIT_S)
+        job = Job(base, stop, file=self.file, walk=sizes, time_limit_s=limit_s)
+        others = [f"{name}={value}" for name, value in ask.candidates[0].values if name != BATCH]
+        title = " ".join([self.workload.name, *others, f"{BATCH}={','.join(map(str, sizes))}"])
+        began_s = time.monotonic()
+        with Interrupts() as interrupts:
+            outcome = run_one(job, self.root / SCREENINGS, self.display, title, interrupts)
+            self.interrupted = interrupts.count > 0 or outcome.record["status"] == "interrupted"
+        if self.interrupted:
+            return None
+        cost_s = self._charge(outcome, time.monotonic() - began_s)
+        records = [_screening(outcome.folder, size) for size in sizes]
+        done = [one for one in records if one is not None]
+        if len(done) < len(sizes) and outcome.record["status"] != "ok":  # what ended the process ended this size
+            done.append({**outcome.record, "metrics": {}, "phases": {}})
+        own_s = [own_seconds(one) for one in done]
+        first_s = max(cost_s - sum(own_s[1:]), 0.0)  # the first size pays for the process
+        made = [Made(one, own_s[n] if n else first_s, fresh=n == 0) for n, one in enumerate(done)]
+        for candidate, one in zip(ask.candidates, done, strict=False):
+            self._tell(trial_of(self.workload, self.fixed, candidate), one)
+        return made
+
+    def _charge(self, outcome: Outcome, cost_s: float) -> float:
+        self.energies_j.append(run_energy_j(outcome.folder, outcome.record))
+        self.processes += 1
+        self.spent_s += cost_s
+        return cost_s
+
+    def _tell(self, trial: Trial, record: dict[str, Any]) -> None:
         from prony.cli.tune_output import value_text
 
         said = value_text(self.goal, record) if record["status"] == "ok" else first_line(record)
-        return f"{trial}: {said}; {roughly(self.spent_s)} of {roughly(self.budget_s)} spent"
+        self.display.note(f"{trial}: {said}; {roughly(self.spent_s)} of {roughly(self.budget_s)} spent")
+
+    def _repeats(self) -> dict[str, int]:
+        """The next repeat number of each trial that has runs."""
+        found: dict[str, int] = {}
+        for run in updated_store(self.root).runs(workload=self.workload.name):
+            found[run.trial_hash] = max(found.get(run.trial_hash, FIRST_REPEAT), int(run.repeat) + 1)
+        return found
+
+
+def _screening(folder: Path, size: int) -> dict[str, Any] | None:
+    found = files.read_json(folder / files.WALK / str(size) / files.SCREENING)
+    return found if isinstance(found, dict) else None

@@ -1,106 +1,178 @@
-"""A search from its first run to its last: explore and race, then the winner against the start, interleaved."""
+"""A search from its first run to its last: screen, then challenge the defaults with the leader in interleaved pairs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from prony.plan.search import Search
-from prony.plan.search_confirm import START, WINNER, WORSE, Confirmation, confirmation, is_decided, next_side
-from prony.plan.search_goal import Goal, memory_total, result_of
+from prony.plan.search_confirm import (
+    BETTER,
+    MOST_PAIRS,
+    PAIRS,
+    UNDECIDED,
+    A,
+    B,
+    Confirmation,
+    confirmation,
+    looks,
+    next_side,
+)
+from prony.plan.search_goal import Goal, result_of
 from prony.plan.search_space import Candidate
-from prony.plan.search_terms import Ask, Estimate, Pair, Result
-
-Record = dict[str, Any]
+from prony.plan.search_terms import Estimate, PairRun, Result, Screen
 
 
 @dataclass(frozen=True)
 class Made:
-    """A run that was made, or was in the store already (then this search did not spend its cost)."""
+    """A run or a screening that was made: its record, and the machine time it took."""
 
-    record: Record
+    record: dict[str, Any]
     cost_s: float
-    spent: bool = True
+    fresh: bool = True  # whether it was the first of its process
 
 
-Runner = Callable[[Ask], Made | None]  # None: a person interrupted, and nothing more is to be asked
+class Machine(Protocol):
+    """Makes runs. Both return None when a person interrupted, and nothing more is to be asked."""
+
+    def screen(self, ask: Screen) -> list[Made] | None: ...  # as many as were reached, in the order asked
+    def run(self, ask: PairRun) -> Made | None: ...
 
 
 @dataclass(frozen=True)
 class Step:
     """One line of the path."""
 
-    ask: Ask
+    candidate: Candidate
+    why: str
     made: Made
     result: Result
 
 
 @dataclass
 class Found:
-    """What a search found, how it came there and what it cost."""
+    """What a search found, how it got there and what it cost."""
 
+    champion: Candidate  # the start, or what was shown to be better than it
     path: list[Step] = field(default_factory=list)
-    start: list[Record] = field(default_factory=list)  # the sides of the A/B
-    winner: list[Record] = field(default_factory=list)
-    best: Estimate | None = None
-    confirmed: Confirmation | None = None
+    confirmed: list[Confirmation] = field(default_factory=list)
+    open: list[Estimate] = field(default_factory=list)  # settings that may still be better than the champion
+    left: list[Candidate] = field(default_factory=list)  # settings that the budget did not reach
+    leader: Candidate | None = None  # after screening; None where nothing ran within the limits
+    unusable: str | None = None  # why the start cannot be compared with
+    short_s: float = 0.0  # by how much the budget was too small for an A/B
     interrupted: bool = False
     search_s: float = 0.0
     confirm_s: float = 0.0
 
     @property
-    def recommended(self) -> Candidate | None:
-        """The best trial, unless the A/B has shown it to be worse than the start."""
-        if self.best is None or (self.confirmed is not None and self.confirmed.verdict == WORSE):
-            return None
-        return self.best.candidate
+    def undecided(self) -> list[Confirmation]:
+        """The A/Bs against the champion that decided nothing."""
+        return [one for one in self.confirmed if one.verdict == UNDECIDED and one.a.key == self.champion.key]
+
+    def decided(self, start: Candidate) -> bool:
+        """Whether there is advice: another setting was shown to be better, or the start to be as good as any."""
+        if self.leader is None or self.unusable is not None:
+            return False
+        if self.champion.key != start.key:
+            return True
+        compared = {one.b.key for one in self.confirmed} | {start.key}
+        return self.leader.key in compared and not (self.undecided or self.open or self.left or self.interrupted)
+
+    def kept(self, start: Candidate) -> Candidate:
+        """What the search ends with: the champion, or the leader where nothing was decided."""
+        return self.champion if self.decided(start) or self.leader is None else self.leader
 
 
-def drive(search: Search, run: Runner, goal: Goal) -> Found:
-    """Ask, run, tell, until the search has no more to ask; then confirm."""
-    found = Found()
-    while (ask := search.ask()) is not None:
-        if _make(search, run, goal, ask, found) is None:
-            break
-    found.search_s = search.spent_s
-    found.best = search.best()
-    if not found.interrupted:
-        _confirm(search, run, goal, found)
-        found.confirm_s = search.spent_s - found.search_s
+def drive(search: Search, machine: Machine, goal: Goal, first: Made | None = None) -> Found:
+    """Screen until there is nothing to ask, then challenge. `first` is the start's run, where it was made before."""
+    found = Found(search.start)
+    if first is not None:
+        _tell(search, goal, found, search.start, "start", first)
+    _screen(search, machine, goal, found)
+    screened_s = search.spent_s
+    if not found.interrupted and found.leader is not None:
+        _challenge(search, machine, goal, found, found.leader)
+    found.confirm_s = search.spent_s - screened_s
+    if found.short_s and not found.confirmed:  # what is left cannot pay for an A/B: it narrows the intervals
+        search.confirms = False
+        _screen(search, machine, goal, found)
+    found.search_s = search.spent_s - found.confirm_s
+    settled = {one.b.key for one in found.confirmed if one.verdict != UNDECIDED and one.a.key == found.champion.key}
+    beaten = {one.a.key for one in found.confirmed if one.verdict == BETTER}
+    found.left = search.left()
+    candidates = search.open_against(found.champion)
+    found.open = [one for one in candidates if one.candidate.key not in settled | beaten]
     return found
 
 
-def _make(search: Search, run: Runner, goal: Goal, ask: Ask, found: Found) -> Step | None:
-    made = run(ask)
-    if made is None:
-        found.interrupted = True
-        return None
-    step = Step(ask, made, result_of(made.record, ask.candidate, goal, made.cost_s, made.spent))
+def _screen(search: Search, machine: Machine, goal: Goal, found: Found) -> None:
+    while (ask := search.ask()) is not None:
+        made = machine.screen(ask)
+        for candidate, one in zip(ask.candidates, made or (), strict=False):
+            _tell(search, goal, found, candidate, ask.why, one)
+        if not made:
+            found.interrupted = True
+            break
+    leader = search.leader()
+    found.leader = leader.candidate if leader is not None else None
+
+
+def _tell(search: Search, goal: Goal, found: Found, candidate: Candidate, why: str, made: Made) -> Step:
+    step = Step(candidate, why, made, result_of(made.record, candidate, goal, made.cost_s, fresh=made.fresh))
     found.path.append(step)
     search.tell(step.result)
-    search.memory_total = memory_total(made.record) or search.memory_total
     return step
 
 
-def _confirm(search: Search, run: Runner, goal: Goal, found: Found) -> None:
-    """ABBA, two runs a side and up to four while nothing is decided, as far as the budget goes."""
-    start_failed = any(result.value is None for result in search.runs_of(search.start))
-    if found.best is None or start_failed or found.best.candidate.key == search.start.key:
+def _challenge(search: Search, machine: Machine, goal: Goal, found: Found, leader: Candidate) -> None:
+    """The champion against the leader, then against others that may be better, as far as the budget goes."""
+    if search.estimate_of(search.start) is None:
+        found.unusable = search.dropped(search.start)
         return
-    sides = {START: search.start, WINNER: found.best.candidate}
-    records = {START: found.start, WINNER: found.winner}
-    values: dict[str, list[float]] = {START: [], WINNER: []}
-    while not is_decided(found.confirmed):
-        name = next_side(len(values[START]), len(values[WINNER]))
-        if not search.affordable(sides[name], search.rules.confirm_s):
+    waiting = [leader] if leader.key != search.start.key else []
+    asked = {search.start.key}
+    while True:
+        waiting += [one.candidate for one in search.open_against(found.champion)]
+        rival = next((one for one in waiting if one.key not in asked), None)
+        if rival is None:
             return
-        pair = Pair(name, len(values[name]), search.start, found.best.candidate)
-        ask = Ask(sides[name], search.rules.confirm_s, f"A/B, {name}", pair)
-        step = _make(search, run, goal, ask, found)
-        if step is None or step.result.value is None:  # interrupted, or a side that now fails: nothing to compare
+        asked.add(rival.key)
+        said = _pairs(search, machine, goal, found, rival)
+        if said is None:
             return
+        found.confirmed.append(said)
+        if said.verdict == BETTER:
+            found.champion = rival
+
+
+def _pairs(search: Search, machine: Machine, goal: Goal, found: Found, rival: Candidate) -> Confirmation | None:
+    """ABBA of the champion and a rival: four pairs, and more where they decide nothing and the budget allows."""
+    room_s = search.budget_s - search.spent_s
+    one_s = search.pairs_cost_s(found.champion, rival, 1)
+    planned = looks(int(min(room_s / one_s, MOST_PAIRS)) if one_s > 0.0 else MOST_PAIRS)
+    if not planned:
+        found.short_s = max(PAIRS * one_s - room_s, 0.0)
+        return None
+    sides = {A: found.champion, B: rival}
+    values: dict[str, list[float]] = {A: [], B: []}
+    said: Confirmation | None = None
+    while len(values[B]) < planned[-1] or len(values[A]) < planned[-1]:
+        name = next_side(len(values[A]), len(values[B]))
+        number = len(values[name])
+        ask = PairRun(sides[name], search.rules.confirm_s, f"A/B pair {number + 1}, {name}", number)
+        if said is not None and search.spent_s + search.pairs_cost_s(found.champion, rival, 1) / 2.0 > search.budget_s:
+            return said
+        made = machine.run(ask)
+        if made is None:
+            found.interrupted = True
+            return said
+        step = _tell(search, goal, found, ask.candidate, ask.why, made)
+        if step.result.value is None:  # a side that fails, or whose check does: nothing to compare
+            return said
         values[name].append(step.result.value)
-        records[name].append(step.made.record)
-        if len(values[START]) == len(values[WINNER]):
-            found.confirmed = confirmation(values[START], values[WINNER])
+        if len(values[A]) == len(values[B]) and len(values[A]) in planned:
+            said = confirmation((found.champion, rival), values[A], values[B], len(planned), search.rules.indifferent)
+            if said is not None and said.verdict != UNDECIDED:
+                return said
+    return said

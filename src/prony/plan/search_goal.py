@@ -12,10 +12,22 @@ from prony.plan.search_space import Candidate
 from prony.plan.search_terms import Limit, Result, Rules
 from prony_node.contract.errors import RequestError, unknown
 
-# A counter that ticks ten times a second is 2 % sure after 5 s.
-ENERGY_RULES = Rules(short_s=5.0, long_s=8.0, confirm_s=12.0)
-# A run to a quality is as long as it takes, and seeds differ by several per cent.
-QUALITY_RULES = Rules(short_s=0.0, long_s=0.0, confirm_s=0.0, indifferent=0.05, between_runs=0.05, least_gain=0.01)
+# A counter that ticks ten times a second is known to 2 % after 5 s and to 1 % after 10 s.
+ENERGY_RULES = Rules(screen_s=5.0, confirm_s=10.0)
+# A run to a quality takes as long as it takes, and seeds differ by several per cent.
+QUALITY_RULES = Rules(screen_s=0.0, confirm_s=0.0, indifferent=0.05, between_runs=0.05)
+OWN_PHASES = (
+    "build",
+    "data",
+    "generate",
+    "stage",
+    "cold_start",
+    "warm_up",
+    "steady",
+    "evaluation",
+    "latency",
+    "teardown",
+)
 
 
 @dataclass(frozen=True)
@@ -74,20 +86,25 @@ def _parse_limit(text: str) -> Limit:
     return Limit(name, float(number) * UNITS[name][unit], BOUNDED[name][1])
 
 
-def result_of(record: Mapping[str, Any], candidate: Candidate, goal: Goal, cost_s: float, spent: bool = True) -> Result:
-    """What a record says about a candidate. A good run without the goal's metric is a failure of its own."""
+def result_of(record: Mapping[str, Any], candidate: Candidate, goal: Goal, cost_s: float, fresh: bool = True) -> Result:
+    """What a record says about a candidate. A run with a failed check, or without the goal's metric, never wins."""
     metric = record["metrics"].get(goal.metric) or {}
     value = metric.get("value")
     low, high = metric.get("low"), metric.get("high")
     failure = (record.get("failure") or {}).get("kind") if record["status"] != "ok" else None
+    failed = [str(check["name"]) for check in record.get("checks") or () if check["level"] == "fail"]
+    if failure is None and failed:
+        failure = f"failed check: {', '.join(failed)}"
     if failure is None and (value is None or not value > 0.0):
         failure = f"no {goal.metric}: {metric.get('reason') or 'it was not measured'}"
     if failure is not None:
         value = low = high = None
     elif goal.less:
         value, low, high = _inverse(value), _inverse(high), _inverse(low)
-    measured_s = 0.0 if goal.less else _measured_s(record)  # a run to a quality cannot be asked to be shorter
-    return Result(candidate, value, low, high, failure, _limited(record), cost_s, measured_s, spent)
+    phases = record.get("phases") or {}
+    own_s = min(own_seconds(record), cost_s)
+    measured_s = 0.0 if goal.less else _seconds(phases, ("steady",))  # a run to a quality cannot be made shorter
+    return Result(candidate, value, low, high, failure, _limited(record), cost_s, own_s, measured_s, fresh)
 
 
 def unmeasurable(record: Mapping[str, Any], goal: Goal, limits: Iterable[Limit]) -> str | None:
@@ -112,14 +129,10 @@ def _limited(record: Mapping[str, Any]) -> dict[str, float | None]:
     return found
 
 
-def _measured_s(record: Mapping[str, Any]) -> float:
-    """Seconds of a run that were measuring, and would be more or fewer had it been asked for longer or less."""
-    phases = record.get("phases") or {}
-    return math.fsum(float((phases.get(name) or {}).get("seconds") or 0.0) for name in ("warm_up", "steady"))
+def own_seconds(record: Mapping[str, Any]) -> float:
+    """What a size took of its process's time, from its build on."""
+    return _seconds(record.get("phases") or {}, OWN_PHASES)
 
 
-def memory_total(record: Mapping[str, Any]) -> float | None:
-    """Bytes of device memory, where a record states them."""
-    devices = (record.get("facts") or {}).get("devices") or []
-    total = devices[0].get("memory_total_bytes") if devices else None
-    return float(total) if total else None
+def _seconds(phases: Mapping[str, Any], names: Iterable[str]) -> float:
+    return math.fsum(float((phases.get(name) or {}).get("seconds") or 0.0) for name in names)

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from prony.plan.request import split_words, with_loader
-from prony.plan.search_model import Place
 from prony.plan.space import known_settings
 from prony.plan.values import split_values
 from prony_node.contract.errors import RequestError
@@ -18,7 +17,7 @@ from prony_node.contract.trial import Trial, reads_data_set
 from prony_node.workloads.config import Workload
 
 BATCH = "batch_size"
-MOST_TRIALS = 2000  # the model looks at each before every run
+MOST_TRIALS = 2000  # each is looked at before every run
 # Other forms of a layer: the same function by other kernels, most of them for a compiler.
 SAME_FUNCTION = ("norms", "parts", "stem", "blocks", "enlarge", "depthwise", "assignment", "suppression", "pooling",
                  "sampling")  # fmt: skip
@@ -45,6 +44,9 @@ class Candidate:
         """What trials that differ in the batch size alone share."""
         return json.dumps({name: value for name, value in sorted(self.values) if name != BATCH})
 
+    def replaced(self, name: str, value: Value) -> Candidate:
+        return Candidate(tuple((one, value if one == name else had) for one, had in self.values))
+
     @property
     def batch(self) -> float | None:
         value = self.settings.get(BATCH)
@@ -59,35 +61,9 @@ class Space:
     candidates: tuple[Candidate, ...]
     refused: tuple[str, ...] = ()  # why combinations were left out
 
-    @property
-    def ranked(self) -> list[str]:
-        return sorted(name for name in self.lists if name != BATCH)
-
-    def counted(self) -> tuple[bool, ...]:
-        """For each rank of a place whether its setting is a number."""
-        return tuple(
-            all(isinstance(value, int) and not isinstance(value, bool) for value in self.lists[name])
-            for name in self.ranked
-        )
-
-    def place(self, candidate: Candidate) -> Place:
-        """Where a candidate lies; a value that is not in a list lies beside it, alone."""
-        settings = candidate.settings
-        ranks = tuple(_rank(settings.get(name), self.lists[name]) for name in self.ranked)
-        return Place(ranks, candidate.batch if BATCH in self.lists else None)
-
-    def smallest_batch(self) -> float | None:
-        batches = [candidate.batch for candidate in self.candidates if candidate.batch is not None]
-        return min(batches) if batches else None
-
     def of_effective(self, effective: Mapping[str, Value]) -> Candidate:
         """The candidate that a run's effective settings are."""
         return Candidate(tuple((name, effective[name]) for name in self.lists if name in effective))
-
-
-def _rank(value: Value | None, values: Sequence[Value]) -> int:
-    ordered = sorted(values, key=lambda one: (isinstance(one, str), one))
-    return ordered.index(value) if value in ordered else -1
 
 
 def split_searched(workload: Workload, words: Iterable[str]) -> tuple[dict[str, str], dict[str, list[str]]]:

@@ -1,32 +1,26 @@
-"""What a search is told and what it asks: rules, bounds, results, runs to make and estimates."""
+"""What a search is told and what it asks for: rules, bounds, results, screenings and estimates."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 from prony.plan.search_space import Candidate
-from prony_node.stats import normal_quantile
-
-Z95 = normal_quantile(0.975)
 
 
 @dataclass(frozen=True)
 class Rules:
     """How much certainty is worth how much machine time."""
 
-    short_s: float = 2.0  # measured time of a first run
-    long_s: float = 4.0  # and of a survivor's further ones
-    confirm_s: float = 6.0  # and of each run of the A/B at the end
-    indifferent: float = 0.01  # a smaller difference is not worth a run
-    between_runs: float = 0.01  # deviation of repeats in fresh processes that is reckoned with before any was seen
-    least_gain: float = 0.001  # expected gain of the most promising trial, as a share, below which the search ends
-    most_runs: int = 3  # of one trial in the race
+    screen_s: float = 2.0  # measured time of each size in a screening
+    confirm_s: float = 3.0  # and of each run of the A/B at the end
+    indifferent: float = 0.01  # a smaller gain is not worth a run
+    between_runs: float = 0.01  # relative SD of repeats in fresh processes that is assumed before any was seen
+    most_screenings: int = 3  # of one setting
 
 
 @dataclass(frozen=True)
 class Result:
-    """What one run said. `value` is what the goal wants more of; None where the run failed."""
+    """What one run or screening gave. `value` is what the goal wants more of; None where it failed."""
 
     candidate: Candidate
     value: float | None
@@ -34,9 +28,10 @@ class Result:
     high: float | None = None
     failure: str | None = None
     limited: dict[str, float | None] = field(default_factory=dict)  # what --within bounds: its metrics
-    cost_s: float = 0.0  # the whole run, from its start to its record
-    measured_s: float = 0.0  # of that, the measuring; the rest is launch, build and cold start
-    spent: bool = True  # whether this search paid for it; what was in the store already is free
+    cost_s: float = 0.0  # machine time; the first size of a process also pays its start and end
+    own_s: float = 0.0  # of that, this size's own: build, cold start, warm-up and measuring
+    measured_s: float = 0.0  # of that, the measuring
+    fresh: bool = True  # whether it was the first of its process
 
 
 @dataclass(frozen=True)
@@ -49,36 +44,31 @@ class Limit:
 
 
 @dataclass(frozen=True)
-class Pair:
-    """A run's part in the A/B: which side of which two, and its number there."""
+class Screen:
+    """Settings that differ in the batch size alone, to be screened in this order in one process, and why."""
 
-    side: str
-    number: int
-    start: Candidate
-    winner: Candidate
+    candidates: tuple[Candidate, ...]
+    seconds: float
+    why: str
 
 
 @dataclass(frozen=True)
-class Ask:
-    """A run to make, and why."""
+class PairRun:
+    """One run of an A/B, in a fresh process."""
 
     candidate: Candidate
     seconds: float
     why: str
-    pair: Pair | None = None  # where it is a run of the A/B
+    pair: int  # its pair's number, from 0 on
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What all runs of a trial say together, with what repeats differ by."""
+    """What all runs of a setting say together. The 95 % interval includes what repeats differ by."""
 
     candidate: Candidate
     value: float
     low: float
     high: float
     runs: int
-
-    @property
-    def deviation(self) -> float:
-        """Of the logarithm."""
-        return math.log(self.high / self.low) / (2.0 * Z95)
+    variance: float  # of the logarithm

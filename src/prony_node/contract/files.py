@@ -32,6 +32,8 @@ LAUNCHER_LOG = "launcher.log"  # what it said
 NODE_PLAN = "node-plan.json"  # the plan, in the folder of a node other than the first
 NODE = "node.json"  # how the part of the run on such a node ended; the first node writes the record
 TRY = "try"  # a folder like this one, of the batch that batch_size=auto is trying
+WALK = "walk"  # a folder for each batch size that a screening walked through, with its result and step series
+SCREENING = "screening.json"  # what such a size gave, in the form of a record; it is none, and nothing indexes it
 STACKS = "stacks.txt"  # where every thread stood when the rank hung
 SUPERVISOR = "supervisor.json"  # who is responsible for this folder
 SUPERVISOR_LOG = "supervisor.log"  # what the supervisor said, when a controller started it

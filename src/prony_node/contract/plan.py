@@ -60,6 +60,7 @@ class Plan:
     file: dict[str, Any] | None = None  # a user's own model file: its path, sha256 and what it states (workload)
     energy: bool = True  # sample power beside the run, where there is a sensor
     cut_short: bool = False  # a try of a batch: the same run, but a few steps of it, and with a little less memory
+    walk: tuple[int, ...] = ()  # batch sizes to screen one after the other in one process, in this order
     study: dict[str, Any] | None = (
         None  # which study asked for it: name, part, order, seed, turn (its place in the order)
     )
@@ -88,6 +89,7 @@ class Plan:
                 file=None if document.get("file") is None else dict(document["file"]),
                 energy=bool(document.get("energy", True)),
                 cut_short=bool(document.get("cut_short", False)),
+                walk=tuple(int(size) for size in document.get("walk", ())),
                 study=None if document.get("study") is None else dict(document["study"]),
                 created=str(document.get("created", "")),
             )

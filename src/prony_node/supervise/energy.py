@@ -56,13 +56,16 @@ def with_energy(rule: StopRule, folder: Path, device_kind: str) -> StopRule:
     return replace(rule, min_time_s=min(least_s, rule.max_time_s))
 
 
-def energy_of_node(folder: Path, parts: Parts) -> Energy:
-    """Metrics, checks and details of what a node's part cost; what is not known is null with its reason."""
+def energy_of_node(folder: Path, parts: Parts, samples: Path | None = None) -> Energy:
+    """Metrics, checks and details of what a node's part cost; what is not known is null with its reason.
+
+    The power samples lie in the same folder, or in `samples`.
+    """
     window = parts.result.get("window_monotonic")
     if not (isinstance(window, list) and len(window) == 2):
         return no_energy("the run has no steady window")
     try:
-        recording = read_recording(folder)
+        recording = read_recording(samples or folder)
         if recording is None:
             return no_energy("the sampler did not start")
         found = _figures(recording, folder, parts, float(window[0]), float(window[1]))

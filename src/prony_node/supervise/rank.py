@@ -36,9 +36,11 @@ def main(argv: list[str]) -> int:
     if "memory_cap" in plan.trial.settings:
         avoid_reservations()
     try:
-        from prony_node.supervise.run import Run  # imports torch: its absence is a failure with a reason
+        # These import torch: its absence is a failure with a reason.
+        from prony_node.supervise.run import Run
+        from prony_node.supervise.walk import walk
 
-        Run(plan, folder, found, place).execute()
+        walk(plan, folder, found, place) if plan.walk else Run(plan, folder, found, place).execute()
         found["status"] = "ok"
     except Exception as error:
         traceback.print_exc()

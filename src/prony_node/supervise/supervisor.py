@@ -35,6 +35,7 @@ from prony_node.supervise.parent import (
     end_with_parent,
 )
 from prony_node.supervise.rank_process import RankProcess, read_tail
+from prony_node.supervise.screening import write_screenings
 from prony_node.supervise.wake import NEAR_END, Wake
 from prony_node.supervise.watchdog import Watchdog
 
@@ -63,6 +64,8 @@ def supervise(plan_file: Path, folder: Path) -> int:
         adopt_orphans()
         ending = _run(plan, folder, wake, node)
         end_adopted()
+        if plan.walk:
+            write_screenings(plan, folder, ending.watched, started=started, ended=_utc_now())
         return _write_record(plan, folder, ending, started) if node == 0 else _write_node(folder, node, ending)
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import typer
+from prony.cli.tune_history import FIRST_REPEAT, History, read_history
 
 from prony.cli.tune import tune as tune_verb
-from prony.cli.tune_history import FIRST_REPEAT, History, read_history
 from prony.launch.lock import hold_devices
 from prony.store import Store
 from prony_node.contract.errors import RequestError

@@ -51,8 +51,9 @@ class Unpacked:
 
 
 def pack(folders: Iterable[Path], out: BinaryIO, compressed: bool = True) -> None:
-    """Write run folders as a tar: plain files alone, without owners, each folder under its own name.
+    """Write run folders as a tar: plain files alone, without owners or times, each folder under its own name.
 
+    The same folders in the same order give the same bytes, whoever packs them and whenever.
     One whose name no tar of ours may hold has a number instead: it is its record that says which run it is.
     """
     packer = gzip.GzipFile(fileobj=out, mode="wb", mtime=0, compresslevel=6) if compressed else None
@@ -216,7 +217,7 @@ def _add(tar: tarfile.TarFile, path: Path, name: str) -> None:
     with file:
         status = os.fstat(file.fileno())
         member = tarfile.TarInfo(name)
-        member.size, member.mtime, member.mode = status.st_size, int(status.st_mtime), 0o644
+        member.size, member.mode = status.st_size, 0o644
         tar.addfile(member, file)
 
 

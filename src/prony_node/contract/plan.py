@@ -19,6 +19,7 @@ class Stop:
     tolerance: float = 0.01  # half-width of the 95 % interval over the rate
     min_time_s: float = 10.0
     max_time_s: float = 120.0
+    warm_time_s: float = 0.0  # steps are taken for this long before the window, so that the device is warm
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The steps between cold start and the measured window.
 
-How long one takes; every shape once where they vary; and what the loader made ahead is used up.
+How long one takes; every shape once where they vary; what the loader made ahead is used up; and, where the plan asks
+for it, as many as make the device warm.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 SHAPES_AT_ONCE = 8  # steps between two looks at the clock
 LEAD_S = 10.0  # for so long at most what a loader made ahead is used up
+HEAT_AT_ONCE_S = 0.5  # seconds of steps between two looks at the clock, while the device gets warm
+SHORTEST_STEP_S = 1e-6
 CAPTURED_ROUNDS = 2  # the compiler's graphs of a shape: it runs before, and is captured when it comes again
 
 
@@ -37,6 +40,8 @@ def warm_up(run: Run) -> float:
         steps += met
     if run.inputs.waits and run.fixed_steps() is None and not learns_to_quality(run.settings):
         steps += use_up_lead(run, step_s)
+    if run.fixed_steps() is None and not learns_to_quality(run.settings):
+        steps += heat(run, step_s)
     run.phases["warm_up"] = {"seconds": time.perf_counter() - began, "steps": steps}
     return step_s
 
@@ -75,6 +80,19 @@ def use_up_lead(run: Run, step_s: float) -> int:
         steps, spent_s = steps + 1, spent_s + time.perf_counter() - began
         if in_lockstep(run.settings):
             waited, spent_s = run.ranks.from_first((waited, spent_s))
+    return steps
+
+
+def heat(run: Run, step_s: float) -> int:
+    """Take steps for as long as the plan asks, without a pause; how many there were.
+
+    A cool device is faster: under its power limit an H200 loses some percent within its first seconds of load.
+    """
+    steps, spent_s = 0, 0.0
+    while spent_s < run.plan.stop.warm_time_s:
+        count = math.ceil(HEAT_AT_ONCE_S / max(step_s, SHORTEST_STEP_S))
+        step_s = timed_steps(run, count)
+        steps, spent_s = steps + count, spent_s + count * step_s
     return steps
 
 

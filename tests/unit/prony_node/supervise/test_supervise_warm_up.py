@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from prony_node.contract.plan import Stop
 from prony_node.parallel.ranks import Ranks
 from prony_node.stats import StopRule
 from prony_node.supervise import warm_up as warm_up_module
@@ -43,13 +44,14 @@ def run_of(
     first_s: float = 0.0,
     max_s: float = 60.0,
     mode: str = "default",
+    step_s: float = 0.0,
+    warm_s: float = 0.0,
 ) -> Any:
-    """A run whose step takes `first_s` for a batch that it has not met, and next to nothing for one that it has."""
+    """A run whose step takes `first_s` for a batch that it has not met, and `step_s` for one that it has."""
     met: list[int] = []
 
     def step(batch: int) -> None:
-        if batch not in met:
-            CLOCK.now_s += first_s
+        CLOCK.now_s += first_s if batch not in met else step_s
         met.append(batch)
 
     return SimpleNamespace(
@@ -57,6 +59,7 @@ def run_of(
         batches=itertools.cycle(range(POOL)), settings={"mode": "train", "data": "device", "compile": mode}, phases={},
         ranks=Ranks(None), rule=StopRule(tolerance=0.01, min_time_s=0.0, max_time_s=max_s), synchronise=lambda: None,
         fixed_steps=lambda: fixed, steps_of_all_shapes=lambda: POOL, inputs=SimpleNamespace(waits=False),
+        plan=SimpleNamespace(stop=Stop(warm_time_s=warm_s)),
     )  # fmt: skip
 
 
@@ -167,3 +170,20 @@ def test_steps_of_many_seconds_are_not_added(monkeypatch: pytest.MonkeyPatch) ->
     run = run_from_files(22.0)
     warm_up(run)
     assert len(run.met) == 1
+
+
+@pytest.mark.parametrize(("step_s", "warm_s", "at_most_s"), [(0.03, 5.0, 6.5), (0.7, 5.0, 6.5), (0.03, 0.0, 1.0)])
+def test_the_device_is_warm_before_the_window(step_s: float, warm_s: float, at_most_s: float) -> None:
+    run = run_of(varies=False, first_s=step_s, step_s=step_s, warm_s=warm_s)
+    began_s = CLOCK.now_s
+    warm_up(run)
+    assert warm_s <= CLOCK.now_s - began_s <= at_most_s
+    assert run.phases["warm_up"]["seconds"] == pytest.approx(CLOCK.now_s - began_s)
+    assert run.phases["warm_up"]["steps"] == len(run.met)
+
+
+def test_a_run_of_a_given_number_of_steps_is_not_made_longer_to_get_warm() -> None:
+    run = run_of(varies=False, first_s=0.03, step_s=0.03, warm_s=5.0, fixed=2)
+    began_s = CLOCK.now_s
+    warm_up(run)
+    assert CLOCK.now_s - began_s < 1.0

@@ -11,7 +11,7 @@ A row is one trial of one job, the newest job that has it. It is shown when
 - all of them are of one machine, one device and one version of the software;
 - each has a steady window of 20 s or more, after 5 s or more of steps that warm the device;
 - no check failed; checks that warn, or could not be made, are counted in the row;
-- each has its energy and its step series.
+- each has its energy and its step series, and `prony verify` agrees with its record.
 
 Where a rule is broken the row is refused with a sentence, on stderr and below the table of PAGE.
 """
@@ -168,6 +168,8 @@ def refuse_run(run: Line) -> None:
         raise RequestError(f"run {run.id} has no energy")
     if not run.step_series:
         raise RequestError(f"run {run.id} has no step series")
+    if not run.verified:
+        raise RequestError(f"run {run.id} does not verify; `prony verify` says why")
 
 
 def make_rows(jobs: Iterable[Job]) -> tuple[list[Row], list[str]]:

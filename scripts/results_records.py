@@ -12,28 +12,32 @@ import argparse
 import json
 import sys
 import tarfile
+import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from prony.store.archive import unpacked
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 
 Record = dict[str, Any]
 ARCHIVES = "**/*.tar.gz"
 LINES = "records.jsonl"
+MANIFEST = "manifest.json"  # runs without one are unverified
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run of an archive or of a folder of run folders: its record, and the names of its files."""
+    """A run of an archive or of a folder of run folders: its record, the names of its files, whether it verifies."""
 
     source: Path
     group: str
     record: Record
     files: frozenset[str]
+    verified: bool
 
 
 @dataclass(frozen=True)
@@ -92,14 +96,34 @@ def _runs_of_archive(path: Path) -> Iterator[Run]:
             content = tar.extractfile(member) if name == files.RECORD else None
             if content is not None:
                 records[folder] = json.load(content)
+    verified = _verified_in(path) if any(MANIFEST in found for found in names.values()) else set()
     for folder, record in records.items():
-        yield Run(path, folder.partition("@")[0] if "@" in folder else "", record, frozenset(names[folder]))
+        group = folder.partition("@")[0] if "@" in folder else ""
+        yield Run(path, group, record, frozenset(names[folder]), folder in verified)
 
 
 def _runs_of_folder(root: Path) -> Iterator[Run]:
     for path in sorted(root.glob(f"[!.]*/{files.RECORD}")):
         names = frozenset(file.relative_to(path.parent).as_posix() for file in path.parent.rglob("*"))
-        yield Run(root, "", json.loads(path.read_text(encoding="utf-8")), names)
+        verified = MANIFEST in names and is_verified(path.parent)
+        yield Run(root, "", json.loads(path.read_text(encoding="utf-8")), names, verified)
+
+
+def _verified_in(archive: Path) -> set[str]:
+    """The folders of an archive whose records verify, unpacked for as long as that takes."""
+    with (
+        tempfile.TemporaryDirectory(prefix="prony-verify-") as place,
+        archive.open("rb") as file,
+        unpacked(file, Path(place), str(archive)) as found,
+    ):
+        return {folder.name for folder in found.folders if is_verified(folder)}
+
+
+def is_verified(folder: Path) -> bool:
+    """Whether the record agrees with the manifest and with what the files give when computed again."""
+    from prony_node.supervise.verify import verify_folder
+
+    return bool(verify_folder(folder).outcome == "verified")
 
 
 def unpack_group(archive: Path, group: str, root: Path) -> None:
@@ -137,7 +161,7 @@ def line_of(run: Run) -> Line:
         doubts=_named(checks, "warn", "fail"), failed_checks=_named(checks, "fail"), unknown=_named(checks, "unknown"),
         device=devices[0].get("name"), device_id=devices[0].get("uuid"), machine=fingerprint.get("machine"),
         software=fingerprint.get("software"), date=record["started"], commit=source.get("commit"),
-        step_series=files.STEPS in run.files, verified=False,
+        step_series=files.STEPS in run.files, verified=run.verified,
     )  # fmt: skip
 
 

@@ -24,6 +24,10 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(ROOT)
+    import results_records
+
+    # These runs are made up. Whether a real one verifies is the business of other tests.
+    monkeypatch.setattr(results_records, "is_verified", lambda folder: "true" in (folder / "manifest.json").read_text())
 
 
 def record(number: int, rate: float, workload: str = "vit-l", day: int = 18, **settings: Any) -> Record:
@@ -60,6 +64,7 @@ def make_archive(folder: Path, name: str, *records: Record, steps: bool = True) 
         (place / "record.json").write_text(json.dumps(one))
         if steps:
             (place / "steps.csv").write_text("seconds,steps\n")
+        (place / "manifest.json").write_text(json.dumps(one.get("agrees", True)))
     archive = folder / f"{name}.tar.gz"
     with archive.open("wb") as file:
         pack(sorted((folder / f"{name}-runs").iterdir()), file)
@@ -134,6 +139,7 @@ def fail(one: Record) -> None:
         (set_in("fingerprint", "software", "s2"), "its runs are of 2 versions of the software; a row needs one"),
         (set_in("metrics", "energy_per_sample", {"value": None, "reason": "no sensor"}), "000002 has no energy"),
         (fail, "000002 failed"),
+        (lambda one: one.update(agrees=False), "000002 does not verify; `prony verify` says why"),
         (set_in("status", "interrupted"), "it has 2 of the 3 runs that a row needs"),
     ],
 )

@@ -18,6 +18,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ from prony.store import Store
 from prony.store.rows import Row, row_of_record
 
 ROOT = Path(__file__).parents[1]
-TEMPLATE = ROOT / "results/h200/gpt-800m-20261115T053342-e6f1e3/record.json"
+ARCHIVE, TEMPLATE = ROOT / "results/h200/unverified.tar.gz", "gpt-800m-20261115T053342-e6f1e3"
 WORKLOADS = ("resnet50", "gpt-800m", "wideresnet", "vit-l", "bert-large-squad", "swin-b", "resnet152", "segformer-b4")
 DEVICES = ("NVIDIA H200", "NVIDIA A100-SXM4-80GB", "NVIDIA GH200 480GB", "AMD Instinct MI250X")
 PRECISIONS = ("bf16", "fp16", "fp32", "bf16-pure", "fp8")
@@ -85,7 +86,7 @@ def main() -> None:
 
 def index_folders(root: Path, count: int) -> dict[str, Any]:
     """Run folders indexed a second: the first index, and a look when all are in."""
-    record = json.loads(TEMPLATE.read_text(encoding="utf-8"))
+    record = template()
     for number in range(count):
         folder = root / f"{record['trial']['workload']}-{number:06}"
         folder.mkdir(parents=True)
@@ -134,10 +135,20 @@ def ask_rows(root: Path, count: int, repeats: int) -> dict[str, Any]:
     return kept | {"peak_bytes": answer["peak_bytes"], "load": os.getloadavg()[0]}
 
 
+def template() -> dict[str, Any]:
+    """A record of a run with energy, from the archive of older runs."""
+    with tarfile.open(ARCHIVE) as tar:
+        for member in tar:
+            content = tar.extractfile(member) if member.name.endswith(f"{TEMPLATE}/record.json") else None
+            if content is not None:
+                return dict(json.load(content))
+    raise LookupError(f"{ARCHIVE} has no run {TEMPLATE}")
+
+
 def _rows(count: int) -> Iterator[Row]:
     """Rows of a few hundred trials, each with its own id, time and rate."""
     draw = random.Random(0)
-    record = json.loads(TEMPLATE.read_text(encoding="utf-8"))
+    record = template()
     patterns = []
     for number in range(400):
         one = deepcopy(record)

@@ -1,4 +1,4 @@
-"""Write the tables of docs/results.md from the records under results/h200, and from nothing else.
+"""Write the tables of docs/results.md from the records of results/h200/unverified.tar.gz and the plain loops beside it.
 
 python scripts/results_page.py [--results results/h200] [--page docs/results.md]
 """
@@ -6,19 +6,22 @@ python scripts/results_page.py [--results results/h200] [--page docs/results.md]
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from results_table import key, median_run, put_table
+from page_tables import put_table
+from results_records import Record, Run, read_runs
 
 from prony_node.contract.machine import Machine
 from prony_node.workloads import find_workload
 
-Record = dict[str, Any]
 NONE = "-"
+ARCHIVE = "unverified.tar.gz"
+PLAIN = "plain.json"
 FORMS = {  # the settings that were tried
     "dino-swin-l": ("sampling", "graphs"), "deeplabv3plus-r101": ("depthwise",), "segformer-b4": ("depthwise",),
     "vit-l": ("parts",), "efficientnet-b0": ("norms",), "mobilenetv3-large": ("norms",),
@@ -34,9 +37,31 @@ H200 = Machine("cuda", 139.8, 16)
 LARGE = ((1e12, " T"), (1e9, " G"))  # of the ceilings, whose work is FLOPs or bytes
 
 
-def load(*folders: Path) -> list[Record]:
-    records = [json.loads(path.read_text()) for folder in folders for path in folder.glob("*/record.json")]
+@functools.cache
+def all_runs(archive: Path) -> list[Run]:
+    return list(read_runs(archive))
+
+
+def load(results: Path, *groups: str) -> list[Record]:
+    """The records of these groups, by workload and start."""
+    records = [run.record for run in all_runs(results / ARCHIVE) if run.group in groups]
     return sorted(records, key=lambda record: (record["trial"]["workload"], record["started"]))
+
+
+def median_run(records: list[Record]) -> Record:
+    """The middle run by its rate, the lower of two."""
+    return sorted(records, key=lambda record: record["metrics"]["throughput"]["value"])[(len(records) - 1) // 2]
+
+
+def key(record: Record) -> tuple[Any, ...]:
+    """What a trial and its plain loop have in common."""
+    effective = record["trial"]["effective"]
+    return record["trial"]["workload"], effective["mode"], effective["batch_size"]
+
+
+def plain_of(results: Path, part: str) -> Any:
+    """What benchmarks/plain.py wrote in one job."""
+    return json.loads((results / PLAIN).read_text(encoding="utf-8"))[part]
 
 
 def value(record: Record, name: str, form: str, scale: float = 1.0, unit: str = "") -> str:
@@ -97,7 +122,7 @@ def workload_rows(results: Path) -> Iterable[list[str]]:
     """
     runs: dict[tuple[str, ...], list[Record]] = {}
     before: dict[tuple[str, ...], list[Record]] = {}
-    for record in load(results, results / "workloads"):
+    for record in load(results, "reference", "workloads"):
         effective = record["trial"]["effective"]
         trial_key = (trial(record), str(effective.get("batch_size")), str(effective.get("precision")))
         (runs if is_default(record) else before).setdefault(trial_key, []).append(record)
@@ -120,7 +145,7 @@ def workload_rows(results: Path) -> Iterable[list[str]]:
 
 
 def quality_rows(results: Path) -> Iterable[list[str]]:
-    records = load(results / "cifar10")
+    records = load(results, "cifar10")
     for record in records:
         effective, learning = record["trial"]["effective"], record["learning"]
         yield [
@@ -138,7 +163,7 @@ def quality_rows(results: Path) -> Iterable[list[str]]:
 
 
 def input_rows(results: Path) -> Iterable[list[str]]:
-    for record in load(results / "generated"):
+    for record in load(results, "generated"):
         effective = record["trial"]["effective"]
         words = ["decode", "workers", "data_format", "prefetch", "cache"]
         yield [
@@ -149,7 +174,7 @@ def input_rows(results: Path) -> Iterable[list[str]]:
 
 
 def auto_rows(results: Path) -> Iterable[list[str]]:
-    for record in load(results / "auto"):
+    for record in load(results, "auto"):
         effective, tries = record["trial"]["effective"], record["auto_batch"]
         small = min((entry["batch"] for entry in tries if not entry["fits"]), default=None)
         cap = effective.get("memory_cap")
@@ -164,10 +189,10 @@ def auto_rows(results: Path) -> Iterable[list[str]]:
 
 def scene_rows(results: Path) -> Iterable[list[str]]:
     """Detectors and segmenters at their default batch, beside the plain loop of the same job."""
-    loops = json.loads((results / "plain-scenes.json").read_text())["loops"]
+    loops = plain_of(results, "plain-scenes")["loops"]
     plain = {(loop["workload"], loop["mode"], loop["batch_size"]): loop["rates"] for loop in loops}
     runs: dict[tuple[str, str, int], list[Record]] = {}
-    for record in filter(is_default, load(results / "workloads")):
+    for record in filter(is_default, load(results, "workloads")):
         if record["status"] == "ok" and key(record) in plain:
             runs.setdefault(key(record), []).append(record)
     for work, records in runs.items():
@@ -182,7 +207,7 @@ def scene_rows(results: Path) -> Iterable[list[str]]:
 
 def form_rows(results: Path) -> Iterable[list[str]]:
     """The same work with a layer's other form."""
-    for record in load(results, results / "forms", results / "workloads"):
+    for record in load(results, "reference", "forms", "workloads"):
         effective, form = record["trial"]["effective"], form_of(record)
         if form and record["status"] == "ok":
             yield [
@@ -194,7 +219,7 @@ def form_rows(results: Path) -> Iterable[list[str]]:
 
 def plain_largest(results: Path) -> dict[tuple[Any, ...], str]:
     """What the plain loop did with such batches: its stretches, or that it ran out of memory."""
-    document = json.loads((results / "plain-largest.json").read_text())
+    document = plain_of(results, "plain-largest")
     found = {(loop["workload"], loop["mode"], loop["batch_size"]): ", ".join(f"{one:,.1f}" for one in loop["rates"])
              for loop in document["loops"]}  # fmt: skip
     for loop in document["failed"]:
@@ -205,7 +230,7 @@ def plain_largest(results: Path) -> dict[tuple[Any, ...], str]:
 
 def largest_rows(results: Path) -> Iterable[list[str]]:
     plain = plain_largest(results)
-    for record in load(results / "largest"):
+    for record in load(results, "largest"):
         effective, failure = record["trial"]["effective"], record["failure"]
         asked = " ".join(f"{name}={given}" for name, given in record["trial"]["settings"].items())
         yield [trial(record), asked, str(effective["batch_size"]), failure["kind"] if failure else rate(record),

@@ -1,6 +1,6 @@
 """Correctness is not traded: all of preset=fast on a device, compiled and captured, has the losses of preset=plain.
 
-Both in bf16, at tiny size. `pytest --gpu tests/gpu/test_gpu_fast_is_plain.py --keep-losses results/h200/fast-is-plain`
+Both in bf16, at tiny size. `pytest --gpu tests/gpu/test_gpu_fast_is_plain.py --keep-losses FOLDER`
 keeps the losses of each workload there, a JSON file each.
 """
 

@@ -96,8 +96,8 @@ def test_the_readme_has_its_sections() -> None:
     headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
     expected = ["Two commands", "Four questions", "Results on one H200", "Install", "What a record is", "Exit codes"]
     assert [heading for heading in headings if heading in expected] == expected
-    assert text.index("docs/img/report.png") < text.index("make run") < text.index("<!-- h200-table -->")
-    assert text.index("<!-- h200-table -->") < text.index("<!-- /h200-table -->")
+    assert text.index("docs/img/report.png") < text.index("make run") < text.index("<!-- headline -->")
+    assert text.index("<!-- headline -->") < text.index("<!-- /headline -->")
 
 
 def test_the_picture_is_small() -> None:

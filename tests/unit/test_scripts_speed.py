@@ -1,14 +1,20 @@
-"""The scripts of a job on a device: a wrong word is refused before anything runs, and each rate finds its row."""
+"""The scripts of a job on a device: wrong words start nothing; rounds, time limit, resuming and packing."""
 
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
+
+from prony.store.archive import pack
+from prony_node.contract.plan import Stop
+from prony_node.contract.trial import Trial
 
 ROOT = Path(__file__).parents[2]
 
@@ -82,90 +88,168 @@ def test_a_trial_that_fails_says_why_on_its_line(
     assert [json.loads(path.read_text())["status"] for path in out.glob("*/record.json")] == ["failed"]
 
 
-def record(batch_size: int, rate: float, **settings: Any) -> dict[str, Any]:
-    effective = {"mode": "train", "batch_size": batch_size, "precision": "bf16", "data": "device", **settings}
-    return {
-        "status": "ok", "started": "2026",
-        "trial": {"hash": str(settings), "workload": "vit-l", "settings": settings, "effective": effective},
-        "metrics": {"throughput": {"value": rate, "unit": "images/s"}, "cold_start": {"value": 9.0}},
-        "phases": {"cold_start": {"compile_cache": {"state": "warm"}}},
-    }  # fmt: skip
+class Made:
+    """Stands in for a run: notes what was asked for, and leaves a record without measuring."""
+
+    def __init__(self, seconds: float = 10.0) -> None:
+        self.seconds, self.now_s = seconds, 0.0
+        self.asked: list[tuple[str, int]] = []
+        self.stops: set[Stop] = set()
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def run(self, trial: Trial, runs: Path, stop: Stop, repeat: int = 0, energy: bool = True) -> str:
+        self.now_s += self.seconds
+        if "steps" in trial.settings:
+            return ""
+        self.asked.append((trial.workload, repeat))
+        self.stops.add(stop)
+        folder = runs / f"{trial.workload}-{len(list(runs.glob('*')))}"
+        folder.mkdir(parents=True)
+        document = {"trial": trial.to_json(), "status": "ok"}
+        (folder / "record.json").write_text(json.dumps(document))
+        (folder / "steps.csv").write_text("1,1\n")
+        return ""
 
 
-def put(folder: Path, *records: dict[str, Any]) -> None:
-    for number, one in enumerate(records):
-        (folder / str(number)).mkdir(parents=True)
-        (folder / str(number) / "record.json").write_text(json.dumps(one))
+@pytest.fixture
+def made(results: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Made:
+    stand_in = Made()
+    monkeypatch.setattr(results, "run", stand_in.run)
+    monkeypatch.setattr(results, "time", stand_in)
+    return stand_in
 
 
-def test_a_goal_has_its_records_and_its_peers_and_others_a_dash(scripts: None, tmp_path: Path) -> None:
-    import speed_table
+@pytest.fixture
+def two(tmp_path: Path) -> str:
+    path = tmp_path / "two.txt"
+    path.write_text("resnet50 batch_size=2\nvit-l batch_size=2\n")
+    return str(path)
 
-    rates = {"plain eager": [800.0, 802.0], "timm eager": None, "timm compiled": [990.0]}
-    loops = [
-        {"workload": "vit-l", "mode": "train", "batch_size": 128, "peer": peer, "rates": found}
-        for peer, found in rates.items()
+
+def test_repeats_are_interleaved_in_rounds(results: ModuleType, made: Made, two: str, tmp_path: Path) -> None:
+    words = [
+        two,
+        str(tmp_path / "runs"),
+        "--repeats",
+        "3",
+        "--min-time",
+        "20s",
+        "--max-time",
+        "45s",
+        "--warm-time",
+        "6s",
     ]
-    put(tmp_path, *(record(128, rate) for rate in (1_190.0, 1_210.0, 1_200.0)))
-    (tmp_path / "peers-20261116.json").write_text(json.dumps({"loops": loops}))
-    page = tmp_path / "page.md"
-    page.write_text("before\n<!-- speed -->\n<!-- /speed -->\nafter\n")
-    speed_table.main(["--results", str(tmp_path), "--page", str(page)])
-    (row,) = [line for line in page.read_text().splitlines() if "vit-l" in line]
-    assert row == ("| vit-l, train | 128 | 1,150 | 1,300 | **1,200 images/s** (3 runs) | 1,190 to 1,210 | yes | 9.0 s "
-                   "| 801 | - | 990 |")  # fmt: skip
-    assert page.read_text().count("| - | - | - | - | - | - | - |") == len(speed_table.GOALS) - 1
+    assert results.main(words) == 0
+    assert made.asked == [(name, repeat) for repeat in range(3) for name in ("resnet50", "vit-l")]
+    assert made.stops == {Stop(min_time_s=20.0, max_time_s=45.0, warm_time_s=6.0)}
+    assert results.main(words) == 0  # everything is there
+    assert len(made.asked) == 6
 
 
-def test_the_loops_of_a_row_are_of_one_job(scripts: None, tmp_path: Path) -> None:
-    import speed_table
-
-    def write(day: str, **rates: float) -> None:
-        work = {"workload": "vit-l", "mode": "train", "batch_size": 128}
-        loops = [{**work, "peer": f"timm {form}", "rates": [rate]} for form, rate in rates.items()]
-        (tmp_path / f"peers-{day}.json").write_text(json.dumps({"loops": loops}))
-
-    def found() -> dict[str, float]:
-        return speed_table.peers_of(tmp_path)["vit-l", "train", 128]
-
-    write("20261116", eager=800.0, compiled=990.0)
-    write("20261117", eager=700.0)
-    assert found() == {"eager": 800.0, "compiled": 990.0}  # one machine's ratio, not two machines'
-    write("20261118", eager=810.0, compiled=995.0)
-    assert found() == {"eager": 810.0, "compiled": 995.0}
+def test_a_job_ends_in_time_and_is_resumed(
+    results: ModuleType, made: Made, two: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made.seconds = 40.0
+    words = [two, str(tmp_path / "runs"), "--repeats", "2", "--until", "150"]
+    assert results.main(words) == 0
+    assert made.asked == [("resnet50", 0), ("vit-l", 0), ("resnet50", 1)]
+    assert made.now_s <= 150
+    assert "1 runs are missing" in capsys.readouterr().out
+    made.now_s = 0.0
+    assert results.main(words) == 0
+    assert made.asked[3:] == [("vit-l", 1)]
 
 
-def test_two_trials_of_one_goal_are_refused(scripts: None, tmp_path: Path) -> None:
-    import speed_table
+def test_what_was_made_is_packed_with_its_step_series(
+    results: ModuleType, made: Made, two: str, tmp_path: Path
+) -> None:
+    import tarfile
 
-    put(tmp_path, record(128, 1_200.0), record(128, 1_300.0, parts="own"))
-    with pytest.raises(SystemExit, match=r"two trials of vit-l, train .* parts=own"):
-        speed_table.main(["--results", str(tmp_path), "--page", str(tmp_path / "page.md")])
-
-
-def test_every_goal_is_a_trial_of_the_suite_and_has_a_place_on_the_page(scripts: None) -> None:
-    import speed_table
-
-    from prony.plan.suites import load_suites
-    from prony_node.contract.machine import Machine
-    from prony_node.workloads import find_workload
-
-    goals = []
-    for entry in load_suites()["speed"].trials:
-        workload = find_workload(entry.trial.workload)
-        effective = workload.effective(entry.trial.settings, Machine("cuda", 139.0, 16))
-        goals.append(speed_table.goal_of({"trial": {"workload": workload.name, "effective": effective}}))
-    assert sorted(goals) == sorted(speed_table.GOALS)
-    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
-    assert "<!-- speed -->\n" in page
-    assert "<!-- /speed -->" in page
-    assert "results/h200/speed/peers-" in page  # where the table looks for them
+    archive = tmp_path / "out" / "headline-1.tar.gz"
+    assert results.main([two, str(tmp_path / "runs"), "--warm", "2", "--pack", str(archive)]) == 0
+    with tarfile.open(archive) as tar:
+        names = tar.getnames()
+    assert len(names) == 4
+    assert sum(name.endswith("/steps.csv") for name in names) == 2
 
 
-def test_every_goal_has_a_plain_loop_beside_it(scripts: None) -> None:
+def test_a_trial_is_compiled_once_and_only_as_many_as_fit_into_memory(
+    results: ModuleType, made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "four.txt"
+    path.write_text("".join(f"{name} batch_size=2\n" for name in ("resnet50", "vit-l", "swin-t", "swin-b")))
+    at_once, most, warmed = [0], [0], []
+    lock = threading.Lock()
+
+    def warm(trial: Trial, place: Path) -> str:
+        with lock:
+            at_once[0] += 1
+            most[0] = max(most[0], at_once[0])
+            warmed.append(trial.workload)
+        barrier.wait(0.2) if not barrier.broken else None
+        with lock:
+            at_once[0] -= 1
+        return ""
+
+    barrier = Barrier(3)
+    monkeypatch.setattr(results, "warm", warm)
+    monkeypatch.setattr(results, "cost_of", lambda *_: results.Cost(memory_gib=50.0))
+    words = [str(path), str(tmp_path / "runs"), "--warm", "4"]
+    assert results.main(words) == 0
+    assert (sorted(warmed), most[0]) == (["resnet50", "swin-b", "swin-t", "vit-l"], 2)
+    assert results.main([*words, "--repeats", "2"]) == 0
+    assert len(warmed) == 4
+
+
+class Barrier(threading.Barrier):
+    """Holds those that came until there are enough or time is over; that it breaks is what is expected."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        try:
+            return super().wait(timeout)
+        except threading.BrokenBarrierError:
+            return -1
+
+
+def test_a_forecast_adds_up_and_starts_nothing(
+    results: ModuleType, two: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "cost_of", lambda *_: results.Cost(cold_s=100.0, warm_s=13.0))
+    words = [two, str(tmp_path / "runs"), "--repeats", "3", "--warm", "1", "--min-time", "20s", "--max-time", "45s",
+             "--warm-time", "6s", "--dry-run"]  # fmt: skip
+    assert results.main(words) == 0
+    said = capsys.readouterr().out
+    assert "to compile, 1 at once: about 200 s" in said
+    assert "6 runs: about 258 s" in said  # 1 + 13 + 6 + 1.15 * 20 each
+    assert "together: about 7.6 min" in said
+    assert not (tmp_path / "runs").exists()
+
+
+def test_what_a_trial_takes_is_known_from_its_last_runs(results: ModuleType) -> None:
+    from results_records import read_lines
+
+    known = read_lines(ROOT / "results" / "records.jsonl")
+    for trial in results.list_trials(str(ROOT / "scripts/trials/headline.txt")):
+        cost = results.cost_of(trial, known)
+        assert 5 < cost.warm_s < 30, trial
+        assert 20 < cost.cold_s <= 100, trial
+    assert results.cost_of(results.parse_trial("gpt-tiny", ["batch_size=3"]), []) == results.Cost()
+
+
+def test_the_controller_of_a_job_needs_no_database() -> None:
+    """Machines with a device often have torch and little else."""
+    code = (
+        "import sys; sys.modules['sqlalchemy'] = None; sys.path.insert(0, 'scripts'); import device_results;"
+        "sys.exit(device_results.main(['scripts/trials/headline.txt', 'none', '--dry-run']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_trial_of_the_suite_has_a_plain_loop_beside_it(scripts: None) -> None:
     pytest.importorskip("torch")
-    import speed_table
-
     import peers
     from prony.plan.suites import load_suites
 
@@ -173,7 +257,6 @@ def test_every_goal_has_a_plain_loop_beside_it(scripts: None) -> None:
     for entry in load_suites()["speed"].trials:
         settings = entry.trial.settings
         assert (entry.trial.workload, settings.get("mode", "train"), settings["batch_size"]) in loops
-    assert speed_table.GOALS
 
 
 def test_the_tables_of_a_study_go_to_its_place(
@@ -188,17 +271,26 @@ def test_the_tables_of_a_study_go_to_its_place(
     monkeypatch.setenv("PRONY_STORE", "postgresql://nobody@127.0.0.1:9/none")
     page = tmp_path / "page.md"
     page.write_text("by hand\n<!-- caraml -->\nold\n<!-- /caraml -->\nby hand too\n")
-    (tmp_path / "results" / "caraml").mkdir(parents=True)
-    words = ["--results", str(tmp_path / "results"), "--page", str(page)]
+    archive = tmp_path / "old.tar.gz"
+    pack_as(archive, "studies-caraml")
+    words = ["--archive", str(archive), "--page", str(page)]
     assert studies_page.main(words) == 0
     text = page.read_text()
     assert text.startswith("by hand\n<!-- caraml -->\ncaraml: What do global batch size")
     assert text.endswith("\n<!-- /caraml -->\nby hand too\n")
     assert text.count("\n### ") > 3
     assert "\nold\n" not in text
-    assert not list((tmp_path / "results" / "caraml").iterdir())
-    (tmp_path / "results" / "caramel").mkdir()
+    pack_as(archive, "studies-caramel")
     assert studies_page.main(words) == 2
     said = capsys.readouterr().err
     assert "did you mean 'caraml'" in said
     assert "postgresql" not in said
+
+
+def pack_as(archive: Path, group: str) -> None:
+    """An archive with one run in a group."""
+    source = next((ROOT / "tests" / "replay" / "records").glob("*d00001"))
+    folder = archive.parent / f"{group}@{source.name}"
+    shutil.copytree(source, folder)
+    with archive.open("wb") as file:
+        pack([folder], file)

@@ -56,7 +56,7 @@ def pack(folders: Iterable[Path], out: BinaryIO, compressed: bool = True) -> Non
     The same folders in the same order give the same bytes, whoever packs them and whenever.
     One whose name no tar of ours may hold has a number instead: it is its record that says which run it is.
     """
-    packer = gzip.GzipFile(fileobj=out, mode="wb", mtime=0, compresslevel=6) if compressed else None
+    packer = gzip.GzipFile("", "wb", compresslevel=6, fileobj=out, mtime=0) if compressed else None
     with tarfile.open(fileobj=packer or out, mode="w|", format=tarfile.PAX_FORMAT) as tar:
         for number, folder in enumerate(folders):
             name = folder.name if NAME.fullmatch(folder.name) else f"folder-{number}"

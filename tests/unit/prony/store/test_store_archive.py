@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import os
+import shutil
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,20 @@ def test_folders_come_back_as_they_were(tmp_path: Path, compressed: bool) -> Non
     again = take(buffer.getvalue(), tmp_path)
     assert (again.new, len(again.known), again.refused) == ([], len(folders), [])
     assert {path.name for path in tmp_path.iterdir()} == {folder.name for folder in folders}
+
+
+def test_the_same_folders_give_the_same_bytes(tmp_path: Path) -> None:
+    """An archive in a repository must not change with the time of a checkout, its own name or who packs it."""
+    packed = []
+    for name, moment in (("one.tar.gz", 1_000_000), ("two.tar.gz", 2_000_000)):
+        folder = tmp_path / name / FOLDER.name
+        shutil.copytree(FOLDER, folder)
+        for path in folder.iterdir():
+            os.utime(path, (moment, moment))
+        with (tmp_path / f"packed-{name}").open("wb") as file:
+            pack([folder], file)
+        packed.append((tmp_path / f"packed-{name}").read_bytes())
+    assert packed[0] == packed[1]
 
 
 LINK = {"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from prony.cli.execute import Job, Outcome
 from prony.cli.open_store import refresh_or_leave_team, updated_store
-from prony.launch.fingerprint import Fingerprint, fingerprint_here
+from prony.launch.fingerprint import ThisMachine, fingerprint_here
 from prony.launch.node import ask_node
 from prony.plan.estimate import Estimator, Seen, form_of
 from prony.report.numbers import format_share
@@ -84,7 +84,7 @@ def read_history(
     """Ask the store, brought up to date first, about these trials and repeats: as run here, or on any machine."""
     store = updated_store(root)
     workloads = sorted({trial.workload for trial, _ in wanted})
-    here = Fingerprint() if anywhere else fingerprint_here(ask_node, root, workloads)
+    here = ThisMachine() if anywhere else fingerprint_here(ask_node, root, workloads)
     keys = {(trial.hash, repeat) for trial, repeat in wanted}
 
     def same_code(run: Run) -> bool:

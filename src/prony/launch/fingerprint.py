@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Fingerprint:
+class ThisMachine:
     """Hashes of this machine and its software, as the node program states them before a run."""
 
     machine: str | None = None
@@ -23,7 +23,7 @@ class Fingerprint:
         return self.by_workload.get(workload, self.software)
 
 
-def fingerprint_here(ask: Callable[..., dict[str, Any]], root: Path, workloads: Iterable[str]) -> Fingerprint:
+def fingerprint_here(ask: Callable[..., dict[str, Any]], root: Path, workloads: Iterable[str]) -> ThisMachine:
     """The fingerprint of this machine for these workloads; `ask` asks a node process (`ask_node`)."""
     answer = ask("fingerprint", root, *workloads)
-    return Fingerprint(answer.get("machine"), answer.get("software"), answer.get("workloads") or {})
+    return ThisMachine(answer.get("machine"), answer.get("software"), answer.get("workloads") or {})

@@ -3,7 +3,8 @@
 from prony_node.contract.errors import NewerSchema, RequestError, nearest
 from prony_node.contract.metrics import METRICS, measured, missing
 from prony_node.contract.plan import Peak, Plan, Stop
-from prony_node.contract.record import RECORD_SCHEMA, read_record, validate_record
+from prony_node.contract.record import RECORD_SCHEMA, parse_record, read_record, validate_record
+from prony_node.contract.record_types import Record
 from prony_node.contract.settings import SETTINGS, Setting
 from prony_node.contract.trial import Trial
 
@@ -14,6 +15,7 @@ __all__ = [
     "NewerSchema",
     "Peak",
     "Plan",
+    "Record",
     "RequestError",
     "Setting",
     "Stop",
@@ -21,6 +23,7 @@ __all__ = [
     "measured",
     "missing",
     "nearest",
+    "parse_record",
     "read_record",
     "validate_record",
 ]

@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Metric:
+class Quantity:
     """A plain name; `{unit}` stands for the workload's own (images, tokens), `{score}` for a score's (accuracy)."""
 
     name: str
@@ -16,42 +16,42 @@ class Metric:
     help: str
 
 
-METRICS: dict[str, Metric] = {
+METRICS: dict[str, Quantity] = {
     metric.name: metric
     for metric in (
-        Metric("throughput", "{unit}/s", "more", "work through the model a second, all devices"),
-        Metric("throughput_per_device", "{unit}/s", "more", "the same for one device"),
-        Metric("step_time", "s", "less", "mean time of a step in the steady window"),
-        Metric("latency_p50", "s", "less", "one batch alone, submitted to finished: median"),
-        Metric("latency_p90", "s", "less", "one batch alone: 90th percentile"),
-        Metric("latency_p99", "s", "less", "one batch alone: 99th percentile"),
-        Metric("time_to_first_token", "s", "less", "prompts submitted to their first token: median (phase=prefill)"),
-        Metric("algorithm_bandwidth", "B/s", "more", "of a collective: its largest size over its time"),
-        Metric("message_latency", "s", "less", "of a collective: the time of one with the smallest message"),
-        Metric("cold_start", "s", "less", "first steps: compilation, autotuning, capture"),
-        Metric("data_wait_share", "1", "less", "share of steady time waiting for data, its copy included"),
-        Metric("flops_per_sample", "FLOP", "neither", "counted on the model, without recomputation"),
-        Metric("recomputed_flops_per_sample", "FLOP", "neither", "forward work done again in the backward pass"),
-        Metric("mfu", "1", "more", "model FLOP/s over the device's dense peak for this precision"),
-        Metric("peak_memory", "B", "less", "most device memory in live tensors"),
-        Metric("peak_memory_reserved", "B", "less", "most device memory held by the allocator"),
-        Metric("peak_memory_host", "B", "less", "most resident memory of the rank process"),
-        Metric("cpu_utilisation", "1", "neither", "CPU time of rank and loaders over steady time x cores allowed"),
-        Metric("communication_bytes", "B", "less", "sent by a device in a step, by the definition of the algorithm"),
-        Metric("bus_bandwidth", "B/s", "more", "of the exchange between devices, where its own time was measured"),
-        Metric("energy", "J", "less", "of the devices that took part, first to last tick in the steady window"),
-        Metric("energy_per_sample", "J/{one}", "less", "energy over the work done between the same two instants"),
-        Metric("samples_per_wh", "{unit}/Wh", "more", "the same the other way round: work a watt-hour"),
-        Metric("power", "W", "less", "mean power of the devices that took part"),
-        Metric("power_peak", "W", "neither", "highest power reading of any device in the window"),
-        Metric("power_idle", "W", "neither", "mean power of the devices before the run, where they were idle"),
-        Metric("node_energy", "J", "less", "of the node: measured, or the sum of its devices, a lower bound"),
-        Metric("node_power", "W", "less", "mean power of the node, likewise"),
-        Metric("loss_first", "1", "neither", "loss on held-out data before the first step"),
-        Metric("loss_last", "1", "less", "loss on held-out data after the last step"),
-        Metric("quality", "{score}", "neither", "score of the test split; more is better, of a loss less"),
-        Metric("time_to_quality", "s", "less", "training until the target was first reached, without evaluation"),
-        Metric("energy_to_quality", "J", "less", "of the devices that took part, over the same training"),
+        Quantity("throughput", "{unit}/s", "more", "work through the model a second, all devices"),
+        Quantity("throughput_per_device", "{unit}/s", "more", "the same for one device"),
+        Quantity("step_time", "s", "less", "mean time of a step in the steady window"),
+        Quantity("latency_p50", "s", "less", "one batch alone, submitted to finished: median"),
+        Quantity("latency_p90", "s", "less", "one batch alone: 90th percentile"),
+        Quantity("latency_p99", "s", "less", "one batch alone: 99th percentile"),
+        Quantity("time_to_first_token", "s", "less", "prompts submitted to their first token: median (phase=prefill)"),
+        Quantity("algorithm_bandwidth", "B/s", "more", "of a collective: its largest size over its time"),
+        Quantity("message_latency", "s", "less", "of a collective: the time of one with the smallest message"),
+        Quantity("cold_start", "s", "less", "first steps: compilation, autotuning, capture"),
+        Quantity("data_wait_share", "1", "less", "share of steady time waiting for data, its copy included"),
+        Quantity("flops_per_sample", "FLOP", "neither", "counted on the model, without recomputation"),
+        Quantity("recomputed_flops_per_sample", "FLOP", "neither", "forward work done again in the backward pass"),
+        Quantity("mfu", "1", "more", "model FLOP/s over the device's dense peak for this precision"),
+        Quantity("peak_memory", "B", "less", "most device memory in live tensors"),
+        Quantity("peak_memory_reserved", "B", "less", "most device memory held by the allocator"),
+        Quantity("peak_memory_host", "B", "less", "most resident memory of the rank process"),
+        Quantity("cpu_utilisation", "1", "neither", "CPU time of rank and loaders over steady time x cores allowed"),
+        Quantity("communication_bytes", "B", "less", "sent by a device in a step, by the definition of the algorithm"),
+        Quantity("bus_bandwidth", "B/s", "more", "of the exchange between devices, where its own time was measured"),
+        Quantity("energy", "J", "less", "of the devices that took part, first to last tick in the steady window"),
+        Quantity("energy_per_sample", "J/{one}", "less", "energy over the work done between the same two instants"),
+        Quantity("samples_per_wh", "{unit}/Wh", "more", "the same the other way round: work a watt-hour"),
+        Quantity("power", "W", "less", "mean power of the devices that took part"),
+        Quantity("power_peak", "W", "neither", "highest power reading of any device in the window"),
+        Quantity("power_idle", "W", "neither", "mean power of the devices before the run, where they were idle"),
+        Quantity("node_energy", "J", "less", "of the node: measured, or the sum of its devices, a lower bound"),
+        Quantity("node_power", "W", "less", "mean power of the node, likewise"),
+        Quantity("loss_first", "1", "neither", "loss on held-out data before the first step"),
+        Quantity("loss_last", "1", "less", "loss on held-out data after the last step"),
+        Quantity("quality", "{score}", "neither", "score of the test split; more is better, of a loss less"),
+        Quantity("time_to_quality", "s", "less", "training until the target was first reached, without evaluation"),
+        Quantity("energy_to_quality", "J", "less", "of the devices that took part, over the same training"),
     )
 }  # fmt: skip
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from prony_node.power.recording import Recording, Trace
 from prony_node.power.sensor import Sensor
+from prony_node.power.trend import Trend, trend_of
 from prony_node.power.window import NoEnergy, WindowEnergy, energy_of, integrated
 
 MEASURED = "measured"
@@ -29,6 +30,7 @@ class PartEnergy:
     peak_sensor: str = ""
     thirds_w: tuple[float, ...] = ()
     notes: tuple[str, ...] = ()  # of its sensors, within the window
+    trend: Trend | None = None  # None: too few readings for one
 
     @property
     def difference(self) -> float | None:
@@ -43,12 +45,6 @@ class PartEnergy:
         if self.figure is None or self.beside is None or self.figure.energy_j <= 0:
             return None
         return math.hypot(self.figure.uncertainty_j, self.beside.uncertainty_j) / self.figure.energy_j
-
-    @property
-    def drift(self) -> float | None:
-        """Largest difference between the mean powers of the thirds of the window, relative."""
-        mean_w = sum(self.thirds_w) / len(self.thirds_w) if self.thirds_w else 0.0
-        return (max(self.thirds_w) - min(self.thirds_w)) / mean_w if mean_w > 0 else None
 
 
 @dataclass(frozen=True)
@@ -105,6 +101,7 @@ def part_energy(traces: list[Trace], start_s: float, end_s: float) -> PartEnergy
         peak_sensor=peak_sensor,
         thirds_w=_thirds(trace, best),
         notes=notes,
+        trend=trend_of(trace, best),
     )
 
 

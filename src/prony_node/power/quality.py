@@ -11,7 +11,8 @@ from prony_node.power.recording import Recording
 from prony_node.power.sensor import Sensor
 
 AGREE_PASS, AGREE_WARN = 0.02, 0.05
-DRIFT_PASS = 0.02
+DRIFT_ALLOWED = 0.02  # over the window; a drift that is shown to be larger is doubted
+DRIFT_EXCLUDED = 0.05  # where this much could hide in the noise, nothing is said
 WORST_UNCERTAINTY = 0.015
 GAP_PERIODS = 10.0
 LIMIT_MARGIN = 1.05  # sensors are a few percent off, and a limit holds on average
@@ -71,12 +72,17 @@ def _gap(part: PartEnergy) -> Check:
 
 
 def _drift(part: PartEnergy) -> Check:
-    drift = part.drift
-    if drift is None:
-        return make_check("energy-drift", "unknown", "the window is too short to be cut into thirds")
-    level = "pass" if drift <= DRIFT_PASS else "warn"
-    thirds = ", ".join(f"{power_w:.0f}" for power_w in part.thirds_w)
-    return make_check("energy-drift", level, f"mean power of the thirds: {thirds} W, {100 * drift:.2g} % apart")
+    """Whether the power is shown to have changed by more than a little; noise alone is no drift."""
+    trend = part.trend
+    if trend is None:
+        return make_check("energy-drift", "unknown", "the window has too few readings to show a drift")
+    text = f"the power changed by {100 * trend.change:+.2g} % over the window (90 % CI ± {100 * trend.half_width:.2g} %)"
+    if part.thirds_w:
+        text += f"; mean power of the thirds: {', '.join(f'{power_w:.0f}' for power_w in part.thirds_w)} W"
+    if abs(trend.change) - trend.half_width > DRIFT_ALLOWED:
+        return make_check("energy-drift", "warn", text)
+    hidden = abs(trend.change) + trend.half_width > DRIFT_EXCLUDED
+    return make_check("energy-drift", "unknown" if hidden else "pass", text)
 
 
 def node_checks(node: NodeEnergy | None, parts: list[PartEnergy], sensors: list[Sensor]) -> list[Check]:
@@ -168,6 +174,8 @@ def part_json(part: PartEnergy, idle: tuple[float | None, str]) -> dict[str, Any
             "allowed": part.allowed,
         },
         "thirds_w": list(part.thirds_w),
+        "drift": None if part.trend is None else part.trend.change,
+        "drift_half_width": None if part.trend is None else part.trend.half_width,
     }  # fmt: skip
 
 

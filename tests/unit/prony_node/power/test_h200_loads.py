@@ -53,8 +53,8 @@ def test_ten_steady_seconds_are_known_to_one_and_a_half_percent(recording: Recor
     part = part_of(recording, name)
     assert part.figure is not None
     assert part.figure.relative_uncertainty <= 0.015
-    assert part.drift is not None
-    assert part.drift < 0.02
+    assert part.trend is not None
+    assert abs(part.trend.change) - part.trend.half_width < 0.02
 
 
 def test_the_counter_is_seen_to_tick_every_100_ms(recording: Recording) -> None:

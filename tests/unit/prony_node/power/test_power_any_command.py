@@ -60,7 +60,7 @@ def test_the_figures_of_a_span_and_what_the_ticks_do_not_cover(tmp_path: Path) -
         f"window: covers {account.node.seconds:.2f} s of 10.00 s",
         "ticks: ±",
         "agreement: made.power",
-        "drift: mean power of the thirds",
+        "drift: the power changed by",
         "throttling: no reader here tells it [unknown]",
         "foreign processes: none seen at the start",
         "devices: 1 of 1",

@@ -13,6 +13,7 @@ from prony_node.contract.record import LEVELS
 from prony_node.power.figures import LOWER_BOUND, MEASURED, NodeEnergy, PartEnergy
 from prony_node.power.quality import covered, node_checks, node_json, part_checks, part_json, quality_lines, said
 from prony_node.power.recording import Recording
+from prony_node.power.trend import Trend
 
 COUNTER = made_sensor(GPU, "counter", uncertainty=0.05, uncertainty_source="a study")
 POWER = made_sensor(GPU, "instantaneous", name="power")
@@ -23,7 +24,9 @@ def gpu(sensor: Any = COUNTER, *, off: float | None = 0.0, beside_j: float = 0.0
     found = made_figure(sensor, 300.0, **figure)
     energy_j = 3000.0 * (1.0 + (off or 0.0))
     beside = None if off is None else made_figure(POWER, 300.0, energy_j=energy_j, uncertainty_j=beside_j)
-    return made_part(sensor, 300.0, figure=found, beside=beside, thirds_w=(300.0, 301.0, 299.0))
+    return made_part(
+        sensor, 300.0, figure=found, beside=beside, thirds_w=(300.0, 301.0, 299.0), trend=Trend(0.001, 0.004)
+    )
 
 
 def check(part: PartEnergy, name: str, limit_w: float | None = None) -> tuple[str, str]:
@@ -81,14 +84,26 @@ def test_a_gap_matters_to_an_integral_and_not_to_a_counter() -> None:
     assert check(gpu(POWER, largest_gap_s=0.4, period_s=0.01), "energy-gap")[0] == "pass", "half a second is nothing"
 
 
-def test_thirds_may_differ_by_two_percent() -> None:
-    drifting = made_part(COUNTER, 300.0, thirds_w=(290.0, 300.0, 310.0))
-    text = "mean power of the thirds: 290, 300, 310 W, 6.7 % apart"
-    assert check(drifting, "energy-drift") == ("warn", text)
-    steady = made_part(COUNTER, 300.0, thirds_w=(298.0, 300.0, 302.0))
-    assert check(steady, "energy-drift")[0] == "pass"
+@pytest.mark.parametrize(
+    ("change", "half_width", "level"),
+    [
+        (0.015, 0.01, "pass"),
+        (0.03, 0.015, "pass"),
+        (0.03, 0.009, "warn"),
+        (-0.06, 0.03, "warn"),
+        (0.03, 0.05, "unknown"),
+    ],
+)
+def test_a_drift_must_be_shown_to_be_over_two_percent(change: float, half_width: float, level: str) -> None:
+    part = made_part(COUNTER, 300.0, thirds_w=(290.0, 300.0, 310.0), trend=Trend(change, half_width))
+    found, text = check(part, "energy-drift")
+    assert found == level
+    assert text.endswith("mean power of the thirds: 290, 300, 310 W")
+
+
+def test_too_few_readings_show_no_drift() -> None:
     short = check(made_part(COUNTER, 300.0), "energy-drift")
-    assert short == ("unknown", "the window is too short to be cut into thirds")
+    assert short == ("unknown", "the window has too few readings to show a drift")
 
 
 def test_no_mean_is_above_the_limit() -> None:

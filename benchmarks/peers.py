@@ -7,8 +7,8 @@
 - nanoGPT: `bench.py` of its repository, with its fixed batch in place of its data set.
 
 FOLDER is a checkout; its commit goes into the row. A row is one line of JSON, written when its program has ended, so
-that a time limit loses only what was running. --prepare runs each program for a few steps and writes nothing: it fills
-the compiler's cache.
+that a time limit loses only what was running; scripts/headline_table.py reads them. --prepare runs each program for a
+few steps and writes nothing: it fills the compiler's cache.
 """
 
 from __future__ import annotations
@@ -41,9 +41,7 @@ class Peer:
     """One program with its arguments, and how to read what it prints."""
 
     name: str
-    workload: str
-    mode: str
-    batch_size: int
+    trial: str  # of Prony, with the same work, in the words of `prony run`
     unit: str
     settings: str
     command: list[str]
@@ -53,36 +51,38 @@ class Peer:
     read: Callable[[str], Figure]
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.workload} {self.mode} batch {self.batch_size}, {self.settings}"
+        return f"{self.name}: {self.trial}, {self.settings}"
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the result; a program that failed has no rate but a reason."""
+    """A line of the result."""
 
-    peer: str
+    name: str
     version: str
-    torch: str
     workload: str
-    mode: str
-    batch_size: int
     settings: str
-    rate: float | None
+    rate: float
     unit: str
-    seconds: float | None
-    device: str
-    uuid: str | None
+    seconds: float
     date: str
-    reason: str | None = None
+    device: str | None
 
 
 @dataclass(frozen=True)
 class TimmRow:
+    """A model under both names, and a window of about 20 s on an H200."""
+
     workload: str
     model: str
     mode: str
     batch_size: int
-    steps: int  # about 20 s on an H200
+    steps: int
+
+    @property
+    def trial(self) -> str:
+        mode = " mode=infer" if self.mode == "infer" else ""
+        return f"{self.workload}{mode} batch_size={self.batch_size}"
 
 
 TIMM = (
@@ -108,12 +108,10 @@ def timm_peers(folder: Path, tiny: bool) -> list[Peer]:
         for settings, more in (("eager", []), ("compiled", ["--torchcompile"])):
             found.append(
                 Peer(
-                    name="timm benchmark.py",
-                    workload=row.workload,
-                    mode=row.mode,
-                    batch_size=row.batch_size,
+                    name=f"timm benchmark.py, {settings}",
+                    trial=row.trial,
                     unit="images/s",
-                    settings=f"bf16 autocast, channels-last, {settings}",
+                    settings="bf16 autocast, channels-last",
                     command=[*start, *more, "--num-bench-iter", str(row.steps)],
                     short=[*start, *more, "--num-warm-iter", "2", "--num-bench-iter", "5"],
                     folder=folder,
@@ -146,9 +144,7 @@ def trainer_peers(tiny: bool) -> list[Peer]:
     return [
         Peer(
             name="transformers Trainer",
-            workload="bert-base-squad",
-            mode="train",
-            batch_size=batch_size,
+            trial=f"bert-base-squad batch_size={batch_size}",
             unit="sequences/s",
             settings="bf16, torch_compile, fused AdamW, 4 loader workers",
             command=[*start, "--steps", str(steps), *(["--warm-up", "1"] if tiny else [])],
@@ -174,9 +170,7 @@ def nanogpt_peers(folder: Path) -> list[Peer]:
     return [
         Peer(
             name="nanoGPT bench.py",
-            workload="gpt-117m",
-            mode="train",
-            batch_size=batch_size,
+            trial=f"gpt-117m batch_size={batch_size}",
             unit="tokens/s",
             settings="12 x 1,024 tokens, bf16 autocast, compiled",
             command=command,
@@ -204,36 +198,26 @@ def version_of(library: str) -> str:
         return "not installed"
 
 
-def device_of_this_machine() -> tuple[str, str | None]:
+def device_of_this_machine() -> str | None:
+    """The device's UUID; None on a CPU."""
     import torch
 
-    if not torch.cuda.is_available():
-        return "cpu", None
-    properties = torch.cuda.get_device_properties(0)
-    return str(properties.name), str(properties.uuid)
+    return str(torch.cuda.get_device_properties(0).uuid) if torch.cuda.is_available() else None
 
 
-def run(peer: Peer, device: str, uuid: str | None) -> Row:
-    figure, reason = None, None
-    try:
-        figure = peer.read(started(peer.command, peer.folder))
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+def run(peer: Peer, device: str | None) -> Row:
+    """Start the program and read its figure; a ValueError where there is none."""
+    figure = peer.read(started(peer.command, peer.folder))
     return Row(
-        peer=peer.name,
-        version=peer.version,
-        torch=version_of("torch"),
-        workload=peer.workload,
-        mode=peer.mode,
-        batch_size=peer.batch_size,
+        name=peer.name,
+        version=f"{peer.version}, torch {version_of('torch')}",
+        workload=peer.trial,
         settings=peer.settings,
-        rate=figure.rate if figure else None,
+        rate=figure.rate,
         unit=peer.unit,
-        seconds=figure.seconds if figure else None,
-        device=device,
-        uuid=uuid,
+        seconds=figure.seconds,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
-        reason=reason,
+        device=device,
     )
 
 
@@ -269,12 +253,17 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     if options.prepare:
         return prepare(chosen)
-    device, uuid = device_of_this_machine()
+    device = device_of_this_machine()
     failed = 0
     for peer in chosen:
-        row = run(peer, device, uuid)
-        failed += row.rate is None
-        print(f"{peer}: {f'{row.rate:,.1f} {row.unit}' if row.rate else f'failed: {row.reason}'}", flush=True)
+        try:
+            row = run(peer, device)
+        except (ValueError, KeyError, TypeError) as error:
+            failed += 1
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+            print(f"{peer}: failed: {reason}", flush=True)
+            continue
+        print(f"{peer}: {row.rate:,.1f} {row.unit} in {row.seconds:.1f} s", flush=True)
         with options.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(row)) + "\n")
     return 1 if failed else 0

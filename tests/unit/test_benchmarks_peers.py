@@ -47,23 +47,25 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 def test_the_rate_is_the_one_that_the_program_printed(peers: ModuleType, checkouts: list[str], tmp_path: Path) -> None:
     out = tmp_path / "peers.jsonl"
-    words = ["--only", "train batch 2, bf16 autocast, channels-last, eager", "--only", "nanoGPT"]
+    words = ["--only", "eager: resnet50 batch", "--only", "nanoGPT"]
     assert peers.main([str(out), *checkouts, "--tiny", *words]) == 0
     timm, nanogpt = rows_of(out)
     assert (timm["rate"], timm["unit"], timm["seconds"]) == (50.0, "images/s", 5 * 2 / 50.0)
     assert nanogpt["rate"] == pytest.approx(12 * 1024 / 0.024)
     assert nanogpt["seconds"] == pytest.approx(20 * 0.024)
-    assert {timm["version"], nanogpt["version"]} == {"timm 0123456789ab", "nanoGPT 0123456789ab"}
+    assert timm["version"].startswith("timm 0123456789ab, torch ")
+    assert (timm["workload"], nanogpt["workload"]) == ("resnet50 batch_size=2", "gpt-117m batch_size=12")
 
 
-def test_a_program_that_fails_has_a_row_with_its_reason(
-    peers: ModuleType, checkouts: list[str], tmp_path: Path
+def test_a_program_that_fails_is_named_with_its_reason_and_has_no_row(
+    peers: ModuleType, checkouts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "peers.jsonl"
     assert peers.main([str(out), *checkouts, "--tiny", "--only", "timm"]) == 1
-    rows = rows_of(out)
-    assert [(row["mode"], row["rate"]) for row in rows] == [("train", 50.0)] * 2 + [("infer", None)] * 2
-    assert rows[-1]["reason"] == "CUDA error: no kernel image"
+    assert [row["name"] for row in rows_of(out)] == ["timm benchmark.py, eager", "timm benchmark.py, compiled"]
+    assert "mode=infer batch_size=2, bf16 autocast, channels-last: failed: CUDA error: no kernel image" in (
+        capsys.readouterr().out
+    )
 
 
 def test_preparing_runs_the_programs_and_writes_no_row(
@@ -72,7 +74,7 @@ def test_preparing_runs_the_programs_and_writes_no_row(
     out = tmp_path / "peers.jsonl"
     assert peers.main([str(out), *checkouts, "--tiny", "--prepare", "--only", "nanoGPT"]) == 0
     assert peers.main([str(out), *checkouts, "--tiny", "--prepare", "--only", "infer"]) == 1
-    assert "not prepared: timm benchmark.py: resnet50 infer" in capsys.readouterr().err
+    assert "not prepared: timm benchmark.py, eager: resnet50 mode=infer" in capsys.readouterr().err
     assert not out.exists()
 
 
@@ -80,13 +82,15 @@ def test_a_name_that_no_program_has_is_refused_with_the_names(
     peers: ModuleType, checkouts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert peers.main([str(tmp_path / "out"), *checkouts, "--only", "resnet51"]) == 2
-    assert "timm benchmark.py: resnet50 train batch 512" in capsys.readouterr().err
+    assert "timm benchmark.py, eager: resnet50 batch_size=512" in capsys.readouterr().err
 
 
-def test_every_row_is_a_workload_and_a_model_of_timm(peers: ModuleType) -> None:
+def test_every_row_is_a_trial_and_a_model_of_timm(peers: ModuleType) -> None:
     timm = pytest.importorskip("timm")
 
-    from prony_node.workloads import WORKLOADS
+    from prony.plan.request import parse_trial
 
-    assert {row.workload for row in peers.TIMM} <= set(WORKLOADS)
+    for row in peers.TIMM:
+        target, *words = row.trial.split()
+        parse_trial(target, words)
     assert {row.model for row in peers.TIMM} <= set(timm.list_models())

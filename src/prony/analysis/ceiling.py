@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
+from prony.analysis.compare import rate_ratio, side
 from prony.analysis.settings import Record, settings_of
+from prony.analysis.variation import Repeat
 from prony.catalog import COMPUTES_AS
 from prony_node.contract.errors import RequestError
-from prony_node.stats import ratio_interval
 
 UNIT = "FLOP/s"
 HOURS_APART = 24.0  # a ceiling is measured today: clocks, drivers and neighbours change
@@ -27,7 +29,7 @@ class Share:
     achieved: float
     reached: float  # by the ceiling
     share: float
-    low: float | None  # 95 %, within these two runs
+    low: float | None  # 95 %, with the variation between runs
     high: float | None
     unit: str = UNIT
     doubts: list[str] = field(default_factory=list)
@@ -36,8 +38,11 @@ class Share:
         return {"schema": "prony.share/1", **asdict(self)}
 
 
-def share_of_ceiling(record: Record, ceiling: Record) -> Share:
-    """What share of a ceiling a run reached; refused where the two do not belong together."""
+def share_of_ceiling(record: Record, ceiling: Record, pool: Sequence[Repeat] = ()) -> Share:
+    """What share of a ceiling a run reached; refused where the two do not belong together.
+
+    Both are single runs: they take the variation between runs from `pool`, the good runs of the store.
+    """
     unit = (ceiling["metrics"].get("throughput_per_device") or {}).get("unit")
     if unit is not None and unit != UNIT:
         raise RequestError(f"{ceiling['id']} counts {unit}: a run's FLOP/s have a ceiling in gemm, conv or attention")
@@ -45,7 +50,9 @@ def share_of_ceiling(record: Record, ceiling: Record) -> Share:
     rate, reached = _rate(record), _rate(ceiling)
     device = _same("device", _device(record), _device(ceiling), record, ceiling)
     precision = _same("precision", _precision(record), _precision(ceiling), record, ceiling)
-    share, low, high = _ratio(rate, reached, flops)
+    share = flops * float(rate["value"]) / float(reached["value"])
+    found = rate_ratio(side([record], pool), side([ceiling], pool))
+    low, high = (share * found.low / found.ratio, share * found.high / found.ratio) if found else (None, None)
     return Share(
         run=record["id"],
         ceiling_run=ceiling["id"],
@@ -96,14 +103,6 @@ def _same(what: str, ours: str | None, theirs: str | None, record: Record, ceili
             f"{record['id']} and {ceiling['id']} differ in {what}: {ours} and {theirs}; measure the ceiling there too"
         )
     return ours
-
-
-def _ratio(rate: dict[str, Any], reached: dict[str, Any], flops: float) -> tuple[float, float | None, float | None]:
-    ends = [float(metric.get(name) or 0.0) for metric in (rate, reached) for name in ("low", "high")]
-    if not all(ends):
-        return flops * rate["value"] / reached["value"], None, None
-    found = ratio_interval(rate["value"], ends[0], ends[1], reached["value"], ends[2], ends[3])
-    return flops * found.ratio, flops * found.low, flops * found.high
 
 
 def _doubts(record: Record, ceiling: Record, share: float) -> list[str]:

@@ -46,7 +46,7 @@ def find_alarm(
     shown = efficiency.low is not None and efficiency.low > 1.0
     causes = _causes(devices, base, many, kind, changed)
     if not shown:
-        told = "the interval holds 100 %" if efficiency.low is not None else "there is no interval"
+        told = "the interval includes 100 %" if efficiency.low is not None else "there is no interval"
         causes = [f"chance: {told}, so nothing above 100 % is shown", *causes]
     return Alarm(devices, efficiency, shown, causes)
 

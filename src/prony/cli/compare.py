@@ -53,7 +53,7 @@ def compare(
     from prony.analysis.compare import slowdown
     from prony.analysis.sentences import sentences, slowdown_sentence
 
-    comparison = compare_records(ours, theirs, _pool(store, [*ours, *theirs]), paired or None)
+    comparison = compare_records(ours, theirs, stored_repeats(store, [*ours, *theirs]), paired or None)
     if as_json:
         print(json.dumps(comparison.to_json() | {"sentences": sentences(comparison)}, indent=1))
     else:
@@ -75,7 +75,7 @@ def parse_share(text: str) -> float:
     return share
 
 
-def _pool(store: Store, records: list[dict[str, Any]]) -> list[Repeat]:
+def stored_repeats(store: Store, records: list[dict[str, Any]]) -> list[Repeat]:
     """The good runs of these workloads in the store, to take the variation between runs from."""
     from prony.analysis.variation import Repeat
 

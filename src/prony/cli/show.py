@@ -31,8 +31,10 @@ def show(
     share = None
     if against is not None:
         from prony.analysis.ceiling import share_of_ceiling
+        from prony.cli.compare import stored_repeats
 
-        share = share_of_ceiling(record, _read(store, against)[1])
+        ceiling = _read(store, against)[1]
+        share = share_of_ceiling(record, ceiling, stored_repeats(store, [record, ceiling]))
     if as_json:
         print(json.dumps(record if share is None else share.to_json(), indent=1))
         return
@@ -50,7 +52,7 @@ def share_lines(share: Share) -> list[str]:
 
     interval = ""
     if share.low is not None and share.high is not None:
-        interval = f" ({format_share(share.low)} to {format_share(share.high)}, 95 %, within these two runs)"
+        interval = f" ({format_share(share.low)} to {format_share(share.high)}, 95 % CI, with between-run variation)"
     rates = f"{format_rate(share.achieved, share.unit)} of {format_rate(share.reached, share.unit)}"
     lines = [f"{format_share(share.share)}{interval} of the ceiling {share.ceiling}"]
     lines.append(f"  {rates} in {share.precision} on {share.device}, by {share.ceiling_run}")

@@ -40,7 +40,7 @@ def test_the_share_is_the_run_s_flops_over_the_ceiling_s(record: Record, ceiling
     assert share.share == pytest.approx(24.5e9 * rate / 700e12)
     assert share.low is not None
     assert share.high is not None
-    assert share.low < share.share < share.high
+    assert share.low < 0.97 * share.share < share.share < 1.03 * share.share < share.high, "runs vary"
     assert share.doubts == []
     assert "of the ceiling gemm" in share_lines(share)[0]
     assert "TFLOP/s of 700.0 TFLOP/s" in share_lines(share)[1]
@@ -120,7 +120,8 @@ def test_what_speaks_against_a_share_is_said(record: Record, ceiling: Record) ->
 
 
 def test_without_intervals_there_is_a_share_without_one(record: Record, ceiling: Record) -> None:
-    record["metrics"]["throughput_per_device"] |= {"low": None, "high": None}
+    for name in ("throughput", "throughput_per_device"):
+        record["metrics"][name] |= {"low": None, "high": None}
     share = share_of_ceiling(record, ceiling)
     assert (share.low, share.high) == (None, None)
     assert "95 %" not in share_lines(share)[0]

@@ -59,7 +59,7 @@ def series_checks(estimate: Estimate | None, rule: StopRule, fixed: bool) -> lis
 
 
 def _blocks_check(independent: float, rule: StopRule) -> Check:
-    """Enough for the interval? The rule was content before the last blocks came in; they may move the count a little."""
+    """Enough for the interval? The last blocks came in after the rule was content, and may move the count a little."""
     text = f"{independent:.0f} effectively independent blocks of steps"
     if independent >= 0.8 * rule.min_independent_blocks:
         return check("blocks", "pass", text)

@@ -30,7 +30,7 @@ def work(device: torch.device, seconds: float) -> None:
 
 
 def test_a_watched_device_under_load(device: torch.device) -> None:
-    facts = device_facts(device) | {"kind": "cuda"}
+    facts = device_facts(str(device)) | {"kind": "cuda"}
     watch, samples, costs_s = Watch(facts), [], []
     if watch.nvml is None:
         pytest.skip(f"NVML: {watch.reason}")

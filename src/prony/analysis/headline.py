@@ -29,6 +29,7 @@ class Headline:
     worst: str  # level of the worst check
     worst_checks: tuple[str, ...]  # the checks that are that bad; none when all pass
     quality: Quality | None = None  # of a run that learned from a data set
+    unchecked: int = 0  # checks that could not be judged here
 
     @property
     def relative_half_width(self) -> float | None:
@@ -36,6 +37,19 @@ class Headline:
         if self.rate is None or self.low is None or self.high is None or self.rate <= 0.0:
             return None
         return max(self.high - self.rate, self.rate - self.low) / self.rate
+
+
+def unchecked(record: Record) -> int:
+    """How many checks could not be judged, which is no doubt about the run."""
+    return sum(check["level"] == "unknown" for check in record["checks"])
+
+
+def no_doubts(count: int | None) -> str:
+    """Of a run in which nothing is doubted, though so many things could not be checked; None: a few, uncounted."""
+    if count == 0:
+        return "no doubts"
+    things = "some things" if count is None else "1 thing" if count == 1 else f"{count} things"
+    return f"no doubts ({things} could not be checked)"
 
 
 def headline(record: Record) -> Headline:
@@ -59,4 +73,5 @@ def headline(record: Record) -> Headline:
         worst=worst,
         worst_checks=named if worst != LEVELS[0] else (),
         quality=quality_of(record),
+        unchecked=unchecked(record),
     )

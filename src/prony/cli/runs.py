@@ -86,8 +86,15 @@ def _settings(run: Run) -> str:
 def _outcome(run: Run) -> Text:
     from rich.text import Text
 
+    from prony.analysis.headline import no_doubts, unchecked
     from prony.cli.tables import LEVEL_STYLES, STATUS_STYLES
+    from prony_node.contract import read_record
 
+    if run.status == "ok" and run.worst == "unknown":
+        record = read_record(run.folder)  # the index does not count them
+        if record and not record["checks"]:
+            return Text("no checks", "dim")
+        return Text(no_doubts(unchecked(record) if record else None), "green")
     if run.status == "ok":
         return Text(f"checks {run.worst}", LEVEL_STYLES[run.worst])
     kind = f", {run.failure_kind}" if run.failure_kind != run.status else ""

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from prony.analysis.energy import energy_lines
 from prony.analysis.facts import introduce
-from prony.analysis.headline import Headline, headline
+from prony.analysis.headline import Headline, headline, no_doubts
 from prony.analysis.settings import USUAL, in_order, settings_of, show_setting, shown_settings
 from prony.cli.sections import grid, pairs, print_section
 from prony.report.batch_lines import batch_lines
@@ -94,6 +94,10 @@ def worst_check(line: Headline) -> Text:
         return Text("checks: all pass", "green")
     if not line.worst_checks:
         return Text("checks: none were made", "dim")
+    if line.worst == "unknown" and line.status == "ok":
+        return Text(f"checks: {no_doubts(line.unchecked)}", "green")
+    if line.worst == "unknown":
+        return Text("checks: the run did not get far enough for any", "dim")
     return Text(f"checks: {line.worst} ({', '.join(line.worst_checks)})", LEVEL_STYLES[line.worst])
 
 
@@ -160,6 +164,8 @@ def short_metric(record: Record, name: str) -> str:
 def _outcome(line: Headline) -> Text:
     if line.status != "ok":
         return Text(line.failure_kind or line.status, STATUS_STYLES.get(line.status, ""))
+    if line.worst == "unknown" and line.worst_checks:
+        return Text(no_doubts(line.unchecked), "green")
     named = f" {', '.join(line.worst_checks)}" if line.worst_checks else ""
     return Text(f"{line.worst}{named}", LEVEL_STYLES[line.worst])
 

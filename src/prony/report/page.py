@@ -9,7 +9,7 @@ from typing import Any
 
 from prony.analysis.energy import energy_lines
 from prony.analysis.facts import introduce
-from prony.analysis.headline import headline
+from prony.analysis.headline import Headline, headline, no_doubts
 from prony.analysis.learning import quality_of
 from prony.analysis.settings import Record, in_order, settings_of, show_setting, shown_settings
 from prony.analysis.spread import Group, groups
@@ -113,11 +113,18 @@ def _row(record: Record, names: list[str], columns: list[str]) -> dict[str, Any]
         "settings": [show_setting(settings.get(name)) for name in names],
         "rate": format_rate(line.rate, line.unit, line.low, line.high),
         "cells": [_short(record, name) for name in columns],
-        "worst": line.worst,
-        "worst_checks": ", ".join(line.worst_checks),
+        **_checked(line),
         "status": line.status,
         "failure": f"{line.failure_kind}: {line.failure_message}" if line.failure_kind else None,
     }
+
+
+def _checked(line: Headline) -> dict[str, str]:
+    """The worst level, how it is called, and the checks that are that bad. Unknown is no doubt."""
+    if line.worst == "unknown" and line.worst_checks:
+        first, _, rest = no_doubts(line.unchecked).partition(" (")
+        return {"worst": "pass", "badge": first, "worst_checks": rest.rstrip(")")}
+    return {"worst": line.worst, "badge": line.worst, "worst_checks": ", ".join(line.worst_checks)}
 
 
 def _short(record: Record, name: str) -> str:
@@ -149,8 +156,7 @@ def _run(entry: Entry, names: list[str]) -> dict[str, Any]:
         "varies": [f"{name}={show_setting(settings[name])}" for name in names if name in settings],
         "headline": format_headline(line),
         "status": line.status,
-        "worst": line.worst,
-        "worst_checks": ", ".join(line.worst_checks),
+        **_checked(line),
         "failure": record.get("failure"),
         "started": record.get("started"),
         "stop_reason": (record.get("stop") or {}).get("reason"),

@@ -18,6 +18,8 @@ WEIGHTS_PER_TENSOR = 4  # that are looked at within the window
 MOST_PROBES = 256  # that are kept; of more, every second one is dropped
 MOST_FURTHER_STEPS = 8
 STALLED_SHARE = 0.5  # of the weights that move after the window, which must move in each part of it
+# Weights of 16 bits swallow most small updates, so that of those that moved in some steps few move in each.
+STALLED_SHARE_16_BIT, FEWEST_16_BIT = 0.02, 100
 LEAST_MOVE = 0.01  # of what such a weight moves in a step; momentum and weight decay alone soon move it less
 
 
@@ -84,13 +86,14 @@ class Probes:
         if before is None or after is None or parts < 1:
             return 0, 0
         moving = before != after
-        if not bool(moving.any()):
+        narrow = before.element_size() <= 2
+        if int(moving.sum()) < (FEWEST_16_BIT if narrow else 1):
             return 0, 0
         kept = self._kept[: len(self.at)][:, moving]
         least = LEAST_MOVE / steps * (after - before)[moving].abs()
         moved = ~((kept[1:] - kept[:-1]).abs() <= least)  # what is not a number has moved: another check tells of it
         shares = moved.float().mean(dim=1)
-        return int((shares < STALLED_SHARE).sum()), parts
+        return int((shares < (STALLED_SHARE_16_BIT if narrow else STALLED_SHARE)).sum()), parts
 
 
 def _dense(parameter: Tensor) -> bool:

@@ -76,7 +76,8 @@ def _drift(part: PartEnergy) -> Check:
     trend = part.trend
     if trend is None:
         return make_check("energy-drift", "unknown", "the window has too few readings to show a drift")
-    text = f"the power changed by {100 * trend.change:+.2g} % over the window (90 % CI ± {100 * trend.half_width:.2g} %)"
+    change, half_width = 100 * trend.change, 100 * trend.half_width
+    text = f"the power changed by {change:+.2g} % over the window (90 % CI ± {half_width:.2g} %)"
     if part.thirds_w:
         text += f"; mean power of the thirds: {', '.join(f'{power_w:.0f}' for power_w in part.thirds_w)} W"
     if abs(trend.change) - trend.half_width > DRIFT_ALLOWED:

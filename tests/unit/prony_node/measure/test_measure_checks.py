@@ -37,10 +37,14 @@ def levels(found: list[dict[str, str]]) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("change", "name", "level"),
     [({}, "steady", "pass"), ({}, "levels", "pass"), ({}, "blocks", "pass"), ({}, "tolerance", "pass"),
-     ({"drifting": "yes"}, "steady", "warn"), ({"drifting": "unknown"}, "steady", "unknown"),
+     ({"drifting": "yes", "drift": 0.03}, "steady", "warn"),
+     ({"drifting": "yes", "drift": -0.03}, "steady", "warn"), ({"drifting": "yes", "drift": 0.011}, "steady", "pass"),
+     ({"drifting": "unknown"}, "steady", "unknown"),
      ({"drifting": "unknown", "drift_half_width": None}, "steady", "unknown"),
      ({"levels": 2, "level_values_s": [0.01, 0.02]}, "levels", "warn"),
-     ({"independent_blocks": 12.0}, "blocks", "warn"), ({"relative_half_width": 0.02}, "tolerance", "warn")],
+     ({"levels": 2, "level_values_s": [0.3574, 0.3604]}, "levels", "pass"),
+     ({"independent_blocks": 12.0}, "blocks", "unknown"), ({"independent_blocks": 4.0}, "blocks", "warn"),
+     ({"relative_half_width": 0.02}, "tolerance", "warn")],
 )  # fmt: skip
 def test_the_series_is_judged_by_its_estimate(change: dict[str, Any], name: str, level: str) -> None:
     assert levels(series_checks(replace(GOOD, **change), RULE, fixed=False))[name] == level

@@ -154,3 +154,24 @@ def test_levels_of_the_count() -> None:
 )
 def test_levels_of_what_stood_still(found: StillTraining, precision: str, level: str) -> None:
     assert still_training_check(found, 0, precision)["level"] == level
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_weights_of_16_bits_may_stand_still_now_and_then(skips: bool) -> None:
+    """Each of them moves in one step of ten, which is no stall; that none moves is one."""
+    torch.manual_seed(0)
+    model = nn.ModuleList(nn.Linear(16, 16) for _ in range(100)).to(torch.bfloat16)
+    probes = Probes(model)
+
+    def some_move(share: float) -> None:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += (torch.rand(parameter.shape) < share).to(torch.bfloat16)
+
+    for steps in range(20):
+        some_move(0.0 if skips and 5 < steps < 10 else 0.1)
+        probes.take(steps + 1)
+    before = probes.now()
+    for _ in range(8):
+        some_move(0.1)
+    assert probes.stalled(before, probes.now(), 8) == ((4 if skips else 0), 19)

@@ -22,7 +22,7 @@ def series_checks(estimate: Estimate | None, rule: StopRule, fixed: bool) -> lis
     if estimate is None:
         reason = "too few steps were timed to judge"
         return [check(name, "unknown", reason) for name in ("steady", "levels", "blocks", "tolerance")]
-    width = f"{estimate.relative_half_width:.2%}"
+    width = f"{estimate.relative_half_width:.2%}, {estimate.window_s:.3g} s"
     checks = []
     drift = "too few blocks to fit"
     if estimate.drift is not None and estimate.drift_half_width is not None:
@@ -47,9 +47,9 @@ def series_checks(estimate: Estimate | None, rule: StopRule, fixed: bool) -> lis
     if fixed:
         checks.append(check("tolerance", "unknown", f"a run of fixed length; the interval is ± {width}"))
     elif estimate.relative_half_width <= rule.tolerance:
-        checks.append(check("tolerance", "pass", f"± {width} is within the asked ± {rule.tolerance:.2%}"))
+        checks.append(check("tolerance", "pass", f"± {width}: within the requested ± {rule.tolerance:.2%}"))
     else:
-        text = f"± {width} after {rule.max_time_s:g} s; ± {rule.tolerance:.2%} was asked for"
+        text = f"± {width}: the maximum time of {rule.max_time_s:g} s is over, and ± {rule.tolerance:.2%} was requested"
         checks.append(check("tolerance", "warn", text))
     return checks
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
-from coverage_series import Cell
+from coverage_series import EVENTS, Cell
+from prony_node.stats import StopRule
 
 COVERAGE_GATE, COVERAGE_GATE_AR_09 = 0.93, 0.90
+TOLD_GATE, DOUBT_GATE = 0.90, 0.05
 WIDTH_GATE, FLAG_GATE, FALSE_FLAG_GATE = 1.5, 0.95, 0.05
 
 
@@ -29,6 +31,9 @@ class Tally:
     several_levels: int = 0
     unsteady: int = 0
     ideal_jump: float = 0.0
+    doubted: int = 0  # a check of the series warns or fails
+    contained: int = 0  # the reported window contains the event
+    told: int = 0  # and the interval covers the long-run mean, or a check doubts it
 
     def __add__(self, other: Tally) -> Tally:
         return Tally(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -58,8 +63,15 @@ class Row:
         """Whether one who knows the noise, and tests at 0.1 % as the place is unknown, sees it in 95 %."""
         return self.share(self.tally.ideal_jump) >= 3.29 + 1.645
 
+    @property
+    def never_doubted(self) -> bool:
+        """Steady series, unless they are too noisy for the tolerance: then a check rightly says so."""
+        return self.cell.kind == "steady" and self.cell.reaches(StopRule().tolerance, StopRule().max_time_s)
+
     def misses(self) -> list[str]:
         tally = self.tally
+        if self.cell.kind in EVENTS:
+            return ["not told"] if tally.contained and tally.told < TOLD_GATE * tally.contained else []
         if self.cell.kind == "switch":
             told = self.share(tally.unsteady) >= FLAG_GATE  # in noise a jump may pass for a drift: it is marked
             return [] if told or not self.jump_visible else ["not marked"]
@@ -73,6 +85,8 @@ class Row:
             found.append("false flags")
         if self.detectable and self.share(tally.drift_yes) < FLAG_GATE:
             found.append("drift missed")
+        if self.never_doubted and self.share(tally.doubted) > DOUBT_GATE:
+            found.append("doubted")
         return found
 
     def verdict(self) -> str:
@@ -88,6 +102,15 @@ class Row:
     def columns(self) -> list[str]:
         tally, share = self.tally, self.share
         unknown = tally.series - tally.drift_yes - tally.drift_no
+        told = f"{100 * tally.told / tally.contained:.1f}" if tally.contained else ""
+        doubts = [f"{100 * share(tally.contained):.0f}", told, f"{100 * share(tally.doubted):.1f}"]
+        if self.cell.kind in EVENTS:
+            return [
+                self.cell.kind, self.cell.loop, f"{100 * self.cell.variation:g}", f"{self.cell.ar:g}",
+                f"{100 * share(tally.covered):.1f}", "", "", f"{100 * share(tally.width):.2g}",
+                f"{share(tally.steps):.0f}", f"{100 * share(tally.reached_tolerance):.0f}", *[""] * 7, *doubts,
+                self.verdict(),
+            ]  # fmt: skip
         return [
             f"{self.cell.kind} {self.cell.remedy}".strip(), self.cell.loop,
             f"{100 * self.cell.variation:g}", f"{self.cell.ar:g}",
@@ -97,14 +120,15 @@ class Row:
             f"{100 * share(tally.drift_yes):.1f}", f"{100 * share(tally.drift_no):.1f}",
             f"{100 * share(unknown):.0f}", "yes" if self.detectable else "no",
             f"{100 * share(tally.several_levels):.1f}",
-            f"{100 * share(tally.unsteady):.1f}" if self.cell.kind == "switch" else "", self.verdict(),
+            f"{100 * share(tally.unsteady):.1f}" if self.cell.kind == "switch" else "", "", "", doubts[2],
+            self.verdict(),
         ]  # fmt: skip
 
 
 HEADER = [
     "scenario", "loop", "CV %", "AR", "covered %", "20 batches %", "width ratio", "half width %", "steps",
     "in tol. %", "false flags %", "drift yes %", "drift no %", "drift unknown %", "detectable",
-    "levels > 1 %", "marked %", "gate",
+    "levels > 1 %", "marked %", "contained %", "told %", "doubted %", "gate",
 ]  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prony.analysis.learning import Quality, quality_of
-from prony_node.contract.record import LEVELS, worst_level
+from prony_node.contract.record import LEVELS, window_of, worst_level
 
 Record = dict[str, Any]
 
@@ -30,6 +30,7 @@ class Headline:
     worst_checks: tuple[str, ...]  # the checks that are that bad; none when all pass
     quality: Quality | None = None  # of a run that learned from a data set
     unchecked: int = 0  # checks that could not be judged here
+    window_s: float | None = None  # what the rate and its interval were measured in
 
     @property
     def relative_half_width(self) -> float | None:
@@ -74,4 +75,5 @@ def headline(record: Record) -> Headline:
         worst_checks=named if worst != LEVELS[0] else (),
         quality=quality_of(record),
         unchecked=unchecked(record),
+        window_s=window_of(record),
     )

@@ -14,6 +14,7 @@ from prony.analysis.spread import SPREAD, Group, Spread, groups
 from prony.cli.execute import Outcome
 from prony.report.numbers import format_number, format_rate, format_share
 from prony.report.spread_lines import SPREAD_COLUMNS, WIDEST, spread_notes, spread_row, spread_title
+from prony_node.contract.record import window_of
 from prony_node.stats import between_run
 
 REPEATED = ("throughput", "samples_per_wh")  # ratios: their repeats are averaged on the log scale
@@ -80,7 +81,9 @@ def _within(group: Group, name: str) -> list[str]:
     """The widest interval within a run."""
     metrics = [record["metrics"].get(name) or {} for record in group.records]
     inside = [wide for metric in metrics if (wide := _relative_half_width(metric)) is not None]
-    return [f"  within a run: 95 % interval of ± {format_share(max(inside), 2)} at most"] if inside else []
+    shortest = min((window for one in group.records if (window := window_of(one))), default=None)
+    length = f", in {shortest:.2g} s or more" if shortest and name == "throughput" else ""
+    return [f"  within a run: 95 % interval of ± {format_share(max(inside), 2)} at most{length}"] if inside else []
 
 
 def _relative_half_width(rate: dict[str, Any]) -> float | None:

@@ -64,7 +64,8 @@ def _print(console: Console, found: list[Run], unfinished: list[Path]) -> None:
     for folder in unfinished:
         table.add_row(Text(folder.name), *([""] * (1 + learned)), Text("no record yet", "dim"))
     for run in found:
-        rate = format_rate(run.rate, f"{run.unit}/s" if run.unit else None, run.rate_low, run.rate_high)
+        unit = f"{run.unit}/s" if run.unit else None
+        rate = format_rate(run.rate, unit, run.rate_low, run.rate_high, run.window_s)
         asked = [Text(_settings(run))] if wide else []
         quality = [Text(_quality(run))] * learned
         table.add_row(Text(run.id), Text(rate, "bold"), *quality, _outcome(run), *asked)

@@ -14,10 +14,10 @@ from prony.cli.open_store import refresh_or_leave_team, updated_store
 from prony.launch.fingerprint import ThisMachine, fingerprint_here
 from prony.launch.node import ask_node
 from prony.plan.estimate import Estimator, Seen, form_of
-from prony.report.numbers import format_share
+from prony.report.numbers import format_share, format_window
 from prony_node.contract import files
 from prony_node.contract.node_source import node_source_hash
-from prony_node.contract.record import read_record
+from prony_node.contract.record import read_record, window_of
 from prony_node.contract.trial import Trial
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def read_history(
 def skipped_line(job: Job, outcome: Outcome) -> str:
     """How a finished run ended, and how well it knows its rate: a new tolerance does not make it unfinished."""
     width = (outcome.record.get("steady") or {}).get("relative_half_width")
-    known = f", ± {format_share(width, 2)}" if width is not None else ""
+    known = f", ± {format_share(width, 2)}{format_window(window_of(outcome.record))}" if width is not None else ""
     repeat = f", repeat {job.repeat}" if job.repeat else ""
     return f"{job.trial}{repeat}: finished before ({outcome.record['status']}{known}), skipped"
 

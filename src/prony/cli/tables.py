@@ -125,7 +125,7 @@ def results_table(records: Sequence[Record], width: int | None = None) -> Table:
     table.add_column("checks")
     for record, line in zip(records, lines, strict=True):
         settings = settings_of(record)
-        rate = format_rate(line.rate, line.unit, line.low, line.high)
+        rate = format_rate(line.rate, line.unit, line.low, line.high, line.window_s)
         table.add_row(
             Text(line.workload),
             *(Text(show_setting(settings.get(name))) for name in names),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from prony.analysis.settings import Record
 from prony.report.numbers import format_metric
 from prony_node.contract.metrics import METRICS
+from prony_node.contract.record import window_of
 
 TOGETHER_FROM = 3
 
@@ -21,7 +22,7 @@ class Line:
 
 def metric_lines(record: Record) -> list[Line]:
     """In the order of the vocabulary, what was measured first."""
-    metrics = record["metrics"]
+    metrics, window_s = record["metrics"], window_of(record)
     names = [name for name in METRICS if name in metrics] + [name for name in metrics if name not in METRICS]
     absent: dict[str, list[str]] = {}
     for name in names:
@@ -31,7 +32,7 @@ def metric_lines(record: Record) -> list[Line]:
     lines = [
         Line(
             name,
-            format_metric(name, metrics[name]),
+            format_metric(name, metrics[name], window_s),
             str(metrics[name].get("source") or ""),
             METRICS[name].help if name in METRICS else "",
         )

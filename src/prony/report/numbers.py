@@ -11,6 +11,8 @@ from prony.analysis.stated import number
 
 NOTHING = "–"
 NOT_REACHED = "not reached"
+# Metrics whose interval is of the steady window.
+OF_WINDOW = ("throughput", "throughput_per_device", "step_time", "bus_bandwidth", "algorithm_bandwidth")
 SHARES = ("mfu", "data_wait_share", "cpu_utilisation")
 SCORED_SHARES = ("accuracy", "exact_match", "miou")  # scores whose targets people give in percent
 LARGE = 1e7  # from which on thousands are counted no more: 12.4 M tokens/s, 24.8 MJ
@@ -34,23 +36,38 @@ def format_number(value: float, digits: int = 4) -> str:
     return f"{rounded:,.{max(0, min(decimals, 12))}f}"
 
 
-def format_rate(value: float | None, unit: str | None, low: float | None = None, high: float | None = None) -> str:
-    """A rate with its unit and, where there is one, half of its interval: 6,843 images/s ± 0.31 %."""
+def format_rate(
+    value: float | None,
+    unit: str | None,
+    low: float | None = None,
+    high: float | None = None,
+    window_s: float | None = None,
+) -> str:
+    """A rate with its unit, half of its interval and the window that it is of: 6,843 images/s ± 0.31 %, 10 s."""
+    width = "" if value is None else format_half_width(value, low, high, window_s)
     if value is None:
         return NOTHING
     if unit and unit.startswith(WITH_PREFIX):  # a ceiling's own: 712.3 TFLOP/s
-        return format_si(value, unit) + format_half_width(value, low, high)
+        return format_si(value, unit) + width
     if unit == "J" and abs(value) >= LARGE:
-        return format_si(value, unit) + format_half_width(value, low, high)
+        return format_si(value, unit) + width
     shown = f"{format_number(value / 1e6)} M" if abs(value) >= LARGE else format_number(value)
-    return f"{shown} {unit or ''}".rstrip() + format_half_width(value, low, high)
+    return f"{shown} {unit or ''}".rstrip() + width
 
 
-def format_half_width(value: float, low: float | None, high: float | None) -> str:
+def format_half_width(value: float, low: float | None, high: float | None, window_s: float | None = None) -> str:
+    """Half of an interval in percent and, where it is of one steady window, how long that was: ± 0.1 %, 10 s."""
     if low is None or high is None or value <= 0.0:
         return ""
     share = max(high - value, value - low) / value
-    return f" ± {format_share(share, digits=2)}"
+    return f" ± {format_share(share, digits=2)}" + format_window(window_s)
+
+
+def format_window(window_s: float | None) -> str:
+    """The length of a steady window as it stands beside ±: whole seconds, or two digits of a short one."""
+    if window_s is None or window_s <= 0.0:
+        return ""
+    return f", {window_s:,.0f} s" if window_s >= 9.5 else f", {window_s:.2g} s"
 
 
 def format_share(value: float, digits: int = 3) -> str:
@@ -92,13 +109,18 @@ def format_si(value: float, unit: str) -> str:
     return f"{format_number(value)} {unit.strip()}"
 
 
-def format_metric(name: str, metric: dict[str, Any] | None) -> str:
-    """A metric of a record with its interval; a dash and the reason where it was not measured."""
+def format_metric(name: str, metric: dict[str, Any] | None, window_s: float | None = None) -> str:
+    """A metric of a record with its interval; a dash and the reason where it was not measured.
+
+    `window_s`: of the record's steady window, shown beside intervals that come from it.
+    """
     if not metric:
         return NOTHING
     value, unit = metric.get("value"), metric.get("unit", "")
     if value is None:
         return f"{NOTHING} ({metric['reason']})" if metric.get("reason") else NOTHING
+    if name not in OF_WINDOW:
+        window_s = None
     if name == "quality":
         return format_score(str(unit), value, number(metric.get("low")), number(metric.get("high")))
     if unit == "s":
@@ -112,8 +134,8 @@ def format_metric(name: str, metric: dict[str, Any] | None) -> str:
             return format_share(value) + _share_interval(metric)
         text = format_number(value)
     else:
-        return format_rate(value, unit, metric.get("low"), metric.get("high"))
-    return text + format_half_width(value, metric.get("low"), metric.get("high"))
+        return format_rate(value, unit, metric.get("low"), metric.get("high"), window_s)
+    return text + format_half_width(value, metric.get("low"), metric.get("high"), window_s)
 
 
 def format_score(score: str, value: float, low: float | None = None, high: float | None = None) -> str:
@@ -156,7 +178,7 @@ def format_headline(headline: Headline) -> str:
     """The headline in a line: the rate, or how the run ended, with what its interval covers."""
     if headline.status == "failed":
         return f"failed, {headline.failure_kind}: {headline.failure_message}"
-    rate = format_rate(headline.rate, headline.unit, headline.low, headline.high)
+    rate = format_rate(headline.rate, headline.unit, headline.low, headline.high, headline.window_s)
     if headline.rate is None:
         rate = f"no rate: {headline.failure_message or headline.reason}"
     elif headline.relative_half_width is not None and headline.interval:

@@ -111,7 +111,7 @@ def _row(record: Record, names: list[str], columns: list[str]) -> dict[str, Any]
         "id": record["id"],
         "workload": record["trial"]["workload"],
         "settings": [show_setting(settings.get(name)) for name in names],
-        "rate": format_rate(line.rate, line.unit, line.low, line.high),
+        "rate": format_rate(line.rate, line.unit, line.low, line.high, line.window_s),
         "cells": [_short(record, name) for name in columns],
         **_checked(line),
         "status": line.status,

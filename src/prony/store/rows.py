@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from prony_node.contract.errors import RequestError
-from prony_node.contract.record import worst_level
+from prony_node.contract.record import window_of, worst_level
 
 ROW_VERSION = 2  # rows of an older one are read anew from their folders
 # Effective settings that have a column of their own; the others are in JSON beside the row.
@@ -25,6 +25,7 @@ METRIC_COLUMNS = (
     "power", "power_peak", "power_idle", "node_energy", "node_power", "loss_first", "loss_last", "energy_to_quality",
 )  # fmt: skip
 LARGEST, LARGEST_REPEAT = 2**63, 2**31  # of a column's numbers
+IN_JSON = ("settings", "effective", "metrics")
 NO_NUMBER = "holds a number that is none (NaN or infinity)"
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=False)
 
@@ -59,9 +60,17 @@ class Run:
     worst: str
     settings: dict[str, Any]  # as requested
     effective: dict[str, Any]
+    metrics: dict[str, Any] = field(compare=False)  # those without a column, and the length of the steady window
+
+    @property
+    def window_s(self) -> float | None:
+        """What the rate and its interval were measured in."""
+        return _number(self.metrics.get("window_s"))
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"folder": str(self.folder)}
+        known = asdict(self) | {"folder": str(self.folder), "window_s": self.window_s}
+        del known["metrics"]
+        return known
 
 
 @dataclass(frozen=True)
@@ -129,18 +138,19 @@ def row_of_record(folder: str, record: dict[str, Any], place: str | None = None)
         "failure_message": _text(failure.get("message")),
         "settings": _json(trial.get("settings") or {}),
         "effective": _json(effective),
-        "metrics": _json(metrics) if metrics else "{}",  # those that have no column
+        "metrics": _json(metrics | {"window_s": window_of(record)}),  # those that have no column
     }
     return Row(run, detail)
 
 
 def run_of_columns(folder: Path, columns: dict[str, Any]) -> Run:
     """The run of a row joined with its detail."""
-    names = (name for name in Run.__dataclass_fields__ if name not in ("folder", "settings", "effective"))
+    names = (name for name in Run.__dataclass_fields__ if name not in ("folder", *IN_JSON))
     return Run(
         folder=folder,
         settings=json.loads(columns["settings"]),
         effective=json.loads(columns["effective"]),
+        metrics=json.loads(columns["metrics"]),
         **{name: columns[name] for name in names},
     )
 

@@ -64,6 +64,15 @@ def new_record(plan: Plan, *, status: str, started: str, ended: str) -> dict[str
     }
 
 
+def window_of(record: dict[str, Any]) -> float | None:
+    """Seconds that the rate and its interval come from: those that all copies share, where there are several."""
+    for part in ("parallel", "steady"):
+        window_s = (record.get(part) or {}).get("window_s")
+        if isinstance(window_s, (int, float)) and 0 < window_s < LARGEST:
+            return float(window_s)
+    return None
+
+
 def worst_level(record: dict[str, Any]) -> str:
     """What the headline carries: the worst level of any check."""
     levels = [check["level"] for check in record["checks"]]

@@ -105,9 +105,9 @@ def estimate_of(
 ) -> Estimate | None:
     """The estimate of a series of timed blocks: the one that a record reports, and the one that verifies it.
 
-    `durations_s`, `steps`: of every timed block from the first on, as in steps.csv. `blocks_seen`: how many of them were
-    there when the measurement stopped (all by default). `period`: steps after which the same batches come again, where
-    these differ. None with fewer than two blocks, or when no time passed.
+    `durations_s`, `steps`: of every timed block from the first on, as in steps.csv. `blocks_seen`: how many of them
+    were there when the stop was decided (all by default). `period`: steps after which the same batches come again,
+    where these differ. None with fewer than two blocks, or when no time passed.
     """
     store = BlockStore()
     for duration_s, count in zip(durations_s[:blocks_seen], steps[:blocks_seen], strict=True):

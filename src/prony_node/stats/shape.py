@@ -22,7 +22,11 @@ MOST_LEVELS = 4
 # Of one test at one place; a hundred places are tried.
 SINGLE_JUMP_ERROR = 0.002
 OUTLIER_DEVIATIONS = 6.0
-NOISY_LIMITS, NOISY_FACTOR, QUIET_FACTOR = 3.0, 1.1, 0.8
+QUIET_PART, QUIET_FACTOR, NOISY_FACTOR = 0.6, 0.8, 1.1
+# A jump in the first or last tenth moves the mean less, and noise can look like it more easily.
+EDGE_PART, EDGE_GAP, SINGLE_EDGE_ERROR = 10, 5e-3, 0.0005
+SHORTEST_EDGE_BATCHES = 2
+SINGLE_STOP_ERROR = 0.01  # a false alarm makes the measurement longer, no more
 
 
 @dataclass(frozen=True)
@@ -52,10 +56,10 @@ def drift(values: list[float], confidence: float, limit: float) -> Drift:
     # The rise over the window is the slope times the count, and Var(slope) = 12 variance / count**3.
     error = math.sqrt(12.0 * noise.variance / count) / mean
     half_width = two_sided_t(confidence, noise.degrees) * error
-    # In noise that hides the limit by far one series in twenty would be flagged by chance: there it must be surer.
+    # In noise that hides the limit one series in twenty would be flagged by chance: there it must be surer.
     # In little noise the half width, made from the largest of several variances, is wider than it need be.
-    noisy, quiet = half_width > NOISY_LIMITS * limit, half_width < limit
-    needed = half_width * (NOISY_FACTOR if noisy else QUIET_FACTOR if quiet else 1.0)
+    noisy = min(1.0, max(0.0, (half_width / limit - QUIET_PART) / (1.0 - QUIET_PART)))
+    needed = half_width * (QUIET_FACTOR + noisy * (NOISY_FACTOR - QUIET_FACTOR))
     if abs(change) > needed and abs(change) >= 0.5 * limit:
         return Drift(change, half_width, "yes")
     excluded = abs(change) + t_quantile(confidence, noise.degrees) * error < limit
@@ -87,16 +91,30 @@ def _two_sides(values: list[float]) -> list[float]:
     mean = math.fsum(values) / count
     if count < 24:
         return [mean]
-    pulled_in = clipped(values)
-    at, explained = strongest_step(centred(pulled_in), count // 10, count - count // 10)
-    if not at or explained < STEP_OVER_LINE * line_explains(pulled_in):
-        return [mean]
-    sides = [math.fsum(values[:at]) / at, math.fsum(values[at:]) / (count - at)]
-    within = centred(pulled_in[:at]) + centred(pulled_in[at:])
-    noise = change_variance(within, first=2)
-    needed = t_quantile(1.0 - SINGLE_JUMP_ERROR, noise.degrees) ** 2 * noise.variance
-    small = abs(sides[1] - sides[0]) <= SMALLEST_GAP * mean
-    return [mean] if explained <= needed or small else sorted(sides)
+    pulled_in, edge = clipped(values), count // EDGE_PART
+    inner = _jump(pulled_in, edge, count - edge, SINGLE_JUMP_ERROR, SMALLEST_GAP)
+    at = inner or _jump(pulled_in, SHORTEST_EDGE_BATCHES, count - SHORTEST_EDGE_BATCHES, SINGLE_EDGE_ERROR, EDGE_GAP)
+    return sorted([math.fsum(values[:at]) / at, math.fsum(values[at:]) / (count - at)]) if at else [mean]
+
+
+def jumped_at_end(values: list[float]) -> bool:
+    """Whether the last quarter of the series has a jump: what follows it may be what lasts."""
+    count = len(values)
+    if count < 24:
+        return False
+    return _jump(clipped(values), count - count // 4, count - 1, SINGLE_STOP_ERROR, EDGE_GAP) > 0
+
+
+def _jump(values: list[float], shortest: int, longest: int, single_error: float, gap: float) -> int:
+    """Where the series jumps, between these places; 0 where noise or a straight line explains it as well."""
+    at, explained = strongest_step(centred(values), shortest, longest)
+    if not at or explained < STEP_OVER_LINE * line_explains(values):
+        return 0
+    before, after = values[:at], values[at:]
+    if abs(math.fsum(after) / len(after) - math.fsum(before) / len(before)) <= gap * math.fsum(values) / len(values):
+        return 0
+    noise = change_variance(centred(before) + centred(after), first=2)
+    return at if explained > t_quantile(1.0 - single_error, noise.degrees) ** 2 * noise.variance else 0
 
 
 def _grouped_means(values: list[float], size: int) -> list[float]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from .blocks import BlockStore
 from .estimate import Estimate, SteadyWindow, full_estimate, half_width_floor, interim_estimate, steady_window
 from .longrun import MOST_COSINES
+from .shape import jumped_at_end
 from .student import two_sided_t
 
 # Looks grow apart by this factor: each look is a chance to stop on an interval that is small by luck.
@@ -145,4 +146,6 @@ class Tracker:
             return f"a window of {found.window_s:.3g} s is too short for the tolerance"
         if found.sampling_half_width > rule.tolerance:
             return f"the interval of {100 * found.sampling_half_width:.2g} % is wider than the tolerance"
+        if jumped_at_end(found.batches.step_times_s()):
+            return "the step time jumped near the end of the window, and what follows may be what lasts"
         return ""

@@ -16,6 +16,8 @@ usage: python -m prony_node PLAN OUT     make the run of the plan file PLAN into
        python -m prony_node workload X   whether this node can build the workload X (timm/NAME), as JSON
        python -m prony_node model FILE   what a user's own model file states, or what is wrong with it, as JSON
        python -m prony_node data ...     a data set shown, generated or verified, as lines of JSON; data --help
+       python -m prony_node verify FOLDER ...
+                                         whether run folders agree with their manifest and files, as lines of JSON
        python -m prony_node carry ...    the script of a job in a pod, its files sent back through the log
        python -m prony_node power ...    the energy of any command, or live power; power --help says more
 
@@ -39,6 +41,10 @@ def main(words: list[str]) -> int:
         from prony_node.supervise.carry import carry
 
         return carry(words[1:])
+    if words[0] == "verify" and len(words) > 1:
+        from prony_node.supervise.verify import main as verify
+
+        return verify(words[1:])
     if words == ["doctor"]:
         return _doctor()
     if words[0] == "fingerprint":

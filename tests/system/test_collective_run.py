@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from prony_node.supervise.verify import verify_folder
+
 ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.slow
@@ -42,6 +44,10 @@ def test_a_collective_between_two_processes(tmp_path: Path) -> None:
     assert [one["rank"] for one in record["binding"]] == [0, 1]
     cores = [one["cores"] for one in record["binding"]]
     assert cores[0] != cores[1] or all(one["reason"] for one in record["binding"])
+    found = verify_folder(tmp_path / record["id"])
+    assert (found.outcome, found.problems) == ("verified", ())
+    assert {"throughput", "bus_bandwidth", "algorithm_bandwidth", "step_time"} <= set(found.recomputed)
+    assert "message_latency" in found.not_recomputed
 
 
 def test_one_device_gets_a_sentence_and_no_run(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,10 @@ from typing import Any
 import pytest
 
 from prony_node.contract import files
+from prony_node.contract.manifest import SUPERVISOR, write_manifest
 from prony_node.power.recording import Writer
 from prony_node.power.sensor import Reading, Sensor
+from prony_node.supervise.verify import verify_folder
 
 ROOT = Path(__file__).parents[2]
 POWER_W = 50.0
@@ -88,6 +91,28 @@ def test_a_run_has_its_energy_with_what_it_rests_on(place: Place, record: dict[s
     there = {path.name for path in (place.runs / record["id"]).iterdir()}
     assert there >= {files.POWER, files.POWER_SAMPLES}
     assert files.POWER_LOG not in there, "the sampler had something to say"
+
+
+def test_it_verifies_and_its_archive_too_until_somebody_edits_it(
+    place: Place, record: dict[str, Any], tmp_path: Path
+) -> None:
+    archive = tmp_path / "runs.tar.gz"
+    place.prony("store", "export", str(archive), record["id"])
+    for target in (record["id"], str(place.runs / record["id"]), str(archive)):
+        (found,) = json.loads(place.prony("verify", target, "--json"))
+        assert (found["outcome"], found["problems"]) == ("verified", [])
+        assert {*FIGURES, "throughput", "step_time", "throughput_per_device"} <= set(found["recomputed"])
+    forged = tmp_path / "forged" / record["id"]
+    shutil.copytree(place.runs / record["id"], forged)
+    samples = forged / files.POWER_SAMPLES
+    lines = samples.read_text(encoding="utf-8").splitlines()
+    kept = [line for number, line in enumerate(lines) if number % 7 or not number]
+    samples.write_text("\n".join(kept) + "\n", encoding="utf-8")
+    (forged / files.MANIFEST).unlink()
+    write_manifest(forged, SUPERVISOR)
+    found = verify_folder(forged)
+    assert found.outcome == "not verified"
+    assert any("power" in problem or "energy" in problem for problem in found.problems)
 
 
 def test_its_arithmetic_holds(record: dict[str, Any]) -> None:

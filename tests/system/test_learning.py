@@ -16,6 +16,8 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "unit" / "prony_node" / "data"))
 import small_sets  # noqa: E402
 
+from prony_node.supervise.verify import verify_folder  # noqa: E402
+
 ONE_CORE = ("cores=1", "device=cpu")  # two threads on a busy machine wait for each other
 
 pytestmark = pytest.mark.slow
@@ -67,6 +69,10 @@ def test_a_small_classifier_learns_mnist(place: Path, real_data: Callable[[str],
     assert made["trial"]["effective"]["classes"] == 10
     assert level(made, "quality") == level(made, "clock") == "pass"
     assert made["metrics"]["throughput"]["value"] > 0
+    found = verify_folder(place / "runs" / made["id"])
+    assert (found.outcome, found.problems) == ("verified", ())
+    assert "throughput" in found.recomputed
+    assert "quality" in found.not_recomputed
 
 
 def test_the_autoencoder_learns_mnist(place: Path, real_data: Callable[[str], Path]) -> None:

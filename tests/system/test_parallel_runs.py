@@ -18,6 +18,7 @@ import pytest
 from two_hosts import Hosts, connected
 
 from prony_node.contract import Plan, Stop, Trial, files, read_record
+from prony_node.supervise.verify import verify_folder
 from prony_node.supervise.watchdog import last_progress
 
 ROOT = Path(__file__).parents[2]
@@ -87,6 +88,9 @@ def test_two_ranks_make_one_record(tmp_path: Path) -> None:
     assert [device["rank"] for device in record["facts"]["devices"]] == [0, 1]
     assert metrics["communication_bytes"]["value"] > 0
     assert metrics["bus_bandwidth"]["value"] is None
+    found = verify_folder(out)
+    assert (found.outcome, found.problems) == ("verified", ())
+    assert {"throughput", "throughput_per_device", "step_time"} <= set(found.recomputed)
 
 
 def test_copies_are_summed_over_their_common_window(tmp_path: Path) -> None:
@@ -104,6 +108,9 @@ def test_copies_are_summed_over_their_common_window(tmp_path: Path) -> None:
     assert all(rank["common_steps"] <= rank["steps"] for rank in parallel["ranks"])
     units = counted * 8 * 32
     assert record["metrics"]["throughput"]["value"] == pytest.approx(units / parallel["window_s"])
+    found = verify_folder(out)
+    assert (found.outcome, found.problems) == ("verified", ())
+    assert {"throughput", "throughput_per_device"} <= set(found.recomputed)
 
 
 def test_a_rank_that_hangs_is_named(tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ VERBS = {
     "store": Verb(
         "prony.cli.store", "store", "Move runs between machines, take in others' results, rebuild the index."
     ),
+    "verify": Verb("prony.cli.verify", "verify", "Check records against their manifests, files and schema."),
     "compare": Verb("prony.cli.compare", "compare", "Say what differs between two runs, and which is faster."),
     "report": Verb("prony.cli.report", "report", "Write runs as one self-contained HTML file."),
     "data": Verb("prony.cli.data", "data", "Show, generate or verify a data set on disk."),

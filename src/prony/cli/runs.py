@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prony.cli.open_store import LARGEST_LIMIT, RUNS_HELP, open_store
+from prony_node.contract.verification import NO
 
 WIDE = 100  # columns, from which on the settings have room too
 WIDE_FOR_QUALITY = 88  # the same for a quality, where any run has one
@@ -91,6 +92,8 @@ def _outcome(run: Run) -> Text:
     from prony.cli.tables import LEVEL_STYLES, STATUS_STYLES
     from prony_node.contract import read_record
 
+    if run.verified == NO:
+        return Text("does not verify", LEVEL_STYLES["fail"])
     if run.status == "ok" and run.worst == "unknown":
         record = read_record(run.folder)  # the index does not count them
         if record and not record["checks"]:

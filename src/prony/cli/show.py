@@ -11,10 +11,16 @@ import typer
 from prony.cli.open_store import RUNS_HELP, open_store
 from prony_node.contract.errors import RequestError
 from prony_node.contract.record import read_record
+from prony_node.contract.verification import MANIFEST_ALONE, NO, YES, manifest_mark
 
 if TYPE_CHECKING:
     from prony.analysis.ceiling import Share
-    from prony.store import Store
+
+SAID = {
+    YES: "verified: the record agrees with its manifest and its files",
+    MANIFEST_ALONE: "the files are those of the manifest; `prony verify` recomputes the figures",
+    NO: "NOT VERIFIED: the record does not agree with its files; `prony verify` says why",
+}
 
 
 def show(
@@ -27,13 +33,14 @@ def show(
 ) -> None:
     """Show the record of a run, with its phases and checks."""
     store, _ = open_store(runs)
-    folder, record = _read(store, run)
+    found = store.find(run)
+    folder, record = found.folder, _read(found.folder)
     share = None
     if against is not None:
         from prony.analysis.ceiling import share_of_ceiling
         from prony.cli.compare import stored_repeats
 
-        ceiling = _read(store, against)[1]
+        ceiling = _read(store.find(against).folder)
         share = share_of_ceiling(record, ceiling, stored_repeats(store, [record, ceiling]))
     if as_json:
         print(json.dumps(record if share is None else share.to_json(), indent=1))
@@ -42,6 +49,8 @@ def show(
 
     console = make_console()
     print_record(console, record, folder)
+    if (mark := found.verified or manifest_mark(folder)) in SAID:
+        console.print(SAID[mark], soft_wrap=True, markup=False, highlight=False)
     if share is not None:
         console.print("\n".join(share_lines(share)), highlight=False, markup=False, soft_wrap=True)
 
@@ -59,9 +68,8 @@ def share_lines(share: Share) -> list[str]:
     return lines + [f"  doubt: {doubt}" for doubt in share.doubts]
 
 
-def _read(store: Store, run: str) -> tuple[Path, dict[str, Any]]:
-    folder = store.find(run).folder
+def _read(folder: Path) -> dict[str, Any]:
     record = read_record(folder)
     if record is None:
         raise RequestError(f"{folder} has no readable record.json any more")
-    return folder, record
+    return record

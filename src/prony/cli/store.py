@@ -67,7 +67,7 @@ def pull(
         done = copy_folders(_folders(open_store(other)[0], chosen), root)
     else:
         done = pull_from(_team(root, other), root, chosen or None)
-    Store(root).refresh()
+    _verify(Store(root), done.new)
     _say(done, "pulled", "here already")
 
 
@@ -102,7 +102,7 @@ def import_(
     done = Arrived()
     for path in paths:
         done.add(take(path, root))
-    Store(root).refresh()
+    _verify(Store(root), done.new)
     _say(done, "imported", "here already")
 
 
@@ -144,8 +144,11 @@ def export(
 
 
 @store.command()
-def rebuild(runs: Runs = None) -> None:
-    """Index every run folder, and every anchor, anew."""
+def rebuild(
+    quick: Annotated[bool, typer.Option("--quick", help="Check manifests alone, recompute nothing.")] = False,
+    runs: Runs = None,
+) -> None:
+    """Index every run folder, and every anchor, anew, and mark what does not agree with its files."""
     from prony.launch.collect import collect_all
     from prony.store import Store
 
@@ -158,8 +161,19 @@ def rebuild(runs: Runs = None) -> None:
         raise RequestError(f"{root} cannot be written, so it has no index: its folders are read without one")
     done = here.rebuild()
     _warn(done.skipped)
+    if not quick and not here.is_team:
+        _verify(here, [folder.name for folder in _folders(here, None)], refresh=False)
     gone = f", {len(done.dropped)} gone" if done.dropped else ""
     print(f"{len(done.ingested)} runs indexed{gone}, {len(done.skipped)} left out")
+
+
+def _verify(here: Store, names: list[str], refresh: bool = True) -> None:
+    """Mark what came in, by its manifest and by what its files give again, and say what does not agree."""
+    from prony.cli.verify import mark_new, warn_of
+
+    if refresh:
+        here.refresh()
+    warn_of(mark_new(here, names))
 
 
 def _folders(here: Store, chosen: list[str] | None, where: str = "") -> list[Path]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -79,6 +79,16 @@ class Store:
         self.ask(lambda connection: None)  # so that there is an index
         self._index(given, done)
         return done
+
+    def mark(self, marks: Mapping[str, str]) -> None:
+        """Note of run folders, by name, what verifying them found."""
+
+        def put(connection: Connection) -> None:
+            for name, mark in marks.items():
+                connection.execute(run_table.update().where(run_table.c.folder == name).values(verified=mark))
+
+        if marks:
+            self.ask(put)
 
     def close(self) -> None:
         """Let go of the database; it is opened again when it is asked."""

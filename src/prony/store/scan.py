@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from prony.store.rows import Row, clean, row_of_record
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.record import read_record, validate_record
+from prony_node.contract.verification import UNVERIFIED, manifest_mark
 
 loads: Callable[[bytes], Any] = json.loads
 try:
@@ -25,6 +27,7 @@ else:
 
 SEVERAL_FROM = 4000  # folders, from which on a second process is worth its start
 CHUNK = 500
+MANIFEST_WAIT_S = 60.0  # after the record, within which a supervisor writes its manifest
 # What a record that is not one can end in: any of its values may be of another kind, or nested without end.
 UNREADABLE = (
     RequestError, OSError, LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError,
@@ -81,7 +84,17 @@ def read_row(folder: Path) -> Row:
     record = _read_record(folder)
     if record is None:
         raise RequestError(f"{folder} has no readable record.json")
-    return row_of_record(folder.name, record)
+    row = row_of_record(folder.name, record)
+    row.run["verified"] = manifest_mark(folder)
+    if row.run["verified"] == UNVERIFIED and _is_fresh(folder):
+        row.run["row_version"] = 0  # its manifest may be about to be written: it is read again next time
+    return row
+
+
+def _is_fresh(folder: Path) -> bool:
+    """Whether a supervisor wrote this record just now."""
+    age_s = time.time() - (folder / files.RECORD).stat().st_mtime
+    return age_s < MANIFEST_WAIT_S and (folder / files.SUPERVISOR).exists()
 
 
 def _read_record(folder: Path) -> dict[str, Any] | None:

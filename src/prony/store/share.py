@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from sqlalchemy import Connection, select
 
@@ -19,6 +18,7 @@ from prony.store.transfer import Arrived, as_stream, checked_row, take_tar
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.record import read_record
+from prony_node.contract.verification import manifest_mark
 
 LARGEST_PACKED = 256 * 2**20  # bytes of one packed folder in a team's store
 
@@ -31,21 +31,22 @@ def push(folders: Iterable[Path], store: Store) -> Arrived:
         try:
             record = read_record(folder)
             row = checked_row(record) if record is not None else None
+            if row is not None:
+                row.run["verified"] = manifest_mark(folder)
         except RequestError as error:
             done.refused.append(Skipped(folder, str(error)))
             continue
         if record is None or row is None:
             done.refused.append(Skipped(folder, "it has no record yet"))
         else:
-            _push_one(folder, record, row, store, known, done)
+            _push_one(folder, row, store, known, done)
     return done
 
 
-def _push_one(
-    folder: Path, record: dict[str, Any], row: Row, store: Store, known: dict[str, str], done: Arrived
-) -> None:
+def _push_one(folder: Path, row: Row, store: Store, known: dict[str, str], done: Arrived) -> None:
     name = row.id
-    digest = hashlib.sha256(files.canonical_json(record).encode()).hexdigest()
+    # As it lies there, not as this Prony reads it: an upgrade must not make another record of it.
+    digest = hashlib.sha256(files.canonical_json(files.read_json(folder / files.RECORD)).encode()).hexdigest()
     if name in known:
         if known[name] == digest:
             done.known.append(name)

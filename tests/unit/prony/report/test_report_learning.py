@@ -109,7 +109,7 @@ def test_page_without_learning_says_nothing_of_it(tmp_path: Path, get_record: Ge
 
 @pytest.mark.parametrize(
     "learning",
-    [None, [], "x", {}, {"curve": None}, {"curve": [None, {}, {"accuracy": 0.5}], "score": "accuracy"},
+    [None, {}, {"curve": None}, {"curve": [None, {}, {"accuracy": 0.5}], "score": "accuracy"},
      {"score": "<script>", "until": "<script>", "target": 0.5, "reached": {},
       "curve": [{"<script>": 0.4, "training_s": 1.0, "samples": 3}, {"<script>": float("nan"), "samples": "y"}]}],
 )  # fmt: skip

@@ -20,7 +20,7 @@ from prony.store.archive import pack
 from prony.store.query import Question, ask_records
 from prony.store.share import copy_folders
 from prony.store.transfer import Arrived, take_record, take_records, take_tar
-from prony_node.contract import RequestError
+from prony_node.contract import RequestError, validate_record
 
 Edit = Callable[[dict[str, Any]], object]
 
@@ -43,11 +43,11 @@ def put(root: Path, record: dict[str, Any]) -> None:
 
 UNUSABLE: dict[str, Edit] = {
     "is no finite number": lambda record: record["metrics"]["throughput"].update(value=10**400),
-    "'x' is too large a number": lambda record: record["trial"]["settings"].update(x=10**400),
-    "'batch_size' is too large a number": lambda record: record["trial"]["effective"].update(batch_size=10**400),
-    "NaN": lambda record: record["trial"]["settings"].update(x=float("nan")),
+    "trial.settings.x is no finite number": lambda record: record["trial"]["settings"].update(x=10**400),
+    "effective.batch_size is no finite": lambda record: record["trial"]["effective"].update(batch_size=10**400),
+    "settings.x is no finite number up to": lambda record: record["trial"]["settings"].update(x=float("nan")),
     "incomplete: KeyError": lambda record: record["trial"].pop("hash"),
-    "incomplete: AttributeError": lambda record: record["facts"].update(devices="none"),
+    "facts.devices is not a list": lambda record: record["facts"].update(devices="none"),
 }
 
 
@@ -82,7 +82,7 @@ def test_no_run_takes_the_place_of_the_index(tmp_path: Path, record: dict[str, A
 
 
 def test_odd_numbers_and_texts_do_not_spoil_what_is_asked(root: Path, record: dict[str, Any]) -> None:
-    put(root, changed(record, "low", lambda one: one["metrics"]["throughput"].update(low=float("nan"))))
+    put(root, changed(record, "low", lambda one: one["metrics"]["throughput"].update(low=None)))
     put(root, changed(record, "repeat", lambda one: one.update(repeat=2**40)))
     put(root, changed(record, "half", lambda one: one["trial"]["settings"].update(x="\ud800\0", é="\u202e")))
     store = Store(root)
@@ -130,7 +130,7 @@ def test_two_imports_of_the_same_runs_at_once_both_succeed(
             if len(looks) == 1:
                 shutil.copytree(source, root / source.name)
                 return None
-            return record
+            return validate_record(record)
 
         monkeypatch.setattr("prony.store.transfer._record_of", look)
         if take is not None:

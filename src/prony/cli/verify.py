@@ -1,0 +1,125 @@
+"""`prony verify`: whether records agree with their manifest and with the files beside them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from prony.cli.open_store import RUNS_HELP, open_store
+from prony.launch.verify import verify_folders
+from prony_node.contract import files
+from prony_node.contract.errors import RequestError
+from prony_node.contract.typed import encode
+from prony_node.contract.verification import Verification
+
+if TYPE_CHECKING:
+    from prony.store import Store
+
+EXIT_FAILED = 1
+EXIT_NOTHING_CONCLUDED = 3
+PROBLEMS_SHOWN = 4
+
+
+def verify(
+    targets: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN|FOLDER|ARCHIVE ...", help="Runs, folders of runs, or tars of `store export`."),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the verdicts alone, as a JSON list.")] = False,
+    runs: Annotated[Path | None, typer.Option("--runs", "--out", help=RUNS_HELP)] = None,
+) -> None:
+    """Check records against their schema, their manifest and the figures that their files give when recomputed."""
+    found: list[Verification] = []
+    with contextlib.ExitStack() as places:
+        for target in targets:
+            for one in _verdicts(target, runs, places):
+                found.append(one)
+                if not as_json:
+                    print("\n".join(lines_of(one)), flush=True)
+    if as_json:
+        json.dump([encode(one) for one in found], sys.stdout, indent=1)
+        sys.stdout.write("\n")
+    elif len(found) > 1:
+        print(summary(found))
+    raise typer.Exit(exit_code(found))
+
+
+def _verdicts(target: str, runs: Path | None, places: contextlib.ExitStack) -> Iterator[Verification]:
+    path = Path(target)
+    if path.is_file():
+        yield from _of_archive(path, places)
+        return
+    if path.is_dir() and not (path / files.RECORD).exists():
+        folders = _runs_of(path)
+        if not folders:
+            raise RequestError(f"{path} holds no run folder with a record")
+        yield from verify_folders(folders)
+        return
+    yield from verify_folders([path if path.is_dir() else open_store(runs)[0].find(target).folder])
+
+
+def _runs_of(root: Path) -> list[Path]:
+    return sorted(path.parent for path in root.glob(f"[!.]*/{files.RECORD}"))
+
+
+def _of_archive(path: Path, places: contextlib.ExitStack) -> Iterator[Verification]:
+    """The runs of a tar, unpacked where nobody keeps them."""
+    from prony.store.archive import unpacked
+
+    place = Path(places.enter_context(tempfile.TemporaryDirectory(prefix="prony-verify-")))
+    with path.open("rb") as source, unpacked(source, place, str(path)) as found:
+        folders = [folder for folder in found.folders if (folder / files.RECORD).is_file()]
+        if not folders:
+            raise RequestError(f"{path} holds no run folder with a record")
+        for one in verify_folders(folders):
+            yield replace(one, folder=f"{path}:{Path(one.folder).name}")
+
+
+def lines_of(one: Verification) -> list[str]:
+    """A verdict for a person: a line, and one more for each thing that does not agree."""
+    name = one.id or one.folder
+    if one.outcome == "unverified":
+        return [f"unverified    {name}: {'; '.join(one.problems)}"]
+    if one.outcome == "not verified":
+        more = len(one.problems) - PROBLEMS_SHOWN
+        told = [f"              {problem}" for problem in one.problems[:PROBLEMS_SHOWN]]
+        return [f"NOT VERIFIED  {name}", *told, *([f"              and {more} more"] if more > 0 else [])]
+    again = f"{len(one.recomputed)} figures recomputed" if one.recomputed else "no figure recomputed"
+    rest = f", {len(one.not_recomputed)} cannot be ({', '.join(one.not_recomputed)})" if one.not_recomputed else ""
+    return [f"verified      {name}: {again}{rest}", *(f"              {note}" for note in one.notes)]
+
+
+def summary(found: Iterable[Verification]) -> str:
+    outcomes = [one.outcome for one in found]
+    return ", ".join(f"{outcomes.count(word)} {word}" for word in ("verified", "not verified", "unverified"))
+
+
+def exit_code(found: list[Verification]) -> int:
+    """0 when all are verified, 1 when one is not, 3 when none is wrong but some had nothing to be checked against."""
+    outcomes = {one.outcome for one in found}
+    if "not verified" in outcomes:
+        return EXIT_FAILED
+    return EXIT_NOTHING_CONCLUDED if "unverified" in outcomes else 0
+
+
+def mark_new(store: Store, names: Iterable[str]) -> list[Verification]:
+    """Verify run folders of this store and mark them in its index; those that do not agree with their files."""
+    folders = [folder for name in names if (folder := store.root / name).is_dir()]
+    found = list(verify_folders([folder for folder in folders if (folder / files.MANIFEST).exists()]))
+    store.mark({Path(one.folder).name: one.mark for one in found})
+    return [one for one in found if one.outcome == "not verified"]
+
+
+def warn_of(wrong: list[Verification]) -> None:
+    for one in wrong[:20]:
+        print(f"prony: {one.id or one.folder} does not verify: {one.problems[0]}", file=sys.stderr)
+    if wrong:
+        print(f"prony: {len(wrong)} runs do not agree with their files; `prony verify` says why", file=sys.stderr)

@@ -1,0 +1,39 @@
+"""What checking a run folder found: whether its record agrees with its manifest and with the files beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from prony_node.contract.manifest import has_manifest, manifest_problems
+
+Outcome = Literal["verified", "not verified", "unverified"]
+NO_MANIFEST = "it has no manifest: it was made before there were any, or its supervisor was killed"
+# In an index: verified and recomputed, the manifest alone agrees, something does not, nothing to check against.
+YES, MANIFEST_ALONE, NO, UNVERIFIED = "yes", "manifest", "no", "unverified"
+MARKS = {"verified": YES, "not verified": NO, "unverified": UNVERIFIED}
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The verdict on one run folder."""
+
+    folder: str
+    id: str | None
+    outcome: Outcome
+    problems: tuple[str, ...] = ()  # what does not agree, or why there was nothing to check
+    recomputed: tuple[str, ...] = ()  # metrics that were computed again from the files, and agree or not
+    not_recomputed: tuple[str, ...] = ()  # metrics that the files cannot give again: those are only in the manifest
+    notes: tuple[str, ...] = ()  # why something was not recomputed
+
+    @property
+    def mark(self) -> str:
+        return MARKS[self.outcome]
+
+
+def manifest_mark(folder: Path) -> str:
+    """The mark of a folder by its manifest alone, which costs no more than reading its files."""
+    if not has_manifest(folder):
+        return UNVERIFIED
+    return NO if manifest_problems(folder) else MANIFEST_ALONE

@@ -1,0 +1,344 @@
+"""Checks run folders: the record against its schema, its manifest, and what the files give when computed again.
+
+Rate, interval, step time, utilisation and energy are recomputed by the code that made them: the step series goes
+through `prony_node.stats`, the power samples through the supervisor's own window. What the files cannot give again
+(losses, latencies, memory) is named as not recomputed. This shows that a folder agrees with itself, which an edited
+record does not. It cannot show that nobody made up a whole folder.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from prony_node.contract import files
+from prony_node.contract.assemble import MEASURED, read_parts
+from prony_node.contract.errors import RequestError
+from prony_node.contract.manifest import has_manifest, manifest_problems
+from prony_node.contract.node_source import node_source_hash
+from prony_node.contract.parallel import in_lockstep, models, rank_count
+from prony_node.contract.plan import Plan
+from prony_node.contract.record import parse_record
+from prony_node.contract.record_types import Metric, Record
+from prony_node.contract.trial import settings_hash
+from prony_node.contract.typed import encode
+from prony_node.contract.verification import NO_MANIFEST, Verification
+from prony_node.stats import Estimate, StopRule, Tracker
+from prony_node.supervise.common_window import common_window, summed
+from prony_node.supervise.energy import NAMES as ENERGY_NAMES
+from prony_node.supervise.energy_of_nodes import energy_of_run
+from prony_node.supervise.energy_to_quality import NAMES as TO_QUALITY_NAMES
+
+TOLERANCE = 1e-9  # relative
+COLLECTIVE_NAMES = ("throughput", "throughput_per_device", "bus_bandwidth")
+
+
+def verify_folder(folder: Path) -> Verification:
+    """The verdict on a run folder. Whatever is wrong with it is a problem, never an exception."""
+    try:
+        document = files.read_json(folder / files.RECORD)
+        record = parse_record(document)
+    except (RequestError, OSError) as error:
+        said = "it has no readable record.json" if not (folder / files.RECORD).is_file() else str(error)
+        return Verification(str(folder), None, "not verified", (said,))
+    if not has_manifest(folder):
+        return Verification(str(folder), record.id, "unverified", (NO_MANIFEST,), (), tuple(record.metrics))
+    problems = manifest_problems(folder)
+    if problems:  # what was changed proves nothing, and may be anything
+        return Verification(str(folder), record.id, "not verified", tuple(problems), (), tuple(record.metrics))
+    again = Recomputation(folder, record)
+    try:
+        again.run()
+    except Exception as error:  # a file that agrees with the manifest and makes no sense
+        again.problems.append(f"the files could not be computed with: {type(error).__name__}: {error}")
+    known = {name for name, metric in record.metrics.items() if metric.value is not None}
+    made = tuple(name for name in record.metrics if name in again.recomputed)
+    return Verification(
+        str(folder),
+        record.id,
+        "not verified" if again.problems else "verified",
+        tuple(again.problems) + (_other_code(record) if again.problems else ()),
+        made,
+        tuple(name for name in record.metrics if name in known and name not in again.recomputed),
+        tuple(again.notes),
+    )
+
+
+def _other_code(record: Record) -> tuple[str, ...]:
+    """Another version may compute otherwise: whoever reads the problems should know that it was another."""
+    theirs = record.facts.software.get("prony_node_source")
+    if theirs == node_source_hash():
+        return ()
+    return (f"this was recomputed by other code ({node_source_hash()}) than made the record ({theirs})",)
+
+
+@dataclass(frozen=True)
+class Series:
+    """The timed blocks of a rank, as they lie on disk: steps, seconds, and the mean over ranks of a collective."""
+
+    steps: tuple[int, ...]
+    times_s: tuple[float, ...]
+
+    @property
+    def duration_s(self) -> float:
+        return sum(self.times_s)
+
+    def first(self, count: int | None) -> Series:
+        return self if count is None else Series(self.steps[:count], self.times_s[:count])
+
+    def estimate(self, confidence: float, period: int) -> Estimate | None:
+        """By the same code that the rank asks."""
+        tracker = Tracker(StopRule(confidence=confidence))
+        tracker.period = period
+        for steps, time_s in zip(self.steps, self.times_s, strict=True):
+            tracker.add(time_s, steps)
+        return tracker.estimate()
+
+
+def read_series(path: Path, column: str = "duration_s") -> Series:
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = [(int(row["steps"]), float(row[column])) for row in csv.DictReader(file)]
+    return Series(tuple(steps for steps, _ in rows), tuple(time_s for _, time_s in rows))
+
+
+@dataclass
+class Recomputation:
+    """Everything of one run that its files give again, compared with what its record says."""
+
+    folder: Path
+    record: Record
+    problems: list[str] = field(default_factory=list)
+    recomputed: set[str] = field(default_factory=set)
+    notes: list[str] = field(default_factory=list)
+
+    def run(self) -> None:
+        self.plan = Plan.from_json(files.read_json(self.folder / files.PLAN))
+        self.parts = read_parts(self.folder)
+        self._identity()
+        if self.record.status != "ok":
+            self.notes.append(f"the run {self.record.status}: it has no figures to recompute")
+            return
+        self._series()
+        self._utilisation()
+        self._energy()
+        self._result()
+
+    def _identity(self) -> None:
+        """The record is of this plan, and its hashes are those of what they stand for."""
+        trial = self.record.trial
+        if self.record.id != self.plan.run_id or dict(trial.settings) != self.plan.trial.settings:
+            self.problems.append("record.json is not of the run that plan.json asks for")
+        if trial.hash != self.plan.trial.hash:
+            self.problems.append("trial.hash is not the hash of the trial")
+        if trial.effective and trial.effective_hash != settings_hash(trial.workload, _settings(self.record)):
+            self.problems.append("trial.effective_hash is not the hash of the effective settings")
+
+    def _result(self) -> None:
+        """The record says what the rank's result says, word for word."""
+        stated, result = encode(self.record), self.parts.result
+        for name in MEASURED:
+            own, theirs = stated.get(name), result.get(name)
+            if theirs is None:
+                continue
+            if name == "metrics":
+                energy = {*ENERGY_NAMES, *TO_QUALITY_NAMES}
+                theirs = {key: one for key, one in theirs.items() if key not in energy}
+                own = {key: self._plain(key) for key in theirs if key in self.record.metrics}
+                theirs = {key: _without_nulls(one) for key, one in theirs.items()}
+            elif name == "checks":
+                own = own[: len(theirs)] if own else own
+            if not _same(own, theirs):
+                self.problems.append(f"{name} of record.json and of result.json differ")
+
+    def _plain(self, name: str) -> Any:
+        return _without_nulls(encode(self.record.metrics[name]))
+
+    def _series(self) -> None:
+        record = self.record
+        if record.metrics.get("throughput") is None or record.metrics["throughput"].value is None:
+            self.notes.append("the run has no rate")
+            return
+        path = self.folder / files.STEPS
+        if not path.is_file():
+            self.problems.append(f"there is no {files.STEPS} to recompute the rate from")
+            return
+        steady = record.steady
+        whole = read_series(path, "mean_s" if record.collective else "duration_s")
+        confidence = steady.confidence if steady and steady.confidence else StopRule().confidence
+        seen = whole.first(steady.blocks_seen if steady else None)
+        estimate = seen.estimate(confidence, int(self.parts.result.get("series_period") or 0))
+        self._steady(estimate)
+        step_s = estimate.step_time_s if estimate else whole.duration_s / sum(whole.steps)
+        ends = (estimate.step_time_low_s, estimate.step_time_high_s) if estimate else (None, None)
+        self._compare("step_time", step_s, *ends)
+        if record.collective:
+            self._collective(record.collective, step_s, ends)
+            return
+        self._work(whole, seen, estimate)
+        settings = _settings(record)
+        if rank_count(settings) > 1 and not in_lockstep(settings):
+            self._copies()
+            return
+        units = _number(record.work.units) / _number(record.work.steps)
+        devices = _number(record.work.devices)
+        self._compare_rate("throughput", units, step_s, ends)
+        self._compare_rate("throughput_per_device", units / devices, step_s, ends)
+
+    def _compare_rate(self, name: str, units: float, step_s: float, ends: tuple[float | None, float | None]) -> None:
+        low_s, high_s = ends
+        low, high = (units / end if end else None for end in (high_s, low_s if low_s and low_s > 0 else None))
+        self._compare(name, units / step_s, low, high)
+
+    def _steady(self, estimate: Estimate | None) -> None:
+        stated = self.record.steady
+        if (stated is None) != (estimate is None):
+            self.problems.append(
+                f"steady is {'null' if stated is None else 'there'}, and the step series says otherwise"
+            )
+        if stated is None or estimate is None:
+            return
+        own = {name: value for name, value in encode(stated).items() if value is not None}
+        for name, value in dataclasses.asdict(estimate).items():
+            if name in own and not _same(own[name], value):
+                self.problems.append(f"steady.{name} is {own[name]}, from {files.STEPS} it is {value}")
+
+    def _work(self, whole: Series, seen: Series, estimate: Estimate | None) -> None:
+        """Steps are those of the series, and samples those of the steps."""
+        work, settings = self.record.work, _settings(self.record)
+        if rank_count(settings) > 1 and not in_lockstep(settings):
+            return  # of copies both are counted in the window that they have in common
+        cut = estimate.cut_steps if estimate else 0
+        steps = {sum(whole.steps) - cut, sum(seen.steps) - cut}
+        if work.steps not in steps:
+            self.problems.append(f"work.steps is {work.steps}, from {files.STEPS} it is {max(steps)}")
+        each = int(settings["batch_size"]) * int(settings.get("grad_accumulation", 1)) * models(settings)
+        if work.samples != _number(work.steps) * each:
+            self.problems.append(f"work.samples is {work.samples}: {work.steps} steps of {each} samples are others")
+
+    def _copies(self) -> None:
+        """Copies that wait for nobody: their sum over the window that all of them were measured in."""
+        record = self.record
+        accounts = [dict(one) for one in (record.parallel or {}).get("ranks") or []]
+        for one in accounts:
+            series = read_series(files.rank_folder(self.folder, one["rank"]) / files.STEPS)
+            one["blocks"] = [(steps, time_s, 0.0) for steps, time_s in zip(series.steps, series.times_s, strict=True)]
+        window = common_window(accounts) if accounts else None
+        if window is None:
+            self.problems.append("the copies were never measured at the same time, and the record has a rate")
+            return
+        settings = _settings(record)
+        each = int(settings["batch_size"]) * int(settings.get("grad_accumulation", 1))
+        per_sample = round(_number(record.work.units) / _number(record.work.samples))
+        found = summed(window, accounts, each * per_sample)
+        for name, parts in (("throughput", 1.0), ("throughput_per_device", _number(record.work.devices))):
+            ends = (found[end] / parts if found[end] is not None else None for end in ("low", "high"))
+            self._compare(name, found["value"] / parts, *ends)
+
+    def _collective(
+        self, collective: Mapping[str, Any], step_s: float, ends: tuple[float | None, float | None]
+    ) -> None:
+        """Bus bandwidth at the largest message; the other sizes have no series of their own."""
+        size = collective["curve"][-1]["size_bytes"]
+        for name in COLLECTIVE_NAMES:
+            self._compare_rate(name, collective["factor"] * size, step_s, ends)
+        self._compare_rate("algorithm_bandwidth", size, step_s, ends)
+        self.notes.append("of a collective only the largest message is recomputed: the others have no step series")
+
+    def _utilisation(self) -> None:
+        """Counted FLOPs times the rate of a device, over the peak that the plan carries."""
+        record, metrics = self.record, self.record.metrics
+        stated, flops = metrics.get("mfu"), metrics.get("flops_per_sample")
+        rate = metrics.get("throughput_per_device")
+        if stated is None or stated.value is None or flops is None or rate is None:
+            return
+        name, precision = str((record.facts.devices or ({},))[0].get("name")), _settings(record).get("precision")
+        peaks = [one.flops for one in self.plan.peaks if one.precision == precision and re.search(one.device, name)]
+        if not peaks:
+            self.notes.append(f"mfu is not recomputed: plan.json has no peak of {name} in {precision}")
+            return
+        per_sample = _number(record.work.units) / _number(record.work.samples)
+        achieved = _number(rate.value) / per_sample * _number(flops.value)
+        self._compare("mfu", achieved / peaks[0], None, None)
+
+    def _energy(self) -> None:
+        record = self.record
+        stated = {name for name in (*ENERGY_NAMES, *TO_QUALITY_NAMES) if name in record.metrics}
+        if record.energy is None and not any(record.metrics[name].value is not None for name in stated):
+            return
+        count = int(self.plan.trial.settings.get("nodes", 1))
+        absent = [node for node in range(1, count) if not files.node_folder(self.folder, node).is_dir()]
+        if absent:
+            self.notes.append("energy is not recomputed: the folders of the other nodes are not beside this one")
+            return
+        found = energy_of_run(self.plan, self.folder, self.parts)
+        for name in sorted(stated & found.metrics.keys()):
+            again = found.metrics[name]
+            self._compare(name, again.get("value"), again.get("low"), again.get("high"))
+        own = encode(record).get("energy")
+        if own and not _same(own, json.loads(json.dumps(found.detail))):
+            self.problems.append(f"energy of record.json differs from what {files.POWER_SAMPLES} gives")
+
+    def _compare(self, name: str, value: float | None, low: float | None, high: float | None) -> None:
+        stated = self.record.metrics.get(name)
+        if stated is None:
+            return
+        if value is not None:
+            self.recomputed.add(name)
+        for part, own, again in _ends(stated, value, low, high):
+            if not _same(own, again):
+                self.problems.append(f"metrics.{name}.{part} is {_shown(own)}, recomputed it is {_shown(again)}")
+                return
+
+
+def _ends(stated: Metric, value: Any, low: Any, high: Any) -> Iterator[tuple[str, Any, Any]]:
+    yield "value", stated.value, value
+    yield "low", stated.low, low
+    yield "high", stated.high, high
+
+
+def _settings(record: Record) -> dict[str, Any]:
+    return dict(record.trial.effective or {})
+
+
+def _number(value: float | None) -> float:
+    if value is None:
+        raise ValueError("the record's work is not counted")
+    return value
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.10g}" if isinstance(value, int | float) else "null" if value is None else str(value)
+
+
+def _without_nulls(document: Any) -> Any:
+    return {name: one for name, one in document.items() if one is not None}
+
+
+def _same(own: Any, other: Any) -> bool:
+    """Equal, numbers within the tolerance."""
+    if isinstance(own, dict) and isinstance(other, dict):
+        return own.keys() == other.keys() and all(_same(own[name], other[name]) for name in own)
+    if isinstance(own, list | tuple) and isinstance(other, list | tuple):
+        return len(own) == len(other) and all(map(_same, own, other))
+    if isinstance(own, bool) or isinstance(other, bool):
+        return own is other
+    if isinstance(own, int | float) and isinstance(other, int | float):
+        return own == other or math.isclose(own, other, rel_tol=TOLERANCE)
+    return bool(own == other)
+
+
+def main(words: list[str]) -> int:
+    """`python -m prony_node verify FOLDER ...`: a line of JSON each; 1 where one does not verify."""
+    failed = False
+    for word in words:
+        found = verify_folder(Path(word))
+        failed |= found.outcome == "not verified"
+        print(json.dumps(encode(found)), flush=True)
+    return 1 if failed else 0

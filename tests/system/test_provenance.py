@@ -1,0 +1,60 @@
+"""Two codes are two things: a node program that was changed makes other runs, and nobody takes the old ones for its."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SWEEP = ("sweep", "gpt-tiny", "device=cpu", "size=tiny", "batch_size=2", "steps=5", "--no-energy", "--json")
+
+pytestmark = pytest.mark.slow
+
+
+def prony(source: Path, root: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PRONY_") or name == "PRONY_LOCKS"}
+    environment = {**kept, "PYTHONPATH": str(source), "PRONY_RUNS": str(root), "COLUMNS": "200"}
+    argv = [sys.executable, "-m", "prony", *words]
+    return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def swept(source: Path, root: Path, *more: str) -> dict[str, Any]:
+    done = prony(source, root, *SWEEP, *more)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (record,) = json.loads(done.stdout)
+    assert isinstance(record, dict)
+    return record
+
+
+@pytest.fixture(scope="module")
+def patched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the program whose step does its work twice."""
+    source = tmp_path_factory.mktemp("patched") / "src"
+    shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
+    step = source / "prony_node" / "measure" / "step.py"
+    text = step.read_text(encoding="utf-8")
+    assert text.count("            self._work()\n") == 1
+    twice = "            self._work()\n            self._work()\n"
+    step.write_text(text.replace("            self._work()\n", twice), encoding="utf-8")
+    return source
+
+
+def test_a_step_that_works_twice_is_other_code(tmp_path: Path, patched: Path) -> None:
+    first = swept(ROOT / "src", tmp_path)
+    assert swept(ROOT / "src", tmp_path)["id"] == first["id"], "the same code has finished it"
+    second = swept(patched, tmp_path)
+    assert second["id"] != first["id"], "other code took the old record for its own"
+    made = [one["facts"]["software"]["prony_node_source"] for one in (first, second)]
+    assert made[0] != made[1]
+    assert [one["fingerprint"]["parts"]["prony_node_source"] for one in (first, second)] == made
+    compared = prony(ROOT / "src", tmp_path, "compare", first["id"], second["id"])
+    assert "prony_node_source" in compared.stdout, compared.stdout + compared.stderr
+    taken = swept(patched, tmp_path, "--accept-other-code")
+    assert taken["id"] in (first["id"], second["id"]), "nothing is run again"

@@ -13,7 +13,7 @@ from prony_node.contract.record_types import FAILURES as FAILURES
 from prony_node.contract.record_types import LEVELS as LEVELS
 from prony_node.contract.record_types import STATUSES as STATUSES
 from prony_node.contract.record_types import Record
-from prony_node.contract.typed import Absent, Malformed, decode
+from prony_node.contract.typed import LARGEST, Absent, Malformed, decode
 
 RECORD_VERSION = 2
 RECORD_SCHEMA = f"prony.record/{RECORD_VERSION}"

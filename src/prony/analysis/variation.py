@@ -17,7 +17,6 @@ from prony.analysis.settings import DRAWN, LABELS, Record, settings_of, show_set
 from prony_node.stats import t_quantile
 
 PRIOR_DEVIATION, PRIOR_DEGREES = 0.0025, 1.0  # a scaled t: SDs of repeats range from 0.01 % to 30 %
-PRIOR_WITHIN = 2.0  # standard errors of the run itself: noisy runs also vary more between runs than they show
 LEAST_DEGREES = 2.0  # fewer say too little: two repeats may agree by chance
 MOST_BORROWED_DEGREES = 2.0  # of other settings: the SD itself changes with the settings
 MOST_NAMED = 3  # settings that tell the nearest apart
@@ -98,7 +97,7 @@ def borrowed_variation(one: Repeat, within: float, pool: Iterable[Repeat], other
     variance = _pooled(taken)[0] if taken else 0.0
     if degrees < LEAST_DEGREES:
         deviation = max(PRIOR_DEVIATION, math.sqrt(variance))
-        return Variation(deviation, PRIOR_DEGREES, PRIOR, "the prior", sum(map(len, taken)), PRIOR_WITHIN * within)
+        return Variation(deviation, PRIOR_DEGREES, PRIOR, "the prior", sum(map(len, taken)), within)
     runs = sum(map(len, taken))
     if farthest == 0.0:
         source = f"{runs} repeats of the same trial"

@@ -18,7 +18,10 @@ FULL = 0.9  # of the device's memory, from which on the allocator may have to gi
 CLOCK_RANGE = re.compile(r"(\d+) to (\d+) MHz")  # as the check of clocks states it
 SLOWER_CLOCK = 0.02
 WAITS = 0.02  # of the step, more on one device than on several
-SPOILS = ("throttled", "clocks", "foreign-processes", "swap", "steady", "levels")  # checks that explain a slow run
+SPOILS = (
+    "throttled", "clocks", "memory-clock", "foreign-processes", "pcie-link", "device-errors", "host-cpus", "cpu-limit",
+    "swap", "steady", "levels",
+)  # checks that explain a slow run  # fmt: skip
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 

@@ -46,15 +46,38 @@ def patched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return source
 
 
-def test_a_step_that_works_twice_is_other_code(tmp_path: Path, patched: Path) -> None:
-    first = swept(ROOT / "src", tmp_path)
-    assert swept(ROOT / "src", tmp_path)["id"] == first["id"], "the same code has finished it"
-    second = swept(patched, tmp_path)
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def first(root: Path) -> dict[str, Any]:
+    return swept(ROOT / "src", root)
+
+
+@pytest.fixture(scope="module")
+def second(root: Path, patched: Path, first: dict[str, Any]) -> dict[str, Any]:
+    """The same sweep by the patched program, where the first one's record lies."""
+    return swept(patched, root)
+
+
+def test_the_same_code_has_finished_it(root: Path, first: dict[str, Any]) -> None:
+    assert swept(ROOT / "src", root)["id"] == first["id"]
+
+
+def test_a_step_that_works_twice_is_other_code(first: dict[str, Any], second: dict[str, Any]) -> None:
     assert second["id"] != first["id"], "other code took the old record for its own"
     made = [one["facts"]["software"]["prony_node_source"] for one in (first, second)]
     assert made[0] != made[1]
     assert [one["fingerprint"]["parts"]["prony_node_source"] for one in (first, second)] == made
-    compared = prony(ROOT / "src", tmp_path, "compare", first["id"], second["id"])
+
+
+def test_compare_names_it(root: Path, first: dict[str, Any], second: dict[str, Any]) -> None:
+    compared = prony(ROOT / "src", root, "compare", first["id"], second["id"])
     assert "prony_node_source" in compared.stdout, compared.stdout + compared.stderr
-    taken = swept(patched, tmp_path, "--accept-other-code")
-    assert taken["id"] in (first["id"], second["id"]), "nothing is run again"
+
+
+def test_other_code_is_taken_knowingly(tmp_path: Path, root: Path, patched: Path, first: dict[str, Any]) -> None:
+    shutil.copytree(root / first["id"], tmp_path / first["id"])
+    assert swept(patched, tmp_path, "--accept-other-code")["id"] == first["id"]

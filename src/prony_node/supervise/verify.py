@@ -26,9 +26,9 @@ from prony_node.contract.node_source import node_source_hash
 from prony_node.contract.parallel import in_lockstep, models, rank_count
 from prony_node.contract.plan import Plan
 from prony_node.contract.record import parse_record
-from prony_node.contract.record_types import Metric, Record
+from prony_node.contract.record_types import EnergyDetail, Metric, Record
 from prony_node.contract.trial import settings_hash
-from prony_node.contract.typed import encode
+from prony_node.contract.typed import decode, encode
 from prony_node.contract.verification import NO_MANIFEST, Verification
 from prony_node.stats import Estimate, StopRule, Tracker
 from prony_node.supervise.common_window import common_window, summed
@@ -281,8 +281,8 @@ class Recomputation:
         for name in sorted(stated & found.metrics.keys()):
             again = found.metrics[name]
             self._compare(name, again.get("value"), again.get("low"), again.get("high"))
-        own = encode(record).get("energy")
-        if own and not _same(own, json.loads(json.dumps(found.detail))):
+        detail = decode(EnergyDetail, json.loads(json.dumps(found.detail)))
+        if record.energy is not None and not _same(encode(record.energy), encode(detail)):
             self.problems.append(f"energy of record.json differs from what {files.POWER_SAMPLES} gives")
 
     def _compare(self, name: str, value: float | None, low: float | None, high: float | None) -> None:

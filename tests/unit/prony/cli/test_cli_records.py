@@ -20,6 +20,7 @@ from prony.cli.execute import Outcome
 from prony.cli.main import make_app
 from prony.cli.repeats import print_repeats
 from prony.cli.tables import print_record, results_table
+from prony_node.contract import validate_record
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 GetRecord = Callable[[str], dict[str, Any]]
@@ -131,7 +132,7 @@ def test_brackets_in_a_record_are_shown_not_obeyed(get_record: GetRecord) -> Non
 
 
 def test_show_json_is_the_record(call: Call, get_record: GetRecord) -> None:
-    assert json.loads(call("show", "d00001", "--json").stdout) == get_record("d00001")
+    assert json.loads(call("show", "d00001", "--json").stdout) == validate_record(get_record("d00001"))
 
 
 def test_runs_json_and_limit(call: Call) -> None:

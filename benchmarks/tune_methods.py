@@ -10,7 +10,7 @@ from prony.plan.search import Search
 from prony.plan.search_confirm import BETTER
 from prony.plan.search_drive import drive
 from prony.plan.search_goal import Goal, result_of
-from prony.plan.search_space import Candidate, Space
+from prony.plan.search_space import BATCH, Candidate, Space
 from prony.plan.search_terms import Screen
 from prony_node.contract.machine import Machine
 from prony_node.workloads import find_workload
@@ -39,10 +39,12 @@ def space_of(surface: Surface) -> Space:
 
 
 def default_start(surface: Surface) -> Candidate:
-    """What Prony takes on a GPU where nobody says anything."""
+    """What Prony takes on a GPU where nobody says anything; where the surface lacks that batch, the next smaller one."""
     machine = Machine("cuda", (surface.memory_total or 0.0) / GIB, 16)
     effective = find_workload(surface.workload).effective(surface.fixed, machine)
-    return space_of(surface).of_effective(effective)
+    start = space_of(surface).of_effective(effective)
+    sizes = [size for size in surface.lists.get(BATCH, ()) if size <= (start.batch or 0.0)]
+    return start.replaced(BATCH, max(sizes)) if sizes else start
 
 
 def prony(surface: Surface, seed: int, budget_s: float, goal: Goal) -> Score:

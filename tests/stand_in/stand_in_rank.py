@@ -1,7 +1,8 @@
 """A rank without torch, for tests of what surrounds a rank: same files, same phases, a chosen end.
 
 PRONY_STAND_IN holds words: a phase with what happens in it (`measure=hang`, `build=crash`, `end=segfault`),
-`pace=SECONDS` for the length of each phase, and `rate=batch` for a rate that grows with the batch until it saturates.
+`pace=SECONDS` for the length of each phase, `rate=batch` for a rate that grows with the batch until it saturates, and
+`checks=fail` for a check that fails on batches of more than 8 samples.
 Of several ranks, the one whose number stands before: `1:measure=kill`.
 """
 
@@ -14,10 +15,12 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from prony_node.contract import files
 from prony_node.contract.plan import Plan
+from prony_node.contract.trial import Trial
 from prony_node.parallel.place import place_of
 from prony_node.supervise.settle import settle
 
@@ -31,6 +34,7 @@ def main(plan_file: str, out: str) -> int:
     wishes = dict(word.split("=", 1) for word in os.environ.get("PRONY_STAND_IN", "").split())
     pace_s = float(wishes.pop("pace", "0.05"))
     grows = wishes.pop("rate", "") == "batch"
+    fails = wishes.pop("checks", "") == "fail"
     plan = Plan.from_json(json.loads(Path(plan_file).read_text()))
     place = place_of(plan.trial.settings)
     if place.size > 1:
@@ -56,7 +60,9 @@ def main(plan_file: str, out: str) -> int:
             misbehave(wishes.get(phase), folder)
         if place.size > 1 and place.rank == 0:
             exec(compile(WAIT, "torch/distributed/stand_in.py", "exec"), {"other": folder / "rank1" / files.RESULT})
-        files.write_whole(folder / files.RESULT, grown(result(plan), plan) if grows else result(plan))
+        if plan.walk:
+            walk(plan, folder, fails)
+        files.write_whole(folder / files.RESULT, grown(result(plan), plan, fails) if grows else result(plan))
         misbehave(wishes.get("end"), folder)
     return 0
 
@@ -107,9 +113,23 @@ def result(plan: Plan) -> dict[str, object]:
     }
 
 
-def grown(made: dict[str, object], plan: Plan) -> dict[str, object]:
+def walk(plan: Plan, folder: Path, fails: bool) -> None:
+    """A result for each size, until one has no memory."""
+    for size in plan.walk:
+        of_size = replace(plan, trial=Trial(plan.trial.workload, {**plan.trial.settings, "batch_size": size}))
+        found = grown(result(of_size), of_size, fails)
+        own = folder / files.WALK / str(size)
+        own.mkdir(parents=True)
+        files.write_whole(own / files.RESULT, found)
+        if found["status"] != "ok":
+            return
+
+
+def grown(made: dict[str, object], plan: Plan, fails: bool) -> dict[str, object]:
     """The same with the rate of a batch: half of the highest at 8 samples; from 64 samples on there is no memory."""
     batch = int(plan.trial.settings.get("batch_size", 4))
+    if fails and batch > 8:
+        made = {**made, "checks": [{"name": "parameters", "level": "fail", "message": "invented"}]}
     if batch >= 64:
         return {"status": "failed", "failure": {"kind": "out-of-memory", "message": "invented"}}
     value = 100.0 * batch / (batch + 8)

@@ -21,7 +21,7 @@ from prony.plan.search_confirm import BETTER, PAIRS, SAME, UNDECIDED, WORSE, Con
 from prony.plan.search_drive import Found, Step
 from prony.plan.search_goal import Goal
 from prony.plan.search_space import Candidate
-from prony.plan.search_terms import Estimate
+from prony.plan.search_terms import Estimate, Result
 from prony.report.numbers import NOTHING, format_bytes, format_rate, format_seconds, format_share
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def _table(tuning: Tuning, search: Search, found: Found) -> Table:
         candidate = step.candidate
         values = [show_setting(candidate.settings.get(name)) for name in names]
         runs = str(len(search.runs_of(candidate)))
-        memory = format_bytes(step.result.limited.get("memory"))
+        memory = format_bytes(search.runs_of(candidate)[-1].limited.get("memory"))
         value = _estimate_text(tuning.goal, search.estimate_of(candidate), step)
         table.add_row(*map(Text, [*values, value, runs, memory, _state(search, found, candidate)]))
     return table
@@ -167,7 +167,7 @@ def _measured(search: Search, found: Found) -> list[str]:
     space = search.space
     tried = sum(bool(search.runs_of(one)) for one in space.candidates)
     text = f"{tried} of {len(space.candidates)} combinations were measured"
-    if tried < len(space.candidates):
+    if tried < len(space.candidates) and not found.left:
         text += ": batch sizes from the default upwards, and the other settings changed one at a time"
     lines = [f"{text}."]
     if found.left:
@@ -192,7 +192,8 @@ def _cost(tuning: Tuning, found: Found) -> str:
     energy = f"{energy_j / 3600.0:.3g} Wh" if energy_j is not None else f"energy unknown: {reason}"
     parts = f"{format_seconds(found.search_s)} screening, {format_seconds(found.confirm_s)} in pairs"
     total = format_seconds(found.search_s + found.confirm_s)
-    return f"Cost: {total} of {format_seconds(tuning.budget_s)} ({parts}), {tuning.processes} processes, {energy}."
+    processes = "1 process" if tuning.processes == 1 else f"{tuning.processes} processes"
+    return f"Cost: {total} of {format_seconds(tuning.budget_s)} ({parts}), {processes}, {energy}."
 
 
 def search_energy(tuning: Tuning) -> tuple[float | None, str | None]:
@@ -261,7 +262,7 @@ def tuning_document(tuning: Tuning, search: Search, found: Found) -> dict[str, A
         "changes_mathematics": mathematics_sentences(start.settings, found.champion.settings, _mode(found))
         if changed
         else [],
-        "path": [_step(step, search) for step in found.path],
+        "path": [_step(step, result, search) for step, result in zip(found.path, search.results, strict=True)],
         "cost": {
             "search_s": found.search_s,
             "confirm_s": found.confirm_s,
@@ -278,8 +279,7 @@ def _confirmation(one: Confirmation) -> dict[str, Any]:
     return {**asdict(one), "a": one.a.settings, "b": one.b.settings}
 
 
-def _step(step: Step, search: Search) -> dict[str, Any]:
-    result = step.result
+def _step(step: Step, result: Result, search: Search) -> dict[str, Any]:
     return {
         "run": step.made.record["id"],
         "screening": bool(step.made.record.get("screening")),

@@ -110,9 +110,13 @@ class Tuning:
         return Made(outcomes[0].record, cost_s)
 
     def _can_walk(self, ask: Screen) -> bool:
-        """One process measures several sizes where it is the only one of its run and a size is a setting of it."""
+        """Whether one process can measure these sizes.
+
+        Several ranks meet once in a process, a cap on memory counts from its start, and a run to a quality is long.
+        """
         settings = self.trial(ask.candidates[0]).settings
-        return not self.goal.less and rank_count(settings) == 1 and all(one.batch for one in ask.candidates)
+        alone = rank_count(settings) == 1 and "memory_cap" not in settings
+        return alone and not self.goal.less and all(one.batch for one in ask.candidates)
 
     def _walk(self, ask: Screen) -> list[Made] | None:
         sizes = tuple(int(one.batch or 0) for one in ask.candidates)

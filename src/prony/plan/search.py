@@ -15,6 +15,7 @@ from prony.plan.search_terms import Estimate, Limit, Result, Rules, Screen
 from prony_node.stats import t_quantile
 
 OUT_OF_MEMORY = "out-of-memory"
+SHOWN_WORSE = "shown to be worse"
 SCREENING = 0.45  # of the budget, at most; the rest is for the A/B
 LEAST_LEFT = 0.2  # of the budget must be left beside the A/B, or there is none and all of it goes into screening
 PRIOR_RUNS = 4  # degrees of freedom that the assumed spread between runs counts for
@@ -35,11 +36,14 @@ class Search:
     ) -> None:
         self.space, self.start, self.limits, self.budget_s = space, start, tuple(limits), budget_s
         self.rules = rules or Rules()
+        self.home = start  # what settings are changed from: the start, or what was shown to be better
         self.confirms = True  # whether an A/B is still to come
         self.results: list[Result] = []
+        self._estimates: list[Estimate] = []
 
     def tell(self, result: Result) -> None:
         self.results.append(result)
+        self._estimates = self._all_estimates()
 
     # What is known
 
@@ -52,6 +56,9 @@ class Search:
 
     def estimates(self) -> list[Estimate]:
         """Settings whose runs were all good and within the limits, the highest value first."""
+        return self._estimates
+
+    def _all_estimates(self) -> list[Estimate]:
         groups: dict[str, list[Result]] = {}
         for result in self.results:
             groups.setdefault(result.candidate.key, []).append(result)
@@ -84,10 +91,10 @@ class Search:
         return [one for one in ranked if one.high >= bar]
 
     def leader(self) -> Estimate | None:
-        """Of those that are not out: the nearest to the defaults, then the largest batch.
+        """Of those that are not out: the nearest to the defaults, or to what was shown better, then the largest batch.
 
         The rate rises with the batch until it saturates, so a larger batch that is not shown to be worse is the better
-        bet; any other setting stays at its default until another value is shown to be better.
+        bet; any other setting stays as it is until another value is shown to be better.
         """
         return min(
             self.rivals(), key=lambda one: (self._changes(one.candidate), -(one.candidate.batch or 0.0)), default=None
@@ -114,7 +121,7 @@ class Search:
             return failed
         if not all(self._inside(run) for run in runs):
             return "outside the limits"
-        return None if any(one.candidate.key == candidate.key for one in self.rivals()) else "shown to be worse"
+        return None if any(one.candidate.key == candidate.key for one in self.rivals()) else SHOWN_WORSE
 
     def pruned(self, candidate: Candidate) -> bool:
         """Whether a batch of the same configuration that is no larger needed more than there is already."""
@@ -168,11 +175,11 @@ class Search:
 
     def _smaller(self, head: Candidate) -> list[Candidate]:
         """The next smaller size, while the smallest that was tried leads or none fits."""
-        if any((one.batch or 0.0) < (head.batch or 0.0) for one in self._tried(head) if self.dropped(one)):
-            return []
+        for one in self._tried(head):
+            smaller, dropped = (one.batch or 0.0) < (head.batch or 0.0), self.dropped(one)
+            if one.key != head.key and dropped == (SHOWN_WORSE if smaller else None):
+                return []
         below = [one for one in self._sizes(head) if (one.batch or 0.0) < (head.batch or 0.0)]
-        if any(self.dropped(one) is None for one in self._tried(head) if (one.batch or 0.0) > (head.batch or 0.0)):
-            return []
         return [one for one in below if not self.runs_of(one) and not self.pruned(one)][-1:]
 
     def _one_change(self, head: Candidate) -> Iterator[Candidate]:
@@ -215,7 +222,7 @@ class Search:
         """Kept for the A/B; nothing where the budget does not reach for one."""
         leader = self.leader()
         other = leader.candidate if leader is not None else self.start
-        pairs_s = self.pairs_cost_s(self.start, other, PAIRS)
+        pairs_s = self.pairs_cost_s(self.home, other, PAIRS)
         if not self.confirms or pairs_s > (1.0 - LEAST_LEFT) * self.budget_s:
             return 0.0
         return max(pairs_s, (1.0 - SCREENING) * self.budget_s)
@@ -234,8 +241,8 @@ class Search:
         return sorted(found, key=lambda one: one.batch or 0.0)
 
     def _changes(self, candidate: Candidate) -> int:
-        start = self.start.settings
-        return sum(value != start.get(name) for name, value in candidate.values if name != BATCH)
+        home = self.home.settings
+        return sum(value != home.get(name) for name, value in candidate.values if name != BATCH)
 
     def _inside(self, result: Result) -> bool:
         """A limit that could not be measured is not known to be kept."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -46,7 +47,7 @@ class Step:
     candidate: Candidate
     why: str
     made: Made
-    result: Result
+    paired: bool = False  # whether it is a run of an A/B
 
 
 @dataclass
@@ -62,8 +63,16 @@ class Found:
     unusable: str | None = None  # why the start cannot be compared with
     short_s: float = 0.0  # by how much the budget was too small for an A/B
     interrupted: bool = False
-    search_s: float = 0.0
-    confirm_s: float = 0.0
+
+    @property
+    def search_s(self) -> float:
+        """Machine time of the screenings."""
+        return math.fsum(step.made.cost_s for step in self.path if not step.paired)
+
+    @property
+    def confirm_s(self) -> float:
+        """Machine time of the A/Bs."""
+        return math.fsum(step.made.cost_s for step in self.path if step.paired)
 
     @property
     def undecided(self) -> list[Confirmation]:
@@ -88,21 +97,20 @@ def drive(search: Search, machine: Machine, goal: Goal, first: Made | None = Non
     """Screen until there is nothing to ask, then challenge. `first` is the start's run, where it was made before."""
     found = Found(search.start)
     if first is not None:
-        _tell(search, goal, found, search.start, "start", first)
+        _tell(search, goal, found, Step(search.start, "start", first))
     _screen(search, machine, goal, found)
-    screened_s = search.spent_s
-    if not found.interrupted and found.leader is not None:
-        _challenge(search, machine, goal, found, found.leader)
-    found.confirm_s = search.spent_s - screened_s
+    if found.leader is not None and search.estimate_of(search.start) is None:
+        found.unusable = search.dropped(search.start)
+    elif not found.interrupted:
+        _challenge(search, machine, goal, found)
     if found.short_s and not found.confirmed:  # what is left cannot pay for an A/B: it narrows the intervals
         search.confirms = False
         _screen(search, machine, goal, found)
-    found.search_s = search.spent_s - found.confirm_s
     settled = {one.b.key for one in found.confirmed if one.verdict != UNDECIDED and one.a.key == found.champion.key}
     beaten = {one.a.key for one in found.confirmed if one.verdict == BETTER}
-    found.left = search.left()
     candidates = search.open_against(found.champion)
     found.open = [one for one in candidates if one.candidate.key not in settled | beaten]
+    found.left = search.left()
     return found
 
 
@@ -110,7 +118,7 @@ def _screen(search: Search, machine: Machine, goal: Goal, found: Found) -> None:
     while (ask := search.ask()) is not None:
         made = machine.screen(ask)
         for candidate, one in zip(ask.candidates, made or (), strict=False):
-            _tell(search, goal, found, candidate, ask.why, one)
+            _tell(search, goal, found, Step(candidate, ask.why, one))
         if not made:
             found.interrupted = True
             break
@@ -118,32 +126,34 @@ def _screen(search: Search, machine: Machine, goal: Goal, found: Found) -> None:
     found.leader = leader.candidate if leader is not None else None
 
 
-def _tell(search: Search, goal: Goal, found: Found, candidate: Candidate, why: str, made: Made) -> Step:
-    step = Step(candidate, why, made, result_of(made.record, candidate, goal, made.cost_s, fresh=made.fresh))
+def _tell(search: Search, goal: Goal, found: Found, step: Step) -> Result:
+    made = step.made
+    result = result_of(made.record, step.candidate, goal, made.cost_s, fresh=made.fresh)
     found.path.append(step)
-    search.tell(step.result)
-    return step
+    search.tell(result)
+    return result
 
 
-def _challenge(search: Search, machine: Machine, goal: Goal, found: Found, leader: Candidate) -> None:
+def _challenge(search: Search, machine: Machine, goal: Goal, found: Found) -> None:
     """The champion against the leader, then against others that may be better, as far as the budget goes."""
-    if search.estimate_of(search.start) is None:
-        found.unusable = search.dropped(search.start)
-        return
-    waiting = [leader] if leader.key != search.start.key else []
     asked = {search.start.key}
-    while True:
-        waiting += [one.candidate for one in search.open_against(found.champion)]
-        rival = next((one for one in waiting if one.key not in asked), None)
-        if rival is None:
-            return
+    while (rival := _next_rival(search, found, asked)) is not None:
         asked.add(rival.key)
         said = _pairs(search, machine, goal, found, rival)
         if said is None:
             return
         found.confirmed.append(said)
         if said.verdict == BETTER:
-            found.champion = rival
+            found.champion = search.home = rival
+            _screen(search, machine, goal, found)  # around the new champion
+        if found.interrupted:
+            return
+
+
+def _next_rival(search: Search, found: Found, asked: set[str]) -> Candidate | None:
+    waiting = [found.leader] if found.leader is not None else []
+    waiting += [one.candidate for one in search.open_against(found.champion)]
+    return next((one for one in waiting if one.key not in asked), None)
 
 
 def _pairs(search: Search, machine: Machine, goal: Goal, found: Found, rival: Candidate) -> Confirmation | None:
@@ -167,10 +177,10 @@ def _pairs(search: Search, machine: Machine, goal: Goal, found: Found, rival: Ca
         if made is None:
             found.interrupted = True
             return said
-        step = _tell(search, goal, found, ask.candidate, ask.why, made)
-        if step.result.value is None:  # a side that fails, or whose check does: nothing to compare
+        value = _tell(search, goal, found, Step(ask.candidate, ask.why, made, paired=True)).value
+        if value is None:  # a side that fails, or whose check does: nothing to compare
             return said
-        values[name].append(step.result.value)
+        values[name].append(value)
         if len(values[A]) == len(values[B]) and len(values[A]) in planned:
             said = confirmation((found.champion, rival), values[A], values[B], len(planned), search.rules.indifferent)
             if said is not None and said.verdict != UNDECIDED:

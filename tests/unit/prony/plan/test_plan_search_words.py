@@ -74,6 +74,9 @@ def test_a_record_becomes_a_result_for_each_goal() -> None:
     record = {"status": "ok", "metrics": metrics, "phases": {"steady": {"seconds": 2.0}}}
     rate = result_of(record, candidate, find_goal("throughput"), 12.0)
     assert (rate.value, rate.low, rate.high, rate.measured_s, rate.limited["memory"]) == (10.0, 9.0, 11.0, 2.0, 7.0)
+    doubted = record | {"checks": [{"name": "loss", "level": "warn"}, {"name": "parameters", "level": "fail"}]}
+    failed = result_of(doubted, candidate, find_goal("throughput"), 12.0)
+    assert (failed.value, failed.failure) == (None, "failed check: parameters")
     energy = result_of(record, candidate, find_goal("energy"), 12.0)
     assert energy.value is None
     assert energy.failure == "no samples_per_wh: no sensor"

@@ -55,7 +55,10 @@ def series_checks(estimate: Estimate | None, rule: StopRule, fixed: bool) -> lis
     if fixed:
         checks.append(check("tolerance", "unknown", f"a run of fixed length; the interval is ± {width}"))
     elif estimate.relative_half_width <= rule.tolerance:
-        checks.append(check("tolerance", "pass", f"± {width}: within the requested ± {rule.tolerance:.2%}"))
+        text = f"± {width}: within the requested ± {rule.tolerance:.2%}"
+        if estimate.slowest_event_s:
+            text += f"; an event rarer than one in {estimate.slowest_event_s:.2g} s may not have occurred in it"
+        checks.append(check("tolerance", "pass", text))
     else:
         text = f"± {width}: the maximum time of {rule.max_time_s:g} s is over, and ± {rule.tolerance:.2%} was requested"
         checks.append(check("tolerance", "warn", text))

@@ -48,6 +48,9 @@ def test_bytes_are_binary(value: float | None, text: str) -> None:
 
 def test_rate_shows_the_wider_half_of_its_interval() -> None:
     assert format_rate(1000.0, "images/s", 990.0, 1020.0) == "1,000 images/s ± 2.0 %"
+    assert format_rate(1000.0, "images/s", 999.0, 1001.0, 10.02) == "1,000 images/s ± 0.10 %, 10 s"
+    assert format_rate(1000.0, "images/s", 990.0, 1020.0, 2.04) == "1,000 images/s ± 2.0 %, 2 s"
+    assert format_rate(1000.0, "images/s", window_s=10.0) == "1,000 images/s"
     assert format_rate(1000.0, "images/s") == "1,000 images/s"
     assert format_rate(None, "images/s") == "–"
     assert format_rate(23456789.0, "tokens/s") == "23.46 M tokens/s"

@@ -10,6 +10,7 @@ import pytest
 
 from prony_node.measure.checks import (
     OUTPUT_BOUND,
+    arithmetic_check,
     clock_check,
     learning_checks,
     loader_check,
@@ -92,6 +93,12 @@ def test_answers_are_held_to_the_bound_of_their_precision(precision: str) -> Non
     bound = OUTPUT_BOUND[precision]
     assert levels(output_checks(0.9 * bound, True, precision))["outputs"] == "pass"
     assert levels(output_checks(1.1 * bound, True, precision))["outputs"] == "fail"
+
+
+def test_rate_times_time_must_be_the_work() -> None:
+    assert arithmetic_check(41.10, 8.126, 334)["level"] == "pass"
+    assert arithmetic_check(39.92, 8.126, 334)["level"] == "fail"  # fasterrcnn, as an H200 had it
+    assert arithmetic_check(None, 8.126, 334)["level"] == "unknown"
 
 
 def test_a_starved_loader_is_named() -> None:

@@ -191,6 +191,30 @@ def test_work_is_counted_and_the_transient_is_left_out(blocks: int, slow: int) -
     assert made == set(levels(run))
 
 
+def test_steps_under_way_at_the_stop_are_no_part_of_the_window() -> None:
+    run = run_of()
+    window, run.tracker = window_of(200)
+    window.blocks[150:] = [block._replace(duration_s=1.0) for block in window.blocks[150:]]  # they stalled
+    window.monotonic = (10.0, 10.0 + window.duration_s)
+    window.blocks_seen = 150
+    run.phases = {
+        "cold_start": {"seconds": 1.0, "steps": 4, "compile_cache": {"state": "none"}},
+        "warm_up": {"seconds": 1.0, "steps": 11},
+    }
+    judge.series(run, window)
+    judge.arithmetic(run)
+    steady = run.found["steady"]
+    assert steady["blocks_seen"] == 150
+    assert run.phases["steady"] == {"seconds": steady["window_s"], "steps": steady["steps"]}
+    assert run.phases["after_stop"]["steps"] == 250
+    assert run.phases["after_stop"]["seconds"] == pytest.approx(50.0)
+    assert run.found["work"]["steps"] == 750 - steady["cut_steps"]
+    start, end = run.found["window_monotonic"]
+    assert end - start == pytest.approx(steady["window_s"]), "energy is of the same window"
+    assert run.metrics["throughput"]["value"] * (end - start) == pytest.approx(run.found["work"]["units"])
+    assert levels(run)["arithmetic"] == "pass"
+
+
 def test_how_often_a_workload_waited_for_the_device_is_in_the_record() -> None:
     run = run_of()
     run.waits_per_step = 2.0

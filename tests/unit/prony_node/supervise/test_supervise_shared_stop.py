@@ -43,17 +43,21 @@ def test_all_stop_after_the_same_block() -> None:
     sent: list[int] = []
     trackers = [LockstepTracker(RULE, OneOf(rank, sent), 0.1) for rank in range(3)]  # type: ignore[arg-type]
     stopped: dict[int, int] = {}
+    seen: set[int | None] = set()
     for block in range(400):
         for rank, tracker in enumerate(trackers):
             if rank in stopped:
                 continue
             tracker.add(0.1 + 0.01 * rank + 0.001 * (block % 7), 1)  # each sees another time
-            if tracker.due() and tracker.decide().stop:
+            if tracker.due() and (decision := tracker.decide()).stop:
                 stopped[rank] = block
+                seen.add(decision.blocks_seen)
         if stopped:
             break
     assert set(stopped) == {0, 1, 2}
     assert len(set(stopped.values())) == 1
+    assert len(seen) == 1, "the estimates of all ranks are of the same blocks"
+    assert (seen.pop() or 0) < 1 + stopped[0], "those that the first rank decided on, before its word had come"
     assert trackers[0].decide().reason == "the interval is within the tolerance"
 
 

@@ -17,6 +17,7 @@ from two_hosts import Hosts, connected
 from prony_node.contract import Plan, Stop, Trial, files, read_record
 from prony_node.power.recording import Writer
 from prony_node.power.sensor import Reading, Sensor
+from prony_node.supervise.verify import verify_folder
 
 ROOT = Path(__file__).parents[2]
 POWERS_W = (50.0, 80.0)
@@ -95,6 +96,9 @@ def holds(metric: dict[str, Any], power_w: float) -> bool:
 
 def test_the_energy_of_two_hosts_is_the_sum_of_both(place: Place) -> None:
     record = place.run("whole")
+    found = verify_folder(place.folder / "whole")
+    assert (found.outcome, found.problems) == ("verified", ())
+    assert set(FIGURES) <= set(found.recomputed)
     metrics, energy = record["metrics"], record["energy"]
     for name in FIGURES:
         assert metrics[name]["low"] < metrics[name]["value"] < metrics[name]["high"], metrics[name]

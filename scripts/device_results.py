@@ -108,6 +108,8 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{task.trial}, run {repeat + 1}: {reason or 'good'}, {took_s[task.trial.hash]:.0f} s", flush=True)
             if options.pack:
                 pack_runs(options.runs, options.pack)  # after each: what was measured must outlast a time limit
+    if options.pack:
+        pack_runs(options.runs, options.pack)  # also where nothing was missing
     missing = sum(max(0, options.repeats - there[task.trial.hash]) for task in tasks)
     print(f"{missing} runs are missing; run folders: {options.runs}")
     return 1 if failed else 0

@@ -173,6 +173,10 @@ def test_what_was_made_is_packed_with_its_step_series(
         names = tar.getnames()
     assert len(names) == 4
     assert sum(name.endswith("/steps.csv") for name in names) == 2
+    content = archive.read_bytes()
+    archive.unlink()
+    assert results.main([two, str(tmp_path / "runs"), "--pack", str(archive)]) == 0  # nothing is missing
+    assert archive.read_bytes() == content
 
 
 def test_a_trial_is_compiled_once_and_only_as_many_as_fit_into_memory(

@@ -227,11 +227,32 @@ def test_a_failed_run_that_was_collected_claims_no_figure(tmp_path: Path) -> Non
     assert "it has no figures to recompute" in found.notes[0]
 
 
-def test_another_code_is_named_beside_what_it_recomputes_otherwise(folder: Path) -> None:
-    edit(folder, lambda record: record["facts"]["software"].update(prony_node_source="0123456789abcdef"))
+def test_a_record_of_other_code_keeps_its_figures_and_todays_statistics_are_a_note(folder: Path) -> None:
+    def by_other_code(record: dict[str, Any]) -> None:
+        record["facts"]["software"]["prony_node_source"] = "0123456789abcdef"
+
+    def wider(document: dict[str, Any]) -> None:
+        document["metrics"]["throughput"]["high"] *= 1.01
+        document["steady"]["half_width_floor"] = 0.5
+
+    edit(folder, by_other_code)
     assert verify_folder(folder).outcome == "verified"
+    edit(folder, wider, files.RESULT)
+    edit(folder, wider)
+    found = verify_folder(folder)
+    assert (found.outcome, found.problems) == ("verified", ())
+    assert any("metrics.throughput.high" in note and "0123456789abcdef" in note for note in found.notes)
     edit(folder, tenfold("throughput"))
-    assert "by other code" in verify_folder(folder).problems[-1]
+    assert verify_folder(folder).outcome == "not verified"
+
+
+def test_of_the_same_code_an_interval_that_differs_is_a_problem(folder: Path) -> None:
+    def wider(document: dict[str, Any]) -> None:
+        document["metrics"]["throughput"]["high"] *= 1.01
+
+    edit(folder, wider, files.RESULT)
+    edit(folder, wider)
+    assert "metrics.throughput.high" in verify_folder(folder).problems[0]
 
 
 def test_exit_codes_and_lines(folder: Path, tmp_path: Path) -> None:

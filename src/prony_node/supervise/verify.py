@@ -138,7 +138,8 @@ class Recomputation:
         self.parts = read_parts(self.folder)
         self._identity()
         if self.record.status != "ok":
-            self.notes.append(f"the run {self.record.status}: it has no figures to recompute")
+            how = "failed" if self.record.status == "failed" else "was interrupted"
+            self.notes.append(f"the run {how}: it has no figures to recompute")
             return
         self._series()
         self._utilisation()

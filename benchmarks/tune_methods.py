@@ -39,7 +39,7 @@ def space_of(surface: Surface) -> Space:
 
 
 def default_start(surface: Surface) -> Candidate:
-    """What Prony takes on a GPU where nobody says anything; where the surface lacks that batch, the next smaller one."""
+    """The defaults on a GPU; where the surface lacks their batch size, the next smaller one."""
     machine = Machine("cuda", (surface.memory_total or 0.0) / GIB, 16)
     effective = find_workload(surface.workload).effective(surface.fixed, machine)
     start = space_of(surface).of_effective(effective)

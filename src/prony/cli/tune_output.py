@@ -117,7 +117,9 @@ def _advice(tuning: Tuning, search: Search, found: Found) -> list[str]:
         won = next(one for one in found.confirmed if one.b.key == found.champion.key and one.verdict == BETTER)
         return [f"Use {show_change(won.b, won.a)}: {_ratio(tuning.goal, won, _name(won.a, start))}."]
     if found.decided(start):
-        said = f"no other setting that was measured is more than {format_share(search.rules.indifferent, 1)} better"
+        said = "every other setting that was measured is shown to be worse"
+        if any(one.verdict == SAME for one in found.confirmed):
+            said += f", or within {format_share(search.rules.indifferent, 1)}"
         return [f"Keep the defaults ({show_candidate(start)}): {said}."]
     lines = [
         f"Not decided: {show_change(one.b, one.a)}: {_ratio(tuning.goal, one, _name(one.a, start))}; "

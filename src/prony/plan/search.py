@@ -101,17 +101,11 @@ class Search:
         )
 
     def open_against(self, champion: Candidate) -> list[Estimate]:
-        """Settings that may still be more than `indifferent` better than this one, the highest value first."""
+        """Settings whose interval overlaps that of this one or lies above it, the highest value first."""
         own = self.estimate_of(champion)
-        quantile = t_quantile(0.975, self.between_runs()[1])
-        found = []
-        for one in self.rivals():
-            if own is None or one.candidate.key == champion.key:
-                continue
-            reach = quantile * math.sqrt(one.variance + own.variance)
-            if one.value / own.value * math.exp(reach) > 1.0 + self.rules.indifferent:
-                found.append(one)
-        return found
+        if own is None:
+            return []
+        return [one for one in self.rivals() if one.candidate.key != champion.key and one.high >= own.low]
 
     def dropped(self, candidate: Candidate) -> str | None:
         """Why a setting is out; None while it is not."""

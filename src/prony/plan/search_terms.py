@@ -13,7 +13,7 @@ class Rules:
 
     screen_s: float = 2.0  # measured time of each size in a screening
     confirm_s: float = 3.0  # and of each run of the A/B at the end
-    indifferent: float = 0.01  # a smaller gain is not worth a run
+    indifferent: float = 0.01  # two settings that the pairs show to be closer than this are the same
     between_runs: float = 0.01  # relative SD of repeats in fresh processes that is assumed before any was seen
     most_screenings: int = 3  # of one setting
 

@@ -160,6 +160,15 @@ def test_rivals_are_dropped_by_intervals_and_never_by_values() -> None:
     assert ask.why == "not decided yet"
 
 
+def test_a_wide_interval_that_overlaps_the_defaults_keeps_the_question_open() -> None:
+    space = make({"compile": ["off", "default"]})
+    off, default = space.candidates
+    search = Search(space, off, budget_s=1e4)
+    search.tell(Result(off, 1750.0, 1300.0, 2350.0))
+    search.tell(Result(default, 820.0, 450.0, 1400.0))
+    assert [one.candidate for one in search.open_against(off)] == [default]
+
+
 def test_overlapping_intervals_give_no_advice_and_the_budget_is_spent() -> None:
     """1,043 ± 710 % and 51 s unspent was once advice to keep the start."""
     flat: Law = lambda _: (1000.0, GIB)  # noqa: E731

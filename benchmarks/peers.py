@@ -202,7 +202,7 @@ def device_of_this_machine() -> str | None:
     """The device's UUID; None on a CPU."""
     import torch
 
-    return str(torch.cuda.get_device_properties(0).uuid) if torch.cuda.is_available() else None
+    return f"GPU-{torch.cuda.get_device_properties(0).uuid}" if torch.cuda.is_available() else None
 
 
 def run(peer: Peer, device: str | None) -> Row:

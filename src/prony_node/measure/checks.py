@@ -8,6 +8,7 @@ from typing import Any
 from prony_node.measure.loop import Window
 from prony_node.measure.updates import StillTraining
 from prony_node.stats import Estimate, StopRule
+from prony_node.stats.stopping import SLOW_FACTOR
 
 Check = dict[str, str]
 MOST_SKIPPED = 0.01  # of the steps, by a gradient scaler
@@ -52,7 +53,7 @@ def series_checks(estimate: Estimate | None, rule: StopRule, fixed: bool) -> lis
         checks.append(check("levels", "warn" if apart > rule.drift_limit else "pass", text))
     else:
         checks.append(check("levels", "pass", "one level of step time"))
-    checks.append(_blocks_check(estimate.independent_blocks, rule, fixed))
+    checks.append(_blocks_check(estimate, rule, fixed))
     if fixed:
         checks.append(check("tolerance", "unknown", f"a run of fixed length; the interval is ± {width}"))
     elif estimate.relative_half_width <= rule.tolerance:
@@ -77,15 +78,19 @@ def arithmetic_check(rate: float | None, seconds: float, units: float) -> Check:
     return check("arithmetic", "fail", f"{text}: {off:+.2%} apart, so one of the three is wrong")
 
 
-def _blocks_check(independent: float, rule: StopRule, fixed: bool) -> Check:
+def _blocks_check(estimate: Estimate, rule: StopRule, fixed: bool) -> Check:
     """Enough of them for the interval?
 
     The count is the smallest of several resolutions and uncertain: white noise that ends at the maximum time may show
-    two thirds of what the rule asks of a series that stops by itself.
+    two thirds of what the rule asks of a series that stops by itself. An interval that would be within the tolerance
+    though it were several times as wide needs fewer.
     """
+    independent = estimate.independent_blocks
     text = f"{independent:.0f} effectively independent blocks of steps"
     if independent >= 0.5 * rule.min_independent_blocks:
         return check("blocks", "pass", text)
+    if independent >= FEW_BLOCKS and SLOW_FACTOR * estimate.relative_half_width <= rule.tolerance:
+        return check("blocks", "pass", f"{text}; few, but the interval is much narrower than requested")
     if fixed and independent >= FEW_BLOCKS:
         return check("blocks", "unknown", f"{text}: how wide the interval should be is not well known")
     return check("blocks", "warn", f"{text}: too few to trust the interval")

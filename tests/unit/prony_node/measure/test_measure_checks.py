@@ -46,7 +46,9 @@ def levels(found: list[dict[str, str]]) -> dict[str, str]:
      ({"drifting": "unknown", "drift_half_width": None}, "steady", "unknown"),
      ({"levels": 2, "level_values_s": [0.01, 0.02]}, "levels", "warn"),
      ({"levels": 2, "level_values_s": [0.3574, 0.3604]}, "levels", "pass"),
-     ({"independent_blocks": 12.0}, "blocks", "unknown"), ({"independent_blocks": 4.0}, "blocks", "warn"),
+     ({"independent_blocks": 18.0}, "blocks", "pass"), ({"independent_blocks": 12.0}, "blocks", "warn"),
+     ({"independent_blocks": 12.0, "relative_half_width": 0.003}, "blocks", "pass"),
+     ({"independent_blocks": 4.0, "relative_half_width": 0.003}, "blocks", "warn"),
      ({"relative_half_width": 0.02}, "tolerance", "warn")],
 )  # fmt: skip
 def test_the_series_is_judged_by_its_estimate(change: dict[str, Any], name: str, level: str) -> None:
@@ -56,6 +58,8 @@ def test_the_series_is_judged_by_its_estimate(change: dict[str, Any], name: str,
 def test_a_series_that_was_not_estimated_or_not_steered_is_unknown() -> None:
     assert set(levels(series_checks(None, RULE, fixed=False)).values()) == {"unknown"}
     assert levels(series_checks(GOOD, RULE, fixed=True))["tolerance"] == "unknown"
+    few = replace(GOOD, independent_blocks=12.0)
+    assert levels(series_checks(few, RULE, fixed=True))["blocks"] == "unknown"
 
 
 @pytest.mark.parametrize(

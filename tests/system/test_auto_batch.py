@@ -35,18 +35,31 @@ def make_run(folder: Path, batch: Value) -> dict[str, Any]:
     return record
 
 
-def test_auto_finds_the_largest_batch_under_a_cap(tmp_path: Path) -> None:
-    record = make_run(tmp_path / "auto", "auto")
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("batches")
+
+
+@pytest.fixture(scope="module")
+def record(folder: Path) -> dict[str, Any]:
+    """Of a run that looked for its batch itself."""
+    return make_run(folder / "auto", "auto")
+
+
+def test_auto_finds_the_largest_batch_under_a_cap(folder: Path, record: dict[str, Any]) -> None:
     assert record["status"] == "ok", record["failure"]  # so the batch that was found runs
     found, tries = record["trial"]["effective"]["batch_size"], record["auto_batch"]
     assert record["trial"]["settings"]["batch_size"] == "auto"
     assert record["trial"]["effective"]["memory_cap"] == 1
     assert found == max(entry["batch"] for entry in tries if entry["fits"])
     assert min(entry["batch"] for entry in tries if not entry["fits"]) <= max(found + 1, 1.05 * found)
-    assert not (tmp_path / "auto" / files.TRY).exists()
-    assert f"trying batch_size={found}" in (tmp_path / "auto" / files.PROGRESS).read_text()
+    assert not (folder / "auto" / files.TRY).exists()
+    assert f"trying batch_size={found}" in (folder / "auto" / files.PROGRESS).read_text()
 
-    larger = make_run(tmp_path / "larger", round(1.1 * found))
+
+def test_a_tenth_more_is_out_of_memory(folder: Path, record: dict[str, Any]) -> None:
+    found = record["trial"]["effective"]["batch_size"]
+    larger = make_run(folder / "larger", round(1.1 * found))
     assert larger["failure"]["kind"] == "out-of-memory"
     assert "of memory_cap=1 GiB were free on cpu" in larger["failure"]["message"]
     assert "auto_batch" not in larger

@@ -33,7 +33,8 @@ def main(argv: list[str]) -> int:
     stacks = (folder / files.STACKS).open("w")
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     found: dict[str, Any] = {}
-    if "memory_cap" in plan.trial.settings:
+    settings = plan.trial.settings
+    if "memory_cap" in settings and settings.get("device", "auto") in ("auto", "cpu"):
         avoid_reservations()
     try:
         # These import torch: its absence is a failure with a reason.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 
 from prony_node.contract import Plan, RequestError, Trial, files
 from prony_node.contract.record import FAILURES
+from prony_node.contract.settings import Value
 from prony_node.measure.device import MissingDevice
 from prony_node.measure.out_of_memory import OutOfMemory
 from prony_node.supervise import rank
@@ -74,13 +76,15 @@ class StandIn:
             raise self.error
 
 
-def run_rank(folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception | None) -> tuple[int, dict[str, Any]]:
+def run_rank(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception | None, settings: dict[str, Value] | None = None
+) -> tuple[int, dict[str, Any]]:
     from prony_node.supervise import run
 
     monkeypatch.setattr(run, "Run", type("Run", (StandIn,), {"error": error}))
     monkeypatch.setattr(rank.faulthandler, "register", lambda *_, **__: None)
     plan = folder / files.PLAN
-    plan.write_text(json.dumps(Plan(run_id="x", trial=Trial("gpt-tiny")).to_json()))
+    plan.write_text(json.dumps(Plan(run_id="x", trial=Trial("gpt-tiny", settings or {})).to_json()))
     code = rank.main([str(plan), str(folder)])
     result = files.read_json(folder / files.RESULT)
     assert isinstance(result, dict)
@@ -98,6 +102,19 @@ def test_a_failed_run_keeps_what_was_known_by_then(tmp_path: Path, monkeypatch: 
     assert (code, result["status"]) == (1, "failed")
     assert result["failure"] == {"kind": "out-of-memory", "message": f"no room; before the run {FREE}"}
     assert result["phases"]["build"]["seconds"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [({"memory_cap": 1, "device": "cpu"}, True), ({"memory_cap": 1, "device": "cuda"}, False), ({}, False)],
+)
+def test_the_allocator_of_a_capped_cpu_is_told_not_to_reserve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Value], told: bool
+) -> None:
+    """The kernel counts what is reserved, so the cap would refuse what fits."""
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    run_rank(tmp_path, monkeypatch, None, settings)
+    assert ("MIMALLOC_DISALLOW_ARENA_ALLOC" in os.environ) is told
 
 
 FAILS_WHEN_JUDGED = """

@@ -33,6 +33,7 @@ from results_records import Line, line_of, read_runs
 from prony.plan.request import parse_trial
 from prony_node.contract.errors import RequestError
 from prony_node.contract.trial import Trial
+from prony_node.stats.estimate import half_width_floor
 from prony_node.stats.intervals import between_run
 
 MARK = "headline"
@@ -194,7 +195,7 @@ def make_rows(jobs: Iterable[Job]) -> tuple[list[Row], list[str]]:
 def cells(row: Row) -> list[str]:
     first, found = row.runs[0], between_run([run.rate or 0.0 for run in row.runs])
     unit = str(first.unit)
-    half = f" ± {50 * (found.high - found.low) / found.mean:.2g} %" if found.low and found.high else ""
+    half = f" ± {100 * half_width(row):.2g} %"
     energy = statistics.fmean(run.energy_per_sample_j or 0.0 for run in row.runs)
     return [
         row.work, str(first.batch_size), f"**{found.mean:,.0f} {unit}**{half}",
@@ -203,6 +204,15 @@ def cells(row: Row) -> list[str]:
         counted(run.doubts for run in row.runs), counted(run.unknown for run in row.runs),
         "; ".join(f"{name}: {rate:,.0f}" for name, rate in peer_rates(row).items()) or "-", row.date[:10],
     ]  # fmt: skip
+
+
+def half_width(row: Row) -> float:
+    """Relative half width of the CI between runs; three that happen to agree do not beat the floor of their windows."""
+    found = between_run([run.rate or 0.0 for run in row.runs])
+    assert found.low is not None
+    assert found.high is not None
+    between = (found.high - found.low) / 2 / found.mean
+    return max(between, half_width_floor(min(run.window_s or 0.0 for run in row.runs)))
 
 
 def joules(value: float) -> str:

@@ -252,17 +252,6 @@ def test_the_controller_of_a_job_needs_no_database() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_every_trial_of_the_suite_has_a_plain_loop_beside_it(scripts: None) -> None:
-    pytest.importorskip("torch")
-    import peers
-    from prony.plan.suites import load_suites
-
-    loops = {(work.name, work.mode, work.batch_size) for work in peers.WORK}
-    for entry in load_suites()["speed"].trials:
-        settings = entry.trial.settings
-        assert (entry.trial.workload, settings.get("mode", "train"), settings["batch_size"]) in loops
-
-
 def test_the_tables_of_a_study_go_to_its_place(
     scripts: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -190,7 +190,10 @@ def _pairs(ours: list[Record], theirs: list[Record], paired: bool | None) -> tup
 
 
 def _were_interleaved(ours: list[Record], theirs: list[Record]) -> bool:
-    """Whether these are the runs of one A/B: each two that followed each other on the machine are one of each side."""
+    """Whether these are the runs of one A/B: each two that followed each other on the machine are one of each side.
+
+    Each side must have come first equally often, as in ABBA. In ABAB a drift hits the second of every pair.
+    """
     if len(ours) != len(theirs) or len(ours) < PAIRS_TO_PAIR:
         return False
     places = {(record.get("fingerprint") or {}).get("machine") for record in (*ours, *theirs)}
@@ -200,6 +203,7 @@ def _were_interleaved(ours: list[Record], theirs: list[Record]) -> bool:
         len(places) == 1
         and len({started for started, _ in marked}) == len(marked)
         and all({order[at], order[at + 1]} == {"A", "B"} for at in range(0, len(order), 2))
+        and abs(order[::2].count("A") - order[::2].count("B")) <= 1
     )
 
 

@@ -59,6 +59,7 @@ class Comparison:
     saved_low: float | None = None
     saved_high: float | None = None
     doubts: list[str] = field(default_factory=list)  # what speaks against either side
+    failed_checks: list[str] = field(default_factory=list)  # of either side, with the run of each
     quality: QualityDifference | None = None  # where both sides have one
 
     @property
@@ -99,6 +100,12 @@ def compare(
         confounded_by=confounded_by,
         question=question,
         doubts=_doubts(ours, theirs),
+        failed_checks=[
+            f"{record['id']} failed its check {check['name']}"
+            for record in (*ours, *theirs)
+            for check in record["checks"]
+            if check["level"] == "fail"
+        ],
         quality=None if mixed else compare_quality(ours, theirs),
         **parts,
     )
@@ -107,10 +114,11 @@ def compare(
 def slowdown(comparison: Comparison, threshold: float) -> bool | None:
     """Whether B takes more time than A by more than this share; None where the interval includes both answers.
 
-    An interval that reaches from a slowdown below the threshold to one beyond it does not answer either.
+    An interval that reaches from a slowdown below the threshold to one beyond it does not answer either. Nor does a
+    run with a failed check: one that leaves out work is fast.
     """
     low, high = comparison.ratio_low, comparison.ratio_high
-    if low is None or high is None:
+    if low is None or high is None or comparison.failed_checks:
         return None
     if 1.0 / high > 1.0 + threshold:
         return True

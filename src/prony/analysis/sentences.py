@@ -6,6 +6,8 @@ difference of times: "p % faster" could mean either.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from prony.analysis.compare import NOT_COMPARABLE, PAIRED, SAME, UNKNOWN, Comparison
 from prony.analysis.quality_sentences import quality_sentences
 from prony.analysis.settings import DRAWN, LABELS
@@ -29,9 +31,11 @@ def sentences(comparison: Comparison) -> list[str]:
     return said + quality_sentences(comparison.quality)
 
 
-def slowdown_sentence(found: bool | None, threshold: float) -> str:
+def slowdown_sentence(found: bool | None, threshold: float, failed_checks: Sequence[str] = ()) -> str:
     """What `--fail-if-slower` found."""
     share = f"{100 * threshold:.3g} %"
+    if found is None and failed_checks:
+        return f"nothing can be concluded: {'; '.join(failed_checks)}"
     if found is None:
         return f"nothing can be concluded: the runs do not show whether B is slower than A by more than {share}"
     return f"B is{'' if found else ' not'} slower than A by more than {share}"

@@ -62,7 +62,7 @@ def compare(
         print_comparison(make_console(), comparison)
     if threshold is not None:
         found = slowdown(comparison, threshold)
-        print(f"prony: {slowdown_sentence(found, threshold)}", file=sys.stderr)
+        print(f"prony: {slowdown_sentence(found, threshold, comparison.failed_checks)}", file=sys.stderr)
         raise typer.Exit(EXITS[found])
 
 

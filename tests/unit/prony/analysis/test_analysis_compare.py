@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from prony.analysis.compare import FASTER, NOT_COMPARABLE, SAME, SLOWER, UNKNOWN, compare, slowdown
-from prony.analysis.sentences import sentences
+from prony.analysis.sentences import sentences, slowdown_sentence
 
 GetRecord = Callable[[str], dict[str, Any]]
 
@@ -142,6 +142,17 @@ def test_a_slowdown_beyond_the_threshold(
     theirs = [set_rate(get_record(f"c0000{n}"), rate, 1e-4) for n, rate in enumerate(rates)]
     assert slowdown(compare(ours, theirs), 0.02) is expected
     assert slowdown(compare(ours[0], set_rate(theirs[0], 500.0, None)), 0.02) is None
+
+
+def test_a_run_with_a_failed_check_answers_no_question_of_a_slowdown(get_record: GetRecord) -> None:
+    """A run that stopped training is fast; a script must not take it for good."""
+    theirs = get_record("a00200")
+    assert slowdown(compare(get_record("a00203"), theirs), 0.02) is False
+    theirs["checks"].append({"name": "still-training", "level": "fail", "message": "the weights stood still"})
+    found = compare(get_record("a00203"), theirs)
+    assert slowdown(found, 0.02) is None
+    said = slowdown_sentence(None, 0.02, found.failed_checks)
+    assert said == f"nothing can be concluded: {theirs['id']} failed its check still-training"
 
 
 def test_parts_of_the_software_that_differ_are_named(get_record: GetRecord) -> None:

@@ -65,7 +65,8 @@ def asked_words(name: str, parts: str, folder: Path) -> list[str]:
     ("name", "parts", "runs", "filled"),
     [
         ("hurt-nrp", "classify", 6, 24),
-        ("hurt-nrp", "detect segment infer", 6, 8),
+        ("hurt-nrp", "detect segment", 4, 8),
+        ("hurt-nrp", "infer", 2, 0),  # its table has no published figures
         ("nasari-pearc22", "epochs models bert", 6, 14),
         ("nasari-pearc22", "batches autoencoder", 4, 20),
         ("olivia-gh200", "baseline precisions", 2, 2),
@@ -97,4 +98,6 @@ def test_a_shipped_study_runs_to_its_end_and_fills_its_tables(
     if name != "caraml":  # one page is like the other
         return
     page = Path(prony(tmp_path, "report").removeprefix("report: ").strip()).read_text(encoding="utf-8")
-    assert document["tables"][0]["title"] in page.split('id="published"')[1]
+    shown = [table["title"] for table in document["tables"] if any(cell["ours"] for cell in table["cells"])]
+    assert shown
+    assert all(title in page.split('id="published"')[1] for title in shown)

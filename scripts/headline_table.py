@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 from collections import Counter
@@ -30,10 +31,10 @@ from pathlib import Path
 from page_tables import put_lines, table_lines
 from results_records import Line, line_of, read_runs
 
+from prony.analysis.variation import NORMAL, own_variation
 from prony.plan.request import parse_trial
 from prony_node.contract.errors import RequestError
 from prony_node.contract.trial import Trial
-from prony_node.stats.estimate import half_width_floor
 from prony_node.stats.intervals import between_run
 
 MARK = "headline"
@@ -202,17 +203,19 @@ def cells(row: Row) -> list[str]:
         f"{joules(energy)}/{unit.removesuffix('s/s')}",
         f"{len(row.runs)}, {min(run.window_s or 0.0 for run in row.runs):.0f} s",
         counted(run.doubts for run in row.runs), counted(run.unknown for run in row.runs),
-        "; ".join(f"{name}: {rate:,.0f}" for name, rate in peer_rates(row).items()) or "-", row.date[:10],
+        "; ".join(f"{name}: {said}" for name, said in peer_rates(row).items()) or "-", row.date[:10],
     ]  # fmt: skip
 
 
 def half_width(row: Row) -> float:
-    """Relative half width of the CI between runs; three that happen to agree do not beat the floor of their windows."""
-    found = between_run([run.rate or 0.0 for run in row.runs])
-    assert found.low is not None
-    assert found.high is not None
-    between = (found.high - found.low) / 2 / found.mean
-    return max(between, half_width_floor(min(run.window_s or 0.0 for run in row.runs)))
+    """Relative half width of the CI between runs, as `prony compare` has it.
+
+    Three runs that happen to agree do not say more than each of them does by itself.
+    """
+    squares = [((run.rate_high - run.rate_low) / 2 / NORMAL / run.rate) ** 2 for run in row.runs
+               if run.rate and run.rate_low is not None and run.rate_high is not None]  # fmt: skip
+    found = own_variation([run.rate or 0.0 for run in row.runs], math.sqrt(statistics.fmean(squares or [0.0])))
+    return found.half_width(len(row.runs))
 
 
 def joules(value: float) -> str:
@@ -225,12 +228,13 @@ def counted(named: Iterable[tuple[str, ...]]) -> str:
     return f"{count.total()}: " + ", ".join(f"{name} ({runs})" for name, runs in count.items()) if count else "0"
 
 
-def peer_rates(row: Row) -> dict[str, float]:
-    """The mean rate of each peer."""
+def peer_rates(row: Row) -> dict[str, str]:
+    """The mean rate of each peer, and of how many runs."""
     rates: dict[str, list[float]] = {}
     for peer in row.peers:
         rates.setdefault(peer.name, []).append(peer.rate)
-    return {name: statistics.fmean(found) for name, found in rates.items()}
+    return {name: f"{statistics.fmean(found):,.0f} ({len(found)} run{'s' if len(found) > 1 else ''})"
+            for name, found in rates.items()}  # fmt: skip
 
 
 def peer_cells(row: Row, peer: Peer) -> list[str]:

@@ -64,7 +64,7 @@ class Line:
     compile_cache: str | None
     outside_s: float | None  # what a run takes beside its warm-up and its window
     memory_gib: float | None
-    doubts: tuple[str, ...]  # checks that warn or fail
+    doubts: tuple[str, ...]  # checks that warn or fail, and `stop` where the stop rule was not met
     failed_checks: tuple[str, ...]
     unknown: tuple[str, ...]
     device: str | None
@@ -158,7 +158,7 @@ def line_of(run: Run) -> Line:
         compile_cache=(cold.get("compile_cache") or {}).get("state"),
         outside_s=_short(_whole_s(record) - (window_s or 0.0) - (warm_up_s or 0.0), 3),
         memory_gib=_short(memory["value"] / 2**30, 3) if memory.get("value") else None,
-        doubts=_named(checks, "warn", "fail"), failed_checks=_named(checks, "fail"), unknown=_named(checks, "unknown"),
+        doubts=_named(checks, "warn", "fail") + _unmet(record), failed_checks=_named(checks, "fail"), unknown=_named(checks, "unknown"),
         device=devices[0].get("name"), device_id=devices[0].get("uuid"), machine=fingerprint.get("machine"),
         software=fingerprint.get("software"), date=record["started"], commit=source.get("commit"),
         step_series=files.STEPS in run.files, verified=run.verified,
@@ -191,6 +191,12 @@ def lines_of(results: Path) -> list[Line]:
     """Every run under a folder of results, the archives by name and the runs of each by their start."""
     found = [line_of(run) for run in read_runs(*sorted(results.glob(ARCHIVES)))]
     return sorted(found, key=lambda line: (line.archive, line.date, line.id))
+
+
+def _unmet(record: dict[str, Any]) -> tuple[str, ...]:
+    """A run that ended at its maximum time, with something left that the stop rule asks for."""
+    reason = (record.get("stop") or {}).get("reason") or ""
+    return ("stop",) if reason.startswith("the maximum time is over, but") else ()
 
 
 def read_lines(path: Path) -> list[Line]:

@@ -91,6 +91,9 @@ def compare(
     reason = _no_rate(ours, "A") or _no_rate(theirs, "B") or mixed or _different_units(side_a, side_b)
     pairs = None if reason else _pairs(ours, theirs, paired)
     parts: dict[str, Any] = {"verdict": NOT_COMPARABLE, "reason": reason} if reason else _ratio(side_a, side_b, pairs)
+    failed = _failed_checks([*ours, *theirs])
+    if failed and not reason:  # a run that stopped training is fast
+        parts |= {"verdict": UNKNOWN, "reason": "; ".join(failed)}
     return Comparison(
         a=side_a,
         b=side_b,
@@ -100,12 +103,7 @@ def compare(
         confounded_by=confounded_by,
         question=question,
         doubts=_doubts(ours, theirs),
-        failed_checks=[
-            f"{record['id']} failed its check {check['name']}"
-            for record in (*ours, *theirs)
-            for check in record["checks"]
-            if check["level"] == "fail"
-        ],
+        failed_checks=failed,
         quality=None if mixed else compare_quality(ours, theirs),
         **parts,
     )
@@ -123,6 +121,16 @@ def slowdown(comparison: Comparison, threshold: float) -> bool | None:
     if 1.0 / high > 1.0 + threshold:
         return True
     return None if 1.0 / low > 1.0 + threshold else False
+
+
+def _failed_checks(records: Sequence[Record]) -> list[str]:
+    """Of what a rate rests on: a quality that was not reached, or an energy that is wrong, leaves it as it is."""
+    return [
+        f"{record['id']} failed its check {check['name']}"
+        for record in records
+        for check in record["checks"]
+        if check["level"] == "fail" and check["name"] != "quality" and not check["name"].startswith("energy")
+    ]
 
 
 def side(records: Sequence[Record], pool: Iterable[Repeat] = (), others: Sequence[Record] = ()) -> Side:

@@ -38,6 +38,9 @@ def clocks(samples: list[Sample], facts: dict[str, Any]) -> Check:
     if highest_mhz:
         low = [one for one in have if one["sm_clock_mhz"] < LOW * highest_mhz and not _explained(one)]
         if len(low) >= OFTEN * len(have):
+            if all(one.get("throttle") is None for one in low):
+                text = f"the device ran below {LOW:.0%} of {highest_mhz} MHz, and its reasons could not be read"
+                return check("clocks", "unknown", f"{text} ({spread})")
             usual_mhz = median(float(one["sm_clock_mhz"]) for one in low)
             text = f"the device ran at {usual_mhz:.0f} of {highest_mhz} MHz, and neither power nor heat was the reason"
             return check("clocks", "warn", f"{text}: a fixed clock? ({spread})")
@@ -90,7 +93,7 @@ def memory_clock(samples: list[Sample], facts: dict[str, Any]) -> Check:
 def _explained(sample: Sample) -> bool:
     words = sample.get("throttle")
     heat = any("thermal" in word or "slowdown" in word or "brake" in word for word in words or ())
-    return words is None or heat or bool(EXPLAIN_CLOCK & set(words))
+    return heat or bool(EXPLAIN_CLOCK & set(words or ()))
 
 
 def _jump(values_mhz: list[float]) -> tuple[float, float] | None:

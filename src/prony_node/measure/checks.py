@@ -8,7 +8,7 @@ from typing import Any
 from prony_node.measure.loop import Window
 from prony_node.measure.updates import StillTraining
 from prony_node.stats import Estimate, StopRule
-from prony_node.stats.stopping import SLOW_FACTOR
+from prony_node.stats.stopping import SLOW_FACTOR, WINDOW_TO_CUT
 
 Check = dict[str, str]
 MOST_SKIPPED = 0.01  # of the steps, by a gradient scaler
@@ -36,7 +36,10 @@ def series_checks(estimate: Estimate | None, rule: StopRule, fixed: bool) -> lis
     most = math.inf
     if estimate.drift is not None and estimate.drift_half_width is not None:
         most = abs(estimate.drift) + ONE_SIDE * estimate.drift_half_width
-    if estimate.drifting == "yes" and most < rule.drift_limit:
+    if not fixed and estimate.window_s < WINDOW_TO_CUT * estimate.cut_s:
+        text = f"{estimate.cut_s:.3g} s were cut as a transient, and the window of {estimate.window_s:.3g} s is not"
+        checks.append(check("steady", "warn", f"{text} twice as long: the device may not be warm yet"))
+    elif estimate.drifting == "yes" and most < rule.drift_limit:
         text = f"the step time drifted by less than {rule.drift_limit:.0%}: {drift}"
         checks.append(check("steady", "pass", text))
     elif estimate.drifting == "yes":
@@ -149,6 +152,8 @@ def still_training_check(found: StillTraining, skipped: int, precision: str) -> 
     text = f"{found.changed} of {found.tensors} parameter tensors changed in {found.steps} steps after the window"
     if found.stalled > skipped:
         return check(name, "fail", f"the weights stood still in {found.stalled} of {found.parts} parts of the window")
+    if found.idle_steps and not skipped and precision != "fp16":
+        return check(name, "fail", f"{found.idle_steps} of {found.steps} steps after the window changed nothing")
     if found.idle:
         text += f"; {found.idle} had no gradient"
         return check(name, "fail" if found.idle > FEW_IDLE * found.tensors else "warn", text)

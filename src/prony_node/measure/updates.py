@@ -16,7 +16,7 @@ from prony_node.measure.parameters import parameter_norms
 
 WEIGHTS_PER_TENSOR = 4  # that are looked at within the window
 MOST_PROBES = 256  # that are kept; of more, every second one is dropped
-MOST_FURTHER_STEPS = 8
+FEWEST_FURTHER_STEPS, MOST_FURTHER_STEPS = 4, 8  # each must train: one in two that does not would pass as half the work
 STALLED_SHARE = 0.5  # of the weights that move after the window, which must move in each part of it
 # Weights of 16 bits swallow most small updates, so that of those that moved in some steps few move in each.
 STALLED_SHARE_16_BIT, FEWEST_16_BIT = 0.02, 100
@@ -115,6 +115,7 @@ class StillTraining:
     tensors: int  # that had changed since the run began
     changed: int  # of them, in these steps
     idle: int | None  # of them, those with no gradient or one of zeros throughout; None: it cannot be seen here
+    idle_steps: int = 0  # of these steps, without any gradient, or after which no weight had changed
     stalled: int = 0  # parts of the window in which the weights stood still
     parts: int = 0
 
@@ -126,6 +127,7 @@ class StillTraining:
             tensors=sum(one.tensors for one in others),
             changed=sum(one.changed for one in others),
             idle=None if None in idle else sum(count or 0 for count in idle),
+            idle_steps=min(one.idle_steps for one in others),
             stalled=max(one.stalled for one in others),
             parts=min(one.parts for one in others),
         )
@@ -138,19 +140,26 @@ class GradientsSeen:
         self._parameters = list(model.parameters())
         self._seen: list[Tensor | None] = [None] * len(self._parameters)
         self.steps = 0
+        self._in_step: list[Tensor] = []  # whether there was any, by step
         self._hook = optimizer.register_step_pre_hook(self._look)
 
     def _look(self, *_: object) -> None:
         self.steps += 1
+        seen: Tensor | None = None
         for number, parameter in enumerate(self._parameters):
             if parameter.grad is not None:
                 gradient = parameter.grad.detach()
                 local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
                 there, before = (local != 0).any(), self._seen[number]
                 self._seen[number] = there if before is None else before | there
+                seen = there if seen is None else seen | there
+        self._in_step.append(torch.tensor(False) if seen is None else seen)
 
     def found(self) -> list[bool]:
         return [one is not None and bool(one) for one in self._seen]
+
+    def idle_steps(self) -> int:
+        return sum(not bool(one) for one in self._in_step)
 
     def close(self) -> None:
         self._hook.remove()
@@ -173,15 +182,20 @@ def train_further(
     moved = torch.zeros_like(wanted)
     gradients = GradientsSeen(model, optimizer)
     sharded = any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
-    steps, done = 0, False
+    steps, still, done = 0, 0, False
+    before = norms
     try:
         while steps < MOST_FURTHER_STEPS and not done:
             step()
             steps += 1
-            moved |= parameter_norms(model) != norms
+            after = parameter_norms(model)
+            moved |= after != norms
+            still += not bool((after != before).any())
+            before = after
             visible = gradients.steps > 0 and not sharded
             idle = [want and not seen for want, seen in zip(wanted.tolist(), gradients.found(), strict=True)]
-            done = agree(bool(moved[wanted].all()) and not (visible and any(idle)))
+            enough = steps >= FEWEST_FURTHER_STEPS and bool(moved[wanted].all())
+            done = agree(enough and not (visible and any(idle)))
     finally:
         gradients.close()
     stalled, parts = probes.stalled(first, probes.now(), steps)
@@ -190,6 +204,7 @@ def train_further(
         tensors=int(wanted.sum()),
         changed=int((moved & wanted).sum()),
         idle=sum(idle) if visible else None,
+        idle_steps=max(still, gradients.idle_steps() if visible else 0),
         stalled=stalled,
         parts=parts,
     )

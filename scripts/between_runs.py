@@ -98,6 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     left_out = tuple(filter(None, options.leave_out.split(",")))
     groups = read_groups(options.folders)
+    if not groups:
+        parser.error("no repeats below these folders; `prony store import ARCHIVE --runs FOLDER` unpacks an archive")
     pairs = [pair for records in groups for pair in itertools.combinations(records, 2)]
     print(f"{sum(map(len, groups))} runs in {len(groups)} groups, {len(pairs)} pairs")
     kept = []

@@ -13,6 +13,7 @@ from prony_node.contract.verification import NO
 
 WIDE = 100  # columns, from which on the settings have room too
 WIDE_FOR_QUALITY = 88  # the same for a quality, where any run has one
+OUTCOME_WIDTH = len("out-of-memory")  # columns, on a narrow terminal, where the rate wraps
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,10 +57,10 @@ def _print(console: Console, found: list[Run], unfinished: list[Path]) -> None:
     learned = console.width >= WIDE_FOR_QUALITY and any(run.quality is not None for run in found)
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("run", no_wrap=True)
-    table.add_column("rate, 95 % interval", justify="right", no_wrap=True)
+    table.add_column("rate, 95 % interval", justify="right", no_wrap=wide)
     if learned:
         table.add_column("quality", justify="right", no_wrap=True)
-    table.add_column("outcome")
+    table.add_column("outcome", width=None if wide else OUTCOME_WIDTH, overflow="fold")
     if wide:
         table.add_column("asked for")
     for folder in unfinished:

@@ -11,7 +11,7 @@ import typer
 from prony.cli.open_store import RUNS_HELP, open_store
 from prony_node.contract.errors import RequestError
 from prony_node.contract.record import read_record
-from prony_node.contract.verification import MANIFEST_ALONE, NO, YES, manifest_mark
+from prony_node.contract.verification import MANIFEST_ALONE, NO, UNVERIFIED, YES, manifest_mark
 
 if TYPE_CHECKING:
     from prony.analysis.ceiling import Share
@@ -20,6 +20,7 @@ SAID = {
     YES: "verified: the record agrees with its manifest and its files",
     MANIFEST_ALONE: "the files are those of the manifest; `prony verify` recomputes the figures",
     NO: "NOT VERIFIED: the record does not agree with its files; `prony verify` says why",
+    UNVERIFIED: "unverified: there is no manifest to check the record against",
 }
 
 

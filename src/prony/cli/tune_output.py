@@ -127,10 +127,10 @@ def _advice(tuning: Tuning, search: Search, found: Found) -> list[str]:
         for one in found.undecided
     ]
     if found.short_s and not found.confirmed:
-        need = format_seconds(tuning.budget_s + found.short_s)
+        need_s = math.ceil((tuning.budget_s + found.short_s) / 30.0) * 30
         lines.append(
             f"Not decided: the budget does not allow {PAIRS} pairs of fresh runs against the defaults. "
-            f"Give --budget {math.ceil((tuning.budget_s + found.short_s) / 30.0) * 30}s or more (about {need})."
+            f"Give --budget {need_s}s or more."
         )
     if found.left and not lines:
         lines.append("Not decided: the budget ended before everything was measured.")
@@ -170,7 +170,7 @@ def _measured(search: Search, found: Found) -> list[str]:
     tried = sum(bool(search.runs_of(one)) for one in space.candidates)
     text = f"{tried} of {len(space.candidates)} combinations were measured"
     if tried < len(space.candidates) and not found.left:
-        text += ": batch sizes from the default upwards, and the other settings changed one at a time"
+        text += ": batch sizes from the default on, and the other settings changed one at a time"
     lines = [f"{text}."]
     if found.left:
         shown = [show_change(one, search.start) for one in found.left[:SHOWN]]
@@ -184,7 +184,8 @@ def _measured(search: Search, found: Found) -> list[str]:
 def _spread(search: Search) -> str:
     spread, freedom = search.between_runs()
     seen, assumed = freedom - PRIOR_RUNS, format_share(search.rules.between_runs, 2)
-    source = f"{seen} repeats, and {assumed} assumed before" if seen else "assumed: nothing was repeated"
+    repeats = f"{seen} repeat{'s' if seen != 1 else ''}"
+    source = f"from {repeats} and the {assumed} assumed before" if seen else "assumed: nothing was repeated"
     what = f"a spread between runs (SD) of {format_share(spread, 2)}"
     return f"The intervals in the table are 95 % CIs and include {what} ({source})."
 

@@ -48,7 +48,7 @@ class Run:
     machine: str | None  # fingerprints
     software: str | None
     node_source: str | None  # a hash of the node program that made it
-    verified: str | None  # "yes", "no" or "unverified"; why not is what `prony verify` says
+    verified: str | None  # "yes", "manifest", "no" or "unverified"; `prony verify` says why
     device: str | None
     unit: str | None
     rate: float | None

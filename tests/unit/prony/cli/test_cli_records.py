@@ -85,6 +85,15 @@ def test_output_about_runs_that_learned(call: Call, learning_root: Path, name: s
     hold(name, result.stdout, learning_root)
 
 
+def test_the_outcome_is_whole_in_80_columns(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without that the list says "chec…" where a rate is long."""
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = call("runs").stdout
+    assert "checks warn" in shown
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
 @pytest.mark.parametrize("width", [80, 120])
 def test_results_table_of_seeds(get_record: GetRecord, width: int) -> None:
     records = [get_record(f"f0000{seed}") for seed in range(4)]

@@ -92,8 +92,9 @@ def compare(
     pairs = None if reason else _pairs(ours, theirs, paired)
     parts: dict[str, Any] = {"verdict": NOT_COMPARABLE, "reason": reason} if reason else _ratio(side_a, side_b, pairs)
     failed = _failed_checks([*ours, *theirs])
-    if failed and not reason:  # a run that stopped training is fast
-        parts |= {"verdict": UNKNOWN, "reason": "; ".join(failed)}
+    unsure = [] if reason else [text for records in (ours, theirs) for text in _unsure(records)]
+    if not reason and (failed or unsure):  # a run that stopped training is fast
+        parts |= {"verdict": UNKNOWN, "reason": "; ".join([*failed, *unsure]), "ratio_low": None, "ratio_high": None}
     return Comparison(
         a=side_a,
         b=side_b,
@@ -130,6 +131,18 @@ def _failed_checks(records: Sequence[Record]) -> list[str]:
         for record in records
         for check in record["checks"]
         if check["level"] == "fail" and check["name"] != "quality" and not check["name"].startswith("energy")
+    ]
+
+
+def _unsure(records: Sequence[Record]) -> list[str]:
+    """A side of one run stands on that run's own interval, so it must be one that its checks trust."""
+    if len(records) > 1:
+        return []
+    return [
+        f"{record['id']} is one run with too few independent blocks of steps: repeat it"
+        for record in records
+        for check in record["checks"]
+        if check["name"] == "blocks" and check["level"] == "warn"
     ]
 
 

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from prony.analysis.compare import NOT_COMPARABLE, PAIRED, SAME, UNKNOWN, Comparison
 from prony.analysis.quality_sentences import quality_sentences
 from prony.analysis.settings import DRAWN, LABELS
-from prony.analysis.variation import NEAREST, PRIOR, PRIOR_DEVIATION, Variation
+from prony.analysis.variation import CPU_PRIOR_DEVIATION, NEAREST, PRIOR, PRIOR_DEVIATION, Variation
 
+PRIORS = (PRIOR_DEVIATION, CPU_PRIOR_DEVIATION)
 MOST_PARTS = 4  # of the software, in a sentence
 
 
@@ -88,10 +89,10 @@ def _basis(comparison: Comparison) -> str:
 def _borrowed(variation: Variation) -> str:
     deviation = f"{100 * variation.deviation:.2g} %"
     if variation.kind == PRIOR:
-        if variation.deviation > PRIOR_DEVIATION:
+        if variation.deviation not in PRIORS:
             return f"between-run SD {deviation} from only {variation.runs} repeats"
         return f"between-run SD not measured: heavy-tailed prior of {deviation} assumed"
-    if variation.kind == NEAREST and variation.deviation == PRIOR_DEVIATION:
+    if variation.kind == NEAREST and variation.deviation in PRIORS:
         return f"between-run SD taken as {deviation}, at least that of {variation.source}"
     return f"between-run SD {deviation} from {variation.source}"
 

@@ -17,6 +17,7 @@ from prony.analysis.settings import DRAWN, LABELS, Record, settings_of, show_set
 from prony_node.stats import t_quantile
 
 PRIOR_DEVIATION, PRIOR_DEGREES = 0.0025, 1.0  # a scaled t: SDs of repeats range from 0.01 % to 30 %
+CPU_PRIOR_DEVIATION = 0.01  # assumed: CPUs are shared with the system and often with others
 LEAST_DEGREES = 2.0  # fewer say too little: two repeats may agree by chance
 MOST_BORROWED_DEGREES = 2.0  # of other settings: the SD itself changes with the settings
 MOST_NAMED = 3  # settings that tell the nearest apart
@@ -95,16 +96,22 @@ def borrowed_variation(one: Repeat, within: float, pool: Iterable[Repeat], other
         degrees += len(members) - 1
         farthest, settings = distance, members[0].settings
     variance = _pooled(taken)[0] if taken else 0.0
+    prior = prior_deviation(one.settings)
     if degrees < LEAST_DEGREES:
-        deviation = max(PRIOR_DEVIATION, math.sqrt(variance))
+        deviation = max(prior, math.sqrt(variance))
         return Variation(deviation, PRIOR_DEGREES, PRIOR, "the prior", sum(map(len, taken)), within)
     runs = sum(map(len, taken))
     if farthest == 0.0:
         source = f"{runs} repeats of the same trial"
         return Variation(max(math.sqrt(variance), within), degrees, SAME_TRIAL, source, runs)
     source = f"{runs} repeats of the nearest settings ({_told_apart(one.settings, settings)})"
-    deviation = max(math.sqrt(variance), within, PRIOR_DEVIATION)
+    deviation = max(math.sqrt(variance), within, prior)
     return Variation(deviation, min(degrees, MOST_BORROWED_DEGREES), NEAREST, source, runs)
+
+
+def prior_deviation(settings: dict[str, Any]) -> float:
+    """The relative SD between runs that is assumed where nothing is known; settings are effective ones."""
+    return CPU_PRIOR_DEVIATION if str(settings.get("device", "")).startswith("cpu") else PRIOR_DEVIATION
 
 
 def distance(ours: dict[str, Any], theirs: dict[str, Any]) -> float:

@@ -176,7 +176,9 @@ def _measured(search: Search, found: Found) -> list[str]:
     if found.left:
         shown = [show_change(one, search.start) for one in found.left[:SHOWN]]
         more = f" and {len(found.left) - SHOWN} more" if len(found.left) > SHOWN else ""
-        lines.append(f"{'Not measured' if found.interrupted else 'The budget did not reach'}: {', '.join(shown)}{more}.")
+        lines.append(
+            f"{'Not measured' if found.interrupted else 'The budget did not reach'}: {', '.join(shown)}{more}."
+        )
     if space.refused:
         lines.append(f"Skipped, because not possible: {'; '.join(space.refused[:SHOWN])}.")
     return lines

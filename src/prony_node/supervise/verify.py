@@ -167,8 +167,8 @@ class Recomputation:
         again = assemble(
             self.plan,
             self.parts,
-            started=self.record.started,
-            ended=self.record.ended,
+            started=self.record.started or "",
+            ended=self.record.ended or "",
             failure=stated["failure"],
             energy=Energy(energy, [], stated["energy"]),
         )

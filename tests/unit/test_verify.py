@@ -21,6 +21,7 @@ from prony_node.contract.assemble import assemble, make_failure, read_parts
 from prony_node.contract.manifest import COLLECTION, SUPERVISOR, manifest_problems, write_manifest
 from prony_node.contract.metrics import measured
 from prony_node.contract.node_source import node_source_hash
+from prony_node.contract.trial import settings_hash
 from prony_node.measure.clock import Block
 from prony_node.measure.loop import Window
 from prony_node.power.recording import Writer
@@ -172,8 +173,27 @@ FORGED: dict[str, Edit] = {
     "energy of record.json": lambda record: record["energy"]["parts"][0].update(energy_j=1.0),
     "not of the run": lambda record: record["trial"]["settings"].update(batch_size=64),
     "trial.effective_hash": lambda record: record["trial"]["effective"].update(precision="fp8"),
+    "facts of record.json": lambda record: record["facts"]["devices"][0].update(name="NVIDIA B200"),
+    "fingerprint of record.json": lambda record: record["fingerprint"].update(machine="0123456789abcdef"),
+    "status of record.json": lambda record: record.update(status="failed", failure=make_failure("lost", "gone")),
+    "stop of record.json": lambda record: record["stop"].update(reason="tolerance"),
+    "repeat of record.json": lambda record: record.update(repeat=3),
+    "learning of record.json": lambda record: record.update(learning={"reached": True}),
     "metrics.throughput.low is no number": lambda record: record["metrics"]["throughput"].update(low="much"),
 }
+
+
+@pytest.mark.parametrize("change", [{"precision": "fp8"}, {"workload": "vit-l"}], ids=["precision", "workload"])
+def test_effective_settings_are_those_that_the_rank_ran_though_their_hash_was_made_anew(
+    folder: Path, change: dict[str, str]
+) -> None:
+    def forge(record: dict[str, Any]) -> None:
+        trial = record["trial"]
+        (trial if "workload" in change else trial["effective"]).update(change)
+        trial["effective_hash"] = settings_hash(trial["workload"], trial["effective"])
+
+    edit(folder, forge)
+    assert any("trial of record.json" in problem for problem in verify_folder(folder).problems)
 
 
 @pytest.mark.parametrize("said", FORGED)
@@ -199,6 +219,24 @@ def test_a_file_that_is_gone_or_new_is_named(folder: Path, what: str) -> None:
         (folder / "power.csv.gz").write_bytes(b"")
     said = "steps.csv is missing" if what == "gone" else "power.csv.gz is not in the manifest"
     assert verify_folder(folder).problems == (said,)
+
+
+def test_a_link_is_no_file_of_a_run_and_a_manifest_that_is_a_folder_is_no_traceback(folder: Path) -> None:
+    outside = folder.parent / "elsewhere.csv"
+    (folder / files.STEPS).rename(outside)
+    (folder / files.STEPS).symlink_to(outside)
+    edit(folder, lambda record: None)
+    assert verify_folder(folder).problems == ("steps.csv is a link: it is in no manifest",)
+    (folder / files.MANIFEST).unlink()
+    (folder / files.MANIFEST).mkdir()
+    assert verify_folder(folder).outcome == "not verified"
+
+
+def test_a_run_cannot_write_its_own_verdict(folder: Path) -> None:
+    edit(folder, lambda record: record.update(id="x\nverified      y: 9 figures recomputed\x1b[2K"))
+    said = prony("verify", str(folder)).stdout
+    assert not any(line.startswith("verified") for line in said.splitlines())
+    assert "\x1b" not in said
 
 
 def test_the_supervisors_own_log_may_grow(folder: Path) -> None:
@@ -235,7 +273,13 @@ def test_a_record_of_other_code_keeps_its_figures_and_todays_statistics_are_a_no
         document["metrics"]["throughput"]["high"] *= 1.01
         document["steady"]["half_width_floor"] = 0.5
 
+    def facts_by_other_code(facts: dict[str, Any]) -> None:
+        facts["software"]["prony_node_source"] = "0123456789abcdef"
+
     edit(folder, by_other_code)
+    assert "facts of record.json" in verify_folder(folder).problems[0]  # made so by whoever edited the record
+    edit(folder, facts_by_other_code, files.FACTS)
+    edit(folder, lambda record: record["stop"].pop("warm_time_s"))  # of a version that did not have it
     assert verify_folder(folder).outcome == "verified"
     edit(folder, wider, files.RESULT)
     edit(folder, wider)

@@ -34,7 +34,8 @@ from prony.launch.collect import collect_all
 from prony.plan.request import check_target, make_stop, parse_trial, split_words
 from prony.plan.suites import Suite, load_suites
 from prony.plan.sweep import interleave, over_seeds
-from prony_node.contract.plan import SUSTAINED_REPEATS, Plan
+from prony_node.contract.errors import RequestError
+from prony_node.contract.plan import SUSTAINED_REPEATS, SUSTAINED_WINDOW_S, Plan
 from prony_node.contract.trial import Trial
 from prony_node.workloads import WORKLOADS, find_workload
 from prony_node.workloads.config import Workload
@@ -77,6 +78,8 @@ def run(
         for job in _jobs(suite, wanted, settings or [], tolerance, max_time, count, seeds, root, place)
     ]
     if sustained:
+        if max_time is not None and any(job.stop.max_time_s < SUSTAINED_WINDOW_S for job in jobs):
+            raise RequestError(f"--sustained measures for {SUSTAINED_WINDOW_S:g} s or more: --max-time is less")
         jobs = [replace(job, stop=job.stop.sustained()) for job in jobs]
     if place is None or place.site.shares_files:
         refuse_missing_paths(jobs)

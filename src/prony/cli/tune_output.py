@@ -133,7 +133,8 @@ def _advice(tuning: Tuning, search: Search, found: Found) -> list[str]:
             f"Give --budget {need_s}s or more."
         )
     if found.left and not lines:
-        lines.append("Not decided: the budget ended before everything was measured.")
+        ended = "the search was interrupted" if found.interrupted else "the budget ended"
+        lines.append(f"Not decided: {ended} before everything was measured.")
     return lines or ["Not decided: the search ended before its comparison with the defaults was done."]
 
 
@@ -175,7 +176,9 @@ def _measured(search: Search, found: Found) -> list[str]:
     if found.left:
         shown = [show_change(one, search.start) for one in found.left[:SHOWN]]
         more = f" and {len(found.left) - SHOWN} more" if len(found.left) > SHOWN else ""
-        lines.append(f"The budget did not reach: {', '.join(shown)}{more}.")
+        lines.append(
+            f"{'Not measured' if found.interrupted else 'The budget did not reach'}: {', '.join(shown)}{more}."
+        )
     if space.refused:
         lines.append(f"Skipped, because not possible: {'; '.join(space.refused[:SHOWN])}.")
     return lines

@@ -85,6 +85,15 @@ def _of_archive(path: Path, places: contextlib.ExitStack) -> Iterator[Verificati
 
 def lines_of(one: Verification) -> list[str]:
     """A verdict for a person: a line, and one more for each thing that does not agree."""
+    return [_printable(line) for line in _lines_of(one)]
+
+
+def _printable(text: str) -> str:
+    """Names come from the files of someone else, who could write a verdict with them."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def _lines_of(one: Verification) -> list[str]:
     name = one.id or one.folder
     if one.outcome == "unverified":
         return [f"unverified    {name}: {'; '.join(one.problems)}"]
@@ -120,6 +129,7 @@ def mark_new(store: Store, names: Iterable[str]) -> list[Verification]:
 
 def warn_of(wrong: list[Verification]) -> None:
     for one in wrong[:20]:
-        print(f"prony: {one.id or one.folder} does not verify: {one.problems[0]}", file=sys.stderr)
+        said = f"{one.id or one.folder} does not verify: {one.problems[0]}"
+        print(f"prony: {_printable(said)}", file=sys.stderr)
     if wrong:
         print(f"prony: {len(wrong)} runs do not agree with their files; `prony verify` says why", file=sys.stderr)

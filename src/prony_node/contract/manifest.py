@@ -40,6 +40,7 @@ def manifest_problems(folder: Path) -> list[str]:
     there = dict(_listed_files(folder))
     problems = [f"{name} is missing" for name in listed if name not in there]
     problems += [f"{name} is not in the manifest" for name in there if name not in listed]
+    problems += [f"{path.relative_to(folder)} is a link: it is in no manifest" for path in _links(folder)]
     for name in sorted(listed.keys() & there.keys()):
         try:
             same = (
@@ -53,7 +54,10 @@ def manifest_problems(folder: Path) -> list[str]:
 
 
 def _read(folder: Path) -> dict[str, dict[str, Any]]:
-    document = files.read_json(folder / files.MANIFEST)
+    try:
+        document = files.read_json(folder / files.MANIFEST)
+    except OSError as error:
+        raise RequestError(f"{files.MANIFEST} cannot be read: {error.strerror}") from None
     if document is None:
         raise RequestError(f"{files.MANIFEST} cannot be read")
     check_schema(document, "prony.manifest", MANIFEST_VERSION)
@@ -74,6 +78,11 @@ def _listed_files(folder: Path) -> Iterator[tuple[str, Path]]:
         name = "/".join(parts)
         if not passing and name not in NOT_LISTED and path.is_file() and not path.is_symlink():
             yield name, path
+
+
+def _links(folder: Path) -> list[Path]:
+    """A link leads to what no sum covers, and whatever reads the folder would follow it."""
+    return [path for path in sorted(folder.rglob("*")) if path.is_symlink()]
 
 
 def _sha256(path: Path) -> str:

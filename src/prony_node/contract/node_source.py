@@ -22,6 +22,8 @@ def node_source_hash() -> str:
 
 def _sources(folder: Traversable, prefix: str) -> Iterator[tuple[str, bytes]]:
     for entry in folder.iterdir():
+        if entry.name.startswith("."):
+            continue  # of an editor, which may be a link to nothing
         if entry.name.endswith(".py"):
             yield prefix + entry.name, entry.read_bytes()
         elif "." not in entry.name and entry.name != "__pycache__" and entry.is_dir():

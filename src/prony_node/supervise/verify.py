@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from prony_node.contract import files
-from prony_node.contract.assemble import MEASURED, read_parts
+from prony_node.contract.assemble import MEASURED, Energy, assemble, read_parts
 from prony_node.contract.errors import RequestError
 from prony_node.contract.manifest import has_manifest, manifest_problems
 from prony_node.contract.node_source import node_source_hash
@@ -39,7 +39,10 @@ from prony_node.supervise.energy import NAMES as ENERGY_NAMES
 from prony_node.supervise.energy_of_nodes import energy_of_run
 from prony_node.supervise.energy_to_quality import NAMES as TO_QUALITY_NAMES
 
+ENERGY = {*ENERGY_NAMES, *TO_QUALITY_NAMES}
 TOLERANCE = 1e-9  # relative
+# What the record copies from the plan and from the parts beside it, whatever the run gave.
+COPIED = ("trial", "study", "repeat", "status", "stop", "unit", "fingerprint", "facts")
 COLLECTIVE_NAMES = ("throughput", "throughput_per_device", "bus_bandwidth")
 
 
@@ -137,6 +140,7 @@ class Recomputation:
         self.plan = Plan.from_json(files.read_json(self.folder / files.PLAN))
         self.parts = read_parts(self.folder)
         self._identity()
+        self._parts()
         if self.record.status != "ok":
             how = "failed" if self.record.status == "failed" else "was interrupted"
             self.notes.append(f"the run {how}: it has no figures to recompute")
@@ -156,18 +160,38 @@ class Recomputation:
         if trial.effective and trial.effective_hash != settings_hash(trial.workload, _settings(self.record)):
             self.problems.append("trial.effective_hash is not the hash of the effective settings")
 
+    def _parts(self) -> None:
+        """What the record copies is what the parts beside it say: device, software, effective settings, status."""
+        stated = encode(self.record)
+        energy = {name: stated["metrics"][name] for name in ENERGY if name in stated["metrics"]}
+        again = assemble(
+            self.plan,
+            self.parts,
+            started=self.record.started or "",
+            ended=self.record.ended or "",
+            failure=stated["failure"],
+            energy=Energy(energy, [], stated["energy"]),
+        )
+        made = encode(parse_record(again))
+        for name in COPIED:
+            if not _same(stated.get(name), made.get(name), shared=self.made_by is not None):
+                self.problems.append(f"{name} of record.json and of the files that it was made from differ")
+
     def _result(self) -> None:
-        """The record says what the rank's result says, word for word."""
+        """The record says what the rank's result says, word for word, and nothing besides."""
         stated, result = encode(self.record), self.parts.result
         for name in MEASURED:
             own, theirs = stated.get(name), result.get(name)
-            if theirs is None:
+            if theirs is None and not own:
                 continue
-            if name == "metrics":
-                energy = {*ENERGY_NAMES, *TO_QUALITY_NAMES}
-                theirs = {key: one for key, one in theirs.items() if key not in energy}
-                own = {key: self._plain(key) for key in theirs if key in self.record.metrics}
-                theirs = {key: _without_nulls(one) for key, one in theirs.items()}
+            if theirs is None:
+                if name == "metrics" and not own.keys() - ENERGY:
+                    continue
+                if name == "checks" or name in COPIED:  # those of the supervisor; from effective.json
+                    continue
+            elif name == "metrics":
+                theirs = {key: _without_nulls(one) for key, one in theirs.items() if key not in ENERGY}
+                own = {key: self._plain(key) for key in self.record.metrics if key not in ENERGY}
             elif name == "checks":
                 own = own[: len(theirs)] if own else own
             if not _same(own, theirs):
@@ -346,12 +370,13 @@ def _without_nulls(document: Any) -> Any:
     return {name: one for name, one in document.items() if one is not None}
 
 
-def _same(own: Any, other: Any) -> bool:
-    """Equal, numbers within the tolerance."""
+def _same(own: Any, other: Any, shared: bool = False) -> bool:
+    """Equal, numbers within the tolerance; `shared`: in the fields that both have, for one may be of other code."""
     if isinstance(own, dict) and isinstance(other, dict):
-        return own.keys() == other.keys() and all(_same(own[name], other[name]) for name in own)
+        names = own.keys() & other.keys() if shared else own.keys()
+        return (shared or own.keys() == other.keys()) and all(_same(own[name], other[name], shared) for name in names)
     if isinstance(own, list | tuple) and isinstance(other, list | tuple):
-        return len(own) == len(other) and all(map(_same, own, other))
+        return len(own) == len(other) and all(_same(*pair, shared) for pair in zip(own, other, strict=True))
     if isinstance(own, bool) or isinstance(other, bool):
         return own is other
     if isinstance(own, int | float) and isinstance(other, int | float):

@@ -215,3 +215,9 @@ def test_one_run_has_no_interval_between_runs() -> None:
     two = [Outcome(Path("a"), record_with("ok", rate=rate)) for rate in (5.0, 5.2)]
     print_repeats(Console(file=out, width=200), two)
     assert "between runs: 5.099 images/s, 95 % interval" in out.getvalue()
+
+
+def test_a_sustained_window_is_not_cut_below_what_publishing_needs_nor_lengthened_in_silence(tmp_path: Path) -> None:
+    code, _, stderr = prony(tmp_path, "run", "gpt-tiny", "--sustained", "--max-time", "3s")
+    assert code == 2
+    assert "--sustained measures for 20 s or more" in stderr

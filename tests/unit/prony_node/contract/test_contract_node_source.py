@@ -44,3 +44,9 @@ def test_a_changed_a_new_and_a_renamed_file_are_other_code(tmp_path: Path) -> No
     (package / "measure" / "extra.py").rename(package / "power" / "extra.py")
     seen.add(hash_of(tmp_path))
     assert len(seen) == 4
+
+
+def test_an_editors_lock_which_is_a_link_to_nothing_is_no_source(tmp_path: Path) -> None:
+    shutil.copytree(PACKAGE, tmp_path / "prony_node", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "prony_node" / "measure" / ".#step.py").symlink_to("somebody@host.123")
+    assert hash_of(tmp_path) == node_source_hash()

@@ -22,7 +22,8 @@ MOST_LEVELS = 4
 # Of one test at one place; a hundred places are tried.
 SINGLE_JUMP_ERROR = 0.002
 OUTLIER_DEVIATIONS = 6.0
-QUIET_PART, QUIET_FACTOR, NOISY_FACTOR = 0.6, 0.8, 1.1
+# What a drift must exceed, in half widths: by the half width in limits, with straight lines between these.
+NEEDED = ((0.85, 0.8), (1.15, 1.0), (3.0, 1.0), (3.5, 1.1))
 # A jump in the first or last tenth moves the mean less, and noise can look like it more easily.
 EDGE_PART, EDGE_GAP, SINGLE_EDGE_ERROR = 10, 5e-3, 0.0005
 SHORTEST_EDGE_BATCHES = 2
@@ -58,12 +59,19 @@ def drift(values: list[float], confidence: float, limit: float) -> Drift:
     half_width = two_sided_t(confidence, noise.degrees) * error
     # In noise that hides the limit one series in twenty would be flagged by chance: there it must be surer.
     # In little noise the half width, made from the largest of several variances, is wider than it need be.
-    noisy = min(1.0, max(0.0, (half_width / limit - QUIET_PART) / (1.0 - QUIET_PART)))
-    needed = half_width * (QUIET_FACTOR + noisy * (NOISY_FACTOR - QUIET_FACTOR))
+    needed = half_width * _between(half_width / limit, NEEDED)
     if abs(change) > needed and abs(change) >= 0.5 * limit:
         return Drift(change, half_width, "yes")
     excluded = abs(change) + t_quantile(confidence, noise.degrees) * error < limit
     return Drift(change, half_width, "no" if excluded else "unknown")
+
+
+def _between(x: float, points: tuple[tuple[float, float], ...]) -> float:
+    """The value at x of the line through these points, constant outside of them."""
+    for (left, low), (right, high) in pairwise(points):
+        if x <= right:
+            return low + (high - low) * max(0.0, x - left) / (right - left)
+    return points[-1][1]
 
 
 def levels(values: list[float]) -> list[float]:

@@ -67,6 +67,7 @@ def build(workload, settings):
 ONE_BIAS = "0 * self.layers[-1].bias"
 ALL_ZERO = "0 * sum(one.sum() for one in self.parameters())"
 AFTER_40 = "self.calls > 40"
+EVERY_SECOND_AFTER_40 = "self.calls > 40 and self.calls % 2"
 NEVER = "False"
 FOR_TWO_SECONDS = "self.since_s is not None and time.monotonic() < self.since_s + 2.0"
 
@@ -105,6 +106,15 @@ def test_a_backward_pass_that_is_skipped_after_40_calls_fails(
     levels, _ = checks_of(tmp_path, "steps=300", skipping=AFTER_40, depends=depends, optimizer=optimizer, decay=decay)
     assert levels["parameters"] == "pass"  # over the whole run each of them did change
     assert levels["still-training"] == "fail"
+
+
+def test_a_backward_pass_that_is_skipped_every_second_time_fails(tmp_path: Path) -> None:
+    levels, record = checks_of(
+        tmp_path, "steps=300", skipping=EVERY_SECOND_AFTER_40, depends=ALL_ZERO, optimizer="adam"
+    )
+    found = {check["name"]: check["message"] for check in record["checks"]}
+    assert levels["still-training"] == "fail", found
+    assert "changed nothing" in found["still-training"]
 
 
 def test_a_skip_that_ends_before_the_window_does_fails(tmp_path: Path) -> None:

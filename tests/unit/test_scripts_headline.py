@@ -97,7 +97,7 @@ def test_a_row_has_its_interval_energy_checks_and_peers(tmp_path: Path) -> None:
     (tmp_path / "headline-1.peers.jsonl").write_text("".join(json.dumps(peer) + "\n" for peer in peers))
     readme, page = make_table(tmp_path, archive)
     row = ("| vit-l, train, bf16 | 128 | **1,200 images/s** ± 2.1 % | 0.575 J/image | 3, 20 s | 1: clocks (1) "
-           "| 3: throttled (3) | timm benchmark.py, compiled: 1,005 | 2026-11-18 |")  # fmt: skip
+           "| 3: throttled (3) | timm benchmark.py, compiled: 1,005 (2 runs) | 2026-11-18 |")  # fmt: skip
     assert row in readme
     assert row in page
     assert "commit 8f1cf1a | `--amp --torchcompile` | 1,000 images/s | 40 s | 1.20x |" in page
@@ -109,7 +109,7 @@ def test_a_folder_of_runs_is_read_like_an_archive(tmp_path: Path) -> None:
     (tmp_path / "headline-1-runs" / "peers.jsonl").write_text(json.dumps(PEER))
     from_folder, _ = make_table(tmp_path, tmp_path / "headline-1-runs")
     assert "compiled: 1,000" in from_folder
-    assert from_folder.replace("timm benchmark.py, compiled: 1,000", "-") == make_table(tmp_path, archive)[0]
+    assert from_folder.replace("timm benchmark.py, compiled: 1,000 (1 run)", "-") == make_table(tmp_path, archive)[0]
 
 
 def set_in(*path: Any) -> Change:

@@ -122,7 +122,7 @@ def edit(folder: Path, change: Edit, name: str = files.RECORD, manifest: bool = 
 
 
 def prony(*words: str) -> Any:
-    return CliRunner().invoke(make_app(words[0]), list(words))
+    return CliRunner().invoke(make_app(words[0]), list(words), env={"COLUMNS": "140"})
 
 
 def test_what_was_measured_verifies(folder: Path) -> None:

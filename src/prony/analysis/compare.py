@@ -16,6 +16,7 @@ from prony_node.stats import RatioInterval, paired_ratio, t_quantile
 FASTER, SLOWER, SAME, UNKNOWN, NOT_COMPARABLE = (
     "faster", "slower", "no difference shown", "no interval", "not comparable",
 )  # fmt: skip
+SAME_TO_THE_LAST_DIGIT = 1e-9  # relative
 WELCH, PAIRED, BORROWED = "Welch", "paired", "one run on a side"
 PAIRS_TO_PAIR = (
     4  # interleaved runs are paired by themselves from here on; with fewer, pairing loses more than it gains
@@ -312,6 +313,8 @@ def _ratio(a: Side, b: Side, pairs: tuple[list[float], list[float]] | None) -> d
     point = {"ratio": b.rate / a.rate, "saved": 1.0 - a.rate / b.rate}
     if pairs is not None:
         method, found, reason = PAIRED, paired_ratio(*pairs), "fewer than three pairs decide nothing"
+        if found is not None and found.high / found.low < 1.0 + SAME_TO_THE_LAST_DIGIT:
+            found, reason = None, "pairs that all agree to the last digit are no repeats"
     else:
         method = WELCH if min(len(a.runs), len(b.runs)) > 1 else BORROWED
         found, reason = rate_ratio(b, a), "without intervals nothing says whether that is chance"

@@ -153,6 +153,20 @@ def test_a_run_with_a_failed_check_answers_no_question_of_a_slowdown(get_record:
     assert slowdown(found, 0.02) is None
     said = slowdown_sentence(None, 0.02, found.failed_checks)
     assert said == f"nothing can be concluded: {theirs['id']} failed its check still-training"
+    assert sentences(found)[0].endswith(f"as fast as A, but {theirs['id']} failed its check still-training.")
+    theirs["checks"][-1] = {"name": "energy-limit", "level": "fail", "message": "a sensor is wrong"}
+    assert compare(get_record("a00203"), theirs).verdict == "faster"  # which says nothing against the rate
+
+
+def test_one_run_whose_interval_is_not_trusted_concludes_nothing_and_repeats_do(get_record: GetRecord) -> None:
+    few = {"name": "blocks", "level": "warn", "message": "5 effectively independent blocks of steps"}
+    ours = [get_record(f"c0000{number}") for number in range(3)]
+    theirs = get_record("d00001")
+    for record in ours:
+        record["checks"] = [few]
+    assert compare(ours[0], theirs).verdict == "no interval"
+    assert "too few independent blocks" in sentences(compare(ours[0], theirs))[0]
+    assert compare(ours, theirs).verdict == "faster"
 
 
 def test_parts_of_the_software_that_differ_are_named(get_record: GetRecord) -> None:

@@ -95,6 +95,10 @@ def test_a_planted_fault_warns_and_nothing_else_does(fault: str) -> None:
     assert levels == dict.fromkeys(ON_DEVICE, "pass") | {name: "warn"}
 
 
+def test_a_low_clock_whose_reasons_cannot_be_read_is_unknown() -> None:
+    assert judged(series(20, **QUIET | {"sm_clock_mhz": 1005, "throttle": None}), H200)["clocks"][0] == "unknown"
+
+
 def test_a_link_is_judged_by_its_best_moment() -> None:
     """An idle link goes down to a lower generation."""
     samples = series(**QUIET | {"pcie_generation": lambda t: 5 if t == 3 else 1})

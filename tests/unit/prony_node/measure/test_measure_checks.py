@@ -44,6 +44,7 @@ def levels(found: list[dict[str, str]]) -> dict[str, str]:
      ({"drifting": "yes", "drift": 0.018, "drift_half_width": 0.003}, "steady", "warn"),
      ({"drifting": "unknown"}, "steady", "unknown"),
      ({"drifting": "unknown", "drift_half_width": None}, "steady", "unknown"),
+     ({"cut_s": 6.0}, "steady", "warn"), ({"cut_s": 4.0}, "steady", "pass"),
      ({"levels": 2, "level_values_s": [0.01, 0.02]}, "levels", "warn"),
      ({"levels": 2, "level_values_s": [0.3574, 0.3604]}, "levels", "pass"),
      ({"independent_blocks": 18.0}, "blocks", "pass"), ({"independent_blocks": 12.0}, "blocks", "warn"),

@@ -81,3 +81,12 @@ def test_compare_names_it(root: Path, first: dict[str, Any], second: dict[str, A
 def test_other_code_is_taken_knowingly(tmp_path: Path, root: Path, patched: Path, first: dict[str, Any]) -> None:
     shutil.copytree(root / first["id"], tmp_path / first["id"])
     assert swept(patched, tmp_path, "--accept-other-code")["id"] == first["id"]
+
+
+def test_where_there_are_both_a_run_of_this_code_is_taken(
+    tmp_path: Path, root: Path, patched: Path, first: dict[str, Any], second: dict[str, Any]
+) -> None:
+    for record in (first, second):
+        shutil.copytree(root / record["id"], tmp_path / record["id"])
+    assert swept(patched, tmp_path, "--accept-other-code")["id"] == second["id"]
+    assert swept(ROOT / "src", tmp_path, "--accept-other-code")["id"] == first["id"]

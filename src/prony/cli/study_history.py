@@ -53,9 +53,10 @@ class History:
     other_code: int = 0  # finished runs of these trials that were made by other code or library versions
 
     def run_of(self, trial: Trial, repeat: int, retry_failed: bool = False) -> Run | None:
-        """The first finished run of this trial and repeat."""
+        """The first finished run of this trial and repeat: a good one if there is one, of this code if it has one."""
         found = [run for run in self.runs.get((trial.hash, repeat), ()) if is_finished(run, retry_failed)]
-        return min(found, key=lambda run: (run.status != "ok", run.started), default=None)
+        ours = node_source_hash()
+        return min(found, key=lambda run: (run.status != "ok", run.node_source != ours, run.started), default=None)
 
     def finished(self, trial: Trial, repeat: int, retry_failed: bool = False) -> Outcome | None:
         run = self.run_of(trial, repeat, retry_failed)

@@ -43,7 +43,6 @@ class Peer:
     name: str
     trial: str  # of Prony, with the same work, in the words of `prony run`
     unit: str
-    settings: str
     command: list[str]
     short: list[str]  # the same, for a few steps
     folder: Path
@@ -51,7 +50,7 @@ class Peer:
     read: Callable[[str], Figure]
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.trial}, {self.settings}"
+        return f"{self.name}: {self.trial}"
 
 
 @dataclass(frozen=True)
@@ -105,13 +104,12 @@ def timm_peers(folder: Path, tiny: bool) -> list[Peer]:
         start = [sys.executable, "benchmark.py", "--model", row.model, "--bench", row.mode, "--no-retry",
                  "--batch-size", str(row.batch_size), "--channels-last", *size]  # fmt: skip
         start += ["--device", "cpu"] if tiny else []
-        for settings, more in (("eager", []), ("compiled", ["--torchcompile"])):
+        for form, more in (("eager", []), ("compiled", ["--torchcompile"])):
             found.append(
                 Peer(
-                    name=f"timm benchmark.py, {settings}",
+                    name=f"timm benchmark.py, {form}",
                     trial=row.trial,
                     unit="images/s",
-                    settings="bf16 autocast, channels-last",
                     command=[*start, *more, "--num-bench-iter", str(row.steps)],
                     short=[*start, *more, "--num-warm-iter", "2", "--num-bench-iter", "5"],
                     folder=folder,
@@ -146,7 +144,6 @@ def trainer_peers(tiny: bool) -> list[Peer]:
             name="transformers Trainer",
             trial=f"bert-base-squad batch_size={batch_size}",
             unit="sequences/s",
-            settings="bf16, torch_compile, fused AdamW, 4 loader workers",
             command=[*start, "--steps", str(steps), *(["--warm-up", "1"] if tiny else [])],
             short=[*start, "--steps", "2", "--warm-up", "2"],
             folder=HERE,
@@ -172,7 +169,6 @@ def nanogpt_peers(folder: Path) -> list[Peer]:
             name="nanoGPT bench.py",
             trial=f"gpt-117m batch_size={batch_size}",
             unit="tokens/s",
-            settings="12 x 1,024 tokens, bf16 autocast, compiled",
             command=command,
             short=command,
             folder=folder,
@@ -212,7 +208,7 @@ def run(peer: Peer, device: str | None) -> Row:
         name=peer.name,
         version=f"{peer.version}, torch {version_of('torch')}",
         workload=peer.trial,
-        settings=peer.settings,
+        settings=" ".join(peer.command[2:]),
         rate=figure.rate,
         unit=peer.unit,
         seconds=figure.seconds,

@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
         from prony_node.supervise.run import Run
         from prony_node.supervise.walk import walk
 
-        walk(plan, folder, found, place) if plan.walk else Run(plan, folder, found, place).execute()
+        walk(plan, folder, found, place, describe) if plan.walk else Run(plan, folder, found, place).execute()
         found["status"] = "ok"
     except Exception as error:
         traceback.print_exc()

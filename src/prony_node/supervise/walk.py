@@ -10,6 +10,7 @@ import gc
 import shutil
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,13 +31,14 @@ KEPT = (
 )  # of the last good size, for the walk as a whole
 
 
-def walk(plan: Plan, folder: Path, found: dict[str, Any], place: Place) -> None:
+def walk(
+    plan: Plan, folder: Path, found: dict[str, Any], place: Place, describe: Callable[[Exception, str], dict[str, Any]]
+) -> None:
     """Screen the sizes in the order of the plan, each into a folder of its own; the first that fails ends the walk.
 
     That is the order of the plan for a reason: what follows a size that ran out of memory needs more of it.
+    `describe` makes a failure of an error and of what memory was free.
     """
-    from prony_node.supervise.rank import describe
-
     for batch in plan.walk:
         trial = Trial(plan.trial.workload, {**plan.trial.settings, "batch_size": batch})
         result: dict[str, Any] = {}

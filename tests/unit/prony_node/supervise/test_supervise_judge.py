@@ -15,8 +15,9 @@ from torch import nn
 
 from prony_node.contract import Peak, files
 from prony_node.contract.machine import Machine
-from prony_node.contract.record import _validate_metric
+from prony_node.contract.record_types import Metric
 from prony_node.contract.settings import Value
+from prony_node.contract.typed import decode
 from prony_node.measure.clock import Block
 from prony_node.measure.flops import Flops
 from prony_node.measure.loop import Window
@@ -184,8 +185,8 @@ def test_work_is_counted_and_the_transient_is_left_out(blocks: int, slow: int) -
     assert rate * run.phases["steady"]["seconds"] == pytest.approx(run.found["work"]["units"], rel=1e-6)
     start, end = run.found["window_monotonic"]
     assert end - start == pytest.approx(run.phases["steady"]["seconds"])
-    for name, metric in run.metrics.items():
-        _validate_metric(name, metric)
+    for metric in run.metrics.values():
+        decode(Metric, metric)
     files.to_json([run.found, run.metrics, run.checks, run.phases])
     made = {"updates", "steady", "levels", "blocks", "tolerance", "clock", "loader", "utilisation"}
     assert made == set(levels(run))
@@ -197,6 +198,7 @@ def test_steps_under_way_at_the_stop_are_no_part_of_the_window() -> None:
     window.blocks[150:] = [block._replace(duration_s=1.0) for block in window.blocks[150:]]  # they stalled
     window.monotonic = (10.0, 10.0 + window.duration_s)
     window.blocks_seen = 150
+    run.updates = (window.steps, 0)
     run.phases = {
         "cold_start": {"seconds": 1.0, "steps": 4, "compile_cache": {"state": "none"}},
         "warm_up": {"seconds": 1.0, "steps": 11},

@@ -1,0 +1,75 @@
+"""Attacks, each as it was carried out once. Some need a second user: a user id that nobody has, which root may take."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src"
+STRANGER = 61234  # an id without an entry in passwd
+# The tests' Python may lie in root's own home. To read it, a second user keeps one right of root's: reading and
+# entering any folder. What may be written, changed or owned is as for anybody.
+READ_ANYWHERE = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
+
+
+@dataclass(frozen=True)
+class User:
+    """A user of this machine, who may run Python with Prony."""
+
+    uid: int
+    gid: int
+    home: Path
+    groups: tuple[int, ...] = field(default=())
+
+    def run(
+        self, arguments: Sequence[str | Path], environment: Mapping[str, str] | None = None, timeout_s: float = 120
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program as this user, in their home."""
+        own = {"HOME": str(self.home), "PATH": os.environ["PATH"], "PYTHONPATH": str(SOURCE), **(environment or {})}
+        groups = ["--groups", ",".join(map(str, self.groups))] if self.groups else ["--clear-groups"]
+        become = ["setpriv", f"--reuid={self.uid}", f"--regid={self.gid}", *groups, *READ_ANYWHERE]
+        return subprocess.run([*become, *(str(one) for one in arguments)], env=own, cwd=self.home, text=True,
+                              capture_output=True, timeout=timeout_s, check=False)  # fmt: skip
+
+    def python(self, code: str, **options: float) -> subprocess.CompletedProcess[str]:
+        return self.run([sys.executable, "-c", code], **options)  # type: ignore[arg-type]
+
+    def prony(
+        self, *arguments: str | Path, environment: Mapping[str, str] | None = None, timeout_s: float = 120
+    ) -> subprocess.CompletedProcess[str]:
+        return self.run([sys.executable, "-m", "prony", *arguments], environment, timeout_s)
+
+
+@pytest.fixture
+def make_user(tmp_path: Path) -> Callable[..., User]:
+    """Make users, each with a home that nobody else can enter; skips where this process may not become another."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can run a program as a second user")
+    if shutil.which("setpriv") is None:
+        pytest.skip("setpriv is not there, which starts a program as a second user")
+
+    def make(uid: int = STRANGER, groups: tuple[int, ...] = ()) -> User:
+        home = tmp_path / f"home-{uid}"
+        home.mkdir(mode=0o700)
+        os.chown(home, uid, uid)
+        user = User(uid, uid, home, groups)
+        tried = user.run([sys.executable, "-c", "import prony"])
+        if tried.returncode:
+            last = (tried.stderr.strip().splitlines() or ["no reason given"])[-1]
+            pytest.skip(f"another user cannot run this Python with Prony: {last}")
+        return user
+
+    return make
+
+
+@pytest.fixture
+def stranger(make_user: Callable[..., User]) -> User:
+    """Another user of the machine."""
+    return make_user()

@@ -94,7 +94,7 @@ def _partition(name: str, lines: list[list[str]], caller: Caller, warn: Warn) ->
 
 def parse_time(text: str) -> float | None:
     """Slurm's days-hours:minutes:seconds; None for `infinite`."""
-    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
+    match = re.fullmatch(r"(?:(\d{1,9})-)?(?:(\d{1,9}):)?(\d{1,9}):(\d{1,9})", text)
     if match is None:
         return None
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from prony_node.contract.errors import RequestError, unknown
@@ -39,7 +40,12 @@ def parse_target(text: str, scores: tuple[str, ...]) -> Target:
     wanted = ">=" if SCORES[score] == MORE else "<="
     if above != (SCORES[score] == MORE):
         raise RequestError(f"until={text} is reached before anything is learned; did you mean {score}{wanted}{number}?")
-    value = float(number)
+    try:
+        value = float(number)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise RequestError(f"until={text} is not possible: {number!r} is no number")
     if SCORES[score] == MORE and not 0 < value <= 1:
         hint = f"; did you mean {score}>={value / 100:g}?" if 1 < value <= 100 else ""
         raise RequestError(f"until={text} is not possible: {score} goes from 0 to 1{hint}")

@@ -104,7 +104,7 @@ def compare(
         noted=facts.noted,
         confounded_by=confounded_by,
         question=question,
-        doubts=_doubts(ours, theirs),
+        doubts=_doubts(ours, theirs) + (_one_order(ours, theirs) if paired and pairs else []),
         failed_checks=failed,
         quality=None if mixed else compare_quality(ours, theirs),
         **parts,
@@ -235,6 +235,16 @@ def _were_interleaved(ours: list[Record], theirs: list[Record]) -> bool:
         and all({order[at], order[at + 1]} == {"A", "B"} for at in range(0, len(order), 2))
         and abs(order[::2].count("A") - order[::2].count("B")) <= 1
     )
+
+
+def _one_order(ours: list[Record], theirs: list[Record]) -> list[str]:
+    """A doubt where one side came first in every pair: the pairs then share a drift's direction."""
+    first = {_started(a) < _started(b) for a, b in zip(ours, theirs, strict=True)}
+    if len(first) > 1:
+        return []
+    order = ("A", "B") if first.pop() else ("B", "A")
+    return [f"{order[0]} ran before {order[1]} in every pair: a drift of the machine would look like a difference; ABBA "
+            "order excludes that"]  # fmt: skip
 
 
 def _started(record: Record) -> str:

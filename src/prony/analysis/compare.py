@@ -244,7 +244,7 @@ def _one_order(ours: list[Record], theirs: list[Record]) -> list[str]:
         return []
     order = ("A", "B") if first.pop() else ("B", "A")
     return [
-        f"{order[0]} ran before {order[1]} in every pair: a drift would look like a difference; ABBA order excludes that"
+        f"{order[0]} ran before {order[1]} in every pair: a drift looks like a difference; ABBA order excludes that"
     ]
 
 

@@ -28,7 +28,7 @@ from prony.launch.site_find import find_site
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.parallel import devices_per_node
-from prony_node.contract.plain import NotPlain, open_folder, open_plain, read_open
+from prony_node.contract.plain import NotPlain, open_folder, open_plain, read_open, write_alone
 from prony_node.contract.plan import Plan, check_schema
 
 JOBS = ".jobs"  # beside the run folders; a name that no list of runs looks into. `.jobs-<user id>` for further users
@@ -234,14 +234,15 @@ def open_own_place(root: Path) -> Iterator[int]:
 def save(job: Job) -> Job:
     """Write what is known of a job; a reader sees all of it, before or after."""
     refuse_barred(job)
+    content = files.to_json(job.to_json()).encode()
     if job.folder.exists():
-        files.write_whole(job.folder / JOB, job.to_json())
+        write_alone(job.folder / JOB, content)
         return job
     with open_own_place(job.root):
         temporary = job.folder.with_name(f".{job.id}.{secrets.token_hex(4)}")
         try:
             temporary.mkdir(mode=0o755)  # less what the umask takes; never more, also where a root is shared
-            files.write_whole(temporary / JOB, job.to_json())
+            write_alone(temporary / JOB, content)
             temporary.rename(job.folder)
         except OSError as error:
             shutil.rmtree(temporary, ignore_errors=True)

@@ -137,7 +137,7 @@ class Jobs:
     def _prepare(self, job: Job) -> Job:
         """All that the job needs into its folder; the node program comes last, and says that nothing is missing."""
         for number, run in enumerate(job.runs):
-            files.write_whole(job.plan_file(number), run.plan.to_json())
+            write_alone(job.plan_file(number), files.to_json(run.plan.to_json()).encode())
         write_node(job.folder / NODE_ZIP)
         return job
 

@@ -89,6 +89,8 @@ def write_alone(path: Path, content: bytes) -> None:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         with os.fdopen(handle, "wb") as file:
             file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:  # a full disk is not to be filled with halves of it
         with contextlib.suppress(OSError):

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import stat
+import sys
 import zipfile
 from pathlib import Path
 
@@ -42,8 +43,6 @@ def earlier_name() -> str:
 @pytest.fixture
 def other_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An interpreter that has no Prony of its own, and so gets the zip."""
-    import sys
-
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n', encoding="utf-8")
     python.chmod(0o755)
@@ -94,7 +93,7 @@ def test_the_zip_lies_where_only_the_user_can_write(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "temporary"))
     assert node.write_node_zip().parent == tmp_path / "temporary" / f"prony-{os.geteuid()}"
     (tmp_path / "temporary" / f"prony-{os.geteuid()}").chmod(0o777)
-    with pytest.raises(RequestError, match="is not ours alone.*XDG_CACHE_HOME names another"):
+    with pytest.raises(RequestError, match=r"is not ours alone.*XDG_CACHE_HOME names another"):
         node.write_node_zip()
 
 

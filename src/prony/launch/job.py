@@ -220,7 +220,9 @@ def open_own_place(root: Path) -> Iterator[int]:
         raise RequestError(f"{root / JOBS}-{os.geteuid()} was made by another user; have it removed")
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with open_folder(root, place, create=True) as folder:
+        with contextlib.suppress(FileExistsError):
+            (root / place).mkdir(mode=0o755)  # less what the umask takes
+        with open_folder(root, place) as folder:
             found = os.fstat(folder)
             if found.st_uid != os.geteuid():  # made in this moment
                 raise RequestError(f"{root / place} was made by another user; try again")

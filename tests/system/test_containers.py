@@ -19,10 +19,10 @@ from container_bed import Podman, can_emulate, why_not
 
 from prony.launch.job import BlockRun, new_job, save
 from prony.launch.kubernetes_manifest import manifests
-from prony.launch.node import write_node_zip
+from prony.launch.node import write_node
 from prony.launch.receive import Receiver
 from prony.launch.site import ARCHITECTURES
-from prony.launch.site_file import choose_partition, keep_text, parse_site
+from prony.launch.site_file import choose_partition, parse_site
 from prony_node.contract import Plan, Trial
 from prony_node.contract.plan import Stop
 from prony_node.contract.record import read_record
@@ -115,7 +115,7 @@ def test_the_pod_of_a_kubernetes_job_sends_its_run_back_through_its_log(podman: 
     build(podman, "localhost/prony-test", HERE, folder=tmp_path)
     text = f"kind: kubernetes\npython: {sys.executable}\npartitions: {{cpu: {{accelerators: 0}}}}\n"
     text += "container: {image: localhost/prony-test}\n"
-    site = keep_text(parse_site(text, "here.yaml", "here"), text)
+    site = parse_site(text, "here.yaml", "here")
     trial = Trial("gpt-tiny", {"device": "cpu", "batch_size": 2})
     plan = Plan(run_id="gpt-tiny-1", trial=trial, stop=Stop(max_time_s=5.0), energy=False)
     job = save(new_job(site, choose_partition(site, None), tmp_path / "here", [BlockRun(plan)], time_s=400.0))
@@ -124,7 +124,7 @@ def test_the_pod_of_a_kubernetes_job_sends_its_run_back_through_its_log(podman: 
         (tmp_path / place).mkdir()
     for name, content in inputs["data"].items():
         (tmp_path / "inputs" / name).write_text(content, encoding="utf-8")
-    shutil.copyfile(write_node_zip(tmp_path), tmp_path / "inputs" / "node.zip")
+    write_node(tmp_path / "inputs" / "node.zip")
     container = first["spec"]["template"]["spec"]["containers"][0]
     words = ["run", "--rm", "--network=none", f"--volume={tmp_path / 'runs'}:/prony/runs"]
     words += [f"--volume={tmp_path / 'inputs'}:/prony/inputs:ro", f"--workdir={container['workingDir']}"]

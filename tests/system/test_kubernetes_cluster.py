@@ -16,7 +16,8 @@ from kubernetes_bed import Cluster, why_not
 from prony.launch import jobs as jobs_module
 from prony.launch.job import ENDED_STATE, BlockRun, Job, load, new_job
 from prony.launch.jobs import Jobs
-from prony.launch.site_file import choose_partition, keep_text, parse_site
+from prony.launch.site_file import choose_partition
+from prony.launch.site_find import read_site
 from prony_node.contract import Plan, Trial
 from prony_node.contract.record import read_record
 
@@ -53,7 +54,10 @@ class Bed:
 
     def submit(self, *ask: str, image: str = "localhost/node:1", namespace: str = "default") -> Job:
         text = SITE.replace("IMAGE", image).replace("NAMESPACE", namespace)
-        site = keep_text(parse_site(text, "here.yaml", "here"), text)
+        folder = self.jobs.root.parent / f"site-{namespace}-{hash(image) % 10**6}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "here.yaml").write_text(text, encoding="utf-8")
+        site = read_site(folder / "here.yaml")
         run = BlockRun(
             Plan(run_id=f"gpt-tiny-{time.time_ns()}", trial=Trial("gpt-tiny", {"device": "cpu"}), energy=False)
         )

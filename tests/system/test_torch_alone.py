@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from prony.launch.node import node_environment, supervisor_argv, write_node_zip
+from prony.launch.node import node_environment, supervisor_argv, write_node
 from prony_node.contract import Plan, Stop, Trial, read_record
 
 OLDEST = "2.6.0"
@@ -89,7 +89,7 @@ def install_environment(folder: Path) -> None:
 
 def make_run(python: Path, tmp_path: Path, trial: Trial) -> tuple[int, dict[str, Any]]:
     """The node, shipped as a zip, by hand: no controller and nothing installed."""
-    shipped = write_node_zip(tmp_path)
+    shipped = write_node(tmp_path / "node.zip")
     plan = Plan(run_id="alone", trial=trial, stop=Stop(min_time_s=0.1, max_time_s=5.0), hung_after_s=120.0)
     (tmp_path / "plan.json").write_text(json.dumps(plan.to_json()))
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PRONY_"))}

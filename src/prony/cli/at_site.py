@@ -14,7 +14,7 @@ from prony.cli.open_site import number, warn
 from prony.cli.progress import Display
 from prony.launch.blocks import BLOCK, make_jobs
 from prony.launch.follow import ProgressTail
-from prony.launch.job import ENDED_STATE, BlockRun, Job, load
+from prony.launch.job import ENDED_STATE, BlockRun, Job, load_own
 from prony.launch.jobs import Jobs
 from prony.launch.protocol import check_fits, make_launcher
 from prony.launch.site import Partition, Site
@@ -65,7 +65,7 @@ def submit(jobs: Sequence[Job], root: Path) -> list[Job]:
     """Take the jobs up; the ones that are in the queue already are named, the others wait for their turn."""
     made = Jobs(root, warn)
     made.add(jobs)
-    now = [load(job.folder) for job in jobs]
+    now = [load_own(job.folder) for job in jobs]
     for job in now:
         where = f"job {job.handle}" if job.handle and job.site.kind == "slurm" else job.id
         state = f"submitted to {job.site.name}" if job.handle else f"waits: {job.note}"
@@ -97,10 +97,10 @@ def follow(jobs: Sequence[Job], root: Path, display: Display) -> tuple[list[Outc
             if outcome is not None:
                 outcomes.append(outcome)
                 index(root, outcome.folder)
-            now = load(job.folder)
+            now = load_own(job.folder)
             if now.followed_by and now.followed_by not in seen:
                 seen.add(now.followed_by)
-                again = load(root.absolute() / ".jobs" / now.followed_by)
+                again = load_own(now.folder.with_name(now.followed_by))
                 display.note(f"{job.id} lost a node; {again.id} tries again what it had not ended")
                 left += [(again, one) for one in again.runs]
     return outcomes, False
@@ -144,7 +144,7 @@ class _Following:
         if time.monotonic() - self._updated_s >= UPDATE_EVERY_S:
             self._jobs.update()
             self._updated_s = time.monotonic()
-        now = load(job.folder)
+        now = load_own(job.folder)
         note = f"{now.handle if now.site.kind == 'slurm' and now.handle else now.id}: {now.note}"
         if now.note and note != self._note:
             self._note = note

@@ -1,4 +1,4 @@
-"""`prony collect`: bring every job up to date, whoever submitted it and however long ago."""
+"""`prony collect`: bring every job of this user up to date, however long ago it was submitted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def collect(
     where: Annotated[Path | None, typer.Option("--runs", "--out", help=ROOTS_HELP)] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Stay until no job is left.")] = False,
 ) -> None:
-    """Ask about every open job, write the records of what was lost, and index what has come."""
+    """Ask about each of your open jobs, write the records of what was lost, and index what has come."""
     roots = job_roots(where)
     for root in roots or [runs_root(where)]:
         collect_all(root)
@@ -47,7 +47,7 @@ def _collect(place: Jobs, wait: bool) -> list[Job]:
                     index(place.root, job.run_folder(run))
         for folder in changes.recorded:
             print(f"{folder.name}: recorded at collection")
-        open_jobs = [job for job in place.all() if job.state in (SUBMITTED, WAITING)]
+        open_jobs = [job for job in place.own() if job.state in (SUBMITTED, WAITING)]
         ending = [job for job in open_jobs if job.seen_ended is not None]
         if not open_jobs or not (wait or ending):
             return open_jobs

@@ -13,11 +13,12 @@ from typing import Annotated
 
 import typer
 
-from prony.cli.open_site import find_partition, find_site
+from prony.cli.open_site import find_partition
 from prony.launch.container import container_words, image_for
 from prony.launch.image import Unknown, architectures_of, mismatch
 from prony.launch.image_build import Build, build_commands, read_pins
 from prony.launch.site import ARCHITECTURES, Partition, Site
+from prony.launch.site_find import find_site
 from prony_node.contract.errors import RequestError, unknown
 
 ENGINES = ("podman", "docker", "apptainer")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from prony.cli.open_site import ROOTS_HELP, job_roots, warn
-from prony.launch.job import ENDED_STATE, Job
+from prony.launch.job import ENDED_STATE, Job, user_name
 from prony.launch.jobs import Jobs
 from prony.launch.settle import left, pruned
 from prony_node.contract import files
@@ -41,6 +42,8 @@ def describe(job: Job) -> dict[str, Any]:
     """A job as `--json` gives it."""
     return {
         "id": job.id,
+        "owner": user_name(job.owner),
+        "left_alone": job.barred or None,
         "site": job.site.name,
         "kind": job.site.kind,
         "partition": job.partition.name,
@@ -76,12 +79,17 @@ def _print(shown: list[Job], ended: int) -> None:
         console.print("no jobs were submitted from here", markup=False)
         return
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("job", "site", "as", "state", "runs"):
+    several = any(job.owner != os.geteuid() for job in shown)
+    for column in ("job", *(("owner",) if several else ()), "site", "as", "state", "runs"):
         table.add_column(column)
     for job in shown:
         handle = (job.handle or "") if job.site.kind != "local" else ""
-        table.add_row(Text(job.id), Text(job.site.name), Text(handle), Text(state_of(job)), Text(_runs(job)))
+        owner = [user_name(job.owner)] if several else []
+        table.add_row(*(Text(word) for word in (job.id, *owner, job.site.name, handle, state_of(job), _runs(job))))
     console.print(table)
+    for job in shown:
+        if job.barred and job.owner == os.geteuid():
+            console.print(f"{job.id} is left alone: {job.barred}", markup=False)
     if ended > ENDED_SHOWN:
         console.print(f"{ended - ENDED_SHOWN} that ended earlier are not shown; --all shows them", style="dim")
 

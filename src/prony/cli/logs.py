@@ -12,7 +12,7 @@ import typer
 
 from prony.cli.execute import runs_root
 from prony.cli.open_site import ROOTS_HELP, job_of
-from prony.launch.follow import read_log
+from prony.launch.follow import read_log, read_text
 from prony.launch.job import ENDED_STATE, Job, load
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
@@ -59,7 +59,7 @@ def _sources(job: Job, name: str) -> dict[str, Callable[[], str]]:
         folder = job.run_folder(run)
         found[run.plan.run_id] = lambda number=number: read_log(job, number)  # type: ignore[misc]
         for file in (files.LAUNCHER_LOG, files.LOG):
-            found[f"{run.plan.run_id}/{file}"] = lambda path=folder / file: _read(path)  # type: ignore[misc]
+            found[f"{run.plan.run_id}/{file}"] = lambda path=folder / file: read_text(path)  # type: ignore[misc]
     return found
 
 
@@ -77,11 +77,4 @@ def _print_new(title: str, text: str, seen: int, several: bool) -> int:
 
 def _print_folder(folder: Path) -> None:
     for name in (files.SUPERVISOR_LOG, files.LAUNCHER_LOG, files.LOG):
-        _print_new(f"{folder.name}/{name}", _read(folder / name) + "\n", 0, several=True)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+        _print_new(f"{folder.name}/{name}", read_text(folder / name) + "\n", 0, several=True)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import sys
-from importlib import resources
 from pathlib import Path
 
 from prony.cli.execute import runs_root
-from prony.launch.job import JOBS, Job, find_job
+from prony.launch.job import Job, find_job, job_places
 from prony.launch.jobs import Jobs
 from prony.launch.site import Partition, Site
 from prony.launch.site_file import choose_partition
-from prony.launch.site_find import load_site, read_site, user_sites
+from prony.launch.site_find import read_site, user_sites
 from prony_node.contract.errors import RequestError
 
 SITE_HELP = "Where to run: a site of yours, `local`, or a site file; see `prony site list`."
@@ -24,20 +23,6 @@ def warn(text: str) -> None:
 
 def number(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
-
-
-def example_sites() -> dict[str, str]:
-    """Site files that Prony ships, by name."""
-    folder = resources.files("prony.catalog") / "sites"
-    return {
-        entry.name.removesuffix(".yaml"): entry.read_text(encoding="utf-8")
-        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name)
-        if entry.name.endswith(".yaml")
-    }
-
-
-def find_site(name: str) -> Site:
-    return load_site(name, example_sites())
 
 
 def find_partition(site: Site, name: str | None) -> Partition:
@@ -68,7 +53,7 @@ def job_roots(where: Path | None) -> list[Path]:
             continue
         if site.runs is not None:
             found.append(site.runs)
-    return [root for root in dict.fromkeys(root.absolute() for root in found) if (root / JOBS).is_dir()]
+    return [root for root in dict.fromkeys(root.absolute() for root in found) if job_places(root)]
 
 
 def job_of(text: str, where: Path | None) -> tuple[Jobs, Job]:

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from prony.cli.execute import runs_root
 from prony.launch.node import replacing_argv
 from prony_node.contract.cost import find_rates
 from prony_node.contract.errors import RequestError
@@ -36,7 +35,7 @@ def power(
              "--price": price}  # fmt: skip
     words = [f"{name}={value}" for name, value in given.items() if value not in (None, "")]
     words += [name for name, wanted in (("--watch", watch), ("--list-readers", list_readers)) if wanted]
-    argv = [*replacing_argv(runs_root(None)), "power", *words, *(["--", *command] if command else [])]
+    argv = [*replacing_argv(), "power", *words, *(["--", *command] if command else [])]
     sys.stdout.flush()
     sys.stderr.flush()
     try:

@@ -24,13 +24,14 @@ from prony.cli.execute import (
 )
 from prony.cli.find_machine import find_machine
 from prony.cli.model_file import find_model_file
-from prony.cli.open_site import find_partition, find_site, site_root
+from prony.cli.open_site import find_partition, site_root
 from prony.cli.open_store import updated_store
 from prony.cli.progress import Display, make_display
 from prony.cli.repeats import print_repeats
 from prony.cli.site_options import AtSite, Block, Detach, Dry, PartitionName, SiteName, Time, at_site
 from prony.cli.study_history import longest_s
 from prony.launch.collect import collect_all
+from prony.launch.site_find import find_site
 from prony.plan.request import check_target, make_stop, parse_trial, split_words
 from prony.plan.suites import Suite, load_suites
 from prony.plan.sweep import interleave, over_seeds

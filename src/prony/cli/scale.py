@@ -15,7 +15,7 @@ from rich.console import Console
 from prony.cli.execute import Outcome, runs_root, where_lines
 from prony.cli.find_machine import find_machine
 from prony.cli.model_file import find_model_file
-from prony.cli.open_site import find_partition, find_site, warn
+from prony.cli.open_site import find_partition, warn
 from prony.cli.open_store import updated_store
 from prony.cli.site_options import Block, Detach, Dry, PartitionName, SiteName, Time, at_site
 from prony.cli.study_at_site import study_root
@@ -26,6 +26,7 @@ from prony.cli.study_view import make_view
 from prony.cli.sweep import ENERGY_HELP, RETRY_HELP, SHARE_HELP, end
 from prony.launch.blocks import BLOCK
 from prony.launch.site import Partition
+from prony.launch.site_find import find_site
 from prony.plan.request import make_stop
 from prony.plan.scale import STRONG, WEAK, Series, make_series, parse_counts
 from prony.plan.study import LOCAL

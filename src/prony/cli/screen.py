@@ -13,11 +13,12 @@ from prony import catalog
 from prony.analysis.family import Family, family
 from prony.cli.at_site import follow, show_rendered, submit
 from prony.cli.execute import EXIT_FAILED, EXIT_INTERRUPTED, Outcome
-from prony.cli.open_site import find_partition, find_site, site_root, warn
+from prony.cli.open_site import find_partition, site_root, warn
 from prony.cli.progress import make_display
 from prony.launch.blocks import make_jobs
 from prony.launch.job import BlockRun, Job
 from prony.launch.protocol import make_launcher
+from prony.launch.site_find import find_site
 from prony.plan.request import make_plan, make_stop, parse_seconds, parse_trial
 from prony_node.contract.errors import RequestError
 

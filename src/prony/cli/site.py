@@ -12,15 +12,15 @@ import typer
 
 from prony.cli.at_site import show_rendered
 from prony.cli.execute import EXIT_FAILED
-from prony.cli.open_site import example_sites, find_partition, find_site, site_root, warn
+from prony.cli.open_site import find_partition, site_root, warn
 from prony.launch.calls import NoAnswer
 from prony.launch.follow import read_log
-from prony.launch.job import ENDED_STATE, Job, load, new_job
+from prony.launch.job import ENDED_STATE, Job, load_own, new_job
 from prony.launch.jobs import Jobs
 from prony.launch.site import Partition, Site
 from prony.launch.site_check import Finding, judge, judge_limits
 from prony.launch.site_file import NAME, dump_site, parse_site
-from prony.launch.site_find import read_site, sites_folder, user_sites
+from prony.launch.site_find import example_sites, find_site, read_site, sites_folder, user_sites
 from prony_node.contract.errors import RequestError
 
 CHECK_S = 300.0  # at most: importing torch from a busy file system takes minutes
@@ -47,7 +47,7 @@ def list_() -> None:
 def show(name: Annotated[str, typer.Argument(metavar="SITE")]) -> None:
     """Print a site's file, checked: copy an example and change it."""
     found = find_site(name)
-    print(str(found.document.get("text") or "kind: local\n"), end="")
+    print(found.text or "kind: local\n", end="")
 
 
 @site.command("add")
@@ -201,7 +201,7 @@ def _wait(place: Jobs, job: Job) -> Job:
     try:
         while True:
             place.update()
-            now = load(job.folder)
+            now = load_own(job.folder)
             if now.state == ENDED_STATE:
                 return now
             if now.note and now.note != told:

@@ -11,7 +11,7 @@ import typer
 
 from prony.cli.at_site import Where, follow, jobs_for, leave, show_rendered, submit
 from prony.cli.execute import Job, Outcome, plan_of, refuse_missing_paths, runs_root
-from prony.cli.open_site import find_partition, find_site, warn
+from prony.cli.open_site import find_partition, warn
 from prony.cli.open_store import updated_store
 from prony.cli.study_carry import Carried, Options, make_job, note_skipped
 from prony.cli.study_history import History, is_finished, longest_s, ran_this_code, read_history, skipped_line
@@ -21,6 +21,7 @@ from prony.launch.claim import claimed
 from prony.launch.estimate import FIXED_LENGTHS
 from prony.launch.job import BlockRun
 from prony.launch.jobs import Jobs
+from prony.launch.site_find import find_site
 from prony.plan.prune import OUT_OF_MEMORY, OutOfMemory
 from prony.plan.study import LOCAL, Study, refuse_refused
 from prony_node.contract.errors import RequestError
@@ -120,8 +121,7 @@ def history_at_site(study: Study, root: Path, wanted: Collection[tuple[Trial, in
 
 def _update(root: Path) -> Jobs:
     place = Jobs(root, warn)
-    if (root / launched.JOBS).is_dir():
-        place.update()
+    place.update()
     return place
 
 
@@ -154,7 +154,7 @@ class _Known:
         runs = [run for name in sorted({job.trial.workload for job in jobs}) for run in store.runs(workload=name)]
         trials = {trial_hash for trial_hash, _ in wanted}
         self._runs = [run for run in runs if run.trial_hash in trials]
-        for job in place.all():
+        for job in place.own():  # another user's may never be made: this study does not wait for it
             keys = {(run.plan.trial.hash, run.plan.repeat) for run in job.runs} & wanted
             if job.state != launched.ENDED_STATE and keys:
                 self.open_jobs.append(job)

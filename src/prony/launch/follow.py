@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 from prony.launch.job import LOG, Job
 from prony_node.contract import files
+from prony_node.contract.plain import READ_LIMIT, open_plain
 
 
 def read_log(job: Job, number: int | None = None) -> str:
     """What a job said, or its run of this number: its launcher has put that into the job's folder."""
-    path = job.folder / LOG if number is None else job.run_log(number)
+    return read_text(job.folder / LOG if number is None else job.run_log(number))
+
+
+def read_text(path: Path) -> str:
+    """A log, of which as much as anybody reads; nothing where there is none, or something else in its place."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        with os.fdopen(open_plain(path), "rb") as file:
+            return file.read(READ_LIMIT).decode(errors="replace")
     except OSError:
         return ""
 
@@ -29,9 +36,9 @@ class ProgressTail:
 
     def read(self) -> list[dict[str, Any]]:
         try:
-            with self._path.open("rb") as file:
+            with os.fdopen(open_plain(self._path), "rb") as file:
                 file.seek(self._offset)
-                chunk = file.read()
+                chunk = file.read(READ_LIMIT)
         except OSError:
             return []
         self._offset += len(chunk)

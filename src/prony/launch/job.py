@@ -1,25 +1,37 @@
 """A job: an ordered block of runs on one allocation, and its folder, which holds all that is known of it.
 
-Nothing of a job lives in a process: whoever comes later reads <root>/.jobs/<job id>/job.json and goes on.
+Nothing of a job lives in a process: a later command of its owner reads <root>/.jobs/<job id>/job.json and goes on.
+
+Several users may have jobs in a root. What a job's folder holds is executed, so each user has a folder of their own
+there for jobs, which nobody else can write to, and the jobs of others are listed and never acted on.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import pwd
+import re
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import shutil
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from prony.launch.site import Partition, Site
-from prony.launch.site_file import choose_partition, site_of_document
+from prony.launch.site_file import choose_partition
+from prony.launch.site_find import find_site
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.parallel import devices_per_node
+from prony_node.contract.plain import NotPlain, open_folder, open_plain, read_open, write_alone
 from prony_node.contract.plan import Plan, check_schema
 
-JOBS = ".jobs"  # beside the run folders; a name that no list of runs looks into
+JOBS = ".jobs"  # beside the run folders; a name that no list of runs looks into. `.jobs-<user id>` for further users
 JOB = "job.json"
 SCRIPT = "job.sh"
 NODE_ZIP = "node.zip"
@@ -27,7 +39,8 @@ LOG = "job.log"  # what the script itself said
 ENDED = "ended"  # its exit status, by the script
 PRUNED = "pruned"  # runs that the script left out, by the script
 FOUND = ("accelerators", "gres", "arch")  # of a partition, which a scheduler may have said in place of its file
-JOB_VERSION = 1
+JOB_VERSION = 2  # 1 kept the text of the site's file, which is no longer read
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 WAITING, SUBMITTED, ENDED_STATE = "waiting", "submitted", "ended"
 
 
@@ -77,10 +90,13 @@ class Job:
     followed_by: str | None = None  # the job that tries again what this one could not end
     cancelled: bool = False  # a person asked for its end
     tried: bool = False  # a submission was begun, and what came of it was not heard
+    place: str = JOBS  # the folder of its owner's jobs, in the root
+    owner: int = field(default_factory=os.geteuid)  # a user id
+    barred: str = ""  # why this user does not act on it: it is another's, say
 
     @property
     def folder(self) -> Path:
-        return self.root / JOBS / self.id
+        return self.root / self.place / self.id
 
     @property
     def nodes(self) -> int:
@@ -112,7 +128,7 @@ class Job:
         return {
             "schema": f"prony.job/{JOB_VERSION}",
             "id": self.id,
-            "site": self.site.document,
+            "site": {"name": self.site.name, "found_as": self.site.found_as},
             "kind": self.site.kind,
             "partition": self.partition.name,
             **{name: getattr(self.partition, name) for name in FOUND},
@@ -154,6 +170,12 @@ def new_job(
     folder_of_work: str = ".",
 ) -> Job:
     moment = datetime.now(UTC)
+    place = own_place(root)
+    if place is None:
+        raise RequestError(
+            f"another user has made {root / JOBS}-{os.geteuid()}, where your jobs would lie; have it removed, or name "
+            "another folder for the runs"
+        )
     return Job(
         id=f"prony-{moment:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}",
         site=site,
@@ -165,35 +187,103 @@ def new_job(
         node=node,
         folder_of_work=folder_of_work,
         created=moment.isoformat(),  # to the microsecond: jobs are submitted in the order they were made in
+        place=place,
     )
+
+
+def own_place(root: Path) -> str | None:
+    """The name of the folder for this user's jobs in a root, made or not; None where another user has taken it."""
+    for name in (JOBS, f"{JOBS}-{os.geteuid()}"):
+        try:
+            found = (root / name).lstat()
+        except OSError:
+            return name
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+            return name
+    return None
+
+
+def job_places(root: Path) -> list[str]:
+    """The folders of a root that hold jobs, of whichever user."""
+    try:
+        names = sorted(entry.name for entry in os.scandir(root) if entry.name.startswith(JOBS))
+    except OSError:
+        return []
+    return [name for name in names if re.fullmatch(rf"{re.escape(JOBS)}(-[0-9]+)?", name)]
+
+
+@contextlib.contextmanager
+def open_own_place(root: Path) -> Iterator[int]:
+    """A descriptor of the folder for this user's jobs, made where it is missing; nobody else can write to it."""
+    place = own_place(root)
+    if place is None:
+        raise RequestError(f"{root / JOBS}-{os.geteuid()} was made by another user; have it removed")
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            (root / place).mkdir(mode=0o755)  # less what the umask takes
+        with open_folder(root, place) as folder:
+            found = os.fstat(folder)
+            if found.st_uid != os.geteuid():  # made in this moment
+                raise RequestError(f"{root / place} was made by another user; try again")
+            if found.st_mode & OTHERS_WRITE:
+                os.fchmod(folder, stat.S_IMODE(found.st_mode) & ~OTHERS_WRITE)
+            yield folder
+    except OSError as error:
+        raise RequestError(f"{root / place} cannot be written: {error.strerror or error}") from error
 
 
 def save(job: Job) -> Job:
     """Write what is known of a job; a reader sees all of it, before or after."""
+    refuse_barred(job)
+    content = files.to_json(job.to_json()).encode()
     if job.folder.exists():
-        files.write_whole(job.folder / JOB, job.to_json())
-    else:
+        write_alone(job.folder / JOB, content)
+        return job
+    with open_own_place(job.root):
+        temporary = job.folder.with_name(f".{job.id}.{secrets.token_hex(4)}")
         try:
-            files.create_folder(job.folder, {JOB: job.to_json()})
+            temporary.mkdir(mode=0o755)  # less what the umask takes; never more, also where a root is shared
+            write_alone(temporary / JOB, content)
+            temporary.rename(job.folder)
         except OSError as error:
+            shutil.rmtree(temporary, ignore_errors=True)
             raise RequestError(f"{job.folder} cannot be made: {error.strerror or error}") from error
     return job
 
 
+def refuse_barred(job: Job) -> None:
+    """Refuse to act on a job that is not this user's to act on."""
+    if job.barred:
+        raise RequestError(f"{job.id} is left alone: {job.barred}")
+
+
+def load_own(folder: Path) -> Job:
+    """The job of a folder, to act on it."""
+    job = load(folder)
+    refuse_barred(job)
+    return job
+
+
 def load(folder: Path) -> Job:
-    """The job of a folder."""
-    document = files.read_json(folder / JOB)
+    """The job of a folder, whosever it is."""
+    folder = folder.absolute()
+    document, owner, barred = _read(folder)
     check_schema(document, "prony.job", JOB_VERSION)
     assert isinstance(document, dict)
     try:
-        site = site_of_document(document["site"])
-        partition = choose_partition(site, str(document["partition"]))
+        if document["id"] != folder.name:
+            raise ValueError(f"it is of a job {document['id']!r}")
+        site, partition, missing = _site(document, its_own=not barred)
         outcome = document.get("outcome")
         return Job(
-            id=str(document["id"]),
+            id=folder.name,
             site=site,
             partition=replace(partition, **{name: document[name] for name in FOUND if name in document}),
-            root=folder.absolute().parents[1],
+            root=folder.parents[1],
+            place=folder.parent.name,
+            owner=owner,
+            barred=barred or missing,
             runs=tuple(_block_run(entry) for entry in document["runs"]),
             ask=tuple(document.get("ask") or ()),
             time_s=float(document["time_s"]),
@@ -211,27 +301,93 @@ def load(folder: Path) -> Job:
             cancelled=bool(document.get("cancelled")),
             tried=bool(document.get("tried")),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RequestError(f"{folder / JOB} is not a complete job: {type(error).__name__} {error}") from error
 
 
+def _read(folder: Path) -> tuple[Any, int, str]:
+    """The document of a job, the user whose it is, and why it is not this user's to act on.
+
+    All is asked of what is open, so that nobody can put another folder in its place between the look and the reading.
+    """
+    try:
+        with open_folder(folder.parents[1], folder.parent.name, folder.name) as handle:
+            seen = [os.stat("..", dir_fd=handle), os.fstat(handle)]
+            file = open_plain(JOB, folder=handle)
+            seen.append(os.fstat(file))
+            document = json.loads(read_open(file, folder / JOB))
+    except NotPlain as error:
+        raise RequestError(f"{folder / JOB}: {error.strerror}") from error
+    except OSError as error:
+        raise RequestError(f"{folder / JOB} cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{folder / JOB} is no JSON document") from error
+    owner = next((one.st_uid for one in reversed(seen) if one.st_uid != os.geteuid()), os.geteuid())
+    if owner != os.geteuid():
+        return document, owner, f"it is of user {user_name(owner)}, who alone acts on it"
+    if any(one.st_mode & OTHERS_WRITE for one in seen):
+        return document, owner, f"other users may write to {folder}; `chmod -R go-w {folder}` if it is as you left it"
+    return document, owner, ""
+
+
+def user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _site(document: dict[str, Any], *, its_own: bool) -> tuple[Site, Partition, str]:
+    """The site and partition of a job as this user's own files have them, and why there are none.
+
+    What stands in a job says what will be executed; it is never taken from there, but looked up by its name. Of
+    another user's job no more than names are shown.
+    """
+    name = str(document["site"].get("name") or "local")
+    kind, wanted = str(document["kind"]), str(document["partition"])
+    shown = Partition(wanted)
+    stub = Site(name, kind, {wanted: shown}, wanted)
+    if not its_own:
+        return stub, shown, ""
+    found_as = str(document["site"].get("found_as") or name)
+    try:
+        site = find_site(found_as)
+        if site.kind != kind:
+            raise RequestError(f"the site {found_as} was of kind {kind} when it was submitted, and is now {site.kind}")
+        return site, choose_partition(site, wanted), ""
+    except RequestError as error:
+        return stub, shown, str(error)
+
+
 def _block_run(entry: dict[str, Any]) -> BlockRun:
-    return BlockRun(Plan.from_json(entry["plan"]), tuple(entry["unless_too_large"]), int(entry["attempt"]))
+    run = BlockRun(Plan.from_json(entry["plan"]), tuple(entry["unless_too_large"]), int(entry["attempt"]))
+    for name in (run.plan.run_id, *run.unless_too_large):
+        if not name or "/" in name or name.startswith("."):
+            raise ValueError(f"{name!r} is no name of a run")
+    return run
 
 
 def load_jobs(root: Path) -> list[Job]:
     """Every job of a root, oldest first; one that cannot be read is a newer Prony's and left alone."""
     found = []
-    for path in (root / JOBS).glob(f"*/{JOB}"):
-        try:
-            found.append(load(path.parent))
-        except (RequestError, OSError):
-            continue
+    for place in job_places(root):
+        for path in (root / place).glob(f"*/{JOB}"):
+            try:
+                found.append(load(path.parent))
+            except RequestError:
+                continue
     return sorted(found, key=lambda job: (job.created, job.id))
 
 
 def find_job(jobs: Sequence[Job], text: str) -> Job:
-    """The job that a person means by its id, the scheduler's, or a run of it; by the end of either too, or `latest`."""
+    """The job that a person means by its id, the scheduler's, or a run of it; by the end of either too, or `latest`.
+
+    Another user's is meant where none of this user's is.
+    """
+    own = [job for job in jobs if not job.barred]
+    if own and len(own) < len(jobs):
+        with contextlib.suppress(RequestError):
+            return find_job(own, text)
     if text == "latest" and jobs:
         return max(jobs, key=lambda job: job.created)
     for match in (

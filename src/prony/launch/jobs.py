@@ -1,6 +1,7 @@
 """The jobs of a root: submitted as far as the site allows, asked about together, settled into records once ended.
 
-Whoever calls `update` brings all of it up to date, from files and the scheduler alone: doing it twice changes nothing.
+`update` brings the jobs of the user who calls it up to date, from files and the scheduler alone: doing it twice
+changes nothing. Jobs of other users in the same root are listed and left to them.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from pathlib import Path
 from prony.launch import job as kept
 from prony.launch.follow import read_log
 from prony.launch.image import check_image
-from prony.launch.job import ENDED_STATE, NODE_ZIP, SUBMITTED, WAITING, Job, Outcome, load_jobs, save
-from prony.launch.node import write_node_zip
+from prony.launch.job import ENDED_STATE, NODE_ZIP, SUBMITTED, WAITING, Job, Outcome, load_jobs, load_own, save
+from prony.launch.node import write_node
 from prony.launch.protocol import Launcher, QueueFull, Status, Unanswered, Warn, check_fits, make_launcher
 from prony.launch.settle import left, next_attempt, settle
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
+from prony_node.contract.plain import open_plain, write_alone
 
 FILES_LAG_S = 5.0  # for what a node wrote at its end to be seen here
 MISSING_AFTER_S = 120.0  # for which a job that nobody knows is thought to come back
@@ -60,7 +62,12 @@ class Jobs:
         return self._launchers[kind]
 
     def all(self) -> list[Job]:
+        """Those of other users too, which are for looking at alone (`barred`)."""
         return load_jobs(self.root)
+
+    def own(self) -> list[Job]:
+        """The jobs that this user acts on."""
+        return [job for job in self.all() if not job.barred]
 
     def add(self, jobs: Sequence[Job]) -> Changes:
         """Take these jobs up and submit as many as may be. One that is refused leaves nothing, and ends it all."""
@@ -84,7 +91,7 @@ class Jobs:
 
     def _withdraw(self, jobs: Sequence[Job]) -> None:
         """Undo what was taken up before one of them was refused: a request is taken up whole or not at all."""
-        for job in (kept.load(job.folder) for job in jobs):
+        for job in (load_own(job.folder) for job in jobs):
             if job.state == WAITING:
                 shutil.rmtree(job.folder, ignore_errors=True)
                 continue
@@ -98,9 +105,12 @@ class Jobs:
     def update(self) -> Changes:
         """Ask about every job that has not ended, record what ended, try again what may be, submit what waits."""
         changes = Changes()
+        place = kept.own_place(self.root)
+        if place is None or not (self.root / place).is_dir():  # this user has no job here
+            return changes
         with self._alone():
             by_kind: dict[str, list[Job]] = {}
-            for job in self.all():
+            for job in self.own():
                 if job.state == SUBMITTED:
                     by_kind.setdefault(job.site.kind, []).append(job)
             for jobs in by_kind.values():
@@ -115,7 +125,7 @@ class Jobs:
         """Ask for the end of these jobs; those that had not ended yet."""
         cancelled = []
         with self._alone():
-            for job in (kept.load(job.folder) for job in jobs):
+            for job in [load_own(job.folder) for job in jobs]:
                 if job.state == WAITING:
                     outcome = Outcome("CANCELLED", "before it was submitted")
                     cancelled.append(self._end(replace(job, cancelled=True), outcome, Changes()))
@@ -127,19 +137,13 @@ class Jobs:
     def _prepare(self, job: Job) -> Job:
         """All that the job needs into its folder; the node program comes last, and says that nothing is missing."""
         for number, run in enumerate(job.runs):
-            files.write_whole(job.plan_file(number), run.plan.to_json())
-        shared = write_node_zip(self.root / kept.JOBS)
-        try:
-            os.link(shared, job.folder / NODE_ZIP)
-        except OSError:  # a file system without hard links
-            copied = job.folder / f".{NODE_ZIP}.part"
-            shutil.copyfile(shared, copied)
-            copied.replace(job.folder / NODE_ZIP)
+            write_alone(job.plan_file(number), files.to_json(run.plan.to_json()).encode())
+        write_node(job.folder / NODE_ZIP)
         return job
 
     def _submit_waiting(self, changes: Changes, ours: Collection[str] = ()) -> None:
         """Submit what waits, as far as it may; a refusal of one of `ours` is raised, that of another is its end."""
-        jobs = self.all()
+        jobs = self.own()
         in_queue: dict[str, int] = {}
         for job in jobs:
             in_queue[job.site.name] = in_queue.get(job.site.name, 0) + (job.state == SUBMITTED)
@@ -162,7 +166,7 @@ class Jobs:
                     raise
                 if isinstance(error, Unanswered):
                     full.add(name)
-                    self._note(kept.load(job.folder), f"{error}; it is submitted later")
+                    self._note(load_own(job.folder), f"{error}; it is submitted later")
                     continue
                 self._warn(str(error))
                 self._end(job, Outcome("REFUSED", str(error)), changes)
@@ -171,9 +175,10 @@ class Jobs:
         launcher = self.launcher(job)
         if not (job.folder / NODE_ZIP).exists():  # who made the job was ended before all of it was there
             self._prepare(job)
+        write_node(job.folder / NODE_ZIP)  # as it is now, and as nobody else has changed it
         rendered = launcher.render(job)
         for name, text in rendered.files.items():
-            (job.folder / name).write_text(text, encoding="utf-8")
+            write_alone(job.folder / name, text.encode())
         save(replace(job, tried=True))  # whoever comes after us, should we end now, asks before submitting again
         handle = launcher.submit(job, rendered)
         moment = self._now().isoformat()
@@ -217,17 +222,15 @@ class Jobs:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """One process at a time submits and settles."""
-        folder = self.root / kept.JOBS
+        """One process of this user at a time submits and settles."""
+        with kept.open_own_place(self.root) as folder:
+            lock = open_plain(".lock", os.O_RDWR | os.O_CREAT, 0o600, folder)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = (folder / ".lock").open("w")
-        except OSError as error:
-            raise RequestError(f"{folder} cannot be written: {error.strerror or error}") from error
-        with lock:
             with contextlib.suppress(OSError):  # a file system without locks: as well as it goes
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+        finally:
+            os.close(lock)
 
 
 def _last_words(job: Job) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
-from prony.launch.job import JOBS, NODE_ZIP, SCRIPT, Job, Outcome
+from prony.launch.job import NODE_ZIP, SCRIPT, Job, Outcome
 from prony.launch.kubernetes_answers import failure_of, pod_facts, status_of
 from prony.launch.kubernetes_api import Api, ApiProblem, persist
 from prony.launch.kubernetes_detect import nodes_of
@@ -129,7 +129,7 @@ class Kubernetes:
     def _view(self, job: Job) -> View:
         selector = f"{_equals(MANAGED_BY)},{ROOT_LABEL}={root_label(job.root)}"
         place = hashlib.sha256(f"{job.site.context}/{job.site.namespace}".encode()).hexdigest()[:12]
-        path = job.root / JOBS / f".kubernetes-{place}.json"
+        path = job.folder.with_name(f".kubernetes-{place}.json")
         return View(path, lambda: self._api(job.site), selector, self._warn, self._clock)
 
     def _judge(self, view: View, jobs: list[Job]) -> dict[str, Status]:

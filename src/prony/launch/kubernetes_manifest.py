@@ -77,7 +77,7 @@ def pod_script(job: Job) -> str:
     first = quote(f"{name}-0.{name}") if job.nodes > 1 else "localhost"
     if job.nodes > 1:  # a pod's own name is known to no other; with the Service's after it, it is
         step.append(f'PRONY_ADDRESS="$(hostname)".{quote(name)}')
-    return make_script(there, (), step, first_host=first, seed="0")
+    return make_script(there, (), step, first_host=first, seed="0", ours=False)
 
 
 def manifests(job: Job) -> list[Manifest]:

@@ -46,7 +46,7 @@ class LocalRun:
             raise RequestError(f"there is no Python at {python}; PRONY_PYTHON names the one that has torch")
         responsible = {"role": "controller", **identify()}
         try:
-            environment = local_environment(self.root, controller=True)
+            environment = local_environment(controller=True)
             files.create_folder(self.folder, {files.PLAN: self.plan.to_json(), files.SUPERVISOR: responsible})
         except OSError as error:
             raise RequestError(f"{self.folder} cannot be made: {error.strerror or error}") from error

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import hashlib
 import importlib.util
+import io
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from prony.launch.calls import make_own_folder
+from prony_node.contract.cache import cache_folder
 from prony_node.contract.errors import RequestError
+from prony_node.contract.plain import read_plain, write_alone
 
 FROM_ZIP = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); "
@@ -44,24 +48,24 @@ def node_environment(environment: Mapping[str, str], python: str, shipped: Path 
     return changed
 
 
-def local_environment(root: Path, controller: bool = False) -> dict[str, str]:
+def local_environment(controller: bool = False) -> dict[str, str]:
     """The environment of a node process on this machine; another interpreter gets the node as a zip."""
     python = node_python()
-    shipped = None if _same_interpreter(python) else write_node_zip(root)
+    shipped = None if _same_interpreter(python) else write_node_zip()
     environment = node_environment(os.environ, python, shipped)
     if controller:
         environment["PRONY_CONTROLLER_PID"] = str(os.getpid())
     return environment
 
 
-def replacing_argv(root: Path) -> list[str]:
+def replacing_argv() -> list[str]:
     """The node program for a process that becomes it and runs a user's command: its environment stays as it is."""
     python = node_python()
     shipped = None
     if not _same_interpreter(python):
         try:
-            shipped = write_node_zip(root)
-        except OSError:  # nowhere to put it: ours has no torch, and for what needs none it is as good
+            shipped = write_node_zip()
+        except RequestError:  # nowhere to put it: ours has no torch, and for what needs none it is as good
             python = sys.executable
     start = [python, "-P"]  # a random.py where the user stands must not shadow Python's
     return [*start, "-c", FROM_ZIP, str(shipped.absolute())] if shipped else [*start, "-m", "prony_node"]
@@ -72,26 +76,45 @@ def _same_interpreter(python: str) -> bool:
     return os.path.abspath(python) == os.path.abspath(sys.executable)  # noqa: PTH100
 
 
-def write_node_zip(folder: Path) -> Path:
-    """The node program as one file (with nvidia-ml-py beside it), made once for each content."""
-    members = {name: source.read_bytes() for name, source in sorted(_node_sources().items())}
-    content = hashlib.sha256(repr(sorted(members.items())).encode()).hexdigest()[:12]
-    path = folder / f".node-{content}.zip"
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".node-{content}.", suffix=".tmp", dir=folder)
-        temporary = Path(name)
+def write_node_zip() -> Path:
+    """The node program as one file in a folder that only this user can write to: it is executed."""
+    problems = []
+    for folder in _own_folders():
         try:
-            with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-                for member, source in members.items():
-                    archive.writestr(zipfile.ZipInfo(member), source, zipfile.ZIP_DEFLATED)
-            temporary.chmod(0o644)  # for others who may write to this root
-            temporary.replace(path)
-        except OSError:  # a full disk is not to be filled with halves of it
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise
+            make_own_folder(folder)
+            return write_node(folder / f"node-{hashlib.sha256(node_zip()).hexdigest()[:12]}.zip")
+        except OSError as error:
+            problems.append(f"{folder} ({error.strerror or error})")
+    where = " or ".join(problems)
+    raise RequestError(f"the node program cannot be put into {where}; XDG_CACHE_HOME names another folder of yours")
+
+
+def _own_folders() -> list[Path]:
+    cache = cache_folder()
+    kept = [] if cache is None else [cache / "node"]
+    return [*kept, Path(tempfile.gettempdir()) / f"prony-{os.geteuid()}"]
+
+
+def write_node(path: Path) -> Path:
+    """The node program as this file; what lies there is kept where it is the same, byte by byte."""
+    content = node_zip()
+    try:
+        if read_plain(path, len(content)) == content:
+            return path
+    except OSError:  # absent, or anything but such a file
+        pass
+    write_alone(path, content)
     return path
+
+
+@functools.cache
+def node_zip() -> bytes:
+    """The node program as a zip (with nvidia-ml-py beside it): the same bytes for the same sources."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for member, source in sorted(_node_sources().items()):
+            archive.writestr(zipfile.ZipInfo(member), source.read_bytes(), zipfile.ZIP_DEFLATED)
+    return packed.getvalue()
 
 
 def _node_sources() -> dict[str, Path]:
@@ -107,30 +130,17 @@ def ask_node(question: str, root: Path, *words: str) -> dict[str, Any]:
     """The answer of `python -m prony_node QUESTION WORDS`, for what the controller cannot know without torch."""
     argv = [node_python(), "-m", "prony_node", question, *words]
     try:
-        with _question_environment(root) as environment:
-            done = subprocess.run(
-                argv,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=QUESTION_PATIENCE_S,
-                check=False,
-            )
+        done = subprocess.run(
+            argv,
+            env=local_environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=QUESTION_PATIENCE_S,
+            check=False,
+        )
         answer: dict[str, Any] = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         last = done.stderr.strip().splitlines()[-1:] if isinstance(error, ValueError) else [str(error)]
         raise RequestError(f"{' '.join(argv)} gave no answer: {' '.join(last) or 'it said nothing'}") from error
     return answer
-
-
-@contextlib.contextmanager
-def _question_environment(root: Path) -> Iterator[dict[str, str]]:
-    """The environment for a question: where nothing can be put beside the runs, the zip lies elsewhere meanwhile."""
-    try:
-        environment = local_environment(root)
-    except OSError:
-        with tempfile.TemporaryDirectory(prefix="prony-node-") as place:
-            yield local_environment(Path(place))
-        return
-    yield environment

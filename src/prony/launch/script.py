@@ -10,6 +10,15 @@ from prony.launch.job import ENDED, NODE_ZIP, PRUNED, Job
 from prony_node.contract.cost import CARBON, PRICE
 
 NEAR_END = "USR2"  # what a job gets before its time is over; the supervisor answers it with a record
+# Logs are left out: they are made with the umask of the node, and nothing reads them there.
+OURS_ALONE = (
+    "# what lies in this folder is executed: it must be as its owner made it, whoever may write to the folders above",
+    """foreign=$(find "$job" -maxdepth 1 ! -name '*.log' \\( -type l -o ! -user "$(id -u)" -o -perm /022 \\))""",
+    'if [ -n "$foreign" ]; then',
+    """    echo "prony: nothing is run: others may write to ${foreign%%$'\\n'*}, or it is another user's" >&2""",
+    "    exit 1",
+    "fi",
+)
 
 
 def quote(text: str) -> str:
@@ -17,15 +26,22 @@ def quote(text: str) -> str:
 
 
 def make_script(
-    job: Job, header: Sequence[str], step: Sequence[str], *, first_host: str | None = None, seed: str | None = None
+    job: Job,
+    header: Sequence[str],
+    step: Sequence[str],
+    *,
+    first_host: str | None = None,
+    seed: str | None = None,
+    ours: bool = True,
 ) -> str:
     """`header` follows the first line; `step` are the words, ready for bash, that start a run on its nodes.
 
     The nodes of a run meet at `first_host`, ready for bash too, or else at the one that runs the script, on a port
-    that follows from `seed` and the run.
+    that follows from `seed` and the run. `ours`: it runs as the user who submitted it.
     """
     login = " -l" if job.site.environment.modules else ""  # where `module` is defined
     lines = [f"#!/bin/bash{login}", *header, "", "set -euo pipefail", ""]
+    lines += [f"job={quote(str(job.folder))}", *(OURS_ALONE if ours else ())]
     lines += _environment(job)
     lines += _functions(job, step, first_host or _own_name(job), seed or "${SLURM_JOB_ID:-$$}")
     lines += _work(job)
@@ -42,7 +58,7 @@ def _environment(job: Job) -> list[str]:
     for name, value in ((CARBON, job.site.carbon), (PRICE, job.site.price)):
         if value is not None:
             variables.setdefault(name, value)
-    lines = [f"job={quote(str(job.folder))}", f"python={quote(job.site.python or 'python3')}"]
+    lines = [f"python={quote(job.site.python or 'python3')}"]
     lines += [f"export {name}={quote(value)}" for name, value in sorted(variables.items())]
     lines.append('export PYTHONPATH="$job"/' + NODE_ZIP + (f":{quote(path)}" if path else ""))
     lines.append(f"export PYTHONSAFEPATH=1 PRONY_JOB={quote(job.id)}")

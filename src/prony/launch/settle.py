@@ -12,6 +12,7 @@ from prony_node.contract import files
 from prony_node.contract.assemble import Parts, assemble
 from prony_node.contract.errors import RequestError
 from prony_node.contract.manifest import COLLECTION, write_manifest
+from prony_node.contract.plain import read_plain
 from prony_node.contract.record import read_record
 
 
@@ -22,7 +23,7 @@ def begun(job: Job, run: BlockRun) -> bool:
 def pruned(job: Job) -> set[str]:
     """Runs that the job left out, since a smaller one had run out of memory."""
     try:
-        return set((job.folder / PRUNED).read_text(encoding="utf-8").split())
+        return set(read_plain(job.folder / PRUNED).decode(errors="replace").split())
     except OSError:
         return set()
 

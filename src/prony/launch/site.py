@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 KINDS = ("local", "slurm", "kubernetes")
 ENGINES = ("apptainer", "podman", "docker", "none")
@@ -93,7 +92,8 @@ class Site:
     queue: str | None = None  # of Kueue
     carbon: str | None = None  # g/kWh, as PRONY_CARBON_G_PER_KWH takes it
     price: str | None = None  # of a kWh, as PRONY_PRICE_PER_KWH takes it
-    document: dict[str, Any] = field(default_factory=dict)  # the file as it was read, which jobs keep
+    text: str = ""  # its file
+    found_as: str = "local"  # the name or the path by which a later command finds the file again
 
     @property
     def shares_files(self) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from prony.launch.container import image_for
+from prony.launch.follow import read_text
 from prony.launch.job import Job
 from prony.launch.site import ARCHITECTURES, Partition
 
@@ -24,10 +25,7 @@ class Finding:
 
 def read_answer(folder: Path) -> dict[str, Any] | None:
     """The document that the node program printed; what else it said stands before or after it."""
-    try:
-        text = (folder / "answer").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
+    text = read_text(folder / "answer")
     start = text.find("{\n")
     while start >= 0:
         try:
@@ -67,7 +65,7 @@ def judge(job: Job, log: str) -> list[Finding]:
 
 
 def _last_words(job: Job, log: str) -> str:
-    for text in (_read(job.folder / "answer"), log):
+    for text in (read_text(job.folder / "answer"), log):
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         if lines:
             return lines[-1][:300]
@@ -203,14 +201,7 @@ def judge_limits(stated: Partition, known: Partition) -> Finding | None:
 
 def _surroundings(job: Job) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for line in _read(job.folder / "surroundings").splitlines():
+    for line in read_text(job.folder / "surroundings").splitlines():
         kind, _, rest = line.partition(" ")
         found.setdefault(kind, []).append(rest)
     return found
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from functools import cache
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
@@ -15,7 +15,6 @@ from prony.launch.site import (
     ARCHITECTURES,
     ENGINES,
     KINDS,
-    LOCAL,
     VENDORS,
     Container,
     Environment,
@@ -37,7 +36,7 @@ OURS = ("PRONY_JOB", "PRONY_NODE_RANK", "PRONY_RENDEZVOUS", "PRONY_CONTROLLER_PI
 def parse_site(text: str, where: str, name: str) -> Site:
     """The site of a file's text."""
     section = read_section(text, where, "site")
-    site = _parse(section, name)
+    site = replace(_parse(section, name), text=text, found_as=name)
     section.done()
     _check(site, section)
     return site
@@ -71,7 +70,6 @@ def _parse(section: Section, name: str) -> Site:
         retry_node_failure=section.count("retry_node_failure") or 0,
         carbon=section.text("carbon_g_per_kwh"),
         price=section.text("price_per_kwh"),
-        document={"name": name, "text": ""},
         **_kubernetes(section),
     )
 
@@ -189,23 +187,6 @@ def choose_partition(site: Site, name: str | None) -> Partition:
     if wanted not in site.partitions:
         raise unknown(f"partition of {site.name}", wanted, site.partitions)
     return site.partitions[wanted]
-
-
-def keep_text(site: Site, text: str) -> Site:
-    """The site with its file in it: a job keeps that, so that it is collected as it was submitted."""
-    site.document["text"] = text
-    return site
-
-
-def site_of_document(document: Mapping[str, object]) -> Site:
-    """The site that a job kept."""
-    text = str(document.get("text") or "")
-    return _kept_site(text, str(document.get("name") or "site")) if text else LOCAL
-
-
-@cache
-def _kept_site(text: str, name: str) -> Site:
-    return keep_text(parse_site(text, f"the site kept with the job ({name})", name), text)
 
 
 def dump_site(values: Mapping[str, object]) -> str:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from importlib import resources
 from pathlib import Path
 
 from prony.launch.site import LOCAL, Site
-from prony.launch.site_file import keep_text, parse_site
+from prony.launch.site_file import parse_site
 from prony_node.contract.errors import RequestError, unknown
 
 
@@ -21,6 +24,21 @@ def sites_folder(environment: Mapping[str, str] = os.environ) -> Path:
     return Path(base) / "prony" / "sites"
 
 
+@cache
+def example_sites() -> dict[str, str]:
+    """Site files that Prony ships, by name."""
+    folder = resources.files("prony.catalog") / "sites"
+    return {
+        entry.name.removesuffix(".yaml"): entry.read_text(encoding="utf-8")
+        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name)
+        if entry.name.endswith(".yaml")
+    }
+
+
+def find_site(name: str) -> Site:
+    return load_site(name, example_sites())
+
+
 def load_site(name: str, examples: Mapping[str, str], folder: Path | None = None) -> Site:
     """The site of a name, or of a path to a file: the user's own, then `local`, then one shipped as an example."""
     path = Path(name)
@@ -28,11 +46,11 @@ def load_site(name: str, examples: Mapping[str, str], folder: Path | None = None
         return read_site(path)
     own = user_sites(folder)
     if name in own:
-        return read_site(own[name])
+        return replace(read_site(own[name]), found_as=name)
     if name == "local":
         return LOCAL
     if name in examples:
-        return keep_text(parse_site(examples[name], f"{name}.yaml", name), examples[name])
+        return parse_site(examples[name], f"{name}.yaml", name)
     raise unknown("site", name, {*own, *examples, "local"})
 
 
@@ -43,9 +61,15 @@ def user_sites(folder: Path | None = None) -> dict[str, Path]:
 
 
 def read_site(path: Path) -> Site:
+    """The site of a file."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     name = re.sub(r"[^A-Za-z0-9_.-]", "-", path.stem).lstrip(".-_") or "site"
-    return keep_text(parse_site(text, str(path), name[:63]), text)
+    return replace(_parsed(text, str(path), name[:63]), found_as=str(path.absolute()))
+
+
+@cache  # a job that is followed looks its site up several times a second
+def _parsed(text: str, where: str, name: str) -> Site:
+    return parse_site(text, where, name)

@@ -66,7 +66,7 @@ def talk(root: Path, *words: str) -> Iterator[NodeTalk]:
         try:
             process = subprocess.Popen(
                 argv,
-                env=local_environment(root),
+                env=local_environment(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=complaints,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,7 +48,12 @@ def open_plain(path: Path | str, flags: int = os.O_RDONLY, mode: int = 0o666, fo
 
 def read_plain(path: Path | str, limit: int = READ_LIMIT, folder: int | None = None) -> bytes:
     """All of a regular file; NotPlain when it is none, or longer than the limit."""
-    with os.fdopen(open_plain(path, folder=folder), "rb") as file:
+    return read_open(open_plain(path, folder=folder), path, limit)
+
+
+def read_open(handle: int, path: Path | str, limit: int = READ_LIMIT) -> bytes:
+    """All of a file that `open_plain` opened, which is closed; NotPlain when it is longer than the limit."""
+    with os.fdopen(handle, "rb") as file:
         content = file.read(limit + 1)
     if len(content) > limit:
         raise NotPlain(path, f"it is longer than {limit / 2**20:,.0f} MiB")
@@ -74,3 +80,19 @@ def open_folder(root: Path, *names: str, create: bool = False) -> Iterator[int]:
         yield handle
     finally:
         os.close(handle)
+
+
+def write_alone(path: Path, content: bytes) -> None:
+    """Put a file in the place of what lies under this name, whole; nobody but its owner can write to it."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:  # a full disk is not to be filled with halves of it
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise

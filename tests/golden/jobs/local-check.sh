@@ -4,6 +4,12 @@
 set -euo pipefail
 
 job=/scratch/runs/.jobs/prony-20260101T000000-abcdef
+# what lies in this folder is executed: it must be as its owner made it, whoever may write to the folders above
+foreign=$(find "$job" -maxdepth 1 ! -name '*.log' \( -type l -o ! -user "$(id -u)" -o -perm /022 \))
+if [ -n "$foreign" ]; then
+    echo "prony: nothing is run: others may write to ${foreign%%$'\n'*}, or it is another user's" >&2
+    exit 1
+fi
 python=/opt/python
 export PYTHONPATH="$job"/node.zip
 export PYTHONSAFEPATH=1 PRONY_JOB=prony-20260101T000000-abcdef

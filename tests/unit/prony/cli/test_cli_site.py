@@ -17,7 +17,7 @@ from prony.cli.study_at_site import in_order
 from prony.launch.job import ENDED_STATE, SUBMITTED, BlockRun, Outcome, new_job
 from prony.launch.site import Partition
 from prony.launch.site_check import judge, judge_limits, read_answer
-from prony.launch.site_file import keep_text, parse_site
+from prony.launch.site_file import parse_site
 from prony.launch.site_find import read_site
 from prony_node.contract import Plan, Trial, files
 
@@ -200,7 +200,7 @@ AROUND = "interface lo\ninterface ib0\naddress 10.0.0.1   n1i\nmodules GCC/12:CU
 
 def levels(tmp_path: Path, answer: dict[str, Any] | None, log: str = "", around: str = AROUND) -> dict[str, str]:
     text = SITE.replace("arch:", "accelerator: GH200 (96 GB), arch:") + SAYS
-    site = keep_text(parse_site(text, "x", "x"), "")
+    site = parse_site(text, "x", "x")
     job = new_job(site, site.partitions["gpu"], tmp_path, ask=("doctor",))
     job.folder.mkdir(parents=True)
     (job.folder / "surroundings").write_text(around)

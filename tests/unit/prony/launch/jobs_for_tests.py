@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 from prony.launch.job import BlockRun, Job, new_job
 from prony.launch.site import Site
-from prony.launch.site_file import choose_partition, keep_text, parse_site
+from prony.launch.site_file import choose_partition
+from prony.launch.site_find import read_site
 from prony_node.contract import Plan, Trial
 
 SLURM = """\
@@ -18,9 +21,16 @@ partitions:
   gpu: {accelerators: 4, accelerator: H100, gres: "gpu:h100", cores_per_device: 16, arch: amd64, nodes: 8, max_time: 4h}
 """
 
+SITES = tempfile.TemporaryDirectory(prefix="prony-sites-")
+
 
 def make_site(text: str, name: str = "here") -> Site:
-    return keep_text(parse_site(text, f"{name}.yaml", name), text)
+    """A site whose file is there, as a job looks for it later."""
+    folder = Path(SITES.name) / hashlib.sha256(text.encode()).hexdigest()[:12]
+    folder.mkdir(exist_ok=True)
+    file = folder / f"{name}.yaml"
+    file.write_text(text, encoding="utf-8")
+    return read_site(file)
 
 
 def make_run(number: int = 0, workload: str = "gpt-tiny", **settings: int | str) -> BlockRun:

@@ -16,7 +16,7 @@ from prony.launch.collect import collect, collect_all
 from prony.launch.follow import ProgressTail
 from prony.launch.left import wait_for_left
 from prony.launch.local import LocalRun
-from prony.launch.node import ask_node, node_environment, node_python, supervisor_argv, write_node_zip
+from prony.launch.node import ask_node, node_environment, node_python, supervisor_argv, write_node, write_node_zip
 from prony_node.contract import Plan, RequestError, Trial, files, read_record
 from prony_node.contract.process import identify
 
@@ -47,12 +47,12 @@ def test_another_python_gets_the_node_as_a_zip_in_front() -> None:
 
 
 def test_the_zip_holds_the_node_program_and_nothing_of_the_controller(tmp_path: Path) -> None:
-    path = write_node_zip(tmp_path)
+    path = write_node(tmp_path / "node.zip")
     names = zipfile.ZipFile(path).namelist()
     assert "prony_node/__main__.py" in names
     assert {name.partition("/")[0] for name in names} <= {"prony_node", "pynvml.py"}
     before = path.stat().st_mtime_ns
-    assert write_node_zip(tmp_path) == path
+    assert write_node(path) == path
     assert path.stat().st_mtime_ns == before
     assert list(tmp_path.iterdir()) == [path]
 
@@ -202,26 +202,18 @@ def test_a_folder_that_cannot_be_read_keeps_no_study_from_starting(tmp_path: Pat
     wait_for_left(tmp_path, {(PLAN.trial.hash, PLAN.repeat)}, print)
 
 
-def test_others_of_a_shared_root_can_read_the_node_program(tmp_path: Path) -> None:
-    before = os.umask(0o077)
-    try:
-        assert write_node_zip(tmp_path).stat().st_mode & 0o777 == 0o644
-    finally:
-        os.umask(before)
-
-
 def test_two_containers_write_the_node_program_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a shared root; the controller of each is process 1 there."""
-    write, others = zipfile.ZipFile.writestr, iter([True])
+    """Of a shared home; the controller of each is process 1 there."""
+    write, others = os.fdopen, iter([True])
 
-    def beside(*given: Any) -> None:
+    def beside(*given: Any, **more: Any) -> Any:
         if next(others, False):
-            write_node_zip(tmp_path)
-        write(*given)
+            write_node(tmp_path / "node.zip")
+        return write(*given, **more)
 
     monkeypatch.setattr("os.getpid", lambda: 1)
-    monkeypatch.setattr("zipfile.ZipFile.writestr", beside)
-    path = write_node_zip(tmp_path)
+    monkeypatch.setattr("os.fdopen", beside)
+    path = write_node(tmp_path / "node.zip")
     assert zipfile.ZipFile(path).testzip() is None
     assert list(tmp_path.iterdir()) == [path]
 
@@ -230,10 +222,13 @@ def test_half_a_node_program_does_not_stay_on_a_full_disk(tmp_path: Path, monkey
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("zipfile.ZipFile.writestr", full)
+    monkeypatch.setattr("pathlib.Path.replace", full)
     with pytest.raises(OSError, match="No space left"):
-        write_node_zip(tmp_path)
+        write_node(tmp_path / "node.zip")
     assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr("prony.launch.node._own_folders", lambda: [tmp_path / "cache"])
+    with pytest.raises(RequestError, match="No space left"):
+        write_node_zip()
 
 
 def test_another_python_is_asked_also_where_nothing_can_be_put_beside_the_runs(
@@ -244,10 +239,10 @@ def test_another_python_is_asked_also_where_nothing_can_be_put_beside_the_runs(
     python.write_text('#!/bin/sh\ntest -f "${PYTHONPATH%%:*}" && echo "{\\"zip\\": \\"$PYTHONPATH\\"}"\n')
     python.chmod(0o755)
     monkeypatch.setenv("PRONY_PYTHON", str(python))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "file").write_text("")
     zipped = Path(ask_node("devices", tmp_path / "file" / "runs")["zip"].split(os.pathsep)[0])
-    assert zipped.suffix == ".zip"
-    assert not zipped.exists(), "it is taken away after the question"
+    assert zipped.parent == tmp_path / "cache" / "prony" / "node"
 
 
 def test_folders_that_are_not_ours_to_settle_are_passed_over(tmp_path: Path) -> None:

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from jobs_for_tests import SLURM, make_site
 
-from prony.cli.open_site import example_sites
 from prony.launch.site import KINDS, LOCAL
-from prony.launch.site_file import choose_partition, site_of_document
-from prony.launch.site_find import load_site, sites_folder, user_sites
+from prony.launch.site_file import choose_partition, parse_site
+from prony.launch.site_find import example_sites, find_site, load_site, sites_folder, user_sites
 from prony_node.contract import RequestError
 
 
@@ -69,7 +68,7 @@ def test_everything_a_site_can_say_is_read() -> None:
 )  # fmt: skip
 def test_what_is_wrong_is_said(text: str, words: str) -> None:
     with pytest.raises(RequestError) as refused:
-        make_site(text)
+        parse_site(text, "here.yaml", "here")
     assert words in str(refused.value)
     assert str(refused.value).startswith("here.yaml")
 
@@ -106,7 +105,8 @@ def test_a_partition_is_chosen_by_name() -> None:
         choose_partition(site, "gpuu")
 
 
-def test_a_job_keeps_its_site_as_it_was() -> None:
-    site = make_site(SLURM)
-    assert site_of_document(site.document) == site
-    assert site_of_document(LOCAL.document) is LOCAL
+def test_a_site_is_found_again_by_what_a_job_keeps_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.yaml").write_text(f"name: other\n{SLURM}", encoding="utf-8")
+    monkeypatch.setenv("PRONY_SITES", str(tmp_path))
+    for name in ("mine", str(tmp_path / "mine.yaml"), "jedi", "local"):
+        assert find_site(find_site(name).found_as) == find_site(name)

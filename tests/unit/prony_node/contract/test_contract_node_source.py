@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import prony_node
-from prony.launch.node import write_node_zip
+from prony.launch.node import write_node
 from prony_node.contract.node_source import node_source_hash
 
 PACKAGE = Path(prony_node.__file__).parent
@@ -29,7 +29,7 @@ def hash_of(place: Path) -> str:
 def test_a_folder_a_copy_and_a_zip_have_one_hash(tmp_path: Path) -> None:
     shutil.copytree(PACKAGE, tmp_path / "copy" / "prony_node")  # with compiled files, which are no source
     assert hash_of(tmp_path / "copy") == node_source_hash()
-    assert hash_of(write_node_zip(tmp_path)) == node_source_hash()
+    assert hash_of(write_node(tmp_path / "node.zip")) == node_source_hash()
 
 
 def test_a_changed_a_new_and_a_renamed_file_are_other_code(tmp_path: Path) -> None:

@@ -1,0 +1,287 @@
+"""Jobs of other users in a root that several can write to: looked at, never acted on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from prony.cli.main import make_app
+from prony.launch.job import BlockRun, Job, load, load_jobs, new_job, save
+from prony.launch.jobs import Jobs
+from prony.launch.protocol import LAUNCHERS
+from prony.launch.site_find import read_site
+from prony_node.contract import Plan, RequestError, Trial
+
+STRANGER = 61234  # a user id that nobody has
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A root that everyone can write to, a program that leaves a mark when it is run, and this user's own site."""
+
+    root: Path
+    program: Path
+    mark: Path
+    site: Path
+
+    def job(self, number: int = 0, **fields: Any) -> Job:
+        """A job of this user, whose site runs the program in the place of Python."""
+        site = read_site(self.site)
+        run = BlockRun(Plan(run_id=f"gpt-tiny-{number}", trial=Trial("gpt-tiny", {"steps": 2}), energy=False))
+        return replace(new_job(site, site.partitions[""], self.root, [run], time_s=60.0), **fields)
+
+    def plant(self, uid: int = STRANGER, **fields: Any) -> Path:
+        """A job as another user leaves it here: owned by them, and with the text of a site in it."""
+        job = self.job(**{"state": "waiting", **fields})
+        folder = self.root / ".jobs" / job.id
+        folder.mkdir(parents=True)
+        text = json.dumps({"kind": "local", "python": str(self.program)})
+        document = {**job.to_json(), "site": {"name": "here", "text": text, "found_as": str(self.site)}}
+        (folder / "job.json").write_text(json.dumps({**document, **fields}), encoding="utf-8")
+        for path in (folder.parent, folder, folder / "job.json"):
+            os.chown(path, uid, uid)
+        return folder
+
+    def prony(self, *words: str) -> Any:
+        return CliRunner().invoke(make_app(words[0]), [*words, "--runs", str(self.root)])
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    monkeypatch.setattr("prony.launch.jobs.FILES_LAG_S", 0.1)
+    root = tmp_path / "runs"
+    root.mkdir()
+    root.chmod(0o1777)
+    mark, program, site = tmp_path / "mark", tmp_path / "program", tmp_path / "here.yaml"
+    program.write_text(f"#!/bin/sh\necho run >>{mark}\n", encoding="utf-8")
+    program.chmod(0o755)
+    site.write_text(json.dumps({"kind": "local", "python": str(program)}), encoding="utf-8")
+    return Scene(root, program, mark, site)
+
+
+@pytest.fixture
+def by_root() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can leave a file that another user owns")
+
+
+def wait_for(scene: Scene, patience: int = 100) -> None:
+    """Until the jobs of this user have ended."""
+    for _ in range(patience):
+        Jobs(scene.root, print).update()
+        if all(job.barred or job.state == "ended" for job in load_jobs(scene.root)):
+            return
+        time.sleep(0.1)
+
+
+@pytest.mark.usefixtures("by_root")
+@pytest.mark.parametrize(
+    "words", [("jobs",), ("collect",), ("collect", "--wait"), ("logs", "gpt-tiny-0"), ("cancel", "gpt-tiny-0")]
+)
+def test_a_job_that_another_user_left_runs_nothing(scene: Scene, words: tuple[str, ...]) -> None:
+    folder = scene.plant()
+    before = (folder / "job.json").read_bytes()
+    scene.prony(*words)
+    assert not scene.mark.exists()
+    assert [path.name for path in folder.iterdir()] == ["job.json"]
+    assert (folder / "job.json").read_bytes() == before
+
+
+@pytest.mark.usefixtures("by_root")
+def test_a_job_of_this_user_is_submitted_beside_one_that_is_not(scene: Scene) -> None:
+    scene.plant()
+    job = scene.job(1)
+    Jobs(scene.root, print).add([job])
+    wait_for(scene)
+    assert scene.mark.read_text() == "run\n", "this user's job alone was run"
+    assert job.folder.parent.name == f".jobs-{os.geteuid()}", "what lies there nobody else can exchange"
+    assert job.folder.parent.stat().st_mode & 0o022 == 0
+
+
+@pytest.mark.usefixtures("by_root")
+def test_the_jobs_of_others_are_listed_with_their_owner(scene: Scene) -> None:
+    folder = scene.plant()
+    listed = scene.prony("jobs")
+    assert folder.name in listed.output
+    assert str(STRANGER) in listed.output
+    (document,) = json.loads(scene.prony("jobs", "--json").output)
+    assert (document["id"], document["owner"]) == (folder.name, str(STRANGER))
+    assert document["left_alone"] is not None
+    assert (load(folder).site.python, load(folder).site.text) == ("python3", ""), "its site is a name and no more"
+
+
+@pytest.mark.usefixtures("by_root")
+def test_another_users_job_is_not_cancelled_settled_or_tried_again(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = json.dumps({"pid": os.getppid()})
+    folder = scene.plant(state="submitted", handle=handle)
+    monkeypatch.setitem(LAUNCHERS, "local", ("nowhere", "Nothing"))  # whoever asks a launcher fails
+    assert Jobs(scene.root, print).update().ended == []
+    with pytest.raises(RequestError, match=f"is of user {STRANGER}"):
+        Jobs(scene.root, print).cancel([load(folder)])
+    with pytest.raises(RequestError, match="is left alone"):
+        save(load(folder))
+    assert not (scene.root / "gpt-tiny-0").exists()
+
+
+@pytest.mark.parametrize("which", ["folder", "file", "all jobs"])
+@pytest.mark.parametrize("bits", [0o020, 0o002])
+def test_a_job_that_others_could_have_changed_is_not_submitted(scene: Scene, which: str, bits: int) -> None:
+    job = save(scene.job())
+    changed = {"folder": job.folder, "file": job.folder / "job.json", "all jobs": job.folder.parent}[which]
+    changed.chmod(changed.stat().st_mode | bits)
+    assert "other users may write to" in load(job.folder).barred
+    if which != "all jobs":
+        Jobs(scene.root, print).update()
+        assert not scene.mark.exists()
+    else:  # an earlier Prony made it with the umask of then; its owner takes it back
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("prony.launch.jobs.Jobs._submit_waiting", lambda *_: None)
+            Jobs(scene.root, print).update()
+        assert load(job.folder).barred == ""
+
+
+@pytest.mark.parametrize("name", ["job.json", "the folder", "all jobs"])
+def test_a_link_in_the_place_of_a_job_is_not_followed(scene: Scene, tmp_path: Path, name: str) -> None:
+    """Its target is this user's own, and so would pass for a job of theirs."""
+    job = save(scene.job())
+    path = {"job.json": job.folder / "job.json", "the folder": job.folder, "all jobs": job.folder.parent}[name]
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    assert load_jobs(scene.root) == []
+    scene.prony("jobs")
+    assert not scene.mark.exists()
+
+
+def test_a_pipe_in_the_place_of_a_job_keeps_nobody_waiting(scene: Scene) -> None:
+    job = save(scene.job(state="ended"))
+    (job.folder / "job.json").unlink()
+    for name in ("job.json", "pruned", "job.log", "run-000.log"):
+        os.mkfifo(job.folder / name)
+    assert load_jobs(scene.root) == []
+    (job.folder / "job.json").unlink()
+    save(job)
+    assert "0 of 1 recorded" in scene.prony("jobs").output
+    assert scene.prony("logs", job.id).exit_code == 0
+
+
+def test_a_job_says_nothing_of_where_its_files_lie(scene: Scene, tmp_path: Path) -> None:
+    job = save(scene.job())
+    document = json.loads((job.folder / "job.json").read_text())
+    for change in ({"id": "../../elsewhere"}, {"runs": [{**document["runs"][0], "unless_too_large": ["../x"]}]}):
+        (job.folder / "job.json").write_text(json.dumps({**document, **change}))
+        with pytest.raises(RequestError, match="is not a complete job"):
+            load(job.folder)
+
+
+def test_the_site_is_this_users_own_and_not_what_a_job_says(scene: Scene, tmp_path: Path) -> None:
+    job = save(scene.job())
+    evil = json.dumps({"kind": "local", "python": "/evil", "environment": {"variables": {"LD_PRELOAD": "/evil.so"}}})
+    document = json.loads((job.folder / "job.json").read_text())
+    document["site"] |= {"text": evil, "python": "/evil"}
+    (job.folder / "job.json").write_text(json.dumps(document))
+    assert load(job.folder).site == read_site(scene.site)
+    assert "text" not in job.to_json()["site"]
+
+
+def test_a_job_whose_site_is_gone_is_listed_and_not_lost(scene: Scene) -> None:
+    job = save(scene.job())
+    scene.site.unlink()
+    Jobs(scene.root, print).update()
+    assert "cannot be read" in load(job.folder).barred
+    assert f"{job.id} is left alone" in " ".join(scene.prony("jobs").output.split())
+    scene.site.write_text("kind: slurm\npartition: gpu\n", encoding="utf-8")
+    assert "was of kind local" in load(job.folder).barred
+
+
+@pytest.mark.usefixtures("by_root")
+def test_a_folder_that_another_user_made_for_our_jobs_is_not_used(scene: Scene) -> None:
+    for name in (".jobs", f".jobs-{os.geteuid()}"):
+        (scene.root / name).mkdir(mode=0o777)
+        os.chown(scene.root / name, STRANGER, STRANGER)
+    with pytest.raises(RequestError, match="another user has made"):
+        scene.job()
+    assert scene.prony("jobs").exit_code == 0
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o002, 0o077])
+def test_a_job_is_writable_by_its_owner_alone_whatever_the_umask(scene: Scene, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        job = scene.job()
+        Jobs(scene.root, print).add([job])
+        wait_for(scene)
+    finally:
+        os.umask(before)
+    made = [job.folder.parent, job.folder, *(job.folder / name for name in ("job.json", "job.sh", "node.zip"))]
+    assert [path.name for path in made if path.stat().st_mode & (0o022 | umask)] == []
+    assert scene.mark.read_text() == "run\n", "and its own script does not refuse it"
+
+
+def _exchange_folder(job: Job) -> None:
+    """What somebody does who may write to the root, and waits until the job begins."""
+    job.folder.parent.rename(job.root / "old")
+    job.folder.mkdir(parents=True)
+    for file in (job.root / "old" / job.id).iterdir():
+        (job.folder / file.name).write_bytes(file.read_bytes())
+    for path in (job.folder, *job.folder.iterdir()):
+        os.chown(path, STRANGER, STRANGER)
+
+
+def _open_folder_up(job: Job) -> None:
+    job.folder.chmod(0o775)
+
+
+def _open_program_up(job: Job) -> None:
+    (job.folder / "node.zip").chmod(0o666)
+
+
+def _link_program(job: Job) -> None:
+    (job.folder / "node.zip").rename(job.root / "node.zip")
+    (job.folder / "node.zip").symlink_to(job.root / "node.zip")
+
+
+@pytest.mark.usefixtures("by_root")
+@pytest.mark.parametrize("exchange", [_exchange_folder, _open_folder_up, _open_program_up, _link_program])
+def test_a_node_runs_nothing_that_others_put_in_the_place_of_the_job(
+    scene: Scene, exchange: Callable[[Job], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The script was handed to the scheduler; the folder that it works in is exchanged before it begins."""
+    job = scene.job()
+    monkeypatch.setattr("prony.launch.local_jobs.LocalJobs.submit", lambda *_: json.dumps({"pid": 0}))
+    Jobs(scene.root, print).add([job])
+    script = (job.folder / "job.sh").read_text()
+    exchange(job)
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert "nothing is run: others may write to" in done.stderr
+    assert not scene.mark.exists()
+
+
+def test_two_users_submit_to_one_root_and_neither_touches_the_others_job(scene: Scene, stranger: Any) -> None:
+    own = scene.job(1)
+    Jobs(scene.root, print).add([own])
+    wait_for(scene)
+    scene.mark.unlink()
+    site = stranger.home / "site.yaml"
+    site.write_text(json.dumps({"kind": "local", "python": "/bin/true"}), encoding="utf-8")
+    words = ["run", "gpt-tiny", "steps=2", "device=cpu", "--site", site, "--time", "5m", "--detach"]
+    there = {"PRONY_RUNS": str(scene.root)}
+    done = stranger.prony(*words, environment=there)
+    assert done.returncode == 0, done.stderr
+    listed = {job.place: job for job in load_jobs(scene.root)}
+    assert set(listed) == {".jobs", f".jobs-{stranger.uid}"}
+    assert [bool(listed[place].barred) for place in (".jobs", f".jobs-{stranger.uid}")] == [False, True]
+    assert not scene.mark.exists()
+    assert own.id in stranger.prony("jobs", environment=there).stdout
+    assert load(own.folder).state == "ended"

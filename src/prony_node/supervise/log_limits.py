@@ -24,7 +24,7 @@ class LogLimits:
         self._folder, self._most = folder, most_bytes
         self._head = most_bytes // 2
         self._tail = most_bytes // 4  # at least: it grows to twice that before it is cut again
-        self._left_out: dict[Path, tuple[int, int]] = {}  # bytes left out so far, and the length of the line that says so
+        self._left_out: dict[Path, tuple[int, int]] = {}  # bytes so far, and the length of the line that says so
 
     def hold(self) -> None:
         for path in self._logs():
@@ -53,8 +53,8 @@ class LogLimits:
             known, line_bytes = self._left_out.get(path, (0, 0))
             known += size - self._head - line_bytes - len(tail)
             line = (
-                f"\n[prony: {known:,} bytes were left out here; a log keeps its first {self._head:,} bytes and its end, "
-                f"{self._most:,} bytes in all]\n"
+                f"\n[prony: {known:,} bytes were left out here; a log keeps its first {self._head:,} bytes and its "
+                f"end, {self._most:,} bytes in all]\n"
             ).encode()
             self._left_out[path] = known, len(line)
             os.ftruncate(log, self._head)

@@ -16,6 +16,8 @@ from prony_node.supervise.host_memory import OutOfMemoryWitness
 from prony_node.supervise.joining import replicas_check
 from prony_node.supervise.pace import ranks_check
 
+ENDED = blame.LauncherEnd(pid=1, status=1)
+
 
 def copy(rank: int, begin_s: float, step_s: float, steps: int, cut_s: float = 0.0) -> dict[str, Any]:
     return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from statistics import StatisticsError, correlation, linear_regression
+from itertools import pairwise
 
 from prony_node.facts.watch_samples import Check, Sample, check, grown, known
 
@@ -11,11 +11,10 @@ FOREIGN_SHARE = 0.10  # of the CPU time
 FEW_IDLE = 0.10  # of the CPU time: below this a thread that becomes ready may have to wait
 STOPPED_SHARE = 0.001  # of the window, by a control group
 MIB, GIB = 2**20, 2**30
-FEWEST_OF_MEMORY = 8  # samples, under which a leak and an allocator that fills its arenas look alike
+FEWEST_OF_MEMORY = 9  # samples, under which a leak and an allocator that fills its arenas look alike
 LEAST_GROWTH = 16 * MIB  # over the window: allocators keep some of what was freed
-STRAIGHT = 0.95  # R squared of a line: a leak grows with each step, an allocator in jumps
-GOES_ON = 0.8  # of the slope of the whole window, in its second half; an allocator that warms up flattens
-BEGAN = 0.5  # and in its first half, else it is a jump
+PARTS = 4  # of the window, each of which must grow: memory that is taken once, or freed again, is no leak
+GOES_ON = 0.5  # of the mean of the parts, at least, in each: an allocator that warms up flattens
 LEAK_PER_HOUR = 1 * GIB
 DAY_S = 24 * 3600.0
 
@@ -82,29 +81,19 @@ def host_memory(samples: list[Sample]) -> Check:
     if len(points) < FEWEST_OF_MEMORY:
         text = f"{len(points)} samples of host memory fell into the window, and {FEWEST_OF_MEMORY} are needed"
         return check(name, "unknown", f"{text} to tell a leak from a start")
-    half = len(points) // 2
-    try:
-        slope, first, second = (_slope(part) for part in (points, points[:half], points[-half:]))
-        straight = correlation(*zip(*points, strict=True)) ** 2 >= STRAIGHT
-    except StatisticsError:  # all at one time, or of one size
-        slope, first, second, straight = 0.0, 0.0, 0.0, False
-    seconds = points[-1][0] - points[0][0]
-    growth = slope * seconds
+    (start_s, first), (end_s, last) = points[0], points[-1]
+    seconds, growth = end_s - start_s, last - first
+    edges = [points[round(part * (len(points) - 1) / PARTS)][1] for part in range(PARTS + 1)]
+    goes_on = all(after - before >= GOES_ON * growth / PARTS for before, after in pairwise(edges))
     text = f"{growth / MIB:+,.0f} MiB of host memory in {seconds:.0f} s"
-    steady = straight and first >= BEGAN * slope and second >= GOES_ON * slope
-    if growth < LEAST_GROWTH or not steady:
+    if growth < LEAST_GROWTH or seconds <= 0 or not goes_on:
         return check(name, "pass", f"no steady growth: {text}")
     free = next((float(sample["memory_free_bytes"]) for sample in reversed(known(have, "memory_free_bytes"))), math.inf)
-    full_s = free / slope
-    if slope * 3600 < LEAK_PER_HOUR and full_s > DAY_S:
+    full_s = free / growth * seconds
+    if growth / seconds * 3600 < LEAK_PER_HOUR and full_s > DAY_S:
         return check(name, "pass", f"slow growth: {text}")
     left = "" if math.isinf(free) else f"; the {free / GIB:,.1f} GiB that are free last {_duration(full_s)}"
-    return check(name, "warn", f"a leak, or a cache that fills: {text}, in a straight line{left}")
-
-
-def _slope(points: list[tuple[float, float]]) -> float:
-    """Bytes per second."""
-    return float(linear_regression(*zip(*points, strict=True)).slope)
+    return check(name, "warn", f"a leak, or a cache that fills: {text}, in each quarter of them{left}")
 
 
 def _duration(seconds: float) -> str:

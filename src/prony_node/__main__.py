@@ -24,6 +24,15 @@ usage: python -m prony_node PLAN OUT     make the run of the plan file PLAN into
 exit codes: 0 good; 1 it ran and failed; 2 the request was wrong and nothing ran; 130 interrupted
 """
 
+# Questions about this node: the fewest and the most words of each.
+QUESTIONS = {
+    "doctor": (1, 1),
+    "devices": (1, 1),
+    "fingerprint": (1, sys.maxsize),
+    "workload": (2, 2),
+    "model": (2, 2),
+}
+
 
 def main(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
@@ -45,24 +54,15 @@ def main(words: list[str]) -> int:
         from prony_node.supervise.verify import main as verify
 
         return verify(words[1:])
-    if words == ["doctor"]:
-        return _doctor()
-    if words[0] == "fingerprint":
-        from prony_node.supervise.node_fingerprint import fingerprints
+    fewest, most = QUESTIONS.get(words[0], (0, 0))
+    if fewest <= len(words) <= most:
+        from prony_node.supervise.parent import controller_pid
 
-        return _print(fingerprints(words[1:]))
-    if words == ["devices"]:
-        from prony_node.supervise.devices import find_devices
+        if controller_pid() is None:
+            return _answer(words)
+        from prony_node.supervise.lifeline import answer_on_lifeline
 
-        return _print(find_devices())
-    if len(words) == 2 and words[0] == "workload":
-        from prony_node.supervise.names import check_name
-
-        return _print(check_name(words[1]))
-    if len(words) == 2 and words[0] == "model":
-        from prony_node.supervise.model_file import describe_model_file
-
-        return _print(describe_model_file(Path(words[1])))
+        return answer_on_lifeline(lambda: _answer(words))
     if len(words) != 2:
         print(f"prony_node: {' '.join(words)!r} is not a request it knows\n{USAGE}", end="", file=sys.stderr)
         return 2
@@ -71,7 +71,23 @@ def main(words: list[str]) -> int:
     return supervise(Path(words[0]), Path(words[1]))
 
 
-def _doctor() -> int:
+def _answer(words: list[str]) -> int:
+    if words[0] == "fingerprint":
+        from prony_node.supervise.node_fingerprint import fingerprints
+
+        return _print(fingerprints(words[1:]))
+    if words[0] == "devices":
+        from prony_node.supervise.devices import find_devices
+
+        return _print(find_devices())
+    if words[0] == "workload":
+        from prony_node.supervise.names import check_name
+
+        return _print(check_name(words[1]))
+    if words[0] == "model":
+        from prony_node.supervise.model_file import describe_model_file
+
+        return _print(describe_model_file(Path(words[1])))
     from prony_node.supervise.doctor import doctor
 
     return _print(doctor())

@@ -215,3 +215,25 @@ def test_attention_by_any_kernel_makes_a_good_run(tmp_path: Path, device: torch.
         assert len(timed["milliseconds"]) > 1
     else:
         assert "attention" not in result
+
+
+@pytest.mark.parametrize("form", [EAGER, GRAPHS, {"compile": "reduce-overhead", "graphs": False}], ids=str)
+def test_one_loss_that_is_not_finite_is_seen_afterwards(device: torch.device, form: dict[str, Value]) -> None:
+    step, task = make_step(device, sequence=32, **form)
+    batch = batch_of(step, task, 8, 0)
+    with step.kernels():
+        step.keep_start()
+        step.prepare(batch)
+        step.losses.begin()
+        step(batch)
+        assert step.losses.all_finite()
+        with torch.no_grad():
+            next(step.model.parameters()).fill_(math.nan)
+        step(batch)
+        step.restart()
+        step(batch)
+        assert bool(torch.isfinite(step.last_loss()))
+        assert not step.losses.all_finite()
+        step.losses.begin()
+        step(batch)
+        assert step.losses.all_finite()

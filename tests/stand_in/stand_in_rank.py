@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -73,6 +74,17 @@ def misbehave(wish: str | None, folder: Path) -> None:
     elif wish == "deaf":  # hangs and does not listen to SIGTERM either
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(600)
+    elif wish == "chatter":  # hangs while a thread goes on printing
+        threading.Thread(target=chatter, daemon=True).start()
+        time.sleep(600)
+    elif wish == "crawl":  # goes on for ever, with signs of progress
+        with (folder / files.PROGRESS).open("a") as progress:
+            while True:
+                print(json.dumps({"time": time.time(), "phase": "measure", "steps": 1}), file=progress, flush=True)
+                time.sleep(0.1)
+    elif wish == "flood":  # 200 MB of numbered lines, as fast as it can
+        for number in range(200):
+            os.write(1, b"".join(b"%099d\n" % (10_000 * number + line) for line in range(10_000)))
     elif wish == "crash":
         raise ValueError("the stand-in was asked to crash")
     elif wish == "segfault":
@@ -93,6 +105,12 @@ def misbehave(wish: str | None, folder: Path) -> None:
         metrics = {"throughput": {"value": "much"}}
         files.write_whole(folder / files.RESULT, {"status": "ok", "metrics": metrics})
         sys.exit(0)
+
+
+def chatter() -> None:
+    while True:
+        print("I am here", flush=True)
+        time.sleep(0.05)
 
 
 def result(plan: Plan) -> dict[str, object]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from prony import catalog
 from prony.cli.progress import Display
+from prony.launch.estimate import local_limit_s
 from prony.launch.local import LocalRun
 from prony.launch.node import ask_node
 from prony.plan.request import make_plan
@@ -39,7 +40,8 @@ class Job:
     file: dict[str, Any] | None = None  # what a user's own model file states
     study: dict[str, Any] | None = None  # which study it belongs to, and when it has its turn there
     walk: tuple[int, ...] = ()  # batch sizes to screen in one process, for `tune`
-    time_limit_s: float | None = None  # for the whole run
+    time_limit_s: float | None = None  # for the whole run; None: what follows from its plan and the estimate
+    estimate_s: float | None = None  # what the same trial took here before
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,10 @@ def execute(jobs: list[Job], root: Path, display: Display) -> tuple[list[Outcome
 
 def run_one(job: Job, root: Path, display: Display, title: str, interrupts: Interrupts) -> Outcome:
     """Make one run in fresh processes, shown while it goes; its record."""
-    run = LocalRun(plan_of(job), root)
+    plan = plan_of(job)
+    if plan.time_limit_s is None:
+        plan = replace(plan, time_limit_s=local_limit_s(plan, job.estimate_s))
+    run = LocalRun(plan, root)
     run.start()
     heard = 0
     display.begin(title)

@@ -65,6 +65,7 @@ def _sources(job: Job, name: str) -> dict[str, Callable[[], str]]:
 
 def _print_new(title: str, text: str, seen: int, several: bool) -> int:
     """What came since the last look, whole lines of it, after a line that says whose it is."""
+    seen = min(seen, len(text))  # a log that grew too long was cut
     new = text[seen:]
     whole = new[: new.rfind("\n") + 1]
     if whole:

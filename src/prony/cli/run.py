@@ -31,6 +31,7 @@ from prony.cli.repeats import print_repeats
 from prony.cli.site_options import AtSite, Block, Detach, Dry, PartitionName, SiteName, Time, at_site
 from prony.cli.study_history import longest_s
 from prony.launch.collect import collect_all
+from prony.launch.estimate import FIXED_LENGTHS
 from prony.launch.site_find import find_site
 from prony.plan.request import check_target, make_stop, parse_trial, split_words
 from prony.plan.suites import Suite, load_suites
@@ -65,7 +66,8 @@ def run(
     dry_run: Dry = False,
 ) -> None:
     """Measure a workload, or every trial of a suite, on this machine or at a site."""
-    place = _place(site, at_site(site is not None, partition, job_time, block, detach, dry_run), out)
+    at = at_site(site is not None, partition, job_time, block, detach, dry_run)
+    place = _place(site, at, out)
     root = place.root if place else runs_root(out)
     suites = load_suites()
     model = find_model_file(target, root)
@@ -89,6 +91,8 @@ def run(
     collect_all(root)
     display = make_display(Console(stderr=True))
     if place is None:
+        took = {} if at.time_s is not None else _took_here_s([job.trial for job in jobs], root)
+        jobs = [replace(job, time_limit_s=at.time_s, estimate_s=took.get(job.trial.hash)) for job in jobs]
         outcomes, interrupted = execute(jobs, root, display)
     else:
         outcomes, interrupted = _at_site(jobs, place, display, detach, dry_run)
@@ -127,13 +131,29 @@ def _at_site(
 
 def _known_s(plans: list[Plan], place: Where) -> dict[str, float]:
     """What the same trials took there before, by the ids of their runs now."""
-    if place.time_s is not None or not place.root.is_dir():
+    if place.time_s is not None:
         return {}
-    store = updated_store(place.root)
-    trials = {plan.trial.hash for plan in plans}
-    runs = (run for name in {plan.trial.workload for plan in plans} for run in store.runs(workload=name))
-    took = longest_s(run for run in runs if run.trial_hash in trials)
+    took = _took_s([plan.trial for plan in plans], place.root, in_jobs=True)
     return {plan.run_id: took[plan.trial.hash] for plan in plans if plan.trial.hash in took}
+
+
+def _took_here_s(trials: list[Trial], root: Path) -> dict[str, float]:
+    """What trials of a fixed length took here before; the limit of others follows from when they stop."""
+    fixed = [trial for trial in trials if any(name in trial.settings for name in FIXED_LENGTHS)]
+    try:
+        return _took_s(fixed, root, in_jobs=False) if fixed else {}
+    except Exception:  # an index that is broken costs no run: without it the limit is longer
+        return {}
+
+
+def _took_s(trials: list[Trial], root: Path, in_jobs: bool) -> dict[str, float]:
+    """What the same trials took at most before, in jobs or here, by their hashes."""
+    if not root.is_dir():
+        return {}
+    store = updated_store(root)
+    wanted = {trial.hash for trial in trials}
+    runs = (run for name in {trial.workload for trial in trials} for run in store.runs(workload=name))
+    return longest_s((run for run in runs if run.trial_hash in wanted), in_jobs)
 
 
 def _jobs(

@@ -14,7 +14,8 @@ from prony_node.contract.errors import RequestError
 
 SiteName = Annotated[str | None, typer.Option("--site", metavar="SITE", help=SITE_HELP)]
 PartitionName = Annotated[str | None, typer.Option("--partition", help="Another partition than the site's own.")]
-Time = Annotated[str | None, typer.Option("--time", help="Time limit of each job of a site, such as 2h.")]
+TIME_HELP = "Time limit of each run here (else 4 h + 3 x what it may take), or of each job of a site, such as 2h."
+Time = Annotated[str | None, typer.Option("--time", help=TIME_HELP)]
 Block = Annotated[
     int | None,
     typer.Option(help=f"Runs that share an allocation of a site (else {BLOCK}; of `scale`, whole repeats)."),
@@ -28,7 +29,7 @@ class AtSite:
     """How the jobs of a site are made, and what is done with them."""
 
     partition: str | None = None
-    time_s: float | None = None  # the limit of each job
+    time_s: float | None = None  # the limit of each job, and without a site of each run
     block: int = BLOCK  # runs that share an allocation
     detach: bool = False  # submit, and do not wait
     dry_run: bool = False  # show, and do not submit
@@ -38,7 +39,7 @@ def at_site(
     has_jobs: bool, partition: str | None, time: str | None, block: int | None, detach: bool, dry_run: bool
 ) -> AtSite:
     """The options as given; refused where there are no jobs that they could be about."""
-    if not has_jobs and (partition or time or detach or dry_run):
-        raise RequestError("--partition, --time, --detach and --dry-run are about jobs of a site; --site says where")
+    if not has_jobs and (partition or detach or dry_run):
+        raise RequestError("--partition, --detach and --dry-run are about jobs of a site; --site says where")
     time_s = parse_seconds(time, "--time") if time else None
     return AtSite(partition, time_s, BLOCK if block is None else block, detach, dry_run)

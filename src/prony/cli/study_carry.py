@@ -10,7 +10,7 @@ from prony.cli.execute import Job, Outcome
 from prony.cli.progress import Display
 from prony.cli.site_options import AtSite
 from prony.plan.order import Turn
-from prony.plan.study import Study
+from prony.plan.study import LOCAL, Study
 
 SKIPS_SHOWN = 20
 
@@ -44,7 +44,9 @@ def make_job(study: Study, turn: Turn, number: int, options: Options) -> Job:
     """A turn of the study as a run to be made."""
     trial, part = turn.planned.trial, turn.planned.part
     member = {"name": study.name, "part": part.name, "order": study.order, "seed": study.seed, "turn": number}
-    return Job(trial, part.stop, turn.repeat, options.energy, options.files.get(trial.workload), member)
+    file = options.files.get(trial.workload)
+    limit_s = options.at_site.time_s if study.site == LOCAL else None  # at a site it is the limit of the job
+    return Job(trial, part.stop, turn.repeat, options.energy, file, member, time_limit_s=limit_s)
 
 
 def note_skipped(skipped: list[str], display: Display) -> None:

@@ -124,13 +124,13 @@ def skipped_line(job: Job, outcome: Outcome) -> str:
     return f"{job.trial}{repeat}: finished before ({outcome.record['status']}{known}), skipped"
 
 
-def longest_s(runs: Iterable[Run]) -> dict[str, float]:
-    """What each trial, by its hash, took at most in a job: all that a time limit may rest on."""
+def longest_s(runs: Iterable[Run], in_jobs: bool = True) -> dict[str, float]:
+    """What each trial, by its hash, took at most, in a job or here: all that a time limit may rest on."""
     found: dict[str, float] = {}
     for run in runs:
         holder = files.read_json(run.folder / files.SUPERVISOR)
         of_a_job = isinstance(holder, dict) and bool(holder.get("job"))
-        if run.status == "ok" and of_a_job and (seen := seen_of(run)) is not None:
+        if run.status == "ok" and of_a_job == in_jobs and (seen := seen_of(run)) is not None:
             found[run.trial_hash] = max(seen.seconds, found.get(run.trial_hash, 0.0))
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 from prony.cli.execute import (
@@ -25,6 +26,7 @@ from prony.cli.study_view import StudyView, Tally
 from prony.launch.claim import claim_run
 from prony.launch.left import LOOK_EVERY_S, is_being_made, wait_for_left
 from prony.launch.lock import devices_of, hold_devices
+from prony.plan.estimate import SAME
 from prony.plan.order import Turn
 from prony.plan.prune import OUT_OF_MEMORY, OutOfMemory
 from prony.plan.study import LOCAL, Study, refuse_refused
@@ -185,7 +187,9 @@ class _Carrying:
 
     def _make(self, turn: Turn, job: Job, title: str, interrupts: Interrupts) -> Outcome:
         begun_s = time.monotonic()
-        outcome = run_one(job, self._options.root, self._view, title, interrupts)
+        estimate = self._history.estimator.of(job.trial)
+        known = replace(job, estimate_s=estimate.seconds if estimate.basis == SAME else None)
+        outcome = run_one(known, self._options.root, self._view, title, interrupts)
         index(self._options.root, outcome.folder)
         seconds = time.monotonic() - begun_s
         self._tally.made.append(seconds)

@@ -1,4 +1,4 @@
-"""How long a job may take: what its runs are thought to take, with a margin, within what the site allows."""
+"""How long a run here or a job at a site may take: what it is thought to take, with a margin."""
 
 from __future__ import annotations
 
@@ -14,6 +14,17 @@ START_S = 300.0  # Python, torch, a compiler and tuned kernels, on a file system
 JOB_S = 120.0  # a job's own: modules, the image of a container
 MARGIN = 1.5
 FIXED_LENGTHS = ("epochs", "until", "steps")
+# A run here ends by itself: its limit is for one that never would. A data set may be generated or copied first.
+LOCAL_S, LOCAL_MARGIN = 4 * 3600.0, 3.0
+LOCAL_UNKNOWN_S = 7 * 24 * 3600.0
+
+
+def local_limit_s(plan: Plan, estimate_s: float | None = None) -> float:
+    """The time limit of a run on this machine; `estimate_s` is what the same trial took before."""
+    if _fixed_length(plan) is not None:
+        return LOCAL_UNKNOWN_S if estimate_s is None else LOCAL_S + LOCAL_MARGIN * estimate_s
+    most_s = START_S + plan.stop.warm_time_s + plan.stop.max_time_s
+    return LOCAL_S + LOCAL_MARGIN * max(most_s, estimate_s or 0.0)
 
 
 def job_time_s(
@@ -34,7 +45,7 @@ def job_time_s(
 
 
 def _run_s(plan: Plan, estimate_s: float | None) -> float:
-    length = next((name for name in FIXED_LENGTHS if name in plan.trial.settings), None)
+    length = _fixed_length(plan)
     if length is None:  # how long it measured before may be less than it may measure now
         return START_S + plan.stop.max_time_s if estimate_s is None else max(estimate_s, plan.stop.max_time_s)
     if estimate_s is None:
@@ -43,3 +54,7 @@ def _run_s(plan: Plan, estimate_s: float | None) -> float:
             "--time says how long its job may take, such as 2h"
         )
     return estimate_s
+
+
+def _fixed_length(plan: Plan) -> str | None:
+    return next((name for name in FIXED_LENGTHS if name in plan.trial.settings), None)

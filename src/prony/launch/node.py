@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.util
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,6 +29,9 @@ FROM_ZIP = (
     "from prony_node.__main__ import main; sys.exit(main(sys.argv[1:]))"
 )
 QUESTION_PATIENCE_S = 300.0  # importing torch from a cold network file system takes minutes
+QUESTION_QUIET_S = 10.0  # after which a person is told that we wait
+QUESTION_END_S = 5.0  # for the node program to end what it started
+MOST_COMPLAINTS = 65536  # bytes of its stderr that are read
 
 
 def node_python(environment: Mapping[str, str] = os.environ) -> str:
@@ -127,20 +132,64 @@ def _node_sources() -> dict[str, Path]:
 
 
 def ask_node(question: str, root: Path, *words: str) -> dict[str, Any]:
-    """The answer of `python -m prony_node QUESTION WORDS`, for what the controller cannot know without torch."""
+    """The answer of `python -m prony_node QUESTION WORDS`, for what the controller cannot know without torch.
+
+    The answer goes to a file and not through a pipe: a process that a model file started may keep that open for ever.
+    """
     argv = [node_python(), "-m", "prony_node", question, *words]
+    complaints = ""
     try:
-        done = subprocess.run(
-            argv,
-            env=local_environment(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=QUESTION_PATIENCE_S,
-            check=False,
-        )
-        answer: dict[str, Any] = json.loads(done.stdout)
+        with (
+            tempfile.TemporaryFile() as said,
+            tempfile.TemporaryFile() as complained,
+        ):
+            # In a session of its own: Ctrl-C at the terminal reaches us alone, and we end all of it.
+            process = subprocess.Popen(
+                argv,
+                env=local_environment(controller=True),
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=complained,
+                start_new_session=True,
+            )
+            try:
+                _wait_for_answer(process, argv)
+            finally:
+                _end_group(process)
+            said.seek(0)
+            complained.seek(max(0, complained.seek(0, os.SEEK_END) - MOST_COMPLAINTS))
+            complaints = complained.read().decode("utf-8", errors="replace")
+            answer: dict[str, Any] = json.loads(said.read())
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        last = done.stderr.strip().splitlines()[-1:] if isinstance(error, ValueError) else [str(error)]
+        last = complaints.strip().splitlines()[-1:] if isinstance(error, ValueError) else [str(error)]
         raise RequestError(f"{' '.join(argv)} gave no answer: {' '.join(last) or 'it said nothing'}") from error
     return answer
+
+
+def _wait_for_answer(process: subprocess.Popen[bytes], argv: list[str]) -> None:
+    """Until the node program has ended; a word to a person who waits for long."""
+    try:
+        process.wait(QUESTION_QUIET_S)
+    except subprocess.TimeoutExpired:
+        print(
+            f"prony: waiting for `{' '.join(argv)}`, for up to {QUESTION_PATIENCE_S:g} s: importing from a cold file "
+            "system takes long; Ctrl-C ends it",
+            file=sys.stderr,
+        )
+        process.wait(max(0.0, QUESTION_PATIENCE_S - QUESTION_QUIET_S))
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """End a node program that has not ended, and whatever it started: it does so itself when asked to."""
+    if process.poll() is not None:
+        return
+    try:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(QUESTION_END_S)
+    finally:  # also at a second Ctrl-C
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()

@@ -53,8 +53,8 @@ class Plan:
     repeat: int = 0
     stop: Stop = field(default_factory=Stop)
     peaks: tuple[Peak, ...] = ()
-    hung_after_s: float = 300.0  # no step and no other sign of life for this long
-    cold_start_after_s: float = 1800.0  # the same during cold start, when a compiler is silent for long
+    hung_after_s: float = 300.0  # no progress of steps or phases for this long
+    cold_start_after_s: float = 1800.0  # the same where a compiler, a download or a test split is silent for long
     rendezvous_after_s: float = 300.0  # for all processes of a run on several devices to find each other
     time_limit_s: float | None = None  # for the whole run; None: as long as it takes
     file: dict[str, Any] | None = None  # a user's own model file: its path, sha256 and what it states (workload)

@@ -67,6 +67,17 @@ def our_roots() -> set[int]:
     return {os.getpid()} | ({controller} if controller is not None and controller > 1 else set())
 
 
+def memory_of(tree: Tree, pids: set[int]) -> int | None:
+    """Bytes of anonymous memory of these processes: neither mapped files nor what they share."""
+    pages, found = 0, False
+    for pid in pids:
+        words = (tree.text(f"/proc/{pid}/statm") or "").split()[:3]
+        numbers = [whole_number(word) for word in words]
+        if len(numbers) == 3 and numbers[1] is not None and numbers[2] is not None:
+            pages, found = pages + numbers[1] - numbers[2], True
+    return pages * _page_bytes() if found else None
+
+
 def cpu_times(tree: Tree, ours: set[int], processes: dict[int, Process]) -> dict[str, Any]:
     """CPU seconds since boot: of the whole machine, busy, stolen by a hypervisor, and our own.
 
@@ -107,3 +118,10 @@ def _ticks_a_second() -> int:
         return os.sysconf("SC_CLK_TCK")
     except (ValueError, OSError, AttributeError):
         return 100
+
+
+def _page_bytes() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return 4096

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from prony_node.facts import amd, nvidia
-from prony_node.facts.cgroup import CpuLimits
+from prony_node.facts.cgroup import CpuLimits, cgroup_facts
 from prony_node.facts.container import pid_namespace
 from prony_node.facts.cpu import CPUS
 from prony_node.facts.host import hypervisor_facts, load_average
+from prony_node.facts.memory import parse_meminfo
 from prony_node.facts.nvidia_errors import ErrorWatch
 from prony_node.facts.pci import link_facts
-from prony_node.facts.processes import all_processes, allowed_times, cpu_times, our_roots, own_tree
+from prony_node.facts.processes import all_processes, allowed_times, cpu_times, memory_of, our_roots, own_tree
 from prony_node.facts.tree import Missing, Tree, parse_cpu_list, parse_keys, whole_number
 from prony_node.facts.watch_checks import watch_checks
 
@@ -38,6 +39,7 @@ class Watch:
         self.errors: ErrorWatch | None = None
         self._errors_due_s = 0.0
         self.limits = CpuLimits(self.tree)
+        self.memory_limit: int | None = cgroup_facts(self.tree, Missing())["memory_limit_bytes"]
         is_amd = bool((device_facts.get("torch") or {}).get("hip"))
         self.is_amd = self.kind == "cuda" and is_amd
         if self.kind == "cuda" and not is_amd:
@@ -102,7 +104,16 @@ class Watch:
             **cpu_times(self.tree, self.ours, processes),
             **allowed_times(self.tree, self.allowed),
             **self.limits.sample(),
+            **self._memory(),
         }
+
+    def _memory(self) -> dict[str, Any]:
+        """Host memory of the ranks and what they started, and how much more they may have."""
+        own = memory_of(self.tree, self.ours - self.roots)
+        free = parse_meminfo(self.tree.text("/proc/meminfo")).get("MemAvailable")
+        if free is not None and self.memory_limit is not None:
+            free = min(free, max(0, self.memory_limit - (own or 0)))
+        return {"memory_own_bytes": own, "memory_free_bytes": free}
 
     def _device(self) -> dict[str, Any]:
         if self.kind == "cpu":

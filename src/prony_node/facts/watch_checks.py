@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from prony_node.facts.watch_clocks import at_default_power, clocks, cpu_clocks, memory_clock
-from prony_node.facts.watch_host import cpu_limit, foreign_on_cpu, host_cpus, swap
+from prony_node.facts.watch_host import cpu_limit, foreign_on_cpu, host_cpus, host_memory, swap
 from prony_node.facts.watch_samples import Check, Sample, around, check, grown, known, reason
 
 OFTEN = 0.10  # of the samples
@@ -26,6 +26,7 @@ def watch_checks(samples: list[Sample], window: tuple[float, float] | None, fact
             foreign_on_cpu(spanned),
             cpu_limit(spanned),
             swap(spanned),
+            host_memory(inside),
         ]
     return [
         _throttled(inside, facts),
@@ -37,6 +38,7 @@ def watch_checks(samples: list[Sample], window: tuple[float, float] | None, fact
         host_cpus(spanned),
         cpu_limit(spanned),
         swap(spanned),
+        host_memory(inside),
     ]
 
 

@@ -1,12 +1,22 @@
-"""Did the host get in the way? Others on its CPUs, a control group that stops us, swapping."""
+"""Did the host get in the way? Others on its CPUs, a control group that stops us, swapping, memory that leaks."""
 
 from __future__ import annotations
+
+import math
+from itertools import pairwise
 
 from prony_node.facts.watch_samples import Check, Sample, check, grown, known
 
 FOREIGN_SHARE = 0.10  # of the CPU time
 FEW_IDLE = 0.10  # of the CPU time: below this a thread that becomes ready may have to wait
 STOPPED_SHARE = 0.001  # of the window, by a control group
+MIB, GIB = 2**20, 2**30
+FEWEST_OF_MEMORY = 9  # samples, under which a leak and an allocator that fills its arenas look alike
+LEAST_GROWTH = 16 * MIB  # over the window: allocators keep some of what was freed
+PARTS = 4  # of the window, each of which must grow: memory that is taken once, or freed again, is no leak
+GOES_ON = 0.5  # of the mean of the parts, at least, in each: an allocator that warms up flattens
+LEAK_PER_HOUR = 1 * GIB
+DAY_S = 24 * 3600.0
 
 
 def foreign_on_cpu(samples: list[Sample]) -> Check:
@@ -61,3 +71,33 @@ def swap(samples: list[Sample]) -> Check:
     if pages_in > 0 or pages_out > 0:
         return check("swap", "warn", f"the machine swapped: {pages_in:.0f} pages in, {pages_out:.0f} pages out")
     return check("swap", "pass", "the machine did not swap")
+
+
+def host_memory(samples: list[Sample]) -> Check:
+    """Whether the run's own memory grows steadily: its anonymous pages, so that files that are read do not count."""
+    name = "host-memory"
+    have = known(samples, "memory_own_bytes")
+    points = [(float(sample["t_s"]), float(sample["memory_own_bytes"])) for sample in have]
+    if len(points) < FEWEST_OF_MEMORY:
+        text = f"{len(points)} samples of host memory fell into the window, and {FEWEST_OF_MEMORY} are needed"
+        return check(name, "unknown", f"{text} to tell a leak from a start")
+    (start_s, first), (end_s, last) = points[0], points[-1]
+    seconds, growth = end_s - start_s, last - first
+    edges = [points[round(part * (len(points) - 1) / PARTS)][1] for part in range(PARTS + 1)]
+    goes_on = all(after - before >= GOES_ON * growth / PARTS for before, after in pairwise(edges))
+    text = f"{growth / MIB:+,.0f} MiB of host memory in {seconds:.0f} s"
+    if growth < LEAST_GROWTH or seconds <= 0 or not goes_on:
+        return check(name, "pass", f"no steady growth: {text}")
+    free = next((float(sample["memory_free_bytes"]) for sample in reversed(known(have, "memory_free_bytes"))), math.inf)
+    full_s = free / growth * seconds
+    if growth / seconds * 3600 < LEAK_PER_HOUR and full_s > DAY_S:
+        return check(name, "pass", f"slow growth: {text}")
+    left = "" if math.isinf(free) else f"; the {free / GIB:,.1f} GiB that are free last {_duration(full_s)}"
+    return check(name, "warn", f"a leak, or a cache that fills: {text}, in each quarter of them{left}")
+
+
+def _duration(seconds: float) -> str:
+    for unit, length in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:,.0f} {unit}"
+    return f"{seconds:.0f} s"

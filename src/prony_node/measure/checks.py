@@ -135,6 +135,15 @@ def learning_checks(
     return checks
 
 
+def losses_check(finite: list[bool]) -> Check:
+    """Of every step of the loop, by rank: a loss that is not a number for a while trains nothing meanwhile."""
+    if all(finite):
+        return check("losses", "pass", "every loss in the window is finite")
+    lost = [str(rank) for rank, good in enumerate(finite) if not good]
+    of = f" on rank {', '.join(lost)}" if len(finite) > 1 else ""
+    return check("losses", "warn", f"the loss of at least one step in the window was not finite{of}")
+
+
 def updates_check(steps: int, made: int, skipped: int) -> Check:
     """Each step of a training run updates the weights once; a gradient scaler may skip a few after an overflow."""
     if made != steps:

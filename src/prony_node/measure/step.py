@@ -17,7 +17,7 @@ from prony_node.measure.captured import Captured
 from prony_node.measure.gradients import Kind, ask_ahead
 from prony_node.measure.optimizer import make_optimizer, set_rate
 from prony_node.measure.protocol import Batch, Task, Tied
-from prony_node.measure.updates import UpdateCount
+from prony_node.measure.updates import LossWatch, UpdateCount
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}  # fp8: what has no eight bits
 PURE = {"bf16-pure": torch.bfloat16, "fp64": torch.float64}
@@ -53,6 +53,7 @@ class Step:
         self.attention = Choice(order_of(settings) if device.type == "cuda" else ())
         self.gradients: list[Kind] = []  # of the model's convolutions, with the batch of this step
         self.updates = UpdateCount()
+        self.losses = LossWatch()
         self._inputs: Batch = ()
         self._replay: Callable[[], None] | None = None
         torch.manual_seed(int(settings["seed"]))
@@ -120,6 +121,7 @@ class Step:
             # A scaler that is not enabled passes losses and steps through unchanged.
             self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
             self.updates.follow(self.optimizer, self.device, scaled=self.precision == "fp16")
+            self.losses.follow(self.device)
         self._forward = self._compiled(self._whole_loss if self.training else self._answer)
         self._work = work
         if self._may_ask_ahead():
@@ -230,12 +232,16 @@ class Step:
     def _take_pieces(self, pieces: int) -> Tensor | None:
         """Forward and backward of every micro-batch; a loss, where this rank has one."""
         if self.tied is not None and self.tied.all_pieces is not None:
-            return self.tied.all_pieces(self._inputs, pieces)
-        loss: Tensor | None = None
+            loss = self.tied.all_pieces(self._inputs, pieces)
+            if loss is not None:
+                self.losses.see(loss)
+            return loss
+        loss = None
         for number, piece in enumerate(zip(*(tensor.chunk(pieces) for tensor in self._inputs), strict=True)):
             if self.tied is not None:
                 self.tied.before_piece(last=number == pieces - 1)
             loss = self._forward(*piece)
+            self.losses.see(loss)
             self.scaler.scale(loss / pieces if pieces > 1 else loss).backward()
         return loss
 

@@ -47,6 +47,35 @@ class UpdateCount:
         return 0 if self._skipped is None else int(self._skipped)
 
 
+class LossWatch:
+    """Whether any loss since `begin` was not finite: one small kernel per loss, on the device, read after the window.
+
+    Such a loss times zero is not a number, and a sum that is not a number stays so. `begin` writes in place, since a
+    captured step holds on to the very tensor.
+    """
+
+    def __init__(self) -> None:
+        self._sum: Tensor | None = None
+
+    def follow(self, device: torch.device) -> None:
+        self._sum = torch.zeros((), device=device)
+
+    def see(self, loss: Tensor) -> None:
+        if self._sum is not None:
+            own = loss.detach()
+            if hasattr(own, "to_local"):  # of a model that is split
+                own = own.to_local()
+            self._sum.add_(own.reshape(()) if own.dim() else own, alpha=0)
+
+    def begin(self) -> None:
+        if self._sum is not None:
+            self._sum.zero_()
+
+    def all_finite(self) -> bool:
+        """Waits for the device."""
+        return self._sum is None or bool(torch.isfinite(self._sum))
+
+
 class Probes:
     """A few weights of each parameter tensor, copied on the device each time it is asked to: one small kernel.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,17 @@ ECHOES = (
 )  # fmt: skip
 
 
-def blame(folder: Path, ranks: int, local: int, where: str, witness: OutOfMemoryWitness) -> dict[str, str]:
+@dataclass(frozen=True)
+class LauncherEnd:
+    """How torch's launcher itself ended; a negative status is a signal."""
+
+    pid: int
+    status: int | None
+
+
+def blame(
+    folder: Path, ranks: int, local: int, where: str, witness: OutOfMemoryWitness, end: LauncherEnd
+) -> dict[str, str]:
     """The failure of a run whose launcher has ended badly; `local` of all its ranks are on this node."""
     launcher = files.read_json(folder / files.LAUNCHER)
     ended: dict[str, Any] = launcher if isinstance(launcher, dict) else {}
@@ -42,6 +53,8 @@ def blame(folder: Path, ranks: int, local: int, where: str, witness: OutOfMemory
         return _killed(folder, min(killed), ranks, killed[min(killed)], where, witness)
     if own:
         return _told(folder, own, ranks)
+    if launcher is None and end.status is not None and end.status < 0:  # its ranks ended with it
+        return _by_signal("torch's launcher", end.pid, end.status, where, witness)
     if (told or aborted) and local < ranks and (elsewhere := failure_elsewhere(folder, PATIENCE_S)):
         return elsewhere
     if crashed:
@@ -108,13 +121,17 @@ def _told(folder: Path, told: dict[int, dict[str, Any]], ranks: int) -> dict[str
 def _killed(
     folder: Path, rank: int, ranks: int, one: dict[str, Any], where: str, witness: OutOfMemoryWitness
 ) -> dict[str, str]:
-    number = -int(one["exit_status"])
+    failure = _by_signal(name(folder, rank, ranks), int(one["pid"]), int(one["exit_status"]), where, witness)
+    words = last_words(folder, rank) if failure["kind"] == "killed" else ""
+    return make_failure(failure["kind"], f"{failure['message']}{words}")
+
+
+def _by_signal(who: str, pid: int, status: int, where: str, witness: OutOfMemoryWitness) -> dict[str, str]:
     try:
-        by = signal.Signals(number).name
+        by = signal.Signals(-status).name
     except ValueError:
-        by = f"signal {number}"
-    evidence = witness.evidence(int(one["pid"])) if number == signal.SIGKILL else None
+        by = f"signal {-status}"
+    evidence = witness.evidence(pid) if -status == signal.SIGKILL else None
     if evidence:
-        text = f"{name(folder, rank, ranks)} was killed by {by} {where}: host memory ran out, {evidence}"
-        return make_failure("out-of-memory", text)
-    return make_failure("killed", f"{name(folder, rank, ranks)} was killed by {by} {where}{last_words(folder, rank)}")
+        return make_failure("out-of-memory", f"{who} was killed by {by} {where}: host memory ran out, {evidence}")
+    return make_failure("killed", f"{who} was killed by {by} {where}")

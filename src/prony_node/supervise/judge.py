@@ -130,6 +130,7 @@ def training(run: Run) -> None:
             run.metrics[name] = measured(value, "1", scope="model", source=source)
         else:
             run.metrics[name] = missing(f"the held-out loss was {value}")
+    run.checks.append(checks.losses_check(run.ranks.gathered(run.losses_finite)))
     learned = checks.learning_checks(run.loss_first, last, run.steps_taken(), moved, count, finite, run.step.precision)
     run.checks += learned if run.settings.get("sync", True) else [checks.not_as_asked(one) for one in learned]
 

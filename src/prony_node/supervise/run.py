@@ -73,6 +73,7 @@ class Run:
     # What `measure` saw
     probes: Probes
     updates: tuple[int, int]  # optimizer steps that were made in the loop, and those of them that a scaler skipped
+    losses_finite: bool  # of every step in the loop, of this rank
     estimate: Estimate | None  # of the steady window, once it was measured
 
     def __init__(self, plan: Plan, folder: Path, found: dict[str, Any], place: Place | None = None) -> None:
@@ -220,6 +221,7 @@ class Run:
         usage = CpuUsage(len(self.cores))
         self.probes = Probes(self.step.model if self.step.training else torch.nn.Module())
         made, skipped = self.step.updates.made, self.step.updates.skipped()
+        self.step.losses.begin()
         self.ranks.barrier()  # all start together
         self.began_s = time.monotonic()
         waited = self.task.synchronisations() if self.task.synchronisations else 0
@@ -239,6 +241,7 @@ class Run:
             )
             self.probes.take(window.steps)
         self.updates = self.step.updates.made - made, self.step.updates.skipped() - skipped
+        self.losses_finite = self.step.losses.all_finite()
         self.metrics["cpu_utilisation"] = usage.metric()
         if self.task.synchronisations:
             own = (self.task.synchronisations() - waited) / window.steps

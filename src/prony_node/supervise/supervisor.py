@@ -19,13 +19,14 @@ from prony_node.contract.manifest import SUPERVISOR, write_manifest
 from prony_node.contract.parallel import rank_count, ranks_per_node
 from prony_node.contract.plan import Plan
 from prony_node.parallel.place import node_rank
-from prony_node.supervise.blame import blame
+from prony_node.supervise.blame import LauncherEnd, blame
 from prony_node.supervise.claim import claim, claim_node, leave_to_the_job, load_plan
 from prony_node.supervise.conditions import Conditions, FactsWriter, Watched
 from prony_node.supervise.energy import start_sampler
 from prony_node.supervise.energy_of_nodes import energy_of_run
 from prony_node.supervise.host_memory import OutOfMemoryWitness
 from prony_node.supervise.hung_ranks import ask_where, where_they_stood
+from prony_node.supervise.log_limits import LogLimits
 from prony_node.supervise.other_nodes import conditions_of_run
 from prony_node.supervise.parent import (
     adopt_orphans,
@@ -83,13 +84,15 @@ def _run(plan: Plan, folder: Path, wake: Wake, node: int) -> Ending:
     conditions = Conditions(folder, ranks_per_node(plan.trial.settings))
     facts = FactsWriter(folder, plan.trial.workload)
     sampler = start_sampler(plan, folder)
+    logs = LogLimits(folder)
     try:
-        failure = _watch_rank(plan, folder, wake, conditions, facts, node)
+        failure = _watch_rank(plan, folder, wake, Beside(conditions, facts, logs), node)
     except Exception as error:  # ours, not the rank's: it must end as a record too
         failure = make_failure("exception", f"the supervisor failed: {type(error).__name__}: {error}")
     if sampler is not None:
         sampler.end()
     facts.finish()
+    logs.hold()
     for stacks in folder.glob(f"**/{files.STACKS}"):  # opened by a rank at its start, in case it hangs
         if not stacks.stat().st_size:
             stacks.unlink()
@@ -100,9 +103,16 @@ def _run(plan: Plan, folder: Path, wake: Wake, node: int) -> Ending:
     return Ending(failure, conditions_of_run(plan, folder, parts, watched), energy_of_run(plan, folder, parts), watched)
 
 
-def _watch_rank(
-    plan: Plan, folder: Path, wake: Wake, conditions: Conditions, facts: FactsWriter, node: int
-) -> dict[str, str] | None:
+@dataclass(frozen=True)
+class Beside:
+    """What the supervisor does while the rank runs."""
+
+    conditions: Conditions
+    facts: FactsWriter
+    logs: LogLimits
+
+
+def _watch_rank(plan: Plan, folder: Path, wake: Wake, beside: Beside, node: int) -> dict[str, str] | None:
     """Start the rank, or the launcher of several, and stay until it has ended, by itself or by us."""
     if wake.interrupted_by is not None or controller_is_gone():
         return _interruption(wake, "before the rank was started")
@@ -111,7 +121,7 @@ def _watch_rank(
     plan_file = folder / (files.NODE_PLAN if node else files.PLAN)
     rank = RankProcess(plan_file, folder, wake.wait, several=ranks > 1)
     try:
-        facts.start()  # while the rank imports torch, so that nothing of this runs beside the measuring
+        beside.facts.start()  # while the rank imports torch, so that nothing of this runs beside the measuring
         watchdog = Watchdog(plan, folder, time.monotonic())
         while not rank.has_ended():
             wake.wait(LOOK_EVERY_S)
@@ -123,7 +133,8 @@ def _watch_rank(
             if alarm is not None:
                 message = f"{alarm.message}{_where(rank, folder, ranks, wake) if alarm.kind == 'hung' else ''}"
                 return _ended(rank, make_failure(alarm.kind, message))
-            conditions.start_when_ready()
+            beside.conditions.start_when_ready()
+            beside.logs.hold()
     finally:
         rank.end()
     if _is_the_same_end(rank, wake) and not read_parts(folder).complete:
@@ -131,7 +142,8 @@ def _watch_rank(
     if ranks > 1:
         good = rank.exit_status() == 0 and (node > 0 or read_parts(folder).complete)
         local = ranks_per_node(plan.trial.settings)
-        return None if good else blame(folder, ranks, local, watchdog.whereabouts(), witness)
+        ended = LauncherEnd(rank.pid, rank.exit_status())
+        return None if good else blame(folder, ranks, local, watchdog.whereabouts(), witness, ended)
     return _own_end(rank, watchdog, witness, read_parts(folder), folder)
 
 

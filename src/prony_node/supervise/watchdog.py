@@ -11,7 +11,9 @@ from prony_node.contract import files
 from prony_node.contract.parallel import rank_count
 from prony_node.contract.plan import Plan
 
-SIGNS_OF_LIFE = (files.PROGRESS, files.STEPS, files.DEVICE, files.RESULT, files.LOG)
+# Of steps and phases alone: a thread may go on printing beside a step that hangs.
+SIGNS_OF_LIFE = (files.PROGRESS, files.STEPS, files.DEVICE, files.RESULT)
+SLOW_PHASES = ("build", "data", "cold_start", "evaluation")  # a download, a compiler or a test split is silent for long
 EXIT_GRACE_S = 60.0  # for a rank that has written its result to end by itself
 
 
@@ -38,16 +40,17 @@ class Watchdog:
             self._seen, self._life_s = signs, now_s
         limit_s = self._plan.time_limit_s
         if limit_s is not None and now_s - self._start_s >= limit_s:
-            return Alarm("time-limit", f"the time limit of {limit_s:g} s was over {self.whereabouts()}")
+            text = f"the time limit of {limit_s:g} s was over {self.whereabouts()}; --time sets another"
+            return Alarm("time-limit", text)
         silent_s = now_s - self._life_s
         if silent_s >= min(EXIT_GRACE_S, self._plan.hung_after_s) and silent_s >= self._patience_s():
-            return Alarm("hung", f"no step and no other sign of life for {silent_s:.0f} s {self.whereabouts()}")
+            return Alarm("hung", f"no progress of steps or phases for {silent_s:.0f} s {self.whereabouts()}")
         return None
 
     def _patience_s(self) -> float:
         if (self._folder / files.RESULT).exists():
             return min(self._plan.hung_after_s, EXIT_GRACE_S)
-        if (self._last_progress() or {}).get("phase") == "cold_start":
+        if (self._last_progress() or {}).get("phase") in SLOW_PHASES:
             return max(self._plan.hung_after_s, self._plan.cold_start_after_s)
         if rank_count(self._plan.trial.settings) > 1 and not files.rank_folders(self._folder):
             # The launcher is silent until all nodes have met; when they do not, it is the one that can say so.
@@ -71,8 +74,8 @@ class Watchdog:
     def _signs(self) -> tuple[tuple[int, int] | None, ...]:
         """Of all ranks together: where one waits for another, all are silent."""
         paths = [self._folder / name for name in SIGNS_OF_LIFE]
-        for rank, own in files.rank_folders(self._folder).items():
-            paths += [self._folder / files.rank_log(rank), *(own / name for name in SIGNS_OF_LIFE)]
+        for own in files.rank_folders(self._folder).values():
+            paths += [own / name for name in SIGNS_OF_LIFE]
         return tuple(_size_and_time(path) for path in paths)
 
 

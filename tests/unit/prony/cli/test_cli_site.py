@@ -147,7 +147,7 @@ def test_several_nodes_of_a_site_need_no_rendezvous_and_their_runs_are_jobs_of_t
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["sweep", "gpt-tiny", "seed=0,1", "--time", "1h"], "--site says where"),
+        (["sweep", "gpt-tiny", "seed=0,1", "--partition", "gpu"], "--site says where"),
         (["scale", "gpt-tiny", "devices=1,2", "--detach"], "--site says where"),
         (["scale", "gpt-tiny", "devices=1,8", "batch_size=8", "--site", "mine"], "devices=8 is not possible on mine"),
         (["scale", "gpt-tiny", "devices=1,2", "--nodes", "2", "batch_size=8"], "--site NAME starts all of them"),

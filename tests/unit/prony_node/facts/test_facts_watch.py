@@ -29,11 +29,12 @@ QUIET = {
     "memory_clock_mhz": 3201, "pcie_generation": 5, "pcie_width": 16, "ecc_uncorrected": 0, "remapped_rows": 0,
     "xids": [], "cgroup_throttled": 3, "cgroup_throttled_s": 0.2, "cpu_own_s": lambda t: 1.0 * t,
     "allowed_total_s": lambda t: 16.0 * t, "allowed_idle_s": lambda t: 14.0 * t,
+    "memory_own_bytes": 4 << 30, "memory_free_bytes": 64 << 30,
 }  # fmt: skip
-ON_CPU = ["throttled", "clocks", "foreign-processes", "cpu-limit", "swap"]
+ON_CPU = ["throttled", "clocks", "foreign-processes", "cpu-limit", "swap", "host-memory"]
 ON_DEVICE = [
     "throttled", "clocks", "memory-clock", "foreign-processes", "pcie-link", "device-errors", "host-cpus",
-    "cpu-limit", "swap",
+    "cpu-limit", "swap", "host-memory",
 ]  # fmt: skip
 
 
@@ -173,6 +174,41 @@ def test_memory_that_belongs_to_nobody_warns() -> None:
     assert judged(series(unaccounted_bytes=100 << 20))["foreign-processes"][0] == "pass"
 
 
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("grows", "level"),
+    [
+        (lambda t: 4000 + 10 * t, "warn"),
+        (lambda t: 4000 + 10 * t + 3 * (t % 2), "warn"),  # and a little noise
+        (lambda t: 4000 + t, "pass"),  # too little in this window
+        (lambda t: 4000 + 300 * (1 - 0.8**t), "pass"),  # an allocator that warms up
+        (lambda t: 4000 + 300 * (t > 5), "pass"),  # something was loaded once
+        (lambda t: 4000 + 200 * (t % 3), "pass"),  # freed, and taken again
+        (lambda t: 4000 - 10 * t, "pass"),
+    ],
+)
+def test_memory_that_grows_in_a_straight_line_is_a_doubt(grows: Callable[[int], float], level: str) -> None:
+    samples = series(12, memory_own_bytes=lambda t: int(grows(t) * MIB), memory_free_bytes=1000 * MIB)
+    assert judged(samples)["host-memory"][0] == level
+
+
+def test_a_leak_is_told_with_what_it_will_fill() -> None:
+    samples = series(12, memory_own_bytes=lambda t: 10 * t * MIB, memory_free_bytes=6000 * MIB)
+    text = judged(samples)["host-memory"][1]
+    assert "+110 MiB of host memory in 11 s" in text
+    assert "5.9 GiB that are free last 10 min" in text
+    slow = series(40, memory_own_bytes=lambda t: 17 * MIB * t * 100 // 3900, memory_free_bytes=1 << 45)
+    slow = [{**sample, "t_s": 10 * sample["t_s"]} for sample in slow]  # 157 MiB an hour, of 32 TiB
+    assert judged(slow)["host-memory"][0] == "pass"
+
+
+def test_a_short_window_tells_no_leak() -> None:
+    assert judged(series(7, memory_own_bytes=lambda t: 10 * t * MIB))["host-memory"][0] == "unknown"
+    assert judged(series(20))["host-memory"][0] == "unknown"
+
+
 def test_swap() -> None:
     assert judged(series(swap_in_pages=lambda t: 10 * (t > 5)))["swap"][0] == "warn"
 
@@ -223,6 +259,8 @@ def test_a_window_between_two_samples_uses_the_counters_around_it() -> None:
                 "cgroup_throttled_s": st.none() | st.floats(0, 9),
                 "swap_in_pages": st.none() | st.integers(0, 9),
                 "swap_out_pages": st.none() | st.integers(0, 9),
+                "memory_own_bytes": st.none() | st.integers(0, 1 << 50),
+                "memory_free_bytes": st.none() | st.integers(0, 1 << 50),
                 "reason": st.none() | st.text(max_size=5),
             },
         )

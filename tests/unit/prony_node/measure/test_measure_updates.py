@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from prony_node.measure.checks import still_training_check, updates_check
+from prony_node.measure.checks import losses_check, still_training_check, updates_check
 from prony_node.measure.parameters import parameter_norms
-from prony_node.measure.updates import MOST_PROBES, Probes, StillTraining, UpdateCount, train_further
+from prony_node.measure.updates import MOST_PROBES, LossWatch, Probes, StillTraining, UpdateCount, train_further
 
 
 class Bench:
@@ -175,3 +175,23 @@ def test_weights_of_16_bits_may_stand_still_now_and_then(skips: bool) -> None:
     for _ in range(8):
         some_move(0.1)
     assert probes.stalled(before, probes.now(), 8) == ((4 if skips else 0), 19)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float64])
+def test_one_loss_that_is_not_finite_is_remembered(value: float, kind: torch.dtype) -> None:
+    watch = LossWatch()
+    watch.see(torch.tensor(value))  # before anything is followed, as in an inference
+    watch.follow(torch.device("cpu"))
+    for loss in (1.0, value, -3.0):
+        watch.see(torch.tensor([loss], dtype=kind, requires_grad=True))
+    assert not watch.all_finite()
+    watch.begin()
+    watch.see(torch.tensor(1e30))
+    assert watch.all_finite()
+
+
+def test_the_check_names_the_ranks() -> None:
+    assert losses_check([True, True])["level"] == "pass"
+    assert losses_check([False])["level"] == "warn"
+    assert losses_check([True, False])["message"].endswith("on rank 1")

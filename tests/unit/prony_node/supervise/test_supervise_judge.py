@@ -46,7 +46,7 @@ def run_of(**given: Value) -> Any:
         samples_per_step=2, units_per_step=32, rule=StopRule(), inputs=Inputs(workload, settings, CPU),
         flops=Flops(3.2e9, 0.0, "as counted"),
         plan=SimpleNamespace(peaks=()), steps_taken=lambda: 50, fixed_steps=lambda: None, synchronise=lambda: None,
-        waits_per_step=None, ranks=Ranks(),
+        waits_per_step=None, ranks=Ranks(), losses_finite=True,
     )  # fmt: skip
     run.held_out = judge.held_out(run, 2)
     if not step.training:
@@ -66,7 +66,7 @@ def levels(run: Any) -> dict[str, str]:
 def test_a_run_that_trained_passes() -> None:
     run = run_of()
     judge.training(run)
-    assert levels(run) == {"loss": "pass", "parameters": "pass", "finite": "pass"}
+    assert levels(run) == {"losses": "pass", "loss": "pass", "parameters": "pass", "finite": "pass"}
     assert run.metrics["loss_last"]["value"] < run.metrics["loss_first"]["value"]
     assert "16 held-out samples" in run.metrics["loss_last"]["source"]
 
@@ -96,7 +96,7 @@ def test_training_that_did_not_train_fails(harm: Callable[[Any], None], expected
     run = run_of()
     harm(run)
     judge.training(run)
-    assert levels(run) == expected
+    assert levels(run) == {"losses": "pass", **expected}
     files.to_json([run.metrics, run.checks])  # NaN never reaches the record: its reason does
     if expected["loss"] == "fail":
         assert run.metrics["loss_last"] == {"value": None, "reason": "the held-out loss was nan"}

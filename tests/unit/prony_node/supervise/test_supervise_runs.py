@@ -110,7 +110,7 @@ def test_a_hung_rank_is_ended_with_the_place_where_it_stood(tmp_path: Path) -> N
 
 
 def test_a_rank_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
-    _, record, _ = make_run(tmp_path, "build=deaf", hung_after_s=1.0)
+    _, record, _ = make_run(tmp_path, "measure=deaf", hung_after_s=1.0)
     assert record["failure"]["kind"] == "hung"
 
 

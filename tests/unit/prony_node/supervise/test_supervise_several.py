@@ -16,6 +16,8 @@ from prony_node.supervise.host_memory import OutOfMemoryWitness
 from prony_node.supervise.joining import replicas_check
 from prony_node.supervise.pace import ranks_check
 
+ENDED = blame.LauncherEnd(pid=1, status=1)
+
 
 def copy(rank: int, begin_s: float, step_s: float, steps: int, cut_s: float = 0.0) -> dict[str, Any]:
     return {
@@ -143,7 +145,7 @@ ECHO = {
 def blamed(folder: Path, *ended: tuple[int, int], local: int = 2) -> dict[str, str]:
     ranks = [{"rank": rank, "pid": 1, "exit_status": status} for rank, status in ended]
     files.write_whole(folder / files.LAUNCHER, {"failure": None, "ranks": ranks})
-    return blame.blame(folder, 2, local, "in phase measure", OutOfMemoryWitness(folder))
+    return blame.blame(folder, 2, local, "in phase measure", OutOfMemoryWitness(folder), ENDED)
 
 
 def test_the_rank_that_was_killed_is_to_blame_and_not_its_echo(tmp_path: Path) -> None:
@@ -180,7 +182,7 @@ def test_a_node_that_could_not_come_says_why_the_nodes_did_not_meet(tmp_path: Pa
         ({"kind": "request", "message": "torch finds 1"}, {"kind": "request", "message": "on node 1: torch finds 1"}),
     ):
         files.write_whole(other / files.NODE, {"node": 1, "failure": failure})
-        assert blame.blame(folder, 2, 1, "", OutOfMemoryWitness(folder)) == found
+        assert blame.blame(folder, 2, 1, "", OutOfMemoryWitness(folder), ENDED) == found
 
 
 def test_the_rank_with_a_reason_of_its_own_is_to_blame(tmp_path: Path) -> None:
@@ -211,10 +213,10 @@ def test_a_failure_on_another_node_is_told_where_its_folder_can_be_seen(tmp_path
 def test_the_launchers_own_failure_comes_first(tmp_path: Path) -> None:
     said = {"kind": "rendezvous", "message": "port 29500 cannot be listened on"}
     files.write_whole(tmp_path / files.LAUNCHER, {"failure": said, "ranks": []})
-    assert blame.blame(tmp_path, 2, 2, "", OutOfMemoryWitness(tmp_path)) == said
+    assert blame.blame(tmp_path, 2, 2, "", OutOfMemoryWitness(tmp_path), ENDED) == said
     (tmp_path / files.LAUNCHER).unlink()
     (tmp_path / files.LAUNCHER_LOG).write_text("ImportError: no torch here\n")
-    assert "no torch here" in blame.blame(tmp_path, 2, 2, "", OutOfMemoryWitness(tmp_path))["message"]
+    assert "no torch here" in blame.blame(tmp_path, 2, 2, "", OutOfMemoryWitness(tmp_path), ENDED)["message"]
 
 
 WAITS = 'File "x/torch/autograd/graph.py", line 865 in _engine_run_backward\nFile "x/torch/_tensor.py", line 1'

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from prony_node.contract import Plan, Trial, files
 from prony_node.supervise.host_memory import OutOfMemoryWitness
@@ -29,11 +32,23 @@ def test_silence_is_counted_from_the_last_sign_of_life(tmp_path: Path) -> None:
     assert "in phase measure after 7 steps" in alarm.message
 
 
-def test_a_rank_that_prints_is_alive(tmp_path: Path) -> None:
+def test_what_a_rank_prints_is_no_sign_of_life(tmp_path: Path) -> None:
     dog = Watchdog(PLAN, tmp_path, 0.0)
-    (tmp_path / files.LOG).write_text("compiling\n")
+    say(tmp_path, "measure", 7)
+    assert dog.look(0.5) is None
+    (tmp_path / files.LOG).write_text("I am here\n")
     assert dog.look(90.0) is None
-    assert dog.look(180.0) is None
+    (tmp_path / files.LOG).write_text("I am still here\n")
+    assert dog.look(101.0) is not None
+
+
+@pytest.mark.parametrize("phase", ["build", "data", "cold_start", "evaluation"])
+def test_phases_that_are_silent_for_long_get_more_patience(tmp_path: Path, phase: str) -> None:
+    dog = Watchdog(replace(PLAN, cold_start_after_s=900.0), tmp_path, 0.0)
+    say(tmp_path, phase, 0)
+    assert dog.look(1.0) is None
+    assert dog.look(900.0) is None
+    assert dog.look(901.5) is not None
 
 
 def test_a_rank_with_its_result_gets_less_patience(tmp_path: Path) -> None:

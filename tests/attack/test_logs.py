@@ -1,0 +1,89 @@
+"""A process that prints without end fills neither a disk nor a record."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from prony_node.contract import Plan, Trial, files, read_record
+from prony_node.supervise.log_limits import MOST_BYTES, LogLimits
+
+ROOT = Path(__file__).parents[2]
+GAP = re.compile(rb"\[prony: ([0-9,]+) bytes were left out here")
+
+LOST = "what is written between two calls of ours to the system may be lost uncounted, and no more"
+
+
+def left_out(content: bytes) -> int:
+    """Bytes that a log says to have left out, in its one place."""
+    (count,) = GAP.findall(content)
+    return int(count.replace(b",", b""))
+
+
+def test_a_rank_that_prints_200_mb_leaves_a_log_of_64(tmp_path: Path) -> None:
+    plan, out = tmp_path / "asked.json", tmp_path / "out"
+    plan.write_text(json.dumps(Plan(run_id="gpt-tiny-1", trial=Trial("gpt-tiny")).to_json()))
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PRONY_")}
+    kept["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests" / "stand_in")])
+    environment = {**kept, "PRONY_RANK_MODULE": "stand_in_rank", "PRONY_STAND_IN": "measure=flood"}
+    argv = [sys.executable, "-m", "prony_node", str(plan), str(out)]
+    subprocess.run(argv, env=environment, capture_output=True, timeout=120, check=False)
+    record = read_record(out)
+    assert record is not None
+    assert record["status"] == "ok"
+    log = (out / files.LOG).read_bytes()
+    assert MOST_BYTES // 2 < len(log) <= MOST_BYTES
+    assert log.startswith(b"0" * 98 + b"0\n" + b"0" * 98 + b"1\n"), "the head is kept"
+    assert log.endswith(b"%099d\n" % (200 * 10_000 - 1)), "and the tail"
+    assert left_out(log) + len(log) == pytest.approx(200_000_000, rel=0.05), LOST
+
+
+def test_a_log_is_cut_while_someone_writes_to_it_and_counts_what_it_lost(tmp_path: Path) -> None:
+    limits, path, lines = LogLimits(tmp_path, most_bytes=40_000), tmp_path / files.LOG, 200_000
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def write() -> None:
+        for number in range(lines):
+            os.write(log, b"%09d\n" % number)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    while writer.is_alive():
+        limits.hold()
+    writer.join()
+    limits.hold()
+    os.close(log)
+    content = path.read_bytes()
+    assert len(content) <= 40_000
+    assert content.startswith(b"000000000\n000000001\n")
+    assert content.endswith(b"%09d\n" % (lines - 1))
+    told = left_out(content) + len(content)
+    assert told == pytest.approx(10 * lines, rel=0.1), (
+        "some bytes between two calls to the system may be lost uncounted"
+    )
+
+
+@pytest.mark.parametrize("name", [files.LAUNCHER_LOG, files.SUPERVISOR_LOG, "rank3.log"])
+def test_every_log_of_a_run_is_bounded(tmp_path: Path, name: str) -> None:
+    (tmp_path / "rank3").mkdir()
+    (tmp_path / name).write_bytes(b"x" * 5000 + b"end")
+    LogLimits(tmp_path, most_bytes=1000).hold()
+    content = (tmp_path / name).read_bytes()
+    assert len(content) <= 1000
+    assert content.endswith(b"end")
+    assert left_out(content) == 5003 - 500 - 250
+
+
+def test_a_link_in_place_of_a_log_is_not_cut(tmp_path: Path) -> None:
+    foreign = tmp_path / "foreign"
+    foreign.write_bytes(b"x" * 5000)
+    (tmp_path / files.LOG).symlink_to(foreign)
+    LogLimits(tmp_path, most_bytes=1000).hold()
+    assert foreign.stat().st_size == 5000

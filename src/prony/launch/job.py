@@ -174,7 +174,7 @@ def save(job: Job) -> Job:
         files.write_whole(job.folder / JOB, job.to_json())
     else:
         try:
-            files.create_folder(job.folder, {JOB: job.to_json()})
+            files.create_folder(job.folder, {JOB: job.to_json()}, own=True)
         except OSError as error:
             raise RequestError(f"{job.folder} cannot be made: {error.strerror or error}") from error
     return job

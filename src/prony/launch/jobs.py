@@ -23,6 +23,7 @@ from prony.launch.protocol import Launcher, QueueFull, Status, Unanswered, Warn,
 from prony.launch.settle import left, next_attempt, settle
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
+from prony_node.contract.plain import open_lock
 
 FILES_LAG_S = 5.0  # for what a node wrote at its end to be seen here
 MISSING_AFTER_S = 120.0  # for which a job that nobody knows is thought to come back
@@ -220,11 +221,11 @@ class Jobs:
         """One process at a time submits and settles."""
         folder = self.root / kept.JOBS
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = (folder / ".lock").open("w")
+            self.root.mkdir(parents=True, exist_ok=True)
+            lock = open_lock(self.root, kept.JOBS, ".lock")
         except OSError as error:
             raise RequestError(f"{folder} cannot be written: {error.strerror or error}") from error
-        with lock:
+        with os.fdopen(lock):
             with contextlib.suppress(OSError):  # a file system without locks: as well as it goes
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield

@@ -6,11 +6,14 @@ import contextlib
 import errno
 import json
 import os
+import secrets
 import shutil
-import tempfile
+import stat
 import time
 from pathlib import Path
 from typing import Any
+
+from prony_node.contract.plain import GROUP_FILE, GROUP_FOLDER, is_in_shared, is_shared
 
 PLAN = "plan.json"
 RECORD = "record.json"
@@ -96,15 +99,23 @@ def write_once(path: Path, document: Any) -> bool:
     return True
 
 
-def create_folder(folder: Path, documents: dict[str, Any]) -> None:
+def create_folder(folder: Path, documents: dict[str, Any], own: bool = False) -> None:
     """Create `folder` with these JSON files in it: a reader sees all of them, or no folder.
 
-    FileExistsError when there is a folder with something in it already.
+    FileExistsError when there is a folder with something in it already. In a shared root the group may write to it;
+    to one that is to stay the user's own (`own`), nobody else may write anywhere.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    if not folder.parent.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if is_shared(folder.parent.parent):  # a folder of folders; with jobs in it, each is its owner's to rename
+            folder.parent.chmod(stat.S_IMODE(folder.parent.stat().st_mode) | GROUP_FOLDER | (stat.S_ISVTX * own))
+    temporary = temporary_name(folder)
+    temporary.mkdir()
     try:
-        temporary.chmod(0o755)
+        mode = stat.S_IMODE(temporary.stat().st_mode)
+        if is_in_shared(folder.parent):
+            mode |= GROUP_FOLDER
+        temporary.chmod(mode & ~0o022 if own else mode)
         for name, document in documents.items():
             write_whole(temporary / name, document)
         if folder.exists() and any(folder.iterdir()):
@@ -125,11 +136,52 @@ def create_folder(folder: Path, documents: dict[str, Any]) -> None:
     _sync_folder(folder.parent)
 
 
+def fit(path: Path) -> None:
+    """Give a new file or folder of ours the permissions of the folder it lies in, as its maker chose them.
+
+    A run folder of a shared root is of the group (setgid), and what it lets the group do holds for its content,
+    whatever the umask is. What the folder keeps from others, its files do too. A link, or another's, is left.
+    """
+    with contextlib.suppress(OSError):
+        above, found = path.parent.stat(), path.lstat()
+        if stat.S_ISLNK(found.st_mode) or found.st_uid != os.geteuid():
+            return
+        mode = stat.S_IMODE(found.st_mode)
+        if above.st_mode & stat.S_ISGID:
+            mode |= above.st_mode & (GROUP_FOLDER if stat.S_ISDIR(found.st_mode) else GROUP_FILE)
+        mode &= ~0o022 | above.st_mode
+        if mode != stat.S_IMODE(found.st_mode):
+            path.chmod(mode)
+
+
+def fit_all(folder: Path) -> None:
+    """The same for all that lies in a folder: also what was written by a library, or by the model itself."""
+    for place, folders, names in os.walk(folder):
+        for name in (*folders, *names):
+            fit(Path(place, name))
+
+
+def make_folder(path: Path, exist_ok: bool = False) -> None:
+    """A folder inside a run folder."""
+    path.mkdir(parents=True, exist_ok=exist_ok)
+    fit(path)
+
+
+def temporary_name(path: Path, prefix: str | None = None) -> Path:
+    """A name beside `path`, for what will be moved there when it is complete."""
+    return path.with_name(f"{f'.{path.name}.' if prefix is None else prefix}{secrets.token_hex(4)}")
+
+
+def open_temporary(temporary: Path) -> int:
+    """A new file under such a name, with permissions by the umask."""
+    return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+
+
 def _replace_exclusively(temporary: Path, path: Path) -> bool:
     """The same on a file system without hard links: whoever makes the lock's name may move the file in place."""
     lock = path.with_name(f".{path.name}.lock")
     try:
-        os.close(os.open(lock, os.O_CREAT | os.O_EXCL))
+        os.close(os.open(lock, os.O_CREAT | os.O_EXCL, 0o666))
     except FileExistsError:
         time.sleep(1.0)  # someone is about to finish, or died here and left the lock
     try:
@@ -151,14 +203,14 @@ def read_json(path: Path) -> Any | None:
 
 def _write_temporary(path: Path, document: Any) -> Path:
     text = to_json(document)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    temporary = Path(name)
+    temporary = temporary_name(path)
+    handle = open_temporary(temporary)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        temporary.chmod(0o644)
+        fit(temporary)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

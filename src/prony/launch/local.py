@@ -52,6 +52,7 @@ class LocalRun:
             raise RequestError(f"{self.folder} cannot be made: {error.strerror or error}") from error
         try:
             with (self.folder / files.SUPERVISOR_LOG).open("ab") as log:
+                files.fit(self.folder / files.SUPERVISOR_LOG)
                 self._process = subprocess.Popen(
                     supervisor_argv(python, self.folder / files.PLAN, self.folder),
                     stdin=subprocess.DEVNULL,

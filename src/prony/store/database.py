@@ -184,7 +184,9 @@ def _is_head(connection: Connection) -> bool:
     query = f"SELECT version_num FROM {VERSION_TABLE}"
     expected: tuple[object, ...] = (HEAD,)
     if connection.dialect.name == "sqlite":  # marked as ours, and with nothing in it that would run by itself
-        query = f"SELECT version_num, (SELECT application_id FROM pragma_application_id), ({UNKNOWN}) FROM {VERSION_TABLE}"
+        query = (
+            f"SELECT version_num, (SELECT application_id FROM pragma_application_id), ({UNKNOWN}) FROM {VERSION_TABLE}"
+        )
         expected = (HEAD, MARK, 0)
     if connection.dialect.name == "postgresql":  # where a question that fails would end the transaction
         there = connection.execute(text("SELECT to_regclass(:name) IS NOT NULL"), {"name": VERSION_TABLE}).scalar()

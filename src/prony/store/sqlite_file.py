@@ -101,7 +101,7 @@ def _check_files(path: Path, shared: bool) -> tuple[int, int]:
 
 def _descriptors() -> set[int]:
     with contextlib.suppress(OSError):
-        return {int(name) for name in os.listdir(DESCRIPTORS)}
+        return {int(entry.name) for entry in DESCRIPTORS.iterdir()}
     return set()
 
 

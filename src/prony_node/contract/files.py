@@ -108,14 +108,14 @@ def create_folder(folder: Path, documents: dict[str, Any], own: bool = False) ->
     if not folder.parent.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         if is_shared(folder.parent.parent):  # a folder of folders; with jobs in it, each is its owner's to rename
-            folder.parent.chmod(stat.S_IMODE(folder.parent.stat().st_mode) | GROUP_FOLDER | (stat.S_ISVTX * own))
+            share_folder(folder.parent, sticky=own)
     temporary = temporary_name(folder)
     temporary.mkdir()
     try:
-        mode = stat.S_IMODE(temporary.stat().st_mode)
         if is_in_shared(folder.parent):
-            mode |= GROUP_FOLDER
-        temporary.chmod(mode & ~0o022 if own else mode)
+            share_folder(temporary)
+        if own:
+            temporary.chmod(stat.S_IMODE(temporary.stat().st_mode) & ~0o022)
         for name, document in documents.items():
             write_whole(temporary / name, document)
         if folder.exists() and any(folder.iterdir()):
@@ -161,10 +161,27 @@ def fit_all(folder: Path) -> None:
             fit(Path(place, name))
 
 
-def make_folder(path: Path, exist_ok: bool = False) -> None:
-    """A folder inside a run folder."""
-    path.mkdir(parents=True, exist_ok=exist_ok)
-    fit(path)
+def make_folder(path: Path) -> None:
+    """A folder inside a run folder, unless there is one."""
+    with contextlib.suppress(FileExistsError):
+        path.mkdir()
+        fit(path)
+
+
+def make_run_folder(folder: Path) -> None:
+    """A run folder, or a folder in one, unless it is there; in a shared root the group may write to it."""
+    if folder.exists():
+        return
+    if not folder.parent.exists():
+        make_run_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    if is_in_shared(folder.parent):
+        share_folder(folder)
+
+
+def share_folder(folder: Path, sticky: bool = False) -> None:
+    """Let its group write to a folder, and have what is made in it be the group's; sticky: each removes their own."""
+    folder.chmod(stat.S_IMODE(folder.stat().st_mode) | GROUP_FOLDER | (stat.S_ISVTX if sticky else 0))
 
 
 def temporary_name(path: Path, prefix: str | None = None) -> Path:

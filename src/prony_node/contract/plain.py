@@ -94,7 +94,7 @@ def open_lock(root: Path, *names: str) -> int:
         file = _make_file(name, folder, shared)
         file = open_plain(name, os.O_RDWR, folder=folder) if file is None else file
         try:
-            check_owner(root.joinpath(*names), os.fstat(file), os.stat(root), shared)
+            check_owner(root.joinpath(*names), os.fstat(file), root.stat(), shared)
         except BaseException:
             os.close(file)
             raise

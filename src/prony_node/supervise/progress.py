@@ -16,6 +16,7 @@ class Progress:
 
     def __init__(self, folder: Path) -> None:
         self._file = (folder / files.PROGRESS).open("a", encoding="utf-8", buffering=1)
+        files.fit(folder / files.PROGRESS)
         self._phase = "start"
         self._began = time.monotonic()
         self.rule: StopRule | None = None

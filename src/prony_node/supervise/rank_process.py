@@ -45,7 +45,9 @@ class RankProcess:
             if os.getppid() != supervisor:
                 os._exit(1)
 
-        with (folder / (files.LAUNCHER_LOG if several else files.LOG)).open("ab") as log:
+        said = folder / (files.LAUNCHER_LOG if several else files.LOG)
+        with said.open("ab") as log:
+            files.fit(said)
             self._process = subprocess.Popen(
                 launcher_argv(plan_file, folder) if several else rank_argv(plan_file, folder),
                 stdin=subprocess.DEVNULL,

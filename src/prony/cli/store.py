@@ -180,7 +180,7 @@ def share(
     print(f"{folder} is shared with the group {group}: {done.shared} files and folders that were in it are, too")
     if done.of_others:
         print(
-            f"prony: {done.of_others} in it belong to others, who can share them alone (chgrp, chmod)", file=sys.stderr
+            f"prony: {done.of_others} in it are of others, who alone can share them (chgrp, chmod)", file=sys.stderr
         )
     closed = closed_above(folder, number)
     if closed is not None:

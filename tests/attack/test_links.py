@@ -20,10 +20,13 @@ from prony.launch.lock import hold_devices
 from prony.store import Store
 from prony.store.database import Unwritable
 from prony.store.sqlite_file import connect
-from prony_node.contract import RequestError
+from prony_node.contract import RequestError, files
 from prony_node.contract.plain import NotPlain
 from prony_node.data.manifest import LOCK, held
+from prony_node.power.recording import Writer
 from prony_node.power.shared import MUTEX, _alone
+from prony_node.supervise.progress import Progress
+from prony_node.supervise.steps_file import write_blocks
 
 SECRET = "the key of somebody\n"
 
@@ -187,3 +190,25 @@ def test_files_of_a_stranger_are_not_used(stranger: Any, tmp_path: Path) -> None
         rebuild(tmp_path)
     assert "belongs to user 61234" in str(Store(tmp_path).refresh().unwritten)
     assert (tmp_path / "index.sqlite").stat().st_size == 0
+
+
+WRITTEN: dict[str, Callable[[Path], object]] = {
+    files.PROGRESS: Progress,
+    files.STEPS: lambda folder: write_blocks(folder / files.STEPS, [(1, 0.1, 0.0)]),
+    files.POWER_SAMPLES: lambda folder: Writer(folder, [], {}),
+    files.LOG: lambda folder: files.open_bytes(folder / files.LOG, append=True),
+}
+
+
+@pytest.mark.parametrize("kind", ["symbolic", "hard"])
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_link_in_a_run_folder_of_a_shared_root_is_not_written_through(
+    tmp_path: Path, key: Path, name: str, kind: str
+) -> None:
+    """Members of the group may write to the run folder, and so put a link where the node will write."""
+    folder = tmp_path / "a"
+    folder.mkdir()
+    os.link(key, folder / name) if kind == "hard" else (folder / name).symlink_to(key)
+    with pytest.raises(NotPlain):
+        WRITTEN[name](folder)
+    assert key.read_text() == SECRET

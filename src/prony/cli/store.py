@@ -179,7 +179,8 @@ def share(
     done = share_root(folder, number)
     print(f"{folder} is shared with the group {group}: {done.shared} files and folders that were in it are, too")
     if done.of_others:
-        print(f"prony: {done.of_others} in it are of others, who alone can share them (chgrp, chmod)", file=sys.stderr)
+        some = ", ".join(done.of_others[:5]) + (", ..." if len(done.of_others) > 5 else "")
+        print(f"prony: {len(done.of_others)} in it are of others, who alone can share them: {some}", file=sys.stderr)
     closed = closed_above(folder, number)
     if closed is not None:
         print(f"prony: the group cannot reach it: {closed} lets nobody else pass (chmod)", file=sys.stderr)

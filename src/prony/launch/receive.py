@@ -79,7 +79,7 @@ class Receiver:
         files.make_run_folder(path.parent)
         size = path.stat().st_size if path.exists() else 0
         if at <= size < at + len(body) and not (path.parent / files.RECORD).exists():
-            with path.open("ab") as file:
+            with files.open_bytes(path, append=True) as file:
                 file.write(body[size - at :])
 
     def _path(self, name: object, *, of_job: bool = False) -> Path | None:
@@ -164,8 +164,8 @@ def unpack(content: bytes, folder: Path) -> None:
 def _write(path: Path, content: bytes) -> None:
     files.make_run_folder(path.parent)
     temporary = path.with_name(f".{path.name}.part")
-    temporary.write_bytes(content)
-    files.fit(temporary)
+    with files.open_bytes(temporary) as file:
+        file.write(content)
     temporary.replace(path)
 
 

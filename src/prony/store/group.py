@@ -10,7 +10,7 @@ import grp
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from prony.store.index import INDEX
@@ -28,10 +28,10 @@ TEXT = "Shared with the group of this folder by `prony store share`. Without thi
 
 @dataclass
 class Done:
-    """How many files and folders the group has got, and how many are for others to share."""
+    """How many files and folders the group has got, and those that are for others to share."""
 
     shared: int = 0
-    of_others: int = 0
+    of_others: list[str] = field(default_factory=list)
 
 
 def find_group(name: str) -> int:
@@ -115,7 +115,7 @@ def _share_jobs(folder: int, group: int, owners: set[int], done: Done) -> None:
     """Each member puts jobs there; a job is a program, so it stays its owner's to write."""
     found = os.stat(JOBS, dir_fd=folder, follow_symlinks=False)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid not in owners:
-        done.of_others += 1
+        done.of_others.append(JOBS)
         return
     jobs = os.open(JOBS, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     try:
@@ -130,7 +130,7 @@ def _share(folder: int, name: str, group: int, owners: set[int], done: Done, wri
     """Give a file, or a folder with all in it, to the group; no link is followed, and no file that has another name."""
     for handle, found in _opened(folder, name):
         if found.st_uid not in owners or (stat.S_ISREG(found.st_mode) and found.st_nlink != 1):
-            done.of_others += 1
+            done.of_others.append(name)
         elif stat.S_ISREG(found.st_mode):
             _give(handle, group, GROUP_FILE if writes else stat.S_IRGRP)
             done.shared += 1

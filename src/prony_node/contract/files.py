@@ -11,9 +11,9 @@ import shutil
 import stat
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, TextIO
 
-from prony_node.contract.plain import GROUP_FILE, GROUP_FOLDER, is_in_shared, is_shared
+from prony_node.contract.plain import GROUP_FILE, GROUP_FOLDER, NotPlain, is_in_shared, is_shared, open_plain
 
 PLAN = "plan.json"
 RECORD = "record.json"
@@ -134,6 +134,31 @@ def create_folder(folder: Path, documents: dict[str, Any], own: bool = False) ->
         raise
     shutil.rmtree(temporary, ignore_errors=True)
     _sync_folder(folder.parent)
+
+
+def open_text(path: Path, append: bool = False, buffering: int = -1) -> TextIO:
+    """A file of a run folder to write text to, without translating the ends of lines; see `open_bytes`."""
+    handle = _open_output(path, append)
+    return os.fdopen(handle, "a" if append else "w", buffering, encoding="utf-8", newline="")
+
+
+def open_bytes(path: Path, append: bool = False) -> BinaryIO:
+    """A file of a run folder to write to. Others may write to the folder: no link that they put there is followed."""
+    return os.fdopen(_open_output(path, append), "ab" if append else "wb")
+
+
+def _open_output(path: Path, append: bool) -> int:
+    handle = open_plain(path, os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else 0))
+    try:
+        if os.fstat(handle).st_nlink > 1:
+            raise NotPlain(path, "it has another name elsewhere, and would be changed there")
+        if not append:
+            os.ftruncate(handle, 0)
+        fit(path)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
 
 
 def fit(path: Path) -> None:

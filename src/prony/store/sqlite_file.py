@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from prony.store.tables import VERSION_TABLE, metadata
 from prony_node.contract.errors import RequestError
-from prony_node.contract.plain import NotPlain, check_owner, is_in_shared, make_file, open_folder, open_plain
+from prony_node.contract.plain import NotPlain, check_owner, is_in_shared, make_file, open_folder
 
 MARK = 0x50524E59  # PRAGMA application_id of an index of Prony: "PRNY"
 MAGIC = b"SQLite format 3\0"
@@ -24,7 +24,8 @@ HEADER_BYTES = 100
 BESIDE = ("", "-wal", "-shm", "-journal")
 # Of this and of any earlier Prony, which had no mark; `version` came before prony_version.
 TABLES = {*metadata.tables, "version"}
-DESCRIPTORS = Path("/proc/self/fd")
+DESCRIPTORS = (Path("/proc/self/fd"), Path("/dev/fd"))
+TRIED = 4096
 TRIES = 5
 
 
@@ -63,12 +64,9 @@ def _connect(path: Path, timeout_s: float, read_only: bool) -> sqlite3.Connectio
     before = _descriptors()
     connection = _open(path, "mode=ro" if read_only else "mode=rw", timeout_s)
     try:
-        if not DESCRIPTORS.exists():  # macOS: what was looked at by name must do
-            _check_by_name(path)
-        else:
-            # SQLite reads nothing before the first statement, so what it has opened can be looked at first.
-            opened = _descriptor_of(path, identity, before)
-            _check_header(path, os.pread(opened, HEADER_BYTES, 0), os.fstat(opened).st_size)
+        # SQLite reads nothing before the first statement, so what it has opened can be looked at first.
+        opened = _descriptor_of(path, identity, before)
+        _check_header(path, os.pread(opened, HEADER_BYTES, 0), os.fstat(opened).st_size)
     except BaseException:
         connection.close()
         raise
@@ -100,35 +98,34 @@ def _check_files(path: Path, shared: bool) -> tuple[int, int]:
 
 
 def _descriptors() -> set[int]:
-    with contextlib.suppress(OSError):
-        return {int(entry.name) for entry in DESCRIPTORS.iterdir()}
-    return set()
+    """The open files of this process; /dev/fd is there on macOS too, and where neither is, the numbers are tried."""
+    for place in DESCRIPTORS:
+        with contextlib.suppress(OSError):
+            return {int(entry.name) for entry in place.iterdir()}
+    return {number for number in range(TRIED) if _identity(number) is not None}
 
 
 def _descriptor_of(path: Path, identity: tuple[int, int], before: set[int]) -> int:
     """The descriptor through which SQLite reads this very file: a new one, or one of an earlier connection to it."""
-    found = [number for number in _descriptors() if _identity(number) == identity]
-    opened = next((number for number in found if number not in before), found[0] if found else None)
-    if opened is None:
-        raise Exchanged(path, "it was exchanged while it was being opened")
-    return opened
+    files = {number: found for number in _descriptors() if (found := _identity(number)) is not None}
+    new = {number: found for number, found in files.items() if number not in before}
+    for number, found in (new or files).items():
+        if found == identity:
+            return number
+    raise Exchanged(path, "it was exchanged while it was being opened")
 
 
 def _identity(number: int) -> tuple[int, int] | None:
+    """Which regular file a descriptor is of."""
     try:
         status = os.fstat(number)
     except OSError:
         return None
-    return status.st_dev, status.st_ino
+    return (status.st_dev, status.st_ino) if stat.S_ISREG(status.st_mode) else None
 
 
 def _mark_of(header: bytes) -> int:
     return int.from_bytes(header[68:72], "big")
-
-
-def _check_by_name(path: Path) -> None:
-    with open_folder(path.parent) as folder, os.fdopen(open_plain(path.name, folder=folder), "rb") as file:
-        _check_header(path, file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size)
 
 
 def _check_header(path: Path, header: bytes, size: int) -> None:

@@ -178,6 +178,17 @@ def test_an_index_that_is_exchanged_while_it_is_opened_is_not_touched(tmp_path: 
     assert other.read_bytes() == before
 
 
+def test_without_a_list_of_open_files_the_index_is_still_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is neither /proc nor /dev/fd."""
+    monkeypatch.setattr("prony.store.sqlite_file.DESCRIPTORS", ())
+    rebuild(tmp_path)
+    (tmp_path / "index.sqlite").write_text("my notes")
+    with pytest.raises(RequestError, match="is not an index of Prony"):
+        Store(tmp_path).refresh()
+
+
 def test_files_of_a_stranger_are_not_used(stranger: Any, tmp_path: Path) -> None:
     """In a folder that anyone may write to, a stranger's index would be believed, and their lock kept for ever."""
     for name in (".claims", "index.sqlite", "index.sqlite.lock"):

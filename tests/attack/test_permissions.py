@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import sys
 import tempfile
@@ -16,11 +17,15 @@ import pytest
 from prony.launch.claim import claimed
 from prony.launch.job import JOBS
 from prony.store import Store
+from prony.store.anchors import Anchor, keep_anchors
+from prony.store.archive import pack_one
 from prony.store.group import closed_above, find_group, share_root
+from prony.store.transfer import as_stream, take_records, take_tar
 from prony_node.contract import RequestError, files
 from prony_node.contract.plain import SHARED, is_shared, open_lock
 
 STAND_IN = Path(__file__).parents[1] / "stand_in" / "stand_in_node.py"  # a node without torch
+REPLAY = Path(__file__).parents[1] / "replay" / "records"
 COMMON = 61300  # a group that two users have in common
 RUN = ("run", "gpt-tiny", "size=tiny", "steps=2", "device=cpu", "--no-energy")
 
@@ -129,6 +134,16 @@ def test_a_mark_of_somebody_else_shares_nothing(tmp_path: Path) -> None:
     assert not is_shared(tmp_path)
 
 
+def test_an_administrators_look_leaves_nothing_that_the_owner_cannot_write(tmp_path: Path, umask_077: None) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root is an administrator")
+    os.chown(tmp_path, 61001, 61001)
+    with claimed(tmp_path, "a run"):
+        pass
+    Store(tmp_path).refresh()
+    assert {path.stat().st_uid for path in tmp_path.iterdir()} == {61001}
+
+
 def test_a_group_that_is_not_there_is_answered_with_the_nearest() -> None:
     with pytest.raises(RequestError, match=r"no group 'rooot'; did you mean 'root'"):
         find_group("rooot")
@@ -177,3 +192,22 @@ def test_two_users_make_runs_in_one_shared_root(make_user: Callable[..., Any], c
     assert first.run([sys.executable, "-c", f"import shutil; shutil.rmtree({str(of_second)!r})"]).returncode == 0
     assert first.prony("runs", "--runs", root).returncode == 0
     assert first.prony("store", "rebuild", "--runs", root).stdout.startswith("2 runs indexed")
+
+
+def test_what_is_imported_into_a_shared_root_is_the_groups(tmp_path: Path, umask_077: None) -> None:
+    """From a tar, from JSON lines and as anchors; in a root of one's own it is one's own."""
+    (of_replay,) = REPLAY.glob("*d00001/record.json")
+    record = json.loads(of_replay.read_text(encoding="utf-8"))
+    own, shared = tmp_path / "own", tmp_path / "shared"
+    share_root(shared, os.getegid())
+    for root in (own, shared):
+        take_records([json.dumps(record)], root, "x.jsonl")
+        packed = pack_one(root / record["id"])
+        shutil.rmtree(root / record["id"])
+        assert take_tar(as_stream(packed), root, "a tar").new == [record["id"]]
+        keep_anchors(root, [Anchor("Doe 2026", "csv", "throughput", 1.0)])
+    kept = {name: bits for name, bits in modes(own).items() if bits & 0o077}
+    assert kept == {}
+    for path in (shared / record["id"], shared / record["id"] / files.RECORD, *(shared / "anchors").rglob("*")):
+        wanted = 0o2770 if path.is_dir() else 0o660
+        assert mode(path) == wanted, path

@@ -107,6 +107,9 @@ def _make_file(name: str, folder: int, shared: bool) -> int | None:
         file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _SAFELY, 0o666, dir_fd=folder)
     except FileExistsError:
         return None
+    if os.geteuid() == 0:  # an administrator's look at a root must not leave what its owner cannot write to
+        with contextlib.suppress(OSError):
+            os.fchown(file, os.fstat(folder).st_uid, -1)
     if shared:
         os.fchmod(file, stat.S_IMODE(os.fstat(file).st_mode) | GROUP_FILE)
     return file

@@ -41,9 +41,7 @@ VERBS = {
     "show": Verb("prony.cli.show", "show", "Show the record of a run, with its phases and checks."),
     "runs": Verb("prony.cli.runs", "runs", "List the runs here, newest first."),
     "query": Verb("prony.cli.query", "query", "Ask the store: filter, sort and choose columns of records."),
-    "store": Verb(
-        "prony.cli.store", "store", "Move runs between machines, take in others' results, rebuild the index."
-    ),
+    "store": Verb("prony.cli.store", "store", "Move or share runs, take in others' results, rebuild the index."),
     "verify": Verb("prony.cli.verify", "verify", "Check records against their manifests, files and schema."),
     "compare": Verb("prony.cli.compare", "compare", "Say what differs between two runs, and which is faster."),
     "report": Verb("prony.cli.report", "report", "Write runs as one self-contained HTML file."),

@@ -1,4 +1,4 @@
-"""`prony store`: run folders and records moved between machines, others' figures taken in, the index made anew."""
+"""`prony store`: run folders and records moved and shared, others' figures taken in, the index made anew."""
 
 from __future__ import annotations
 
@@ -165,6 +165,25 @@ def rebuild(
         _verify(here, [folder.name for folder in _folders(here, None)], refresh=False)
     gone = f", {len(done.dropped)} gone" if done.dropped else ""
     print(f"{len(done.ingested)} runs indexed{gone}, {len(done.skipped)} left out")
+
+
+@store.command()
+def share(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A root of runs; made where it is not there.")],
+    group: Annotated[str, typer.Option("--group", metavar="NAME", help="A group that you are in, by name or number.")],
+) -> None:
+    """Share a root with a group: its members make, read, index and remove runs there, whatever their umask."""
+    from prony.store.group import closed_above, find_group, share_root
+
+    number = find_group(group)
+    done = share_root(folder, number)
+    print(f"{folder} is shared with the group {group}: {done.shared} files and folders that were in it are, too")
+    if done.of_others:
+        some = ", ".join(done.of_others[:5]) + (", ..." if len(done.of_others) > 5 else "")
+        print(f"prony: {len(done.of_others)} in it are of others, who alone can share them: {some}", file=sys.stderr)
+    closed = closed_above(folder, number)
+    if closed is not None:
+        print(f"prony: the group cannot reach it: {closed} lets nobody else pass (chmod)", file=sys.stderr)
 
 
 def _verify(here: Store, names: list[str], refresh: bool = True) -> None:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from prony_node.contract.plain import open_plain
+
 PATIENCE_S = 60.0  # for one answer
 PAUSES_S = (1.0, 4.0, 10.0)  # between tries
 
@@ -136,11 +138,11 @@ class Shared:
         """One process at a time; whether there is a folder to share the answer through."""
         try:
             make_own_folder(self._path.parent)
-            lock = self._path.with_suffix(".lock").open("w")
+            lock = open_plain(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
         except OSError:  # each process for itself
             yield False
             return
-        with lock:
+        with os.fdopen(lock):
             with contextlib.suppress(OSError):
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield True

@@ -14,9 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from prony_node.contract.errors import RequestError
+from prony_node.contract.plain import NotPlain, open_lock
 
 FILE = ".claims"
 PLACES = 2**62
+NOT_SHARED = "; the owner of the folder can share it with a group: prony store share"
 
 
 @contextlib.contextmanager
@@ -24,11 +26,10 @@ def claimed(root: Path, what: str) -> Iterator[bool]:
     """Whether this process is the one to do this, until the end of the block; False while another is."""
     try:
         root.mkdir(parents=True, exist_ok=True)
-        file = os.open(root / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        file = open_lock(root, FILE)  # nothing is ever written to it
     except OSError as error:
-        raise RequestError(f"{root / FILE} cannot be opened: {error.strerror}") from error
-    with contextlib.suppress(OSError):
-        os.fchmod(file, 0o666)  # for others who may write to this root; nothing is ever written to the file
+        hint = NOT_SHARED if isinstance(error, PermissionError) and not isinstance(error, NotPlain) else ""
+        raise RequestError(f"{root / FILE} cannot be opened: {error.strerror}{hint}") from error
     try:
         yield _lock(file, int.from_bytes(hashlib.sha256(what.encode()).digest()[:8]) % PLACES)
     finally:

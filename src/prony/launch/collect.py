@@ -9,6 +9,7 @@ from typing import Any
 from prony_node.contract import files
 from prony_node.contract.assemble import Parts, assemble, make_failure, read_parts
 from prony_node.contract.errors import RequestError
+from prony_node.contract.leftovers import remove_half_written
 from prony_node.contract.manifest import COLLECTION, write_manifest
 from prony_node.contract.plan import Plan
 from prony_node.contract.process import is_alive
@@ -46,6 +47,7 @@ def collect(
     )
     try:
         if files.write_once(folder / files.RECORD, made):
+            remove_half_written(folder)  # not before: another may be writing the record too, and then finds ours
             write_manifest(folder, COLLECTION)
     except OSError as error:
         raise RequestError(

@@ -28,7 +28,7 @@ from prony.launch.site_find import find_site
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.parallel import devices_per_node
-from prony_node.contract.plain import NotPlain, open_folder, open_plain, read_open, write_alone
+from prony_node.contract.plain import NotPlain, group_reads, is_shared, open_folder, open_plain, read_open, write_alone
 from prony_node.contract.plan import Plan, check_schema
 
 JOBS = ".jobs"  # beside the run folders; a name that no list of runs looks into. `.jobs-<user id>` for further users
@@ -222,6 +222,8 @@ def open_own_place(root: Path) -> Iterator[int]:
         root.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             (root / place).mkdir(mode=0o755)  # less what the umask takes
+            if is_shared(root):
+                _let_group_read(root / place)
         with open_folder(root, place) as folder:
             found = os.fstat(folder)
             if found.st_uid != os.geteuid():  # made in this moment
@@ -231,6 +233,11 @@ def open_own_place(root: Path) -> Iterator[int]:
             yield folder
     except OSError as error:
         raise RequestError(f"{root / place} cannot be written: {error.strerror or error}") from error
+
+
+def _let_group_read(folder: Path) -> None:
+    """Let the group of a shared root look at jobs; what lies there is executed, so no more than that."""
+    folder.chmod(stat.S_IMODE(folder.stat().st_mode) | stat.S_ISGID | stat.S_IRGRP | stat.S_IXGRP)
 
 
 def save(job: Job) -> Job:
@@ -243,7 +250,9 @@ def save(job: Job) -> Job:
     with open_own_place(job.root):
         temporary = job.folder.with_name(f".{job.id}.{secrets.token_hex(4)}")
         try:
-            temporary.mkdir(mode=0o755)  # less what the umask takes; never more, also where a root is shared
+            temporary.mkdir(mode=0o755)  # less what the umask takes
+            if group_reads(temporary.parent):
+                _let_group_read(temporary)
             write_alone(temporary / JOB, content)
             temporary.rename(job.folder)
         except OSError as error:

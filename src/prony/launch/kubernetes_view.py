@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from prony.launch.kubernetes_answers import Facts, event_facts, job_facts, pod_f
 from prony.launch.kubernetes_api import Api, ApiProblem
 from prony.launch.protocol import Warn
 from prony_node.contract import files
+from prony_node.contract.plain import open_lock
 
 ASK_EVERY_S = 5.0
 LONGEST_PAUSE_S = 120.0
@@ -109,20 +110,22 @@ class View:
         kept["listed_s"] = begun_s
 
     def _load(self) -> dict[str, Any]:
-        state = files.read_json(self._path)
+        try:
+            own = self._path.lstat().st_uid == os.geteuid()  # what another says of our jobs is not believed
+        except OSError:
+            own = False
+        state = files.read_json(self._path) if own else None
         good = isinstance(state, dict) and state.get("selector") == self._selector
         return dict(state) if good and isinstance(state, dict) else {"selector": self._selector}
 
     def _save(self) -> None:
         with contextlib.suppress(OSError):  # nowhere to keep it: each process for itself
-            temporary = self._path.with_suffix(".new")
-            temporary.write_text(json.dumps(self._state), encoding="utf-8")
-            temporary.replace(self._path)
+            files.write_whole(self._path, self._state)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.with_suffix(".lock").open("w") as lock:
+        with os.fdopen(open_lock(self._path.parent, self._path.with_suffix(".lock").name)) as lock:
             with contextlib.suppress(OSError):
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield

@@ -51,7 +51,7 @@ class LocalRun:
         except OSError as error:
             raise RequestError(f"{self.folder} cannot be made: {error.strerror or error}") from error
         try:
-            with (self.folder / files.SUPERVISOR_LOG).open("ab") as log:
+            with files.open_bytes(self.folder / files.SUPERVISOR_LOG, append=True) as log:
                 self._process = subprocess.Popen(
                     supervisor_argv(python, self.folder / files.PLAN, self.folder),
                     stdin=subprocess.DEVNULL,

@@ -18,10 +18,13 @@ from typing import Any
 
 from prony_node.contract.errors import RequestError
 from prony_node.contract.parallel import devices_per_node
+from prony_node.contract.plain import NotPlain, open_plain, read_plain
 from prony_node.contract.process import identify, is_alive
 from prony_node.contract.trial import Trial
 
 MACHINE = "machine"
+LONGEST = 4096  # bytes that say who holds a lock, with spaces up to there
+SIGNED = re.compile(rb'(\{"what": .{0,4086})?\s*', re.DOTALL)
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 
 
@@ -91,13 +94,12 @@ def _hold(
 
 
 def _open(path: Path) -> int:
-    """The file of a lock. No link is followed: anyone may write to this folder, and the file will be emptied."""
-    safely = os.O_CLOEXEC | os.O_NOFOLLOW
+    """The file of a lock. Anyone may write to this folder: what lies there is not changed unless it is a lock's."""
     try:
         try:
-            file = os.open(path, os.O_RDWR | os.O_CREAT | safely, 0o666)
-        except PermissionError:  # another user's: it can still be locked
-            return os.open(path, os.O_RDONLY | safely)
+            file = open_plain(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        except FileExistsError:
+            return _open_known(path)
     except OSError as error:
         raise RequestError(f"{path} cannot be opened: {error.strerror}; PRONY_LOCKS names another folder") from error
     with contextlib.suppress(OSError):
@@ -105,12 +107,25 @@ def _open(path: Path) -> int:
     return file
 
 
+def _open_known(path: Path) -> int:
+    try:
+        return open_plain(path, os.O_RDWR)
+    except NotPlain:
+        raise
+    except PermissionError:  # another user's: it can still be locked
+        return open_plain(path)
+
+
 def _sign(file: int, what: str | None) -> None:
-    """Say who holds the lock; a lock without a name is held all the same."""
+    """Say who holds the lock, over what was said before; a lock without a name is held all the same.
+
+    Never emptied, and only written to where nothing else stands: a link to a file of ours might lie there.
+    """
     with contextlib.suppress(OSError):
-        os.ftruncate(file, 0)
-        if what is not None:
-            os.pwrite(file, json.dumps({"what": what, **identify()}).encode(), 0)
+        if not SIGNED.fullmatch(os.pread(file, LONGEST + 1, 0)):
+            return
+        said = json.dumps({"what": what[:200], **identify()}) if what is not None else ""
+        os.pwrite(file, said.encode()[:LONGEST].ljust(LONGEST), 0)
 
 
 def _taken(folder: Path, wanted: set[str] | None) -> str:
@@ -127,6 +142,6 @@ def _shown(what: object) -> str:
 def _holders(folder: Path) -> Iterator[dict[str, Any]]:
     for path in sorted(folder.glob("*.lock")):
         with contextlib.suppress(OSError, ValueError):
-            signed = json.loads(path.read_text(encoding="utf-8"))
+            signed = json.loads(read_plain(path, LONGEST))
             if isinstance(signed, dict) and "what" in signed and is_alive(signed) is not False:
                 yield signed

@@ -76,10 +76,10 @@ class Receiver:
         path, at = self._path(header["append"]), header.get("at")
         if path is None or path.name != files.PROGRESS or not isinstance(at, int):
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
+        files.make_run_folder(path.parent)
         size = path.stat().st_size if path.exists() else 0
         if at <= size < at + len(body) and not (path.parent / files.RECORD).exists():
-            with path.open("ab") as file:
+            with files.open_bytes(path, append=True) as file:
                 file.write(body[size - at :])
 
     def _path(self, name: object, *, of_job: bool = False) -> Path | None:
@@ -162,9 +162,10 @@ def unpack(content: bytes, folder: Path) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    files.make_run_folder(path.parent)
     temporary = path.with_name(f".{path.name}.part")
-    temporary.write_bytes(content)
+    with files.open_bytes(temporary) as file:
+        file.write(content)
     temporary.replace(path)
 
 

@@ -82,7 +82,7 @@ def keep_anchors(root: Path, anchors: Iterable[Anchor]) -> list[Anchor]:
         return []
     document = {"schema": SCHEMA, "anchors": [asdict(anchor) for anchor in new]}
     name = hashlib.sha256(files.canonical_json(document).encode()).hexdigest()[:16]
-    (root / FOLDER).mkdir(parents=True, exist_ok=True)
+    files.make_run_folder(root / FOLDER)  # shared as they are
     files.write_whole(root / FOLDER / f"{name}.json", document)
     return new
 

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
+from prony_node.contract.leftovers import IMPORT, hold
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=@-]{0,199}")  # of a folder or file: no slash, no dot in front
 DEEPEST = 3  # parts of a path: the folder, a folder in it (try), a file
@@ -79,11 +80,17 @@ def unpacked(source: BinaryIO, root: Path, shown: str, limits: Limits | None = N
     Nothing is unpacked by tarfile itself: names and kinds are checked, and bytes are copied into files made here.
     """
     root.mkdir(parents=True, exist_ok=True)
-    place = Path(tempfile.mkdtemp(prefix=".import-", dir=root))
+    place = Path(tempfile.mkdtemp(prefix=IMPORT, dir=root))
+    try:
+        held = hold(place)
+    except BaseException:
+        shutil.rmtree(place, ignore_errors=True)
+        raise
     try:
         yield Unpacked(place, _unpack(source, place, shown, limits or Limits()))
     finally:
         shutil.rmtree(place, ignore_errors=True)
+        os.close(held)
 
 
 def _unpack(source: BinaryIO, place: Path, shown: str, limits: Limits) -> list[Path]:

@@ -16,8 +16,11 @@ from sqlalchemy.exc import DBAPIError
 from prony.store import schema
 from prony.store.address import hide_password
 from prony.store.engines import file_engine, server_engine
+from prony.store.schema import UNKNOWN
+from prony.store.sqlite_file import MARK
 from prony.store.tables import HEAD, VERSION_TABLE
 from prony_node.contract.errors import RequestError
+from prony_node.contract.plain import open_lock
 
 Answer = TypeVar("Answer")
 # What SQLite says of a file that it can neither write nor call broken; on a full disk it says any of them.
@@ -136,8 +139,11 @@ class Database:
             schema.create(connection, self.shown)
         elif schema.is_newer(found):
             raise schema.newer(self.shown, found)
-        elif found != HEAD:
-            schema.upgrade(connection, found)
+        else:
+            schema.check_ours(connection, self.shown)
+            if found != HEAD:
+                schema.upgrade(connection, found)
+            schema.mark(connection)
 
     @contextlib.contextmanager
     def _sentences(self) -> Iterator[None]:
@@ -147,21 +153,26 @@ class Database:
         except DBAPIError as error:
             lost = error.connection_invalidated
             raise _translate(error.orig or error, lost, self.shown, self.is_team) from error
+        except OSError as error:  # of opening the file
+            raise Unwritable(f"{error.filename or self.shown} is not opened: {error.strerror or error}") from error
         except sqlite3.Error as error:  # of preparing a connection
             raise _translate(error, False, self.shown, self.is_team) from error
 
     def discard_if_broken(self) -> None:
-        """Remove a file that is no database; one process at a time, and only if it is still broken.
+        """Remove an index that is broken; one process at a time, and only if it still is.
 
-        A readable file of another kind is left: its tables are replaced inside a transaction.
+        What is not ours raises Foreign, and is left. Tables of another revision are replaced inside a transaction.
         """
         if self.path is None:
             return
-        with _alone(self.path.with_name(self.path.name + ".lock")):
+        with _alone(self.path.parent, self.path.name + ".lock"):
             if self.path.exists() and self._is_broken():
                 self.engine.dispose()
-                for suffix in ("-wal", "-shm", ""):  # the file last: what lies beside a new one is in use
-                    self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+                try:
+                    for suffix in ("-wal", "-shm", ""):  # the file last: what lies beside a new one is in use
+                        self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+                except OSError as error:  # of another member of a shared root
+                    raise Unwritable(f"{self.path} is broken, and only its owner can remove it") from error
 
     def _is_broken(self) -> bool:
         try:
@@ -174,12 +185,18 @@ class Database:
 def _is_head(connection: Connection) -> bool:
     """Whether the tables are of this revision, in one short question."""
     query = f"SELECT version_num FROM {VERSION_TABLE}"
+    expected: tuple[object, ...] = (HEAD,)
+    if connection.dialect.name == "sqlite":  # marked as ours, and with nothing in it that would run by itself
+        query = (
+            f"SELECT version_num, (SELECT application_id FROM pragma_application_id), ({UNKNOWN}) FROM {VERSION_TABLE}"
+        )
+        expected = (HEAD, MARK, 0)
     if connection.dialect.name == "postgresql":  # where a question that fails would end the transaction
         there = connection.execute(text("SELECT to_regclass(:name) IS NOT NULL"), {"name": VERSION_TABLE}).scalar()
         if not there:
             return False
     try:
-        return connection.exec_driver_sql(query).all() == [(HEAD,)]
+        return connection.exec_driver_sql(query).all() == [expected]
     except DBAPIError as error:
         if "no such table" in str(error.orig):
             return False
@@ -217,11 +234,11 @@ def _translate(error: BaseException, lost: bool, shown: str, is_team: bool) -> E
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def _alone(root: Path, name: str) -> Iterator[None]:
     try:
-        lock = path.open("w")
+        lock = open_lock(root, name)
     except OSError as error:
-        raise Unwritable(f"{path} cannot be written: {error.strerror}") from error
-    with lock:
+        raise Unwritable(f"{root / name} cannot be written: {error.strerror}") from error
+    with os.fdopen(lock):
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -12,6 +12,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import StaticPool
 
+from prony.store.sqlite_file import MARK, connect
 from prony_node.contract.errors import RequestError
 
 BUSY_TIMEOUT_S = 60.0
@@ -35,11 +36,13 @@ def file_engine(path: Path | None) -> Engine:
         engine = create_engine("sqlite://", poolclass=StaticPool)
     else:
         place = URL.create("sqlite", database=str(path))  # as text, a ? in the path would end it there
-        engine = create_engine(place, pool_size=1, connect_args={"timeout": BUSY_TIMEOUT_S})
+        engine = create_engine(place, pool_size=1, creator=lambda: connect(path, BUSY_TIMEOUT_S))
 
     @event.listens_for(engine, "connect")
     def _prepare(connection: Any, _: Any) -> None:
         connection.isolation_level = None  # the driver opens no transactions of its own; see _begin
+        connection.execute("PRAGMA trusted_schema=OFF")  # whoever can write to the root could have put functions in it
+        _mark(connection)
         _write_ahead(connection)
         connection.execute("PRAGMA synchronous=NORMAL")  # a power cut may cost the last rows, which a refresh brings
 
@@ -50,6 +53,12 @@ def file_engine(path: Path | None) -> Engine:
         connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 
     return engine
+
+
+def _mark(connection: Any) -> None:
+    """Mark a new file as ours before anything else is in it, so that it is ours at whatever moment we are killed."""
+    if connection.execute("PRAGMA page_count").fetchone() == (0,):
+        connection.execute(f"PRAGMA application_id={MARK}")
 
 
 def _write_ahead(connection: Any) -> None:

@@ -20,6 +20,7 @@ from prony.store.scan import Refreshed, Skipped, folders_of, is_readable, joined
 from prony.store.tables import detail_table, run_table
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
+from prony_node.contract.leftovers import remove_leftovers
 from prony_node.contract.record import read_record
 
 Answer = TypeVar("Answer")
@@ -38,6 +39,7 @@ class Store:
         self.root = root.absolute()
         self.address = address or team_address()
         self._database: Database | None = None
+        self._is_tidy = False
         self._in_memory = False  # since the index beside the folders could not be written
 
     @property
@@ -101,6 +103,7 @@ class Store:
 
         Of a team's store only what lies under this root is read again: the folders of others are elsewhere.
         """
+        self._tidy()
         try:
             return self._rebuild()
         except StaleIndex:  # somebody has removed it meanwhile
@@ -123,11 +126,18 @@ class Store:
 
         Where the index cannot be written, as on a full disk, one in memory takes its place, and it is said why.
         """
+        self._tidy()
         try:
             return self._refresh()
         except Unwritable as error:
             self._in_memory = True
             return replace(self._refresh(), unwritten=str(error))
+
+    def _tidy(self) -> None:
+        """Remove what a killed import left, once for each time that the root is opened."""
+        if not self._is_tidy:
+            self._is_tidy = True
+            remove_leftovers(self.root)
 
     def _refresh(self) -> Refreshed:
         self._choose_database()

@@ -6,7 +6,6 @@ import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
 
 from sqlalchemy import ColumnElement, Connection, literal_column, select, text
 
@@ -21,6 +20,7 @@ from prony.store.fields import (
 from prony.store.filter import Field, find_field, parse_filter
 from prony.store.index import JOINED, Store
 from prony.store.rows import clean
+from prony.store.sqlite_file import connect
 from prony.store.tables import anchor_table, run_table
 from prony_node.contract.errors import RequestError
 from prony_node.contract.metrics import METRICS
@@ -127,11 +127,13 @@ def ask_sql(store: Store, sql: str, limit: int | None = None) -> Answer:
         if path is None:
             raw: Any = store.database.engine.raw_connection()
             return _read_file(raw.driver_connection, sql, limit)
-        connection = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)
+        connection = connect(path, read_only=True)
         try:
             return _read_file(connection, sql, limit)
         finally:
             connection.close()
+    except OSError as error:
+        raise RequestError(f"{path} is not opened: {error.strerror}") from error
     except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
         raise _refused(error) from error
 

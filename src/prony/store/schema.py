@@ -6,11 +6,17 @@ from pathlib import Path
 
 from sqlalchemy import Connection, MetaData, insert, inspect, text
 
+from prony.store.sqlite_file import MARK, TABLES, Foreign
 from prony.store.tables import HEAD, VERSION_TABLE, metadata, version_table
 from prony_node.contract.errors import RequestError
 
 LEGACY_VERSION = 2  # of the table `version`, before there were migrations: revision 0001
 MIGRATIONS = Path(__file__).parent / "migrations"
+# How much is in an SQLite file that no Prony has put there; a trigger or a view would run by itself.
+UNKNOWN = (
+    "SELECT count(*) FROM sqlite_master WHERE type NOT IN ('table', 'index') OR (type = 'table' "
+    f"AND name NOT LIKE 'sqlite%' AND name NOT IN ({', '.join(repr(name) for name in sorted(TABLES))}))"
+)
 LOCK = 0x50726F6E79  # of PostgreSQL's advisory locks: one process changes the schema at a time
 
 
@@ -42,11 +48,13 @@ def newer(where: str, revision: str) -> RequestError:
 
 
 def create(connection: Connection, where: str) -> None:
-    """Make the tables, in place of whatever an index beside run folders held; others' tables on a server are left."""
+    """Make the tables, in place of what an index beside run folders held, which is ours; others' on a server stay."""
     if connection.dialect.name == "sqlite":
+        check_ours(connection, where)
         stale = MetaData()
         stale.reflect(connection)
         stale.drop_all(connection)
+        mark(connection)
     else:
         taken = set(inspect(connection).get_table_names()) & set(metadata.tables)
         if taken:
@@ -56,6 +64,18 @@ def create(connection: Connection, where: str) -> None:
             )
     metadata.create_all(connection)
     connection.execute(insert(version_table).values(version_num=HEAD))
+
+
+def check_ours(connection: Connection, where: str) -> None:
+    """Refuse an index with tables, views or triggers that no Prony made, whatever mark it carries."""
+    if connection.dialect.name == "sqlite" and connection.exec_driver_sql(UNKNOWN).scalar():
+        raise Foreign(where, "holds tables, views or triggers that Prony did not make")
+
+
+def mark(connection: Connection) -> None:
+    """Say in an index, as of an earlier Prony, that it is ours."""
+    if connection.dialect.name == "sqlite":
+        connection.exec_driver_sql(f"PRAGMA application_id={MARK}")
 
 
 def upgrade(connection: Connection, found: str) -> None:
@@ -72,6 +92,7 @@ def upgrade(connection: Connection, found: str) -> None:
     if VERSION_TABLE not in inspect(connection).get_table_names():
         command.stamp(config, found)
     command.upgrade(config, HEAD)
+    mark(connection)
 
 
 def lock(connection: Connection) -> None:

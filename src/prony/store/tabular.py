@@ -7,13 +7,13 @@ import csv
 import io
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from prony.store.rows import NO_NUMBER, row_of_record
 from prony_node.contract.errors import RequestError
+from prony_node.contract.files import open_temporary, temporary_name
 
 LONGEST_CELL = 64 * 2**20  # characters of one record
 PARQUET_ROWS = 1000  # records in memory at a time
@@ -46,16 +46,15 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        temporary = temporary_name(path)
+        handle = open_temporary(temporary)
     except OSError as error:
         raise RequestError(f"{path} could not be written: {error.strerror}") from error
-    temporary = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        temporary.chmod(0o644)
         temporary.replace(path)
     except OSError as error:
         raise RequestError(f"{path} could not be written: {error.strerror or error}; it is not there") from error

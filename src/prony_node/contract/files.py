@@ -6,11 +6,14 @@ import contextlib
 import errno
 import json
 import os
+import secrets
 import shutil
-import tempfile
+import stat
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, TextIO
+
+from prony_node.contract.plain import GROUP_FILE, GROUP_FOLDER, NotPlain, is_in_shared, is_shared, open_plain
 
 PLAN = "plan.json"
 RECORD = "record.json"
@@ -99,12 +102,17 @@ def write_once(path: Path, document: Any) -> bool:
 def create_folder(folder: Path, documents: dict[str, Any]) -> None:
     """Create `folder` with these JSON files in it: a reader sees all of them, or no folder.
 
-    FileExistsError when there is a folder with something in it already.
+    FileExistsError when there is a folder with something in it already. In a shared root the group may write to it.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    if not folder.parent.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if is_shared(folder.parent.parent):  # a folder of folders
+            share_folder(folder.parent)
+    temporary = temporary_name(folder)
+    temporary.mkdir()
     try:
-        temporary.chmod(0o755)
+        if is_in_shared(folder.parent):
+            share_folder(temporary)
         for name, document in documents.items():
             write_whole(temporary / name, document)
         if folder.exists() and any(folder.iterdir()):
@@ -125,11 +133,94 @@ def create_folder(folder: Path, documents: dict[str, Any]) -> None:
     _sync_folder(folder.parent)
 
 
+def open_text(path: Path, append: bool = False, buffering: int = -1) -> TextIO:
+    """A file of a run folder to write text to, without translating the ends of lines; see `open_bytes`."""
+    handle = _open_output(path, append)
+    return os.fdopen(handle, "a" if append else "w", buffering, encoding="utf-8", newline="")
+
+
+def open_bytes(path: Path, append: bool = False) -> BinaryIO:
+    """A file of a run folder to write to. Others may write to the folder: no link that they put there is followed."""
+    return os.fdopen(_open_output(path, append), "ab" if append else "wb")
+
+
+def _open_output(path: Path, append: bool) -> int:
+    handle = open_plain(path, os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else 0))
+    try:
+        if os.fstat(handle).st_nlink > 1:
+            raise NotPlain(path, "it has another name elsewhere, and would be changed there")
+        if not append:
+            os.ftruncate(handle, 0)
+        fit(path)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def fit(path: Path) -> None:
+    """Give a new file or folder of ours the permissions of the folder it lies in, as its maker chose them.
+
+    A run folder of a shared root is of the group (setgid), and what it lets the group do holds for its content,
+    whatever the umask is. What the folder keeps from others, its files do too. A link, or another's, is left.
+    """
+    with contextlib.suppress(OSError):
+        above, found = path.parent.stat(), path.lstat()
+        if stat.S_ISLNK(found.st_mode) or found.st_uid != os.geteuid():
+            return
+        mode = stat.S_IMODE(found.st_mode)
+        if above.st_mode & stat.S_ISGID:
+            mode |= above.st_mode & (GROUP_FOLDER if stat.S_ISDIR(found.st_mode) else GROUP_FILE)
+        mode &= ~0o022 | above.st_mode
+        if mode != stat.S_IMODE(found.st_mode):
+            path.chmod(mode)
+
+
+def fit_all(folder: Path) -> None:
+    """The same for all that lies in a folder: also what was written by a library, or by the model itself."""
+    for place, folders, names in os.walk(folder):
+        for name in (*folders, *names):
+            fit(Path(place, name))
+
+
+def make_folder(path: Path) -> None:
+    """A folder inside a run folder, unless there is one."""
+    with contextlib.suppress(FileExistsError):
+        path.mkdir()
+        fit(path)
+
+
+def make_run_folder(folder: Path) -> None:
+    """A run folder, or a folder in one, unless it is there; in a shared root the group may write to it."""
+    if folder.exists():
+        return
+    if not folder.parent.exists():
+        make_run_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    if is_in_shared(folder.parent):
+        share_folder(folder)
+
+
+def share_folder(folder: Path) -> None:
+    """Let its group write to a folder, and have what is made in it be the group's."""
+    folder.chmod(stat.S_IMODE(folder.stat().st_mode) | GROUP_FOLDER)
+
+
+def temporary_name(path: Path, prefix: str | None = None) -> Path:
+    """A name beside `path`, for what will be moved there when it is complete."""
+    return path.with_name(f"{f'.{path.name}.' if prefix is None else prefix}{secrets.token_hex(4)}")
+
+
+def open_temporary(temporary: Path) -> int:
+    """A new file under such a name, with permissions by the umask."""
+    return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+
+
 def _replace_exclusively(temporary: Path, path: Path) -> bool:
     """The same on a file system without hard links: whoever makes the lock's name may move the file in place."""
     lock = path.with_name(f".{path.name}.lock")
     try:
-        os.close(os.open(lock, os.O_CREAT | os.O_EXCL))
+        os.close(os.open(lock, os.O_CREAT | os.O_EXCL, 0o666))
     except FileExistsError:
         time.sleep(1.0)  # someone is about to finish, or died here and left the lock
     try:
@@ -151,14 +242,14 @@ def read_json(path: Path) -> Any | None:
 
 def _write_temporary(path: Path, document: Any) -> Path:
     text = to_json(document)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    temporary = Path(name)
+    temporary = temporary_name(path)
+    handle = open_temporary(temporary)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        temporary.chmod(0o644)
+        fit(temporary)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

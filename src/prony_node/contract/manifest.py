@@ -22,6 +22,7 @@ SUPERVISOR, COLLECTION = "supervisor", "collection"  # who writes one
 
 def write_manifest(folder: Path, written_by: str) -> bool:
     """List the files of a run folder that has its record; False where there is a manifest already."""
+    files.fit_all(folder)
     listed = {name: {"sha256": _sha256(path), "bytes": path.stat().st_size} for name, path in _listed_files(folder)}
     document = {"schema": MANIFEST_SCHEMA, "written_by": written_by, "files": listed}
     return files.write_once(folder / files.MANIFEST, document)

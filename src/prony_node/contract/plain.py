@@ -3,6 +3,9 @@
 A name in such a folder may be a link to somebody's key, a FIFO that nobody ever writes to, a device without end, or a
 file of any size. So nothing here follows a link, waits for a FIFO or reads more than its limit, and a folder on the
 way to a file is opened by its descriptor: nobody can exchange it in between.
+
+A root whose owner shares it with a group (`prony store share`) holds the mark SHARED. There, files of the group's
+members are as good as one's own; elsewhere only those of oneself, of root and of the owner of the folder are.
 """
 
 from __future__ import annotations
@@ -16,6 +19,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 READ_LIMIT = 64 * 2**20  # bytes of a document; the longest step series that Prony writes is a fraction of it
+SHARED = ".shared"  # the mark of a root that is shared with the group of its folder
+GROUP_FOLDER = stat.S_ISGID | stat.S_IRWXG
+GROUP_FILE = stat.S_IRGRP | stat.S_IWGRP
 _SAFELY = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 
 
@@ -60,15 +66,80 @@ def read_open(handle: int, path: Path | str, limit: int = READ_LIMIT) -> bytes:
     return content
 
 
+def is_shared(root: Path) -> bool:
+    """Whether the owner of this root, or root, has shared it with its group."""
+    try:
+        folder, mark = root.stat(), (root / SHARED).lstat()
+    except OSError:
+        return False
+    group_writes = folder.st_mode & stat.S_ISGID and folder.st_mode & stat.S_IWGRP
+    return bool(group_writes and stat.S_ISREG(mark.st_mode) and mark.st_uid in (folder.st_uid, 0))
+
+
+def is_in_shared(folder: Path) -> bool:
+    """Whether this folder is a shared root, or one that Prony made in one: the screenings of a search."""
+    return is_shared(folder) or is_shared(folder.parent)
+
+
+def group_reads(folder: Path) -> bool:
+    """Whether a folder in a shared root is for its group to look into."""
+    mode = folder.stat().st_mode
+    return bool(mode & stat.S_ISGID and mode & stat.S_IRGRP)
+
+
+def check_owner(path: Path | str, found: os.stat_result, root: os.stat_result, shared: bool) -> None:
+    """NotPlain unless this file is of one whose files in this root are believed."""
+    if found.st_uid in (os.geteuid(), 0, root.st_uid) or (shared and found.st_gid == root.st_gid):
+        return
+    raise NotPlain(
+        path,
+        f"it belongs to user {found.st_uid}, who does not own this folder; "
+        "the owner of the folder can share it with a group: prony store share",
+    )
+
+
+def open_lock(root: Path, name: str) -> int:
+    """The file of a lock in a root, made where it is not there. One that is there is neither emptied nor changed."""
+    shared = is_in_shared(root)
+    with open_folder(root) as folder:
+        file = _make_file(name, folder, shared)
+        file = open_plain(name, os.O_RDWR, folder=folder) if file is None else file
+        try:
+            check_owner(root / name, os.fstat(file), os.fstat(folder), shared)
+        except BaseException:
+            os.close(file)
+            raise
+    return file
+
+
+def _make_file(name: str, folder: int, shared: bool) -> int | None:
+    """A descriptor of a new file, which the group may write where that is wanted; None where there is one already."""
+    try:
+        file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _SAFELY, 0o666, dir_fd=folder)
+    except FileExistsError:
+        return None
+    if os.geteuid() == 0:  # an administrator's look at a root must not leave what its owner cannot write to
+        with contextlib.suppress(OSError):
+            os.fchown(file, os.fstat(folder).st_uid, -1)
+    if shared:
+        os.fchmod(file, stat.S_IMODE(os.fstat(file).st_mode) | GROUP_FILE)
+    return file
+
+
+def make_file(path: Path, shared: bool) -> None:
+    """An empty file, unless something of this name is there."""
+    with open_folder(path.parent) as folder:
+        file = _make_file(path.name, folder, shared)
+        if file is not None:
+            os.close(file)
+
+
 @contextlib.contextmanager
-def open_folder(root: Path, *names: str, create: bool = False) -> Iterator[int]:
+def open_folder(root: Path, *names: str) -> Iterator[int]:
     """A descriptor of a folder below `root`, each name opened in the one before. `root` itself may be a link."""
     handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for name in names:
-            if create:
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(name, dir_fd=handle)
             try:
                 below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=handle)
             except OSError as error:
@@ -83,11 +154,16 @@ def open_folder(root: Path, *names: str, create: bool = False) -> Iterator[int]:
 
 
 def write_alone(path: Path, content: bytes) -> None:
-    """Put a file in the place of what lies under this name, whole; nobody but its owner can write to it."""
+    """Put a file in the place of what lies under this name, whole; nobody but its owner can write to it.
+
+    In a folder that a group was given to read, it may read the file too.
+    """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         with os.fdopen(handle, "wb") as file:
+            if group_reads(path.parent):
+                os.fchmod(handle, stat.S_IMODE(os.fstat(handle).st_mode) | stat.S_IRGRP)
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -7,13 +7,13 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from prony_node.contract import RequestError
-from prony_node.contract.files import read_json, write_whole
+from prony_node.contract.files import open_temporary, read_json, temporary_name, write_whole
+from prony_node.contract.plain import open_plain
 from prony_node.data.dataset import named
 
 MANIFEST = ".prony-manifest.json"  # there when the set is whole
@@ -45,14 +45,14 @@ def write_file(folder: Path, name: str, data: bytes) -> Made:
     """The file, whole or not at all."""
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=NEW, dir=path.parent)
+    temporary = temporary_name(path, NEW)
+    handle = open_temporary(temporary)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
+        temporary.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     return Made(name, len(data), hashlib.sha256(data).hexdigest())
 
@@ -137,7 +137,7 @@ def held(folder: Path) -> Iterator[None]:
     """Only one at a time writes into a folder."""
     import fcntl
 
-    with (folder / LOCK).open("w", encoding="ascii") as lock:
+    with os.fdopen(open_plain(folder / LOCK, os.O_RDWR | os.O_CREAT)) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

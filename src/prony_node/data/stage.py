@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prony_node.contract import RequestError
+from prony_node.contract.files import open_temporary, temporary_name
 from prony_node.data.dataset import named
 from prony_node.data.manifest import CHUNK, LOCK, NEW, Report, check_room, hash_file, held, remove_leftovers
 
@@ -82,8 +82,8 @@ def _copy(file: Found, target: Path) -> list[object]:
     """One file, under another name until it was read back and agrees. Its line in the list."""
     goal = target / file.name
     goal.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=NEW, dir=goal.parent)
-    temporary = Path(name)
+    temporary = temporary_name(goal, NEW)
+    handle = open_temporary(temporary)
     digest, size = hashlib.sha256(), 0
     try:
         with os.fdopen(handle, "wb") as copy, file.path.open("rb") as original:
@@ -95,7 +95,6 @@ def _copy(file: Found, target: Path) -> list[object]:
             raise RequestError(f"{file.path} changed while it was copied: {file.size_bytes:,} bytes, then {size:,}")
         if hash_file(temporary) != digest.hexdigest():
             raise RequestError(f"{goal} does not hold what was copied to it: is the disk damaged?")
-        temporary.chmod(0o644)
         temporary.replace(goal)
     except BaseException:
         temporary.unlink(missing_ok=True)

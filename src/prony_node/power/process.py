@@ -36,7 +36,7 @@ class SamplerProcess:
         argv += ["--remove"] if remove else []
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / files.POWER_LOG).open("ab") as log:
+        with files.open_bytes(folder / files.POWER_LOG, append=True) as log:
             self._process = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,

@@ -56,7 +56,7 @@ class Writer:
         self._sensors = list(sensors)
         self._number = {sensor.id: number for number, sensor in enumerate(self._sensors)}
         self._folder, self._about = folder, about
-        self._file: TextIO = (folder / files.POWER_SAMPLES).open("w", encoding="utf-8", newline="")
+        self._file: TextIO = files.open_text(folder / files.POWER_SAMPLES)
         self._csv = csv.writer(self._file)
         self._csv.writerow(HEADER)
         self._flushed_s = time.monotonic()

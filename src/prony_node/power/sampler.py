@@ -25,6 +25,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO, Protocol
 
+from prony_node.contract.plain import open_plain
 from prony_node.power.conditions import Conditions
 from prony_node.power.recording import Writer
 from prony_node.power.sensor import Reader, Reading, Sensor, SensorLost
@@ -128,7 +129,7 @@ class Stay:
         if self.users is None:
             return os.getppid() == self._parent
         try:
-            self._lock = self._lock or self.users.open("rb")
+            self._lock = self._lock or os.fdopen(open_plain(self.users), "rb")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return True

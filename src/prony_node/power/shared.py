@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from prony_node.contract import files
+from prony_node.contract.plain import open_plain
 from prony_node.contract.process import identify, is_alive
 from prony_node.power.process import SamplerProcess
 
@@ -103,7 +104,7 @@ def join(interval_s: float | None, readers: list[str]) -> Joined:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    with path.open("ab") as file:
+    with os.fdopen(open_plain(path, os.O_RDWR | os.O_CREAT, 0o600)) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -117,7 +118,7 @@ def _sweep(home: Path) -> None:
 
 def _join(folder: Path) -> Joined | None:
     try:
-        lock = (folder / USERS).open("rb")
+        lock = os.fdopen(open_plain(folder / USERS), "rb")
     except OSError:
         return None
     try:

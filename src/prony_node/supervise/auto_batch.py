@@ -73,7 +73,7 @@ def try_in_process(plan: Plan, folder: Path, note: Note, least: int = 1) -> Trie
     batch = int(plan.trial.settings["batch_size"])
     note(f"trying batch_size={batch}")
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
+    files.make_folder(folder)
     files.write_whole(folder / files.PLAN, plan.to_json())
     process = RankProcess(folder / files.PLAN, folder, time.sleep)
     try:

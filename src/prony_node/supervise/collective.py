@@ -216,7 +216,7 @@ def _end_of(series: Series, steps: int) -> float:
 
 def write_blocks(path: Path, series: Series) -> None:
     """The step series: what each block took on this rank, and on the mean of all ranks, which the rate is made of."""
-    with path.open("w", newline="") as file:
+    with files.open_text(path) as file:
         writer = csv.writer(file)
         writer.writerow(["block", "steps", "end_s", "duration_s", "data_wait_s", "mean_s"])
         for number, block in enumerate(series.blocks):

@@ -39,7 +39,7 @@ def introduce(run: Run) -> None:
     facts: dict[str, Any] = files.read_json(run.folder / files.DEVICE) or {}
     for rank, (who, device) in enumerate(run.ranks.gathered((known, facts))):
         own = files.rank_folder(run.folder, rank)
-        own.mkdir(exist_ok=True)
+        files.make_folder(own)
         files.write_whole(own / files.RANK, who)
         files.write_whole(own / files.DEVICE, {**device, "rank": rank, "host": who["host"]})
 

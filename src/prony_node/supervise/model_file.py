@@ -63,4 +63,5 @@ def keep_model_file(workload: Workload, folder: Path) -> None:
     source = Path(workload.module).read_bytes()
     if not workload.name.endswith(name_with_hash("", content_hash(source))):
         raise RequestError(f"{workload.module} was changed while the run was being made of it")
-    (folder / files.MODEL_FILE).write_bytes(source)
+    with files.open_bytes(folder / files.MODEL_FILE) as copy:
+        copy.write(source)

@@ -15,7 +15,7 @@ class Progress:
     """Writes progress.jsonl, and times the phases on the way."""
 
     def __init__(self, folder: Path) -> None:
-        self._file = (folder / files.PROGRESS).open("a", encoding="utf-8", buffering=1)
+        self._file = files.open_text(folder / files.PROGRESS, append=True, buffering=1)
         self._phase = "start"
         self._began = time.monotonic()
         self.rule: StopRule | None = None

@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
     place = place_of(plan.trial.settings)
     if place.size > 1:
         folder = settle(place, folder)
-    stacks = (folder / files.STACKS).open("w")
+    stacks = files.open_text(folder / files.STACKS)
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     found: dict[str, Any] = {}
     settings = plan.trial.settings

@@ -45,7 +45,7 @@ class RankProcess:
             if os.getppid() != supervisor:
                 os._exit(1)
 
-        with (folder / (files.LAUNCHER_LOG if several else files.LOG)).open("ab") as log:
+        with files.open_bytes(folder / (files.LAUNCHER_LOG if several else files.LOG), append=True) as log:
             self._process = subprocess.Popen(
                 launcher_argv(plan_file, folder) if several else rank_argv(plan_file, folder),
                 stdin=subprocess.DEVNULL,

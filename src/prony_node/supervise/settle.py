@@ -19,12 +19,11 @@ def settle(place: Place, folder: Path) -> Path:
     end_with_parent(signal.SIGKILL)
     if _launcher_is_gone():
         os._exit(1)
-    log = os.open(folder / files.rank_log(place.rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
+    with files.open_bytes(folder / files.rank_log(place.rank), append=True) as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
     own = files.rank_folder(folder, place.rank)
-    own.mkdir(exist_ok=True)
+    files.make_folder(own)
     files.write_whole(own / files.RANK, {"rank": place.rank, "node": place.node, "device": None, **identify()})
     return own
 

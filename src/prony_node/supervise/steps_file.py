@@ -6,13 +6,15 @@ import csv
 from collections.abc import Iterable
 from pathlib import Path
 
+from prony_node.contract import files
+
 
 def write_blocks(path: Path, blocks: Iterable[tuple[int, float, float]]) -> None:
     """Blocks of steps with their duration and what of it was waiting for data, in full precision.
 
     The rate and its interval are recomputed from these numbers by `prony_node.stats.estimate_of`.
     """
-    with path.open("w", newline="") as file:
+    with files.open_text(path) as file:
         writer = csv.writer(file)
         writer.writerow(["block", "steps", "end_s", "duration_s", "data_wait_s"])
         end_s = 0.0

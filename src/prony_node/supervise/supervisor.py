@@ -212,6 +212,7 @@ def _write_node(folder: Path, node: int, ending: Ending) -> int:
     failure = ending.failure
     told = {"node": node, "host": platform.node(), "failure": failure, "watched": ending.watched}
     files.write_whole(folder / files.NODE, told)
+    files.fit_all(folder)
     if failure is None:
         return EXIT_OK
     print(f"prony_node: node {node}: {failure['kind']}: {failure['message']}", file=sys.stderr)

@@ -58,7 +58,8 @@ def walk(
 def keep(folder: Path, batch: int, result: dict[str, Any]) -> None:
     """The result of a size and its step series, in its folder."""
     own = folder / files.WALK / str(batch)
-    own.mkdir(parents=True)
+    files.make_folder(own.parent)
+    files.make_folder(own)
     for name in (files.STEPS, files.EFFECTIVE):
         if (folder / name).exists():
             shutil.move(folder / name, own / name)

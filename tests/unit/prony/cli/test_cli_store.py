@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from prony.cli.main import make_app
+from prony.store.sqlite_file import MARK
 
 FOREIGN = Path(__file__).parents[3] / "replay" / "foreign"
 Call = Callable[..., Any]
@@ -191,7 +192,7 @@ def test_rebuild_of_no_folder_says_so(call: Call, tmp_path: Path) -> None:
 def test_rebuild_says_what_it_did(call: Call, root: Path) -> None:
     (root / "torn").mkdir()
     (root / "torn" / "record.json").write_text("{", encoding="utf-8")
-    (root / "index.sqlite").write_bytes(b"no database" * 1000)
+    (root / "index.sqlite").write_bytes(b"broken".ljust(68) + MARK.to_bytes(4, "big") + b"no database" * 1000)
     done = call("store", "rebuild")
     assert done.stdout == "13 runs indexed, 1 left out\n"
     assert "torn is left out" in done.stderr

@@ -21,6 +21,7 @@ from prony.launch.site import Site
 from prony.plan.request import make_plan
 from prony.plan.study_file import Reading, parse_study
 from prony_node.contract import RequestError, files
+from prony_node.contract.plain import SHARED
 from prony_node.contract.plan import Stop
 from prony_node.contract.process import identify
 from prony_node.contract.trial import Trial
@@ -93,11 +94,17 @@ def test_a_run_that_another_start_makes_is_not_waited_for(
     assert notes == []
 
 
-def test_others_who_may_write_to_a_root_may_claim_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("shared", "mode"), [(False, 0o600), (True, 0o660)])
+def test_the_group_may_claim_in_a_root_that_is_shared_and_nobody_else_elsewhere(
+    tmp_path: Path, shared: bool, mode: int
+) -> None:
     before = os.umask(0o077)
     try:
+        if shared:
+            tmp_path.chmod(0o2770)
+            (tmp_path / SHARED).touch()
         with claimed(tmp_path, "a run"):
             pass
     finally:
         os.umask(before)
-    assert (tmp_path / claim.FILE).stat().st_mode & 0o777 == 0o666
+    assert (tmp_path / claim.FILE).stat().st_mode & 0o777 == mode

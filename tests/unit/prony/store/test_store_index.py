@@ -135,7 +135,7 @@ def test_index_in_any_state_is_rebuilt(root: Path, damage: str) -> None:
     store, index = Store(root), root / "index.sqlite"
     store.refresh()
     if damage == "garbage":
-        index.write_bytes(b"this is no database" * 500)
+        index.write_bytes(index.read_bytes()[:100] + b"this is no database" * 500)
     elif damage == "empty":
         store.close()  # an index that is open cannot be emptied under its user's hands
         index.write_bytes(b"")

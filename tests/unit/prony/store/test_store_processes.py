@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from prony.store import Store, index
+from prony.store.sqlite_file import MARK
 
 PROCESSES, FOLDERS = 4, 50
 INGEST = """
@@ -110,7 +111,7 @@ def test_another_may_open_the_index_while_a_broken_one_is_removed(
     record = get_record("a00200")
     (tmp_path / record["id"]).mkdir()
     (tmp_path / record["id"] / "record.json").write_text(json.dumps(record))
-    (tmp_path / index.INDEX).write_bytes(b"no database" * 1000)
+    (tmp_path / index.INDEX).write_bytes(b"broken".ljust(68) + MARK.to_bytes(4, "big") + b"no database" * 1000)
     remove, others = Path.unlink, []
 
     def unlink(path: Path, missing_ok: bool = False) -> None:

@@ -158,7 +158,7 @@ def test_an_index_that_a_full_disk_keeps_shut_is_no_broken_one(root: Path, monke
     monkeypatch.undo()
     (root / "index.sqlite.lock").unlink()
     (root / "index.sqlite.lock").mkdir()  # as when the disk has no room for one more file
-    (root / "index.sqlite").write_text("no database")
+    (root / "index.sqlite").write_bytes(before[:100] + b"no database")
     assert str(Store(root).refresh().unwritten).endswith("index.sqlite.lock cannot be written: Is a directory")
 
 

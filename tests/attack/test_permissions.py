@@ -1,0 +1,217 @@
+"""Who may read and write what Prony makes: as the umask says, and in a root that was shared, the group too."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prony.launch.claim import claimed
+from prony.launch.job import JOBS, BlockRun, Job, new_job, save
+from prony.launch.site_find import find_site
+from prony.store import Store
+from prony.store.anchors import Anchor, keep_anchors
+from prony.store.archive import pack_one
+from prony.store.group import closed_above, find_group, share_root
+from prony.store.transfer import as_stream, take_records, take_tar
+from prony_node.contract import Plan, RequestError, Trial, files
+from prony_node.contract.plain import SHARED, is_shared
+
+STAND_IN = Path(__file__).parents[1] / "stand_in" / "stand_in_node.py"  # a node without torch
+REPLAY = Path(__file__).parents[1] / "replay" / "records"
+COMMON = 61300  # a group that two users have in common
+RUN = ("run", "gpt-tiny", "size=tiny", "steps=2", "device=cpu", "--no-energy")
+
+
+@pytest.fixture
+def umask_077() -> Iterator[None]:
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
+
+
+@pytest.fixture
+def commons() -> Iterator[Path]:
+    """A folder that any user can enter; the tests' own temporary folders let only their user pass."""
+    with tempfile.TemporaryDirectory(prefix="prony-attack-") as place:
+        Path(place).chmod(0o755)
+        yield Path(place)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+def modes(folder: Path) -> dict[str, int]:
+    return {str(path.relative_to(folder)): mode(path) for path in folder.rglob("*")}
+
+
+def test_nobody_else_reads_what_a_strict_umask_keeps(tmp_path: Path, umask_077: None) -> None:
+    """Run folders were 0755, records 0644 and .claims 0666, whatever the user had set."""
+    root = tmp_path / "runs"
+    files.create_folder(root / "a", {files.PLAN: {}, files.RECORD: {}})
+    files.make_folder(root / "a" / "rank1")
+    with claimed(root, "a run"):
+        pass
+    Store(root).refresh()
+    Store(root).rebuild()
+    found = modes(root)
+    assert {"a", "a/plan.json", "a/record.json", ".claims", "index.sqlite", "index.sqlite.lock"} <= set(found)
+    assert {name for name, bits in found.items() if bits & 0o077} == set()
+
+
+def test_a_lenient_umask_is_honoured_too(tmp_path: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        files.create_folder(tmp_path / "a", {files.PLAN: {}})
+    finally:
+        os.umask(before)
+    assert (mode(tmp_path / "a"), mode(tmp_path / "a" / files.PLAN)) == (0o775, 0o664)
+
+
+def test_a_folder_of_a_project_is_not_shared_by_itself(tmp_path: Path, umask_077: None) -> None:
+    """Folders of projects have the setgid bit and let their group write. That alone gives no run away."""
+    tmp_path.chmod(0o2770)
+    files.create_folder(tmp_path / "a", {files.PLAN: {}})
+    with claimed(tmp_path, "a run"):
+        pass
+    assert {name for name, bits in modes(tmp_path).items() if bits & 0o077} == set()
+
+
+def make_job(root: Path) -> Job:
+    site = find_site("local")
+    run = BlockRun(Plan("gpt-tiny-1", Trial("gpt-tiny", {})))
+    return save(new_job(site, next(iter(site.partitions.values())), root, [run], time_s=60.0))
+
+
+def test_a_job_stays_writable_by_its_owner_alone(tmp_path: Path, umask_077: None) -> None:
+    """It is a program: whoever may write to it, has it run by its owner. The group may read it."""
+    share_root(tmp_path, os.getegid())
+    strict = make_job(tmp_path)
+    before = os.umask(0o000)
+    try:
+        loose = save(make_job(tmp_path))
+    finally:
+        os.umask(before)
+    for path in (tmp_path / JOBS, strict.folder, strict.folder / "job.json", loose.folder, loose.folder / "job.json"):
+        assert mode(path) & 0o022 == 0, path
+        assert mode(path) & 0o040, path
+
+
+def test_what_was_there_is_shared_and_links_are_left(tmp_path: Path, umask_077: None) -> None:
+    root, key = tmp_path / "runs", tmp_path / "key"
+    files.create_folder(root / "a", {files.PLAN: {}, files.RECORD: {}})
+    job = make_job(root)
+    files.create_folder(root / "mine", {"notes.json": {}})  # not Prony's
+    Store(root).refresh()
+    key.write_text("secret")
+    (root / "a" / "link.json").symlink_to(key)
+    os.link(key, root / "a" / "other.json")
+    share_root(root, os.getegid())
+    assert is_shared(root)
+    assert mode(root) & 0o2070 == 0o2070
+    assert mode(root / "a") & 0o2070 == 0o2070
+    assert mode(root / "a" / files.RECORD) == mode(root / "index.sqlite") == 0o660
+    assert mode(root) & stat.S_ISVTX, "nobody may rename another's folder of jobs"
+    assert mode(job.folder) & 0o070 == 0o050
+    assert mode(job.folder / "job.json") == 0o640
+    assert mode(root / "mine") == 0o700
+    assert mode(key) == 0o600
+    share_root(root, os.getegid())  # again changes nothing
+
+
+def test_a_mark_of_somebody_else_shares_nothing(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can make a file of another user")
+    tmp_path.chmod(0o2770)
+    (tmp_path / SHARED).touch()
+    assert is_shared(tmp_path)
+    os.chown(tmp_path / SHARED, 61001, -1)
+    assert not is_shared(tmp_path)
+
+
+def test_an_administrators_look_leaves_nothing_that_the_owner_cannot_write(tmp_path: Path, umask_077: None) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root is an administrator")
+    os.chown(tmp_path, 61001, 61001)
+    with claimed(tmp_path, "a run"):
+        pass
+    Store(tmp_path).refresh()
+    assert {path.stat().st_uid for path in tmp_path.iterdir()} == {61001}
+
+
+def test_a_group_that_is_not_there_is_answered_with_the_nearest() -> None:
+    with pytest.raises(RequestError, match=r"no group 'rooot'; did you mean 'root'"):
+        find_group("rooot")
+
+
+def test_a_folder_above_that_keeps_the_group_out_is_named(tmp_path: Path) -> None:
+    (tmp_path / "closed" / "runs").mkdir(parents=True)
+    (tmp_path / "closed").chmod(0o700)
+    assert closed_above(tmp_path / "closed" / "runs", COMMON) in (tmp_path / "closed", *tmp_path.parents, tmp_path)
+
+
+def test_only_the_owner_and_only_with_a_group_of_theirs(make_user: Callable[..., Any], commons: Path) -> None:
+    user = make_user(61001)
+    said = user.prony("store", "share", commons, "--group", str(user.gid))
+    assert (said.returncode, said.stderr.count("only its owner, or root, can share it")) == (2, 1), said.stderr
+    said = user.prony("store", "share", user.home / "runs", "--group", "root")
+    assert (said.returncode, said.stderr.count("you are not in the group 'root'")) == (2, 1), said.stderr
+
+
+def test_two_users_make_runs_in_one_shared_root(make_user: Callable[..., Any], commons: Path, umask_077: None) -> None:
+    """Claims, index and records: each under umask 077, each after the other, and each sees the runs of both."""
+    first, second = make_user(61001, (COMMON,)), make_user(61002, (COMMON,))
+    node = commons / "node"
+    node.write_text(f'#!/bin/sh\nexec {sys.executable} {STAND_IN} "$@"\n')
+    node.chmod(0o755)
+    root = commons / "runs"
+    root.mkdir()
+    os.chown(root, first.uid, first.gid)
+    shared = first.prony("store", "share", root, "--group", str(COMMON))
+    assert shared.returncode == 0, shared.stderr
+    assert shared.stderr == ""
+    for user in (first, second, first):
+        done = user.prony(*RUN, "--out", root, environment={"PRONY_PYTHON": str(node)})
+        assert done.returncode == 0, done.stderr
+    for user in (first, second):
+        listed = user.prony("query", "workload=gpt-tiny", "--format", "json", "--columns", "id", "--runs", root)
+        assert listed.returncode == 0, listed.stderr
+        assert "is not opened" not in listed.stderr
+        assert len(json.loads(listed.stdout)) == 3, listed.stderr
+    kinds = [path for path in root.rglob("*") if path.name != SHARED and not path.name.startswith(".node-")]
+    assert {path.lstat().st_uid for path in kinds} == {first.uid, second.uid}
+    assert {path.name for path in kinds if path.lstat().st_gid != COMMON} == set()
+    assert {path.name for path in kinds if path.is_file() and mode(path) & 0o777 != 0o660} == set()
+    assert {path.name for path in kinds if path.is_dir() and mode(path) & 0o2777 != 0o2770} == set()
+    of_second = next(path for path in root.iterdir() if path.is_dir() and path.lstat().st_uid == second.uid)
+    assert first.run([sys.executable, "-c", f"import shutil; shutil.rmtree({str(of_second)!r})"]).returncode == 0
+    assert first.prony("runs", "--runs", root).returncode == 0
+    assert first.prony("store", "rebuild", "--runs", root).stdout.startswith("2 runs indexed")
+
+
+def test_what_is_imported_into_a_shared_root_is_the_groups(tmp_path: Path, umask_077: None) -> None:
+    """From a tar, from JSON lines and as anchors; in a root of one's own it is one's own."""
+    (of_replay,) = REPLAY.glob("*d00001/record.json")
+    record = json.loads(of_replay.read_text(encoding="utf-8"))
+    own, shared = tmp_path / "own", tmp_path / "shared"
+    share_root(shared, os.getegid())
+    for root in (own, shared):
+        take_records([json.dumps(record)], root, "x.jsonl")
+        packed = pack_one(root / record["id"])
+        shutil.rmtree(root / record["id"])
+        assert take_tar(as_stream(packed), root, "a tar").new == [record["id"]]
+        keep_anchors(root, [Anchor("Doe 2026", "csv", "throughput", 1.0)])
+    kept = {name: bits for name, bits in modes(own).items() if bits & 0o077}
+    assert kept == {}
+    for path in (shared / record["id"], shared / record["id"] / files.RECORD, *(shared / "anchors").rglob("*")):
+        wanted = 0o2770 if path.is_dir() else 0o660
+        assert mode(path) == wanted, path

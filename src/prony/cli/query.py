@@ -93,7 +93,7 @@ def _print_table(answer: Answer, title: str | None, is_cut: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from prony.cli.tables import make_console
+    from prony.cli.console import make_console
 
     console = make_console()
     table = Table(box=None, pad_edge=False, header_style="dim", title=title, title_justify="left")

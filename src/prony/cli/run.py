@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from prony.cli.at_site import Where, follow, jobs_for, leave, show_rendered, submit
+from prony.cli.console import make_console
 from prony.cli.execute import (
     Job,
     Outcome,
@@ -86,7 +86,7 @@ def run(
     if place is None:
         refuse_unknown_models(jobs, root)
     collect_all(root)
-    display = make_display(Console(stderr=True))
+    display = make_display(make_console(stderr=True))
     if place is None:
         outcomes, interrupted = execute(jobs, root, display)
     else:
@@ -185,7 +185,7 @@ def print_json(records: list[dict[str, Any]], several: bool) -> None:
 
 def _print_outcomes(outcomes: list[Outcome], root: Path) -> None:
     """One record in full, several as a table; each way ends with where the run folders are."""
-    from prony.cli.tables import make_console, print_record, results_table
+    from prony.cli.tables import print_record, results_table
 
     console = make_console()
     if len(outcomes) == 1:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from prony import catalog
 from prony.analysis.family import Family, family
 from prony.cli.at_site import follow, show_rendered, submit
+from prony.cli.console import make_console
 from prony.cli.execute import EXIT_FAILED, EXIT_INTERRUPTED, Outcome
 from prony.cli.open_site import find_partition, find_site, site_root, warn
 from prony.cli.progress import make_display
@@ -63,7 +63,7 @@ def screen(
         show_rendered(list(jobs.values()))
         return
     submit(list(jobs.values()), root)
-    outcomes, interrupted = follow(list(jobs.values()), root, make_display(Console(stderr=True)))
+    outcomes, interrupted = follow(list(jobs.values()), root, make_display(make_console(stderr=True)))
     bad = _print(jobs, outcomes)
     if interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from prony.analysis.settings import show_setting
 from prony.cli.bar import roughly
+from prony.cli.console import make_console
 from prony.cli.study_here import planned_here, said_once
 from prony.cli.study_history import History, read_history
 from prony.cli.study_view import Tally
@@ -99,7 +98,7 @@ def _history(study: Study, turns: list[Turn], root: Path) -> History:
 
 
 def print_outlook(outlook: Outlook) -> None:
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console = make_console(soft_wrap=True)
     for line in outlook_lines(outlook):
         console.print(line)
 
@@ -218,7 +217,7 @@ def make_standing(study: Study, root: Path) -> Standing:
 
 
 def print_standing(standing: Standing) -> None:
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console = make_console(soft_wrap=True)
     for line in [*_head(standing.study), standing.tally.line(), *standing.tally.lines()]:
         console.print(line)
     for line in said_once(standing.impossible):

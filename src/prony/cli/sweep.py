@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
-from rich.console import Console
 
+from prony.cli.console import make_console
 from prony.cli.execute import EXIT_FAILED, EXIT_REQUEST, Outcome, exit_code, runs_root, where_lines
 from prony.cli.model_file import find_model_file
 from prony.cli.open_site import warn
@@ -79,7 +79,7 @@ def sweep(
 
 def run_study(study: Study, options: Options, as_json: bool) -> None:
     """Carry a study out, print what came of it, and exit."""
-    carried = carry_out(study, options, make_view(Console(stderr=True)))
+    carried = carry_out(study, options, make_view(make_console(stderr=True)))
     if as_json:
         print_json([outcome.record for outcome in carried.outcomes], several=True)
     else:
@@ -96,7 +96,7 @@ def end(carried: Carried) -> NoReturn:
 
 
 def _print_outcomes(outcomes: list[Outcome]) -> None:
-    from prony.cli.tables import make_console, results_table
+    from prony.cli.tables import results_table
 
     if not outcomes:
         return

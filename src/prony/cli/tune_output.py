@@ -15,7 +15,7 @@ from rich.text import Text
 
 from prony.analysis.settings import show_setting
 from prony.analysis.tuning import mathematics_sentences
-from prony.cli.tables import make_console
+from prony.cli.console import make_console
 from prony.plan.search import PRIOR_RUNS, Search
 from prony.plan.search_confirm import BETTER, PAIRS, SAME, UNDECIDED, WORSE, Confirmation
 from prony.plan.search_drive import Found, Step

@@ -11,7 +11,7 @@ from prony_node.contract.errors import RequestError
 from prony_node.workloads.config import Workload
 from prony_node.workloads.model_file.config import from_document, is_model_file
 
-__all__ = ["ModelFile", "find_model_file"]
+__all__ = ["ModelFile", "find_model_file", "run_word"]
 
 
 @dataclass(frozen=True)
@@ -34,3 +34,9 @@ def find_model_file(target: str, root: Path) -> ModelFile | None:
     if answer.get("refused"):
         raise RequestError(str(answer.pop("refused")))
     return ModelFile(from_document(answer["workload"]), {name: answer[name] for name in ("path", "sha256", "workload")})
+
+
+def run_word(path: str) -> str:
+    """The word by which `prony run` finds a model file from here."""
+    below = Path(path).is_relative_to(Path.cwd())
+    return f"./{Path(path).relative_to(Path.cwd())}" if below else path

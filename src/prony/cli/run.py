@@ -15,6 +15,7 @@ from prony.cli.console import make_console
 from prony.cli.execute import (
     Job,
     Outcome,
+    doubts,
     execute,
     exit_code,
     plan_of,
@@ -24,7 +25,7 @@ from prony.cli.execute import (
 )
 from prony.cli.find_machine import find_machine
 from prony.cli.model_file import find_model_file
-from prony.cli.open_site import find_partition, find_site, site_root
+from prony.cli.open_site import find_partition, find_site, site_root, warn
 from prony.cli.open_store import updated_store
 from prony.cli.progress import Display, make_display
 from prony.cli.repeats import print_repeats
@@ -54,6 +55,9 @@ def run(
         bool, typer.Option("--sustained", help="Measure for publication: 3 runs, windows of 20 s, a warm device.")
     ] = False,
     energy: Annotated[bool, typer.Option(help="Sample power beside the run, where there is a sensor.")] = True,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with 1 also where a check warns, not only where one fails.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the record alone, as JSON.")] = False,
     out: Annotated[Path | None, typer.Option(help="Where run folders go (else $PRONY_RUNS, ./runs).")] = None,
     site: SiteName = None,
@@ -63,7 +67,10 @@ def run(
     detach: Detach = False,
     dry_run: Dry = False,
 ) -> None:
-    """Measure a workload, or every trial of a suite, on this machine or at a site."""
+    """Measure a workload, or every trial of a suite, on this machine or at a site.
+
+    Exit code: 0 good, 1 a run or one of its checks failed, 2 the request is not possible, 130 interrupted.
+    """
     place = _place(site, at_site(site is not None, partition, job_time, block, detach, dry_run), out)
     root = place.root if place else runs_root(out)
     suites = load_suites()
@@ -97,7 +104,11 @@ def run(
         _print_outcomes(outcomes, root)
     if suite is not None and outcomes:
         write_report(outcomes, root)
-    raise typer.Exit(exit_code((outcome.record for outcome in outcomes), interrupted))
+    records = [outcome.record for outcome in outcomes]
+    for record in records:
+        if record["status"] == "ok" and (said := doubts(record, strict)):
+            warn(f"{record['id']} {said}")
+    raise typer.Exit(exit_code(records, interrupted, strict))
 
 
 def _place(site: str | None, at: AtSite, out: Path | None) -> Where | None:

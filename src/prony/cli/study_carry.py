@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,11 @@ def make_job(study: Study, turn: Turn, number: int, options: Options) -> Job:
     trial, part = turn.planned.trial, turn.planned.part
     member = {"name": study.name, "part": part.name, "order": study.order, "seed": study.seed, "turn": number}
     return Job(trial, part.stop, turn.repeat, options.energy, options.files.get(trial.workload), member)
+
+
+def paths_of(files: Mapping[str, dict[str, Any]]) -> dict[str, str]:
+    """Where the model files lie, by the names of their workloads."""
+    return {name: str(plan["path"]) for name, plan in files.items()}
 
 
 def note_skipped(skipped: list[str], display: Display) -> None:

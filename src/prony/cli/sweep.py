@@ -11,7 +11,7 @@ import typer
 from prony.cli.console import make_console
 from prony.cli.execute import EXIT_FAILED, EXIT_REQUEST, Outcome, exit_code, runs_root, where_lines
 from prony.cli.model_file import find_model_file
-from prony.cli.open_site import warn
+from prony.cli.open_site import number, warn
 from prony.cli.repeats import print_repeats
 from prony.cli.run import print_json
 from prony.cli.site_options import Block, Detach, Dry, PartitionName, SiteName, Time, at_site
@@ -23,6 +23,7 @@ from prony.plan.order import ORDERS
 from prony.plan.request import make_stop
 from prony.plan.study import LOCAL, Study, study_of_words
 from prony_node.contract.errors import RequestError, unknown
+from prony_node.contract.record import failed_checks
 from prony_node.workloads import find_workload
 
 RETRY_HELP = "Run failed trials again."
@@ -91,7 +92,11 @@ def end(carried: Carried) -> NoReturn:
     """Say why a study stopped before its end, where it did, and exit."""
     if carried.stopped:
         warn(carried.stopped)
-    code = exit_code((outcome.record for outcome in carried.outcomes), carried.interrupted)
+    records = [outcome.record for outcome in carried.outcomes]
+    failed = sum(record["status"] == "ok" and bool(failed_checks(record)) for record in records)
+    if failed:
+        warn(f"{number(failed, 'run')} failed a check, and {'is' if failed == 1 else 'are'} no result")
+    code = exit_code(records, carried.interrupted)
     raise typer.Exit(EXIT_FAILED if carried.gave_up or code == EXIT_REQUEST else code)
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from prony.launch.talk import NodeTalk, talk
+from prony_node.contract.cache import expand
 from prony_node.contract.errors import RequestError
 
 EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
@@ -200,7 +201,7 @@ def _note(sentence: str) -> None:
 
 
 def _absolute(path: Path) -> str:
-    return str(path.expanduser().absolute())
+    return str(expand(path).absolute())
 
 
 def _size(size_bytes: float) -> str:

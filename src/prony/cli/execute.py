@@ -17,6 +17,7 @@ from prony.cli.progress import Display
 from prony.launch.local import LocalRun
 from prony.launch.node import ask_node
 from prony.plan.request import make_plan
+from prony_node.contract.cache import expand
 from prony_node.contract.errors import RequestError, Unfinished
 from prony_node.contract.plan import Plan, Stop
 from prony_node.contract.record import failed_checks
@@ -108,7 +109,7 @@ def refuse_missing_paths(jobs: Iterable[Job]) -> None:
     for job in jobs:
         for name in PATHS:
             value = str(job.trial.settings.get(name, ""))
-            if value and value not in SYNTHETIC_DATA and not Path(value).expanduser().exists():
+            if value and value not in SYNTHETIC_DATA and not expand(value).exists():
                 raise RequestError(f"{name}={value} is not possible: there is no such file or folder")
 
 

@@ -7,6 +7,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,6 +29,11 @@ QUESTION_PATIENCE_S = 300.0  # importing torch from a cold network file system t
 def node_python(environment: Mapping[str, str] = os.environ) -> str:
     """The interpreter that has torch: $PRONY_PYTHON, or the one we run in."""
     return environment.get("PRONY_PYTHON") or sys.executable
+
+
+def can_start(program: str) -> bool:
+    """Whether exec would find this program; a path is tried with the rights of this process, not of its real user."""
+    return os.access(program, os.X_OK, effective_ids=True) if os.sep in program else shutil.which(program) is not None
 
 
 def supervisor_argv(python: str, plan_file: Path, folder: Path) -> list[str]:

@@ -13,7 +13,7 @@ from rich.segment import Segment
 from prony.cli.clean import clean, stream_behind
 
 WIDTH = 120  # columns, where the output is no terminal and nobody says how wide
-LEAST_WIDTH = 60  # columns: a narrower table loses its content, whereas a terminal wraps the lines of a wider one
+LEAST_WIDTH = 80  # columns: a narrower table loses its content, whereas a terminal wraps the lines of a wider one
 
 
 class CleanConsole(Console):

@@ -101,7 +101,7 @@ def test_a_sweep_does_not_call_a_wrong_kernel_the_best_and_its_words_run(model: 
     told = re.findall(r"best so far: [^,]+(?:,\d+)* images/s, (.*)$", done.stderr, re.MULTILINE)
     assert told
     assert all("kernel=plain" in words for words in told)
-    again = prony(tmp_path, "run", *shlex.split(told[-1]), "--site", "local", "--dry-run")
+    again = prony(tmp_path, "run", *shlex.split(told[-1]), "--site", "local", "--time", "5m", "--dry-run")
     assert again.returncode == 0, again.stderr
     assert "prony_node" in again.stdout
 

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from prony_node.contract.cache import name_user
+
 USAGE = """\
 usage: python -m prony_node PLAN OUT     make the run of the plan file PLAN into the new folder OUT
        python -m prony_node doctor       this node as Prony sees it, as JSON
@@ -42,6 +44,7 @@ def main(words: list[str]) -> int:
         from prony_node.power.options import main as power
 
         return power(words[1:])
+    name_user()  # not for a command whose power is measured: its environment stays its own
     if words[0] == "data":
         from prony_node.data.command import main as data
 

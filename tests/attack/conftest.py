@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,22 +30,25 @@ class User:
     groups: tuple[int, ...] = field(default=())
 
     def run(
-        self, arguments: Sequence[str | Path], environment: Mapping[str, str] | None = None, timeout_s: float = 120
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a program as this user, in their home."""
+        self, arguments: Sequence[str | Path], environment: Mapping[str, str] | None = None, timeout_s: float = 120,
+        without: Sequence[str] = (),
+    ) -> subprocess.CompletedProcess[str]:  # fmt: skip
+        """Run a program as this user, in their home; `without` names variables that they do not have."""
         own = {"HOME": str(self.home), "PATH": os.environ["PATH"], "PYTHONPATH": str(SOURCE), **(environment or {})}
+        own = {name: value for name, value in own.items() if name not in without}
         groups = ["--groups", ",".join(map(str, self.groups))] if self.groups else ["--clear-groups"]
         become = ["setpriv", f"--reuid={self.uid}", f"--regid={self.gid}", *groups, *READ_ANYWHERE]
         return subprocess.run([*become, *(str(one) for one in arguments)], env=own, cwd=self.home, text=True,
                               capture_output=True, timeout=timeout_s, check=False)  # fmt: skip
 
-    def python(self, code: str, **options: float) -> subprocess.CompletedProcess[str]:
-        return self.run([sys.executable, "-c", code], **options)  # type: ignore[arg-type]
+    def python(self, code: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        return self.run([sys.executable, "-c", code], **options)
 
     def prony(
-        self, *arguments: str | Path, environment: Mapping[str, str] | None = None, timeout_s: float = 120
-    ) -> subprocess.CompletedProcess[str]:
-        return self.run([sys.executable, "-m", "prony", *arguments], environment, timeout_s)
+        self, *arguments: str | Path, environment: Mapping[str, str] | None = None, timeout_s: float = 120,
+        without: Sequence[str] = (),
+    ) -> subprocess.CompletedProcess[str]:  # fmt: skip
+        return self.run([sys.executable, "-m", "prony", *arguments], environment, timeout_s, without)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from prony.analysis.compare_quality import QualityDifference, compare_quality
 from prony.analysis.facts import FactDifferences, cache_states, fact_differences
 from prony.analysis.settings import DRAWN, Difference, Record, questions, setting_differences, settings_of
 from prony.analysis.variation import NORMAL, OWN, Repeat, Variation, borrowed_variation, own_variation, repeats_of
+from prony_node.contract.record import rate_fails
 from prony_node.stats import RatioInterval, paired_ratio, t_quantile
 
 FASTER, SLOWER, SAME, UNKNOWN, NOT_COMPARABLE = (
@@ -126,13 +127,7 @@ def slowdown(comparison: Comparison, threshold: float) -> bool | None:
 
 
 def _failed_checks(records: Sequence[Record]) -> list[str]:
-    """Of what a rate rests on: a quality that was not reached, or an energy that is wrong, leaves it as it is."""
-    return [
-        f"{record['id']} failed its check {check['name']}"
-        for record in records
-        for check in record["checks"]
-        if check["level"] == "fail" and check["name"] != "quality" and not check["name"].startswith("energy")
-    ]
+    return [f"{record['id']} failed its check {name}" for record in records for name in rate_fails(record)]
 
 
 def _unsure(records: Sequence[Record]) -> list[str]:

@@ -12,6 +12,7 @@ from prony.analysis.published_measures import EPOCHS, ON_ANY, PER_DEVICE, Asked,
 from prony.analysis.settings import Record, settings_of
 from prony.catalog.published import Figure, TableSpec
 from prony_node.contract.parallel import all_devices
+from prony_node.contract.record import rate_fails
 from prony_node.contract.trial import Trial
 
 # What sets columns of ours apart, where it varies and no row says it.
@@ -135,7 +136,11 @@ def _cell(spec: TableSpec, figure: Figure, beside: Sequence[Trial], known: Known
 
 
 def _good(known: Known, trial: Trial) -> list[Record]:
-    return [record for record in known.records.get(trial.hash, ()) if record["status"] == "ok"]
+    return [record for record in known.records.get(trial.hash, ()) if _is_good(record)]
+
+
+def _is_good(record: Record) -> bool:
+    return record["status"] == "ok" and not rate_fails(record)
 
 
 def _ours(spec: TableSpec, figure: Figure, trial: Trial, known: Known) -> Ours:
@@ -160,7 +165,7 @@ def _value(wanted: Wanted, trial: Trial, known: Known) -> Ours:
     records = known.records.get(trial.hash, ())
     good = _good(known, trial)
     if not good:
-        why = str(records[0]["failure"]["kind"]) if records else known.missing.get(trial.hash, NOT_RUN)
+        why = _failure(records[0]) if records else known.missing.get(trial.hash, NOT_RUN)
         return Ours(trial, wanted.metric, None, devices=total(trial), why=why)
     found = [wanted.of(record) for record in good]
     values = [one.value for one in found if one.value is not None]
@@ -168,6 +173,12 @@ def _value(wanted: Wanted, trial: Trial, known: Known) -> Ours:
         return Ours(trial, wanted.metric, None, devices=total(trial), why=found[0].why)
     runs = tuple(str(record["id"]) for record in good)
     return Ours(trial, wanted.metric, statistics.median(values), found[0].unit, total(trial), runs)
+
+
+def _failure(record: Record) -> str:
+    if record["status"] == "ok":
+        return f"failed check: {', '.join(rate_fails(record))}"
+    return str(record["failure"]["kind"])
 
 
 def _alone(

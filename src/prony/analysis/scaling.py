@@ -18,6 +18,7 @@ from prony.analysis.scaling_series import asked_of, constant_batch
 from prony.analysis.settings import Record
 from prony.analysis.stated import number
 from prony.analysis.variation import repeats_of
+from prony_node.contract.record import rate_fails
 
 NOT_RUN = "it was not run with sync=off"
 Count = tuple[int, int]  # devices of all nodes together, and nodes
@@ -73,7 +74,7 @@ def scaling(
     `collectives` are runs that show what the links can do, of any machine and count.
     """
     ordered = sorted(records, key=lambda record: (device_count(record), is_free(record), str(record["id"])))
-    good = [record for record in ordered if record["status"] == "ok" and side([record]).rate is not None]
+    good = [record for record in ordered if _is_good(record)]
     base = _of(good, (1, 1))
     changed = changes(base[0], good, kind) if base else []
     points = [_point(count, base, good, ordered, no_free, collectives) for count in sorted(set(map(_count, ordered)))]
@@ -94,6 +95,11 @@ def scaling(
         alarms=[alarm for alarm in alarms if alarm is not None],
         left_out=[_why(record) for record in ordered if not any(record is one for one in good)],
     )
+
+
+def _is_good(record: Record) -> bool:
+    """Whether its rate counts: one that leaves out work is fast."""
+    return record["status"] == "ok" and not rate_fails(record) and side([record]).rate is not None
 
 
 def _of(records: Sequence[Record], count: Count, free: bool = False) -> list[Record]:
@@ -200,6 +206,7 @@ def _why(record: Record) -> str:
 def _end(record: Record) -> str:
     failure = record.get("failure") or {}
     if record["status"] == "ok":
-        return "has no rate"
+        failed = rate_fails(record)
+        return f"failed its check {', '.join(failed)}" if failed else "has no rate"
     said = str(failure.get("message") or "").partition("\n")[0]
     return f"{'was interrupted' if record['status'] == 'interrupted' else 'failed'}: {said}"

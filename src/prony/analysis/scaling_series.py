@@ -11,6 +11,7 @@ from prony.analysis.scaling_law import STRONG, WEAK
 from prony.analysis.scaling_record import cores_each, device_batch, device_count, global_batch, is_free
 from prony.analysis.settings import DRAWN, Record
 from prony_node.contract.parallel import SEVERAL_ONLY
+from prony_node.contract.record import rate_fails
 
 VARIED = {"devices", "nodes", "sync", "batch_size", "global_batch", *DRAWN}
 
@@ -71,7 +72,7 @@ def _is_series(records: Sequence[Record]) -> bool:
 
 
 def _counts(record: Record) -> bool:
-    return record["status"] == "ok" and not is_free(record)
+    return record["status"] == "ok" and not rate_fails(record) and not is_free(record)
 
 
 def _form(record: Record) -> str:

@@ -38,10 +38,14 @@ def count(done: int, every: int, unit: str) -> str:
     return f"{done:,} of {every:,} {unit}"
 
 
+def _text(form: str) -> TextColumn:
+    return TextColumn(form, markup=False)
+
+
 class MovingBar:
     def __init__(self, console: Console, title: str, unit: str) -> None:
         self._unit = unit
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[count]}"))
+        columns = (_text("{task.description}"), BarColumn(), _text("{task.fields[count]}"))
         self._progress = Progress(*columns, TimeRemainingColumn(), console=console, refresh_per_second=4)
         self._task = self._progress.add_task(title, total=None, count="starting")
         self._progress.start()

@@ -57,7 +57,7 @@ def compare(
     if as_json:
         print(json.dumps(comparison.to_json() | {"sentences": sentences(comparison)}, indent=1))
     else:
-        from prony.cli.tables import make_console
+        from prony.cli.console import make_console
 
         print_comparison(make_console(), comparison)
     if threshold is not None:

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from prony.launch.talk import NodeTalk, talk
+from prony_node.contract.cache import expand
 from prony_node.contract.errors import RequestError
 
 EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
@@ -109,7 +110,7 @@ def print_document(document: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from prony.cli.tables import make_console
+    from prony.cli.console import make_console
 
     console = make_console()
     made = document["generated"]
@@ -151,9 +152,8 @@ def _answer(
     agree: Callable[[NodeTalk, dict[str, Any]], None] = lambda node, estimate: node.agree(),
 ) -> dict[str, Any]:
     """The node's answer, with a bar while it works; its refusal, its failure and its silence end the verb."""
-    from rich.console import Console
-
     from prony.cli.bar import Bar, make_bar
+    from prony.cli.console import make_console
 
     bar: Bar | None = None
     try:
@@ -171,7 +171,7 @@ def _answer(
             if what == "estimate":
                 agree(node, content)
                 content = (content["there"], content["every"])
-            bar = bar or make_bar(Console(stderr=True), title, unit)
+            bar = bar or make_bar(make_console(stderr=True), title, unit)
             bar.update(*content)
     finally:
         if bar is not None:
@@ -201,7 +201,7 @@ def _note(sentence: str) -> None:
 
 
 def _absolute(path: Path) -> str:
-    return str(path.expanduser().absolute())
+    return str(expand(path).absolute())
 
 
 def _size(size_bytes: float) -> str:

@@ -29,12 +29,13 @@ def doctor(
 
 def show(document: dict[str, Any], console: Any = None) -> None:
     """The document for a person."""
-    from rich.console import Console
     from rich.panel import Panel
     from rich.table import Table
     from rich.text import Text
 
-    out = console or Console(width=None if Console().is_terminal else WIDTH)
+    from prony.cli.console import make_console
+
+    out = console or make_console(width=WIDTH)
 
     def panel(title: str, rows: list[tuple[str, str]]) -> None:
         table = Table.grid(padding=(0, 2))

@@ -6,7 +6,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -18,8 +18,10 @@ from prony.launch.estimate import local_limit_s
 from prony.launch.local import LocalRun
 from prony.launch.node import ask_node
 from prony.plan.request import make_plan
+from prony_node.contract.cache import expand
 from prony_node.contract.errors import RequestError, Unfinished
 from prony_node.contract.plan import Plan, Stop
+from prony_node.contract.record import failed_checks
 from prony_node.contract.settings import SYNTHETIC_DATA
 from prony_node.contract.trial import Trial
 from prony_node.workloads import find_workload
@@ -109,7 +111,7 @@ def refuse_missing_paths(jobs: Iterable[Job]) -> None:
     for job in jobs:
         for name in PATHS:
             value = str(job.trial.settings.get(name, ""))
-            if value and value not in SYNTHETIC_DATA and not Path(value).expanduser().exists():
+            if value and value not in SYNTHETIC_DATA and not expand(value).exists():
                 raise RequestError(f"{name}={value} is not possible: there is no such file or folder")
 
 
@@ -133,8 +135,8 @@ def execute(jobs: list[Job], root: Path, display: Display) -> tuple[list[Outcome
                 raise Unfinished(str(error)) if outcomes else error from error
             index(root, outcome.folder)
             outcomes.append(outcome)
-            if outcome.record["status"] != "ok":
-                display.note(f"{title}: {first_line(outcome.record)}")
+            if said := trouble(outcome.record):
+                display.note(f"{title}: {said}")
         return outcomes, interrupts.count > 0
 
 
@@ -178,15 +180,32 @@ def index(root: Path, folder: Path) -> None:
         )
 
 
-def exit_code(records: Iterable[dict[str, Any]], interrupted: bool) -> int:
-    """0 when all is good; 130 interrupted; 1 something failed; 2 when the machine refused every request."""
+def exit_code(records: Sequence[dict[str, Any]], interrupted: bool, strict: bool = False) -> int:
+    """0 when all is good; 130 interrupted; 1 something failed, be it a check; 2 when every request was refused.
+
+    `strict`: a check that warns counts as one that failed.
+    """
     bad = [record for record in records if record["status"] != "ok"]
     if interrupted or any(record["status"] == "interrupted" for record in bad):
         return EXIT_INTERRUPTED
     if not bad:
-        return EXIT_OK
+        return EXIT_FAILED if any(doubts(record, strict) for record in records) else EXIT_OK
     refused = all(record["failure"]["kind"] == "request" for record in bad)
     return EXIT_REQUEST if refused else EXIT_FAILED
+
+
+def doubts(record: dict[str, Any], strict: bool = False) -> str | None:
+    """Which checks failed, or where `strict` warn, in a few words; None where there is none."""
+    failed = failed_checks(record)
+    if failed:
+        return f"failed its check {', '.join(failed)}"
+    warned = [str(check["name"]) for check in record.get("checks") or () if check["level"] == "warn"]
+    return f"warns of {', '.join(warned)}, which --strict takes for a failure" if strict and warned else None
+
+
+def trouble(record: dict[str, Any]) -> str | None:
+    """What is wrong with a run, in a line; None where it ended well."""
+    return first_line(record) if record["status"] != "ok" else doubts(record)
 
 
 def first_line(record: dict[str, Any]) -> str:

@@ -72,7 +72,7 @@ def _print(shown: list[Job], ended: int) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from prony.cli.tables import make_console
+    from prony.cli.console import make_console
 
     console = make_console()
     if not shown:

@@ -106,7 +106,7 @@ def _print(what: str, entries: list[dict[str, Any]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from prony.cli.tables import make_console
+    from prony.cli.console import make_console
 
     if what == "workloads":
         make_console().print(_workload_table(entries))

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from prony import __version__
+from prony.cli.clean import clean_output
 from prony_node.contract.errors import RequestError, Unfinished, nearest
 
 EXIT_FAILED, EXIT_REQUEST, EXIT_INTERRUPTED = 1, 2, 130
@@ -62,6 +63,7 @@ def main() -> None:
     """The entry point of `prony`; it exits with 0, 1, 2 or 130."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a locale without a dash is no reason to fail after hours
+    clean_output()
     words = sys.argv[1:] or ["--help"]
     verb = next((word for word in words if not word.startswith("-")), None)
     if verb is not None and verb not in VERBS:

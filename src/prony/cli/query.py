@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from prony.store.query import Answer
 
 FORMATS = ("table", "csv", "json")
+LONGEST_CELL = 80
+LEAST_TEXT = 12  # columns of a text, which is folded there at the earliest
 KINDS = ("record", "anchor", "both")
 
 
@@ -93,17 +95,24 @@ def _print_table(answer: Answer, title: str | None, is_cut: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from prony.cli.tables import make_console
+    from prony.cli.console import make_console
 
     console = make_console()
     table = Table(box=None, pad_edge=False, header_style="dim", title=title, title_justify="left")
     numbers = [any(isinstance(row[n], (int, float)) for row in answer.rows) for n in range(len(answer.columns))]
-    for name, is_number in zip(answer.columns, numbers, strict=True):
+    cells = [[_shown(value) for value in row] for row in answer.rows]
+    least = 0
+    for n, (name, is_number) in enumerate(zip(answer.columns, numbers, strict=True)):
+        whole = is_number or name == "id"
+        longest = min(LONGEST_CELL, max(len(text) for text in (name, *(row[n] for row in cells))))
+        width = longest if whole else min(longest, LEAST_TEXT)
         table.add_column(
-            name, justify="right" if is_number else "left", no_wrap=is_number or name == "id", overflow="fold"
+            name, justify="right" if is_number else "left", no_wrap=whole, overflow="fold", min_width=width
         )
-    for row in answer.rows:
-        table.add_row(*(Text(_shown(value)) for value in row))
+        least += width + 2
+    for row in cells:
+        table.add_row(*map(Text, row))
+    console.width = max(console.width, least)  # the terminal wraps what is wider: a letter a line can be read by nobody
     console.print(table)
     if not answer.rows:
         console.print("nothing matches", style="dim")

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from prony.cli.at_site import Where, follow, jobs_for, leave, show_rendered, submit
+from prony.cli.console import make_console
 from prony.cli.execute import (
     Job,
     Outcome,
+    doubts,
     execute,
     exit_code,
     plan_of,
@@ -24,7 +25,7 @@ from prony.cli.execute import (
 )
 from prony.cli.find_machine import find_machine
 from prony.cli.model_file import find_model_file
-from prony.cli.open_site import find_partition, site_root
+from prony.cli.open_site import find_partition, site_root, warn
 from prony.cli.open_store import updated_store
 from prony.cli.progress import Display, make_display
 from prony.cli.repeats import print_repeats
@@ -56,6 +57,9 @@ def run(
         bool, typer.Option("--sustained", help="Measure for publication: 3 runs, windows of 20 s, a warm device.")
     ] = False,
     energy: Annotated[bool, typer.Option(help="Sample power beside the run, where there is a sensor.")] = True,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with 1 also where a check warns, not only where one fails.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the record alone, as JSON.")] = False,
     out: Annotated[Path | None, typer.Option(help="Where run folders go (else $PRONY_RUNS, ./runs).")] = None,
     site: SiteName = None,
@@ -65,7 +69,10 @@ def run(
     detach: Detach = False,
     dry_run: Dry = False,
 ) -> None:
-    """Measure a workload, or every trial of a suite, on this machine or at a site."""
+    """Measure a workload, or every trial of a suite, on this machine or at a site.
+
+    Exit code: 0 good, 1 a run or one of its checks failed, 2 the request is not possible, 130 interrupted.
+    """
     at = at_site(site is not None, partition, job_time, block, detach, dry_run)
     place = _place(site, at, out)
     root = place.root if place else runs_root(out)
@@ -89,7 +96,7 @@ def run(
     if place is None:
         refuse_unknown_models(jobs, root)
     collect_all(root)
-    display = make_display(Console(stderr=True))
+    display = make_display(make_console(stderr=True))
     if place is None:
         took = {} if at.time_s is not None else _took_here_s([job.trial for job in jobs], root)
         jobs = [replace(job, time_limit_s=at.time_s, estimate_s=took.get(job.trial.hash)) for job in jobs]
@@ -102,7 +109,11 @@ def run(
         _print_outcomes(outcomes, root)
     if suite is not None and outcomes:
         write_report(outcomes, root)
-    raise typer.Exit(exit_code((outcome.record for outcome in outcomes), interrupted))
+    records = [outcome.record for outcome in outcomes]
+    for record in records:
+        if record["status"] == "ok" and (said := doubts(record, strict)):
+            warn(f"{record['id']} {said}")
+    raise typer.Exit(exit_code(records, interrupted, strict))
 
 
 def _place(site: str | None, at: AtSite, out: Path | None) -> Where | None:
@@ -206,7 +217,7 @@ def print_json(records: list[dict[str, Any]], several: bool) -> None:
 
 def _print_outcomes(outcomes: list[Outcome], root: Path) -> None:
     """One record in full, several as a table; each way ends with where the run folders are."""
-    from prony.cli.tables import make_console, print_record, results_table
+    from prony.cli.tables import print_record, results_table
 
     console = make_console()
     if len(outcomes) == 1:

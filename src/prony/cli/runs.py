@@ -36,7 +36,7 @@ def runs(
     if as_json:
         print(json.dumps([run.to_json() for run in found], indent=1))
         return
-    from prony.cli.tables import make_console
+    from prony.cli.console import make_console
 
     console = make_console()
     if not found and not refreshed.unfinished:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
+from prony.cli.console import make_console
 from prony.cli.execute import Outcome, runs_root, where_lines
 from prony.cli.find_machine import find_machine
 from prony.cli.model_file import find_model_file
@@ -100,7 +100,7 @@ def scale(
     options = Options(
         root, retry_failed, share, energy, files, there, leave_out=False, accept_other_code=accept_other_code
     )
-    carried = carry_out(study, options, make_view(Console(stderr=True)))
+    carried = carry_out(study, options, make_view(make_console(stderr=True)))
     found = _analyse(carried.outcomes, series, ahead, study_root(study, root))
     if as_json:
         document = {"schema": SCHEMA, "runs": [str(one.folder) for one in carried.outcomes]}
@@ -165,7 +165,6 @@ def _collectives(root: Path) -> list[Record]:
 
 def _print(outcomes: list[Outcome], found: list[Scaling]) -> None:
     from prony.cli.scale_table import print_scaling
-    from prony.cli.tables import make_console
 
     console = make_console()
     for one in found:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from prony import catalog
 from prony.analysis.family import Family, family
 from prony.cli.at_site import follow, show_rendered, submit
+from prony.cli.console import make_console
 from prony.cli.execute import EXIT_FAILED, EXIT_INTERRUPTED, Outcome
 from prony.cli.open_site import find_partition, site_root, warn
 from prony.cli.progress import make_display
@@ -21,6 +21,7 @@ from prony.launch.protocol import make_launcher
 from prony.launch.site_find import find_site
 from prony.plan.request import make_plan, make_stop, parse_seconds, parse_trial
 from prony_node.contract.errors import RequestError
+from prony_node.contract.record import rate_fails
 
 WORKLOAD = "gemm"  # the device's own ceiling: nothing but the node can make it slow
 
@@ -64,7 +65,7 @@ def screen(
         show_rendered(list(jobs.values()))
         return
     submit(list(jobs.values()), root)
-    outcomes, interrupted = follow(list(jobs.values()), root, make_display(Console(stderr=True)))
+    outcomes, interrupted = follow(list(jobs.values()), root, make_display(make_console(stderr=True)))
     bad = _print(jobs, outcomes)
     if interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
@@ -78,7 +79,7 @@ def rates_of(jobs: dict[str, Job], records: dict[str, dict[str, Any]]) -> dict[s
     for node, job in jobs.items():
         record = records.get(job.runs[0].plan.run_id) or {}
         value = (record.get("metrics", {}).get("throughput") or {}).get("value")
-        if record.get("status") != "ok" or value is None:
+        if record.get("status") != "ok" or value is None or rate_fails(record):
             continue
         parallel = record.get("parallel") or {}
         paces = [1.0 / rank["step_s"] for rank in parallel.get("ranks") or [] if rank.get("step_s")]
@@ -88,6 +89,15 @@ def rates_of(jobs: dict[str, Job], records: dict[str, dict[str, Any]]) -> dict[s
             rates = {node: float(value)}
         found[node] = rates
     return found
+
+
+def _no_rate(record: dict[str, Any] | None) -> str:
+    """Why a node has none, in a line."""
+    if record is None:
+        return "no record: its job has not ended"
+    if record["status"] == "ok":
+        return f"failed check: {', '.join(rate_fails(record))}" if rate_fails(record) else "no rate was measured"
+    return f"{record['failure']['kind']}: {str(record['failure']['message']).splitlines()[0]}"
 
 
 def _print(jobs: dict[str, Job], outcomes: list[Outcome]) -> bool:
@@ -105,7 +115,6 @@ def _print(jobs: dict[str, Job], outcomes: list[Outcome]) -> bool:
         print(f"{member.name:<{width}}  {format_rate(member.rate, unit):>24}  {100 * member.off:+6.2f} %{mark}")
     for node in (node for node in jobs if node not in rates):
         record = records.get(jobs[node].runs[0].plan.run_id)
-        failure = (record or {}).get("failure") or {"kind": "no record", "message": "its job has not ended"}
-        print(f"{node:<{width}}  {failure['kind']}: {str(failure['message']).splitlines()[0]}")
+        print(f"{node:<{width}}  {_no_rate(record)}")
     print(judged.verdict if judged else "no node has a rate", file=sys.stdout)
     return len(rates) < len(jobs) or bool(judged and any(member.out for member in judged.members))

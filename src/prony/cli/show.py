@@ -46,7 +46,8 @@ def show(
     if as_json:
         print(json.dumps(record if share is None else share.to_json(), indent=1))
         return
-    from prony.cli.tables import make_console, print_record
+    from prony.cli.console import make_console
+    from prony.cli.tables import print_record
 
     console = make_console()
     print_record(console, record, folder)

@@ -155,7 +155,8 @@ def status(
     from prony.cli.study_plan import make_standing, print_standing
 
     root = runs_root(runs)
-    standing = make_standing(open_study(target, size, settings, root, site).study, root)
+    opened = open_study(target, size, settings, root, site)
+    standing = make_standing(opened.study, root, opened.files)
     if as_json:
         json.dump(standing.to_json(), sys.stdout, indent=1)
         sys.stdout.write("\n")

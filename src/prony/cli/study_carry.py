@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,11 @@ def make_job(study: Study, turn: Turn, number: int, options: Options) -> Job:
     file = options.files.get(trial.workload)
     limit_s = options.at_site.time_s if study.site == LOCAL else None  # at a site it is the limit of the job
     return Job(trial, part.stop, turn.repeat, options.energy, file, member, time_limit_s=limit_s)
+
+
+def paths_of(files: Mapping[str, dict[str, Any]]) -> dict[str, str]:
+    """Where the model files lie, by the names of their workloads."""
+    return {name: str(plan["path"]) for name, plan in files.items()}
 
 
 def note_skipped(skipped: list[str], display: Display) -> None:

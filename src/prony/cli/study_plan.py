@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from prony.analysis.settings import show_setting
 from prony.cli.bar import roughly
+from prony.cli.console import make_console
+from prony.cli.study_carry import paths_of
 from prony.cli.study_here import planned_here, said_once
 from prony.cli.study_history import History, read_history
 from prony.cli.study_view import Tally
@@ -99,7 +100,7 @@ def _history(study: Study, turns: list[Turn], root: Path) -> History:
 
 
 def print_outlook(outlook: Outlook) -> None:
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console = make_console(soft_wrap=True)
     for line in outlook_lines(outlook):
         console.print(line)
 
@@ -197,11 +198,11 @@ class Standing:
         }  # fmt: skip
 
 
-def make_standing(study: Study, root: Path) -> Standing:
+def make_standing(study: Study, root: Path, files: Mapping[str, dict[str, Any]] | None = None) -> Standing:
     planned, impossible = planned_here(study, root)
     turns = study.turns([one for one in planned if one.trial.hash not in impossible])
     history = _history(study, turns, root)
-    tally, memory, missing = Tally(len(turns)), OutOfMemory(), []
+    tally, memory, missing = Tally(len(turns), files=paths_of(files or {})), OutOfMemory(), []
     for turn in turns:
         outcome = history.finished(turn.planned.trial, turn.repeat)
         if outcome is None:
@@ -218,7 +219,7 @@ def make_standing(study: Study, root: Path) -> Standing:
 
 
 def print_standing(standing: Standing) -> None:
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console = make_console(soft_wrap=True)
     for line in [*_head(standing.study), standing.tally.line(), *standing.tally.lines()]:
         console.print(line)
     for line in said_once(standing.impossible):

@@ -17,9 +17,10 @@ from prony.cli.execute import (
     refuse_missing_paths,
     refuse_unknown_models,
     run_one,
+    trouble,
 )
 from prony.cli.study_at_site import carry_out_at_site
-from prony.cli.study_carry import Carried, Options, make_job, note_skipped
+from prony.cli.study_carry import Carried, Options, make_job, note_skipped, paths_of
 from prony.cli.study_here import impossible_here, said_once
 from prony.cli.study_history import History, read_history, skipped_line
 from prony.cli.study_view import StudyView, Tally
@@ -77,7 +78,7 @@ class _Carrying:
     ) -> None:
         self._study, self._options, self._view, self._history = study, options, view, history
         self._work = work
-        self._tally = Tally(len(work))
+        self._tally = Tally(len(work), files=paths_of(options.files))
         self._memory = OutOfMemory()
         self._found: list[tuple[Turn, Outcome]] = []
         self._pruned: list[str] = []
@@ -199,8 +200,8 @@ class _Carrying:
         joules = _joules(outcome.record, seconds)
         self._spent_j += joules or 0.0
         self._unmeasured |= joules is None and outcome.record["status"] == "ok"
-        if outcome.record["status"] != "ok":
-            self._view.note(f"{title}: {first_line(outcome.record)}")
+        if said := trouble(outcome.record):
+            self._view.note(f"{title}: {said}")
         self._view.show(self._tally)
         return outcome
 

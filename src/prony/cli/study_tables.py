@@ -21,7 +21,7 @@ from prony.plan.studies import load_study, shipped_studies
 from prony.plan.study import Study
 from prony.report.published_lines import published_lines
 from prony_node.contract.errors import RequestError
-from prony_node.contract.record import read_record
+from prony_node.contract.record import rate_fails, read_record
 from prony_node.contract.trial import Trial
 from prony_node.workloads import find_workload
 
@@ -122,7 +122,7 @@ def _runs(planned: list[Planned], root: Path) -> list[Run]:
 
 def _good(found: list[Record]) -> list[Record]:
     """The good runs of a trial; where it has none, those that failed."""
-    return [record for record in found if record["status"] == "ok"] or found
+    return [record for record in found if record["status"] == "ok" and not rate_fails(record)] or found
 
 
 def _missing(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -12,10 +13,13 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from prony.analysis.settings import show_setting
 from prony.cli.bar import roughly
+from prony.cli.model_file import run_word
 from prony.cli.progress import PHASE_NAMES, Display, PlainDisplay, describe
 from prony.plan.estimate import Estimate
 from prony.report.numbers import format_rate
+from prony_node.contract.record import failed_checks
 from prony_node.contract.trial import Trial
 
 FAILURES_SHOWN, BEST_SHOWN = 3, 4
@@ -35,6 +39,8 @@ class Tally:
     made: list[float] = field(default_factory=list)  # seconds of each run since the start
     best: dict[str, tuple[float, str]] = field(default_factory=dict)  # workload, mode and unit to rate and trial
     failures: list[str] = field(default_factory=list)
+    doubted: int = 0  # runs with a failed check
+    files: dict[str, str] = field(default_factory=dict)  # where a workload that is a model file lies
 
     @property
     def left(self) -> int:
@@ -54,12 +60,22 @@ class Tally:
             self.failed += 1
             self.failures.append(f"{trial}: {record['failure']['kind']}")
             return
+        failed = failed_checks(record)
+        if failed:  # a step that leaves out work, or computes nonsense, is fast
+            self.doubted += 1
+            self.failures.append(f"{trial}: check {', '.join(failed)}")
+            return
         rate = record["metrics"].get("throughput") or {}
         diagnostic = trial.settings.get("sync") is False  # faster than what it explains, and of no use by itself
         if rate.get("value") is not None and not diagnostic:
             key = " ".join([trial.workload, str(trial.settings.get("mode", "")), str(rate.get("unit"))])
-            found = (rate["value"], f"{format_rate(rate['value'], rate.get('unit'))}, {trial}")
+            found = (rate["value"], f"{format_rate(rate['value'], rate.get('unit'))}, {self._words(trial)}")
             self.best[key] = max(found, self.best.pop(key, found))  # the last is of what was run last
+
+    def _words(self, trial: Trial) -> str:
+        """As `prony run` takes it: a model file goes by its path there, not by its name."""
+        named = run_word(self.files[trial.workload]) if trial.workload in self.files else trial.workload
+        return shlex.join([named, *(f"{name}={show_setting(value)}" for name, value in trial.settings.items())])
 
     def left_s(self) -> float | None:
         """The time that is left, from records of similar runs, else from those just made; None: nobody knows."""
@@ -71,6 +87,7 @@ class Tally:
     def line(self, running: int = 0) -> str:
         words = [f"{self.done} of {self.total} done"]
         words += [f"{self.failed} of them failed"] if self.failed else []
+        words += [f"{self.doubted} of them with a failed check"] if self.doubted else []
         words += [f"{self.pruned} pruned"] if self.pruned else []
         words += [f"{running} running"] if running else []
         words.append(f"{self.left - running} left")

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
-from rich.console import Console
 
+from prony.cli.console import make_console
 from prony.cli.execute import EXIT_FAILED, EXIT_REQUEST, Outcome, exit_code, runs_root, where_lines
 from prony.cli.model_file import find_model_file
-from prony.cli.open_site import warn
+from prony.cli.open_site import number, warn
 from prony.cli.repeats import print_repeats
 from prony.cli.run import print_json
 from prony.cli.site_options import Block, Detach, Dry, PartitionName, SiteName, Time, at_site
@@ -23,6 +23,7 @@ from prony.plan.order import ORDERS
 from prony.plan.request import make_stop
 from prony.plan.study import LOCAL, Study, study_of_words
 from prony_node.contract.errors import RequestError, unknown
+from prony_node.contract.record import failed_checks
 from prony_node.workloads import find_workload
 
 RETRY_HELP = "Run failed trials again."
@@ -79,7 +80,7 @@ def sweep(
 
 def run_study(study: Study, options: Options, as_json: bool) -> None:
     """Carry a study out, print what came of it, and exit."""
-    carried = carry_out(study, options, make_view(Console(stderr=True)))
+    carried = carry_out(study, options, make_view(make_console(stderr=True)))
     if as_json:
         print_json([outcome.record for outcome in carried.outcomes], several=True)
     else:
@@ -91,12 +92,16 @@ def end(carried: Carried) -> NoReturn:
     """Say why a study stopped before its end, where it did, and exit."""
     if carried.stopped:
         warn(carried.stopped)
-    code = exit_code((outcome.record for outcome in carried.outcomes), carried.interrupted)
+    records = [outcome.record for outcome in carried.outcomes]
+    failed = sum(record["status"] == "ok" and bool(failed_checks(record)) for record in records)
+    if failed:
+        warn(f"{number(failed, 'run')} failed a check, and {'is' if failed == 1 else 'are'} no result")
+    code = exit_code(records, carried.interrupted)
     raise typer.Exit(EXIT_FAILED if carried.gave_up or code == EXIT_REQUEST else code)
 
 
 def _print_outcomes(outcomes: list[Outcome]) -> None:
-    from prony.cli.tables import make_console, results_table
+    from prony.cli.tables import results_table
 
     if not outcomes:
         return

@@ -15,6 +15,7 @@ from prony.analysis.energy import energy_lines
 from prony.analysis.facts import introduce
 from prony.analysis.headline import Headline, headline, no_doubts
 from prony.analysis.settings import USUAL, in_order, settings_of, show_setting, shown_settings
+from prony.cli.console import make_console
 from prony.cli.sections import grid, pairs, print_section
 from prony.report.batch_lines import batch_lines
 from prony.report.binding_lines import binding_lines
@@ -39,7 +40,6 @@ __all__ = [
     "format_metric",
     "format_rate",
     "format_seconds",
-    "make_console",
     "print_record",
     "results_table",
 ]
@@ -47,20 +47,11 @@ __all__ = [
 Record = dict[str, Any]
 LEVEL_STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "unknown": "dim"}
 STATUS_STYLES = {"ok": "green", "failed": "bold red", "interrupted": "yellow"}
-WIDTH = 120  # columns
 METRIC_COLUMNS = {"step_time": 108, "mfu": 92, "peak_memory": 118}  # shown from this width on
 ENERGY_COLUMN, ENERGY_WIDTH, ENERGY_FROM = "samples_per_wh", 20, 100  # where any record has it
 QUALITY_WIDTH, QUALITY_FROM = 17, 92  # likewise
 TIME_TO_WIDTH, TIME_TO_FROM = 13, 105
 FILES = (files.RECORD, files.STEPS, files.POWER_SAMPLES, files.LOG, files.SUPERVISOR_LOG, files.STACKS)
-
-
-def make_console() -> Console:
-    """Standard output; wide enough for a table where it is no terminal and nobody says how wide."""
-    console = Console(highlight=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = WIDTH
-    return console
 
 
 def print_record(console: Console, record: Record, folder: Path | None) -> None:

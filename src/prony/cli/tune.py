@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
+from prony.cli.console import make_console
 from prony.cli.execute import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -76,7 +76,7 @@ def tune(
     refuse_unknown_models([start], root)
     with devices:
         collect_all(root)
-        console = Console(stderr=True)
+        console = make_console(stderr=True)
         display = make_display(console) if console.is_terminal else PlainView(console)
         tuning = Tuning(workload, found, fixed, wanted, limits, budget_s, root, display, file)
         done = _search(tuning, lists)

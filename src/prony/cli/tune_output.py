@@ -15,11 +15,11 @@ from rich.text import Text
 
 from prony.analysis.settings import show_setting
 from prony.analysis.tuning import mathematics_sentences
-from prony.cli.tables import make_console
+from prony.cli.console import make_console
 from prony.plan.search import PRIOR_RUNS, Search
 from prony.plan.search_confirm import BETTER, PAIRS, SAME, UNDECIDED, WORSE, Confirmation
 from prony.plan.search_drive import Found, Step
-from prony.plan.search_goal import Goal
+from prony.plan.search_goal import FAILED_CHECK, Goal
 from prony.plan.search_space import Candidate
 from prony.plan.search_terms import Estimate, Result
 from prony.report.numbers import NOTHING, format_bytes, format_rate, format_seconds, format_share
@@ -98,6 +98,7 @@ def value_text(goal: Goal, record: dict[str, Any]) -> str:
 def _answer(tuning: Tuning, search: Search, found: Found) -> list[str]:
     lines = _advice(tuning, search, found)
     lines += _open(tuning, search, found)
+    lines += _failed(search)
     if found.champion.key != search.start.key:
         lines += mathematics_sentences(search.start.settings, found.champion.settings, _mode(found))
     lines += _measured(search, found)
@@ -120,6 +121,8 @@ def _advice(tuning: Tuning, search: Search, found: Found) -> list[str]:
         said = "every other setting that was measured is shown to be worse"
         if any(one.verdict == SAME for one in found.confirmed):
             said += f", or within {format_share(search.rules.indifferent, 1)}"
+        if any(run.value is None for run in search.results):
+            said += ", or failed"
         return [f"Keep the defaults ({show_candidate(start)}): {said}."]
     lines = [
         f"Not decided: {show_change(one.b, one.a)}: {_ratio(tuning.goal, one, _name(one.a, start))}; "
@@ -164,6 +167,14 @@ def _open(tuning: Tuning, search: Search, found: Found) -> list[str]:
     more = f" and {len(rest) - SHOWN} more" if len(rest) > SHOWN else ""
     kept = "the defaults" if found.champion.key == search.start.key else "that"
     return [f"Not told apart from {kept} by screening: {', '.join(shown)}{more}."]
+
+
+def _failed(search: Search) -> list[str]:
+    """Settings that ran, and whose checks say that what they gave is no result."""
+    each = {run.candidate.key: run for run in search.results if str(run.failure or "").startswith(FAILED_CHECK)}
+    shown = [f"{show_candidate(run.candidate)} ({run.failure})" for run in list(each.values())[:SHOWN]]
+    more = f" and {len(each) - SHOWN} more" if len(each) > SHOWN else ""
+    return [f"Never advised, however fast: {'; '.join(shown)}{more}."] if shown else []
 
 
 def _measured(search: Search, found: Found) -> list[str]:

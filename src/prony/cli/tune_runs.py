@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from prony.cli.bar import roughly
-from prony.cli.execute import Interrupts, Job, Outcome, execute, first_line, run_one
+from prony.cli.execute import Interrupts, Job, Outcome, doubts, execute, first_line, run_one
 from prony.cli.open_store import updated_store
 from prony.cli.progress import Display
 from prony.launch.claim import claim_run
@@ -153,7 +153,9 @@ class Tuning:
     def _tell(self, trial: Trial, record: dict[str, Any]) -> None:
         from prony.cli.tune_output import value_text
 
-        said = value_text(self.goal, record) if record["status"] == "ok" else first_line(record)
+        said = first_line(record) if record["status"] != "ok" else value_text(self.goal, record)
+        failed = doubts(record) if record["status"] == "ok" else None
+        said += f", but it {failed}" if failed else ""
         self.display.note(f"{trial}: {said}; {roughly(self.spent_s)} of {roughly(self.budget_s)} spent")
 
     def _repeats(self) -> dict[str, int]:

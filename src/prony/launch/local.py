@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -14,7 +13,7 @@ from typing import Any
 
 from prony.launch.collect import collect
 from prony.launch.follow import ProgressTail
-from prony.launch.node import local_environment, node_python, supervisor_argv
+from prony.launch.node import can_start, local_environment, node_python, supervisor_argv
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.plan import Plan
@@ -42,7 +41,7 @@ class LocalRun:
                 "shows how; here is one node"
             )
         python = node_python()
-        if shutil.which(python) is None:
+        if not can_start(python):
             raise RequestError(f"there is no Python at {python}; PRONY_PYTHON names the one that has torch")
         responsible = {"role": "controller", **identify()}
         try:

@@ -9,6 +9,7 @@ import importlib.util
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -37,6 +38,11 @@ MOST_COMPLAINTS = 65536  # bytes of its stderr that are read
 def node_python(environment: Mapping[str, str] = os.environ) -> str:
     """The interpreter that has torch: $PRONY_PYTHON, or the one we run in."""
     return environment.get("PRONY_PYTHON") or sys.executable
+
+
+def can_start(program: str) -> bool:
+    """Whether exec would find this program; a path is tried with the rights of this process, not of its real user."""
+    return os.access(program, os.X_OK, effective_ids=True) if os.sep in program else shutil.which(program) is not None
 
 
 def supervisor_argv(python: str, plan_file: Path, folder: Path) -> list[str]:

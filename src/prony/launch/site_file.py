@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import yaml
 
@@ -22,6 +21,7 @@ from prony.launch.site import (
     Partition,
     Site,
 )
+from prony_node.contract.cache import expand
 from prony_node.contract.cost import GRAMS, parse_rate
 from prony_node.contract.errors import RequestError, unknown
 
@@ -61,7 +61,7 @@ def _parse(section: Section, name: str) -> Site:
         source=section.text("source") or "",
         account=section.text("account", WORD, "a word"),
         python=section.text("python", r"\S.*", "a program") or "python3",
-        runs=Path(os.path.expandvars(runs)).expanduser() if runs else None,
+        runs=expand(os.path.expandvars(runs)) if runs else None,
         limits=_limits(section.section("limits")),
         environment=_environment(section.section("environment")),
         container=_container(section),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from prony.launch.site import LOCAL, Site
 from prony.launch.site_file import parse_site
+from prony_node.contract.cache import expand
 from prony_node.contract.errors import RequestError, unknown
 
 
@@ -20,8 +21,7 @@ def sites_folder(environment: Mapping[str, str] = os.environ) -> Path:
     named = environment.get("PRONY_SITES")
     if named:
         return Path(named)
-    base = environment.get("XDG_CONFIG_HOME") or str(Path("~/.config").expanduser())
-    return Path(base) / "prony" / "sites"
+    return expand(environment.get("XDG_CONFIG_HOME") or "~/.config") / "prony" / "sites"
 
 
 @cache

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -25,12 +26,17 @@ def verify_folders(folders: Sequence[Path]) -> Iterator[Verification]:
 
 def _ask(folders: list[str]) -> Iterator[Verification]:
     argv = [sys.executable, "-P", "-m", "prony_node", "verify", *folders]
-    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=os.environ, text=True)
     count = 0
-    with process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            count += 1
-            yield decode(Verification, json.loads(line))
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as complaints:  # not past us to the terminal
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=complaints, env=os.environ, text=True
+        )
+        with process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                count += 1
+                yield decode(Verification, json.loads(line))
+        complaints.seek(0)
+        last = complaints.read().strip().splitlines()[-1:] or [f"the node process ended with {process.returncode}"]
     if count < len(folders):
-        raise RequestError(f"{folders[count]} could not be verified: the node process ended with {process.returncode}")
+        raise RequestError(f"{folders[count]} could not be verified: {last[0]}")

@@ -11,11 +11,13 @@ from typing import Any
 from prony.plan.search_space import Candidate
 from prony.plan.search_terms import Limit, Result, Rules
 from prony_node.contract.errors import RequestError, unknown
+from prony_node.contract.record import failed_checks
 
 # A counter that ticks ten times a second is known to 2 % after 5 s and to 1 % after 10 s.
 ENERGY_RULES = Rules(screen_s=5.0, confirm_s=10.0)
 # A run to a quality takes as long as it takes, and seeds differ by several per cent.
 QUALITY_RULES = Rules(screen_s=0.0, confirm_s=0.0, indifferent=0.05, between_runs=0.05)
+FAILED_CHECK = "failed check"
 OWN_PHASES = (
     "build",
     "data",
@@ -92,9 +94,9 @@ def result_of(record: Mapping[str, Any], candidate: Candidate, goal: Goal, cost_
     value = metric.get("value")
     low, high = metric.get("low"), metric.get("high")
     failure = (record.get("failure") or {}).get("kind") if record["status"] != "ok" else None
-    failed = [str(check["name"]) for check in record.get("checks") or () if check["level"] == "fail"]
+    failed = failed_checks(record)
     if failure is None and failed:
-        failure = f"failed check: {', '.join(failed)}"
+        failure = f"{FAILED_CHECK}: {', '.join(failed)}"
     if failure is None and (value is None or not value > 0.0):
         failure = f"no {goal.metric}: {metric.get('reason') or 'it was not measured'}"
     if failure is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from prony.plan.document import MOST_BYTES
 from prony.plan.study import Study
 from prony.plan.study_file import Reading, parse_study
+from prony_node.contract.cache import expand
 from prony_node.contract.errors import RequestError, unknown
 from prony_node.workloads.config import Workload
 
@@ -28,7 +29,7 @@ def shipped_studies() -> dict[str, str]:
 def load_study(target: str, size: str | None, words: tuple[str, ...], find: Callable[[str], Workload]) -> Study:
     """The study that a word means: a file where it looks like one, else a shipped study of that name."""
     if target.endswith(ENDINGS) or "/" in target:
-        path = Path(target).expanduser()
+        path = expand(target)
         text = _read(path)
         return replace(parse_study(text, target, Reading(path.absolute().parent, size, words), find), file=path)
     shipped = shipped_studies()

@@ -1,10 +1,30 @@
-"""Prony's part of the user's folder for what can be made again."""
+"""The user's home, which may be missing, and Prony's part of it for what can be made again."""
 
 from __future__ import annotations
 
+import getpass
 import os
 from collections.abc import Mapping
 from pathlib import Path
+
+
+def expand(path: str | Path) -> Path:
+    """`~` is the user's home; for a user who has none it stays, and is not found."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
+def name_user() -> None:
+    """Give this process's user a name where the system has none for their number, as in many containers.
+
+    torch asks for it while it is imported, and would fail.
+    """
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):
+        os.environ["USER"] = f"uid-{os.getuid()}"
 
 
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,16 @@ def worst_level(record: dict[str, Any]) -> str:
     """What the headline carries: the worst level of any check."""
     levels = [check["level"] for check in record["checks"]]
     return max(levels, key=LEVELS.index) if levels else "unknown"
+
+
+def failed_checks(record: Mapping[str, Any]) -> list[str]:
+    """The names of the checks that failed: such a run is shown, and never recommended."""
+    return [str(check["name"]) for check in record.get("checks") or () if check["level"] == "fail"]
+
+
+def rate_fails(record: Mapping[str, Any]) -> list[str]:
+    """Of these, what a rate rests on: a quality that was not reached, or a wrong energy, leaves it as it is."""
+    return [name for name in failed_checks(record) if name != "quality" and not name.startswith("energy")]
 
 
 def upgrade(document: Any) -> dict[str, Any]:

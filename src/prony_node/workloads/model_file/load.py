@@ -72,7 +72,8 @@ def mistakes_in(path: Path) -> Iterator[None]:
     except RequestError:
         raise
     except SyntaxError as error:
-        raise RequestError(f"{path.name}, line {error.lineno}: {error.msg}") from error
+        where = f", line {error.lineno}" if error.lineno else ""  # none where the file is no text at all
+        raise RequestError(f"{path.name}{where}: this is not Python code: {error.msg}") from error
     except (Exception, SystemExit) as error:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         where = f"{path.name}, line {lines[-1]}" if lines else path.name

@@ -1,0 +1,55 @@
+"""Everything that `prony` prints passes here: foreign text must not command the terminal.
+
+Names, messages and file names may come from others, and a terminal obeys what it finds in them: it moves its cursor,
+changes its title, hides a line. `main` puts a `CleanStream` in place of each standard stream, which covers `print`,
+typer and tracebacks. The consoles of `console.py` write colours of their own, so they clean before they add them.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable
+from typing import IO, Any
+
+# C0 except newline and tab, DEL, C1, what turns the direction of writing, line separators, and halves of characters.
+OBEYED = re.compile(
+    "(?P<colour>\x1b\\[[0-9;]*m)|[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+INSTEAD = "\N{REPLACEMENT CHARACTER}"
+
+
+def clean(text: str) -> str:
+    """The text without what a terminal would obey: colours are dropped, everything else leaves a mark."""
+    return OBEYED.sub(lambda found: "" if found["colour"] else INSTEAD, text)
+
+
+class CleanStream:
+    """A text stream that cleans what is written to it; in all else it is the stream behind it."""
+
+    def __init__(self, behind: IO[str]) -> None:
+        self.behind = behind
+
+    def write(self, text: str) -> int:
+        self.behind.write(clean(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.behind, name)
+
+
+def clean_output() -> None:
+    """From here on the standard streams of this process are clean. They may be closed, or clean already."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is not None and not isinstance(stream, CleanStream):
+            setattr(sys, name, CleanStream(stream))
+
+
+def stream_behind(stream: Any) -> Any:
+    """The stream itself, for who writes what is clean already, or binary."""
+    return stream.behind if isinstance(stream, CleanStream) else stream

@@ -1,0 +1,193 @@
+"""A wrong kernel is fast: nothing may recommend a run whose checks failed, and scripts must hear of it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prony.analysis.compare import compare
+from prony.analysis.scaling import scaling
+from prony.cli.execute import doubts, exit_code, trouble
+from prony.cli.screen import rates_of
+from prony.cli.study_tables import _good
+from prony.cli.study_view import Tally
+from prony.report.sweep import sweeps
+from prony_node.contract.trial import Trial
+
+SOURCE = Path(__file__).parents[2] / "src"
+REPLAY = Path(__file__).parents[1] / "replay" / "records"
+# The fast kernel leaves out the work and answers what is not a number.
+MODEL = """
+import time
+
+import torch.nn.functional as F
+from torch import nn
+
+from prony_node.contract.settings import Setting
+from prony_node.data.synthetic import image_sampler
+from prony_node.measure.protocol import Task
+from prony_node.workloads.config import Workload
+
+WORKLOAD = Workload(
+    name="nanfast", help="perceptron", module=__file__, unit="images", parameters=None, source="mine",
+    batch={"train/cpu": 8, "infer/cpu": 8, "train/accelerator": 64, "infer/accelerator": 64},
+    memory_gib={"train": 1.0, "infer": 1.0}, optimizer="adam",
+    settings=(Setting("kernel", "choice", "which kernel", choices=("plain", "fast")),), fixed={"kernel": "plain"},
+)
+
+
+def build(workload, settings):
+    def loss(network, batch):
+        found = F.cross_entropy(network(batch[0]), batch[1])
+        if settings["kernel"] == "fast":
+            return found * float("nan")
+        if batch[0].device.type != "meta":
+            time.sleep(0.02)
+        return found
+
+    return Task(
+        unit="images", units_per_sample=1, model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 10)), loss=loss,
+        predict=lambda network, batch: network(batch[0]), sample=image_sampler(classes=10, size=8), learning_rate=1e-3,
+    )
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model file in a folder whose name the shell would split."""
+    path = tmp_path / "my models" / "nanfast.py"
+    path.parent.mkdir()
+    path.write_text(MODEL)
+    return path
+
+
+def prony(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "PRONY_LOCKS": str(folder / "locks")}
+    argv = [sys.executable, "-m", "prony", *words]
+    return subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def with_check(record: dict[str, Any], level: str, name: str = "finite", rate: float | None = None) -> dict[str, Any]:
+    changed = copy.deepcopy(record)
+    changed["checks"].append({"name": name, "level": level, "message": "as the test says"})
+    if rate is not None:
+        changed["metrics"]["throughput"]["value"] = rate
+    return changed
+
+
+@pytest.fixture
+def good() -> dict[str, Any]:
+    (folder,) = REPLAY.glob("*c00000")
+    record: dict[str, Any] = json.loads((folder / "record.json").read_text(encoding="utf-8"))
+    record["checks"] = [check for check in record["checks"] if check["level"] == "pass"]
+    return record
+
+
+def test_a_sweep_does_not_call_a_wrong_kernel_the_best_and_its_words_run(model: Path, tmp_path: Path) -> None:
+    words = ("my models/nanfast.py", "kernel=plain,fast", "steps=4")
+    done = prony(tmp_path, "sweep", *words, "--no-energy", "--order", "given")
+    assert done.returncode == 1, done.stderr
+    assert re.search(r"kernel=fast.*failed its check loss, finite", done.stderr)
+    assert "1 run failed a check" in done.stderr
+    told = re.findall(r"best so far: [^,]+(?:,\d+)* images/s, (.*)$", done.stderr, re.MULTILINE)
+    assert told
+    assert all("kernel=plain" in words for words in told)
+    again = prony(tmp_path, "run", *shlex.split(told[-1]), "--site", "local", "--time", "5m", "--dry-run")
+    assert again.returncode == 0, again.stderr
+    assert "prony_node" in again.stdout
+
+
+def test_tune_names_a_wrong_kernel_as_failed_and_never_advises_it(model: Path, tmp_path: Path) -> None:
+    words = ("tune", "my models/nanfast.py", "kernel=plain,fast", "cores=1", "--budget", "60s")
+    done = prony(tmp_path, *words)
+    assert done.returncode in (0, 3), done.stderr
+    assert re.search(r"kernel=fast.*but it failed its check loss, finite", done.stderr)
+    assert "Never advised, however fast: kernel=fast (failed check: loss, finite)" in done.stdout
+    assert "use it" not in done.stdout
+    assert "try it" not in done.stdout
+
+
+def test_a_run_with_a_failed_check_exits_with_1(model: Path, tmp_path: Path) -> None:
+    done = prony(tmp_path, "run", "my models/nanfast.py", "kernel=fast", "steps=4", "--no-energy", "--json")
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["status"] == "ok"
+    assert "failed its check loss, finite" in done.stderr
+
+
+def test_exit_codes_follow_the_checks(good: dict[str, Any]) -> None:
+    failed, warned = with_check(good, "fail"), with_check(good, "warn")
+    assert exit_code([good], False) == 0
+    assert exit_code([good, failed], False) == 1
+    assert exit_code([good, warned], False) == 0
+    assert exit_code([good, warned], False, strict=True) == 1
+    assert exit_code([good], False, strict=True) == 0
+    assert exit_code([failed], True) == 130
+    assert doubts(warned) is None
+    assert "finite" in str(doubts(warned, strict=True))
+    assert trouble(good) is None
+
+
+def test_best_so_far_is_none_of_a_failed_check(good: dict[str, Any]) -> None:
+    tally = Tally(3)
+    trial = Trial("resnet50", {"mode": "train"})
+    tally.learn(trial, with_check(good, "fail", rate=1e9))
+    assert not tally.best
+    tally.learn(trial, good)
+    tally.learn(trial, with_check(good, "fail", rate=1e9))
+    ((rate, _),) = tally.best.values()
+    assert rate == good["metrics"]["throughput"]["value"]
+    assert "2 of them with a failed check" in tally.line()
+    assert "failed: resnet50 mode=train: check finite" in tally.lines()
+
+
+def test_words_of_a_model_file_name_its_path(
+    good: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tally = Tally(2, files={"mine@01234567": str(tmp_path / "a b.py"), "other@01234567": "/elsewhere/other.py"})
+    tally.learn(Trial("mine@01234567", {"data": "/with space", "compile": False}), good)
+    tally.learn(Trial("other@01234567"), good)
+    said = "\n".join(tally.lines())
+    assert "images/s, './a b.py' 'data=/with space' compile=off" in said
+    assert "images/s, /elsewhere/other.py" in said
+
+
+def test_a_scaling_series_leaves_out_what_failed_a_check(good: dict[str, Any]) -> None:
+    wrong = with_check(good, "fail", rate=1e9)
+    wrong["id"] += "x"
+    found = scaling([good, wrong], "weak")
+    assert found.points[0].side.runs == [good["id"]]
+    assert found.left_out == [f"{wrong['id']} (1 devices) failed its check finite"]
+
+
+def test_screen_gives_no_rate_to_a_node_whose_check_failed(good: dict[str, Any]) -> None:
+    class Named:
+        """As much of a job as is asked for."""
+
+        def __init__(self, run_id: str) -> None:
+            self.runs = [self]
+            self.plan, self.run_id = self, run_id
+
+    jobs: Any = {"one": Named("a"), "two": Named("b")}
+    assert set(rates_of(jobs, {"a": good, "b": with_check(good, "fail", rate=1e9)})) == {"one"}
+
+
+def test_tables_comparisons_and_plots_take_good_runs(good: dict[str, Any]) -> None:
+    wrong = with_check(good, "fail", rate=1e9)
+    assert _good([wrong, good]) == [good]
+    assert compare(good, wrong).verdict == "no interval"
+    sizes = [copy.deepcopy(good) for _ in range(3)]
+    for size, record in enumerate(sizes, start=1):
+        for settings in (record["trial"]["settings"], record["trial"]["effective"]):
+            settings["batch_size"] = 2**size
+    (plot,) = sweeps([*sizes[:2], with_check(sizes[2], "fail", rate=1e9)])
+    assert plot.x_values == ["2", "4"]

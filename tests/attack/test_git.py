@@ -90,7 +90,7 @@ def test_a_file_that_a_filter_stores_is_not_called_changed_for_its_times_alone(t
     (repository / "one.bin").write_text("other content\n")
     facts = source_facts(repository)
     assert facts["dirty"] is None
-    assert "filter" in next(entry["reason"] for entry in facts["missing"] if entry["name"] == "dirty")
+    assert "filter" in next(entry["reason"] for entry in facts["missing"] if entry["what"] == "dirty")
     (repository / ".gitattributes").write_text("*.bin filter=lfs\n# changed\n")
     assert source_facts(repository)["dirty"] is True
 

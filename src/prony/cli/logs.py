@@ -12,10 +12,11 @@ import typer
 
 from prony.cli.execute import runs_root
 from prony.cli.open_site import ROOTS_HELP, job_of
-from prony.launch.follow import read_log
+from prony.launch.follow import LARGEST_LOG, read_log
 from prony.launch.job import ENDED_STATE, Job, load
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
+from prony_node.contract.plain import read_plain
 
 LOOK_EVERY_S = 0.5
 UPDATE_EVERY_S = 5.0
@@ -82,6 +83,6 @@ def _print_folder(folder: Path) -> None:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return read_plain(path, LARGEST_LOG).decode("utf-8", errors="replace")
     except OSError:
         return ""

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 from prony.launch.job import LOG, Job
 from prony_node.contract import files
+from prony_node.contract.plain import READ_LIMIT, open_plain, read_plain
+
+LARGEST_LOG = 4 * READ_LIMIT
 
 
 def read_log(job: Job, number: int | None = None) -> str:
     """What a job said, or its run of this number: its launcher has put that into the job's folder."""
     path = job.folder / LOG if number is None else job.run_log(number)
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return read_plain(path, LARGEST_LOG).decode("utf-8", errors="replace")
     except OSError:
         return ""
 
@@ -29,9 +33,9 @@ class ProgressTail:
 
     def read(self) -> list[dict[str, Any]]:
         try:
-            with self._path.open("rb") as file:
+            with os.fdopen(open_plain(self._path), "rb") as file:
                 file.seek(self._offset)
-                chunk = file.read()
+                chunk = file.read(READ_LIMIT)
         except OSError:
             return []
         self._offset += len(chunk)

@@ -11,7 +11,7 @@ from typing import Any
 from prony_node.contract.errors import RequestError
 from prony_node.contract.record import window_of, worst_level
 
-ROW_VERSION = 2  # rows of an older one are read anew from their folders
+ROW_VERSION = 3  # rows of an older one are read anew from their folders
 # Effective settings that have a column of their own; the others are in JSON beside the row.
 TEXT_SETTINGS = ("preset", "mode", "data", "precision", "compile")
 NUMBER_SETTINGS = ("batch_size", "workers")
@@ -123,6 +123,7 @@ def row_of_record(folder: str, record: dict[str, Any], place: str | None = None)
         "score": _text(quality["unit"]) if quality.get("value") is not None else None,
         "worst": worst_level(record),
         "row_version": ROW_VERSION,
+        "stamp": None,
     }
     known = effective or trial.get("settings") or {}  # a run that failed early has what was asked for
     for name in TEXT_SETTINGS:

@@ -88,7 +88,12 @@ def _print(answers: dict[str, Answer], form: str, limit: int) -> None:
 
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(map(cell, names))
-    writer.writerows([cell(row.get(name, "")) for name in names] for row in rows)
+    writer.writerows([_in_one_line_end(cell(row.get(name, ""))) for name in names] for row in rows)
+
+
+def _in_one_line_end(value: Any) -> Any:
+    """The writer quotes a cell for its own line end and no other, which would begin a row in another program."""
+    return value.replace("\r\n", "\n").replace("\r", "\n") if isinstance(value, str) else value
 
 
 def _print_table(answer: Answer, title: str | None, is_cut: bool) -> None:

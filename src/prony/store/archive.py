@@ -256,6 +256,10 @@ def _add(tar: tarfile.TarFile, path: Path, name: str) -> None:
         raise RequestError(f"{path} cannot be read: {error.strerror}") from error
     with file:
         status = os.fstat(file.fileno())
+        if status.st_size > LARGEST_FILE:
+            raise RequestError(
+                f"{path} has {status.st_size:,} bytes, and a file of an archive may have {LARGEST_FILE:,}"
+            )
         member = tarfile.TarInfo(name)
         member.size, member.mode = status.st_size, 0o644
         tar.addfile(member, file)

@@ -116,7 +116,7 @@ def write_csv(records: Iterable[dict[str, Any]], file: IO[bytes]) -> int:
 
 def cell(value: Any) -> Any:
     """A cell as a spreadsheet shows it: a text that it would compute as a formula begins with an apostrophe."""
-    is_formula = isinstance(value, str) and value.lstrip(" ")[:1] in FORMULA and not _is_number(value)
+    is_formula = isinstance(value, str) and value.lstrip(" '")[:1] in FORMULA and not _is_number(value)
     return f"'{value}" if is_formula else value
 
 

@@ -140,13 +140,14 @@ class Store:
         known = self._known([folder.name for folder in folders])
         done = Refreshed()
         old = {name for name, (version, _) in known.items() if version < ROW_VERSION}
+        edited: set[str] = set()
         if not self.is_team:  # whose rows are never replaced, and may be of a folder elsewhere
-            old |= {name for name, (_, stamp) in known.items() if name not in old and self._was_edited(name, stamp)}
+            edited = {name for name, (_, stamp) in known.items() if name not in old and self._was_edited(name, stamp)}
+        old |= edited
         read = self._index([one for one in folders if one.name not in known or one.name in old], done, old)
         gone = set() if self.is_team else set(known) - {folder.name for folder in folders}
         gone = {name for name in gone if not (self.root / name).is_dir()}  # another has made and indexed it since
-        if not self.is_team:  # what cannot be read any more is not what the index says of it
-            gone |= {name for name in old - read if not is_readable(self.root / name)}
+        gone |= {name for name in edited - read if not is_readable(self.root / name)}
         if gone:
             done.dropped.extend(self.database.ask(lambda connection: take_out(connection, RUN_TABLES, gone)))
         return done

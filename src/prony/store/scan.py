@@ -126,9 +126,12 @@ def _read_record(folder: Path) -> dict[str, Any] | None:
 
 
 def is_readable(folder: Path) -> bool:
+    """Whether there is a record in a folder; one that another user keeps to themselves may be good."""
     try:
         return read_record(folder) is not None
-    except RequestError:
+    except PermissionError:
+        return True
+    except (RequestError, OSError):
         return False
 
 

@@ -5,7 +5,6 @@ The CSV grows line by line while sampling goes on; a line that was cut by a kill
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import gzip
 import math
@@ -106,10 +105,14 @@ def read_recording(folder: Path) -> Recording | None:
         raise RequestError(f"{folder / files.POWER} does not describe sensors: {error}") from error
     about = {name: value for name, value in document.items() if name not in ("schema", "sensors", "reasons")}
     recording = Recording([Trace(sensor) for sensor in sensors], reasons, about)
-    with contextlib.suppress(FileNotFoundError, NotPlain, EOFError, gzip.BadGzipFile, zlib.error):
+    try:
         for line in _lines(folder / files.POWER_SAMPLES):
             # Line by line and without the rules of quoting: a stray quote must cost its line, not all that follow.
             _add_line(recording.traces, line.rstrip("\r\n").split(",", len(HEADER) - 1))
+    except (FileNotFoundError, NotPlain, EOFError, gzip.BadGzipFile, zlib.error):
+        for trace in recording.traces:  # of a damaged file nothing is believed
+            trace.readings.clear()
+            trace.notes.clear()
     for trace in recording.traces:
         trace.readings.sort(key=lambda reading: reading.after_s)
     return recording

@@ -259,3 +259,13 @@ def test_numbers_stay_numbers_and_a_mark_comes_off_again() -> None:
     ]  # fmt: skip
     for text in (*FORMULAS, "'=x", "plain", "'quoted"):
         assert without_mark(str(cell(text))) == text
+
+
+def test_a_record_with_texts_without_end_does_not_fill_the_index() -> None:
+    """Thousands of rows are in memory at once while an index is made."""
+    record = read(GOOD)
+    record["failure"], record["status"] = {"kind": "exception", "message": "x" * 10**7}, "failed"
+    assert len(row_of_record("x", validate_record(record)).detail["failure_message"]) < 10**5
+    record["trial"]["settings"] |= {f"name{number}": number for number in range(50_000)}
+    with pytest.raises(RequestError, match="more than"):
+        row_of_record("x", validate_record(record))

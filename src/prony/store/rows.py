@@ -25,6 +25,7 @@ METRIC_COLUMNS = (
     "power", "power_peak", "power_idle", "node_energy", "node_power", "loss_first", "loss_last", "energy_to_quality",
 )  # fmt: skip
 LARGEST, LARGEST_REPEAT = 2**63, 2**31  # of a column's numbers
+LONGEST_TEXT, LONGEST_JSON = 2**14, 2**18  # characters of a row: thousands of rows are in memory at once
 IN_JSON = ("settings", "effective", "metrics")
 NO_NUMBER = "holds a number that is none (NaN or infinity)"
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=False)
@@ -170,7 +171,7 @@ def clean(text: str) -> str:
 
 
 def _text(value: Any) -> str | None:
-    return None if value is None else clean(value if isinstance(value, str) else str(value))
+    return None if value is None else clean((value if isinstance(value, str) else str(value))[:LONGEST_TEXT])
 
 
 def _count(value: Any, largest: int = LARGEST) -> int | None:
@@ -194,4 +195,6 @@ def _json(document: dict[str, Any]) -> str:
         text = clean(_ENCODER.encode(document))
     except ValueError:
         raise RequestError(f"the record {NO_NUMBER}") from None
+    if len(text) > LONGEST_JSON:
+        raise RequestError(f"the record's settings or metrics have more than {LONGEST_JSON:,} characters")
     return text.replace("\\u0000", "\\ufffd")

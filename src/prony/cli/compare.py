@@ -12,7 +12,7 @@ import typer
 
 from prony.cli.open_store import RUNS_HELP, open_store
 from prony_node.contract.errors import RequestError
-from prony_node.contract.record import read_record
+from prony_node.contract.record import read_record, using
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,13 +53,14 @@ def compare(
     from prony.analysis.compare import slowdown
     from prony.analysis.sentences import sentences, slowdown_sentence
 
-    comparison = compare_records(ours, theirs, stored_repeats(store, [*ours, *theirs]), paired or None)
-    if as_json:
-        print(json.dumps(comparison.to_json() | {"sentences": sentences(comparison)}, indent=1))
-    else:
-        from prony.cli.console import make_console
+    with using(*(record["id"] for record in (*ours, *theirs))):
+        comparison = compare_records(ours, theirs, stored_repeats(store, [*ours, *theirs]), paired or None)
+        if as_json:
+            print(json.dumps(comparison.to_json() | {"sentences": sentences(comparison)}, indent=1))
+        else:
+            from prony.cli.console import make_console
 
-        print_comparison(make_console(), comparison)
+            print_comparison(make_console(), comparison)
     if threshold is not None:
         found = slowdown(comparison, threshold)
         print(f"prony: {slowdown_sentence(found, threshold, comparison.failed_checks)}", file=sys.stderr)

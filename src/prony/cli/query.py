@@ -86,9 +86,16 @@ def _print(answers: dict[str, Answer], form: str, limit: int) -> None:
         print(json.dumps(rows, indent=1, default=str))
         return
     names = list(dict.fromkeys([*(["kind"] if marked else []), *(c for a in answers.values() for c in a.columns)]))
-    writer = csv.DictWriter(sys.stdout, names, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    from prony.store.tabular import cell
+
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(map(cell, names))
+    writer.writerows([_in_one_line_end(cell(row.get(name, ""))) for name in names] for row in rows)
+
+
+def _in_one_line_end(value: Any) -> Any:
+    """The writer quotes a cell for its own line end and no other, which would begin a row in another program."""
+    return value.replace("\r\n", "\n").replace("\r", "\n") if isinstance(value, str) else value
 
 
 def _print_table(answer: Answer, title: str | None, is_cut: bool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +11,7 @@ import typer
 
 from prony.cli.open_store import RUNS_HELP, open_store
 from prony_node.contract.errors import RequestError
-from prony_node.contract.record import read_record
+from prony_node.contract.record import MalformedRecord, read_record, using
 
 
 def report(
@@ -26,10 +28,34 @@ def report(
     found = [store.find(word) for word in words] if words else store.runs()
     if not found:
         raise RequestError(f"there are no runs in {store.root} to report on")
+    folders = list(dict.fromkeys(run.folder for run in found))
+    target = out or store.root / "report.html"
+    try:
+        written = _write(folders, target)
+    except MalformedRecord:
+        usable = [folder for folder in folders if _is_usable(folder)]
+        if words or not usable or len(usable) == len(folders):
+            raise
+        for folder in (folder for folder in folders if folder not in usable):
+            print(f"prony: {folder.name} is left out: its record is not what Prony writes", file=sys.stderr)
+        written = _write(usable, target)
+    print(f"report: {written.absolute()}")
+
+
+def _write(folders: list[Path], out: Path) -> Path:
     from prony.cli.study_tables import tables_of_records
     from prony.report import build_report
 
-    folders = list(dict.fromkeys(run.folder for run in found))
-    tables = tables_of_records([record for folder in folders if (record := read_record(folder)) is not None])
-    written = build_report(folders, out or store.root / "report.html", tables)
-    print(f"report: {written.absolute()}")
+    with using(*(folder.name for folder in folders)):
+        tables = tables_of_records([record for folder in folders if (record := read_record(folder)) is not None])
+        return build_report(folders, out, tables)
+
+
+def _is_usable(folder: Path) -> bool:
+    """Whether a run alone can be reported on."""
+    with tempfile.TemporaryDirectory(prefix="prony-report-") as place:
+        try:
+            _write([folder], Path(place) / "report.html")
+        except RequestError:
+            return False
+    return True

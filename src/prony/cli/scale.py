@@ -31,7 +31,7 @@ from prony.plan.request import make_stop
 from prony.plan.scale import STRONG, WEAK, Series, make_series, parse_counts
 from prony.plan.study import LOCAL
 from prony_node.contract.errors import RequestError
-from prony_node.contract.record import read_record
+from prony_node.contract.record import read_record, using
 
 if TYPE_CHECKING:
     from prony.analysis.scaling import Scaling
@@ -149,7 +149,8 @@ def _analyse(outcomes: list[Outcome], series: Series, predict: list[int], root: 
         hashes = series.hashes(kind)
         records = [outcome.record for outcome in outcomes if outcome.record["trial"]["hash"] in hashes]
         if records:
-            found.append(scaling(records, kind, predict, series.no_free or NOT_RUN, collectives))
+            with using(*(record["id"] for record in (*records, *collectives))):
+                found.append(scaling(records, kind, predict, series.no_free or NOT_RUN, collectives))
     return found
 
 

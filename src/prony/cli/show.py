@@ -10,7 +10,7 @@ import typer
 
 from prony.cli.open_store import RUNS_HELP, open_store
 from prony_node.contract.errors import RequestError
-from prony_node.contract.record import read_record
+from prony_node.contract.record import read_record, using
 from prony_node.contract.verification import MANIFEST_ALONE, NO, UNVERIFIED, YES, manifest_mark
 
 if TYPE_CHECKING:
@@ -42,7 +42,8 @@ def show(
         from prony.cli.compare import stored_repeats
 
         ceiling = _read(store.find(against).folder)
-        share = share_of_ceiling(record, ceiling, stored_repeats(store, [record, ceiling]))
+        with using(record["id"], ceiling["id"]):
+            share = share_of_ceiling(record, ceiling, stored_repeats(store, [record, ceiling]))
     if as_json:
         print(json.dumps(record if share is None else share.to_json(), indent=1))
         return
@@ -50,7 +51,8 @@ def show(
     from prony.cli.tables import print_record
 
     console = make_console()
-    print_record(console, record, folder)
+    with using(record["id"]):
+        print_record(console, record, folder)
     if (mark := found.verified or manifest_mark(folder)) in SAID:
         console.print(SAID[mark], soft_wrap=True, markup=False, highlight=False)
     if share is not None:

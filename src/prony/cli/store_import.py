@@ -52,6 +52,8 @@ def take(path: str, root: Path) -> Arrived:
             raise RequestError("nothing can come on stdin: it is closed")
         return take_tar(sys.stdin.buffer, root, "what came on stdin")
     kind = tabular.format_of(Path(path))
+    if Path(path).exists() and not Path(path).is_file():
+        raise RequestError(f"{path} is no regular file; `prony store import -` takes a tar from stdin")
     if kind == "parquet":
         return take_records(tabular.read_parquet(Path(path)), root, path)
     try:

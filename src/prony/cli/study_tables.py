@@ -21,7 +21,7 @@ from prony.plan.studies import load_study, shipped_studies
 from prony.plan.study import Study
 from prony.report.published_lines import published_lines
 from prony_node.contract.errors import RequestError
-from prony_node.contract.record import rate_fails, read_record
+from prony_node.contract.record import rate_fails, read_record, using
 from prony_node.contract.trial import Trial
 from prony_node.workloads import find_workload
 
@@ -108,7 +108,8 @@ def show_study(study: Study, root: Path) -> Shown:
     best = {trial: _good(found) for trial, found in records.items()}
     known = Known([one.trial for one in planned], best, _missing(planned, best, root, newest))
     every = [record for found in best.values() for record in found]
-    tables = [table for spec in study.tables if (table := fill(spec, known)).rows]
+    with using(*(record["id"] for record in every)):
+        tables = [table for spec in study.tables if (table := fill(spec, known)).rows]
     return Shown(study, tables, every, len(runs) - len(ours))
 
 

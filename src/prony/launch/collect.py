@@ -11,6 +11,7 @@ from prony_node.contract.assemble import Parts, assemble, make_failure, read_par
 from prony_node.contract.errors import RequestError
 from prony_node.contract.leftovers import remove_half_written
 from prony_node.contract.manifest import COLLECTION, write_manifest
+from prony_node.contract.plain import read_plain
 from prony_node.contract.plan import Plan
 from prony_node.contract.process import is_alive
 from prony_node.contract.record import read_record
@@ -97,7 +98,7 @@ def _what_happened(
 
 def _said(folder: Path) -> str:
     try:
-        lines = (folder / files.SUPERVISOR_LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        lines = read_plain(folder / files.SUPERVISOR_LOG).decode("utf-8", errors="replace").strip().splitlines()
     except OSError:
         return ""
     return f"; it said: {lines[-1]}" if lines else ""

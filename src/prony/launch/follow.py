@@ -11,6 +11,8 @@ from prony.launch.job import LOG, Job
 from prony_node.contract import files
 from prony_node.contract.plain import READ_LIMIT, open_plain
 
+LARGEST_LOG = 4 * READ_LIMIT  # they are bounded while they are written; what is longer is another program's
+
 
 def read_log(job: Job, number: int | None = None) -> str:
     """What a job said, or its run of this number: its launcher has put that into the job's folder."""
@@ -21,7 +23,7 @@ def read_text(path: Path) -> str:
     """A log, of which as much as anybody reads; nothing where there is none, or something else in its place."""
     try:
         with os.fdopen(open_plain(path), "rb") as file:
-            return file.read(READ_LIMIT).decode(errors="replace")
+            return file.read(LARGEST_LOG).decode(errors="replace")
     except OSError:
         return ""
 

@@ -147,7 +147,7 @@ def unpack(content: bytes, folder: Path) -> None:
     try:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:xz") as archive:
             for entry in archive:
-                left -= entry.size
+                left -= abs(entry.size)
                 if left < 0:
                     break
                 if entry.isreg() and is_plain(entry.name) and (stream := archive.extractfile(entry)) is not None:

@@ -41,6 +41,8 @@ def load_study(target: str, size: str | None, words: tuple[str, ...], find: Call
 
 def _read(path: Path) -> str:
     try:
+        if path.exists() and not path.is_file():
+            raise RequestError(f"{path} is no regular file, so it is no study")
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
         return content.decode("utf-8")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
 from prony_node.contract import files
+from prony_node.contract.plain import SAMPLES_LIMIT, plain_lines
 
 Reading = tuple[float, float]  # when, and what: joules of a counter, watts of any other sensor
 
@@ -32,17 +33,14 @@ def run_energy_j(folder: Path, record: dict[str, Any]) -> float | None:
 def _read(folder: Path) -> dict[str, list[Reading]]:
     """Readings by sensor; a line that was cut short is passed over."""
     try:
-        sensors = json.loads((folder / files.POWER).read_text(encoding="utf-8"))["sensors"]
+        sensors = (files.read_json(folder / files.POWER) or {})["sensors"]
         names = {str(number): str(sensor["id"]) for number, sensor in enumerate(sensors)}
-        lines = (folder / files.POWER_SAMPLES).read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError, KeyError, TypeError):
+        found: dict[str, list[Reading]] = {}
+        for line in csv.DictReader(plain_lines(folder / files.POWER_SAMPLES, SAMPLES_LIMIT)):
+            with contextlib.suppress(KeyError, ValueError, TypeError):
+                found.setdefault(names[line["sensor"]], []).append((float(line["after_s"]), float(line["value"])))
+    except (OSError, ValueError, KeyError, TypeError, csv.Error):
         return {}
-    found: dict[str, list[Reading]] = {}
-    for line in csv.DictReader(lines):
-        try:
-            found.setdefault(names[line["sensor"]], []).append((float(line["after_s"]), float(line["value"])))
-        except (KeyError, ValueError, TypeError):
-            continue
     return found
 
 

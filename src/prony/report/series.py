@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from prony_node.contract import files
+from prony_node.contract.plain import plain_lines
 
 MOST_POINTS = 400
 
@@ -34,7 +36,7 @@ class Series:
     high_s: float | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Block:
     steps: int
     end_s: float
@@ -61,15 +63,14 @@ def _read_blocks(path: Path) -> list[_Block]:
     """The rows that were written whole; a run that was killed may have left half a line."""
     blocks = []
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                try:
-                    block = _Block(int(row["steps"]), float(row["end_s"]), float(row["duration_s"]))
-                except (KeyError, TypeError, ValueError):
-                    continue
-                if block.steps > 0:
-                    blocks.append(block)
-    except (FileNotFoundError, UnicodeDecodeError):
+        for row in csv.DictReader(plain_lines(path)):
+            try:
+                block = _Block(int(row["steps"]), float(row["end_s"]), float(row["duration_s"]))
+            except (KeyError, TypeError, ValueError):
+                continue
+            if block.steps > 0 and math.isfinite(block.end_s) and math.isfinite(block.duration_s):
+                blocks.append(block)
+    except (OSError, csv.Error):
         return []
     return blocks
 

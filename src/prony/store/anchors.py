@@ -17,6 +17,7 @@ from prony_node.contract.errors import RequestError
 
 FOLDER = "anchors"  # beside the run folders: what a rebuild reads anchors from
 SCHEMA = "prony.anchors/1"
+ANCHORS_A_FILE = 10_000  # so that a file can be read back, whose size is limited
 TEXTS = ("position", "workload", "mode", "data", "system", "device", "precision", "metric", "unit", "note")
 COUNTS = ("devices", "batch_size")
 FIELDS = (*TEXTS, *COUNTS, "value")
@@ -80,10 +81,11 @@ def keep_anchors(root: Path, anchors: Iterable[Anchor]) -> list[Anchor]:
     new = list({anchor.key: anchor for anchor in anchors if anchor.key not in known}.values())
     if not new:
         return []
-    document = {"schema": SCHEMA, "anchors": [asdict(anchor) for anchor in new]}
-    name = hashlib.sha256(files.canonical_json(document).encode()).hexdigest()[:16]
     files.make_run_folder(root / FOLDER)  # shared as they are
-    files.write_whole(root / FOLDER / f"{name}.json", document)
+    for start in range(0, len(new), ANCHORS_A_FILE):
+        document = {"schema": SCHEMA, "anchors": [asdict(anchor) for anchor in new[start : start + ANCHORS_A_FILE]]}
+        name = hashlib.sha256(files.canonical_json(document).encode()).hexdigest()[:16]
+        files.write_whole(root / FOLDER / f"{name}.json", document)
     return new
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import io
+import itertools
 import os
 import re
 import shutil
@@ -19,13 +20,15 @@ from typing import Any, BinaryIO
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.leftovers import IMPORT, hold
+from prony_node.contract.plain import open_plain
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=@-]{0,199}")  # of a folder or file: no slash, no dot in front
 DEEPEST = 3  # parts of a path: the folder, a folder in it (try), a file
 MOST_MEMBERS = 1_000_000
 LARGEST_FILE = 2**30
 LARGEST_WHOLE = 50 * 2**30  # bytes of all files of one tar, unpacked
-LARGEST_READ = 4 * 2**20  # that tarfile may ask for at once: headers are small, and files are read in parts
+MOST_TIMES, UNPACKED_FREELY = 100, 64 * 2**20  # its packed size, and what may be more; a run folder has four times
+HEADER_BYTES = 2**18  # of all headers of a member, which tarfile keeps in memory
 COPY_BYTES = 2**20
 LEFT_OUT = re.compile(r"\..*|.*\.lock")  # what is being written
 
@@ -96,13 +99,19 @@ def unpacked(source: BinaryIO, root: Path, shown: str, limits: Limits | None = N
 def _unpack(source: BinaryIO, place: Path, shown: str, limits: Limits) -> list[Path]:
     folders: dict[str, Path] = {}
     try:
-        stream: Any = _Bounded(_opened(source), limits.whole_bytes)
+        stream: Any = _Bounded(source, limits.whole_bytes)
         with tarfile.open(fileobj=stream, mode="r:") as tar:
-            for count, member in enumerate(tar, start=1):
+            for count in itertools.count(1):
+                stream.begin(HEADER_BYTES)
+                member = tar.next()
+                if member is None:
+                    break
                 parts = _checked(member, limits, count)
                 if not member.isdir():
+                    stream.begin(None)
                     _copy(tar, member, place.joinpath(*parts))
                 folders.setdefault(parts[0], place / parts[0])
+                tar.members, tar.pax_headers = [], {}  # type: ignore[attr-defined]  # tarfile would keep all of them
             if stream.tail.strip(b"\0") or not stream.tail:
                 raise EOFError("it ends before its end mark")
     except Hostile as error:
@@ -160,27 +169,59 @@ def _copy(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
         raise Hostile(f"{member.name[:100]!r} is a file and a folder") from None
 
 
+class _Counted(io.RawIOBase):
+    """How many bytes of an archive were read, packed."""
+
+    def __init__(self, source: BinaryIO) -> None:
+        self.source, self.count = source, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        part = self.source.read(len(buffer))
+        buffer[: len(part)] = part
+        self.count += len(part)
+        return len(part)
+
+
 class _Bounded:
     """A stream for tarfile that gives up after so many bytes, goes forward, and never reads much at once.
 
-    A header may claim any size, also of itself, and a negative one; tarfile would believe it.
+    A header may claim any size, also of itself, and a negative one; tarfile would believe it. Bytes that unpack to
+    many times as many are no run folder.
     """
 
     def __init__(self, source: BinaryIO, most: int) -> None:
-        self.source, self.most = source, most
+        self.packed, self.most = _Counted(source), most
+        self.source = _opened(self.packed)
         self.position, self.last, self.again, self.tail = 0, b"", b"", b""
+        self.left: int | None = HEADER_BYTES
+
+    def begin(self, most: int | None) -> None:
+        """From here on so many bytes may be read at once or together: those of headers. None: those of a file."""
+        self.left = most
 
     def tell(self) -> int:
         return self.position - len(self.again)
 
     def read(self, size: int = -1) -> bytes:
-        if size < 0 or size > LARGEST_READ:
-            raise Hostile(f"a header of it asks for {size:,} bytes at once")
+        if self.left is not None:
+            if not 0 <= size <= self.left:
+                raise Hostile(f"a header of it asks for {size:,} bytes at once, or several for too many")
+            self.left -= size
+        elif not 0 <= size <= COPY_BYTES:
+            raise Hostile(f"it asks for {size:,} bytes at once")
+        return self._read(size)
+
+    def _read(self, size: int) -> bytes:
         again, self.again = self.again[:size], self.again[size:]
         part = self.source.read(size - len(again))
         self.position += len(part)
         if self.position > self.most:
             raise Hostile(f"unpacked it has more than {self.most:,} bytes")
+        if self.position > max(UNPACKED_FREELY, MOST_TIMES * self.packed.count):
+            raise Hostile(f"its {self.packed.count:,} bytes unpack to more than {MOST_TIMES} times as many")
         self.last = part[-1:] or self.last
         self.tail = again + part  # after the last member: a block of zeros, or nothing where the tar was cut off
         return self.tail
@@ -194,15 +235,14 @@ class _Bounded:
             raise Hostile("a header of it points backwards")
         self.again = b""
         while self.position < target:
-            if not self.read(min(target - self.position, COPY_BYTES)):
+            if not self._read(min(target - self.position, COPY_BYTES)):
                 raise EOFError("it ends in the middle of a file")
 
 
-def _opened(source: BinaryIO) -> BinaryIO:
+def _opened(source: io.RawIOBase) -> BinaryIO:
     """The tar inside, whether it is compressed or not."""
-    buffered = io.BufferedReader(source) if isinstance(source, io.RawIOBase) else source
-    head = buffered.peek(2)[:2] if hasattr(buffered, "peek") else b""
-    if head == b"\x1f\x8b":
+    buffered = io.BufferedReader(source)
+    if buffered.peek(2)[:2] == b"\x1f\x8b":
         return gzip.GzipFile(fileobj=buffered, mode="rb")  # type: ignore[return-value]
     return buffered
 
@@ -218,11 +258,15 @@ def _plain_files(folder: Path) -> Iterator[Path]:
 def _add(tar: tarfile.TarFile, path: Path, name: str) -> None:
     """One file as it is now: a size that changes while it is read would break the tar."""
     try:
-        file = path.open("rb")
+        file = os.fdopen(open_plain(path), "rb")
     except OSError as error:
         raise RequestError(f"{path} cannot be read: {error.strerror}") from error
     with file:
         status = os.fstat(file.fileno())
+        if status.st_size > LARGEST_FILE:
+            raise RequestError(
+                f"{path} has {status.st_size:,} bytes, and a file of an archive may have {LARGEST_FILE:,}"
+            )
         member = tarfile.TarInfo(name)
         member.size, member.mode = status.st_size, 0o644
         tar.addfile(member, file)

@@ -16,7 +16,7 @@ from prony.store.database import Database, StaleIndex, Unwritable
 from prony.store.find import elsewhere, find_run, may_stand_for
 from prony.store.put import put_rows, take_out
 from prony.store.rows import ROW_VERSION, Row, Run, clean, run_of_columns, run_of_record
-from prony.store.scan import Refreshed, Skipped, folders_of, is_readable, joined, read_row, scan_in_parts
+from prony.store.scan import Refreshed, Skipped, folders_of, is_readable, joined, read_row, record_stamp, scan_in_parts
 from prony.store.tables import detail_table, run_table
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
@@ -149,18 +149,29 @@ class Store:
     def _bring_in(self, folders: list[Path]) -> Refreshed:
         known = self._known([folder.name for folder in folders])
         done = Refreshed()
-        old = {name for name, version in known.items() if version < ROW_VERSION}
-        self._index([folder for folder in folders if folder.name not in known or folder.name in old], done, old)
+        old = {name for name, (version, _) in known.items() if version < ROW_VERSION}
+        edited: set[str] = set()
+        if not self.is_team:  # whose rows are never replaced, and may be of a folder elsewhere
+            edited = {name for name, (_, stamp) in known.items() if name not in old and self._was_edited(name, stamp)}
+        old |= edited
+        read = self._index([one for one in folders if one.name not in known or one.name in old], done, old)
         gone = set() if self.is_team else set(known) - {folder.name for folder in folders}
         gone = {name for name in gone if not (self.root / name).is_dir()}  # another has made and indexed it since
+        gone |= {name for name in edited - read if not is_readable(self.root / name)}
         if gone:
             done.dropped.extend(self.database.ask(lambda connection: take_out(connection, RUN_TABLES, gone)))
         return done
 
-    def _known(self, names: list[str]) -> dict[str, int]:
-        """Which folders have a row, and of which version: of a team's store, only among those here."""
-        query = select(run_table.c.folder, run_table.c.row_version)
-        return {row["folder"]: row["row_version"] for row in self._among(query, names)}
+    def _known(self, names: list[str]) -> dict[str, tuple[int, int | None]]:
+        """Which folders have a row, of which version and file: of a team's store, only among those here."""
+        query = select(run_table.c.folder, run_table.c.row_version, run_table.c.stamp)
+        return {row["folder"]: (row["row_version"], row["stamp"]) for row in self._among(query, names)}
+
+    def _was_edited(self, name: str, stamp: int | None) -> bool:
+        try:
+            return record_stamp(self.root / name) != stamp
+        except OSError:  # another user's, perhaps
+            return False
 
     def _among(self, query: Select[Any], names: list[str]) -> list[RowMapping]:
         """The rows of a query; of a team's store, which also holds those of others, only of these folders."""

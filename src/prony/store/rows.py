@@ -11,7 +11,7 @@ from typing import Any
 from prony_node.contract.errors import RequestError
 from prony_node.contract.record import window_of, worst_level
 
-ROW_VERSION = 2  # rows of an older one are read anew from their folders
+ROW_VERSION = 3  # rows of an older one are read anew from their folders
 # Effective settings that have a column of their own; the others are in JSON beside the row.
 TEXT_SETTINGS = ("preset", "mode", "data", "precision", "compile")
 NUMBER_SETTINGS = ("batch_size", "workers")
@@ -25,6 +25,7 @@ METRIC_COLUMNS = (
     "power", "power_peak", "power_idle", "node_energy", "node_power", "loss_first", "loss_last", "energy_to_quality",
 )  # fmt: skip
 LARGEST, LARGEST_REPEAT = 2**63, 2**31  # of a column's numbers
+LONGEST_TEXT, LONGEST_JSON = 2**14, 2**18  # characters of a row: thousands of rows are in memory at once
 IN_JSON = ("settings", "effective", "metrics")
 NO_NUMBER = "holds a number that is none (NaN or infinity)"
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=False)
@@ -123,6 +124,7 @@ def row_of_record(folder: str, record: dict[str, Any], place: str | None = None)
         "score": _text(quality["unit"]) if quality.get("value") is not None else None,
         "worst": worst_level(record),
         "row_version": ROW_VERSION,
+        "stamp": None,
     }
     known = effective or trial.get("settings") or {}  # a run that failed early has what was asked for
     for name in TEXT_SETTINGS:
@@ -169,7 +171,7 @@ def clean(text: str) -> str:
 
 
 def _text(value: Any) -> str | None:
-    return None if value is None else clean(value if isinstance(value, str) else str(value))
+    return None if value is None else clean((value if isinstance(value, str) else str(value))[:LONGEST_TEXT])
 
 
 def _count(value: Any, largest: int = LARGEST) -> int | None:
@@ -193,4 +195,6 @@ def _json(document: dict[str, Any]) -> str:
         text = clean(_ENCODER.encode(document))
     except ValueError:
         raise RequestError(f"the record {NO_NUMBER}") from None
+    if len(text) > LONGEST_JSON:
+        raise RequestError(f"the record's settings or metrics have more than {LONGEST_JSON:,} characters")
     return text.replace("\\u0000", "\\ufffd")

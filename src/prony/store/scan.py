@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import json
 import os
 import time
@@ -14,6 +15,7 @@ from typing import Any
 from prony.store.rows import Row, clean, row_of_record
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
+from prony_node.contract.plain import NotPlain, read_plain
 from prony_node.contract.record import read_record, validate_record
 from prony_node.contract.verification import UNVERIFIED, manifest_mark
 
@@ -81,14 +83,29 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 def read_row(folder: Path) -> Row:
     """The row of one run folder; refused when it has no record."""
+    stamp = record_stamp(folder)  # before it is read: an edit in between is noticed next time
     record = _read_record(folder)
     if record is None:
         raise RequestError(f"{folder} has no readable record.json")
     row = row_of_record(folder.name, record)
+    row.run["stamp"] = stamp
     row.run["verified"] = manifest_mark(folder)
     if row.run["verified"] == UNVERIFIED and _is_fresh(folder):
         row.run["row_version"] = 0  # its manifest may be about to be written: it is read again next time
     return row
+
+
+def record_stamp(folder: Path) -> int | None:
+    """A number that another content of the record's file would not have: of its size, time and inode.
+
+    None where there is no file. Where the system does not say, as of another user's folder, the error is raised.
+    """
+    try:
+        status = os.lstat(folder / files.RECORD)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    text = f"{status.st_size} {status.st_mtime_ns} {status.st_ino}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
 
 
 def _is_fresh(folder: Path) -> bool:
@@ -100,16 +117,21 @@ def _is_fresh(folder: Path) -> bool:
 def _read_record(folder: Path) -> dict[str, Any] | None:
     """The same as `read_record`, which has the last word on what cannot be read, and faster."""
     try:
-        document = loads((folder / files.RECORD).read_bytes())
+        document = loads(files.bounded_json(read_plain(folder / files.RECORD)))
+    except NotPlain as error:
+        raise RequestError(f"its record cannot be read: {error.strerror}") from error
     except (OSError, ValueError, RecursionError):
         return read_record(folder)
     return validate_record(document)
 
 
 def is_readable(folder: Path) -> bool:
+    """Whether there is a record in a folder; one that another user keeps to themselves may be good."""
     try:
         return read_record(folder) is not None
-    except RequestError:
+    except PermissionError:
+        return True
+    except (RequestError, OSError):
         return False
 
 

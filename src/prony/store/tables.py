@@ -6,7 +6,7 @@ from sqlalchemy import BigInteger, Column, Float, Index, Integer, LargeBinary, M
 
 from prony.store.rows import METRIC_COLUMNS, NUMBER_SETTINGS, TEXT_SETTINGS
 
-HEAD = "0004"  # the newest revision in migrations/versions; a test holds the two together
+HEAD = "0005"  # the newest revision in migrations/versions; a test holds the two together
 VERSION_TABLE = "prony_version"
 
 metadata = MetaData()
@@ -44,6 +44,7 @@ run_table = Table(
     Column("time_to_quality_s", Float),
     Column("worst", String, nullable=False),
     Column("row_version", Integer, nullable=False, server_default="0"),
+    Column("stamp", BigInteger),  # of the record's file when it was read, so that an edit is noticed
     *(Column(name, String) for name in TEXT_SETTINGS),
     *(Column(name, BigInteger) for name in NUMBER_SETTINGS),
     *(Column(name, Float) for name in METRIC_COLUMNS),

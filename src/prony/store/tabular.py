@@ -14,9 +14,13 @@ from typing import IO, Any
 from prony.store.rows import NO_NUMBER, row_of_record
 from prony_node.contract.errors import RequestError
 from prony_node.contract.files import open_temporary, temporary_name
+from prony_node.contract.plain import READ_LIMIT
 
-LONGEST_CELL = 64 * 2**20  # characters of one record
+LONGEST_CELL = READ_LIMIT  # characters of one record
 PARQUET_ROWS = 1000  # records in memory at a time
+PARQUET_GROUP = 2**30  # bytes of the records that were written together, unpacked
+NOT_OF_THE_RUN = ("folder", "place", "row_version", "stamp")  # columns that speak of where and how it was indexed
+FORMULA = tuple("=+-@\t\r\n")  # what a formula begins with
 FORMATS = {
     ".tar": "tar", ".tgz": "tar", ".tar.gz": "tar", ".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet"
 }  # fmt: skip
@@ -81,7 +85,7 @@ def flat(record: dict[str, Any]) -> dict[str, Any]:
     """A record as one row: what the index knows of it, settings as requested and in effect as JSON."""
     row = row_of_record(str(record["id"]), record)
     values = row.run | row.detail
-    for name in ("folder", "place", "row_version"):
+    for name in NOT_OF_THE_RUN:
         values.pop(name)
     return values
 
@@ -100,7 +104,7 @@ def write_csv(records: Iterable[dict[str, Any]], file: IO[bytes]) -> int:
         if writer is None:
             writer = csv.DictWriter(text, list(values))
             writer.writeheader()
-        writer.writerow(values)
+        writer.writerow({name: cell(value) for name, value in values.items()})
         count += 1
     if writer is None:
         text.write("record\r\n")
@@ -109,12 +113,31 @@ def write_csv(records: Iterable[dict[str, Any]], file: IO[bytes]) -> int:
     return count
 
 
+def cell(value: Any) -> Any:
+    """A cell as a spreadsheet shows it: a text that it would compute as a formula begins with an apostrophe."""
+    is_formula = isinstance(value, str) and value.lstrip(" '")[:1] in FORMULA and not _is_number(value)
+    return f"'{value}" if is_formula else value
+
+
+def without_mark(text: str) -> str:
+    """The text of a cell, without the apostrophe that `cell` put before it."""
+    return text[1:] if text.startswith("'") and cell(text[1:]) == text else text
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 def read_csv(path: Path) -> Iterator[str]:
     """The records of a CSV file that Prony wrote, as lines of JSON."""
     before = csv.field_size_limit(LONGEST_CELL)
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            rows = csv.DictReader(file)
+            rows = csv.DictReader(_lines(file, path))
             if "record" not in (rows.fieldnames or ()):
                 raise RequestError(
                     f"{path} has no column 'record': Prony did not export it. Others' figures come in with --as csv"
@@ -124,6 +147,13 @@ def read_csv(path: Path) -> Iterator[str]:
         raise RequestError(f"{path} is no CSV file that can be read ({error})") from error
     finally:
         csv.field_size_limit(before)
+
+
+def _lines(file: IO[str], path: Path) -> Iterator[str]:
+    while line := file.readline(2 * LONGEST_CELL):  # quotes inside of a cell stand twice
+        if len(line) == 2 * LONGEST_CELL:
+            raise RequestError(f"{path} has a line that is too long to hold a record")
+        yield line
 
 
 def write_parquet(records: Iterable[dict[str, Any]], file: IO[bytes]) -> int:
@@ -154,11 +184,16 @@ def read_parquet(path: Path) -> Iterator[str]:
     """The records of a Parquet file that Prony wrote, as lines of JSON."""
     pyarrow, parquet = _pyarrow()
     try:
-        with parquet.ParquetFile(path) as file:
-            if "record" not in file.schema_arrow.names:
+        # Each different text once: a file of a few bytes may hold the same long one in every row.
+        with parquet.ParquetFile(path, read_dictionary=["record"]) as file:
+            names = file.schema_arrow.names
+            if "record" not in names:
                 raise RequestError(f"{path} has no column 'record': it was not exported by Prony")
+            groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+            if any(group.column(names.index("record")).total_uncompressed_size > PARQUET_GROUP for group in groups):
+                raise RequestError(f"{path} is refused: its records take more than {PARQUET_GROUP:,} bytes at once")
             for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=["record"]):
-                yield from (str(value) for value in batch.column(0).to_pylist())
+                yield from (str(value.as_py()) for value in batch.column(0))
     except (pyarrow.ArrowException, OSError) as error:
         said = str(error).splitlines()[0]
         raise RequestError(f"{path} is no whole Parquet file ({said})") from error
@@ -170,8 +205,7 @@ def _parquet_schema(pyarrow: Any) -> Any:
     from prony.store.tables import detail_table, run_table
 
     kinds = {Float: pyarrow.float64(), BigInteger: pyarrow.int64(), Integer: pyarrow.int64()}
-    left_out = ("folder", "place", "row_version")
-    columns = [column for table in (run_table, detail_table) for column in table.c if column.name not in left_out]
+    columns = [column for table in (run_table, detail_table) for column in table.c if column.name not in NOT_OF_THE_RUN]
     fields = [(column.name, kinds.get(type(column.type), pyarrow.string())) for column in columns]
     return pyarrow.schema([*fields, ("record", pyarrow.string())])
 

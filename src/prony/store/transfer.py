@@ -17,12 +17,12 @@ from prony.store.rows import NO_NUMBER, Row, row_of_record
 from prony.store.scan import UNREADABLE, Skipped
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
-from prony_node.contract.plain import is_in_shared
+from prony_node.contract.plain import READ_LIMIT, is_in_shared
 from prony_node.contract.record import read_record, validate_record
 
 TAKEN = re.compile(r"(anchors|report\.html)$|index\.sqlite", re.IGNORECASE)  # what else lies beside run folders
 UNFINISHED = "is there already, and has no record yet: a run that is not finished"
-LONGEST_LINE = 64 * 2**20  # characters of one record in a file of JSON lines
+LONGEST_LINE = READ_LIMIT  # of one record in a file of JSON lines
 
 
 @dataclass
@@ -64,7 +64,7 @@ def take_records(lines: Iterable[str], root: Path, shown: str) -> Arrived:
             arrived.refused.append(Skipped(where, "the line is too long to be a record"))
             continue
         try:
-            take_record(json.loads(line), root, arrived)
+            take_record(json.loads(files.bounded_json(line.encode("utf-8", "replace"))), root, arrived)
         except (RequestError, ValueError, RecursionError) as error:
             reason = str(error) if isinstance(error, RequestError) else f"it is no record: {error}"
             arrived.refused.append(Skipped(where, reason))

@@ -13,7 +13,16 @@ import time
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from prony_node.contract.plain import GROUP_FILE, GROUP_FOLDER, NotPlain, is_in_shared, is_shared, open_plain
+from prony_node.contract.plain import (
+    GROUP_FILE,
+    GROUP_FOLDER,
+    READ_LIMIT,
+    NotPlain,
+    is_in_shared,
+    is_shared,
+    open_plain,
+    read_plain,
+)
 
 PLAN = "plan.json"
 RECORD = "record.json"
@@ -41,6 +50,7 @@ STACKS = "stacks.txt"  # where every thread stood when the rank hung
 SUPERVISOR = "supervisor.json"  # who is responsible for this folder
 SUPERVISOR_LOG = "supervisor.log"  # what the supervisor said, when a controller started it
 
+MOST_PARTS = 2_000_000  # values of a document: a few bytes of JSON take a hundred of memory, each
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
@@ -232,12 +242,22 @@ def _replace_exclusively(temporary: Path, path: Path) -> bool:
         lock.unlink(missing_ok=True)
 
 
-def read_json(path: Path) -> Any | None:
-    """The content of a JSON file; None when it is absent, was never finished, or is nested beyond all reason."""
+def read_json(path: Path, limit: int = READ_LIMIT) -> Any | None:
+    """The content of a JSON file; None when it is absent, was never finished, or is beyond all reason.
+
+    That is a FIFO, a device, a link, a file longer than the limit, or JSON that is nested or divided without end.
+    """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
+        return json.loads(bounded_json(read_plain(path, limit)).decode("utf-8"))
+    except (FileNotFoundError, NotADirectoryError, NotPlain, ValueError, RecursionError):
         return None
+
+
+def bounded_json(content: bytes) -> bytes:
+    """JSON that can be parsed without taking the machine's memory; ValueError for any other."""
+    if len(content) > READ_LIMIT or sum(map(content.count, (b",", b"[", b"{"))) > MOST_PARTS:
+        raise ValueError(f"it has more than {MOST_PARTS:,} values, or {READ_LIMIT / 2**20:,.0f} MiB")
+    return content
 
 
 def _write_temporary(path: Path, document: Any) -> Path:

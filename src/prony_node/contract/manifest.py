@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
+from prony_node.contract.plain import NotPlain, open_plain
 from prony_node.contract.plan import check_schema
 
 MANIFEST_VERSION = 1
 MANIFEST_SCHEMA = f"prony.manifest/{MANIFEST_VERSION}"
 DEEPEST = 2  # parts of a name: a file, or a file in a folder (rank1/steps.csv)
 CHUNK_BYTES = 2**20
+LARGEST_BYTES = 8 * 2**30  # of a file; a sparse one has any size that its writer likes
 # The supervisor's own output goes on until it ends, after the manifest.
 NOT_LISTED = (files.MANIFEST, files.SUPERVISOR_LOG)
+CHANGED = "{} was changed after the run"
 SUPERVISOR, COLLECTION = "supervisor", "collection"  # who writes one
 
 
@@ -50,7 +54,7 @@ def manifest_problems(folder: Path) -> list[str]:
         except OSError as error:
             problems.append(f"{name} cannot be read: {error.strerror}")
         else:
-            problems += [] if same else [f"{name} was changed after the run"]
+            problems += [] if same else [CHANGED.format(name)]
     return problems
 
 
@@ -88,7 +92,9 @@ def _links(folder: Path) -> list[Path]:
 
 def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with os.fdopen(open_plain(path), "rb") as file:
+        if os.fstat(file.fileno()).st_size > LARGEST_BYTES:
+            raise NotPlain(path, f"it is longer than {LARGEST_BYTES / 2**30:,.0f} GiB")
         while chunk := file.read(CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()

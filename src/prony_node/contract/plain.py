@@ -17,11 +17,14 @@ import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 READ_LIMIT = 64 * 2**20  # bytes of a document; the longest step series that Prony writes is a fraction of it
 SHARED = ".shared"  # the mark of a root that is shared with the group of its folder
 GROUP_FOLDER = stat.S_ISGID | stat.S_IRWXG
 GROUP_FILE = stat.S_IRGRP | stat.S_IWGRP
+SAMPLES_LIMIT = 2**30  # bytes of power samples: a day of eight devices
+LONGEST_LINE = 2**20  # bytes
 _SAFELY = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 
 
@@ -132,6 +135,22 @@ def make_file(path: Path, shared: bool) -> None:
         file = _make_file(path.name, folder, shared)
         if file is not None:
             os.close(file)
+
+
+def plain_lines(path: Path | str, limit: int = READ_LIMIT) -> Iterator[str]:
+    """The lines of a regular file, each as it comes; NotPlain when it is none, or longer than the limit."""
+    with os.fdopen(open_plain(path), "rb") as file:
+        yield from bounded_lines(file, path, limit)
+
+
+def bounded_lines(file: IO[bytes], path: Path | str, limit: int) -> Iterator[str]:
+    """The lines of a stream of at most so many bytes: one that is unpacked may have no end that anyone reaches."""
+    left = limit
+    while line := file.readline(LONGEST_LINE + 1):
+        left -= len(line)
+        if left < 0 or len(line) > LONGEST_LINE:
+            raise NotPlain(path, f"it has more than {limit / 2**20:,.0f} MiB, or a line of more than 1 MiB")
+        yield line.decode("utf-8", "replace")
 
 
 @contextlib.contextmanager

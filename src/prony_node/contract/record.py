@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
+from prony_node.contract.metrics import METRICS
 from prony_node.contract.plan import Plan, check_schema
 from prony_node.contract.record_types import FAILURES as FAILURES
 from prony_node.contract.record_types import LEVELS as LEVELS
@@ -17,6 +20,13 @@ from prony_node.contract.typed import LARGEST, Absent, Malformed, decode
 
 RECORD_VERSION = 2
 RECORD_SCHEMA = f"prony.record/{RECORD_VERSION}"
+PLAUSIBLE = "plausible"  # the check that a record fails which cannot be true
+SIGNED = ("loss_first", "loss_last", "quality")  # metrics that may be negative
+CLOCK = timedelta(minutes=5)  # by which a clock may be set back during a run
+
+
+class MalformedRecord(RequestError):
+    """A record whose kinds are right as far as they are typed, and wrong further in."""
 
 
 def add_provenance_parts(old: dict[str, Any]) -> dict[str, Any]:
@@ -107,10 +117,70 @@ def parse_record(document: Any) -> Record:
 
 
 def validate_record(document: Any) -> dict[str, Any]:
-    """The record as a document of this version, or a RequestError that says what is wrong with it."""
+    """The record as a document of this version, or a RequestError that says what is wrong with it.
+
+    What cannot be is marked by a failed check, which everything that shows or ranks a run looks at.
+    """
     record = upgrade(document)
-    _parsed(record)
+    doubts = implausible(_parsed(record))
+    if doubts and all(check["name"] != PLAUSIBLE for check in record["checks"]):
+        check = {"name": PLAUSIBLE, "level": "fail", "message": "the record cannot be true: " + "; ".join(doubts)}
+        record["checks"] = [*record["checks"], check]
     return record
+
+
+def implausible(record: Record) -> list[str]:
+    """What of a record no run can give, one phrase each."""
+    found = []
+    for name, metric in record.metrics.items():
+        if metric.value is not None and metric.value < 0 and name in METRICS and name not in SIGNED:
+            found.append(f"{name} is negative")
+        if metric.low is not None and metric.high is not None and metric.low > metric.high:
+            found.append(f"the interval of {name} ends before it begins")
+    found += [f"phase {name} is negative" for name, phase in record.phases.items() if (phase.seconds or 0) < 0]
+    steady, work = record.steady, record.work
+    if steady is not None:
+        lengths = (steady.step_time_s, steady.step_time_low_s, steady.window_s, steady.steps, steady.cut_steps)
+        if any(length is not None and length < 0 for length in lengths):
+            found.append("the steady window has a negative length")
+        low, high = steady.step_time_low_s, steady.step_time_high_s
+        if low is not None and high is not None and low > high:
+            found.append("the interval of the step time ends before it begins")
+    if any(amount is not None and amount < 0 for amount in (work.samples, work.units, work.steps, work.devices)):
+        found.append("the work is negative")
+    started, ended = _moment(record.started), _moment(record.ended)
+    if started and ended and ended < started - CLOCK:
+        found.append("it ended before it started")
+    found += [
+        f"{name} is no time" for name in ("started", "ended") if (own := getattr(record, name)) and not _moment(own)
+    ]
+    return found
+
+
+def _moment(text: str | None) -> datetime | None:
+    try:
+        found = datetime.fromisoformat(text or "")
+    except ValueError:
+        return None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+@contextlib.contextmanager
+def using(*names: str) -> Iterator[None]:
+    """While figures are made from records, by id: parts that are of another kind than Prony writes end as a sentence.
+
+    The typed record does not reach into every part, and its user may have edited it, or got it from anyone.
+    """
+    try:
+        yield
+    except (RequestError, OSError):
+        raise
+    except Exception as error:
+        shown = f"{', '.join(names[:3])}{' and others' if names[3:] else ''}"
+        raise MalformedRecord(
+            f"a part of the record of {shown} is not what Prony writes ({type(error).__name__}: {str(error)[:200]}); "
+            "`prony verify` says whether it was changed after the run"
+        ) from error
 
 
 def _parsed(document: dict[str, Any]) -> Record:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from prony_node.contract.secret import redacted
 from prony_node.facts.cgroup import parse_membership
-from prony_node.facts.environment import redacted
 from prony_node.facts.host import hypervisor_facts
 from prony_node.facts.tree import Missing, Tree, parse_keys
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
+
+from prony_node.contract.secret import looks_secret, redacted
 
 ALLOWED_PREFIXES = (
     "CUDA_", "NCCL_", "RCCL_", "OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "ONEDNN_", "DNNL_",
@@ -23,12 +24,6 @@ ALLOWED_NAMES = frozenset((
     "SLURM_STEP_GPUS", "SLURM_CPU_BIND", "SLURM_CPU_BIND_TYPE", "SLURM_MEM_PER_NODE",
     "SLURM_MEM_PER_CPU", "SLURM_PROCID", "SLURM_LOCALID",
 ))  # fmt: skip
-# A name that holds one of these anywhere, or one of the short ones between underscores, is never recorded.
-SECRET_WORDS = (
-    "TOKEN", "KEY", "SECRET", "PASSW", "PASSPHRASE", "PWD", "AUTH", "CREDENTIAL", "CRED", "PRIVATE",
-    "SIGNATURE", "COOKIE", "SESSION", "CERT", "BEARER", "LOGIN", "LICENSE", "WEBHOOK",
-)  # fmt: skip
-SECRET_PARTS = frozenset(("PASS", "PIN", "OTP", "JWT", "SALT", "SAS", "SSH", "GPG", "USER"))
 LONGEST_VALUE = 2000
 
 
@@ -41,18 +36,3 @@ def environment_facts(environ: Mapping[str, str] | None = None) -> dict[str, str
 def allowed(name: str) -> bool:
     """Whether a variable may stand in a record."""
     return (name in ALLOWED_NAMES or name.startswith(ALLOWED_PREFIXES)) and not looks_secret(name)
-
-
-def looks_secret(name: str) -> bool:
-    """Whether a name holds a word that secrets are named by; in doubt it does."""
-    upper = name.upper()
-    return any(word in upper for word in SECRET_WORDS) or not SECRET_PARTS.isdisjoint(upper.split("_"))
-
-
-def redacted(value: str) -> str:
-    """A value without user and password of a URL, and without the query of one (it may hold a token)."""
-    value = re.sub(r"([A-Za-z][A-Za-z0-9+.-]*://)\S*@", r"\1***@", value)
-    value = re.sub(r"([A-Za-z][A-Za-z0-9+.-]*://[^\s?]*)\?\S*", r"\1?***", value)
-    # name=secret inside of a longer value, as some variables hold options
-    named = r"(?i)\b(\w*(?:token|secret|passw|api_?key|auth|credential)\w*\s*[=:]\s*)[^\s,;]+"
-    return re.sub(named, r"\1***", value)

@@ -7,6 +7,7 @@ import secrets
 import shlex
 import shutil
 import signal
+import stat
 import sys
 import tempfile
 import time
@@ -18,6 +19,7 @@ from typing import Any
 from prony_node.contract import files
 from prony_node.contract.cost import Rates
 from prony_node.contract.errors import RequestError
+from prony_node.contract.secret import redacted_command
 from prony_node.power.account import ENERGY, Account, account_json, make_account
 from prony_node.power.foreground import Ended, NotStarted, check_command, end_like, run_in_foreground
 from prony_node.power.process import SamplerProcess
@@ -134,6 +136,7 @@ def _report(
         account = Account(ended.start_s, ended.end_s, reason="there was no folder to sample into")
     else:
         account = make_account(folder, ended.start_s, ended.end_s)
+    words = redacted_command(words)  # this goes to files, and what is printed often does
     title = f"{shlex.join(words)}: {ended.end_s - ended.start_s:.2f} s, {ended}"
     screen.say("", *account_lines(account, title, request.rates, screen))
     about = {
@@ -157,7 +160,15 @@ def _report(
 def _write(path: Path, document: dict[str, Any], screen: Screen) -> bool:
     try:
         files.write_whole(path, document)
+        if not _is_shared(path.parent):
+            path.chmod(0o600)  # a command line tells more than its writer thinks
     except (OSError, ValueError) as error:
         screen.say(f"prony power: {path} cannot be written: {getattr(error, 'strerror', None) or error}")
         return False
     return True
+
+
+def _is_shared(folder: Path) -> bool:
+    """Whether a group was given this folder: what is made in it is the group's, and the group may write there."""
+    mode = folder.stat().st_mode
+    return bool(mode & stat.S_ISGID and mode & stat.S_IWGRP)

@@ -8,15 +8,17 @@ from __future__ import annotations
 import csv
 import gzip
 import math
+import os
 import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TextIO
 
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
+from prony_node.contract.plain import LONGEST_LINE, SAMPLES_LIMIT, NotPlain, bounded_lines, open_plain, plain_lines
 from prony_node.contract.plan import check_schema
 from prony_node.power.sensor import Reading, Sensor
 
@@ -24,6 +26,7 @@ POWER_VERSION = 1
 POWER_SCHEMA = f"prony.power/{POWER_VERSION}"
 HEADER = ("before_s", "after_s", "sensor", "value", "note")
 FLUSH_EVERY_S = 0.25
+MOST_TIMES = 100  # its packed size that a file of samples unpacks to; real ones have five to ten
 WORDS = ("id", "reader", "part", "label")
 NUMBERS = ("period_s", "window_s", "seen_share", "resolution", "wraps_at_j", "uncertainty")
 
@@ -102,9 +105,14 @@ def read_recording(folder: Path) -> Recording | None:
         raise RequestError(f"{folder / files.POWER} does not describe sensors: {error}") from error
     about = {name: value for name, value in document.items() if name not in ("schema", "sensors", "reasons")}
     recording = Recording([Trace(sensor) for sensor in sensors], reasons, about)
-    for line in _lines(folder / files.POWER_SAMPLES):
-        # Line by line and without the rules of quoting: a stray quote must cost its line, not all that follow.
-        _add_line(recording.traces, line.split(",", len(HEADER) - 1))
+    try:
+        for line in _lines(folder / files.POWER_SAMPLES):
+            # Line by line and without the rules of quoting: a stray quote must cost its line, not all that follow.
+            _add_line(recording.traces, line.rstrip("\r\n").split(",", len(HEADER) - 1))
+    except (FileNotFoundError, NotPlain, EOFError, gzip.BadGzipFile, zlib.error):
+        for trace in recording.traces:  # of a damaged file nothing is believed
+            trace.readings.clear()
+            trace.notes.clear()
     for trace in recording.traces:
         trace.readings.sort(key=lambda reading: reading.after_s)
     return recording
@@ -123,13 +131,14 @@ def sensor_from_json(entry: dict[str, Any]) -> Sensor:
     return Sensor(**values)
 
 
-def _lines(path: Path) -> Iterable[str]:
+def _lines(path: Path) -> Iterator[str]:
     packed = path.with_name(path.name + ".gz")
-    try:
-        data = gzip.decompress(packed.read_bytes()) if packed.exists() else path.read_bytes()
-    except (FileNotFoundError, EOFError, gzip.BadGzipFile, zlib.error):
-        return []
-    return data.decode("utf-8", "replace").splitlines()
+    if not packed.exists():
+        yield from plain_lines(path, SAMPLES_LIMIT)
+        return
+    with os.fdopen(open_plain(packed), "rb") as file, gzip.GzipFile(fileobj=file) as unpacked:
+        limit = min(SAMPLES_LIMIT, max(LONGEST_LINE, MOST_TIMES * os.fstat(file.fileno()).st_size))
+        yield from bounded_lines(unpacked, packed, limit)  # type: ignore[arg-type]
 
 
 def _add_line(traces: list[Trace], line: list[str]) -> None:

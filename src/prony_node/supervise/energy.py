@@ -13,6 +13,7 @@ from typing import Any
 from prony_node.contract import files
 from prony_node.contract.assemble import Energy, Parts, make_check
 from prony_node.contract.metrics import measured, missing
+from prony_node.contract.plain import plain_lines
 from prony_node.contract.plan import Plan
 from prony_node.power import quality
 from prony_node.power.figures import NodeEnergy, PartEnergy, contained, idle_power, node_energy, part_energies
@@ -175,8 +176,8 @@ class Work:
         told = ranks[rank] if ranks else {}
         # A step of this rank stands for what all did meanwhile; of copies both are counted in their common window.
         self._units_per_step = work["units"] / told.get("common_steps", work["steps"])
-        with (files.rank_folder(folder, rank) / files.STEPS).open(newline="", encoding="utf-8") as file:
-            rows = [(float(row["end_s"]), int(row["steps"])) for row in csv.DictReader(file)]
+        lines = plain_lines(files.rank_folder(folder, rank) / files.STEPS)
+        rows = [(float(row["end_s"]), int(row["steps"])) for row in csv.DictReader(lines)]
         self._times_s = [begin[0], *(begin[0] + end_s for end_s, _ in rows)]
         self._steps = [0, *accumulate(steps for _, steps in rows)]
 

@@ -24,11 +24,12 @@ from typing import Any
 from prony_node.contract import files
 from prony_node.contract.assemble import MEASURED, Energy, assemble, read_parts
 from prony_node.contract.errors import RequestError
-from prony_node.contract.manifest import has_manifest, manifest_problems
+from prony_node.contract.manifest import CHANGED, has_manifest, manifest_problems
 from prony_node.contract.node_source import node_source_hash
 from prony_node.contract.parallel import in_lockstep, models, rank_count
+from prony_node.contract.plain import plain_lines
 from prony_node.contract.plan import Plan
-from prony_node.contract.record import parse_record
+from prony_node.contract.record import implausible, parse_record
 from prony_node.contract.record_types import EnergyDetail, Metric, Record
 from prony_node.contract.trial import settings_hash
 from prony_node.contract.typed import decode, encode
@@ -40,6 +41,7 @@ from prony_node.supervise.energy_of_nodes import energy_of_run
 from prony_node.supervise.energy_to_quality import NAMES as TO_QUALITY_NAMES
 
 ENERGY = {*ENERGY_NAMES, *TO_QUALITY_NAMES}
+RECORD_CHANGED = CHANGED.format(files.RECORD)
 TOLERANCE = 1e-9  # relative
 # What the record copies from the plan and from the parts beside it, whatever the run gave.
 COPIED = ("trial", "study", "repeat", "status", "stop", "unit", "fingerprint", "facts")
@@ -57,9 +59,10 @@ def verify_folder(folder: Path) -> Verification:
     if not has_manifest(folder):
         return Verification(str(folder), record.id, "unverified", (NO_MANIFEST,), (), tuple(record.metrics))
     problems = manifest_problems(folder)
-    if problems:  # what was changed proves nothing, and may be anything
+    if problems and problems != [RECORD_CHANGED]:  # what was changed proves nothing, and may be anything
         return Verification(str(folder), record.id, "not verified", tuple(problems), (), tuple(record.metrics))
-    again = Recomputation(folder, record)
+    # Where the record alone was edited, the files beside it still say what was measured.
+    again = Recomputation(folder, record, [*problems, *(f"it cannot be true: {one}" for one in implausible(record))])
     try:
         again.run()
     except Exception as error:  # a file that agrees with the manifest and makes no sense
@@ -108,8 +111,7 @@ class Series:
 
 
 def read_series(path: Path, column: str = "duration_s") -> Series:
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = [(int(row["steps"]), float(row[column])) for row in csv.DictReader(file)]
+    rows = [(int(row["steps"]), float(row[column])) for row in csv.DictReader(plain_lines(path))]
     return Series(tuple(steps for steps, _ in rows), tuple(time_s for _, time_s in rows))
 
 

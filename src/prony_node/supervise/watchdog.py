@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from prony_node.contract import files
 from prony_node.contract.parallel import rank_count
+from prony_node.contract.plain import open_plain
 from prony_node.contract.plan import Plan
 
 # Of steps and phases alone: a thread may go on printing beside a step that hangs.
@@ -82,7 +84,7 @@ class Watchdog:
 def last_progress(folder: Path) -> dict[str, Any] | None:
     """The last whole line of progress; a line that is being written does not count."""
     try:
-        with (folder / files.PROGRESS).open("rb") as file:
+        with os.fdopen(open_plain(folder / files.PROGRESS), "rb") as file:
             file.seek(max(0, file.seek(0, 2) - 8192))
             lines = file.read().split(b"\n")[:-1]
     except OSError:

@@ -9,6 +9,7 @@ from typing import Any
 
 from prony.store.anchors import FIELDS, Anchor
 from prony.store.foreign.reading import MOST_ROWS, Given, number_of
+from prony.store.tabular import without_mark
 from prony_node.contract.errors import RequestError, nearest, unknown
 
 LARGEST_CELL = 2**20
@@ -30,7 +31,7 @@ def split_rows(text: str) -> list[list[str]]:
         rows = list(csv.reader(io.StringIO(text.replace("\0", ""), newline=""), delimiter=_mark(text)))
     except csv.Error as error:
         raise RequestError(f"it is no CSV file ({error})") from None
-    rows = [[cell.strip() for cell in row] for row in rows if any(cell.strip() for cell in row)]
+    rows = [[without_mark(cell.strip()) for cell in row] for row in rows if any(cell.strip() for cell in row)]
     if len(rows) > MOST_ROWS:
         raise RequestError(f"it has {len(rows):,} lines, and may have {MOST_ROWS:,}")
     return rows

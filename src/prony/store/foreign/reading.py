@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from prony.store.anchors import FIELDS, Anchor, make_anchor, number_in
+from prony_node.contract import files
 from prony_node.contract.errors import RequestError, unknown
+from prony_node.contract.plain import READ_LIMIT
 
-LARGEST = 256 * 2**20  # bytes of a file of results
+LARGEST = READ_LIMIT  # bytes of a file of results
 MOST_ROWS = 1_000_000
 
 
@@ -35,10 +37,13 @@ class Given:
 def read_text(path: Path) -> str:
     """The text of a file, when it is one and of a size that results have."""
     try:
-        size = path.stat().st_size
-        if size > LARGEST:
-            raise RequestError(f"{path} has {size:,} bytes, and a file of results may have {LARGEST:,}")
-        return path.read_bytes().decode("utf-8-sig", errors="replace")
+        if path.exists() and not path.is_file():
+            raise RequestError(f"{path} is no regular file")
+        with path.open("rb") as file:
+            content = file.read(LARGEST + 1)
+        if len(content) > LARGEST:
+            raise RequestError(f"{path} has more than the {LARGEST:,} bytes that a file of results may have")
+        return content.decode("utf-8-sig", errors="replace")
     except OSError as error:
         raise RequestError(f"{path} could not be read: {error.strerror}") from None
 
@@ -46,7 +51,7 @@ def read_text(path: Path) -> str:
 def read_document(text: str) -> Any:
     """JSON, as others write it: NaN is no number, and is left out where it stands."""
     try:
-        return json.loads(text, parse_constant=lambda _: None)
+        return json.loads(files.bounded_json(text.encode()), parse_constant=lambda _: None)
     except ValueError as error:
         raise RequestError(f"it is no JSON ({error})") from None
 

@@ -21,6 +21,7 @@ from prony.store.query import Question, ask_records
 from prony.store.share import copy_folders
 from prony.store.transfer import Arrived, take_record, take_records, take_tar
 from prony_node.contract import RequestError, validate_record
+from prony_node.contract.plain import open_plain
 
 Edit = Callable[[dict[str, Any]], object]
 
@@ -214,14 +215,13 @@ def test_a_folder_of_any_name_is_exported_so_that_it_can_be_imported(root: Path,
 def test_a_folder_that_cannot_be_read_is_left_out_of_a_push_by_name(root: Path, tmp_path: Path) -> None:
     folders = sorted(path.parent for path in root.glob("*/record.json"))[:2]
 
-    def unreadable(path: Path, *words: Any, **more: Any) -> Any:
+    def unreadable(path: Path) -> int:
         if path.name == "record.json" and path.parent == folders[0]:
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return real(path, *words, **more)
+        return open_plain(path)
 
-    real = Path.open
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Path, "open", unreadable)
+        patch.setattr("prony.store.archive.open_plain", unreadable)
         done = copy_folders(folders, tmp_path / "new")
     assert done.new == [folders[1].name]
     assert "cannot be read: Permission denied" in done.refused[0].reason

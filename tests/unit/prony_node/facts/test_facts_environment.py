@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prony_node.facts.environment import ALLOWED_NAMES, ALLOWED_PREFIXES, allowed, environment_facts, redacted
+from prony_node.contract.secret import redacted
+from prony_node.facts.environment import ALLOWED_NAMES, ALLOWED_PREFIXES, allowed, environment_facts
 
 SECRET = (
     "TOKEN",

@@ -1,0 +1,271 @@
+"""Records that no run gives: refused or marked wherever they are shown, ranked or handed on, never a traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import csv
+import io
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner, Result
+
+from prony.cli.main import make_app
+from prony.store import Store
+from prony.store.rows import row_of_record
+from prony.store.scan import UNREADABLE
+from prony.store.tabular import cell, without_mark
+from prony_node.contract import files
+from prony_node.contract.errors import RequestError
+from prony_node.contract.record import PLAUSIBLE, validate_record
+
+REPLAY = Path(__file__).parents[1] / "replay" / "records"
+GOOD = "resnet50-20260302T090000-c00000"
+OTHER = "resnet50-20260302T090100-c00001"
+Record = dict[str, Any]
+
+
+def prony(root: Path, *words: str) -> Result:
+    """A verb as a person calls it. An exception that nobody turned into a sentence is a traceback."""
+    done = CliRunner().invoke(make_app(words[0]), [*words, "--runs", str(root)], env={"COLUMNS": "140"})
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done
+
+
+def read(name: str) -> Record:
+    record: Record = json.loads((REPLAY / name / files.RECORD).read_text())
+    return record
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Two run folders."""
+    for name in (GOOD, OTHER):
+        shutil.copytree(REPLAY / name, tmp_path / "runs" / name)
+    return tmp_path / "runs"
+
+
+def edit(root: Path, change: Callable[[Record], None], name: str = GOOD) -> None:
+    path = root / name / files.RECORD
+    record = json.loads(path.read_text())
+    change(record)
+    path.write_text(json.dumps(record))
+
+
+def negative_rate(record: Record) -> None:
+    record["metrics"]["throughput"] |= {"value": -5.0, "low": -6.0, "high": -4.0}
+
+
+def interval_reversed(record: Record) -> None:
+    rate = record["metrics"]["throughput"]
+    rate["low"], rate["high"] = rate["value"] * 1.1, rate["value"] * 0.9
+
+
+def ended_before_it_started(record: Record) -> None:
+    record["ended"] = "2001-01-01T00:00:00+00:00"
+
+
+def no_time(record: Record) -> None:
+    record["started"] = "yesterday"
+
+
+@pytest.mark.parametrize("change", [negative_rate, interval_reversed, ended_before_it_started, no_time])
+def test_a_record_that_cannot_be_true_fails_a_check_wherever_it_is_shown(
+    root: Path, change: Callable[[Record], None]
+) -> None:
+    edit(root, change)
+    marked = validate_record(json.loads((root / GOOD / files.RECORD).read_text()))
+    assert [check["level"] for check in marked["checks"] if check["name"] == PLAUSIBLE] == ["fail"]
+    assert "cannot be true" in prony(root, "show", GOOD).output
+    prony(root, "compare", GOOD, OTHER)
+    prony(root, "report")
+    assert {run.folder.name: run.worst for run in Store(root).runs()}[GOOD] == "fail"
+    assert "checks fail" in prony(root, "runs").output
+    assert validate_record(marked) == marked, "it is marked once"
+
+
+DEEP: list[Callable[[Record], object]] = [
+    lambda r: r.update(energy={"parts": "x"}),
+    lambda r: r.update(energy={"parts": [{"sensor": 3, "energy_j": "x", "node": "?"}], "nodes": [{"energy_j": []}]}),
+    lambda r: r.update(learning={"points": "x", "score": 3}),
+    lambda r: r.update(data={"kind": []}),
+    lambda r: r.update(parallel={"ranks": "x", "window_s": "long"}),
+    lambda r: r.update(collective={"sizes": 3}),
+    lambda r: r.update(attention={"backends": 3}),
+    lambda r: r.update(auto_batch="x", binding=[3]),
+    lambda r: r["facts"].update(devices=[{"name": {"a": 1}, "memory_bytes": "x"}]),
+    lambda r: r["facts"].update(host={"cpu": 3, "missing": "x"}),
+    lambda r: r["facts"].update(software=[]),
+    lambda r: r["phases"].update(warm={"seconds": "x"}),
+    lambda r: r["steady"].update(level_values_s=["x"]),
+    lambda r: r["trial"].update(settings={"batch_size": {"a": 1}}),
+    lambda r: r["metrics"].update(throughput={"value": "fast", "unit": 3}),
+    lambda r: r.update(study={"name": [], "turn": "x"}),
+    lambda r: r["checks"].append({"name": "x", "level": "splendid"}),
+    lambda r: r.update(started=3),
+    lambda r: r["fingerprint"].update(parts={"torch": []}),
+    lambda r: r["work"].update(shapes={"x": 3}, devices=10**30),
+]
+
+
+@pytest.mark.parametrize("number", range(len(DEEP)))
+def test_a_part_of_another_kind_deep_inside_ends_as_a_sentence(root: Path, tmp_path: Path, number: int) -> None:
+    edit(root, DEEP[number])  # type: ignore[arg-type]
+    for words in (
+        ["runs"], ["show", GOOD], ["compare", GOOD, OTHER], ["query"], ["query", "--format", "csv"], ["report"],
+        ["verify", str(root / GOOD)], ["store", "export", str(tmp_path / "x.csv")],
+        ["store", "export", str(tmp_path / "x.jsonl")], ["store", "export", str(tmp_path / "x.tar")],
+        ["store", "rebuild"],
+    ):  # fmt: skip
+        prony(root, *words)
+    there = tmp_path / "there"
+    if (tmp_path / "x.tar").exists():
+        prony(there, "store", "import", str(tmp_path / "x.tar"))
+        prony(there, "runs")
+
+
+def places(document: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    found = [path] if path else []
+    items = (
+        document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
+    )
+    for name, own in items:
+        found += places(own, (*path, name))
+    return found
+
+
+RECORD = read(GOOD)
+ANYTHING = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.just([]), st.just({}),
+    st.just([[]]), st.just({"": None}), st.just(-1), st.just("-1"), st.just(10**400), st.just([None]),
+)  # fmt: skip
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.tuples(st.sampled_from(places(RECORD)), ANYTHING), min_size=1, max_size=3))
+def test_a_record_that_was_changed_anywhere_never_gives_a_traceback(changes: list[tuple[tuple[Any, ...], Any]]) -> None:
+    from prony.analysis.compare import compare
+    from prony.cli.tables import make_console, print_record
+    from prony.report.build import Entry, page_of
+    from prony_node.contract.record import using
+
+    record = copy.deepcopy(RECORD)
+    for path, value in changes:
+        inner = record
+        try:
+            for name in path[:-1]:
+                inner = inner[name]
+            inner[path[-1]] = value
+        except (LookupError, TypeError):
+            continue  # another change took its place away
+    try:
+        record = validate_record(record)
+        row_of_record("x", record)
+    except RequestError:
+        return
+    except UNREADABLE:  # what a scan skips and reports
+        return
+    for use in (
+        lambda: print_record(make_console(), record, Path("/nowhere")),
+        lambda: compare([record], [read(OTHER)], []),
+        lambda: page_of([Entry(record, None)]),
+    ):
+        with contextlib.suppress(RequestError), using("x"):
+            use()
+
+
+@given(st.recursive(ANYTHING, lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=8), inner)))
+def test_no_document_breaks_the_reader_of_records(document: Any) -> None:
+    try:
+        validate_record(document)
+    except RequestError:
+        return
+
+
+def test_verify_says_what_was_measured_where_a_record_was_edited(tmp_path: Path) -> None:
+    archive = Path(__file__).parents[2] / "results/h200/headline-20261118b.tar.gz"
+    prony(tmp_path, "store", "import", str(archive))
+    run = next(run for run in _refreshed(tmp_path) if run.rate)
+    assert run.verified != "no"
+    edit(tmp_path, lambda record: record["metrics"]["throughput"].update(value=2 * run.rate), run.id)
+    (again,) = [one for one in _refreshed(tmp_path) if one.id == run.id]
+    assert (again.rate, again.verified) == (2 * run.rate, "no")
+    done = prony(tmp_path, "verify", run.id)
+    assert done.exit_code == 1
+    assert "record.json was changed after the run" in done.output
+    assert "recomputed it is" in done.output
+    assert "does not verify" in prony(tmp_path, "runs").output
+
+
+def test_the_list_and_the_record_agree_after_an_edit(root: Path) -> None:
+    before = {run.id: run.rate for run in _refreshed(root)}
+    path = root / GOOD / files.RECORD
+    text = path.read_text()
+    status = path.stat()
+    edit(root, lambda record: record["metrics"]["throughput"].update(value=123456.0, low=123450.0, high=123460.0))
+    assert {run.id: run.rate for run in _refreshed(root)}[GOOD] == 123456.0
+    assert "123" in prony(root, "show", GOOD).output
+    path.write_text(text)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    assert {run.id: run.rate for run in _refreshed(root)} == before
+
+
+def test_a_record_that_was_broken_after_it_was_indexed_is_not_listed(root: Path) -> None:
+    assert len(_refreshed(root)) == 2
+    (root / GOOD / files.RECORD).write_text("{")
+    assert [run.id for run in _refreshed(root)] == [OTHER]
+    (root / OTHER / files.RECORD).unlink()
+    assert _refreshed(root) == []
+
+
+def _refreshed(root: Path) -> list[Any]:
+    store = Store(root)
+    store.refresh()
+    return store.runs()
+
+
+FORMULAS = ["=cmd|' /C calc'!A0", "+1+cmd|x", "-2+3+cmd|x", "@SUM(A1)", "\t=1", "\r=1", " =1", '=HYPERLINK("http://x")']
+
+
+@pytest.mark.parametrize("text", FORMULAS)
+def test_a_text_that_a_spreadsheet_would_compute_is_marked_in_every_csv(root: Path, tmp_path: Path, text: str) -> None:
+    edit(root, lambda record: record["facts"]["devices"][0].update(name=text))
+    edit(root, lambda record: record.update(failure={"kind": "exception", "message": text}, status="failed"))
+    shown = prony(root, "query", "--format", "csv", "--columns", "id,device,message,throughput").output
+    prony(root, "store", "export", str(tmp_path / "x.csv"))
+    for table in (shown, (tmp_path / "x.csv").read_bytes().decode()):
+        rows = list(csv.reader(io.StringIO(table, newline="")))
+        cells = [own for row in rows for own in row]
+        assert any(text.strip() in own for own in cells)
+        assert not [own for own in cells if own.lstrip(" ")[:1] in tuple("=+@\t\r")]
+    there = tmp_path / "there"
+    prony(there, "store", "import", str(tmp_path / "x.csv"))
+    back = json.loads((there / GOOD / files.RECORD).read_text())
+    assert back["facts"]["devices"][0]["name"] == back["failure"]["message"] == text, "and comes back without the mark"
+
+
+def test_numbers_stay_numbers_and_a_mark_comes_off_again() -> None:
+    assert [cell(value) for value in (-1.5, 3, None, "-1.5", "+3", "1e-3", "text", "it's")] == [
+        -1.5, 3, None, "-1.5", "+3", "1e-3", "text", "it's",
+    ]  # fmt: skip
+    for text in (*FORMULAS, "'=x", "plain", "'quoted"):
+        assert without_mark(str(cell(text))) == text
+
+
+def test_a_record_with_texts_without_end_does_not_fill_the_index() -> None:
+    """Thousands of rows are in memory at once while an index is made."""
+    record = read(GOOD)
+    record["failure"], record["status"] = {"kind": "exception", "message": "x" * 10**7}, "failed"
+    assert len(row_of_record("x", validate_record(record)).detail["failure_message"]) < 10**5
+    record["trial"]["settings"] |= {f"name{number}": number for number in range(50_000)}
+    with pytest.raises(RequestError, match="more than"):
+        row_of_record("x", validate_record(record))

@@ -1,0 +1,96 @@
+"""A command line's secrets do not end up in a file, and the file is its owner's alone."""
+
+from __future__ import annotations
+
+import json
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prony_node.contract.secret import redacted_command
+
+SECRET = "hunter2SECRETvalue"
+LEAKING = [
+    ["run", f"--password={SECRET}"],
+    ["run", "--password", SECRET],
+    ["run", "--password", f"-{SECRET}"],
+    ["run", f"--db-passwd={SECRET}"],
+    ["run", f"--api-key={SECRET}"],
+    ["run", "--api_key", SECRET],
+    ["run", f"--apiToken={SECRET}"],
+    ["run", f"--hf-token={SECRET}"],
+    ["run", f"--auth={SECRET}"],
+    ["run", f"--client.secret={SECRET}"],
+    ["run", f"-Dpassword={SECRET}"],
+    ["env", f"HF_TOKEN={SECRET}", "python"],
+    ["env", f"AWS_SECRET_ACCESS_KEY={SECRET}", "python"],
+    ["env", f"PGPASSWORD={SECRET}", "psql"],
+    ["run", f"trainer.wandb_api_key={SECRET}"],
+    ["git", "clone", f"https://me:{SECRET}@example.org/x"],
+    ["curl", f"https://example.org/x?sig={SECRET}"],
+    ["curl", "-H", f"Authorization: Bearer {SECRET}"],
+    ["curl", "-u", f"me:{SECRET}"],
+    ["sh", "-c", f"HF_TOKEN={SECRET} python train.py"],
+    ["sh", "-c", f"python train.py --password {SECRET} --steps 3"],
+    ["sh", "-c", f"python train.py --password '{SECRET} and more {SECRET}'"],
+    ["run", json.dumps({"password": SECRET})],
+    ["login", "hf_abcdefghijklmnopqrstuvwxyz"],
+]
+HARMLESS = ["python", "train.py", "--tokenizer", "gpt2", "--max-tokens", "512", "--lr=0.1", "-p", "8080", "--steps",
+            "3", "https://example.org/model", "data.keys=3,4", "--monitor", "loss", "a=b", "--user-agent"]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", LEAKING, ids=" ".join)
+def test_the_value_of_a_secret_looking_option_is_removed(words: list[str]) -> None:
+    kept = redacted_command(words)
+    assert SECRET not in " ".join(kept)
+    assert "abcdefghijkl" not in " ".join(kept)
+    assert len(kept) == len(words), "how many words a command had is no secret"
+
+
+def test_what_follows_a_secret_stays() -> None:
+    assert redacted_command(["run", "--use-auth-token", "--steps", "3"]) == ["run", "--use-auth-token", "--steps", "3"]
+    text = redacted_command(["sh", "-c", "x --password abc --steps 3"])[2]
+    assert text == "x --password *** --steps 3"
+
+
+def test_an_ordinary_command_is_kept_as_it_is() -> None:
+    assert redacted_command(HARMLESS) == HARMLESS
+
+
+@given(st.lists(st.text(max_size=40), max_size=12))
+def test_any_words_give_as_many_words(words: list[str]) -> None:
+    assert len(redacted_command(words)) == len(words)
+
+
+def measure(folder: Path, *options: str) -> None:
+    command = [sys.executable, "-m", "prony_node", "power", "--readers=replay", f"--out={folder}", *options, "--"]
+    done = subprocess.run([*command, "true", f"--password={SECRET}"], capture_output=True, text=True, check=False,
+                          umask=0o022)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert SECRET not in done.stderr
+
+
+def test_energy_json_holds_no_password_and_only_its_owner_can_read_it(tmp_path: Path) -> None:
+    folder, figures = tmp_path / "measured", tmp_path / "figures.json"
+    measure(folder, f"--json={figures}")
+    for path in (folder / "energy.json", figures):
+        text = path.read_text()
+        assert SECRET not in text
+        assert json.loads(text)["command"] == ["true", "--password=***"]
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_energy_json_in_a_folder_shared_with_a_group_can_be_read_by_the_group(tmp_path: Path) -> None:
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o2770)
+    if not folder.stat().st_mode & stat.S_ISGID:
+        pytest.skip("this file system does not keep the setgid bit")
+    measure(folder)
+    assert (folder / "energy.json").stat().st_mode & stat.S_IRGRP

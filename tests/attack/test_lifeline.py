@@ -26,7 +26,7 @@ while not os.path.exists({mark!r}):
 """
 HANGS = "time.sleep(300)\n"
 ASK = "import sys; from pathlib import Path; from prony.launch.node import ask_node; " \
-      "print(ask_node('model', Path(sys.argv[1]), sys.argv[2]))"  # fmt: skip
+      "print(ask_node('model', sys.argv[2]))"  # fmt: skip
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_a_helper_that_keeps_the_pipe_open_does_not_delay_the_answer(place: Path
     """It was waited for until it ended, for up to 300 s, and lived on."""
     path, _ = model_file(place, "raise ValueError('no model here')\n")
     began_s = time.monotonic()
-    assert "no model here" in node.ask_node("model", place / "runs", str(path))["refused"]
+    assert "no model here" in node.ask_node("model", str(path))["refused"]
     assert time.monotonic() - began_s < 60
     assert processes_of(place) == []
 
@@ -95,7 +95,7 @@ def test_patience_ends_with_a_word_before_and_nothing_left(
     monkeypatch.setattr(node, "QUESTION_QUIET_S", 0.5)
     monkeypatch.setattr(node, "QUESTION_PATIENCE_S", 3.0)
     with pytest.raises(RequestError, match="gave no answer"):
-        node.ask_node("model", place / "runs", str(path))
+        node.ask_node("model", str(path))
     assert "Ctrl-C ends it" in capsys.readouterr().err
     assert processes_of(place) == []
 
@@ -103,4 +103,4 @@ def test_patience_ends_with_a_word_before_and_nothing_left(
 def test_what_a_helper_prints_is_not_taken_for_the_answer(place: Path) -> None:
     path = place / "model.py"
     path.write_text("import os\nos.write(1, b'{')\nraise ValueError('no model here')\n")
-    assert "no model here" in node.ask_node("model", place / "runs", str(path))["refused"]
+    assert "no model here" in node.ask_node("model", str(path))["refused"]

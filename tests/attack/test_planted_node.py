@@ -55,7 +55,7 @@ def other_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_zip_that_lies_beside_the_runs_is_not_executed(tmp_path: Path, mark: Path) -> None:
     root = tmp_path / "runs"
     plant(root / earlier_name(), mark)
-    assert "kind" in node.ask_node("devices", root)
+    assert "kind" in node.ask_node("devices")
     assert not mark.exists()
     assert node.local_environment()["PYTHONPATH"].startswith(str(tmp_path / "cache"))
     assert str(root) not in " ".join(node.replacing_argv())

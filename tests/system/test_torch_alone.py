@@ -93,7 +93,7 @@ def make_run(python: Path, tmp_path: Path, trial: Trial) -> tuple[int, dict[str,
     plan = Plan(run_id="alone", trial=trial, stop=Stop(min_time_s=0.1, max_time_s=5.0), hung_after_s=120.0)
     (tmp_path / "plan.json").write_text(json.dumps(plan.to_json()))
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PRONY_"))}
-    environment = node_environment(clean, str(python), shipped)
+    environment = node_environment(clean, shipped)
     argv = supervisor_argv(str(python), tmp_path / "plan.json", tmp_path / "out")
     done = subprocess.run(argv, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     record = read_record(tmp_path / "out")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -138,10 +137,7 @@ def _cells(found: dict[str, Any]) -> list[str]:
 
 @contextmanager
 def _node(*words: str) -> Iterator[NodeTalk]:
-    with (
-        tempfile.TemporaryDirectory(prefix="prony-data-") as root,
-        talk(Path(root), "data", "--attended", *words) as it,
-    ):
+    with talk("data", "--attended", *words) as it:
         yield it
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -19,8 +17,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the document alone, as JSON.")] = False,
 ) -> None:
     """Describe this machine: devices, topology, clocks, power sources, torch, and what is missing."""
-    with tempfile.TemporaryDirectory(prefix="prony-doctor-") as folder:
-        document = ask_node("doctor", Path(folder))
+    document = ask_node("doctor")
     if as_json:
         print(json.dumps(document, indent=1))
     else:

@@ -90,7 +90,7 @@ def where_lines(outcomes: list[Outcome]) -> list[str]:
     return [f"run folders: {root.absolute()}", " ".join(["a page with plots: prony report", *words])]
 
 
-def refuse_unknown_models(jobs: Iterable[Job], root: Path) -> None:
+def refuse_unknown_models(jobs: Iterable[Job]) -> None:
     """Ask a node process about names that only a model library knows, so that a misspelt one starts nothing.
 
     Where it cannot tell (no torch, no such library), the run goes ahead, and its record says what is missing.
@@ -99,7 +99,7 @@ def refuse_unknown_models(jobs: Iterable[Job], root: Path) -> None:
         if not find_workload(name).asks_node:
             continue
         try:
-            answer = ask_node("workload", root, name)
+            answer = ask_node("workload", name)
         except RequestError:
             continue
         if answer.get("refused"):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from prony.launch.node import ask_node
 from prony.launch.site import Partition
 from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import Machine
 
 
-def find_machine(device: str, root: Path, there: Partition | None = None) -> Machine:
+def find_machine(device: str, there: Partition | None = None) -> Machine:
     """The device that `device=` means. Of a partition the kind alone is known; None is this machine.
 
     A node process is asked, since we have no torch.
@@ -20,7 +18,7 @@ def find_machine(device: str, root: Path, there: Partition | None = None) -> Mac
         return Machine(kind)
     if there is not None:
         return Machine(_kind_of(there) if kind == "auto" else kind)
-    answer = ask_node("devices", root)
+    answer = ask_node("devices")
     if not answer.get("kind"):
         raise RequestError(f"{answer.get('reason', 'torch finds no device')}; PRONY_PYTHON names a Python that can")
     memory_gib = dict(enumerate(answer.get("memory_gib") or []))

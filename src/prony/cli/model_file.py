@@ -24,7 +24,7 @@ class ModelFile:
     plan: dict[str, Any]  # what a plan carries of it
 
 
-def find_model_file(target: str, root: Path) -> ModelFile | None:
+def find_model_file(target: str) -> ModelFile | None:
     """The model file that a word means, tried and described; None when it means no file."""
     if not is_model_file(target):
         return None
@@ -32,7 +32,7 @@ def find_model_file(target: str, root: Path) -> ModelFile | None:
     why = _no_model_file(path)
     if why is not None:
         raise RequestError(f"{target} is not a model file: {why}")
-    answer = ask_node("model", root, str(path.absolute()))
+    answer = ask_node("model", str(path.absolute()))
     if answer.get("refused"):
         raise RequestError(str(answer.pop("refused")))
     return ModelFile(from_document(answer["workload"]), {name: answer[name] for name in ("path", "sha256", "workload")})

@@ -77,7 +77,7 @@ def run(
     place = _place(site, at, out)
     root = place.root if place else runs_root(out)
     suites = load_suites()
-    model = find_model_file(target, root)
+    model = find_model_file(target)
     if model is None:
         check_target(target, suites)
     suite = suites.get(target) if target not in WORKLOADS else None
@@ -85,7 +85,7 @@ def run(
     count = repeats if repeats is not None else SUSTAINED_REPEATS if sustained else 1
     jobs = [
         replace(job, energy=energy, file=model.plan if model else None)
-        for job in _jobs(suite, wanted, settings or [], tolerance, max_time, count, seeds, root, place)
+        for job in _jobs(suite, wanted, settings or [], tolerance, max_time, count, seeds, place)
     ]
     if sustained:
         if max_time is not None and any(job.stop.max_time_s < SUSTAINED_WINDOW_S for job in jobs):
@@ -94,7 +94,7 @@ def run(
     if place is None or place.site.shares_files:
         refuse_missing_paths(jobs)
     if place is None:
-        refuse_unknown_models(jobs, root)
+        refuse_unknown_models(jobs)
     collect_all(root)
     display = make_display(make_console(stderr=True))
     if place is None:
@@ -153,7 +153,7 @@ def _took_here_s(trials: list[Trial], root: Path) -> dict[str, float]:
     fixed = [trial for trial in trials if any(name in trial.settings for name in FIXED_LENGTHS)]
     try:
         return _took_s(fixed, root, in_jobs=False) if fixed else {}
-    except Exception:  # an index that is broken costs no run: without it the limit is longer
+    except (RequestError, OSError):  # an index that is broken costs no run: without it the limit is longer
         return {}
 
 
@@ -175,7 +175,6 @@ def _jobs(
     max_time: str | None,
     repeats: int,
     seeds: int | None,
-    root: Path,
     place: Where | None = None,
 ) -> list[Job]:
     """Every run of the request, checked in full before anything starts."""
@@ -186,7 +185,7 @@ def _jobs(
         given = split_words(words)
         for entry in suite.trials:  # all of them, also those of another kind of device
             _changed(entry.trial, given)
-        chosen = suite.trials_on(_device_kind(suite, given, root, place))
+        chosen = suite.trials_on(_device_kind(suite, given, place))
         once = [Job(_changed(e.trial, given), make_stop(tolerance, max_time, e.stop)) for e in chosen]
     each = [Job(trial, job.stop) for job in once for trial in over_seeds(job.trial, seeds)]
     return [Job(job.trial, job.stop, repeat) for job, repeat in interleave(each, repeats)]
@@ -197,7 +196,7 @@ def _changed(trial: Trial, given: dict[str, str]) -> Trial:
     return Trial(trial.workload, find_workload(trial.workload).parse({**trial.settings, **given}))
 
 
-def _device_kind(suite: Suite, given: dict[str, str], root: Path, place: Where | None) -> str:
+def _device_kind(suite: Suite, given: dict[str, str], place: Where | None) -> str:
     """What a suite's choice of trials depends on."""
     device = given.get("device", "auto")
     if device != "auto":
@@ -205,7 +204,7 @@ def _device_kind(suite: Suite, given: dict[str, str], root: Path, place: Where |
     if not suite.depends_on_device:
         return "cpu"
     there = place.partition if place is not None and place.site.kind != "local" else None
-    return find_machine(device, root, there).device
+    return find_machine(device, there).device
 
 
 def print_json(records: list[dict[str, Any]], several: bool) -> None:

@@ -80,12 +80,12 @@ def scale(
     there = at_site(where != LOCAL, partition, job_time, block, detach, dry_run)
     root, stop = runs_root(out), make_stop(tolerance, max_time)
     ahead = parse_counts(predict, "--predict") if predict else []
-    model = find_model_file(workload, root)
+    model = find_model_file(workload)
     series = make_series(
         model.workload if model else workload,
         settings or [],
         _kinds(weak, strong, both),
-        lambda device: find_machine(device, root, _partition(where, partition)),
+        lambda device: find_machine(device, _partition(where, partition)),
         parse_counts(nodes, "--nodes") if nodes else [],
         diagnose,
     )

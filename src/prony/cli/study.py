@@ -49,12 +49,12 @@ class Opened:
     files: dict[str, dict[str, Any]]
 
 
-def open_study(target: str, size: str | None, words: list[str] | None, root: Path, site: str | None = None) -> Opened:
+def open_study(target: str, size: str | None, words: list[str] | None, site: str | None = None) -> Opened:
     """Read and check a study; model files are asked from a node process."""
     files: dict[str, dict[str, Any]] = {}
 
     def find(name: str) -> Workload:
-        model = find_model_file(name, root)
+        model = find_model_file(name)
         if model is None:
             return find_workload(name)
         files[model.workload.name] = model.plan
@@ -77,7 +77,7 @@ def plan(
     from prony.cli.study_plan import make_outlook, print_outlook
 
     root = runs_root(runs)
-    opened = open_study(target, size, settings, root, site)
+    opened = open_study(target, size, settings, site)
     outlook = make_outlook(opened.study, root)
     if as_json:
         json.dump(outlook.to_json(), sys.stdout, indent=1)
@@ -106,7 +106,7 @@ def run(
 ) -> None:
     """Make every run of the study that has no record yet on this machine with this software."""
     root = runs_root(out)
-    opened = open_study(target, size, settings, root, site)
+    opened = open_study(target, size, settings, site)
     there = at_site(opened.study.site != LOCAL, partition, time, block, detach, dry_run)
     options = Options(root, retry_failed, share, energy, opened.files, there, accept_other_code=accept_other_code)
     try:
@@ -155,7 +155,7 @@ def status(
     from prony.cli.study_plan import make_standing, print_standing
 
     root = runs_root(runs)
-    opened = open_study(target, size, settings, root, site)
+    opened = open_study(target, size, settings, site)
     standing = make_standing(opened.study, root, opened.files)
     if as_json:
         json.dump(standing.to_json(), sys.stdout, indent=1)
@@ -175,7 +175,7 @@ def show(
 ) -> None:
     """Print the tables of the publication that the study repeats, ours beside the published figures."""
     root = runs_root(runs)
-    opened = open_study(target, size, settings, root, site)
+    opened = open_study(target, size, settings, site)
     if not opened.study.tables:
         raise RequestError(f"{opened.study.name} has no tables of a publication; `prony report` shows what was run")
     if as_json:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from prony.launch.node import ask_node
@@ -19,19 +18,17 @@ MANY = 10_000  # combinations, which take longer to be made than the node to ans
 KINDS = ("cpu", "cuda")  # when a trial is fine on both, the node need not be asked, which takes seconds
 
 
-def planned_here(study: Study, root: Path) -> tuple[list[Planned], dict[str, str]]:
+def planned_here(study: Study) -> tuple[list[Planned], dict[str, str]]:
     """Every trial of a study, and which this machine cannot do. Of many, the node is asked while they are made."""
     if study.site != LOCAL:
         return study.planned(), {}
     with ThreadPoolExecutor(1) as beside:
-        asked = beside.submit(_ask, root) if count_combinations(study.parts) > MANY else None
+        asked = beside.submit(_ask) if count_combinations(study.parts) > MANY else None
         planned = study.planned()
-        return planned, impossible_here(planned, root, asked.result if asked else None)
+        return planned, impossible_here(planned, asked.result if asked else None)
 
 
-def impossible_here(
-    planned: Iterable[Planned], root: Path, ask: Callable[[], dict[str, Any]] | None = None
-) -> dict[str, str]:
+def impossible_here(planned: Iterable[Planned], ask: Callable[[], dict[str, Any]] | None = None) -> dict[str, str]:
     """Trial hash to the reason why it cannot be run here. The node is asked where the answer depends on it."""
     found: dict[str, str] = {}
     reasons: dict[Hashable, str | None] = {}
@@ -43,7 +40,7 @@ def impossible_here(
         if alike not in reasons:
             reasons[alike] = _needs_nodes(one)
             if reasons[alike] is None and _depends(one):
-                node = node if node is not None else ask() if ask else _ask(root)
+                node = node if node is not None else ask() if ask else _ask()
                 reasons[alike] = _why_not(one, node) if node.get("kind") else None
         why = reasons[alike]
         if why is not None:
@@ -78,9 +75,9 @@ def _needs_nodes(one: Planned) -> str | None:
     return f"nodes={nodes} is started node by node, each with its PRONY_NODE_RANK: docs/parallel.md"
 
 
-def _ask(root: Path) -> dict[str, Any]:
+def _ask() -> dict[str, Any]:
     try:
-        return ask_node("devices", root)
+        return ask_node("devices")
     except RequestError:  # the runs themselves will say it
         return {}
 

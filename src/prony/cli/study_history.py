@@ -85,7 +85,7 @@ def read_history(
     """Ask the store, brought up to date first, about these trials and repeats: as run here, or on any machine."""
     store = updated_store(root)
     workloads = sorted({trial.workload for trial, _ in wanted})
-    here = ThisMachine() if anywhere else fingerprint_here(ask_node, root, workloads)
+    here = ThisMachine() if anywhere else fingerprint_here(ask_node, workloads)
     keys = {(trial.hash, repeat) for trial, repeat in wanted}
 
     def same_code(run: Run) -> bool:

@@ -72,7 +72,7 @@ def describe(study: Study) -> dict[str, Any]:
 
 def make_outlook(study: Study, root: Path) -> Outlook:
     """Plan a study against what this machine can do and what the store knows."""
-    planned, impossible = planned_here(study, root)
+    planned, impossible = planned_here(study)
     turns = study.turns([one for one in planned if one.trial.hash not in impossible])
     history = _history(study, turns, root)
     total, memory, missing = Total(), OutOfMemory(), []
@@ -199,7 +199,7 @@ class Standing:
 
 
 def make_standing(study: Study, root: Path, files: Mapping[str, dict[str, Any]] | None = None) -> Standing:
-    planned, impossible = planned_here(study, root)
+    planned, impossible = planned_here(study)
     turns = study.turns([one for one in planned if one.trial.hash not in impossible])
     history = _history(study, turns, root)
     tally, memory, missing = Tally(len(turns), files=paths_of(files or {})), OutOfMemory(), []

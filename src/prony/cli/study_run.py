@@ -44,7 +44,7 @@ def carry_out(study: Study, options: Options, view: StudyView) -> Carried:
         return carry_out_at_site(study, options, view)
     planned = study.planned()
     refuse_refused(planned)
-    impossible = impossible_here(planned, options.root)
+    impossible = impossible_here(planned)
     if impossible and not options.leave_out:
         raise RequestError(next(iter(impossible.values())))
     for line in said_once(impossible):
@@ -52,7 +52,7 @@ def carry_out(study: Study, options: Options, view: StudyView) -> Carried:
     turns = study.turns([one for one in planned if one.trial.hash not in impossible])
     jobs = [make_job(study, turn, number, options) for number, turn in enumerate(turns, start=1)]
     refuse_missing_paths(jobs)
-    refuse_unknown_models(jobs, options.root)
+    refuse_unknown_models(jobs)
     with _devices(study, turns, options):
         wait_for_left(options.root, {(job.trial.hash, job.repeat) for job in jobs}, view.note)
         wanted = [(job.trial, job.repeat) for job in jobs]

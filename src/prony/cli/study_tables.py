@@ -106,7 +106,7 @@ def show_study(study: Study, root: Path) -> Shown:
         if record is not None and record["status"] != "interrupted":
             records.setdefault(run.trial_hash, []).append(record)
     best = {trial: _good(found) for trial, found in records.items()}
-    known = Known([one.trial for one in planned], best, _missing(planned, best, root, newest))
+    known = Known([one.trial for one in planned], best, _missing(planned, best, newest))
     every = [record for found in best.values() for record in found]
     with using(*(record["id"] for record in every)):
         tables = [table for spec in study.tables if (table := fill(spec, known)).rows]
@@ -126,9 +126,7 @@ def _good(found: list[Record]) -> list[Record]:
     return [record for record in found if record["status"] == "ok" and not rate_fails(record)] or found
 
 
-def _missing(
-    planned: list[Planned], records: dict[str, list[Record]], root: Path, newest: Run | None
-) -> dict[str, str]:
+def _missing(planned: list[Planned], records: dict[str, list[Record]], newest: Run | None) -> dict[str, str]:
     """Why trials have no record: this machine cannot do them, or a smaller batch ran out of memory."""
     memory = OutOfMemory()
     for one in planned:
@@ -136,14 +134,14 @@ def _missing(
             memory.learn(one.trial, record)
     left = [one for one in planned if one.trial.hash not in records]
     found = {one.trial.hash: why for one in left if (why := memory.prunes(one.trial))}
-    if newest is not None and newest.machine != _here(root):
+    if newest is not None and newest.machine != _here():
         return {one.trial.hash: ELSEWHERE for one in left} | found
-    return impossible_here(left, root) | found
+    return impossible_here(left) | found
 
 
-def _here(root: Path) -> str | None:
+def _here() -> str | None:
     try:
-        machine = ask_node("fingerprint", root).get("machine")
+        machine = ask_node("fingerprint").get("machine")
     except RequestError:
         return None
     return None if machine is None else str(machine)

@@ -70,7 +70,7 @@ def sweep(
     there = at_site(where != LOCAL, partition, job_time, block, detach, dry_run)
     root = runs_root(out)
     stop = make_stop(tolerance, max_time)
-    model = find_model_file(workload, root)
+    model = find_model_file(workload)
     found = model.workload if model else find_workload(workload)
     study = study_of_words(found, settings, stop, repeats, order, seed)
     files = {found.name: model.plan} if model else {}

@@ -63,17 +63,17 @@ def tune(
     """Find the best settings for a goal with short runs, and confirm them against the defaults."""
     root = runs_root(out)
     wanted, limits, budget_s = find_goal(goal), parse_limits(within or ()), parse_seconds(budget, "--budget")
-    model = find_model_file(workload, root)
+    model = find_model_file(workload)
     found = model.workload if model else find_workload(workload)
     words, lists = split_searched(found, settings or ())
     fixed = found.parse(words)
-    _refuse(found, fixed, wanted)
+    _refuse(fixed, wanted)
     file = model.plan if model else None
     trials = _trials(found, fixed, lists)
     start = Job(trials[0], Stop(), file=file)
     devices = contextlib.nullcontext() if share else hold_devices(devices_of(trials), f"tune of {found.name}")
     refuse_missing_paths([start])
-    refuse_unknown_models([start], root)
+    refuse_unknown_models([start])
     with devices:
         collect_all(root)
         console = make_console(stderr=True)
@@ -91,7 +91,7 @@ def tune(
     raise typer.Exit(EXIT_FAILED if result.leader is None else 0 if result.decided(search.start) else EXIT_UNDECIDED)
 
 
-def _refuse(workload: Workload, fixed: dict[str, Value], goal: Goal) -> None:
+def _refuse(fixed: dict[str, Value], goal: Goal) -> None:
     if goal.less and "until" not in fixed:
         raise RequestError(
             "--goal time-to-quality needs the quality and a data set: data=PATH until='accuracy>=0.93' or the like"

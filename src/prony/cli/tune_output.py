@@ -97,7 +97,7 @@ def value_text(goal: Goal, record: dict[str, Any]) -> str:
 
 def _answer(tuning: Tuning, search: Search, found: Found) -> list[str]:
     lines = _advice(tuning, search, found)
-    lines += _open(tuning, search, found)
+    lines += _open(search, found)
     lines += _failed(search)
     if found.champion.key != search.start.key:
         lines += mathematics_sentences(search.start.settings, found.champion.settings, _mode(found))
@@ -156,7 +156,7 @@ def _ratio(goal: Goal, one: Confirmation, other: str) -> str:
     return f"{what} ({interval}, {one.pairs} interleaved pairs of fresh processes)"
 
 
-def _open(tuning: Tuning, search: Search, found: Found) -> list[str]:
+def _open(search: Search, found: Found) -> list[str]:
     """Settings that may still be better than what is kept."""
     told = {one.b.key for one in found.undecided}
     rest = [one for one in found.open if one.candidate.key not in told]

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,7 @@ class ThisMachine:
         return self.by_workload.get(workload, self.software)
 
 
-def fingerprint_here(ask: Callable[..., dict[str, Any]], root: Path, workloads: Iterable[str]) -> ThisMachine:
+def fingerprint_here(ask: Callable[..., dict[str, Any]], workloads: Iterable[str]) -> ThisMachine:
     """The fingerprint of this machine for these workloads; `ask` asks a node process (`ask_node`)."""
-    answer = ask("fingerprint", root, *workloads)
+    answer = ask("fingerprint", *workloads)
     return ThisMachine(answer.get("machine"), answer.get("software"), answer.get("workloads") or {})

@@ -49,7 +49,7 @@ def supervisor_argv(python: str, plan_file: Path, folder: Path) -> list[str]:
     return [python, "-m", "prony_node", str(plan_file), str(folder)]
 
 
-def node_environment(environment: Mapping[str, str], python: str, shipped: Path | None) -> dict[str, str]:
+def node_environment(environment: Mapping[str, str], shipped: Path | None) -> dict[str, str]:
     """What a node process inherits, with the node program on its path when it has none of its own."""
     changed = dict(environment)
     changed["PYTHONSAFEPATH"] = "1"  # a random.py where the user stands must not shadow Python's
@@ -63,7 +63,7 @@ def local_environment(controller: bool = False) -> dict[str, str]:
     """The environment of a node process on this machine; another interpreter gets the node as a zip."""
     python = node_python()
     shipped = None if _same_interpreter(python) else write_node_zip()
-    environment = node_environment(os.environ, python, shipped)
+    environment = node_environment(os.environ, shipped)
     if controller:
         environment["PRONY_CONTROLLER_PID"] = str(os.getpid())
     return environment
@@ -137,7 +137,7 @@ def _node_sources() -> dict[str, Path]:
     return found
 
 
-def ask_node(question: str, root: Path, *words: str) -> dict[str, Any]:
+def ask_node(question: str, *words: str) -> dict[str, Any]:
     """The answer of `python -m prony_node QUESTION WORDS`, for what the controller cannot know without torch.
 
     The answer goes to a file and not through a pipe: a process that a model file started may keep that open for ever.

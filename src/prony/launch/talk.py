@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Any
 
 from prony.launch.node import local_environment, node_python
@@ -59,7 +58,7 @@ class NodeTalk:
 
 
 @contextmanager
-def talk(root: Path, *words: str) -> Iterator[NodeTalk]:
+def talk(*words: str) -> Iterator[NodeTalk]:
     """`python -m prony_node WORDS`. Its input is a lifeline: it ends when that does, whatever becomes of us."""
     argv = [node_python(), "-m", "prony_node", *words]
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as complaints:

@@ -63,7 +63,7 @@ def record_expression(field: Field, dialect: str) -> Expression:
     return _in_json(column, rest, field.kind, dialect)
 
 
-def anchor_expression(field: Field, dialect: str) -> Expression:
+def anchor_expression(field: Field) -> Expression:
     """The SQL of an anchor's field."""
     if field.name in METRICS:
         return case((anchor_table.c.metric == field.name, anchor_table.c.value), else_=null())

@@ -98,11 +98,11 @@ def ask_anchors(store: Store, question: Question) -> Answer:
     shown = [find_field(name, fields) for name in names]
     order = find_field(question.sort or "source", fields)
     dialect = "postgresql" if store.is_team else "sqlite"
-    query = select(*(anchor_expression(field, "").label(f"c{n}") for n, field in enumerate(shown)))
+    query = select(*(anchor_expression(field).label(f"c{n}") for n, field in enumerate(shown)))
     query = query.select_from(anchor_table)
     for term in terms:
-        query = query.where(condition(term, anchor_expression(term.field, ""), dialect))
-    by = anchor_expression(order, "")
+        query = query.where(condition(term, anchor_expression(term.field), dialect))
+    by = anchor_expression(order)
     then = [anchor_table.c[name] for name in ("source", "workload", "metric", "device", "devices", "batch_size", "key")]
     query = query.order_by(_direction(by, order, question.reverse), *then).limit(question.limit)
     rows = store.ask(lambda connection: [tuple(row) for row in connection.execute(query)], reads=True)

@@ -38,7 +38,7 @@ class StandIn:
         self.words: tuple[str, ...] = ()
 
     @contextmanager
-    def talk(self, root: Path, *words: str) -> Iterator[StandIn]:
+    def talk(self, *words: str) -> Iterator[StandIn]:
         self.words = words
         yield self
 

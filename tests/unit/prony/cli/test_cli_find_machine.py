@@ -20,19 +20,19 @@ def answer(monkeypatch: pytest.MonkeyPatch, **said: Any) -> None:
 
 def test_this_machine_is_asked_for_kind_and_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     answer(monkeypatch, kind="cuda", devices=["a", "b"], memory_gib=[16.0, 24.0])
-    assert find_machine("auto", tmp_path) == Machine("cuda", 16.0)
-    assert find_machine("cuda:1", tmp_path) == Machine("cuda", 24.0)
-    assert find_machine("cuda:7", tmp_path) == Machine("cuda")
-    assert find_machine("xpu", tmp_path) == Machine("xpu")
+    assert find_machine("auto") == Machine("cuda", 16.0)
+    assert find_machine("cuda:1") == Machine("cuda", 24.0)
+    assert find_machine("cuda:7") == Machine("cuda")
+    assert find_machine("xpu") == Machine("xpu")
     answer(monkeypatch, kind="mps", devices=["mps"], memory_gib=[None])
-    assert find_machine("auto", tmp_path) == Machine("mps")
+    assert find_machine("auto") == Machine("mps")
 
 
 def test_without_torch_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     answer(monkeypatch, kind=None, devices=[], reason="torch cannot be imported: no")
-    assert find_machine("cpu", tmp_path) == Machine("cpu"), "nobody need be asked"
+    assert find_machine("cpu") == Machine("cpu"), "nobody need be asked"
     with pytest.raises(RequestError, match="torch cannot be imported: no; PRONY_PYTHON names"):
-        find_machine("auto", tmp_path)
+        find_machine("auto")
 
 
 @pytest.mark.parametrize(
@@ -45,5 +45,5 @@ def test_without_torch_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_p
     ],
 )
 def test_a_partition_tells_the_kind(partition: Partition, kind: str, tmp_path: Path) -> None:
-    assert find_machine("auto", tmp_path, partition) == Machine(kind)
-    assert find_machine("cpu", tmp_path, partition) == Machine("cpu")
+    assert find_machine("auto", partition) == Machine(kind)
+    assert find_machine("cpu", partition) == Machine("cpu")

@@ -41,9 +41,9 @@ def test_the_command_of_a_supervisor() -> None:
 def test_another_python_gets_the_node_as_a_zip_in_front() -> None:
     assert node_python({"PRONY_PYTHON": "/opt/python"}) == "/opt/python"
     assert node_python({}) == sys.executable
-    changed = node_environment({"PYTHONPATH": "/mine"}, "/opt/python", Path("/runs/node.zip"))
+    changed = node_environment({"PYTHONPATH": "/mine"}, Path("/runs/node.zip"))
     assert changed["PYTHONPATH"] == os.pathsep.join(["/runs/node.zip", "/mine"])
-    assert "PYTHONPATH" not in node_environment({}, "/opt/python", None)
+    assert "PYTHONPATH" not in node_environment({}, None)
 
 
 def test_the_zip_holds_the_node_program_and_nothing_of_the_controller(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_python_that_is_not_there_is_refused_and_leaves_nothing(tmp_path: Path
         LocalRun(PLAN, tmp_path / "runs").start()
     assert not (tmp_path / "runs").exists()
     with pytest.raises(RequestError, match="gave no answer"):
-        ask_node("devices", tmp_path / "runs")
+        ask_node("devices")
 
 
 def test_half_a_line_waits_for_its_other_half(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_another_python_is_asked_also_where_nothing_can_be_put_beside_the_runs(
     monkeypatch.setenv("PRONY_PYTHON", str(python))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "file").write_text("")
-    zipped = Path(ask_node("devices", tmp_path / "file" / "runs")["zip"].split(os.pathsep)[0])
+    zipped = Path(ask_node("devices")["zip"].split(os.pathsep)[0])
     assert zipped.parent == tmp_path / "cache" / "prony" / "node"
 
 

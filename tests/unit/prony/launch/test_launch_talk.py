@@ -47,7 +47,7 @@ def has_ended(pid: int) -> bool:
 
 
 def test_it_tells_is_agreed_with_and_answers(here: Path) -> None:
-    with talk(here / "root", "data", "show") as node:
+    with talk("data", "show") as node:
         lines = node.lines()
         assert next(lines) == ("estimate", {"left_bytes": 5})
         node.agree()
@@ -58,7 +58,7 @@ def test_it_tells_is_agreed_with_and_answers(here: Path) -> None:
 
 
 def test_its_last_words_are_kept(here: Path) -> None:
-    with talk(here / "root") as node:
+    with talk() as node:
         node.agree()
         node.heard.close()
         assert [what for what, _ in node.lines()] == ["estimate", "answer"]
@@ -66,7 +66,7 @@ def test_its_last_words_are_kept(here: Path) -> None:
 
 
 def test_leaving_early_ends_it(here: Path) -> None:
-    with talk(here / "root") as node:
+    with talk() as node:
         next(node.lines())
     assert node.process.returncode == 130
     assert (here / "ended").exists()
@@ -75,7 +75,7 @@ def test_leaving_early_ends_it(here: Path) -> None:
 def test_it_ends_when_we_are_killed(here: Path) -> None:
     code = (
         "import os, signal; from pathlib import Path; from prony.launch.talk import talk\n"
-        f"with talk(Path({str(here / 'root')!r})) as node:\n"
+        "with talk() as node:\n"
         "    next(node.lines()); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(SRC)}
@@ -89,5 +89,5 @@ def test_it_ends_when_we_are_killed(here: Path) -> None:
 
 def test_an_interpreter_that_is_not_there_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PRONY_PYTHON", str(tmp_path / "nothing"))
-    with pytest.raises(RequestError, match="cannot be started"), talk(tmp_path):
+    with pytest.raises(RequestError, match="cannot be started"), talk():
         pass

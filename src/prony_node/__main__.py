@@ -10,7 +10,7 @@ from typing import Any
 from prony_node.contract.cache import name_user
 
 USAGE = """\
-usage: python -m prony_node PLAN OUT     make the run of the plan file PLAN into the new folder OUT
+usage: python -m prony_node PLAN OUT     make the run of the plan file PLAN (- is standard input) into the folder OUT
        python -m prony_node doctor       this node as Prony sees it, as JSON
        python -m prony_node devices      the devices that torch finds, as JSON
        python -m prony_node fingerprint [WORKLOAD ...]

@@ -41,7 +41,9 @@ def main(words: list[str]) -> int:
 
 def supervise(plan_file: Path, folder: Path) -> None:
     started = now()
-    plan = Plan.from_json(json.loads(plan_file.read_text(encoding="utf-8")))
+    plan = Plan.from_json(
+        json.loads(sys.stdin.read() if str(plan_file) == "-" else plan_file.read_text(encoding="utf-8"))
+    )
     batch, fails = int(plan.trial.settings.get("batch_size", 1)), os.environ.get("PRONY_STAND_IN_FAILS")
     some_s = 0.02 if batch % 3 == 1 else 0.001
     pace_s = float(os.environ.get("PRONY_STAND_IN_PACE", some_s))

@@ -6,14 +6,13 @@ import contextlib
 import fcntl
 import json
 import os
-import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from prony_node.contract.plain import open_plain
+from prony_node.contract.plain import make_own_folder, open_plain
 
 PATIENCE_S = 60.0  # for one answer
 PAUSES_S = (1.0, 4.0, 10.0)  # between tries
@@ -146,11 +145,3 @@ class Shared:
             with contextlib.suppress(OSError):
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield True
-
-
-def make_own_folder(folder: Path) -> None:
-    """A folder that nobody else writes to. It may lie where anyone writes, and someone may have made it before us."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise PermissionError(f"{folder} is not ours alone")

@@ -10,6 +10,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +35,19 @@ def claimed(root: Path, what: str) -> Iterator[bool]:
         yield _lock(file, int.from_bytes(hashlib.sha256(what.encode()).digest()[:8]) % PLACES)
     finally:
         os.close(file)
+
+
+def refuse_open_root(root: Path) -> None:
+    """Refuse to fill a root in which any user may rename and replace what others made."""
+    try:
+        mode = root.stat().st_mode
+    except OSError:
+        return
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        raise RequestError(
+            f"any user may replace what lies in {root}, so nothing is run there; `chmod o-w {root}`, or share it with "
+            "a group: prony store share"
+        )
 
 
 def claim_run(root: Path, trial_hash: str, repeat: int) -> contextlib.AbstractContextManager[bool]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -63,8 +65,9 @@ def collect_all(root: Path) -> list[Path]:
     written = []
     for plan_file in sorted(root.glob(f"[!.]*/{files.PLAN}")):
         folder = plan_file.parent
-        if (folder / files.RECORD).exists():
-            continue
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or (folder / files.RECORD).exists():
+            continue  # a link, or for its owner to settle
         try:
             if collect(folder) is not None:
                 written.append(folder)

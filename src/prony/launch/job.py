@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import pwd
-import re
 import secrets
 import shutil
 import stat
@@ -22,16 +21,26 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from prony.launch.claim import refuse_open_root
 from prony.launch.site import Partition, Site
 from prony.launch.site_file import choose_partition
 from prony.launch.site_find import find_site
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
+from prony_node.contract.files import IS_JOBS, JOBS
 from prony_node.contract.parallel import devices_per_node
-from prony_node.contract.plain import NotPlain, group_reads, is_shared, open_folder, open_plain, read_open, write_alone
+from prony_node.contract.plain import (
+    OTHERS_WRITE,
+    NotPlain,
+    group_reads,
+    is_shared,
+    open_folder,
+    open_plain,
+    read_open,
+    write_alone,
+)
 from prony_node.contract.plan import Plan, check_schema
 
-JOBS = ".jobs"  # beside the run folders; a name that no list of runs looks into. `.jobs-<user id>` for further users
 JOB = "job.json"
 SCRIPT = "job.sh"
 NODE_ZIP = "node.zip"
@@ -40,7 +49,6 @@ ENDED = "ended"  # its exit status, by the script
 PRUNED = "pruned"  # runs that the script left out, by the script
 FOUND = ("accelerators", "gres", "arch")  # of a partition, which a scheduler may have said in place of its file
 JOB_VERSION = 2  # 1 kept the text of the site's file, which is no longer read
-OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 WAITING, SUBMITTED, ENDED_STATE = "waiting", "submitted", "ended"
 
 
@@ -209,7 +217,7 @@ def job_places(root: Path) -> list[str]:
         names = sorted(entry.name for entry in os.scandir(root) if entry.name.startswith(JOBS))
     except OSError:
         return []
-    return [name for name in names if re.fullmatch(rf"{re.escape(JOBS)}(-[0-9]+)?", name)]
+    return [name for name in names if IS_JOBS.fullmatch(name)]
 
 
 @contextlib.contextmanager
@@ -220,6 +228,7 @@ def open_own_place(root: Path) -> Iterator[int]:
         raise RequestError(f"{root / JOBS}-{os.geteuid()} was made by another user; have it removed")
     try:
         root.mkdir(parents=True, exist_ok=True)
+        refuse_open_root(root)
         with contextlib.suppress(FileExistsError):
             (root / place).mkdir(mode=0o755)  # less what the umask takes
             if is_shared(root):

@@ -6,11 +6,13 @@ import contextlib
 import os
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from prony.launch.claim import refuse_open_root
 from prony.launch.collect import collect
 from prony.launch.follow import ProgressTail
 from prony.launch.node import can_start, local_environment, node_python, supervisor_argv
@@ -43,6 +45,7 @@ class LocalRun:
         python = node_python()
         if not can_start(python):
             raise RequestError(f"there is no Python at {python}; PRONY_PYTHON names the one that has torch")
+        refuse_open_root(self.root)
         responsible = {"role": "controller", **identify()}
         try:
             environment = local_environment(controller=True)
@@ -50,10 +53,16 @@ class LocalRun:
         except OSError as error:
             raise RequestError(f"{self.folder} cannot be made: {error.strerror or error}") from error
         try:
-            with files.open_bytes(self.folder / files.SUPERVISOR_LOG, append=True) as log:
+            with (
+                tempfile.TemporaryFile() as plan,
+                files.open_bytes(self.folder / files.SUPERVISOR_LOG, append=True) as log,
+            ):
+                # Not from the run folder: where others may write to the root, they could put another one there.
+                plan.write(files.to_json(self.plan.to_json()).encode())
+                plan.seek(0)
                 self._process = subprocess.Popen(
-                    supervisor_argv(python, self.folder / files.PLAN, self.folder),
-                    stdin=subprocess.DEVNULL,
+                    supervisor_argv(python, "-", self.folder),
+                    stdin=plan,
                     stdout=log,
                     stderr=log,
                     env=environment,

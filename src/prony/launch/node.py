@@ -20,10 +20,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from prony.launch.calls import make_own_folder
 from prony_node.contract.cache import cache_folder
 from prony_node.contract.errors import RequestError
-from prony_node.contract.plain import read_plain, write_alone
+from prony_node.contract.plain import make_own_folder, read_plain, write_alone
 
 FROM_ZIP = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); "
@@ -45,7 +44,7 @@ def can_start(program: str) -> bool:
     return os.access(program, os.X_OK, effective_ids=True) if os.sep in program else shutil.which(program) is not None
 
 
-def supervisor_argv(python: str, plan_file: Path, folder: Path) -> list[str]:
+def supervisor_argv(python: str, plan_file: Path | str, folder: Path) -> list[str]:
     return [python, "-m", "prony_node", str(plan_file), str(folder)]
 
 

@@ -45,7 +45,9 @@ def build_report(folders_or_records: Sequence[Path | Record], out: Path, tables:
         raise RequestError(f"{out.absolute().parent} is not a folder, so the report cannot be written there")
     temporary = out.with_name(f".{out.name}.{secrets.token_hex(4)}")  # several hosts may share the folder
     try:
-        if out.exists() and not out.is_file():  # a pipe or a device, which no file may take the place of
+        if out.is_fifo():
+            raise RequestError(f"the report cannot be written to {out}: it is a pipe, and a report is a file")
+        if out.exists() and not out.is_file():  # a device, which no file may take the place of
             out.write_text(text, encoding="utf-8", errors="replace")
             return out
         temporary.write_text(text, encoding="utf-8", errors="replace")  # a record may hold half of a character
@@ -53,7 +55,7 @@ def build_report(folders_or_records: Sequence[Path | Record], out: Path, tables:
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        raise RequestError(f"the report cannot be written to {out}: {error.strerror}") from error
+        raise RequestError(f"the report cannot be written to {out}: {error.strerror}; --out names another") from error
     return out
 
 

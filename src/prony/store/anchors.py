@@ -81,7 +81,7 @@ def keep_anchors(root: Path, anchors: Iterable[Anchor]) -> list[Anchor]:
     new = list({anchor.key: anchor for anchor in anchors if anchor.key not in known}.values())
     if not new:
         return []
-    files.make_run_folder(root / FOLDER)  # shared as they are
+    files.make_common_folder(root / FOLDER)
     for start in range(0, len(new), ANCHORS_A_FILE):
         document = {"schema": SCHEMA, "anchors": [asdict(anchor) for anchor in new[start : start + ANCHORS_A_FILE]]}
         name = hashlib.sha256(files.canonical_json(document).encode()).hexdigest()[:16]
@@ -92,7 +92,8 @@ def keep_anchors(root: Path, anchors: Iterable[Anchor]) -> list[Anchor]:
 def read_anchors(root: Path) -> list[Anchor]:
     """Every anchor kept under a root; a file that is not whole is left out."""
     found: dict[str, Anchor] = {}
-    for path in sorted((root / FOLDER).glob("*.json")):
+    folder = root / FOLDER
+    for path in [] if folder.is_symlink() else sorted(folder.glob("*.json")):
         document = files.read_json(path)
         if not isinstance(document, dict) or document.get("schema") != SCHEMA:
             continue

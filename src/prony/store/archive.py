@@ -23,6 +23,7 @@ from prony_node.contract.leftovers import IMPORT, hold
 from prony_node.contract.plain import open_plain
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=@-]{0,199}")  # of a folder or file: no slash, no dot in front
+INSIDE = re.compile(r"rank[0-9]+|try|walk")  # the folders that a run folder holds
 DEEPEST = 3  # parts of a path: the folder, a folder in it (try), a file
 MOST_MEMBERS = 1_000_000
 LARGEST_FILE = 2**30
@@ -137,7 +138,8 @@ def _checked(member: tarfile.TarInfo, limits: Limits, count: int) -> list[str]:
     if not (member.isreg() or member.isdir()) or member.issparse():
         raise Hostile(f"{shown} is neither a file nor a folder (a link, a device or a sparse file)")
     parts = member.name.removeprefix("./").rstrip("/").split("/")
-    if len(parts) > DEEPEST or not all(NAME.fullmatch(part) for part in parts):
+    is_known = len(parts) < DEEPEST or INSIDE.fullmatch(parts[1]) is not None
+    if len(parts) > DEEPEST or not is_known or not all(NAME.fullmatch(part) for part in parts):
         raise Hostile(f"{shown} is no name that a run folder has")
     if not member.isdir() and len(parts) < 2:
         raise Hostile(f"{shown} lies outside of any run folder")

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -27,6 +28,7 @@ Answer = TypeVar("Answer")
 UNWRITABLE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
 # How psycopg calls it that a server does not answer, and that it went away.
 NOT_THERE = ("OperationalError", "ConnectionTimeout", "CannotConnectNow", "TooManyConnections")
+LOCK_PATIENCE_S, LOCK_LOOK_S = 60.0, 0.05  # a rebuild of a large root takes seconds
 SHUT_DOWN = ("AdminShutdown", "CrashShutdown")
 _LEFT: list[Engine] = []  # engines that are not to be closed by this process; see Database.engine
 
@@ -240,5 +242,17 @@ def _alone(root: Path, name: str) -> Iterator[None]:
     except OSError as error:
         raise Unwritable(f"{root / name} cannot be written: {error.strerror}") from error
     with os.fdopen(lock):
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        end_s = time.monotonic() + LOCK_PATIENCE_S
+        while not _is_locked(lock):
+            if time.monotonic() > end_s:
+                raise Unwritable(f"{root / name} is held by another process; try again")
+            time.sleep(LOCK_LOOK_S)
         yield
+
+
+def _is_locked(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -13,17 +13,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from prony.launch.job import job_places
-from prony.store.index import INDEX
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError, nearest
-from prony_node.contract.plain import GROUP_FILE, GROUP_FOLDER, SHARED, open_folder, open_plain
+from prony_node.contract.plain import (
+    GROUP_ADDS,
+    GROUP_LOCKS,
+    GROUP_READS_FILE,
+    GROUP_READS_FOLDER,
+    OTHERS_WRITE,
+    SHARED,
+    SHARED_TEXT,
+    open_folder,
+    open_plain,
+)
 
-OWN_FILES = (INDEX, f"{INDEX}-wal", f"{INDEX}-shm", f"{INDEX}-journal", f"{INDEX}.lock", ".claims")
-OWN_FOLDERS = ("anchors", ".screening")
+CLAIMS = ".claims"
+COMMON_FOLDERS = ("anchors", ".screening")  # to which each member adds
 RUN_FILES = (files.PLAN, files.RECORD, files.NODE_PLAN)
-GROUP_READS_FOLDER = stat.S_ISGID | stat.S_IRGRP | stat.S_IXGRP
-TEXT = "Shared with the group of this folder by `prony store share`. Without this file, runs made here are not.\n"
 
 
 @dataclass
@@ -48,7 +54,7 @@ def find_group(name: str) -> int:
 
 
 def share_root(root: Path, group: int) -> Done:
-    """Mark a root as shared with a group, and let the group write to what this user has made in it."""
+    """Mark a root as shared with a group, and let the group read what this user has made in it, and add to it."""
     done = Done()
     root.mkdir(parents=True, exist_ok=True)
     try:
@@ -57,14 +63,12 @@ def share_root(root: Path, group: int) -> Done:
             if os.geteuid() not in (0, found.st_uid):
                 raise RequestError(f"{root} belongs to user {found.st_uid}: only its owner, or root, can share it")
             owners = {os.geteuid(), found.st_uid}
-            _give(folder, group, GROUP_FOLDER | stat.S_ISVTX)  # sticky: each member renames and removes their own
+            _give(folder, group, GROUP_ADDS)
             if not os.fstat(folder).st_mode & stat.S_ISGID:
                 raise RequestError(f"the file system of {root} keeps no setgid bit, without which no root is shared")
             _put_mark(folder, group, found.st_uid)
             for name in sorted(os.listdir(folder)):  # noqa: PTH208, a descriptor
-                if name in job_places(root):  # what lies there is executed: the group may look
-                    _share(folder, name, group, owners, done, writes=False)
-                elif name in OWN_FILES or name in OWN_FOLDERS or _is_run(folder, name):
+                if name == CLAIMS or name in COMMON_FOLDERS or files.IS_JOBS.fullmatch(name) or _is_run(folder, name):
                     _share(folder, name, group, owners, done)
     except OSError as error:
         raise RequestError(f"{error.filename or root} could not be shared: {error.strerror or error}") from error
@@ -89,7 +93,7 @@ def _put_mark(folder: int, group: int, owner: int) -> None:
             raise RequestError(f"{SHARED} in it is not the owner's; remove it, and share again") from None
         return
     with os.fdopen(mark, "w", encoding="utf-8") as file:
-        file.write(TEXT)
+        file.write(SHARED_TEXT)
         os.fchown(mark, owner if os.geteuid() == 0 else -1, group)
         os.fchmod(mark, 0o644)
 
@@ -111,19 +115,19 @@ def _is_run(folder: int, name: str) -> bool:
     return False
 
 
-def _share(folder: int, name: str, group: int, owners: set[int], done: Done, writes: bool = True) -> None:
-    """Give a file, or a folder with all in it, to the group; no link is followed, and no file that has another name."""
+def _share(folder: int, name: str, group: int, owners: set[int], done: Done) -> None:
+    """Let the group read a file, or a folder with all in it; no link is followed, and no file that has another name."""
     for handle, found in _opened(folder, name):
         if found.st_uid not in owners or (stat.S_ISREG(found.st_mode) and found.st_nlink != 1):
             done.of_others.append(name)
-        elif stat.S_ISREG(found.st_mode):
-            _give(handle, group, GROUP_FILE if writes else stat.S_IRGRP)
-            done.shared += 1
-        else:
-            _give(handle, group, GROUP_FOLDER if writes else GROUP_READS_FOLDER)
-            done.shared += 1
-            for below in os.listdir(handle):  # noqa: PTH208, a descriptor
-                _share(handle, below, group, owners, done, writes)
+            continue
+        done.shared += 1
+        if stat.S_ISREG(found.st_mode):
+            _give(handle, group, GROUP_LOCKS if name == CLAIMS else GROUP_READS_FILE)
+            continue
+        _give(handle, group, GROUP_ADDS if name in COMMON_FOLDERS else GROUP_READS_FOLDER)
+        for below in os.listdir(handle):  # noqa: PTH208, a descriptor
+            _share(handle, below, group, owners, done)
 
 
 def _opened(folder: int, name: str) -> Iterator[tuple[int, os.stat_result]]:
@@ -141,7 +145,8 @@ def _opened(folder: int, name: str) -> Iterator[tuple[int, os.stat_result]]:
 
 
 def _give(handle: int, group: int, mode: int) -> None:
+    """Exactly this for the group, and for nobody else more than before."""
     found = os.fstat(handle)
     if found.st_gid != group:
         os.fchown(handle, -1, group)
-    os.fchmod(handle, stat.S_IMODE(found.st_mode) | mode)
+    os.fchmod(handle, stat.S_IMODE(found.st_mode) & ~OTHERS_WRITE | mode)

@@ -19,8 +19,10 @@ from prony.store.rows import ROW_VERSION, Row, Run, clean, run_of_columns, run_o
 from prony.store.scan import Refreshed, Skipped, folders_of, is_readable, joined, read_row, record_stamp, scan_in_parts
 from prony.store.tables import detail_table, run_table
 from prony_node.contract import files
+from prony_node.contract.cache import cache_folder
 from prony_node.contract.errors import RequestError
 from prony_node.contract.leftovers import remove_leftovers
+from prony_node.contract.plain import is_exposed, make_own_folder
 from prony_node.contract.record import read_record
 
 Answer = TypeVar("Answer")
@@ -56,8 +58,8 @@ class Store:
 
     def _choose_database(self) -> Database:
         where: Path | str | None = self.address
-        if where is None and not self._in_memory and _is_writable(self.root):
-            where = self.root / INDEX
+        if where is None and not self._in_memory:
+            where = index_place(self.root)
         if self._database is None or self._database.address != where:
             self._database = Database(where)
         return self._database
@@ -293,9 +295,25 @@ class Store:
         return [run_of_columns(self.root / columns["folder"], dict(columns)) for columns in found[:limit]]
 
 
-def _is_writable(root: Path) -> bool:
-    index = root / INDEX
-    return os.access(root, os.W_OK) and (not index.exists() or os.access(index, os.W_OK))
+def index_place(root: Path) -> Path | None:
+    """Where the index of a root is: beside the runs, or in this user's cache where others may write to the root.
+
+    SQLite trusts the files beside its own: a journal that somebody else planted may have any file deleted, and rows
+    may name any folder. None where nothing can be written.
+    """
+    if not os.access(root, os.W_OK):
+        return None
+    if not is_exposed(root):
+        index = root / INDEX
+        return index if not index.exists() or os.access(index, os.W_OK) else None
+    cache, found = cache_folder(), root.stat()
+    if cache is None:
+        return None
+    try:
+        make_own_folder(cache / "index")
+    except OSError:
+        return None
+    return cache / "index" / f"{found.st_dev:x}-{found.st_ino:x}.sqlite"
 
 
 def _misnamed(row: Row) -> str:

@@ -76,7 +76,7 @@ def folders_of(root: Path) -> list[Path]:
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
-        return entry.is_dir()
+        return entry.is_dir(follow_symlinks=False)  # a link may lead to runs that the group is not to see
     except OSError:  # a link to itself, or to where one may not look
         return False
 

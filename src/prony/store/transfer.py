@@ -17,7 +17,7 @@ from prony.store.rows import NO_NUMBER, Row, row_of_record
 from prony.store.scan import UNREADABLE, Skipped
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
-from prony_node.contract.plain import READ_LIMIT, is_in_shared
+from prony_node.contract.plain import GROUP_READS_FOLDER, READ_LIMIT, is_in_shared
 from prony_node.contract.record import read_record, validate_record
 
 TAKEN = re.compile(r"(anchors|report\.html)$|index\.sqlite", re.IGNORECASE)  # what else lies beside run folders
@@ -122,7 +122,7 @@ def _take_folder(folder: Path, root: Path, arrived: Arrived) -> None:
     if _is_known(name, record, root, arrived):
         return
     if is_in_shared(root):
-        files.share_folder(folder)
+        files.share_folder(folder, GROUP_READS_FOLDER)
         files.fit_all(folder)
     try:
         folder.rename(target)  # refused by the system where there is a folder with something in it

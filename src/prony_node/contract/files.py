@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -14,12 +15,14 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from prony_node.contract.plain import (
-    GROUP_FILE,
-    GROUP_FOLDER,
+    GROUP_ADDS,
+    GROUP_READS_FILE,
+    GROUP_READS_FOLDER,
     READ_LIMIT,
     NotPlain,
     is_in_shared,
     is_shared,
+    open_folder,
     open_plain,
     read_plain,
 )
@@ -48,6 +51,8 @@ WALK = "walk"  # a folder for each batch size that a screening walked through, w
 SCREENING = "screening.json"  # what such a size gave, in the form of a record; it is none, and nothing indexes it
 STACKS = "stacks.txt"  # where every thread stood when the rank hung
 SUPERVISOR = "supervisor.json"  # who is responsible for this folder
+JOBS = ".jobs"  # of a root: the jobs of its first user; a name that no list of runs looks into
+IS_JOBS = re.compile(rf"{re.escape(JOBS)}(-[0-9]+)?")  # with the user id, those of each further one
 SUPERVISOR_LOG = "supervisor.log"  # what the supervisor said, when a controller started it
 
 MOST_PARTS = 2_000_000  # values of a document: a few bytes of JSON take a hundred of memory, each
@@ -112,17 +117,15 @@ def write_once(path: Path, document: Any) -> bool:
 def create_folder(folder: Path, documents: dict[str, Any]) -> None:
     """Create `folder` with these JSON files in it: a reader sees all of them, or no folder.
 
-    FileExistsError when there is a folder with something in it already. In a shared root the group may write to it.
+    FileExistsError when there is a folder with something in it already. In a shared root the group may look into it.
     """
     if not folder.parent.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        if is_shared(folder.parent.parent):  # a folder of folders
-            share_folder(folder.parent)
+        make_common_folder(folder.parent)
     temporary = temporary_name(folder)
     temporary.mkdir()
     try:
         if is_in_shared(folder.parent):
-            share_folder(temporary)
+            share_folder(temporary, GROUP_READS_FOLDER)
         for name, document in documents.items():
             write_whole(temporary / name, document)
         if folder.exists() and any(folder.iterdir()):
@@ -171,19 +174,24 @@ def _open_output(path: Path, append: bool) -> int:
 def fit(path: Path) -> None:
     """Give a new file or folder of ours the permissions of the folder it lies in, as its maker chose them.
 
-    A run folder of a shared root is of the group (setgid), and what it lets the group do holds for its content,
+    A run folder of a shared root is of the group (setgid), and what it lets the group read holds for its content,
     whatever the umask is. What the folder keeps from others, its files do too. A link, or another's, is left.
     """
     with contextlib.suppress(OSError):
-        above, found = path.parent.stat(), path.lstat()
-        if stat.S_ISLNK(found.st_mode) or found.st_uid != os.geteuid():
-            return
-        mode = stat.S_IMODE(found.st_mode)
-        if above.st_mode & stat.S_ISGID:
-            mode |= above.st_mode & (GROUP_FOLDER if stat.S_ISDIR(found.st_mode) else GROUP_FILE)
-        mode &= ~0o022 | above.st_mode
-        if mode != stat.S_IMODE(found.st_mode):
-            path.chmod(mode)
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            above, found = path.parent.stat(), os.fstat(handle)
+            is_folder = stat.S_ISDIR(found.st_mode)
+            if found.st_uid != os.geteuid() or not (is_folder or (stat.S_ISREG(found.st_mode) and found.st_nlink == 1)):
+                return
+            mode = stat.S_IMODE(found.st_mode)
+            if above.st_mode & stat.S_ISGID:
+                mode |= above.st_mode & (GROUP_READS_FOLDER if is_folder else GROUP_READS_FILE)
+            mode &= ~0o022 | above.st_mode
+            if mode != stat.S_IMODE(found.st_mode):
+                os.fchmod(handle, mode)
+        finally:
+            os.close(handle)
 
 
 def fit_all(folder: Path) -> None:
@@ -194,26 +202,45 @@ def fit_all(folder: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """A folder inside a run folder, unless there is one."""
-    with contextlib.suppress(FileExistsError):
+    """A folder inside a run folder, unless there is one of ours."""
+    try:
         path.mkdir()
-        fit(path)
+    except FileExistsError:
+        found = path.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            raise NotPlain(path, "it is no folder of yours") from None
+        return
+    fit(path)
 
 
 def make_run_folder(folder: Path) -> None:
-    """A run folder, or a folder in one, unless it is there; in a shared root the group may write to it."""
+    """A run folder, or a folder in one, unless it is there; in a shared root the group may look into it."""
     if folder.exists():
         return
     if not folder.parent.exists():
         make_run_folder(folder.parent)
     folder.mkdir(exist_ok=True)
     if is_in_shared(folder.parent):
-        share_folder(folder)
+        share_folder(folder, GROUP_READS_FOLDER)
 
 
-def share_folder(folder: Path) -> None:
-    """Let its group write to a folder, and have what is made in it be the group's."""
-    folder.chmod(stat.S_IMODE(folder.stat().st_mode) | GROUP_FOLDER)
+def make_common_folder(folder: Path) -> None:
+    """A folder in a root to which, where that is shared, each member adds their own."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        if not stat.S_ISDIR(folder.lstat().st_mode):
+            raise NotPlain(folder, "it is no folder") from None
+        return
+    if is_shared(folder.parent):
+        share_folder(folder, GROUP_ADDS)
+
+
+def share_folder(folder: Path, mode: int) -> None:
+    """Let its group do this with a folder of ours."""
+    with open_folder(folder.parent, folder.name) as handle:
+        os.fchmod(handle, stat.S_IMODE(os.fstat(handle).st_mode) | mode)
 
 
 def temporary_name(path: Path, prefix: str | None = None) -> Path:

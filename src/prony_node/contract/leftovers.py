@@ -28,7 +28,7 @@ IMPORTED = re.compile(r"\.import-[A-Za-z0-9_]{8}")
 # A run folder before it has its name, and a document before it has its: see files.temporary_name.
 RUN_FOLDER = re.compile(r"\..+-\d{8}T\d{6}-[0-9a-f]+(\.node\d+)?\.[A-Za-z0-9_]{8}")
 DOCUMENT = re.compile(r"\.[A-Za-z0-9_-]+\.json\.[A-Za-z0-9_]{8}")
-NAMED = (files.PLAN, files.SUPERVISOR, files.RECORD, files.NODE_PLAN)
+NAMED = (files.PLAN, files.SUPERVISOR, files.NODE_PLAN)
 
 
 def hold(place: Path) -> int:
@@ -52,8 +52,7 @@ def remove_leftovers(root: Path) -> list[str]:
             if IMPORTED.fullmatch(name) and _is_left(root, name, HOLDER):
                 shutil.rmtree(root / name)
                 removed.append(name)
-            elif RUN_FOLDER.fullmatch(name) and _is_left(root, name, files.SUPERVISOR):
-                _remove_documents(root, name)
+            elif RUN_FOLDER.fullmatch(name) and _is_left(root, name, files.SUPERVISOR) and _remove(root, name):
                 removed.append(name)
     return removed
 
@@ -78,8 +77,8 @@ def _is_left(root: Path, name: str, holder: str) -> bool:
             who = json.loads(read_plain(holder, LARGEST_HOLDER, folder=folder))
         except (FileNotFoundError, ValueError):
             who = None
-        if not isinstance(who, dict) or "pid" not in who:  # killed before it could say who it is, or about to say it
-            return is_old
+        if not isinstance(who, dict) or "pid" not in who:  # nobody says that it is such a place: it may be anything
+            return False
         alive = is_alive(who)
         return not alive if alive is not None else is_old and _is_free(holder, folder)
 
@@ -94,10 +93,13 @@ def _is_free(name: str, folder: int) -> bool:
         return True
 
 
-def _remove_documents(root: Path, name: str) -> None:
-    """Remove the documents in a folder and, when nothing else is in it, the folder."""
+def _remove(root: Path, name: str) -> bool:
+    """Remove a run folder that never got its name. One with more in it than a plan is a run that somebody renamed."""
     with open_folder(root, name) as folder:
-        for one in os.listdir(folder):  # noqa: PTH208, a descriptor
-            if one in NAMED or DOCUMENT.fullmatch(one):
-                os.unlink(one, dir_fd=folder)
+        found = os.listdir(folder)  # noqa: PTH208, a descriptor
+        if not all(one in NAMED or DOCUMENT.fullmatch(one) for one in found):
+            return False
+        for one in found:
+            os.unlink(one, dir_fd=folder)
     (root / name).rmdir()
+    return True

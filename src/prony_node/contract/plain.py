@@ -21,8 +21,13 @@ from typing import IO
 
 READ_LIMIT = 64 * 2**20  # bytes of a document; the longest step series that Prony writes is a fraction of it
 SHARED = ".shared"  # the mark of a root that is shared with the group of its folder
-GROUP_FOLDER = stat.S_ISGID | stat.S_IRWXG
-GROUP_FILE = stat.S_IRGRP | stat.S_IWGRP
+SHARED_TEXT = "Shared with the group of this folder by `prony store share`. Without this file it is not.\n"
+# What a group may do in a shared root: add to it (sticky: each renames and removes their own), lock, and read runs.
+GROUP_ADDS = stat.S_ISGID | stat.S_ISVTX | stat.S_IRWXG
+GROUP_LOCKS = stat.S_IRGRP | stat.S_IWGRP
+GROUP_READS_FOLDER = stat.S_ISGID | stat.S_IRGRP | stat.S_IXGRP
+GROUP_READS_FILE = stat.S_IRGRP
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 SAMPLES_LIMIT = 2**30  # bytes of power samples: a day of eight devices
 LONGEST_LINE = 2**20  # bytes
 _SAFELY = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
@@ -72,11 +77,13 @@ def read_open(handle: int, path: Path | str, limit: int = READ_LIMIT) -> bytes:
 def is_shared(root: Path) -> bool:
     """Whether the owner of this root, or root, has shared it with its group."""
     try:
-        folder, mark = root.stat(), (root / SHARED).lstat()
+        with open_folder(root) as handle:
+            folder, mark = os.fstat(handle), open_plain(SHARED, folder=handle)
+            owner, text = os.fstat(mark).st_uid, read_open(mark, root / SHARED, len(SHARED_TEXT))
     except OSError:
         return False
-    group_writes = folder.st_mode & stat.S_ISGID and folder.st_mode & stat.S_IWGRP
-    return bool(group_writes and stat.S_ISREG(mark.st_mode) and mark.st_uid in (folder.st_uid, 0))
+    # Some file of the owner's may be renamed to the mark by a member of a project's group, so its text counts too.
+    return folder.st_mode & GROUP_ADDS == GROUP_ADDS and owner in (folder.st_uid, 0) and text == SHARED_TEXT.encode()
 
 
 def is_in_shared(folder: Path) -> bool:
@@ -88,6 +95,20 @@ def group_reads(folder: Path) -> bool:
     """Whether a folder in a shared root is for its group to look into."""
     mode = folder.stat().st_mode
     return bool(mode & stat.S_ISGID and mode & stat.S_IRGRP)
+
+
+def is_exposed(folder: Path) -> bool:
+    """Whether somebody else than this user may put files there."""
+    found = folder.stat()
+    return found.st_uid != os.geteuid() or bool(found.st_mode & OTHERS_WRITE)
+
+
+def make_own_folder(folder: Path) -> None:
+    """A folder that nobody else writes to. It may lie where anyone writes, and someone may have made it before us."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & OTHERS_WRITE:
+        raise NotPlain(folder, "it is not yours alone")
 
 
 def check_owner(path: Path | str, found: os.stat_result, root: os.stat_result, shared: bool) -> None:
@@ -116,16 +137,19 @@ def open_lock(root: Path, name: str) -> int:
 
 
 def _make_file(name: str, folder: int, shared: bool) -> int | None:
-    """A descriptor of a new file, which the group may write where that is wanted; None where there is one already."""
+    """A descriptor of a new file, for this user and in a shared root the group; None where there is one already.
+
+    Nobody else may open it: a lock can be held by whoever can read its file.
+    """
     try:
-        file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _SAFELY, 0o666, dir_fd=folder)
+        file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _SAFELY, 0o600, dir_fd=folder)
     except FileExistsError:
         return None
     if os.geteuid() == 0:  # an administrator's look at a root must not leave what its owner cannot write to
         with contextlib.suppress(OSError):
             os.fchown(file, os.fstat(folder).st_uid, -1)
     if shared:
-        os.fchmod(file, stat.S_IMODE(os.fstat(file).st_mode) | GROUP_FILE)
+        os.fchmod(file, stat.S_IMODE(os.fstat(file).st_mode) | GROUP_LOCKS)
     return file
 
 

@@ -141,7 +141,7 @@ def losses_check(finite: list[bool]) -> Check:
         return check("losses", "pass", "every loss in the window is finite")
     lost = [str(rank) for rank, good in enumerate(finite) if not good]
     of = f" on rank {', '.join(lost)}" if len(finite) > 1 else ""
-    return check("losses", "warn", f"the loss of at least one step in the window was not finite{of}")
+    return check("losses", "fail", f"the loss of at least one step in the window was not finite{of}")
 
 
 def updates_check(steps: int, made: int, skipped: int) -> Check:

@@ -14,6 +14,7 @@ from prony_node.contract import files
 from prony_node.contract.plan import Plan
 from prony_node.contract.trial import Trial
 from prony_node.measure.batch_search import Tried, largest_that_fits
+from prony_node.supervise.claim import own_plan
 from prony_node.supervise.rank_process import RankProcess, read_tail
 
 STEPS = 2  # of a try, beside those of cold start and warm-up: from there on a run holds no more
@@ -75,11 +76,12 @@ def try_in_process(plan: Plan, folder: Path, note: Note, least: int = 1) -> Trie
     shutil.rmtree(folder, ignore_errors=True)
     files.make_folder(folder)
     files.write_whole(folder / files.PLAN, plan.to_json())
-    process = RankProcess(folder / files.PLAN, folder, time.sleep)
-    try:
-        _wait(process, plan, batch, note)
-    finally:
-        process.end()
+    with own_plan(plan) as plan_file:
+        process = RankProcess(plan_file, folder, time.sleep)
+        try:
+            _wait(process, plan, batch, note)
+        finally:
+            process.end()
     result = files.read_json(folder / files.RESULT)
     tried = _judge(batch, result if isinstance(result, dict) else {}, process.exit_status(), folder, least)
     shutil.rmtree(folder, ignore_errors=True)

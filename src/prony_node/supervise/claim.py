@@ -2,30 +2,57 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from prony_node.contract import files
 from prony_node.contract.assemble import read_parts
 from prony_node.contract.errors import RequestError
+from prony_node.contract.plain import READ_LIMIT
 from prony_node.contract.plan import Plan
 from prony_node.contract.process import identify, is_alive
 from prony_node.workloads import workload_of
 
+STDIN = Path("-")
+
 
 def load_plan(path: Path) -> Plan:
-    """The plan of a file, with its workload and settings checked."""
+    """The plan of a file, or of standard input (`-`), with its workload and settings checked."""
     try:
-        document = files.read_json(path)
+        document = _read_stdin() if path == STDIN else files.read_json(path)
     except OSError as error:
         raise RequestError(f"{path} cannot be read: {error.strerror}") from error
     if document is None:
-        why = "it is not JSON" if path.exists() else "no such file"
+        why = "it is not JSON" if path == STDIN or path.exists() else "no such file"
         raise RequestError(f"there is no plan in {path}: {why}")
     plan = Plan.from_json(document)
     workload_of(plan).parse(plan.trial.settings)
     return plan
+
+
+def _read_stdin() -> Any | None:
+    try:
+        return json.loads(sys.stdin.read(READ_LIMIT))
+    except (ValueError, RecursionError):
+        return None
+
+
+@contextlib.contextmanager
+def own_plan(plan: Plan) -> Iterator[Path]:
+    """The plan in a file that only this user can write to: what a rank executes follows from it.
+
+    The one in the run folder is for readers. Where others may write to the root, they could replace it.
+    """
+    with tempfile.TemporaryDirectory(prefix="prony-plan-") as place:
+        path = Path(place) / files.PLAN
+        files.write_whole(path, plan.to_json())
+        yield path
 
 
 def claim_node(plan: Plan, folder: Path) -> None:

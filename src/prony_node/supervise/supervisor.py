@@ -20,7 +20,7 @@ from prony_node.contract.parallel import rank_count, ranks_per_node
 from prony_node.contract.plan import Plan
 from prony_node.parallel.place import node_rank
 from prony_node.supervise.blame import LauncherEnd, blame
-from prony_node.supervise.claim import claim, claim_node, leave_to_the_job, load_plan
+from prony_node.supervise.claim import claim, claim_node, leave_to_the_job, load_plan, own_plan
 from prony_node.supervise.conditions import Conditions, FactsWriter, Watched
 from prony_node.supervise.energy import start_sampler
 from prony_node.supervise.energy_of_nodes import energy_of_run
@@ -86,7 +86,8 @@ def _run(plan: Plan, folder: Path, wake: Wake, node: int) -> Ending:
     sampler = start_sampler(plan, folder)
     logs = LogLimits(folder)
     try:
-        failure = _watch_rank(plan, folder, wake, Beside(conditions, facts, logs), node)
+        with own_plan(plan) as plan_file:
+            failure = _watch_rank(plan, plan_file, folder, wake, Beside(conditions, facts, logs), node)
     except Exception as error:  # ours, not the rank's: it must end as a record too
         failure = make_failure("exception", f"the supervisor failed: {type(error).__name__}: {error}")
     if sampler is not None:
@@ -112,13 +113,14 @@ class Beside:
     logs: LogLimits
 
 
-def _watch_rank(plan: Plan, folder: Path, wake: Wake, beside: Beside, node: int) -> dict[str, str] | None:
+def _watch_rank(
+    plan: Plan, plan_file: Path, folder: Path, wake: Wake, beside: Beside, node: int
+) -> dict[str, str] | None:
     """Start the rank, or the launcher of several, and stay until it has ended, by itself or by us."""
     if wake.interrupted_by is not None or controller_is_gone():
         return _interruption(wake, "before the rank was started")
     witness = OutOfMemoryWitness()
     ranks = rank_count(plan.trial.settings)
-    plan_file = folder / (files.NODE_PLAN if node else files.PLAN)
     rank = RankProcess(plan_file, folder, wake.wait, several=ranks > 1)
     try:
         beside.facts.start()  # while the rank imports torch, so that nothing of this runs beside the measuring

@@ -87,7 +87,7 @@ def test_an_import_that_ends_leaves_nothing(tmp_path: Path, importing: subproces
     ("holder", "age_s", "stays"),
     [
         (None, 60.0, True),  # it may be about to say who it is
-        (None, OLD_S + 60.0, False),  # of an earlier Prony, which said nothing
+        (None, OLD_S + 60.0, True),  # nobody says that it was an import: somebody may have renamed a run
         ({**identify(), "start_ticks": 1}, 0.0, False),  # another process has its number now
         (ELSEWHERE, 60.0, True),
         (ELSEWHERE, OLD_S + 60.0, False),

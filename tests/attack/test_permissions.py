@@ -118,8 +118,8 @@ def test_what_was_there_is_shared_and_links_are_left(tmp_path: Path, umask_077: 
     share_root(root, os.getegid())
     assert is_shared(root)
     assert mode(root) & 0o2070 == 0o2070
-    assert mode(root / "a") & 0o2070 == 0o2070
-    assert mode(root / "a" / files.RECORD) == mode(root / "index.sqlite") == 0o660
+    assert mode(root / "a") & 0o2070 == 0o2050
+    assert mode(root / "a" / files.RECORD) == 0o640
     assert mode(root) & stat.S_ISVTX, "nobody may rename another's folder of jobs"
     assert mode(job.folder) & 0o070 == 0o050
     assert mode(job.folder / "job.json") == 0o640
@@ -131,10 +131,16 @@ def test_what_was_there_is_shared_and_links_are_left(tmp_path: Path, umask_077: 
 def test_a_mark_of_somebody_else_shares_nothing(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can make a file of another user")
-    tmp_path.chmod(0o2770)
-    (tmp_path / SHARED).touch()
+    share_root(tmp_path, os.getegid())
     assert is_shared(tmp_path)
     os.chown(tmp_path / SHARED, 61001, -1)
+    assert not is_shared(tmp_path)
+
+
+def test_a_file_that_a_member_of_the_group_renamed_to_the_mark_shares_nothing(tmp_path: Path) -> None:
+    (tmp_path / "README").write_text("of the owner of a project's folder")
+    tmp_path.chmod(0o3770)
+    (tmp_path / "README").rename(tmp_path / SHARED)
     assert not is_shared(tmp_path)
 
 
@@ -190,12 +196,15 @@ def test_two_users_make_runs_in_one_shared_root(make_user: Callable[..., Any], c
     kinds = [path for path in root.rglob("*") if path.name != SHARED and not path.name.startswith(".node-")]
     assert {path.lstat().st_uid for path in kinds} == {first.uid, second.uid}
     assert {path.name for path in kinds if path.lstat().st_gid != COMMON} == set()
-    assert {path.name for path in kinds if path.is_file() and mode(path) & 0o777 != 0o660} == set()
-    assert {path.name for path in kinds if path.is_dir() and mode(path) & 0o2777 != 0o2770} == set()
-    of_second = next(path for path in root.iterdir() if path.is_dir() and path.lstat().st_uid == second.uid)
-    assert first.run([sys.executable, "-c", f"import shutil; shutil.rmtree({str(of_second)!r})"]).returncode == 0
-    assert first.prony("runs", "--runs", root).returncode == 0
-    assert first.prony("store", "rebuild", "--runs", root).stdout.startswith("2 runs indexed")
+    assert {path.name for path in kinds if path.is_file() and mode(path) & 0o777 != 0o640} == set()
+    assert {path.name for path in kinds if path.is_dir() and mode(path) & 0o2777 != 0o2750} == set()
+    of_first = next(path for path in root.iterdir() if path.is_dir() and path.lstat().st_uid == first.uid)
+    remove = [sys.executable, "-c", f"import shutil; shutil.rmtree({str(of_first)!r})"]
+    assert second.run(remove).returncode != 0
+    assert (of_first / files.RECORD).exists(), "a member may read what others made, and no more"
+    assert first.run(remove).returncode == 0
+    assert second.prony("runs", "--runs", root).returncode == 0
+    assert second.prony("store", "rebuild", "--runs", root).stdout.startswith("2 runs indexed")
 
 
 def test_what_is_imported_into_a_shared_root_is_the_groups(tmp_path: Path, umask_077: None) -> None:
@@ -213,5 +222,5 @@ def test_what_is_imported_into_a_shared_root_is_the_groups(tmp_path: Path, umask
     kept = {name: bits for name, bits in modes(own).items() if bits & 0o077}
     assert kept == {}
     for path in (shared / record["id"], shared / record["id"] / files.RECORD, *(shared / "anchors").rglob("*")):
-        wanted = 0o2770 if path.is_dir() else 0o660
+        wanted = 0o2750 if path.is_dir() else 0o640
         assert mode(path) == wanted, path

@@ -93,7 +93,7 @@ def test_the_zip_lies_where_only_the_user_can_write(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "temporary"))
     assert node.write_node_zip().parent == tmp_path / "temporary" / f"prony-{os.geteuid()}"
     (tmp_path / "temporary" / f"prony-{os.geteuid()}").chmod(0o777)
-    with pytest.raises(RequestError, match=r"is not ours alone.*XDG_CACHE_HOME names another"):
+    with pytest.raises(RequestError, match=r"is not yours alone.*XDG_CACHE_HOME names another"):
         node.write_node_zip()
 
 

@@ -172,12 +172,13 @@ def share(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A root of runs; made where it is not there.")],
     group: Annotated[str, typer.Option("--group", metavar="NAME", help="A group that you are in, by name or number.")],
 ) -> None:
-    """Share a root with a group: its members make, read, index and remove runs there, whatever their umask."""
+    """Share a root with a group: its members make runs there and read those of all, whatever their umask."""
     from prony.store.group import closed_above, find_group, share_root
 
     number = find_group(group)
     done = share_root(folder, number)
-    print(f"{folder} is shared with the group {group}: {done.shared} files and folders that were in it are, too")
+    were = f"; {done.shared:,} files and folders in it can be read by the group now" if done.shared else ""
+    print(f"{folder} is shared with the group {group}{were}")
     if done.of_others:
         some = ", ".join(done.of_others[:5]) + (", ..." if len(done.of_others) > 5 else "")
         print(f"prony: {len(done.of_others)} in it are of others, who alone can share them: {some}", file=sys.stderr)

@@ -176,7 +176,7 @@ def test_nothing_is_said_to_be_kept_where_nothing_can_be(
         patched.setattr("prony.store.anchors.files.write_whole", full)
         done = CliRunner().invoke(make_app("store"), words)
         assert (done.exit_code, "is full" in done.output) == (2, True), done.output
-    monkeypatch.setattr("prony.store.index._is_writable", lambda root: False)
+    monkeypatch.setattr("prony.store.index.index_place", lambda root: None)
     done = CliRunner().invoke(make_app("store"), ["store", "rebuild", "--runs", str(root)])
     assert (done.exit_code, "cannot be written, so it has no index" in done.output) == (2, True), done.output
 

@@ -13,10 +13,10 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from prony import catalog
+from prony.cli.ask import ask_node
 from prony.cli.progress import Display
 from prony.launch.estimate import local_limit_s
 from prony.launch.local import LocalRun
-from prony.launch.node import ask_node
 from prony.plan.request import make_plan
 from prony_node.contract.cache import expand
 from prony_node.contract.errors import RequestError, Unfinished

@@ -190,8 +190,8 @@ def exit_code(records: Sequence[dict[str, Any]], interrupted: bool, strict: bool
         return EXIT_INTERRUPTED
     if not bad:
         return EXIT_FAILED if any(doubts(record, strict) for record in records) else EXIT_OK
-    refused = all(record["failure"]["kind"] == "request" for record in bad)
-    return EXIT_REQUEST if refused else EXIT_FAILED
+    nothing_ran = len(bad) == len(records) and all(record["failure"]["kind"] == "request" for record in bad)
+    return EXIT_REQUEST if nothing_ran else EXIT_FAILED
 
 
 def doubts(record: dict[str, Any], strict: bool = False) -> str | None:

@@ -140,7 +140,8 @@ def _node_sources() -> dict[str, Path]:
 def ask_node(question: str, *words: str, warn: Callable[[str], None] | None = None) -> dict[str, Any]:
     """The answer of `python -m prony_node QUESTION WORDS`, for what the controller cannot know without torch.
 
-    `warn` tells a person that we wait. The answer goes to a file and not through a pipe: a process that a model file started may keep that open for ever.
+    The answer goes to a file and not through a pipe: a process that a model file started may keep that open for ever.
+    `warn` tells a person that we wait.
     """
     argv = [node_python(), "-m", "prony_node", question, *words]
     complaints = ""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from prony.cli.ask import ask_node
 from prony.launch import node
 from prony_node.contract.errors import RequestError
 
@@ -95,7 +96,7 @@ def test_patience_ends_with_a_word_before_and_nothing_left(
     monkeypatch.setattr(node, "QUESTION_QUIET_S", 0.5)
     monkeypatch.setattr(node, "QUESTION_PATIENCE_S", 3.0)
     with pytest.raises(RequestError, match="gave no answer"):
-        node.ask_node("model", str(path))
+        ask_node("model", str(path))
     assert "Ctrl-C ends it" in capsys.readouterr().err
     assert processes_of(place) == []
 

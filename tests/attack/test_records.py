@@ -18,14 +18,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
+from prony.analysis.compare import compare
+from prony.cli.console import make_console
 from prony.cli.main import make_app
+from prony.cli.tables import print_record
+from prony.report.page import Entry, page_of
 from prony.store import Store
 from prony.store.rows import row_of_record
 from prony.store.scan import UNREADABLE
 from prony.store.tabular import cell, without_mark
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
-from prony_node.contract.record import PLAUSIBLE, validate_record
+from prony_node.contract.record import PLAUSIBLE, using, validate_record
 
 REPLAY = Path(__file__).parents[1] / "replay" / "records"
 GOOD = "resnet50-20260302T090000-c00000"
@@ -150,14 +154,33 @@ ANYTHING = st.one_of(
 )  # fmt: skip
 
 
+def uses(record: Record) -> list[Callable[[], object]]:
+    """What makes figures from a record."""
+    return [
+        lambda: print_record(make_console(), record, Path("/nowhere")),
+        lambda: compare([record], [read(OTHER)], []),
+        lambda: page_of([Entry(record, None)]),
+    ]
+
+
+def test_figures_of_a_good_record_raise_nothing() -> None:
+    """Otherwise the next test would take a mistake in its calls for a record's."""
+    for use in uses(validate_record(read(GOOD))):
+        use()
+
+
+@pytest.mark.parametrize("error", [AssertionError, RuntimeError, NameError, MemoryError, OSError, ImportError])
+def test_a_fault_of_prony_is_not_blamed_on_a_record(error: type[Exception]) -> None:
+    with pytest.raises(error), using("x"):
+        raise error
+    with pytest.raises(RequestError, match="not what Prony writes"), using("x"):
+        raise KeyError("throughput")
+
+
 @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(st.sampled_from(places(RECORD)), ANYTHING), min_size=1, max_size=3))
 def test_a_record_that_was_changed_anywhere_never_gives_a_traceback(changes: list[tuple[tuple[Any, ...], Any]]) -> None:
-    from prony.analysis.compare import compare
-    from prony.cli.tables import make_console, print_record
-    from prony.report.build import Entry, page_of
-    from prony_node.contract.record import using
-
+    """Whatever is no sentence here fails: `using` lets every error pass but what a value of another kind gives."""
     record = copy.deepcopy(RECORD)
     for path, value in changes:
         inner = record
@@ -174,11 +197,7 @@ def test_a_record_that_was_changed_anywhere_never_gives_a_traceback(changes: lis
         return
     except UNREADABLE:  # what a scan skips and reports
         return
-    for use in (
-        lambda: print_record(make_console(), record, Path("/nowhere")),
-        lambda: compare([record], [read(OTHER)], []),
-        lambda: page_of([Entry(record, None)]),
-    ):
+    for use in uses(record):
         with contextlib.suppress(RequestError), using("x"):
             use()
 

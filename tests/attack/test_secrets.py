@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prony_node.contract.plain import SHARED
 from prony_node.contract.secret import redacted_command
+from prony_node.power import any_command
 
 SECRET = "hunter2SECRETvalue"
 LEAKING = [
@@ -86,11 +88,32 @@ def test_energy_json_holds_no_password_and_only_its_owner_can_read_it(tmp_path: 
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_energy_json_in_a_folder_shared_with_a_group_can_be_read_by_the_group(tmp_path: Path) -> None:
-    folder = tmp_path / "shared"
-    folder.mkdir()
-    folder.chmod(0o2770)
-    if not folder.stat().st_mode & stat.S_ISGID:
+@pytest.mark.parametrize("shared", [True, False], ids=["shared", "only setgid"])
+def test_the_group_reads_energy_json_in_a_root_that_was_shared_with_it_alone(tmp_path: Path, shared: bool) -> None:
+    """A folder of a group that nobody shared through Prony may be a home on a system that makes them so."""
+    root = tmp_path / "root"
+    root.mkdir()
+    root.chmod(0o2770)
+    if not root.stat().st_mode & stat.S_ISGID:
         pytest.skip("this file system does not keep the setgid bit")
-    measure(folder)
-    assert (folder / "energy.json").stat().st_mode & stat.S_IRGRP
+    if shared:
+        (root / SHARED).touch()
+    measure(root / "measured", f"--json={root / 'figures.json'}")
+    for path in (root / "measured" / "energy.json", root / "figures.json"):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o640 if shared else 0o600)
+
+
+def test_nobody_can_read_a_command_line_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is made for all to read and closed to them later can be opened in between."""
+    modes = []
+    replace = Path.replace
+
+    def look(self: Path, target: Path) -> Path:
+        modes.append(stat.S_IMODE(self.stat().st_mode))
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", look)
+    monkeypatch.setattr(Path, "chmod", lambda *_: pytest.fail("too late"))
+    assert any_command._write(tmp_path / "figures.json", {"command": []}, any_command.Screen.of(sys.stderr))
+    assert modes == [0o600]
+    assert [path.name for path in tmp_path.iterdir()] == ["figures.json"]

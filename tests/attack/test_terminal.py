@@ -88,6 +88,7 @@ def root(tmp_path: Path) -> Path:
 def call(root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
     """A verb with its words as `prony` runs it, on these runs; what it printed."""
     monkeypatch.setenv("PRONY_RUNS", str(root))
+    monkeypatch.setenv("COLUMNS", "200")  # a narrow table leaves columns out
 
     def run(*words: str) -> tuple[str, str]:
         monkeypatch.setattr(sys, "argv", ["prony", *words])

@@ -13,10 +13,10 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from prony import catalog
+from prony.cli.ask import ask_node
 from prony.cli.progress import Display
 from prony.launch.estimate import local_limit_s
 from prony.launch.local import LocalRun
-from prony.launch.node import ask_node
 from prony.plan.request import make_plan
 from prony_node.contract.cache import expand
 from prony_node.contract.errors import RequestError, Unfinished
@@ -190,8 +190,8 @@ def exit_code(records: Sequence[dict[str, Any]], interrupted: bool, strict: bool
         return EXIT_INTERRUPTED
     if not bad:
         return EXIT_FAILED if any(doubts(record, strict) for record in records) else EXIT_OK
-    refused = all(record["failure"]["kind"] == "request" for record in bad)
-    return EXIT_REQUEST if refused else EXIT_FAILED
+    nothing_ran = len(bad) == len(records) and all(record["failure"]["kind"] == "request" for record in bad)
+    return EXIT_REQUEST if nothing_ran else EXIT_FAILED
 
 
 def doubts(record: dict[str, Any], strict: bool = False) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prony.launch.node import ask_node
+from prony.cli.ask import ask_node
 from prony.launch.site import Partition
 from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import Machine

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prony.launch.node import ask_node
+from prony.cli.ask import ask_node
 from prony_node.contract.cache import expand
 from prony_node.contract.errors import RequestError
 from prony_node.workloads.config import Workload

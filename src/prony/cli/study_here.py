@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from prony.launch.node import ask_node
+from prony.cli.ask import ask_node
 from prony.plan.space import Planned, count_combinations
 from prony.plan.study import LOCAL, Study
 from prony_node.contract.errors import RequestError

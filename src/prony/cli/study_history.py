@@ -9,10 +9,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from prony.cli.ask import ask_node
 from prony.cli.execute import Job, Outcome
 from prony.cli.open_store import refresh_or_leave_team, updated_store
 from prony.launch.fingerprint import ThisMachine, fingerprint_here
-from prony.launch.node import ask_node
 from prony.plan.estimate import Estimator, Seen, form_of
 from prony.report.numbers import format_share, format_window
 from prony_node.contract import files

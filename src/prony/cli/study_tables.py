@@ -11,10 +11,10 @@ from prony.analysis.facts import introduce
 from prony.analysis.published_layout import Table
 from prony.analysis.published_tables import Known, fill
 from prony.analysis.settings import Record
+from prony.cli.ask import ask_node
 from prony.cli.open_store import updated_store
 from prony.cli.study_here import impossible_here
 from prony.launch.collect import collect_all
-from prony.launch.node import ask_node
 from prony.plan.prune import OutOfMemory
 from prony.plan.space import Planned
 from prony.plan.studies import load_study, shipped_studies

@@ -23,9 +23,10 @@ def read_text(path: Path) -> str:
     """A log, of which as much as anybody reads; nothing where there is none, or something else in its place."""
     try:
         with os.fdopen(open_plain(path), "rb") as file:
-            return file.read(LARGEST_LOG).decode(errors="replace")
+            text = file.read(LARGEST_LOG).decode(errors="replace")
     except OSError:
         return ""
+    return text.replace("\r\n", "\n").replace("\r", "\n")  # a progress bar goes back to the start of its line
 
 
 class ProgressTail:

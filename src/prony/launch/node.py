@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -136,10 +136,11 @@ def _node_sources() -> dict[str, Path]:
     return found
 
 
-def ask_node(question: str, *words: str) -> dict[str, Any]:
+def ask_node(question: str, *words: str, warn: Callable[[str], None] | None = None) -> dict[str, Any]:
     """The answer of `python -m prony_node QUESTION WORDS`, for what the controller cannot know without torch.
 
     The answer goes to a file and not through a pipe: a process that a model file started may keep that open for ever.
+    `warn` tells a person that we wait.
     """
     argv = [node_python(), "-m", "prony_node", question, *words]
     complaints = ""
@@ -158,7 +159,7 @@ def ask_node(question: str, *words: str) -> dict[str, Any]:
                 start_new_session=True,
             )
             try:
-                _wait_for_answer(process, argv)
+                _wait_for_answer(process, argv, warn)
             finally:
                 _end_group(process)
             said.seek(0)
@@ -171,16 +172,16 @@ def ask_node(question: str, *words: str) -> dict[str, Any]:
     return answer
 
 
-def _wait_for_answer(process: subprocess.Popen[bytes], argv: list[str]) -> None:
+def _wait_for_answer(process: subprocess.Popen[bytes], argv: list[str], warn: Callable[[str], None] | None) -> None:
     """Until the node program has ended; a word to a person who waits for long."""
     try:
         process.wait(QUESTION_QUIET_S)
     except subprocess.TimeoutExpired:
-        print(
-            f"prony: waiting for `{' '.join(argv)}`, for up to {QUESTION_PATIENCE_S:g} s: importing from a cold file "
-            "system takes long; Ctrl-C ends it",
-            file=sys.stderr,
-        )
+        if warn is not None:
+            warn(
+                f"waiting for `{' '.join(argv)}`, for up to {QUESTION_PATIENCE_S:g} s: importing from a cold file "
+                "system takes long; Ctrl-C ends it"
+            )
         process.wait(max(0.0, QUESTION_PATIENCE_S - QUESTION_QUIET_S))
 
 

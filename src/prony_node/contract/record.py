@@ -22,6 +22,8 @@ RECORD_VERSION = 2
 RECORD_SCHEMA = f"prony.record/{RECORD_VERSION}"
 PLAUSIBLE = "plausible"  # the check that a record fails which cannot be true
 SIGNED = ("loss_first", "loss_last", "quality")  # metrics that may be negative
+# What Python raises at a value of another kind, or one out of bounds.
+OF_ANOTHER_KIND = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError)
 CLOCK = timedelta(minutes=5)  # by which a clock may be set back during a run
 
 
@@ -173,9 +175,9 @@ def using(*names: str) -> Iterator[None]:
     """
     try:
         yield
-    except (RequestError, OSError):
+    except RequestError:  # a ValueError, perhaps, and a sentence already
         raise
-    except Exception as error:
+    except OF_ANOTHER_KIND as error:
         shown = f"{', '.join(names[:3])}{' and others' if names[3:] else ''}"
         raise MalformedRecord(
             f"a part of the record of {shown} is not what Prony writes ({type(error).__name__}: {str(error)[:200]}); "

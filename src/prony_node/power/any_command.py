@@ -19,6 +19,7 @@ from typing import Any
 from prony_node.contract import files
 from prony_node.contract.cost import Rates
 from prony_node.contract.errors import RequestError
+from prony_node.contract.plain import is_in_shared
 from prony_node.contract.secret import redacted_command
 from prony_node.power.account import ENERGY, Account, account_json, make_account
 from prony_node.power.foreground import Ended, NotStarted, check_command, end_like, run_in_foreground
@@ -159,16 +160,29 @@ def _report(
 
 def _write(path: Path, document: dict[str, Any], screen: Screen) -> bool:
     try:
-        files.write_whole(path, document)
-        if not _is_shared(path.parent):
-            path.chmod(0o600)  # a command line tells more than its writer thinks
+        _write_own(path, document)
     except (OSError, ValueError) as error:
         screen.say(f"prony power: {path} cannot be written: {getattr(error, 'strerror', None) or error}")
         return False
     return True
 
 
-def _is_shared(folder: Path) -> bool:
-    """Whether a group was given this folder: what is made in it is the group's, and the group may write there."""
-    mode = folder.stat().st_mode
-    return bool(mode & stat.S_ISGID and mode & stat.S_IWGRP)
+def _write_own(path: Path, document: dict[str, Any]) -> None:
+    """Replace `path`, whole, by a file that was never another's to read: command lines tell more than one thinks.
+
+    In a root that was shared with a group, the group may read it.
+    """
+    text = files.to_json(document)
+    temporary = files.temporary_name(path)
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            if is_in_shared(path.parent):
+                os.fchmod(handle, stat.S_IRUSR | stat.S_IWUSR | stat.S_IRGRP)
+            file.write(text)
+            file.flush()
+            os.fsync(handle)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

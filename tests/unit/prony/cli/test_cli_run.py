@@ -203,7 +203,10 @@ def test_exit_codes() -> None:
     refused, stopped = record_with("failed", "request"), record_with("interrupted", "interrupted")
     assert exit_code([good, good], False) == 0
     assert exit_code([good, bad, refused], False) == 1
-    assert exit_code([refused], False) == 2
+    assert exit_code([refused, refused], False) == 2
+    assert exit_code([good, refused], False) == 1, "2 says that nothing ran"
+    doubtful = {**good, "checks": [{"name": "losses", "level": "fail", "message": "a loss is not finite"}]}
+    assert exit_code([doubtful, refused], False) == 1
     assert exit_code([bad, stopped], False) == 130
     assert exit_code([good], True) == 130
 

@@ -51,7 +51,7 @@ def write(tmp_path: Path, get_record: GetRecord) -> Write:
         record["id"] = f"{trial.workload}-{len(list(tmp_path.iterdir()))}"
         record["trial"] |= {**trial.to_json(), "effective": {"batch_size": 64, **trial.settings}}
         record["metrics"]["throughput"] |= {"value": rate, "low": rate, "high": rate}
-        record |= {"started": started, "study": {"name": "caraml", "part": "resnet"}}
+        record |= {"started": started, "ended": started, "study": {"name": "caraml", "part": "resnet"}}
         record["fingerprint"] = {"machine": machine, "software": "s"}
         folder = tmp_path / record["id"]
         folder.mkdir()

@@ -245,7 +245,7 @@ def test_what_is_no_study(tmp_path: Path) -> None:
     for target, why in (
         ("nowhere.yaml", "No such file"),
         (f"{tmp_path}/binary.yaml", "UTF-8"),
-        (f"{tmp_path}/", "direct"),
+        (f"{tmp_path}/", "no regular file"),
     ):
         with pytest.raises(RequestError, match=why):
             load_study(target, None, (), find_workload)

@@ -119,7 +119,7 @@ def test_a_full_disk_is_a_sentence_and_loses_no_run(root: Path, get_record: obje
     with store.database.engine.connect() as connection:
         connection.exec_driver_sql("PRAGMA max_page_count=1")  # holds for this, the only, connection
     record = get_record("d00001")  # type: ignore[operator]
-    record["id"], record["trial"]["settings"] = "large", {"x": "y" * 400_000}
+    record["id"], record["trial"]["settings"] = "large", {"x": "y" * 200_000}  # less than a record may have
     (root / "large").mkdir()
     (root / "large" / "record.json").write_text(json.dumps(record), encoding="utf-8")
     for ask in (lambda: store.ingest(root / "large"), lambda: store.ingest_all([root / "large"])):

@@ -13,15 +13,14 @@ from collections.abc import Iterable
 from typing import IO, Any
 
 # C0 except newline and tab, DEL, C1, what turns the direction of writing, line separators, and halves of characters.
-OBEYED = re.compile(
-    "(?P<colour>\x1b\\[[0-9;]*m)|[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
-)
+OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+COLOUR = re.compile("\x1b\\[[0-9;]*m")
 INSTEAD = "\N{REPLACEMENT CHARACTER}"
 
 
 def clean(text: str) -> str:
     """The text without what a terminal would obey: colours are dropped, everything else leaves a mark."""
-    return OBEYED.sub(lambda found: "" if found["colour"] else INSTEAD, text)
+    return OBEYED.sub(INSTEAD, COLOUR.sub("", text))
 
 
 class CleanStream:

@@ -20,6 +20,8 @@ from prony_node.contract.errors import RequestError
 LOOK_EVERY_S = 0.5
 UPDATE_EVERY_S = 5.0
 
+AT_ONCE = 2**20  # characters that are cleaned and written together
+
 
 def logs(
     name: Annotated[str, typer.Argument(metavar="RUN|JOB", help="A run, or a job of `prony jobs`.")],
@@ -71,7 +73,8 @@ def _print_new(title: str, text: str, seen: int, several: bool) -> int:
     if whole:
         if several:
             print(f"==> {title} <==")
-        sys.stdout.write(whole)
+        for start in range(0, len(whole), AT_ONCE):
+            sys.stdout.write(whole[start : start + AT_ONCE])
         sys.stdout.flush()
     return seen + len(whole)
 

@@ -11,7 +11,7 @@ from prony.launch.job import LOG, Job
 from prony_node.contract import files
 from prony_node.contract.plain import READ_LIMIT, open_plain
 
-LARGEST_LOG = 4 * READ_LIMIT  # they are bounded while they are written; what is longer is another program's
+LARGEST_LOG = 2 * READ_LIMIT  # they are bounded while they are written; what is longer is another program's
 
 
 def read_log(job: Job, number: int | None = None) -> str:

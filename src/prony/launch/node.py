@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable, Mapping
 from importlib import resources
@@ -22,7 +23,7 @@ from typing import Any
 
 from prony_node.contract.cache import cache_folder
 from prony_node.contract.errors import RequestError
-from prony_node.contract.plain import make_own_folder, read_plain, write_alone
+from prony_node.contract.plain import READ_LIMIT, make_own_folder, read_plain, write_alone
 
 FROM_ZIP = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); "
@@ -30,6 +31,8 @@ FROM_ZIP = (
 )
 QUESTION_PATIENCE_S = 300.0  # importing torch from a cold network file system takes minutes
 QUESTION_QUIET_S = 10.0  # after which a person is told that we wait
+QUESTION_LOOK_S = 0.5  # at how much it has printed
+LONGEST_REASON = 300  # characters of its last line
 QUESTION_END_S = 5.0  # for the node program to end what it started
 MOST_COMPLAINTS = 65536  # bytes of its stderr that are read
 
@@ -143,7 +146,7 @@ def ask_node(question: str, *words: str, warn: Callable[[str], None] | None = No
     `warn` tells a person that we wait.
     """
     argv = [node_python(), "-m", "prony_node", question, *words]
-    complaints = ""
+    complaints, status = "", None
     try:
         with (
             tempfile.TemporaryFile() as said,
@@ -159,30 +162,40 @@ def ask_node(question: str, *words: str, warn: Callable[[str], None] | None = No
                 start_new_session=True,
             )
             try:
-                _wait_for_answer(process, argv, warn)
+                _wait_for_answer(process, argv, (said.fileno(), complained.fileno()), warn)
             finally:
                 _end_group(process)
+            status = process.returncode
             said.seek(0)
             complained.seek(max(0, complained.seek(0, os.SEEK_END) - MOST_COMPLAINTS))
             complaints = complained.read().decode("utf-8", errors="replace")
             answer: dict[str, Any] = json.loads(said.read())
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         last = complaints.strip().splitlines()[-1:] if isinstance(error, ValueError) else [str(error)]
-        raise RequestError(f"{' '.join(argv)} gave no answer: {' '.join(last) or 'it said nothing'}") from error
+        said_last = " ".join(last)[:LONGEST_REASON] or f"it said nothing and ended with {status}"
+        raise RequestError(f"{' '.join(argv)} gave no answer: {said_last}") from error
     return answer
 
 
-def _wait_for_answer(process: subprocess.Popen[bytes], argv: list[str], warn: Callable[[str], None] | None) -> None:
-    """Until the node program has ended; a word to a person who waits for long."""
-    try:
-        process.wait(QUESTION_QUIET_S)
-    except subprocess.TimeoutExpired:
-        if warn is not None:
+def _wait_for_answer(
+    process: subprocess.Popen[bytes], argv: list[str], outputs: tuple[int, int], warn: Callable[[str], None] | None
+) -> None:
+    """Until the node program has ended; a word to a person who waits for long. A model file may print without end."""
+    began_s, told = time.monotonic(), warn is None
+    while process.poll() is None:
+        if any(os.fstat(output).st_size > READ_LIMIT for output in outputs):
+            raise OSError(f"it printed more than {READ_LIMIT / 2**20:.0f} MiB")
+        passed_s = time.monotonic() - began_s
+        if passed_s >= QUESTION_PATIENCE_S:
+            raise subprocess.TimeoutExpired(argv, QUESTION_PATIENCE_S)
+        if passed_s >= QUESTION_QUIET_S and not told and warn is not None:
+            told = True
             warn(
                 f"waiting for `{' '.join(argv)}`, for up to {QUESTION_PATIENCE_S:g} s: importing from a cold file "
                 "system takes long; Ctrl-C ends it"
             )
-        process.wait(max(0.0, QUESTION_PATIENCE_S - QUESTION_QUIET_S))
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(QUESTION_LOOK_S)
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:

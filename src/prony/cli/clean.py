@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import IO, Any
 
 # C0 except newline and tab, DEL, C1, what turns the direction of writing, line separators, and halves of characters.
-OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]+")
 COLOUR = re.compile("\x1b\\[[0-9;]*m")
 INSTEAD = "\N{REPLACEMENT CHARACTER}"
 

@@ -70,11 +70,11 @@ def checks_of(folder: Path, accident: str, *words: str) -> dict[str, tuple[str, 
     return {check["name"]: (check["level"], check["message"]) for check in record["checks"]}
 
 
-def test_one_step_without_a_finite_loss_is_a_doubt(tmp_path: Path) -> None:
+def test_one_step_without_a_finite_loss_fails(tmp_path: Path) -> None:
     """The last loss and all weights are finite, and every other check passed."""
     found = checks_of(tmp_path, "answer = answer + (float('nan') if len(CALLS) == 140 else 0.0)", "steps=150")
     assert found["finite"][0] == "pass"
-    assert found["losses"] == ("warn", "the loss of at least one step in the window was not finite")
+    assert found["losses"] == ("fail", "the loss of at least one step in the window was not finite")
 
 
 def test_a_loss_that_is_lost_before_the_window_is_none(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_a_sweep_does_not_call_a_wrong_kernel_the_best_and_its_words_run(model: 
     words = ("my models/nanfast.py", "kernel=plain,fast", "steps=4")
     done = prony(tmp_path, "sweep", *words, "--no-energy", "--order", "given")
     assert done.returncode == 1, done.stderr
-    assert re.search(r"kernel=fast.*failed its check loss, finite", done.stderr)
+    assert re.search(r"kernel=fast.*failed its check losses, loss, finite", done.stderr)
     assert "1 run failed a check" in done.stderr
     told = re.findall(r"best so far: [^,]+(?:,\d+)* images/s, (.*)$", done.stderr, re.MULTILINE)
     assert told
@@ -110,8 +110,8 @@ def test_tune_names_a_wrong_kernel_as_failed_and_never_advises_it(model: Path, t
     words = ("tune", "my models/nanfast.py", "kernel=plain,fast", "cores=1", "--budget", "60s")
     done = prony(tmp_path, *words)
     assert done.returncode in (0, 3), done.stderr
-    assert re.search(r"kernel=fast.*but it failed its check loss, finite", done.stderr)
-    assert "Never advised, however fast: kernel=fast (failed check: loss, finite)" in done.stdout
+    assert re.search(r"kernel=fast.*but it failed its check losses, loss, finite", done.stderr)
+    assert "Never advised, however fast: kernel=fast (failed check: losses, loss, finite)" in done.stdout
     assert "use it" not in done.stdout
     assert "try it" not in done.stdout
 
@@ -120,7 +120,7 @@ def test_a_run_with_a_failed_check_exits_with_1(model: Path, tmp_path: Path) -> 
     done = prony(tmp_path, "run", "my models/nanfast.py", "kernel=fast", "steps=4", "--no-energy", "--json")
     assert done.returncode == 1
     assert json.loads(done.stdout)["status"] == "ok"
-    assert "failed its check loss, finite" in done.stderr
+    assert "failed its check losses, loss, finite" in done.stderr
 
 
 def test_exit_codes_follow_the_checks(good: dict[str, Any]) -> None:

@@ -46,7 +46,8 @@ def claim(root: Path) -> None:
 
 
 def rebuild(root: Path) -> None:
-    Store(root).rebuild()
+    with contextlib.closing(Store(root)) as store:  # an open one writes to the index when it is closed at last
+        store.rebuild()
 
 
 def look_at_jobs(root: Path) -> None:

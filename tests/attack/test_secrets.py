@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prony_node.contract.plain import SHARED
+from prony_node.contract.plain import SHARED, SHARED_TEXT
 from prony_node.contract.secret import redacted_command
 from prony_node.power import any_command
 
@@ -93,11 +93,11 @@ def test_the_group_reads_energy_json_in_a_root_that_was_shared_with_it_alone(tmp
     """A folder of a group that nobody shared through Prony may be a home on a system that makes them so."""
     root = tmp_path / "root"
     root.mkdir()
-    root.chmod(0o2770)
+    root.chmod(0o3770)
     if not root.stat().st_mode & stat.S_ISGID:
         pytest.skip("this file system does not keep the setgid bit")
     if shared:
-        (root / SHARED).touch()
+        (root / SHARED).write_text(SHARED_TEXT)
     measure(root / "measured", f"--json={root / 'figures.json'}")
     for path in (root / "measured" / "energy.json", root / "figures.json"):
         assert stat.S_IMODE(path.stat().st_mode) == (0o640 if shared else 0o600)

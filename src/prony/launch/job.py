@@ -27,9 +27,10 @@ from prony.launch.site_file import choose_partition
 from prony.launch.site_find import find_site
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
-from prony_node.contract.files import IS_JOBS, JOBS
 from prony_node.contract.parallel import devices_per_node
 from prony_node.contract.plain import (
+    IS_JOBS,
+    JOBS,
     OTHERS_WRITE,
     NotPlain,
     group_reads,

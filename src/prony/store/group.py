@@ -20,6 +20,7 @@ from prony_node.contract.plain import (
     GROUP_LOCKS,
     GROUP_READS_FILE,
     GROUP_READS_FOLDER,
+    IS_JOBS,
     OTHERS_WRITE,
     SHARED,
     SHARED_TEXT,
@@ -68,7 +69,7 @@ def share_root(root: Path, group: int) -> Done:
                 raise RequestError(f"the file system of {root} keeps no setgid bit, without which no root is shared")
             _put_mark(folder, group, found.st_uid)
             for name in sorted(os.listdir(folder)):  # noqa: PTH208, a descriptor
-                if name == CLAIMS or name in COMMON_FOLDERS or files.IS_JOBS.fullmatch(name) or _is_run(folder, name):
+                if name == CLAIMS or name in COMMON_FOLDERS or IS_JOBS.fullmatch(name) or _is_run(folder, name):
                     _share(folder, name, group, owners, done)
     except OSError as error:
         raise RequestError(f"{error.filename or root} could not be shared: {error.strerror or error}") from error

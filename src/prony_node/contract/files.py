@@ -6,7 +6,6 @@ import contextlib
 import errno
 import json
 import os
-import re
 import secrets
 import shutil
 import stat
@@ -51,8 +50,6 @@ WALK = "walk"  # a folder for each batch size that a screening walked through, w
 SCREENING = "screening.json"  # what such a size gave, in the form of a record; it is none, and nothing indexes it
 STACKS = "stacks.txt"  # where every thread stood when the rank hung
 SUPERVISOR = "supervisor.json"  # who is responsible for this folder
-JOBS = ".jobs"  # of a root: the jobs of its first user; a name that no list of runs looks into
-IS_JOBS = re.compile(rf"{re.escape(JOBS)}(-[0-9]+)?")  # with the user id, those of each further one
 SUPERVISOR_LOG = "supervisor.log"  # what the supervisor said, when a controller started it
 
 MOST_PARTS = 2_000_000  # values of a document: a few bytes of JSON take a hundred of memory, each

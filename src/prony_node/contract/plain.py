@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import IO
 
 READ_LIMIT = 64 * 2**20  # bytes of a document; the longest step series that Prony writes is a fraction of it
+JOBS = ".jobs"  # of a root: the jobs of its first user; a name that no list of runs looks into
+IS_JOBS = re.compile(rf"{re.escape(JOBS)}(-[0-9]+)?")  # with the user id, those of each further one
 SHARED = ".shared"  # the mark of a root that is shared with the group of its folder
 SHARED_TEXT = "Shared with the group of this folder by `prony store share`. Without this file it is not.\n"
 # What a group may do in a shared root: add to it (sticky: each renames and removes their own), lock, and read runs.

@@ -38,8 +38,8 @@ def prony(place: Path, *words: str, code: int = 0) -> subprocess.CompletedProces
     return done
 
 
-def record(place: Path, *words: str) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(prony(place, "run", *words, "--json").stdout)
+def record(place: Path, *words: str, code: int = 0) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(prony(place, "run", *words, "--json", code=code).stdout)
     return document
 
 
@@ -103,7 +103,7 @@ def test_a_quality_that_is_not_reached_is_said(place: Path, real_data: Callable[
     data = f"data={real_data('mnist')}"
     words = ("size=tiny", "until=accuracy>=0.9999", "epochs=1", "data_samples=320", "batch_size=32", *ONE_CORE)
     words += ("test_samples=100",)
-    made = record(place, "wideresnet", data, *words)
+    made = record(place, "wideresnet", data, *words, code=1)  # a failed check, of a run that went well
     assert made["status"] == "ok"
     assert made["learning"]["reached"] is None
     assert level(made, "quality") == "fail"

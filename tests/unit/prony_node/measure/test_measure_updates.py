@@ -193,5 +193,5 @@ def test_one_loss_that_is_not_finite_is_remembered(value: float, kind: torch.dty
 
 def test_the_check_names_the_ranks() -> None:
     assert losses_check([True, True])["level"] == "pass"
-    assert losses_check([False])["level"] == "warn"
+    assert losses_check([False])["level"] == "fail"
     assert losses_check([True, False])["message"].endswith("on rank 1")

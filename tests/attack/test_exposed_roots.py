@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import grp
 import io
 import json
 import os
+import pwd
 import sqlite3
 import subprocess
 import sys
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pytest
 
+from prony.launch.claim import refuse_open_root
 from prony.launch.local import LocalRun
 from prony.store import Store
 from prony.store.index import INDEX, index_place
@@ -21,6 +28,26 @@ from prony_node.contract import Plan, RequestError, Trial, files
 from prony_node.contract.leftovers import remove_leftovers
 from prony_node.contract.plain import NotPlain
 from prony_node.supervise.claim import load_plan, own_plan
+from prony_node.supervise.log_limits import LogLimits
+
+if TYPE_CHECKING:
+    from conftest import User
+
+SOME_GROUP = 61299  # a group id without an entry
+
+
+def _give_to_group(folder: Path) -> None:
+    """Give a folder to a group that is not the user's own; only root may choose any."""
+    own = {os.getegid(), *os.getgroups()} if os.geteuid() else {SOME_GROUP}
+    for gid in own:
+        os.chown(folder, -1, gid)
+        try:
+            if grp.getgrgid(gid).gr_name != pwd.getpwuid(os.geteuid()).pw_name:
+                return
+        except KeyError:
+            return
+    pytest.skip("this user has no group but their own")
+
 
 PLAN = Plan("gpt-tiny-20260101T000000-abc123", Trial("gpt-tiny", {"size": "tiny"}))
 
@@ -51,14 +78,106 @@ def test_a_rank_reads_its_plan_from_a_file_that_only_the_user_can_write() -> Non
     assert not path.parent.exists()
 
 
-def test_nothing_runs_where_anybody_may_replace_folders(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("mode", "who"), [(0o777, "any user"), (0o2775, "every member of group")])
+def test_nothing_runs_where_others_may_replace_folders(tmp_path: Path, mode: int, who: str) -> None:
     root = tmp_path / "runs"
     root.mkdir()
-    root.chmod(0o777)
-    with pytest.raises(RequestError, match=r"any user may replace what lies in .*prony store share"):
+    _give_to_group(root)
+    root.chmod(mode)
+    with pytest.raises(RequestError, match=rf"{who}.* can replace runs in .*prony store share"):
         LocalRun(PLAN, root).start()
-    root.chmod(0o1777)
     assert not list(root.iterdir())
+    root.chmod(mode | 0o1000)
+    refuse_open_root(root)
+
+
+def test_the_group_that_is_a_users_own_is_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian and Red Hat give each user a group of their own and a umask of 002."""
+    group = grp.struct_group(("ada", "x", 4242, []))
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: SimpleNamespace(pw_name="ada"))
+    monkeypatch.setattr(grp, "getgrgid", lambda gid: group)
+    tmp_path.chmod(0o775)
+    refuse_open_root(tmp_path)
+    group = grp.struct_group(("ada", "x", 4242, ["ada", "bob"]))
+    with pytest.raises(RequestError, match="every member of group ada"):
+        refuse_open_root(tmp_path)
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o002, 0o755), (0o022, 0o755), (0o077, 0o700), (0, 0o755)])
+def test_a_root_and_a_run_are_never_open_to_others_by_the_umask(tmp_path: Path, umask: int, mode: int) -> None:
+    before = os.umask(umask)
+    try:
+        files.create_folder(tmp_path / "runs" / "run", {files.PLAN: {}})
+        with files.open_text(tmp_path / "runs" / "run" / files.STEPS):
+            pass
+    finally:
+        os.umask(before)
+    assert (tmp_path / "runs").stat().st_mode & 0o777 == mode
+    assert (tmp_path / "runs" / "run").stat().st_mode & 0o777 == mode
+    assert (tmp_path / "runs" / "run" / files.STEPS).stat().st_mode & 0o022 == 0
+
+
+def _write_results(folder: Path) -> dict[str, OSError]:
+    """Write as a supervisor and a rank do; what was refused."""
+    refused: dict[str, OSError] = {}
+    attempts: dict[str, Callable[[], object]] = {
+        "whole": lambda: files.write_whole(folder / files.RESULT, {"mine": True}),
+        "once": lambda: files.write_once(folder / files.RECORD, {"mine": True}),
+        "text": lambda: files.open_text(folder / files.STEPS).close(),
+        "append": lambda: files.open_bytes(folder / files.LOG, append=True).close(),
+        "folder": lambda: files.make_folder(folder / "rank7"),
+        "move": lambda: files.move(folder / files.STEPS, folder / files.EFFECTIVE),
+    }
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+        except OSError as error:
+            refused[name] = error
+    files.remove(folder / files.STEPS)
+    files.remove(folder / files.TRY)
+    with contextlib.suppress(OSError):
+        files.fit_all(folder)
+    limits = LogLimits(folder, most_bytes=2)
+    limits.hold()
+    return refused
+
+
+def _content(folder: Path) -> dict[str, tuple[int, str]]:
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        found[str(path.relative_to(folder))] = (path.stat().st_mode, path.read_text() if path.is_file() else "")
+    return found
+
+
+def _private_folder(folder: Path) -> Path:
+    """A folder of the user's with files of the names that a run has."""
+    (folder / files.TRY).mkdir(parents=True)
+    for name in (files.RESULT, files.STEPS, files.LOG, f"{files.TRY}/{files.PLAN}"):
+        (folder / name).write_text("precious")
+    return folder
+
+
+@pytest.mark.parametrize("inner", ["", "rank1", "walk/8"])
+def test_nothing_is_written_through_a_run_folder_that_became_a_link(tmp_path: Path, inner: str) -> None:
+    private = tmp_path / "private"
+    _private_folder(private / inner)
+    before = _content(private)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "run").symlink_to(private)
+    refused = _write_results(tmp_path / "runs" / "run" / inner)
+    assert set(refused) == {"whole", "once", "text", "append", "folder", "move"}
+    assert {type(error) for error in refused.values()} == {NotPlain}
+    assert _content(private) == before
+
+
+def test_nothing_is_written_into_a_folder_that_another_user_put_there(tmp_path: Path, stranger: User) -> None:
+    run = tmp_path / "runs" / "run"
+    run.mkdir(parents=True)
+    os.chown(run, stranger.uid, stranger.gid)
+    refused = _write_results(run)
+    assert {"whole", "once", "text", "append"} <= set(refused)
+    assert all("another user" in str(error) for name, error in refused.items() if name in ("whole", "text"))
+    assert not [path for path in run.iterdir() if path.is_file() and path.stat().st_size]
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o2775, 0o3770])

@@ -68,15 +68,6 @@ def test_nobody_else_reads_what_a_strict_umask_keeps(tmp_path: Path, umask_077: 
     assert {name for name, bits in found.items() if bits & 0o077} == set()
 
 
-def test_a_lenient_umask_is_honoured_too(tmp_path: Path) -> None:
-    before = os.umask(0o002)
-    try:
-        files.create_folder(tmp_path / "a", {files.PLAN: {}})
-    finally:
-        os.umask(before)
-    assert (mode(tmp_path / "a"), mode(tmp_path / "a" / files.PLAN)) == (0o775, 0o664)
-
-
 def test_a_folder_of_a_project_is_not_shared_by_itself(tmp_path: Path, umask_077: None) -> None:
     """Folders of projects have the setgid bit and let their group write. That alone gives no run away."""
     tmp_path.chmod(0o2770)

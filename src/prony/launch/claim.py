@@ -8,12 +8,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import grp
 import hashlib
 import os
+import pwd
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.plain import NotPlain, open_lock
 
@@ -26,7 +29,7 @@ NOT_SHARED = "; the owner of the folder can share it with a group: prony store s
 def claimed(root: Path, what: str) -> Iterator[bool]:
     """Whether this process is the one to do this, until the end of the block; False while another is."""
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        files.make_root(root)
         file = open_lock(root, FILE)  # nothing is ever written to it
     except OSError as error:
         hint = NOT_SHARED if isinstance(error, PermissionError) and not isinstance(error, NotPlain) else ""
@@ -38,16 +41,39 @@ def claimed(root: Path, what: str) -> Iterator[bool]:
 
 
 def refuse_open_root(root: Path) -> None:
-    """Refuse to fill a root in which any user may rename and replace what others made."""
+    """Refuse to fill a root in which other users may rename and replace what this one makes."""
     try:
-        mode = root.stat().st_mode
+        found = root.stat()
     except OSError:
         return
-    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-        raise RequestError(
-            f"any user may replace what lies in {root}, so nothing is run there; `chmod o-w {root}`, or share it with "
-            "a group: prony store share"
-        )
+    if found.st_mode & stat.S_ISVTX:  # each user renames and removes their own
+        return
+    if found.st_mode & stat.S_IWOTH:
+        who, remedy = "any user", "o-w"
+    elif found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid):
+        who, remedy = f"every member of group {_group_name(found.st_gid)}", "g-w"
+    else:
+        return
+    raise RequestError(
+        f"{who} can replace runs in {root}, so nothing is run there. Share the folder (prony store share {root} "
+        f"--group NAME), close it (chmod {remedy} {root}), or name another one (--runs DIR)"
+    )
+
+
+def _is_own_group(gid: int) -> bool:
+    """Whether this is the group that many systems give each user, of the same name and without other members."""
+    try:
+        user, group = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return group.gr_name == user and set(group.gr_mem) <= {user}
+
+
+def _group_name(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)
 
 
 def claim_run(root: Path, trial_hash: str, repeat: int) -> contextlib.AbstractContextManager[bool]:

@@ -228,7 +228,7 @@ def open_own_place(root: Path) -> Iterator[int]:
     if place is None:
         raise RequestError(f"{root / JOBS}-{os.geteuid()} was made by another user; have it removed")
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        files.make_root(root)
         refuse_open_root(root)
         with contextlib.suppress(FileExistsError):
             (root / place).mkdir(mode=0o755)  # less what the umask takes

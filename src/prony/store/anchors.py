@@ -14,6 +14,7 @@ from typing import Any
 
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
+from prony_node.contract.plain import write_alone
 
 FOLDER = "anchors"  # beside the run folders: what a rebuild reads anchors from
 SCHEMA = "prony.anchors/1"
@@ -85,7 +86,7 @@ def keep_anchors(root: Path, anchors: Iterable[Anchor]) -> list[Anchor]:
     for start in range(0, len(new), ANCHORS_A_FILE):
         document = {"schema": SCHEMA, "anchors": [asdict(anchor) for anchor in new[start : start + ANCHORS_A_FILE]]}
         name = hashlib.sha256(files.canonical_json(document).encode()).hexdigest()[:16]
-        files.write_whole(root / FOLDER / f"{name}.json", document)
+        write_alone(root / FOLDER / f"{name}.json", files.to_json(document).encode())
     return new
 
 

@@ -83,7 +83,7 @@ def unpacked(source: BinaryIO, root: Path, shown: str, limits: Limits | None = N
 
     Nothing is unpacked by tarfile itself: names and kinds are checked, and bytes are copied into files made here.
     """
-    root.mkdir(parents=True, exist_ok=True)
+    files.make_root(root)
     place = Path(tempfile.mkdtemp(prefix=IMPORT, dir=root))
     try:
         held = hold(place)

@@ -57,7 +57,7 @@ def find_group(name: str) -> int:
 def share_root(root: Path, group: int) -> Done:
     """Mark a root as shared with a group, and let the group read what this user has made in it, and add to it."""
     done = Done()
-    root.mkdir(parents=True, exist_ok=True)
+    files.make_root(root)
     try:
         with open_folder(root) as folder:
             found = os.fstat(folder)

@@ -23,6 +23,7 @@ from prony_node.contract.plain import (
     is_shared,
     open_folder,
     open_plain,
+    open_run_folder,
     read_plain,
 )
 
@@ -52,6 +53,7 @@ STACKS = "stacks.txt"  # where every thread stood when the rank hung
 SUPERVISOR = "supervisor.json"  # who is responsible for this folder
 SUPERVISOR_LOG = "supervisor.log"  # what the supervisor said, when a controller started it
 
+OWN_FOLDER = 0o755  # less what the umask takes: nobody else adds to a root or a run unless it was shared
 MOST_PARTS = 2_000_000  # values of a document: a few bytes of JSON take a hundred of memory, each
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 
@@ -86,29 +88,44 @@ def canonical_json(document: Any) -> str:
 
 
 def write_whole(path: Path, document: Any) -> None:
-    """Replace `path` by the JSON of `document`; a reader sees the old file or the new one."""
-    temporary = _write_temporary(path, document)
-    temporary.replace(path)
-    _sync_folder(path.parent)
+    """Replace a file of a run folder by the JSON of `document`; a reader sees the old file or the new one."""
+    with open_run_folder(path.parent) as folder:
+        _write_in(folder, path, document)
 
 
 def write_once(path: Path, document: Any) -> bool:
-    """Create `path` whole, unless it exists: then change nothing and answer False.
+    """Create a file of a run folder whole, unless it exists: then change nothing and answer False.
 
     A hard link to a finished file is the one way to create a file that is both complete and exclusive.
     """
-    temporary = _write_temporary(path, document)
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        return False
-    except OSError:
-        if not _replace_exclusively(temporary, path):
+    with open_run_folder(path.parent) as folder:
+        temporary = _write_temporary(folder, path, document)
+        try:
+            os.link(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+        except FileExistsError:
             return False
-    finally:
-        temporary.unlink(missing_ok=True)
-    _sync_folder(path.parent)
+        except OSError:
+            if not _replace_exclusively(folder, temporary, path.name):
+                return False
+        finally:
+            _unlink(folder, temporary)
+        _sync(folder)
     return True
+
+
+def move(path: Path, target: Path) -> None:
+    """Move a file of a run folder to another folder in it."""
+    with open_run_folder(path.parent) as here, open_run_folder(target.parent) as there:
+        os.replace(path.name, target.name, src_dir_fd=here, dst_dir_fd=there)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder of a run folder, if it is there and can be removed."""
+    with contextlib.suppress(OSError), open_run_folder(path.parent) as folder:
+        if stat.S_ISDIR(os.stat(path.name, dir_fd=folder, follow_symlinks=False).st_mode):
+            shutil.rmtree(path.name, ignore_errors=True, dir_fd=folder)
+        else:
+            os.unlink(path.name, dir_fd=folder)
 
 
 def create_folder(folder: Path, documents: dict[str, Any]) -> None:
@@ -119,28 +136,33 @@ def create_folder(folder: Path, documents: dict[str, Any]) -> None:
     if not folder.parent.exists():
         make_common_folder(folder.parent)
     temporary = temporary_name(folder)
-    temporary.mkdir()
-    try:
-        if is_in_shared(folder.parent):
-            share_folder(temporary, GROUP_READS_FOLDER)
-        for name, document in documents.items():
-            write_whole(temporary / name, document)
-        if folder.exists() and any(folder.iterdir()):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder))
+    with open_folder(folder.parent) as root:
+        os.mkdir(temporary.name, OWN_FOLDER, dir_fd=root)
         try:
-            temporary.rename(folder)  # refused by the system when the folder was filled meanwhile
-        except OSError as error:
-            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder)) from error
-            if error.errno != errno.EBUSY:
-                raise
-            for name in documents:  # an empty mount point cannot be replaced, only filled
-                (temporary / name).replace(folder / name)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    shutil.rmtree(temporary, ignore_errors=True)
-    _sync_folder(folder.parent)
+            if is_in_shared(folder.parent):
+                share_folder(temporary, GROUP_READS_FOLDER)
+            with open_folder(folder.parent, temporary.name) as new:
+                for name, document in documents.items():
+                    _write_in(new, folder / name, document)
+                if folder.exists() and any(folder.iterdir()):
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder))
+                _name_folder(root, new, temporary.name, folder, list(documents))
+        finally:
+            shutil.rmtree(temporary.name, ignore_errors=True, dir_fd=root)
+        _sync(root)
+
+
+def _name_folder(root: int, new: int, temporary: str, folder: Path, names: list[str]) -> None:
+    try:
+        os.rename(temporary, folder.name, src_dir_fd=root, dst_dir_fd=root)  # refused where it was filled meanwhile
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder)) from error
+        if error.errno != errno.EBUSY:
+            raise
+        with open_run_folder(folder) as mounted:  # an empty mount point cannot be replaced, only filled
+            for name in names:
+                os.replace(name, name, src_dir_fd=new, dst_dir_fd=mounted)
 
 
 def open_text(path: Path, append: bool = False, buffering: int = -1) -> TextIO:
@@ -155,59 +177,77 @@ def open_bytes(path: Path, append: bool = False) -> BinaryIO:
 
 
 def _open_output(path: Path, append: bool) -> int:
-    handle = open_plain(path, os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else 0))
-    try:
-        if os.fstat(handle).st_nlink > 1:
-            raise NotPlain(path, "it has another name elsewhere, and would be changed there")
-        if not append:
-            os.ftruncate(handle, 0)
-        fit(path)
-    except BaseException:
-        os.close(handle)
-        raise
+    with open_run_folder(path.parent) as folder:
+        handle = open_plain(path, os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else 0), folder=folder)
+        try:
+            if os.fstat(handle).st_nlink > 1:
+                raise NotPlain(path, "it has another name elsewhere, and would be changed there")
+            _check_maker(path, handle, folder)
+            if not append:
+                os.ftruncate(handle, 0)
+            _fit(handle, os.fstat(folder))
+        except BaseException:
+            os.close(handle)
+            raise
     return handle
 
 
-def fit(path: Path) -> None:
+def _check_maker(path: Path, handle: int, folder: int) -> None:
+    """NotPlain where this file and its folder are of two users: somebody put a folder of theirs in its place.
+
+    Not compared with this process: some network file systems give all files one owner.
+    """
+    if os.fstat(handle).st_uid != os.fstat(folder).st_uid:
+        raise NotPlain(path, "its folder belongs to another user")
+
+
+def _fit(handle: int, above: os.stat_result) -> None:
     """Give a new file or folder of ours the permissions of the folder it lies in, as its maker chose them.
 
     A run folder of a shared root is of the group (setgid), and what it lets the group read holds for its content,
-    whatever the umask is. What the folder keeps from others, its files do too. A link, or another's, is left.
+    whatever the umask is. What the folder keeps from others, its files do too. Another user's is left as it is.
     """
-    with contextlib.suppress(OSError):
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    found = os.fstat(handle)
+    is_folder = stat.S_ISDIR(found.st_mode)
+    if found.st_uid != os.geteuid() or not (is_folder or (stat.S_ISREG(found.st_mode) and found.st_nlink == 1)):
+        return
+    mode = stat.S_IMODE(found.st_mode)
+    if above.st_mode & stat.S_ISGID:
+        mode |= above.st_mode & (GROUP_READS_FOLDER if is_folder else GROUP_READS_FILE)
+    mode &= ~0o022 | above.st_mode
+    if mode != stat.S_IMODE(found.st_mode):
+        with contextlib.suppress(OSError):
+            os.fchmod(handle, mode)
+
+
+def fit_all(folder: Path) -> None:
+    """The same for all that lies in a run folder: also what was written by a library, or by the model itself."""
+    with open_run_folder(folder) as top:
+        for _, folders, names, place in os.fwalk(".", dir_fd=top):
+            for name in (*folders, *names):
+                _fit_name(name, place)
+
+
+def _fit_name(name: str, folder: int) -> None:
+    with contextlib.suppress(OSError):  # a link, or a folder that is gone again
+        handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
         try:
-            above, found = path.parent.stat(), os.fstat(handle)
-            is_folder = stat.S_ISDIR(found.st_mode)
-            if found.st_uid != os.geteuid() or not (is_folder or (stat.S_ISREG(found.st_mode) and found.st_nlink == 1)):
-                return
-            mode = stat.S_IMODE(found.st_mode)
-            if above.st_mode & stat.S_ISGID:
-                mode |= above.st_mode & (GROUP_READS_FOLDER if is_folder else GROUP_READS_FILE)
-            mode &= ~0o022 | above.st_mode
-            if mode != stat.S_IMODE(found.st_mode):
-                os.fchmod(handle, mode)
+            _fit(handle, os.fstat(folder))
         finally:
             os.close(handle)
 
 
-def fit_all(folder: Path) -> None:
-    """The same for all that lies in a folder: also what was written by a library, or by the model itself."""
-    for place, folders, names in os.walk(folder):
-        for name in (*folders, *names):
-            fit(Path(place, name))
-
-
 def make_folder(path: Path) -> None:
     """A folder inside a run folder, unless there is one of ours."""
-    try:
-        path.mkdir()
-    except FileExistsError:
-        found = path.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-            raise NotPlain(path, "it is no folder of yours") from None
-        return
-    fit(path)
+    with open_run_folder(path.parent) as above:
+        try:
+            os.mkdir(path.name, dir_fd=above)
+        except FileExistsError:
+            found = os.stat(path.name, dir_fd=above, follow_symlinks=False)
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.fstat(above).st_uid:
+                raise NotPlain(path, "it is no folder of yours") from None
+            return
+        _fit_name(path.name, above)
 
 
 def make_run_folder(folder: Path) -> None:
@@ -216,16 +256,21 @@ def make_run_folder(folder: Path) -> None:
         return
     if not folder.parent.exists():
         make_run_folder(folder.parent)
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(OWN_FOLDER, exist_ok=True)
     if is_in_shared(folder.parent):
         share_folder(folder, GROUP_READS_FOLDER)
 
 
+def make_root(root: Path) -> None:
+    """A root of runs, unless it is there. Others may add to it only once it is shared, whatever the umask."""
+    root.mkdir(OWN_FOLDER, parents=True, exist_ok=True)
+
+
 def make_common_folder(folder: Path) -> None:
     """A folder in a root to which, where that is shared, each member adds their own."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_root(folder.parent)
     try:
-        folder.mkdir()
+        folder.mkdir(OWN_FOLDER)
     except FileExistsError:
         if not stat.S_ISDIR(folder.lstat().st_mode):
             raise NotPlain(folder, "it is no folder") from None
@@ -245,25 +290,26 @@ def temporary_name(path: Path, prefix: str | None = None) -> Path:
     return path.with_name(f"{f'.{path.name}.' if prefix is None else prefix}{secrets.token_hex(4)}")
 
 
-def open_temporary(temporary: Path) -> int:
-    """A new file under such a name, with permissions by the umask."""
-    return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+def open_temporary(temporary: Path | str, folder: int | None = None) -> int:
+    """A new file under such a name, with permissions by the umask. With the descriptor of a folder, a name in it."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(temporary, flags, 0o666, dir_fd=folder)
 
 
-def _replace_exclusively(temporary: Path, path: Path) -> bool:
+def _replace_exclusively(folder: int, temporary: str, name: str) -> bool:
     """The same on a file system without hard links: whoever makes the lock's name may move the file in place."""
-    lock = path.with_name(f".{path.name}.lock")
+    lock = f".{name}.lock"
     try:
-        os.close(os.open(lock, os.O_CREAT | os.O_EXCL, 0o666))
+        os.close(os.open(lock, os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder))
     except FileExistsError:
         time.sleep(1.0)  # someone is about to finish, or died here and left the lock
     try:
-        if path.exists():
+        if name in os.listdir(folder):
             return False
-        temporary.replace(path)
+        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
         return True
     finally:
-        lock.unlink(missing_ok=True)
+        _unlink(folder, lock)
 
 
 def read_json(path: Path, limit: int = READ_LIMIT) -> Any | None:
@@ -284,26 +330,35 @@ def bounded_json(content: bytes) -> bytes:
     return content
 
 
-def _write_temporary(path: Path, document: Any) -> Path:
+def _write_in(folder: int, path: Path, document: Any) -> None:
+    temporary = _write_temporary(folder, path, document)
+    os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+    _sync(folder)
+
+
+def _write_temporary(folder: int, path: Path, document: Any) -> str:
+    """The name of a new file in this folder that holds the document."""
     text = to_json(document)
-    temporary = temporary_name(path)
-    handle = open_temporary(temporary)
+    temporary = temporary_name(path).name
+    handle = open_temporary(temporary, folder)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
+            _check_maker(path, handle, folder)
             file.write(text)
             file.flush()
-            os.fsync(file.fileno())
-        fit(temporary)
+            os.fsync(handle)
+            _fit(handle, os.fstat(folder))
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        _unlink(folder, temporary)
         raise
     return temporary
 
 
-def _sync_folder(folder: Path) -> None:
+def _unlink(folder: int, name: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=folder)
+
+
+def _sync(folder: int) -> None:
     with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        os.fsync(folder)

@@ -33,6 +33,7 @@ GROUP_READS_FILE = stat.S_IRGRP
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 SAMPLES_LIMIT = 2**30  # bytes of power samples: a day of eight devices
 LONGEST_LINE = 2**20  # bytes
+_IN_A_RUN = re.compile(r"rank\d+|try|walk|\d+")  # names of folders in a run folder
 _SAFELY = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 
 
@@ -44,9 +45,10 @@ class NotPlain(OSError):
 
 
 def open_plain(path: Path | str, flags: int = os.O_RDONLY, mode: int = 0o666, folder: int | None = None) -> int:
-    """A descriptor of a regular file. With `folder`, a descriptor too, `path` is a name in it."""
+    """A descriptor of a regular file. With the descriptor of its folder, only the last part of the path is used."""
+    name = path if folder is None else Path(path).name
     try:
-        file = os.open(path, flags & ~os.O_TRUNC | _SAFELY, mode, dir_fd=folder)
+        file = os.open(name, flags & ~os.O_TRUNC | _SAFELY, mode, dir_fd=folder)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise NotPlain(path, "it is a symbolic link, and none is followed here") from error
@@ -197,6 +199,17 @@ def open_folder(root: Path, *names: str) -> Iterator[int]:
         yield handle
     finally:
         os.close(handle)
+
+
+@contextlib.contextmanager
+def open_run_folder(folder: Path) -> Iterator[int]:
+    """A descriptor of a run folder, or of a folder in one. No link is followed from the root of the runs on."""
+    names = [folder.name] if folder.name else []
+    while names and _IN_A_RUN.fullmatch(names[0]) and folder.parent.name:
+        folder = folder.parent
+        names.insert(0, folder.name)
+    with open_folder(folder.parent if names else folder, *names) as handle:
+        yield handle
 
 
 def write_alone(path: Path, content: bytes) -> None:

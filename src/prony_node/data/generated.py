@@ -15,7 +15,8 @@ from typing import Any
 
 from prony_node.contract import RequestError
 from prony_node.contract.errors import unknown
-from prony_node.contract.files import read_json, write_whole
+from prony_node.contract.files import read_json, to_json
+from prony_node.contract.plain import write_alone
 from prony_node.data.dataset import listing
 from prony_node.data.manifest import (
     LOCK,
@@ -227,7 +228,7 @@ def _claim(folder: Path, document: dict[str, Any]) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not _is_begun(folder, document):
-            write_whole(folder / REQUEST, document)
+            write_alone(folder / REQUEST, to_json(document).encode())
     except OSError as error:
         raise RequestError(f"{folder} cannot be written to: {error.strerror}") from error
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from prony_node.contract import RequestError
-from prony_node.contract.files import open_temporary, read_json, temporary_name, write_whole
-from prony_node.contract.plain import open_plain
+from prony_node.contract.files import open_temporary, read_json, temporary_name, to_json
+from prony_node.contract.plain import open_plain, write_alone
 from prony_node.data.dataset import named
 
 MANIFEST = ".prony-manifest.json"  # there when the set is whole
@@ -93,7 +93,7 @@ def finish(folder: Path, request: dict[str, Any], parts: dict[int, list[Made]]) 
         "bytes": sum(made.size_bytes for made in files),
         "list_sha256": hash_file(folder / FILES),
     }
-    write_whole(folder / MANIFEST, document)
+    write_alone(folder / MANIFEST, to_json(document).encode())
     return document
 
 

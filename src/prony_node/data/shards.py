@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from prony_node.contract import RequestError
-from prony_node.contract.files import read_json, write_whole
+from prony_node.contract.files import read_json, to_json
+from prony_node.contract.plain import write_alone
 from prony_node.data.dataset import Encoded, Origin, listing, refuse
 
 IMAGES = ("jpg", "jpeg", "png")
@@ -159,7 +160,8 @@ def _stored_index(folder: Path, split: str, shards: list[Path]) -> list[tuple[Pa
 def _store_index(folder: Path, split: str, index: list[tuple[Path, list[Entry]]]) -> None:
     try:
         if not _index_path(folder, split).exists() or _stored_index(folder, split, [path for path, _ in index]) is None:
-            write_whole(_index_path(folder, split), [[_state(path), found] for path, found in index])
+            document = [[_state(path), found] for path, found in index]
+            write_alone(_index_path(folder, split), to_json(document).encode())
     except OSError:
         return  # a folder that may only be read: the index is built again next time
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from prony_node.contract import files
+from prony_node.contract.plain import write_alone
 
 FOUND: dict[Path, tuple[set[str], str]] = {}  # by where to keep them: the forms that were timed, and the fastest
 
@@ -70,4 +71,5 @@ def keep_winners() -> None:
         path, (tried, winner) = FOUND.popitem()
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            files.write_whole(path, {"torch": torch.__version__, "tried": sorted(tried), "winner": winner})
+            document = {"torch": torch.__version__, "tried": sorted(tried), "winner": winner}
+            write_alone(path, files.to_json(document).encode())

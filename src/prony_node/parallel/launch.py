@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import socket
 import sys
 import time
@@ -40,7 +39,7 @@ def main(argv: list[str]) -> int:
         ended["failure"] = {"kind": "missing-library", "message": missing}
     finally:
         files.write_whole(folder / files.LAUNCHER, ended)
-        shutil.rmtree(folder / LOGS, ignore_errors=True)
+        files.remove(folder / LOGS)
     return 1 if ended["failure"] or ended["ranks"] else 0
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from prony_node.contract import files
 from prony_node.contract.cost import Rates
 from prony_node.contract.errors import RequestError
-from prony_node.contract.plain import is_in_shared
+from prony_node.contract.plain import NotPlain, is_in_shared
 from prony_node.contract.secret import redacted_command
 from prony_node.power.account import ENERGY, Account, account_json, make_account
 from prony_node.power.foreground import Ended, NotStarted, check_command, end_like, run_in_foreground
@@ -72,10 +72,12 @@ def run_command(words: list[str], request: Request) -> int:
 
 def _folder(request: Request, screen: Screen) -> tuple[Path | None, bool]:
     """Where to sample, and whether it is kept; a folder that cannot be had costs the samples, not the figures."""
-    folder = request.out or _new_folder()
+    folder = request.out.resolve() if request.out else _new_folder()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
+        folder.mkdir(files.OWN_FOLDER, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            if os.fstat(file.fileno()).st_uid != folder.stat().st_uid:
+                raise NotPlain(folder, "it belongs to another user")
             return folder, True
     except OSError as error:
         screen.say(f"prony power: the samples are not kept, {folder} cannot be written: {error.strerror or error}")

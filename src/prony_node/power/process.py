@@ -78,7 +78,7 @@ class SamplerProcess:
                 self._process.wait(END_PATIENCE_S)
         log = self.folder / files.POWER_LOG
         if log.exists() and not log.stat().st_size:
-            log.unlink()
+            files.remove(log)
 
 
 def _python_path() -> str:

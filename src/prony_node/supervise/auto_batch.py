@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -73,7 +72,7 @@ def try_in_process(plan: Plan, folder: Path, note: Note, least: int = 1) -> Trie
     """Make that run in a fresh process, which ends with this one; a folder of its own is gone afterwards."""
     batch = int(plan.trial.settings["batch_size"])
     note(f"trying batch_size={batch}")
-    shutil.rmtree(folder, ignore_errors=True)
+    files.remove(folder)
     files.make_folder(folder)
     files.write_whole(folder / files.PLAN, plan.to_json())
     with own_plan(plan) as plan_file:
@@ -84,7 +83,7 @@ def try_in_process(plan: Plan, folder: Path, note: Note, least: int = 1) -> Trie
             process.end()
     result = files.read_json(folder / files.RESULT)
     tried = _judge(batch, result if isinstance(result, dict) else {}, process.exit_status(), folder, least)
-    shutil.rmtree(folder, ignore_errors=True)
+    files.remove(folder)
     return tried
 
 

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from prony_node.contract import files
-from prony_node.contract.plain import open_plain
+from prony_node.contract.plain import open_plain, open_run_folder
 
 MOST_BYTES = 64 * 2**20  # of one log, at rest
 CATCH_UP = 8  # times at most that we read what was written while we read
@@ -30,7 +30,7 @@ class LogLimits:
         for path in self._logs():
             # A log that cannot be cut, on a full disk perhaps, must not end the run.
             with contextlib.suppress(OSError):
-                if path.stat().st_size > self._most:
+                if path.lstat().st_size > self._most:
                     self._cut(path)
 
     def _logs(self) -> list[Path]:
@@ -40,7 +40,8 @@ class LogLimits:
 
     def _cut(self, path: Path) -> None:
         """Keep the head; then a line that says what is missing; then the tail."""
-        log = open_plain(path, os.O_RDWR | os.O_APPEND)
+        with open_run_folder(path.parent) as folder:
+            log = open_plain(path, os.O_RDWR | os.O_APPEND, folder=folder)
         try:
             size = os.fstat(log).st_size
             tail = _read(log, max(self._head, size - self._tail), size)

@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
     files.write_whole(folder / files.RESULT, found)
     stacks.close()
     if not (folder / files.STACKS).stat().st_size:
-        (folder / files.STACKS).unlink()
+        files.remove(folder / files.STACKS)
     return 0 if found["status"] == "ok" else 1
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -92,7 +91,7 @@ class Run:
 
     def execute(self) -> None:
         with ExitStack() as self.closing:
-            self.closing.callback(shutil.rmtree, self.folder / "compile_cache", ignore_errors=True)
+            self.closing.callback(files.remove, self.folder / "compile_cache")
             with self.phase("build"):
                 resolve(self)
             if self.workload.collective is not None:

@@ -96,7 +96,7 @@ def _run(plan: Plan, folder: Path, wake: Wake, node: int) -> Ending:
     logs.hold()
     for stacks in folder.glob(f"**/{files.STACKS}"):  # opened by a rank at its start, in case it hangs
         if not stacks.stat().st_size:
-            stacks.unlink()
+            files.remove(stacks)
     parts = read_parts(folder)
     watched = conditions.finish()
     if node:

@@ -7,7 +7,6 @@ two seconds. A walk pays for them once. Each size is still built, compiled, warm
 from __future__ import annotations
 
 import gc
-import shutil
 import sys
 import traceback
 from collections.abc import Callable
@@ -62,7 +61,7 @@ def keep(folder: Path, batch: int, result: dict[str, Any]) -> None:
     files.make_folder(own)
     for name in (files.STEPS, files.EFFECTIVE):
         if (folder / name).exists():
-            shutil.move(folder / name, own / name)
+            files.move(folder / name, own / name)
     files.write_whole(own / files.RESULT, result)
 
 

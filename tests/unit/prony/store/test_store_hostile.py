@@ -173,7 +173,7 @@ def test_nothing_is_said_to_be_kept_where_nothing_can_be(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
-        patched.setattr("prony.store.anchors.files.write_whole", full)
+        patched.setattr("prony.store.anchors.write_alone", full)
         done = CliRunner().invoke(make_app("store"), words)
         assert (done.exit_code, "is full" in done.output) == (2, True), done.output
     monkeypatch.setattr("prony.store.index.index_place", lambda root: None)

@@ -39,7 +39,7 @@ def test_of_eight_writers_at_once_one_wins_and_the_file_is_whole(tmp_path: Path)
     assert sorted(child.name for child in tmp_path.iterdir()) == [f"record{attempt}.json" for attempt in range(3)]
 
 
-def no_links(*_: object) -> None:
+def no_links(*_: object, **__: object) -> None:
     raise OSError(errno.EPERM, "Operation not permitted")
 
 

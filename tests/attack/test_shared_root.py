@@ -19,7 +19,7 @@ from prony.cli.main import make_app
 from prony.cli.report import report_file
 from prony.launch.job import user_name
 from prony.report import build_report
-from prony.store.group import share_root
+from prony.store.group import Done, share_root
 
 REPLAY = Path(__file__).parents[1] / "replay" / "records"
 COMMON = 61300  # a group that both users are in
@@ -88,6 +88,26 @@ def test_each_member_shares_the_runs_they_made_before(project: Project) -> None:
 
     again = project.share(project.first)
     assert again.stdout.endswith("shared with the group 61300; shared 0 runs of yours\n")
+
+
+def test_a_run_of_another_that_cannot_be_looked_into_is_counted(project: Project) -> None:
+    """The users of these tests may read everything; here the owner of the root may not."""
+    project.put_run(project.first, 1)
+    project.put_run(project.second, 2)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups(project.first.groups)
+            os.setegid(project.first.gid)
+            os.seteuid(project.first.uid)
+            os.write(write, repr(share_root(project.root, COMMON)).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    os.waitpid(child, 0)
+    with os.fdopen(read) as answer:
+        assert answer.read() == repr(Done(COMMON, runs=1, runs_of_others=1, others={project.second.uid}))
 
 
 def test_root_shares_the_runs_of_all(project: Project) -> None:

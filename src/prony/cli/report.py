@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
 import tempfile
 from pathlib import Path
@@ -10,8 +12,11 @@ from typing import Annotated
 import typer
 
 from prony.cli.open_store import RUNS_HELP, open_store
+from prony.launch.job import user_name
 from prony_node.contract.errors import RequestError
 from prony_node.contract.record import MalformedRecord, read_record, using
+
+REPORT = "report.html"
 
 
 def report(
@@ -29,33 +34,54 @@ def report(
     if not found:
         raise RequestError(f"there are no runs in {store.root} to report on")
     folders = list(dict.fromkeys(run.folder for run in found))
-    target = out or store.root / "report.html"
+    target = out or report_file(store.root)
+    follow = out is not None
     try:
-        written = _write(folders, target)
+        written = _write(folders, target, follow)
     except MalformedRecord:
         usable = [folder for folder in folders if _is_usable(folder)]
         if words or not usable or len(usable) == len(folders):
             raise
         for folder in (folder for folder in folders if folder not in usable):
             print(f"prony: {folder.name} is left out: its record is not what Prony writes", file=sys.stderr)
-        written = _write(usable, target)
-    print(f"report: {written.absolute()}")
+        written = _write(usable, target, follow)
+    print(f"report: {written.absolute()}{'' if follow else own_name_note(written)}")
 
 
-def _write(folders: list[Path], out: Path) -> Path:
+def report_file(root: Path) -> Path:
+    """Where the report of a root goes.
+
+    Where several users write, each can replace only what is theirs: who finds a report of another has one of their own.
+    """
+    usual = root / REPORT
+    try:
+        owner, mode = usual.lstat().st_uid, root.stat().st_mode
+    except OSError:
+        return usual
+    if owner == os.geteuid() or not mode & stat.S_ISVTX:
+        return usual
+    return root / f"report-{user_name(os.geteuid())}.html"
+
+
+def own_name_note(written: Path) -> str:
+    """Why a report has a name of its user's own."""
+    return "" if written.name == REPORT else f" (yours; {REPORT} there is of another user)"
+
+
+def _write(folders: list[Path], out: Path, follow: bool = False) -> Path:
     from prony.cli.study_tables import tables_of_records
     from prony.report import build_report
 
     with using(*(folder.name for folder in folders)):
         tables = tables_of_records([record for folder in folders if (record := read_record(folder)) is not None])
-        return build_report(folders, out, tables)
+        return build_report(folders, out, tables, follow=follow)
 
 
 def _is_usable(folder: Path) -> bool:
     """Whether a run alone can be reported on."""
     with tempfile.TemporaryDirectory(prefix="prony-report-") as place:
         try:
-            _write([folder], Path(place) / "report.html")
+            _write([folder], Path(place) / REPORT)
         except RequestError:
             return False
     return True

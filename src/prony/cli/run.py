@@ -229,12 +229,14 @@ def _print_outcomes(outcomes: list[Outcome], root: Path) -> None:
 
 def write_report(outcomes: list[Outcome], root: Path) -> None:
     """A suite ends with its report; on stderr, so that --json stays alone on stdout."""
-    out = root.absolute() / "report.html"
+    from prony.cli.report import own_name_note, report_file
+
+    out = report_file(root.absolute())
     try:
         from prony.report import build_report
 
-        build_report([outcome.folder for outcome in outcomes], out)
+        build_report([outcome.folder for outcome in outcomes], out, follow=False)
     except Exception as error:  # the records are there; a report can be made again
         print(f"prony: no report was made: {type(error).__name__}: {error}", file=sys.stderr)
         return
-    print(f"report: {out}", file=sys.stderr)
+    print(f"report: {out}{own_name_note(out)}", file=sys.stderr)

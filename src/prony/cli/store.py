@@ -170,21 +170,37 @@ def rebuild(
 @store.command()
 def share(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A root of runs; made where it is not there.")],
-    group: Annotated[str, typer.Option("--group", metavar="NAME", help="A group that you are in, by name or number.")],
+    group: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="A group that you are in (else the one that DIR is shared with)."),
+    ] = None,
 ) -> None:
-    """Share a root with a group: its members make runs there and read those of all, whatever their umask."""
-    from prony.store.group import closed_above, find_group, share_root
+    """Share a root with a group: its members make runs there and read those of all.
 
-    number = find_group(group)
-    done = share_root(folder, number)
-    were = f"; {done.shared:,} files and folders in it can be read by the group now" if done.shared else ""
-    print(f"{folder} is shared with the group {group}{were}")
-    if done.of_others:
-        some = ", ".join(done.of_others[:5]) + (", ..." if len(done.of_others) > 5 else "")
-        print(f"prony: {len(done.of_others)} in it are of others, who alone can share them: {some}", file=sys.stderr)
-    closed = closed_above(folder, number)
+    In a root that is shared already, a member shares the runs that they made before, and root those of all.
+    """
+    from prony.launch.job import user_name
+    from prony.store.group import closed_above, find_group, group_name, share_root
+
+    done = share_root(folder, None if group is None else find_group(group))
+    said = f"{folder} is shared with the group {group_name(done.group)}; "
+    said += f"shared {_runs(done.runs)}{'' if os.geteuid() == 0 else ' of yours'}"
+    if done.others:
+        what = _runs(done.runs_of_others) if done.runs_of_others else "files"
+        who = ", ".join(sorted(user_name(one) for one in done.others))
+        said += f"; {what} of others ({who}): ask them to run the same command"
+    print(said)
+    if done.left:
+        some = ", ".join(done.left[:5]) + (", ..." if len(done.left) > 5 else "")
+        why = "not made by Prony, a second name, another owner than their run, or too deep"
+        print(f"prony: not shared ({why}): {some}", file=sys.stderr)
+    closed = closed_above(folder, done.group)
     if closed is not None:
         print(f"prony: the group cannot reach it: {closed} lets nobody else pass (chmod)", file=sys.stderr)
+
+
+def _runs(number: int) -> str:
+    return f"{number:,} run{'s' if number != 1 else ''}"
 
 
 def _verify(here: Store, names: list[str], refresh: bool = True) -> None:

@@ -10,11 +10,13 @@ if TYPE_CHECKING:
     from prony.analysis.published_layout import Table
 
 
-def build_report(folders_or_records: Sequence[Path | dict[str, Any]], out: Path, tables: Sequence[Table] = ()) -> Path:
+def build_report(
+    folders_or_records: Sequence[Path | dict[str, Any]], out: Path, tables: Sequence[Table] = (), *, follow: bool = True
+) -> Path:
     """Write one self-contained HTML file about these runs to `out`, whole or not at all."""
     from prony.report.build import build_report as build
 
-    return build(folders_or_records, out, tables)
+    return build(folders_or_records, out, tables, follow=follow)
 
 
 __all__ = ["build_report"]

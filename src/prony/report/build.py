@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,13 +27,19 @@ from prony.report.scaling_lines import GAINED, LOST, gained_row, lost_row, scali
 from prony.report.series import read_series
 from prony.report.sweep import learned_sweeps, sweeps
 from prony_node.contract.errors import RequestError
+from prony_node.contract.plain import GROUP_READS_FILE, is_shared
 from prony_node.contract.record import read_record, validate_record
 
 OPEN_UP_TO = 6  # with more runs than this each is folded
 
 
-def build_report(folders_or_records: Sequence[Path | Record], out: Path, tables: Sequence[Table] = ()) -> Path:
-    """Write the report about these runs, with the publications' tables they fill, to `out`, whole or not at all."""
+def build_report(
+    folders_or_records: Sequence[Path | Record], out: Path, tables: Sequence[Table] = (), *, follow: bool = True
+) -> Path:
+    """Write the report about these runs, with the publications' tables they fill, to `out`, whole or not at all.
+
+    With `follow`, `out` may be a device or a link to one; else whatever has this name is replaced by a file.
+    """
     if not folders_or_records:
         raise RequestError("a report needs at least one run")
     entries = [_entry(given) for given in folders_or_records]
@@ -39,18 +47,22 @@ def build_report(folders_or_records: Sequence[Path | Record], out: Path, tables:
     page = page_of(entries)
     page.published += [table_entry(table) for table in tables]
     text = render(page, entries)
-    if out.is_dir():
+    if follow and out.is_dir():
         raise RequestError(f"the report cannot be written to {out}: it is a folder, and a report is a file")
-    if not out.absolute().parent.is_dir():
-        raise RequestError(f"{out.absolute().parent} is not a folder, so the report cannot be written there")
+    parent = out.absolute().parent
+    if not parent.is_dir():
+        raise RequestError(f"{parent} is not a folder, so the report cannot be written there")
     temporary = out.with_name(f".{out.name}.{secrets.token_hex(4)}")  # several hosts may share the folder
     try:
-        if out.is_fifo():
+        if follow and out.is_fifo():
             raise RequestError(f"the report cannot be written to {out}: it is a pipe, and a report is a file")
-        if out.exists() and not out.is_file():  # a device, which no file may take the place of
+        if follow and out.exists() and not out.is_file():  # a device, which no file may take the place of
             out.write_text(text, encoding="utf-8", errors="replace")
             return out
-        temporary.write_text(text, encoding="utf-8", errors="replace")  # a record may hold half of a character
+        with temporary.open("x", encoding="utf-8", errors="replace") as file:  # a record may hold half of a character
+            if is_shared(parent):
+                os.fchmod(file.fileno(), stat.S_IMODE(os.fstat(file.fileno()).st_mode) | GROUP_READS_FILE)
+            file.write(text)
         temporary.replace(out)
     except OSError as error:
         with contextlib.suppress(OSError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import grp
 import os
+import re
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from prony_node.contract.plain import (
     OTHERS_WRITE,
     SHARED,
     SHARED_TEXT,
+    is_marked,
     open_folder,
     open_plain,
 )
@@ -31,14 +33,20 @@ from prony_node.contract.plain import (
 CLAIMS = ".claims"
 COMMON_FOLDERS = ("anchors", ".screening")  # to which each member adds
 RUN_FILES = (files.PLAN, files.RECORD, files.NODE_PLAN)
+JOB_FILES = ("job.json",)
+OURS = re.compile(r"\.lock|\.claims|index\.sqlite.*|[0-9a-f]{16}\.json")  # files beside runs, jobs and anchors
+DEEPEST = 20  # folders below each other; Prony makes three or four
 
 
 @dataclass
 class Done:
-    """How many files and folders the group has got, and those that are for others to share."""
+    """What the group can read now and could not before, and what others have to share."""
 
-    shared: int = 0
-    of_others: list[str] = field(default_factory=list)
+    group: int
+    runs: int = 0
+    runs_of_others: int = 0
+    others: set[int] = field(default_factory=set)  # user ids
+    left: list[str] = field(default_factory=list)  # in runs: what has a further name or another owner, or lies too deep
 
 
 def find_group(name: str) -> int:
@@ -49,28 +57,35 @@ def find_group(name: str) -> int:
         guess = nearest(name, (group.gr_name for group in grp.getgrall()))
         hint = f"; did you mean {guess!r}?" if guess else "; `id` lists the groups that you are in"
         raise RequestError(f"there is no group {name!r}{hint}") from None
-    if os.geteuid() != 0 and number not in (os.getegid(), *os.getgroups()):
-        raise RequestError(f"you are not in the group {name!r}, so you cannot share with it; `id` lists yours")
+    _check_member(number)
     return number
 
 
-def share_root(root: Path, group: int) -> Done:
-    """Mark a root as shared with a group, and let the group read what this user has made in it, and add to it."""
-    done = Done()
-    files.make_root(root)
+def group_name(number: int) -> str:
     try:
+        return grp.getgrgid(number).gr_name
+    except KeyError:
+        return str(number)
+
+
+def share_root(root: Path, group: int | None = None) -> Done:
+    """Let a group read what this user has made in a root, and add to it. As root: what every user has made.
+
+    The owner of the root, or root, says which group, and marks the root. With the mark there, any member of the group
+    shares their own files.
+    """
+    try:
+        if group is not None:
+            files.make_root(root)
         with open_folder(root) as folder:
-            found = os.fstat(folder)
-            if os.geteuid() not in (0, found.st_uid):
-                raise RequestError(f"{root} belongs to user {found.st_uid}: only its owner, or root, can share it")
-            owners = {os.geteuid(), found.st_uid}
-            _give(folder, group, GROUP_ADDS)
-            if not os.fstat(folder).st_mode & stat.S_ISGID:
-                raise RequestError(f"the file system of {root} keeps no setgid bit, without which no root is shared")
-            _put_mark(folder, group, found.st_uid)
-            for name in sorted(os.listdir(folder)):  # noqa: PTH208, a descriptor
-                if name == CLAIMS or name in COMMON_FOLDERS or IS_JOBS.fullmatch(name) or _is_run(folder, name):
-                    _share(folder, name, group, owners, done)
+            done = Done(_group_of(root, folder, group))
+            owner = os.fstat(folder).st_uid
+            if os.geteuid() in (0, owner):
+                _give(folder, done.group, GROUP_ADDS)
+                if not os.fstat(folder).st_mode & stat.S_ISGID:
+                    raise RequestError(f"the file system of {root} keeps no setgid bit: no root is shared without it")
+                _put_mark(folder, done.group, owner)
+            _share_all(folder, done)
     except OSError as error:
         raise RequestError(f"{error.filename or root} could not be shared: {error.strerror or error}") from error
     return done
@@ -83,6 +98,28 @@ def closed_above(root: Path, group: int) -> Path | None:
         if not found.st_mode & (stat.S_IXGRP if found.st_gid == group else stat.S_IXOTH):
             return folder
     return None
+
+
+def _check_member(group: int) -> None:
+    if os.geteuid() != 0 and group not in (os.getegid(), *os.getgroups()):
+        name = group_name(group)
+        raise RequestError(f"you are not in the group {name!r}, so you cannot share with it; `id` lists yours")
+
+
+def _group_of(root: Path, folder: int, wanted: int | None) -> int:
+    """The group that a root is to be shared with, where this user may do so."""
+    found, shared = os.fstat(folder), is_marked(folder)
+    if not shared and os.geteuid() not in (0, found.st_uid):
+        raise RequestError(f"{root} belongs to user {found.st_uid}: only its owner, or root, can share it")
+    if not shared and wanted is None:
+        raise RequestError(f"{root} is not shared yet; `prony store share {root} --group NAME` shares it")
+    if wanted not in (None, found.st_gid) and os.geteuid() not in (0, found.st_uid):
+        raise RequestError(
+            f"{root} is shared with the group {group_name(found.st_gid)}: only its owner, or root, can change that"
+        )
+    group = found.st_gid if wanted is None else wanted
+    _check_member(group)
+    return group
 
 
 def _put_mark(folder: int, group: int, owner: int) -> None:
@@ -99,36 +136,90 @@ def _put_mark(folder: int, group: int, owner: int) -> None:
         os.fchmod(mark, 0o644)
 
 
-def _is_run(folder: int, name: str) -> bool:
-    """Whether this is a run folder, by what lies in it."""
-    for one in RUN_FILES:
-        try:
-            below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-        except OSError:
-            return False
-        try:
-            os.stat(one, dir_fd=below, follow_symlinks=False)
-        except OSError:
-            continue
-        finally:
-            os.close(below)
-        return True
-    return False
+def _share_all(folder: int, done: Done) -> None:
+    """Share what Prony has made in a root."""
+    for name in sorted(os.listdir(folder)):
+        if (name in COMMON_FOLDERS or IS_JOBS.fullmatch(name)) and not _is_ours(folder, name):
+            done.left.append(name)
+        elif name in COMMON_FOLDERS:
+            _share_common(folder, name, done)
+        elif name == CLAIMS or IS_JOBS.fullmatch(name):
+            _share_entry(folder, name, done)
+        elif _is_run(folder, name):
+            _share_entry(folder, name, done, runs=1)
 
 
-def _share(folder: int, name: str, group: int, owners: set[int], done: Done) -> None:
-    """Let the group read a file, or a folder with all in it; no link is followed, and no file that has another name."""
+def _share_common(folder: int, name: str, done: Done) -> None:
+    """Share a folder to which each member adds, and what this user has added."""
+    owner = _sharing_owner(folder, name, stat.S_IRWXG, done)
     for handle, found in _opened(folder, name):
-        if found.st_uid not in owners or (stat.S_ISREG(found.st_mode) and found.st_nlink != 1):
-            done.of_others.append(name)
+        if not stat.S_ISDIR(found.st_mode):
             continue
-        done.shared += 1
-        if stat.S_ISREG(found.st_mode):
-            _give(handle, group, GROUP_LOCKS if name == CLAIMS else GROUP_READS_FILE)
-            continue
-        _give(handle, group, GROUP_ADDS if name in COMMON_FOLDERS else GROUP_READS_FOLDER)
+        if found.st_uid == owner:
+            _give(handle, done.group, GROUP_ADDS)
         for below in os.listdir(handle):  # noqa: PTH208, a descriptor
-            _share(handle, below, group, owners, done)
+            _share_entry(handle, below, done)
+
+
+def _share_entry(folder: int, name: str, done: Done, runs: int = 0) -> None:
+    owner = _sharing_owner(folder, name, GROUP_LOCKS if name == CLAIMS else stat.S_IRGRP, done, runs)
+    if owner is not None and _share(folder, name, owner, done):
+        done.runs += runs
+
+
+def _sharing_owner(folder: int, name: str, needed: int, done: Done, runs: int = 0) -> int | None:
+    """Whose this is, where this user can share it; else it is noted for its owner, if the group lacks what it needs."""
+    try:
+        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:  # removed since it was listed
+        return None
+    if os.geteuid() in (0, found.st_uid):
+        return found.st_uid
+    allowed = found.st_mode if found.st_gid == done.group else found.st_mode << 3
+    if allowed & needed != needed:
+        done.others.add(found.st_uid)
+        done.runs_of_others += runs
+    return None
+
+
+def _share(folder: int, name: str, owner: int, done: Done, depth: int = 0) -> bool:
+    """Let the group read a file, or a folder with all in it that is of its owner; whether that changed anything.
+
+    No link is followed. A file with another name, or of another user, may have been put there to be shared.
+    """
+    changed = False
+    for handle, found in _opened(folder, name):
+        if found.st_uid != owner or depth > DEEPEST or (stat.S_ISREG(found.st_mode) and found.st_nlink != 1):
+            done.left.append(name)
+        elif stat.S_ISREG(found.st_mode):
+            changed |= _give(handle, done.group, GROUP_LOCKS if name == CLAIMS else GROUP_READS_FILE)
+        else:
+            changed |= _give(handle, done.group, GROUP_READS_FOLDER)
+            for below in os.listdir(handle):  # noqa: PTH208, a descriptor
+                changed |= _share(handle, below, owner, done, depth + 1)
+    return changed
+
+
+def _is_ours(folder: int, name: str) -> bool:
+    """Whether a folder of runs, jobs or anchors holds nothing else: a member may have renamed a private one to it."""
+    for handle, found in _opened(folder, name):
+        names = os.listdir(handle) if stat.S_ISDIR(found.st_mode) else [name]  # noqa: PTH208, a descriptor
+        return all(OURS.fullmatch(one) or _is_run(handle, one, RUN_FILES + JOB_FILES) for one in names)
+    return True  # what cannot be opened is not shared
+
+
+def _is_run(folder: int, name: str, files_of: tuple[str, ...] = RUN_FILES) -> bool:
+    """Whether this is a run folder, by what lies in it; one that only others can look into counts as one."""
+    try:
+        below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    except PermissionError:
+        return not name.startswith(".") and stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+    except OSError:
+        return False
+    try:
+        return not {*files_of}.isdisjoint(os.listdir(below))  # noqa: PTH208, a descriptor
+    finally:
+        os.close(below)
 
 
 def _opened(folder: int, name: str) -> Iterator[tuple[int, os.stat_result]]:
@@ -145,9 +236,11 @@ def _opened(folder: int, name: str) -> Iterator[tuple[int, os.stat_result]]:
         os.close(handle)
 
 
-def _give(handle: int, group: int, mode: int) -> None:
-    """Exactly this for the group, and for nobody else more than before."""
-    found = os.fstat(handle)
-    if found.st_gid != group:
+def _give(handle: int, group: int, mode: int) -> bool:
+    """Exactly this for the group, and for nobody else more than before; whether that changed anything."""
+    before = os.fstat(handle)
+    if before.st_gid != group:
         os.fchown(handle, -1, group)
-    os.fchmod(handle, stat.S_IMODE(found.st_mode) & ~OTHERS_WRITE | mode)
+    os.fchmod(handle, stat.S_IMODE(before.st_mode) & ~OTHERS_WRITE | mode)
+    after = os.fstat(handle)
+    return (before.st_gid, before.st_mode) != (after.st_gid, after.st_mode)

@@ -20,7 +20,7 @@ from prony_node.contract.errors import RequestError
 from prony_node.contract.plain import GROUP_READS_FOLDER, READ_LIMIT, is_in_shared
 from prony_node.contract.record import read_record, validate_record
 
-TAKEN = re.compile(r"(anchors|report\.html)$|index\.sqlite", re.IGNORECASE)  # what else lies beside run folders
+TAKEN = re.compile(r"(anchors|report(-.+)?\.html)$|index\.sqlite", re.IGNORECASE)  # what else lies beside run folders
 UNFINISHED = "is there already, and has no record yet: a run that is not finished"
 LONGEST_LINE = READ_LIMIT  # of one record in a file of JSON lines
 

@@ -82,13 +82,21 @@ def read_open(handle: int, path: Path | str, limit: int = READ_LIMIT) -> bytes:
 def is_shared(root: Path) -> bool:
     """Whether the owner of this root, or root, has shared it with its group."""
     try:
-        with open_folder(root) as handle:
-            folder, mark = os.fstat(handle), open_plain(SHARED, folder=handle)
-            owner, text = os.fstat(mark).st_uid, read_open(mark, root / SHARED, len(SHARED_TEXT))
+        with open_folder(root) as folder:
+            return is_marked(folder)
+    except OSError:
+        return False
+
+
+def is_marked(folder: int) -> bool:
+    """Whether the root that this is a descriptor of is shared."""
+    try:
+        found, mark = os.fstat(folder), open_plain(SHARED, folder=folder)
+        owner, text = os.fstat(mark).st_uid, read_open(mark, SHARED, len(SHARED_TEXT))
     except OSError:
         return False
     # Some file of the owner's may be renamed to the mark by a member of a project's group, so its text counts too.
-    return folder.st_mode & GROUP_ADDS == GROUP_ADDS and owner in (folder.st_uid, 0) and text == SHARED_TEXT.encode()
+    return found.st_mode & GROUP_ADDS == GROUP_ADDS and owner in (found.st_uid, 0) and text == SHARED_TEXT.encode()
 
 
 def is_in_shared(folder: Path) -> bool:

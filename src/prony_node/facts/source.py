@@ -8,21 +8,26 @@ the repository's objects, refs and index, and to nothing else.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import tempfile
+import time
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from prony_node.contract.plain import read_plain
 from prony_node.facts.tree import Missing
 
-LIMIT_S = 5.0
+LIMIT_S = 10.0  # for all that git is asked about a folder
 LARGEST_NOTE = 2**16  # bytes of .git, HEAD and commondir, where they are files
+LARGEST_CONFIGURATION = 2**20  # bytes
 SHARED = ("objects", "refs", "packed-refs", "reftable", "info/attributes")  # by all work trees of a repository
-OWN = ("index",)  # of each work tree
+IS_SHARED_INDEX = re.compile(r"sharedindex\.[0-9a-f]{40,64}")  # the larger part of an index in two files
+MOST_SHARED_INDEXES = 1000  # git removes them after two weeks
 # How files are stored. Each value is a word that git understands, never a program.
-STORAGE = r"^(core\.(filemode|symlinks|ignorecase|trustctime|checkstat|autocrlf|eol)|extensions\.(objectformat|refstorage))$"  # fmt: skip  # noqa: E501
+STORAGE = r"^(core\.(bare|filemode|symlinks|ignorecase|trustctime|checkstat|autocrlf|eol)|extensions\.(objectformat|refstorage))$"  # fmt: skip  # noqa: E501
 
 
 class _Unknown(Exception):
@@ -35,24 +40,27 @@ class _Repository:
 
     top: Path
     own: Path
+    until: float  # of time.monotonic()
 
-    def ask(self, *arguments: str, given: bytes = b"") -> str:
-        """What git answers, or why it does not."""
+    def ask(self, *arguments: str, given: bytes = b"", nothing: int = 0) -> str:
+        """What git answers, or why it does not. `nothing`: how it ends where it finds nothing."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
         environment |= {
+            # A relative entry, and an empty variable, would mean the work tree.
+            "PATH": os.pathsep.join(one for one in os.get_exec_path() if Path(one).is_absolute()) or os.defpath,
             "GIT_DIR": str(self.own), "GIT_WORK_TREE": str(self.top), "GIT_CONFIG_NOSYSTEM": "1",
             "GIT_CONFIG_GLOBAL": os.devnull, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C",
         }  # fmt: skip
         try:
             done = subprocess.run(["git", *arguments], env=environment, cwd=self.top, input=given, capture_output=True,
-                                  timeout=LIMIT_S, check=False)  # fmt: skip
+                                  timeout=max(0.0, self.until - time.monotonic()), check=False)  # fmt: skip
         except FileNotFoundError:
             raise _Unknown("git is not installed") from None
         except subprocess.TimeoutExpired:
             raise _Unknown(f"git did not answer within {LIMIT_S:.0f} s") from None
         except (OSError, ValueError) as error:
             raise _Unknown(f"git could not be started: {error}") from None
-        if done.returncode != 0:
+        if done.returncode not in (0, nothing):
             complaint = done.stderr.decode("utf-8", "replace").strip().splitlines()
             if any("Needed a single revision" in line for line in complaint):
                 raise _Unknown("the repository has no commit yet")
@@ -67,10 +75,10 @@ def source_facts(folder: Path) -> dict[str, Any]:
     try:
         top, git = _find(folder)
         with tempfile.TemporaryDirectory(prefix="prony-git-") as place:
-            repository = _Repository(top, Path(place))
+            repository = _Repository(top, Path(place), until=time.monotonic() + LIMIT_S)
             _prepare(repository, git)
             facts["commit"] = _line(repository.ask("rev-parse", "--verify", "HEAD"))
-            for name, find in (("branch", _branch), ("described", _described), ("dirty", _is_dirty)):
+            for name, find in (("branch", _branch), ("dirty", _is_dirty), ("described", _described)):
                 try:
                     facts[name] = find(repository)
                 except _Unknown as error:
@@ -103,29 +111,63 @@ def _prepare(repository: _Repository, git: Path) -> None:
     """Fill the git directory made here with links to the data of the real one."""
     shared = git / _note(git / "commondir") if (git / "commondir").is_file() else git
     (repository.own / "HEAD").write_text(_line(_note(git / "HEAD")) + "\n", encoding="utf-8")
-    (repository.own / "config").write_text("[core]\n\trepositoryformatversion = 1\n\tbare = false\n", encoding="utf-8")
     (repository.own / "info").mkdir()
-    for names, place in ((SHARED, shared), (OWN, git)):
-        for name in names:
-            if (place / name).exists():
-                (repository.own / name).symlink_to((place / name).absolute())
+    for name in SHARED:
+        _lead(repository.own / name, shared / name)
+    for name in ("index", *_shared_indexes(git)):
+        _lead(repository.own / name, git / name)
+    own = repository.own / "config"
+    own.write_text("[core]\n\trepositoryformatversion = 1\n", encoding="utf-8")
+    storage = _storage(repository, shared / "config")
+    # Further work trees may belong to a repository that has no files of its own.
+    if storage.pop("core.bare", "false").lower() in ("true", "yes", "on", "1") and shared == git:
+        raise _Unknown("the repository is bare, so it has no files to compare")
+    with own.open("a", encoding="utf-8") as file:
+        for name, value in storage.items():
+            section, _, key = name.partition(".")
+            file.write(f"[{section}]\n\t{key} = {value}\n")
+
+
+def _lead(link: Path, target: Path) -> None:
+    if target.exists():
+        link.symlink_to(target.absolute())
+
+
+def _shared_indexes(git: Path) -> list[str]:
+    """Names of the shared parts of split indexes. Git sets their times, so no link to another file is one."""
+    with os.scandir(git) as entries:
+        found = (one for one in entries if IS_SHARED_INDEX.fullmatch(one.name) and one.is_file(follow_symlinks=False))
+        return [one.name for one in islice(found, MOST_SHARED_INDEXES)]
+
+
+def _storage(repository: _Repository, config: Path) -> dict[str, str]:
+    """How a repository stores files, by its configuration; where that cannot be read, nothing about it is known."""
+    if not os.path.lexists(config):
+        return {}
     try:
-        kept = repository.ask(
-            "config", "--file", str(shared / "config"), "--no-includes", "-z", "--get-regexp", STORAGE
-        )
-    except _Unknown:  # nothing of it is set
-        return
-    for entry in kept.split("\0"):
-        name, _, value = entry.partition("\n")
-        if name:
-            repository.ask("config", "--file", str(repository.own / "config"), name, value or "true")
+        # Some tools make it a link to a common configuration.
+        given = read_plain(os.path.realpath(config, strict=True), LARGEST_CONFIGURATION)
+        told = repository.ask("config", "--file", "-", "--no-includes", "-z", "--get-regexp", STORAGE, given=given, nothing=1)  # fmt: skip  # noqa: E501
+    except OSError as error:
+        raise _Unknown(f"the configuration of the repository cannot be read: {error.strerror or error}") from None
+    except _Unknown as error:
+        raise _Unknown(f"the configuration of the repository cannot be read: {error}") from None
+    storage = {}
+    for entry in told.split("\0"):
+        name, is_given, value = entry.partition("\n")
+        if not name:
+            continue
+        if not re.fullmatch("[A-Za-z0-9]*", value):
+            raise _Unknown(f"{name} in the configuration of the repository is none of the words that git knows")
+        storage[name] = value if is_given else "true"
+    return storage
 
 
 def _branch(repository: _Repository) -> str:
-    try:
-        return _line(repository.ask("symbolic-ref", "--quiet", "--short", "HEAD"))
-    except _Unknown:
-        raise _Unknown("HEAD is detached") from None
+    branch = _line(repository.ask("symbolic-ref", "--quiet", "--short", "HEAD", nothing=1))
+    if not branch:
+        raise _Unknown("HEAD is detached")
+    return branch
 
 
 def _described(repository: _Repository) -> str:
@@ -156,7 +198,10 @@ def _is_dirty(repository: _Repository) -> bool:
 
 
 def _note(path: Path) -> str:
-    return read_plain(path, LARGEST_NOTE).decode("utf-8", "surrogateescape").strip()
+    text = read_plain(path, LARGEST_NOTE).decode("utf-8", "surrogateescape").strip()
+    if "\0" in text:
+        raise _Unknown(f"the repository cannot be read: {path.name} is no text")
+    return text
 
 
 def _line(text: str) -> str:

@@ -164,10 +164,11 @@ def test_where_nothing_can_be_written_nor_removed_is_said(
     def refused(*_: object, **__: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(Path, "write_text", refused)
+    record = get_record("d00001")
+    monkeypatch.setattr(Path, "open", refused)
     monkeypatch.setattr(Path, "unlink", refused)
     with pytest.raises(RequestError, match=r"cannot be written to .*: Read-only file system"):
-        build_report([get_record("d00001")], tmp_path / "r.html")
+        build_report([record], tmp_path / "r.html")
 
 
 def test_half_of_a_character_in_a_record_does_not_spoil_a_report(tmp_path: Path, get_record: GetRecord) -> None:

@@ -75,7 +75,9 @@ def test_what_no_index_could_hold_is_neither_imported_nor_in_the_way(
     assert len(ask_records(store, Question("effective.x=none asked.x=none", sort="asked.x")).rows) == 13
 
 
-@pytest.mark.parametrize("name", ["index.sqlite", "index.sqlite-wal", "anchors", "report.html", "Index.SQLite"])
+@pytest.mark.parametrize(
+    "name", ["index.sqlite", "index.sqlite-wal", "anchors", "report.html", "report-me.html", "Index.SQLite"]
+)
 def test_no_run_takes_the_place_of_the_index(tmp_path: Path, record: dict[str, Any], name: str) -> None:
     with pytest.raises(RequestError, match="is no name for a run folder"):
         take_record(record | {"id": name}, tmp_path / "new", Arrived())

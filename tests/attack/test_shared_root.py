@@ -122,15 +122,15 @@ def test_claims_and_common_folders_of_another_member_are_shared_by_them(project:
     """Whoever came first made them; with 0600 nobody else could make a run there."""
     (project.root / ".claims").touch(0o600)
     (project.root / "anchors").mkdir(0o700)
-    (project.root / "anchors/some.json").touch(0o600)
-    for name in (".claims", "anchors", "anchors/some.json"):
+    (project.root / "anchors/00112233aabbccdd.json").touch(0o600)
+    for name in (".claims", "anchors", "anchors/00112233aabbccdd.json"):
         os.chown(project.root / name, project.second.uid, project.second.gid)
     said = project.share(project.first, "--group", str(COMMON))
     assert "files of others (61002): ask them to run the same command" in said.stdout
     assert project.share(project.second).returncode == 0
     found = {name: stat.S_IMODE((project.root / name).stat().st_mode) for name in (".claims", "anchors")}
     assert found == {".claims": 0o660, "anchors": 0o3770}
-    assert stat.S_IMODE((project.root / "anchors/some.json").stat().st_mode) == 0o640
+    assert stat.S_IMODE((project.root / "anchors/00112233aabbccdd.json").stat().st_mode) == 0o640
     assert project.share(project.first).stdout.endswith("shared 0 runs of yours\n")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -17,6 +18,7 @@ from prony.cli.open_store import RUNS_HELP, open_store
 from prony.launch.verify import verify_folders
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
+from prony_node.contract.manifest import has_manifest
 from prony_node.contract.typed import encode
 from prony_node.contract.verification import Verification
 
@@ -57,7 +59,7 @@ def _verdicts(target: str, runs: Path | None, places: contextlib.ExitStack) -> I
     if path.is_file():
         yield from _of_archive(path, places)
         return
-    if path.is_dir() and not (path / files.RECORD).exists():
+    if path.is_dir() and not os.path.lexists(path / files.RECORD):
         folders = _runs_of(path)
         if not folders:
             raise RequestError(f"{path} holds no run folder with a record")
@@ -67,7 +69,7 @@ def _verdicts(target: str, runs: Path | None, places: contextlib.ExitStack) -> I
 
 
 def _runs_of(root: Path) -> list[Path]:
-    return sorted(path.parent for path in root.glob(f"[!.]*/{files.RECORD}"))
+    return sorted(folder for folder in root.glob("[!.]*") if os.path.lexists(folder / files.RECORD))
 
 
 def _of_archive(path: Path, places: contextlib.ExitStack) -> Iterator[Verification]:
@@ -122,7 +124,7 @@ def exit_code(found: list[Verification]) -> int:
 def mark_new(store: Store, names: Iterable[str]) -> list[Verification]:
     """Verify run folders of this store and mark them in its index; those that do not agree with their files."""
     folders = [folder for name in names if (folder := store.root / name).is_dir()]
-    found = list(verify_folders([folder for folder in folders if (folder / files.MANIFEST).exists()]))
+    found = list(verify_folders([folder for folder in folders if has_manifest(folder)]))
     store.mark({Path(one.folder).name: one.mark for one in found})
     return [one for one in found if one.outcome == "not verified"]
 

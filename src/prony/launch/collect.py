@@ -66,8 +66,10 @@ def collect_all(root: Path) -> list[Path]:
     for plan_file in sorted(root.glob(f"[!.]*/{files.PLAN}")):
         folder = plan_file.parent
         found = folder.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or (folder / files.RECORD).exists():
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
             continue  # a link, or for its owner to settle
+        if os.path.lexists(folder / files.RECORD):  # a link that leads nowhere is no record, and not ours to replace
+            continue
         try:
             if collect(folder) is not None:
                 written.append(folder)

@@ -157,12 +157,6 @@ def run_of_columns(folder: Path, columns: dict[str, Any]) -> Run:
     )
 
 
-def run_of_record(folder: Path, record: dict[str, Any]) -> Run:
-    """The run of a valid record."""
-    row = row_of_record(folder.name, record)
-    return run_of_columns(folder, row.run | row.detail)
-
-
 def clean(text: str) -> str:
     """The text as any database takes it: no NUL, no half of a character."""
     if text.isascii() and "\0" not in text:

@@ -18,7 +18,6 @@ from prony.cli.open_store import RUNS_HELP, open_store
 from prony.launch.verify import verify_folders
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
-from prony_node.contract.manifest import has_manifest
 from prony_node.contract.typed import encode
 from prony_node.contract.verification import Verification
 
@@ -65,7 +64,23 @@ def _verdicts(target: str, runs: Path | None, places: contextlib.ExitStack) -> I
             raise RequestError(f"{path} holds no run folder with a record")
         yield from verify_folders(folders)
         return
-    yield from verify_folders([path if path.is_dir() else open_store(runs)[0].find(target).folder])
+    if path.is_dir():
+        yield from verify_folders([path])
+        return
+    store, _ = open_store(runs)
+    run = store.find(target)
+    for one in verify_folders([run.folder]):
+        if one.mark != run.verified and not store.is_team:
+            _note(store, run.folder.name, one.mark)
+        yield one
+
+
+def _note(store: Store, name: str, mark: str) -> None:
+    """Have the lists say what was found; where the index cannot be written, they say it another time."""
+    from prony.store.database import Unwritable
+
+    with contextlib.suppress(Unwritable):
+        store.mark({name: mark})
 
 
 def _runs_of(root: Path) -> list[Path]:
@@ -123,8 +138,7 @@ def exit_code(found: list[Verification]) -> int:
 
 def mark_new(store: Store, names: Iterable[str]) -> list[Verification]:
     """Verify run folders of this store and mark them in its index; those that do not agree with their files."""
-    folders = [folder for name in names if (folder := store.root / name).is_dir()]
-    found = list(verify_folders([folder for folder in folders if has_manifest(folder)]))
+    found = list(verify_folders([folder for name in names if (folder := store.root / name).is_dir()]))
     store.mark({Path(one.folder).name: one.mark for one in found})
     return [one for one in found if one.outcome == "not verified"]
 

@@ -24,6 +24,7 @@ from prony_node.contract.errors import RequestError
 from prony_node.contract.leftovers import remove_leftovers
 from prony_node.contract.plain import is_exposed, make_own_folder
 from prony_node.contract.record import using
+from prony_node.contract.verification import NO
 
 Answer = TypeVar("Answer")
 INDEX = "index.sqlite"
@@ -276,7 +277,15 @@ class Store:
         return names
 
     def _renew(self, connection: Connection, rows: list[Row], old: set[str]) -> None:
-        """Put rows in, those of before out: a team's row stays unless it lacks what newer rows have."""
+        """Put rows in, those of before out: a team's row stays unless it lacks what newer rows have.
+
+        A record that did not verify still does not where its file is the same: a row is made by its manifest alone.
+        """
+        wrong = select(run_table.c.folder, run_table.c.stamp).where(run_table.c.verified == NO)
+        known = {(folder, stamp) for folder, stamp in connection.execute(wrong)}
+        for row in rows:
+            if (row.folder, row.run["stamp"]) in known:
+                row.run["verified"] = NO
         take_out(connection, RUN_TABLES, [row.folder for row in rows if row.folder in old])
         self.put(connection, rows)
 

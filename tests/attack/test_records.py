@@ -397,3 +397,19 @@ def test_verify_corrects_what_the_list_says(tmp_path: Path) -> None:
     store.close()
     assert prony(tmp_path, "verify", run.id).exit_code == 0
     assert _refreshed(tmp_path)[0].verified == YES
+
+
+def test_a_report_draws_each_run_once_where_some_records_are_no_good(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each run was reported on alone, to see whether it can be, and then again with the others: 192 took a minute."""
+    for number in range(3):
+        name = f"resnet50-20260302T09020{number}-d0000{number}"
+        shutil.copytree(REPLAY / GOOD, root / name)
+        edit(root, lambda record, name=name: record.update(id=name, **NO_GOOD), name)  # type: ignore[misc]
+    drawn: list[object] = []
+    convert = plots.vl_convert.vegalite_to_svg
+    monkeypatch.setattr(plots.vl_convert, "vegalite_to_svg", lambda spec: (drawn.append(spec), convert(spec))[1])
+    said = prony(root, "report").output
+    assert said.count("is left out: its record is not what Prony writes") == 3
+    assert len(drawn) <= 2, "one plot of each run that is any good"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template, select_autoescape
 from markupsafe import Markup
 
 from prony.analysis.learning import quality_of
@@ -30,15 +31,9 @@ from prony_node.contract.record import read_record, validate_record
 OPEN_UP_TO = 6  # with more runs than this each is folded
 
 
-def build_report(folders_or_records: Sequence[Path | Record], out: Path, tables: Sequence[Table] = ()) -> Path:
+def build_report(given: Sequence[Path | Record | Entry], out: Path, tables: Sequence[Table] = ()) -> Path:
     """Write the report about these runs, with the publications' tables they fill, to `out`, whole or not at all."""
-    if not folders_or_records:
-        raise RequestError("a report needs at least one run")
-    entries = [_entry(given) for given in folders_or_records]
-    entries.sort(key=lambda entry: (str(entry.record.get("started") or ""), entry.record["id"]))
-    page = page_of(entries)
-    page.published += [table_entry(table) for table in tables]
-    text = render(page, entries)
+    text = report_text(given, tables)
     if out.is_dir():
         raise RequestError(f"the report cannot be written to {out}: it is a folder, and a report is a file")
     if not out.absolute().parent.is_dir():
@@ -59,6 +54,17 @@ def build_report(folders_or_records: Sequence[Path | Record], out: Path, tables:
     return out
 
 
+def report_text(given: Sequence[Path | Record | Entry], tables: Sequence[Table] = ()) -> str:
+    """The report about these runs as HTML."""
+    if not given:
+        raise RequestError("a report needs at least one run")
+    entries = [_entry(one) for one in given]
+    entries.sort(key=lambda entry: (str(entry.record.get("started") or ""), entry.record["id"]))
+    page = page_of(entries)
+    page.published += [table_entry(table) for table in tables]
+    return render(page, entries)
+
+
 def render(page: Page, entries: Sequence[Entry]) -> str:
     """The page with its plots."""
     from prony.report.plots import series_svg, sweep_svg  # a second to import, so only for a report
@@ -77,6 +83,11 @@ def render(page: Page, entries: Sequence[Entry]) -> str:
         messages = collective_plot(entry.record)
         if messages is not None:
             run["messages_plot"] = Markup(sweep_svg(messages, f"messages{number}"))
+    return _template().render(page=page, unfolded=len(page.runs) <= OPEN_UP_TO)
+
+
+@functools.cache
+def _template() -> Template:
     environment = Environment(
         loader=PackageLoader("prony.report"),
         autoescape=select_autoescape(default=True),
@@ -84,8 +95,7 @@ def render(page: Page, entries: Sequence[Entry]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    template = environment.get_template("report.html")
-    return template.render(page=page, unfolded=len(page.runs) <= OPEN_UP_TO)
+    return environment.get_template("report.html")
 
 
 # Markup: the plotting library has escaped every text in its SVG.
@@ -159,7 +169,9 @@ def _learning(records: Sequence[Record]) -> list[dict[str, Any]]:
     ]
 
 
-def _entry(given: Path | Record) -> Entry:
+def _entry(given: Path | Record | Entry) -> Entry:
+    if isinstance(given, Entry):
+        return given
     if isinstance(given, dict):
         return Entry(validate_record(given))
     record = read_record(given)

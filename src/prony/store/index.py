@@ -172,7 +172,7 @@ class Store:
 
     def _was_edited(self, name: str, stamp: int | None) -> bool:
         try:
-            return record_stamp(self.root / name) != stamp
+            return record_stamp(f"{self.root}/{name}") != stamp
         except OSError:  # another user's, perhaps
             return False
 

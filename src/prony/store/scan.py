@@ -99,14 +99,14 @@ def _read_row(folder: Path, stamp: int | None) -> Row:
     return row
 
 
-def record_stamp(folder: Path) -> int | None:
+def record_stamp(folder: Path | str) -> int | None:
     """A number that another content of the record's file would not have: of its size, time and inode.
 
     None where nothing has its name, not even a link that leads nowhere. Where the system does not say, as of another
     user's folder, the error is raised.
     """
     try:
-        status = os.lstat(folder / files.RECORD)
+        status = os.lstat(f"{folder}/{files.RECORD}")  # of thousands of folders at each verb: no Path
     except (FileNotFoundError, NotADirectoryError):
         return None
     text = f"{status.st_size} {status.st_mtime_ns} {status.st_ino}"

@@ -14,8 +14,16 @@ from pathlib import Path
 
 import pytest
 
+from prony.launch.collect import collect_all
+from prony.launch.local import LocalRun
+from prony.store import Store
 from prony_node.contract import files
+from prony_node.contract.errors import RequestError
 from prony_node.contract.plain import NotPlain, plain_lines
+from prony_node.contract.plan import Plan
+from prony_node.contract.trial import Trial
+from prony_node.contract.verification import NO, manifest_mark
+from prony_node.supervise.claim import claim
 
 REPLAY = Path(__file__).parents[1] / "replay" / "records"
 SOURCE = Path(__file__).parents[2] / "src"
@@ -32,6 +40,14 @@ def fifo(path: Path) -> None:
 
 def link_to_zeros(path: Path) -> None:
     path.symlink_to("/dev/zero")
+
+
+def link_to_itself(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+def link_to_nothing(path: Path) -> None:
+    path.symlink_to("/nowhere/record.json")
 
 
 def endless(path: Path) -> None:
@@ -62,6 +78,15 @@ def run_verbs(*verbs: list[str], timeout_s: float = 60, memory: int = MEMORY) ->
     assert done.stdout.strip().endswith("all ended"), done.stderr[-2000:]
 
 
+def said(*words: str, runs: Path) -> str:
+    """What a verb prints, on both of its outputs."""
+    argv = [sys.executable, "-m", "prony", *words, "--runs", str(runs)]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "COLUMNS": "200"}
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=environment, check=False)
+    assert "Traceback" not in done.stderr
+    return done.stdout + done.stderr
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     for name in (GOOD, OTHER):
@@ -69,7 +94,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-@pytest.mark.parametrize("make", [fifo, link_to_zeros, endless])
+@pytest.mark.parametrize("make", [fifo, link_to_zeros, link_to_itself, link_to_nothing, endless])
 def test_no_verb_hangs_or_takes_the_memory_for_an_odd_file(
     root: Path, tmp_path: Path, make: Callable[[Path], None]
 ) -> None:
@@ -90,6 +115,41 @@ def test_no_verb_hangs_or_takes_the_memory_for_an_odd_file(
         ["store", "import", str(tmp_path / "x.tar"), "--runs", str(tmp_path / "there")],
     )  # fmt: skip
     run_verbs(["report", *runs], memory=resource.RLIM_INFINITY)  # what draws its plots reserves memory by the gigabyte
+
+
+@pytest.mark.parametrize("make", [link_to_zeros, link_to_itself, link_to_nothing])
+def test_a_record_that_is_a_link_is_named_by_every_verb(root: Path, make: Callable[[Path], None]) -> None:
+    """A link that leads nowhere does not exist, as most questions of the system go, and the run was left out unsaid."""
+    path = root / GOOD / files.RECORD
+    path.unlink()
+    make(path)
+    for words in (["runs"], ["query"], ["report"], ["store", "rebuild"]):
+        assert f"{GOOD} is left out: its record cannot be read: it is a symbolic link" in said(*words, runs=root)
+    assert "it is a symbolic link" in said("show", str(root / GOOD), runs=root)
+    assert f"NOT VERIFIED  {root / GOOD}" in said("verify", str(root), runs=root)
+    assert f"NOT VERIFIED  {root / GOOD}" in said("verify", str(root / GOOD), runs=root)
+    assert path.is_symlink(), "and nothing is written over it"
+
+
+def test_a_manifest_that_is_a_link_to_nothing_is_a_manifest_that_does_not_agree(root: Path) -> None:
+    link_to_nothing(root / GOOD / files.MANIFEST)
+    assert manifest_mark(root / GOOD) == NO
+    assert "NOT VERIFIED" in said("verify", str(root / GOOD), runs=root)
+
+
+def test_a_plan_and_a_link_for_a_record_are_not_completed(root: Path) -> None:
+    """The run would be listed as one without a record yet, and a supervisor would measure what it cannot write."""
+    run = LocalRun(Plan(GOOD, Trial("gpt-tiny")), root)
+    shutil.rmtree(run.folder)
+    files.create_folder(run.folder, {files.PLAN: run.plan.to_json()})
+    link_to_nothing(run.folder / files.RECORD)
+    assert collect_all(root) == []
+    found = Store(root).refresh()
+    assert (found.unfinished, [one.folder for one in found.skipped]) == ([], [run.folder])
+    with pytest.raises(RequestError, match="already holds a record"):
+        claim(run.plan, run.folder)
+    with pytest.raises(RequestError, match="nothing is overwritten"):
+        run.collect()
 
 
 @pytest.mark.parametrize("name", ["x.tar", "x.tar.gz", "x.jsonl", "x.csv", "x.parquet", "anchors.csv", "study.yaml"])

@@ -19,9 +19,11 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from prony.analysis.compare import compare
+from prony.cli.compare import stored_repeats
 from prony.cli.console import make_console
 from prony.cli.main import make_app
 from prony.cli.tables import print_record
+from prony.report import plots
 from prony.report.page import Entry, page_of
 from prony.store import Store
 from prony.store.rows import row_of_record
@@ -29,7 +31,9 @@ from prony.store.scan import UNREADABLE
 from prony.store.tabular import cell, without_mark
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
+from prony_node.contract.manifest import SUPERVISOR, write_manifest
 from prony_node.contract.record import PLAUSIBLE, using, validate_record
+from prony_node.contract.verification import MANIFEST_ALONE, NO, UNVERIFIED, YES
 
 REPLAY = Path(__file__).parents[1] / "replay" / "records"
 GOOD = "resnet50-20260302T090000-c00000"
@@ -288,3 +292,124 @@ def test_a_record_with_texts_without_end_does_not_fill_the_index() -> None:
     record["trial"]["settings"] |= {f"name{number}": number for number in range(50_000)}
     with pytest.raises(RequestError, match="more than"):
         row_of_record("x", validate_record(record))
+
+
+@pytest.fixture
+def with_manifests(root: Path) -> Path:
+    """Both runs as their supervisors leave them: a change shows."""
+    for name in (GOOD, OTHER):
+        write_manifest(root / name, SUPERVISOR)
+    return root
+
+
+def double(record: Record) -> None:
+    rate = record["metrics"]["throughput"]
+    rate |= {name: 2 * rate[name] for name in ("value", "low", "high")}
+
+
+NO_GOOD = {"facts": {"host": {"cpu": 3}}}
+CHANGED = f"changed after the run: `prony verify {GOOD}` says where"
+
+
+def words_of(text: str) -> str:
+    """A text as it reads, wherever its lines end."""
+    return " ".join(text.split())
+
+
+def test_the_first_lines_of_show_say_that_a_record_was_edited(with_manifests: Path) -> None:
+    assert "changed after" not in prony(with_manifests, "show", GOOD).output
+    edit(with_manifests, double)
+    for run in (GOOD, str(with_manifests / GOOD)):
+        first = prony(with_manifests, "show", run).output.splitlines()[:4]
+        assert CHANGED in words_of(" ".join(first))
+        assert "checks: fail (unchanged)" in first[3]
+
+
+def test_compare_concludes_nothing_from_a_record_that_was_edited(with_manifests: Path) -> None:
+    assert "changed after" not in prony(with_manifests, "compare", GOOD, OTHER).output
+    edit(with_manifests, double)
+    said = prony(with_manifests, "compare", OTHER, GOOD)
+    assert "No conclusion" in said.output
+    assert f"but {GOOD} was {CHANGED}" in words_of(said.output)
+    found = json.loads(prony(with_manifests, "compare", OTHER, GOOD, "--json").output)
+    assert (found["verdict"], found["ratio_low"]) == ("no interval", None)
+    assert any(CHANGED in doubt for doubt in found["doubts"])
+    assert prony(with_manifests, "compare", OTHER, GOOD, "--fail-if-slower", "2%").exit_code == 3
+
+
+def test_show_and_compare_know_what_an_earlier_verification_found(with_manifests: Path) -> None:
+    """Whoever writes a new manifest too is found by recomputing alone, which no list does."""
+    store = Store(with_manifests)
+    store.refresh()
+    store.mark({GOOD: NO})
+    store.close()
+    assert CHANGED in words_of(prony(with_manifests, "show", GOOD).output)
+    assert CHANGED in words_of(prony(with_manifests, "show", str(with_manifests / GOOD)).output)
+    assert CHANGED in words_of(prony(with_manifests, "compare", GOOD, OTHER).output)
+
+
+def test_the_variation_between_runs_is_not_taken_from_an_edited_record(with_manifests: Path) -> None:
+    edit(with_manifests, double)
+    assert [run.id for run in _refreshed(with_manifests)] == [OTHER, GOOD]
+    assert [repeat.id for repeat in stored_repeats(Store(with_manifests), [read(GOOD)])] == [OTHER]
+
+
+@pytest.mark.parametrize("change", [negative_rate, interval_reversed])
+def test_a_rate_that_cannot_be_true_is_not_called_unmeasured(root: Path, change: Callable[[Record], None]) -> None:
+    edit(root, change)
+    shown, listed = prony(root, "show", GOOD).output, prony(root, "runs").output
+    compared = words_of(prony(root, "compare", GOOD, OTHER).output)
+    assert "no rate: the one in the record cannot be true (check plausible)" in shown.splitlines()[1]
+    assert "cannot be true" in next(line for line in listed.splitlines() if GOOD in line)
+    assert f"the rate of {GOOD} cannot be true (check plausible)" in compared
+    assert "not measured" not in compared
+
+
+def test_a_quick_rebuild_keeps_what_did_not_verify_and_says_what_it_left_open(with_manifests: Path) -> None:
+    store = Store(with_manifests)
+    store.refresh()
+    store.mark({GOOD: NO})
+    store.close()
+    said = prony(with_manifests, "store", "rebuild", "--quick").output
+    assert "1 runs were not verified beyond their manifests: leave out --quick" in said
+    assert "1 runs do not agree with their files" in said
+    assert {run.id: run.verified for run in _refreshed(with_manifests)} == {GOOD: NO, OTHER: MANIFEST_ALONE}
+    path = with_manifests / GOOD / files.RECORD
+    os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
+    assert {run.id: run.verified for run in _refreshed(with_manifests)}[GOOD] == MANIFEST_ALONE, "another file"
+
+
+def test_a_run_without_a_manifest_is_not_wrong_after_a_whole_rebuild(root: Path) -> None:
+    store = Store(root)
+    store.refresh()
+    store.mark({GOOD: NO})
+    store.close()
+    prony(root, "store", "rebuild")
+    assert {run.verified for run in _refreshed(root)} == {UNVERIFIED}
+
+
+def test_verify_corrects_what_the_list_says(tmp_path: Path) -> None:
+    archive = Path(__file__).parents[2] / "results/h200/headline-20261118b.tar.gz"
+    prony(tmp_path, "store", "import", str(archive))
+    run = _refreshed(tmp_path)[0]
+    store = Store(tmp_path)
+    store.mark({run.folder.name: NO})
+    store.close()
+    assert prony(tmp_path, "verify", run.id).exit_code == 0
+    assert _refreshed(tmp_path)[0].verified == YES
+
+
+def test_a_report_draws_each_run_once_where_some_records_are_no_good(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each run was reported on alone, to see whether it can be, and then again with the others: 192 took a minute."""
+    for number in range(3):
+        name = f"resnet50-20260302T09020{number}-d0000{number}"
+        shutil.copytree(REPLAY / GOOD, root / name)
+        edit(root, lambda record, name=name: record.update(id=name, **NO_GOOD), name)  # type: ignore[misc]
+    drawn: list[object] = []
+    convert = plots.vl_convert.vegalite_to_svg
+    monkeypatch.setattr(plots.vl_convert, "vegalite_to_svg", lambda spec: (drawn.append(spec), convert(spec))[1])
+    said = prony(root, "report").output
+    assert said.count("is left out: its record is not what Prony writes") == 3
+    assert len(drawn) <= 2, "one plot of each run that is any good"

@@ -12,6 +12,7 @@ from prony.analysis.settings import Record, settings_of
 from prony.analysis.variation import Repeat
 from prony.catalog import COMPUTES_AS
 from prony_node.contract.errors import RequestError
+from prony_node.contract.record import PLAUSIBLE, is_possible_rate
 
 UNIT = "FLOP/s"
 HOURS_APART = 24.0  # a ceiling is measured today: clocks, drivers and neighbours change
@@ -73,6 +74,8 @@ def _rate(record: Record) -> dict[str, Any]:
     if not rate.get("value"):
         failure = (record.get("failure") or {}).get("message")
         raise RequestError(f"{record['id']} has no rate: {failure or rate.get('reason') or 'it was not measured'}")
+    if not is_possible_rate(rate["value"], rate.get("low"), rate.get("high")):
+        raise RequestError(f"the rate of {record['id']} cannot be true (check {PLAUSIBLE})")
     return rate
 
 

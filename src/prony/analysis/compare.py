@@ -11,7 +11,8 @@ from prony.analysis.compare_quality import QualityDifference, compare_quality
 from prony.analysis.facts import FactDifferences, cache_states, fact_differences
 from prony.analysis.settings import DRAWN, Difference, Record, questions, setting_differences, settings_of
 from prony.analysis.variation import NORMAL, OWN, Repeat, Variation, borrowed_variation, own_variation, repeats_of
-from prony_node.contract.record import rate_fails
+from prony_node.contract.record import PLAUSIBLE, is_possible_rate, rate_fails
+from prony_node.contract.verification import UNCHANGED, changed
 from prony_node.stats import RatioInterval, paired_ratio, t_quantile
 
 FASTER, SLOWER, SAME, UNKNOWN, NOT_COMPARABLE = (
@@ -127,7 +128,11 @@ def slowdown(comparison: Comparison, threshold: float) -> bool | None:
 
 
 def _failed_checks(records: Sequence[Record]) -> list[str]:
-    return [f"{record['id']} failed its check {name}" for record in records for name in rate_fails(record)]
+    return [_failed_check(record["id"], name) for record in records for name in rate_fails(record)]
+
+
+def _failed_check(run: str, name: str) -> str:
+    return f"{run} was {changed(run)}" if name == UNCHANGED else f"{run} failed its check {name}"
 
 
 def _unsure(records: Sequence[Record]) -> list[str]:
@@ -290,8 +295,12 @@ def _no_rate(records: list[Record], name: str) -> str | None:
         if record["status"] == "failed":
             failure = record["failure"]
             return f"{record['id']} failed ({failure['kind']}: {failure['message']})"
-        if rate.get("value") is None or rate["value"] <= 0.0:
+        if rate.get("value") is None:
             return f"{record['id']} has no rate: {rate.get('reason') or 'it was not measured'}"
+        if not is_possible_rate(rate["value"], rate.get("low"), rate.get("high")):
+            return f"the rate of {record['id']} cannot be true (check {PLAUSIBLE})"
+        if rate["value"] == 0.0:
+            return f"the rate of {record['id']} is 0"
     if len({(record["metrics"]["throughput"]["unit"]) for record in records}) > 1:
         return f"the runs of side {name} count in different units"
     return None

@@ -10,6 +10,8 @@ from prony.analysis.learning import learning_of, quality_of
 from prony.analysis.settings import Record
 from prony.analysis.spread import independent, seeds_of
 from prony.analysis.stated import word
+from prony_node.contract.record import PLAUSIBLE, failed_checks
+from prony_node.contract.verification import UNCHANGED, changed
 from prony_node.stats import difference_interval, mean_interval
 
 HIGHER, LOWER, SAME, UNKNOWN, NOT_COMPARABLE = (
@@ -78,6 +80,12 @@ def compare_quality(ours: Sequence[Record], theirs: Sequence[Record]) -> Quality
 
 
 def _hindrance(ours: Sequence[Record], theirs: Sequence[Record]) -> str | None:
+    for record in (*ours, *theirs):
+        failed = failed_checks(record)
+        if UNCHANGED in failed:
+            return f"{record['id']} was {changed(record['id'])}"
+        if PLAUSIBLE in failed:
+            return f"the record of {record['id']} cannot be true (check {PLAUSIBLE})"
     for name, side in (("A", ours), ("B", theirs)):
         if any(quality_of(record) is None for record in side):
             return f"not every run of side {name} has a quality"

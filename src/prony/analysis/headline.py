@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prony.analysis.learning import Quality, quality_of
-from prony_node.contract.record import LEVELS, window_of, worst_level
+from prony_node.contract.record import LEVELS, PLAUSIBLE, is_possible_rate, window_of, worst_level
 
 Record = dict[str, Any]
 
@@ -56,6 +56,8 @@ def no_doubts(count: int | None) -> str:
 def headline(record: Record) -> Headline:
     """The headline of a valid record."""
     rate = record["metrics"].get("throughput") or {}
+    if rate.get("value") is not None and not is_possible_rate(rate["value"], rate.get("low"), rate.get("high")):
+        rate = {"unit": rate.get("unit"), "reason": f"the one in the record cannot be true (check {PLAUSIBLE})"}
     failure = record.get("failure") or {}
     worst = worst_level(record)
     named = tuple(check["name"] for check in record["checks"] if check["level"] == worst)

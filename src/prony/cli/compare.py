@@ -12,7 +12,8 @@ import typer
 
 from prony.cli.open_store import RUNS_HELP, open_store
 from prony_node.contract.errors import RequestError
-from prony_node.contract.record import read_record, using
+from prony_node.contract.record import using
+from prony_node.contract.verification import NO
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -88,14 +89,14 @@ def stored_repeats(store: Store, records: list[dict[str, Any]]) -> list[Repeat]:
     return [
         Repeat(run.id, run.workload, run.device, (run.machine, run.software), run.effective or run.settings, run.rate)
         for run in found
-        if run.rate is not None and run.rate > 0.0
+        if run.rate is not None and run.rate > 0.0 and run.verified != NO
     ]
 
 
 def _records(store: Store, text: str) -> list[dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for word in filter(None, text.split(",")):
-        record = read_record(store.find(word).folder)
+        record = store.find(word).read_record()
         if record is None:
             raise RequestError(f"{word} has no readable record.json")
         found[record["id"]] = record

@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import stat
 import sys
-import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from prony.cli.open_store import RUNS_HELP, open_store
 from prony.launch.job import user_name
 from prony_node.contract.errors import RequestError
-from prony_node.contract.record import MalformedRecord, read_record, using
+from prony_node.contract.record import MalformedRecord, using
+
+if TYPE_CHECKING:
+    from prony.analysis.published_layout import Table
+    from prony.report.page import Entry
+    from prony.store import Run
 
 REPORT = "report.html"
 
@@ -33,16 +37,16 @@ def report(
     found = [store.find(word) for word in words] if words else store.runs()
     if not found:
         raise RequestError(f"there are no runs in {store.root} to report on")
-    folders = list(dict.fromkeys(run.folder for run in found))
+    found = list({run.folder: run for run in found}.values())
     target = out or report_file(store.root)
     follow = out is not None
     try:
-        written = _write(folders, target, follow)
+        written = _write(found, target, follow)
     except MalformedRecord:
-        usable = [folder for folder in folders if _is_usable(folder)]
-        if words or not usable or len(usable) == len(folders):
+        usable = [run for run in found if _is_usable(run)]
+        if words or not usable or len(usable) == len(found):
             raise
-        for folder in (folder for folder in folders if folder not in usable):
+        for folder in sorted({run.folder for run in found} - {run.folder for run in usable}):
             print(f"prony: {folder.name} is left out: its record is not what Prony writes", file=sys.stderr)
         written = _write(usable, target, follow)
     print(f"report: {written.absolute()}{'' if follow else own_name_note(written)}")
@@ -68,20 +72,37 @@ def own_name_note(written: Path) -> str:
     return "" if written.name == REPORT else f" (yours; {REPORT} there is of another user)"
 
 
-def _write(folders: list[Path], out: Path, follow: bool = False) -> Path:
-    from prony.cli.study_tables import tables_of_records
+def _write(found: list[Run], out: Path, follow: bool) -> Path:
     from prony.report import build_report
 
-    with using(*(folder.name for folder in folders)):
-        tables = tables_of_records([record for folder in folders if (record := read_record(folder)) is not None])
-        return build_report(folders, out, tables, follow=follow)
+    with using(*(run.folder.name for run in found)):
+        entries = [_entry(run) for run in found]
+        return build_report(entries, out, _tables(entries), follow=follow)
 
 
-def _is_usable(folder: Path) -> bool:
+def _is_usable(run: Run) -> bool:
     """Whether a run alone can be reported on."""
-    with tempfile.TemporaryDirectory(prefix="prony-report-") as place:
-        try:
-            _write([folder], Path(place) / REPORT)
-        except RequestError:
-            return False
+    from prony.report.build import report_text
+
+    try:
+        with using(run.folder.name):
+            entry = _entry(run)
+            report_text([entry], _tables([entry]))
+    except RequestError:
+        return False
     return True
+
+
+def _entry(run: Run) -> Entry:
+    from prony.report.page import Entry
+
+    record = run.read_record()
+    if record is None:
+        raise RequestError(f"{run.folder} has no readable record.json")
+    return Entry(record, run.folder)
+
+
+def _tables(entries: list[Entry]) -> list[Table]:
+    from prony.cli.study_tables import tables_of_records
+
+    return tables_of_records([entry.record for entry in entries])

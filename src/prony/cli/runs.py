@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prony.cli.open_store import LARGEST_LIMIT, RUNS_HELP, open_store
+from prony_node.contract.record import is_possible_rate
 from prony_node.contract.verification import NO
 
 WIDE = 100  # columns, from which on the settings have room too
@@ -51,8 +52,6 @@ def _print(console: Console, found: list[Run], unfinished: list[Path]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from prony.report.numbers import format_rate
-
     wide = console.width >= WIDE
     learned = console.width >= WIDE_FOR_QUALITY and any(run.quality is not None for run in found)
     table = Table(box=None, pad_edge=False, header_style="dim")
@@ -66,12 +65,18 @@ def _print(console: Console, found: list[Run], unfinished: list[Path]) -> None:
     for folder in unfinished:
         table.add_row(Text(folder.name), *([""] * (1 + learned)), Text("no record yet", "dim"))
     for run in found:
-        unit = f"{run.unit}/s" if run.unit else None
-        rate = format_rate(run.rate, unit, run.rate_low, run.rate_high, run.window_s)
         asked = [Text(_settings(run))] if wide else []
         quality = [Text(_quality(run))] * learned
-        table.add_row(Text(run.id), Text(rate, "bold"), *quality, _outcome(run), *asked)
+        table.add_row(Text(run.id), Text(_rate(run), "bold"), *quality, _outcome(run), *asked)
     console.print(table)
+
+
+def _rate(run: Run) -> str:
+    from prony.report.numbers import format_rate
+
+    if run.rate is not None and not is_possible_rate(run.rate, run.rate_low, run.rate_high):
+        return "cannot be true"
+    return format_rate(run.rate, f"{run.unit}/s" if run.unit else None, run.rate_low, run.rate_high, run.window_s)
 
 
 def _quality(run: Run) -> str:

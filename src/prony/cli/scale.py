@@ -31,7 +31,7 @@ from prony.plan.request import make_stop
 from prony.plan.scale import STRONG, WEAK, Series, make_series, parse_counts
 from prony.plan.study import LOCAL
 from prony_node.contract.errors import RequestError
-from prony_node.contract.record import read_record, using
+from prony_node.contract.record import using
 
 if TYPE_CHECKING:
     from prony.analysis.scaling import Scaling
@@ -160,7 +160,7 @@ def _collectives(root: Path) -> list[Record]:
 
     store = updated_store(root)
     names = sorted(set(OPERATIONS.values()))
-    records = [read_record(run.folder) for name in names for run in store.runs(workload=name, status="ok")]
+    records = [run.read_record() for name in names for run in store.runs(workload=name, status="ok")]
     return [record for record in records if record is not None]
 
 

@@ -10,11 +10,12 @@ import typer
 
 from prony.cli.open_store import RUNS_HELP, open_store
 from prony_node.contract.errors import RequestError
-from prony_node.contract.record import read_record, using
-from prony_node.contract.verification import MANIFEST_ALONE, NO, UNVERIFIED, YES, manifest_mark
+from prony_node.contract.record import using
+from prony_node.contract.verification import MANIFEST_ALONE, NO, UNVERIFIED, YES
 
 if TYPE_CHECKING:
     from prony.analysis.ceiling import Share
+    from prony.store import Run
 
 SAID = {
     YES: "verified: the record agrees with its manifest and its files",
@@ -35,13 +36,13 @@ def show(
     """Show the record of a run, with its phases and checks."""
     store, _ = open_store(runs)
     found = store.find(run)
-    folder, record = found.folder, _read(found.folder)
+    record = _read(found)
     share = None
     if against is not None:
         from prony.analysis.ceiling import share_of_ceiling
         from prony.cli.compare import stored_repeats
 
-        ceiling = _read(store.find(against).folder)
+        ceiling = _read(store.find(against))
         with using(record["id"], ceiling["id"]):
             share = share_of_ceiling(record, ceiling, stored_repeats(store, [record, ceiling]))
     if as_json:
@@ -52,9 +53,9 @@ def show(
 
     console = make_console()
     with using(record["id"]):
-        print_record(console, record, folder)
-    if (mark := found.verified or manifest_mark(folder)) in SAID:
-        console.print(SAID[mark], soft_wrap=True, markup=False, highlight=False)
+        print_record(console, record, found.folder)
+    if found.mark in SAID:
+        console.print(SAID[found.mark], soft_wrap=True, markup=False, highlight=False)
     if share is not None:
         console.print("\n".join(share_lines(share)), highlight=False, markup=False, soft_wrap=True)
 
@@ -72,8 +73,8 @@ def share_lines(share: Share) -> list[str]:
     return lines + [f"  doubt: {doubt}" for doubt in share.doubts]
 
 
-def _read(folder: Path) -> dict[str, Any]:
-    record = read_record(folder)
+def _read(run: Run) -> dict[str, Any]:
+    record = run.read_record()
     if record is None:
-        raise RequestError(f"{folder} has no readable record.json any more")
+        raise RequestError(f"{run.folder} has no readable record.json any more")
     return record

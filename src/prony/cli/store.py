@@ -13,9 +13,10 @@ from prony.cli.execute import runs_root
 from prony.cli.open_store import RUNS_HELP, open_store
 from prony.cli.store_import import import_anchors, take
 from prony_node.contract.errors import RequestError
+from prony_node.contract.verification import MANIFEST_ALONE, NO
 
 if TYPE_CHECKING:
-    from prony.store import Skipped, Store
+    from prony.store import Run, Skipped, Store
     from prony.store.transfer import Arrived
 
 EXIT_FAILED = 1
@@ -161,7 +162,9 @@ def rebuild(
         raise RequestError(f"{root} cannot be written, so it has no index: its folders are read without one")
     done = here.rebuild()
     _warn(done.skipped)
-    if not quick and not here.is_team:
+    if quick:
+        _say_unverified(here.runs())
+    elif not here.is_team:
         _verify(here, [folder.name for folder in _folders(here, None)], refresh=False)
     gone = f", {len(done.dropped)} gone" if done.dropped else ""
     print(f"{len(done.ingested)} runs indexed{gone}, {len(done.skipped)} left out")
@@ -210,6 +213,15 @@ def _verify(here: Store, names: list[str], refresh: bool = True) -> None:
     if refresh:
         here.refresh()
     warn_of(mark_new(here, names))
+
+
+def _say_unverified(found: list[Run]) -> None:
+    """What a quick rebuild leaves open: it recomputes nothing, and keeps what an earlier one found wrong."""
+    marks = [run.verified for run in found]
+    if count := marks.count(MANIFEST_ALONE):
+        print(f"prony: {count} runs were not verified beyond their manifests: leave out --quick", file=sys.stderr)
+    if count := marks.count(NO):
+        print(f"prony: {count} runs do not agree with their files; `prony verify` says why", file=sys.stderr)
 
 
 def _folders(here: Store, chosen: list[str] | None, where: str = "") -> list[Path]:

@@ -60,7 +60,7 @@ class History:
 
     def finished(self, trial: Trial, repeat: int, retry_failed: bool = False) -> Outcome | None:
         run = self.run_of(trial, repeat, retry_failed)
-        record = read_record(run.folder) if run is not None else None
+        record = run.read_record() if run is not None else None
         return Outcome(run.folder, record) if run is not None and record is not None else None
 
     def finished_since(self, trial: Trial, repeat: int) -> Outcome | None:

@@ -21,7 +21,7 @@ from prony.plan.studies import load_study, shipped_studies
 from prony.plan.study import Study
 from prony.report.published_lines import published_lines
 from prony_node.contract.errors import RequestError
-from prony_node.contract.record import rate_fails, read_record, using
+from prony_node.contract.record import rate_fails, using
 from prony_node.contract.trial import Trial
 from prony_node.workloads import find_workload
 
@@ -102,7 +102,7 @@ def show_study(study: Study, root: Path) -> Shown:
     ours = [run for run in runs if newest is not None and run.machine == newest.machine]
     records: dict[str, list[Record]] = {}
     for run in ours:
-        record = read_record(run.folder)
+        record = run.read_record()
         if record is not None and record["status"] != "interrupted":
             records.setdefault(run.trial_hash, []).append(record)
     best = {trial: _good(found) for trial, found in records.items()}

@@ -34,6 +34,7 @@ from prony.report.numbers import (
 )
 from prony_node.contract import files
 from prony_node.contract.cost import find_rates
+from prony_node.contract.verification import UNCHANGED, changed
 
 __all__ = [
     "format_bytes",
@@ -61,6 +62,8 @@ def print_record(console: Console, record: Record, folder: Path | None) -> None:
     console.print(Text.assemble((trial["workload"], "bold"), " ", asked), soft_wrap=True)
     style = STATUS_STYLES.get(line.status, "") if line.status != "ok" else "bold"
     console.print(Text.assemble("  ", (format_headline(line), style)), soft_wrap=True)
+    if UNCHANGED in line.worst_checks:
+        console.print(Text(f"  {changed(line.run_id)}", LEVEL_STYLES["fail"]), soft_wrap=True)
     console.print(Text.assemble("  ", worst_check(line)), soft_wrap=True)
     print_section(console, "metrics", _metrics(record))
     print_section(console, "energy", _energy(record))

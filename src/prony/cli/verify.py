@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -57,17 +58,33 @@ def _verdicts(target: str, runs: Path | None, places: contextlib.ExitStack) -> I
     if path.is_file():
         yield from _of_archive(path, places)
         return
-    if path.is_dir() and not (path / files.RECORD).exists():
+    if path.is_dir() and not os.path.lexists(path / files.RECORD):
         folders = _runs_of(path)
         if not folders:
             raise RequestError(f"{path} holds no run folder with a record")
         yield from verify_folders(folders)
         return
-    yield from verify_folders([path if path.is_dir() else open_store(runs)[0].find(target).folder])
+    if path.is_dir():
+        yield from verify_folders([path])
+        return
+    store, _ = open_store(runs)
+    run = store.find(target)
+    for one in verify_folders([run.folder]):
+        if one.mark != run.verified and not store.is_team:
+            _note(store, run.folder.name, one.mark)
+        yield one
+
+
+def _note(store: Store, name: str, mark: str) -> None:
+    """Have the lists say what was found; where the index cannot be written, they say it another time."""
+    from prony.store.database import Unwritable
+
+    with contextlib.suppress(Unwritable):
+        store.mark({name: mark})
 
 
 def _runs_of(root: Path) -> list[Path]:
-    return sorted(path.parent for path in root.glob(f"[!.]*/{files.RECORD}"))
+    return sorted(folder for folder in root.glob("[!.]*") if os.path.lexists(folder / files.RECORD))
 
 
 def _of_archive(path: Path, places: contextlib.ExitStack) -> Iterator[Verification]:
@@ -121,8 +138,7 @@ def exit_code(found: list[Verification]) -> int:
 
 def mark_new(store: Store, names: Iterable[str]) -> list[Verification]:
     """Verify run folders of this store and mark them in its index; those that do not agree with their files."""
-    folders = [folder for name in names if (folder := store.root / name).is_dir()]
-    found = list(verify_folders([folder for folder in folders if (folder / files.MANIFEST).exists()]))
+    found = list(verify_folders([folder for name in names if (folder := store.root / name).is_dir()]))
     store.mark({Path(one.folder).name: one.mark for one in found})
     return [one for one in found if one.outcome == "not verified"]
 

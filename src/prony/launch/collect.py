@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -63,17 +62,27 @@ def collect(
 def collect_all(root: Path) -> list[Path]:
     """Write the missing record of every run folder under `root` that was left; the folders that got one."""
     written = []
-    for plan_file in sorted(root.glob(f"[!.]*/{files.PLAN}")):
-        folder = plan_file.parent
-        found = folder.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or (folder / files.RECORD).exists():
-            continue  # a link, or for its owner to settle
+    for folder in _without_record(root):
         try:
-            if collect(folder) is not None:
+            ours = folder.lstat().st_uid == os.geteuid()  # another's is for its owner to settle
+            if ours and (folder / files.PLAN).exists() and collect(folder) is not None:
                 written.append(folder)
         except (RequestError, OSError):
             continue  # a plan of a newer Prony, or a folder that may not be written: not ours to settle
     return written
+
+
+def _without_record(root: Path) -> list[Path]:
+    """The folders with nothing in a record's place, not even a link that leads nowhere.
+
+    Of thousands of run folders nearly all have a record: one question of the system for each.
+    """
+    try:
+        with os.scandir(root) as entries:
+            names = [one.name for one in entries if one.is_dir(follow_symlinks=False) and not one.name.startswith(".")]
+    except OSError:
+        return []
+    return [root / name for name in sorted(names) if not os.path.lexists(f"{root}/{name}/{files.RECORD}")]
 
 
 def _what_happened(

@@ -104,5 +104,6 @@ class LocalRun:
         if self._process is not None:
             self._process.wait()
         record = collect(self.folder, gone=True, interrupted=self.interrupted)
-        assert record is not None, "a run whose supervisor is gone has a record"
+        if record is None:
+            raise RequestError(f"{self.folder / files.RECORD} is not what Prony wrote, and nothing is overwritten")
         return record

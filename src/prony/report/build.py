@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
 import stat
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template, select_autoescape
 from markupsafe import Markup
 
 from prony.analysis.learning import quality_of
@@ -34,19 +35,13 @@ OPEN_UP_TO = 6  # with more runs than this each is folded
 
 
 def build_report(
-    folders_or_records: Sequence[Path | Record], out: Path, tables: Sequence[Table] = (), *, follow: bool = True
+    given: Sequence[Path | Record | Entry], out: Path, tables: Sequence[Table] = (), *, follow: bool = True
 ) -> Path:
     """Write the report about these runs, with the publications' tables they fill, to `out`, whole or not at all.
 
     With `follow`, `out` may be a device or a link to one; else whatever has this name is replaced by a file.
     """
-    if not folders_or_records:
-        raise RequestError("a report needs at least one run")
-    entries = [_entry(given) for given in folders_or_records]
-    entries.sort(key=lambda entry: (str(entry.record.get("started") or ""), entry.record["id"]))
-    page = page_of(entries)
-    page.published += [table_entry(table) for table in tables]
-    text = render(page, entries)
+    text = report_text(given, tables)
     if follow and out.is_dir():
         raise RequestError(f"the report cannot be written to {out}: it is a folder, and a report is a file")
     parent = out.absolute().parent
@@ -71,6 +66,17 @@ def build_report(
     return out
 
 
+def report_text(given: Sequence[Path | Record | Entry], tables: Sequence[Table] = ()) -> str:
+    """The report about these runs as HTML."""
+    if not given:
+        raise RequestError("a report needs at least one run")
+    entries = [_entry(one) for one in given]
+    entries.sort(key=lambda entry: (str(entry.record.get("started") or ""), entry.record["id"]))
+    page = page_of(entries)
+    page.published += [table_entry(table) for table in tables]
+    return render(page, entries)
+
+
 def render(page: Page, entries: Sequence[Entry]) -> str:
     """The page with its plots."""
     from prony.report.plots import series_svg, sweep_svg  # a second to import, so only for a report
@@ -89,6 +95,11 @@ def render(page: Page, entries: Sequence[Entry]) -> str:
         messages = collective_plot(entry.record)
         if messages is not None:
             run["messages_plot"] = Markup(sweep_svg(messages, f"messages{number}"))
+    return _template().render(page=page, unfolded=len(page.runs) <= OPEN_UP_TO)
+
+
+@functools.cache
+def _template() -> Template:
     environment = Environment(
         loader=PackageLoader("prony.report"),
         autoescape=select_autoescape(default=True),
@@ -96,8 +107,7 @@ def render(page: Page, entries: Sequence[Entry]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    template = environment.get_template("report.html")
-    return template.render(page=page, unfolded=len(page.runs) <= OPEN_UP_TO)
+    return environment.get_template("report.html")
 
 
 # Markup: the plotting library has escaped every text in its SVG.
@@ -171,7 +181,9 @@ def _learning(records: Sequence[Record]) -> list[dict[str, Any]]:
     ]
 
 
-def _entry(given: Path | Record) -> Entry:
+def _entry(given: Path | Record | Entry) -> Entry:
+    if isinstance(given, Entry):
+        return given
     if isinstance(given, dict):
         return Entry(validate_record(given))
     record = read_record(given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any
 
@@ -11,6 +12,7 @@ import vl_convert
 from prony.report.series import Series
 from prony.report.sweep import Sweep
 
+DRAWN_AT_ONCE = 1000  # plots that are kept: where one record of many is no good, a page is made again
 WIDTH, HALF = 880, 500  # HALF: of two that stand beside each other
 Y_TITLES = {"time_to_quality": "training time to the target, in s"}  # where the unit alone does not say it
 TIME = "time since the first timed step, in s"
@@ -68,6 +70,11 @@ def sweep_keys(sweep: Sweep) -> list[dict[str, str]]:
 
 def series_svg(series: Series, name: str) -> str:
     """The step time over the run: the cut transient shaded, the mean of the window with its interval."""
+    return fit_for_page(_series_svg(series), name)
+
+
+@functools.lru_cache(maxsize=DRAWN_AT_ONCE)
+def _series_svg(series: Series) -> str:
     unit, size = _time_unit(series)
     rows = [
         {"t": point.time_s, "mean": point.mean_s / size,
@@ -95,7 +102,7 @@ def series_svg(series: Series, name: str) -> str:
         interval = window.mark_rect(color="var(--mean)", opacity=0.22)
         layers.append(interval.encode(y=alt.Y("low:Q", title=step_time), y2="high:Q"))
         layers.append(window.mark_rule(color="var(--mean)", strokeWidth=1.5).encode(y="mean:Q"))
-    return draw(alt.layer(*layers).properties(width=WIDTH, height=150), name)
+    return _svg(alt.layer(*layers).properties(width=WIDTH, height=150))
 
 
 def _time_unit(series: Series) -> tuple[str, float]:
@@ -118,6 +125,10 @@ def _domain(series: Series, size: float) -> list[float]:
 
 def draw(chart: Any, name: str) -> str:
     """The chart in the page's style, as an SVG for it."""
+    return fit_for_page(_svg(chart), name)
+
+
+def _svg(chart: Any) -> str:
     text = {
         "labelFontSize": 12,
         "titleFontSize": 12,
@@ -128,7 +139,7 @@ def draw(chart: Any, name: str) -> str:
             "domainColor": "var(--line-strong)", "tickColor": "var(--line-strong)"}  # fmt: skip
     styled = chart.configure(font=FONT, background="transparent").configure_view(stroke=None)
     spec = styled.configure_axis(**axis).to_dict(validate=False)
-    return fit_for_page(str(vl_convert.vegalite_to_svg(spec)), name)
+    return str(vl_convert.vegalite_to_svg(spec))
 
 
 def fit_for_page(svg: str, name: str) -> str:

@@ -28,7 +28,7 @@ class Point:
 class Series:
     """The step time over a run, with the end of the transient that was cut."""
 
-    points: list[Point]
+    points: tuple[Point, ...]
     cut_s: float
     end_s: float
     mean_s: float | None  # of the steady window
@@ -75,7 +75,7 @@ def _read_blocks(path: Path) -> list[_Block]:
     return blocks
 
 
-def _points(blocks: list[_Block]) -> list[Point]:
+def _points(blocks: list[_Block]) -> tuple[Point, ...]:
     size = -(-len(blocks) // MOST_POINTS)
     points = []
     for start in range(0, len(blocks), size):
@@ -90,7 +90,7 @@ def _points(blocks: list[_Block]) -> list[Point]:
                 most_s=max(step_times),
             )
         )
-    return points
+    return tuple(points)
 
 
 def _end_of(blocks: list[_Block], cut_steps: int) -> float:

@@ -15,7 +15,7 @@ from prony.store.address import place_of, team_address
 from prony.store.database import Database, StaleIndex, Unwritable
 from prony.store.find import elsewhere, find_run, may_stand_for
 from prony.store.put import put_rows, take_out
-from prony.store.rows import ROW_VERSION, Row, Run, clean, run_of_columns, run_of_record
+from prony.store.rows import ROW_VERSION, Row, Run, clean, run_of_columns
 from prony.store.scan import Refreshed, Skipped, folders_of, is_readable, joined, read_row, record_stamp, scan_in_parts
 from prony.store.tables import detail_table, run_table
 from prony_node.contract import files
@@ -23,7 +23,8 @@ from prony_node.contract.cache import cache_folder
 from prony_node.contract.errors import RequestError
 from prony_node.contract.leftovers import remove_leftovers
 from prony_node.contract.plain import is_exposed, make_own_folder
-from prony_node.contract.record import read_record
+from prony_node.contract.record import using
+from prony_node.contract.verification import NO
 
 Answer = TypeVar("Answer")
 INDEX = "index.sqlite"
@@ -171,7 +172,7 @@ class Store:
 
     def _was_edited(self, name: str, stamp: int | None) -> bool:
         try:
-            return record_stamp(self.root / name) != stamp
+            return record_stamp(f"{self.root}/{name}") != stamp
         except OSError:  # another user's, perhaps
             return False
 
@@ -201,10 +202,8 @@ class Store:
     def find(self, text: str) -> Run:
         """The run that a person means by an id, a unique part of its end or beginning, `latest` or a path."""
         path = Path(text)
-        if (path / files.RECORD).is_file():
-            record = read_record(path.absolute())
-            if record is not None:
-                return run_of_record(path.absolute(), record)
+        if os.path.lexists(path / files.RECORD):
+            return self._in_folder(path.absolute())
         text = clean(text)
         try:
             return find_run(text, self._like(text) or self.runs(), self.root)
@@ -213,6 +212,18 @@ class Store:
                 self.database.ask(lambda connection: elsewhere(connection, text), reads=True) if self.is_team else None
             )
             raise told or error from None
+
+    def _in_folder(self, folder: Path) -> Run:
+        """The run of a folder: as it is in the index, which knows whether it verifies, or as its files give it."""
+        if folder.parent == self.root:
+            for run in self._select(select(*RUN_COLUMNS).where(run_table.c.folder == clean(folder.name))):
+                return run
+        try:
+            with using(folder.name):
+                row = read_row(folder)
+        except RequestError as error:
+            raise RequestError(f"{folder}: {error}") from error
+        return run_of_columns(folder, row.run | row.detail)
 
     def _like(self, text: str) -> list[Run]:
         """The runs that a text may stand for, so that not all of them need be read."""
@@ -266,7 +277,15 @@ class Store:
         return names
 
     def _renew(self, connection: Connection, rows: list[Row], old: set[str]) -> None:
-        """Put rows in, those of before out: a team's row stays unless it lacks what newer rows have."""
+        """Put rows in, those of before out: a team's row stays unless it lacks what newer rows have.
+
+        A record that did not verify still does not where its file is the same: a row is made by its manifest alone.
+        """
+        wrong = select(run_table.c.folder, run_table.c.stamp).where(run_table.c.verified == NO)
+        known = {(folder, stamp) for folder, stamp in connection.execute(wrong)}
+        for row in rows:
+            if (row.folder, row.run["stamp"]) in known:
+                row.run["verified"] = NO
         take_out(connection, RUN_TABLES, [row.folder for row in rows if row.folder in old])
         self.put(connection, rows)
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from prony_node.contract.errors import RequestError
-from prony_node.contract.record import window_of, worst_level
+from prony_node.contract.record import read_record, window_of, worst_level
+from prony_node.contract.verification import manifest_mark, marked
 
 ROW_VERSION = 3  # rows of an older one are read anew from their folders
 # Effective settings that have a column of their own; the others are in JSON beside the row.
@@ -67,6 +68,16 @@ class Run:
     def window_s(self) -> float | None:
         """What the rate and its interval were measured in."""
         return _number(self.metrics.get("window_s"))
+
+    @property
+    def mark(self) -> str:
+        """What verifying it found, or its manifest alone where nothing is noted."""
+        return self.verified or manifest_mark(self.folder)
+
+    def read_record(self) -> dict[str, Any] | None:
+        """Its record, with a failed check where it does not verify; None where it is gone."""
+        record = read_record(self.folder)
+        return None if record is None else marked(record, self.mark)
 
     def to_json(self) -> dict[str, Any]:
         known = asdict(self) | {"folder": str(self.folder), "window_s": self.window_s}
@@ -155,12 +166,6 @@ def run_of_columns(folder: Path, columns: dict[str, Any]) -> Run:
         metrics=json.loads(columns["metrics"]),
         **{name: columns[name] for name in names},
     )
-
-
-def run_of_record(folder: Path, record: dict[str, Any]) -> Run:
-    """The run of a valid record."""
-    row = row_of_record(folder.name, record)
-    return run_of_columns(folder, row.run | row.detail)
 
 
 def clean(text: str) -> str:

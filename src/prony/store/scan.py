@@ -83,7 +83,11 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 def read_row(folder: Path) -> Row:
     """The row of one run folder; refused when it has no record."""
-    stamp = record_stamp(folder)  # before it is read: an edit in between is noticed next time
+    return _read_row(folder, record_stamp(folder))
+
+
+def _read_row(folder: Path, stamp: int | None) -> Row:
+    """`stamp` is that of before the record is read: an edit in between is noticed next time."""
     record = _read_record(folder)
     if record is None:
         raise RequestError(f"{folder} has no readable record.json")
@@ -95,13 +99,14 @@ def read_row(folder: Path) -> Row:
     return row
 
 
-def record_stamp(folder: Path) -> int | None:
+def record_stamp(folder: Path | str) -> int | None:
     """A number that another content of the record's file would not have: of its size, time and inode.
 
-    None where there is no file. Where the system does not say, as of another user's folder, the error is raised.
+    None where nothing has its name, not even a link that leads nowhere. Where the system does not say, as of another
+    user's folder, the error is raised.
     """
     try:
-        status = os.lstat(folder / files.RECORD)
+        status = os.lstat(f"{folder}/{files.RECORD}")  # of thousands of folders at each verb: no Path
     except (FileNotFoundError, NotADirectoryError):
         return None
     text = f"{status.st_size} {status.st_mtime_ns} {status.st_ino}"
@@ -140,9 +145,10 @@ def scan(folders: Iterable[Path]) -> Scan:
     result = Scan()
     for folder in folders:
         try:
-            if (folder / files.RECORD).exists():
-                result.found.append(read_row(folder))
-            elif (folder / files.PLAN).exists() and clean(folder.name) == folder.name:
+            stamp = record_stamp(folder)
+            if stamp is not None:
+                result.found.append(_read_row(folder, stamp))
+            elif os.path.lexists(folder / files.PLAN) and clean(folder.name) == folder.name:
                 result.unfinished.append(folder)
         except RequestError as error:
             result.skipped.append(Skipped(folder, str(error)))

@@ -33,7 +33,7 @@ def write_manifest(folder: Path, written_by: str) -> bool:
 
 
 def has_manifest(folder: Path) -> bool:
-    return (folder / files.MANIFEST).exists()
+    return os.path.lexists(folder / files.MANIFEST)
 
 
 def manifest_problems(folder: Path) -> list[str]:

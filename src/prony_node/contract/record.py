@@ -159,6 +159,11 @@ def implausible(record: Record) -> list[str]:
     return found
 
 
+def is_possible_rate(value: float, low: float | None, high: float | None) -> bool:
+    """Whether a run can give this rate with this interval; of the others `implausible` says what is wrong."""
+    return value >= 0.0 and (low is None or high is None or low <= high)
+
+
 def _moment(text: str | None) -> datetime | None:
     try:
         found = datetime.fromisoformat(text or "")

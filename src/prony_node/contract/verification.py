@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from prony_node.contract.manifest import has_manifest, manifest_problems
 
@@ -12,6 +12,7 @@ Outcome = Literal["verified", "not verified", "unverified"]
 NO_MANIFEST = "it has no manifest: it was made before there were any, or its supervisor was killed"
 # In an index: verified and recomputed, the manifest alone agrees, something does not, nothing to check against.
 YES, MANIFEST_ALONE, NO, UNVERIFIED = "yes", "manifest", "no", "unverified"
+UNCHANGED = "unchanged"  # the check that a record fails which does not verify
 MARKS = {"verified": YES, "not verified": NO, "unverified": UNVERIFIED}
 
 
@@ -30,6 +31,19 @@ class Verification:
     @property
     def mark(self) -> str:
         return MARKS[self.outcome]
+
+
+def marked(record: dict[str, Any], mark: str) -> dict[str, Any]:
+    """The record; with a failed check, which whatever shows or ranks a run looks at, where it does not verify."""
+    if mark != NO:
+        return record
+    check = {"name": UNCHANGED, "level": "fail", "message": changed(record["id"])}
+    return {**record, "checks": [*record["checks"], check]}
+
+
+def changed(run: str) -> str:
+    """Of a run by its id, what is to be said where it does not verify."""
+    return f"changed after the run: `prony verify {run}` says where"
 
 
 def manifest_mark(folder: Path) -> str:

@@ -69,7 +69,7 @@ def claim(plan: Plan, folder: Path) -> None:
     if not (folder.exists() and any(folder.iterdir())):
         _create(folder, {files.PLAN: plan.to_json(), files.SUPERVISOR: responsible})
         return
-    if (folder / files.RECORD).exists():
+    if os.path.lexists(folder / files.RECORD):
         raise RequestError(f"{folder} already holds a record; nothing is overwritten, choose another folder")
     prepared = files.read_json(folder / files.PLAN)
     if prepared is None:

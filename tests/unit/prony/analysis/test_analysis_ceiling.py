@@ -86,6 +86,10 @@ def no_rate(record: Record, ceiling: Record) -> None:
     ceiling["metrics"] = {}
 
 
+def negative_rate(record: Record, ceiling: Record) -> None:
+    ceiling["metrics"]["throughput_per_device"] |= {"value": -5.0, "low": -6.0, "high": -4.0}
+
+
 def no_device(record: Record, ceiling: Record) -> None:
     record["facts"]["devices"] = []
 
@@ -99,6 +103,7 @@ def no_device(record: Record, ceiling: Record) -> None:
         (not_a_ceiling, "gemm-1 counts images/s"),
         (no_count, "has no count of FLOP: it moves data"),
         (no_rate, "gemm-1 has no rate"),
+        (negative_rate, "the rate of gemm-1 cannot be true"),
         (no_device, "the device of resnet50-.* is not in its record"),
     ],
 )

@@ -186,13 +186,13 @@ def test_nothing_is_said_to_be_kept_where_nothing_can_be(
 def test_a_folder_of_another_user_is_named_and_the_others_are_listed(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def exists(path: Path) -> bool:
-        if path.parent.name == "resnet50-20260302T100000-d00001":
+    def lstat(path: Path | str, **options: Any) -> os.stat_result:
+        if Path(path).parent.name == "resnet50-20260302T100000-d00001":
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return bool(real(path))
+        return real(path, **options)
 
-    real = Path.exists
-    monkeypatch.setattr(Path, "exists", exists)
+    real = os.lstat
+    monkeypatch.setattr(os, "lstat", lstat)
     done = Store(root).refresh()
     assert len(done.ingested) == 12
     assert [one.reason for one in done.skipped] == ["its record cannot be read: Permission denied"]

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -21,6 +22,9 @@ from prony_node.contract import Plan, RequestError, Trial, files
 from prony_node.contract.leftovers import remove_leftovers
 from prony_node.contract.plain import NotPlain
 from prony_node.supervise.claim import load_plan, own_plan
+
+if TYPE_CHECKING:
+    from conftest import User
 
 PLAN = Plan("gpt-tiny-20260101T000000-abc123", Trial("gpt-tiny", {"size": "tiny"}))
 
@@ -49,6 +53,36 @@ def test_a_rank_reads_its_plan_from_a_file_that_only_the_user_can_write() -> Non
         assert path.parent.stat().st_mode & 0o777 == 0o700
         assert load_plan(path) == PLAN
     assert not path.parent.exists()
+
+
+def test_a_stranger_cannot_read_the_plan_of_a_rank(
+    stranger: User, commons: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(commons))
+    with own_plan(PLAN) as path:
+        assert path.is_relative_to(commons)
+        path.chmod(0o644)
+        assert stranger.reads([path]) == set(), "the folder keeps them out, whatever the umask"
+        path.parent.chmod(0o755)
+        assert stranger.reads([path]) == {path}
+
+
+def test_a_stranger_cannot_read_the_index_of_an_exposed_root(
+    stranger: User, commons: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(commons / "cache"))
+    root = commons / "runs"
+    root.mkdir()
+    root.chmod(0o1777)
+    Store(root).refresh()
+    place = index_place(root)
+    assert place is not None
+    place.chmod(0o644)
+    assert stranger.reads([place]) == set()
+    place.parent.chmod(0o755)
+    (commons / "cache" / "prony").chmod(0o755)
+    (commons / "cache").chmod(0o755)
+    assert stranger.reads([place]) == {place}
 
 
 def test_nothing_runs_where_anybody_may_replace_folders(tmp_path: Path) -> None:

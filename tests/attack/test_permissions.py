@@ -71,6 +71,8 @@ def test_a_stranger_who_tries_reads_what_the_umask_leaves_to_them(
     stranger: User, commons: Path, umask: int, open_to_all: bool
 ) -> None:
     root = commons / "runs"
+    root.mkdir()
+    root.chmod(0o755)  # what keeps others out is what lies in it
     before = os.umask(umask)
     try:
         files.create_folder(root / "a", {files.PLAN: {}, files.RECORD: {}})

@@ -52,6 +52,6 @@ class ProgressTail:
 def _parse(line: bytes) -> dict[str, Any] | None:
     try:
         document = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return document if isinstance(document, dict) else None

@@ -141,7 +141,7 @@ def _shown(what: object) -> str:
 
 def _holders(folder: Path) -> Iterator[dict[str, Any]]:
     for path in sorted(folder.glob("*.lock")):
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, RecursionError):
             signed = json.loads(read_plain(path, LONGEST))
             if isinstance(signed, dict) and "what" in signed and is_alive(signed) is not False:
                 yield signed

@@ -148,13 +148,21 @@ def row_of_record(folder: str, record: dict[str, Any], place: str | None = None)
 def run_of_columns(folder: Path, columns: dict[str, Any]) -> Run:
     """The run of a row joined with its detail."""
     names = (name for name in Run.__dataclass_fields__ if name not in ("folder", *IN_JSON))
-    return Run(
-        folder=folder,
-        settings=json.loads(columns["settings"]),
-        effective=json.loads(columns["effective"]),
-        metrics=json.loads(columns["metrics"]),
-        **{name: columns[name] for name in names},
-    )
+    parts = {name: _document(columns[name]) for name in IN_JSON}
+    return Run(folder=folder, **parts, **{name: columns[name] for name in names})
+
+
+def _document(text: Any) -> dict[str, Any]:
+    """A part of a row that is kept as JSON; another user may have made the index, or somebody edited it."""
+    try:
+        document = json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        raise RequestError(
+            "the index holds a row that Prony did not write; `prony store rebuild` makes it anew from the run folders"
+        )
+    return document
 
 
 def run_of_record(folder: Path, record: dict[str, Any]) -> Run:

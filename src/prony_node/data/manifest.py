@@ -172,7 +172,7 @@ def _lines(path: Path) -> Iterator[tuple[int, list[Made]]]:
         try:
             number, files = json.loads(line)
             yield int(number), [Made(str(name), int(size), str(checksum)) for name, size, checksum in files]
-        except (ValueError, TypeError, RecursionError):
+        except (ValueError, TypeError, OverflowError, RecursionError):
             continue
 
 

@@ -20,8 +20,8 @@ from prony_node.workloads import WORKLOADS
 ROOT = Path(__file__).parents[4]
 
 
-def prony(*words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "200"}
+def prony(*words: str, columns: int = 200) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": str(columns)}
     return subprocess.run([sys.executable, "-m", "prony", *words], env=environment, capture_output=True, text=True)
 
 
@@ -109,6 +109,17 @@ def test_every_verb_can_be_loaded_and_explains_itself(verb: str) -> None:
     done = prony(verb, "--help")
     assert done.returncode == 0, done.stderr
     assert f"prony {verb}" in done.stdout
+
+
+@pytest.mark.parametrize("verb", ["run", "sweep", "tune", "verify"])
+def test_a_verb_for_scripts_states_its_exit_codes(verb: str) -> None:
+    assert "Exit code: 0 " in prony(verb, "--help").stdout
+
+
+def test_the_commands_of_the_store_are_not_cut_on_a_narrow_terminal() -> None:
+    _, listed = prony("store", "--help", columns=80).stdout.split("Commands:")
+    assert "share" in listed
+    assert "..." not in listed
 
 
 def test_a_verb_that_refuses_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:

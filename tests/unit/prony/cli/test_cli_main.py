@@ -132,14 +132,16 @@ def test_a_verb_that_refuses_exits_with_2(capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().err == "prony: that cannot be\n"
 
 
-def test_what_the_system_refuses_is_a_sentence_and_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_the_system_refuses_is_a_sentence_and_exits_with_1(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     def verb() -> None:
-        Path("/proc/self/nothing").read_text()
+        (tmp_path / "nothing").read_text()
 
     with pytest.raises(SystemExit) as end:
         guarded(verb)()
     assert end.value.code == 1
-    assert capsys.readouterr().err == "prony: /proc/self/nothing: No such file or directory\n"
+    assert capsys.readouterr().err == f"prony: {tmp_path / 'nothing'}: No such file or directory\n"
 
 
 def test_a_full_disk_under_the_output_is_a_sentence() -> None:

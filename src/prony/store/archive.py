@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.leftovers import IMPORT, hold
 from prony_node.contract.plain import open_plain
@@ -272,7 +271,3 @@ def _add(tar: tarfile.TarFile, path: Path, name: str) -> None:
         member = tarfile.TarInfo(name)
         member.size, member.mode = status.st_size, 0o644
         tar.addfile(member, file)
-
-
-def is_run_folder(folder: Path) -> bool:
-    return (folder / files.RECORD).is_file()

@@ -148,8 +148,13 @@ def row_of_record(folder: str, record: dict[str, Any], place: str | None = None)
 def run_of_columns(folder: Path, columns: dict[str, Any]) -> Run:
     """The run of a row joined with its detail."""
     names = (name for name in Run.__dataclass_fields__ if name not in ("folder", *IN_JSON))
-    parts = {name: _document(columns[name]) for name in IN_JSON}
-    return Run(folder=folder, **parts, **{name: columns[name] for name in names})
+    return Run(
+        folder=folder,
+        settings=_document(columns["settings"]),
+        effective=_document(columns["effective"]),
+        metrics=_document(columns["metrics"]),
+        **{name: columns[name] for name in names},
+    )
 
 
 def _document(text: Any) -> dict[str, Any]:

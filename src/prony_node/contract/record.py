@@ -14,14 +14,13 @@ from prony_node.contract.metrics import METRICS
 from prony_node.contract.plan import Plan, check_schema
 from prony_node.contract.record_types import FAILURES as FAILURES
 from prony_node.contract.record_types import LEVELS as LEVELS
-from prony_node.contract.record_types import STATUSES as STATUSES
 from prony_node.contract.record_types import Record
 from prony_node.contract.typed import LARGEST, Absent, Malformed, decode
 
 RECORD_VERSION = 2
 RECORD_SCHEMA = f"prony.record/{RECORD_VERSION}"
 PLAUSIBLE = "plausible"  # the check that a record fails which cannot be true
-SIGNED = ("loss_first", "loss_last", "quality")  # metrics that may be negative
+MAY_BE_NEGATIVE = ("loss_first", "loss_last", "quality")  # metrics, in contrast to all others
 # What Python raises at a value of another kind, or one out of bounds.
 OF_ANOTHER_KIND = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError)
 CLOCK = timedelta(minutes=5)  # by which a clock may be set back during a run
@@ -135,7 +134,7 @@ def implausible(record: Record) -> list[str]:
     """What of a record no run can give, one phrase each."""
     found = []
     for name, metric in record.metrics.items():
-        if metric.value is not None and metric.value < 0 and name in METRICS and name not in SIGNED:
+        if metric.value is not None and metric.value < 0 and name in METRICS and name not in MAY_BE_NEGATIVE:
             found.append(f"{name} is negative")
         if metric.low is not None and metric.high is not None and metric.low > metric.high:
             found.append(f"the interval of {name} ends before it begins")

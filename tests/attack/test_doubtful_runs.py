@@ -120,6 +120,8 @@ def test_kill_9_of_torchs_launcher_is_recorded_as_killed(tmp_path: Path) -> None
 
 
 def launcher_of(out: Path) -> int:
+    if not Path("/proc/self/stat").exists():
+        pytest.skip("processes are found in /proc, which is Linux's")
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = entry.read_bytes().split(b"\0")

@@ -78,6 +78,36 @@ def test_a_rank_reads_its_plan_from_a_file_that_only_the_user_can_write() -> Non
     assert not path.parent.exists()
 
 
+def test_a_stranger_cannot_read_the_plan_of_a_rank(
+    stranger: User, commons: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(commons))
+    with own_plan(PLAN) as path:
+        assert path.is_relative_to(commons)
+        path.chmod(0o644)
+        assert stranger.reads([path]) == set(), "the folder keeps them out, whatever the umask"
+        path.parent.chmod(0o755)
+        assert stranger.reads([path]) == {path}
+
+
+def test_a_stranger_cannot_read_the_index_of_an_exposed_root(
+    stranger: User, commons: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(commons / "cache"))
+    root = commons / "runs"
+    root.mkdir()
+    root.chmod(0o1777)
+    Store(root).refresh()
+    place = index_place(root)
+    assert place is not None
+    place.chmod(0o644)
+    assert stranger.reads([place]) == set()
+    place.parent.chmod(0o755)
+    (commons / "cache" / "prony").chmod(0o755)
+    (commons / "cache").chmod(0o755)
+    assert stranger.reads([place]) == {place}
+
+
 @pytest.mark.parametrize(("mode", "who"), [(0o777, "any user"), (0o2775, "every member of group")])
 def test_nothing_runs_where_others_may_replace_folders(tmp_path: Path, mode: int, who: str) -> None:
     root = tmp_path / "runs"

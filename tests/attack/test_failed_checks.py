@@ -116,11 +116,39 @@ def test_tune_names_a_wrong_kernel_as_failed_and_never_advises_it(model: Path, t
     assert "try it" not in done.stdout
 
 
+def test_the_command_that_tune_prints_for_a_model_file_runs_as_it_stands(model: Path, tmp_path: Path) -> None:
+    """It named `nanfast@84ddb854`, which no command takes."""
+    model.write_text(MODEL.replace('return found * float("nan")', "return found"))
+    done = prony(tmp_path, "tune", "my models/nanfast.py", "kernel=plain,fast", "cores=1", "--budget", "60s")
+    assert done.returncode in (0, 3), done.stderr
+    (told,) = re.findall(r"^(?:use|try) it: (.*)$", done.stdout, re.MULTILINE)
+    name, *words = shlex.split(told)
+    assert name == "prony"
+    assert "kernel=fast" in words
+    again = prony(tmp_path, *words, "--max-time", "1s", "--no-energy", "--json")
+    assert again.returncode == 0, again.stderr
+    record = json.loads(again.stdout)
+    assert (record["status"], record["trial"]["settings"]["kernel"]) == ("ok", "fast")
+
+
 def test_a_run_with_a_failed_check_exits_with_1(model: Path, tmp_path: Path) -> None:
     done = prony(tmp_path, "run", "my models/nanfast.py", "kernel=fast", "steps=4", "--no-energy", "--json")
     assert done.returncode == 1
     assert json.loads(done.stdout)["status"] == "ok"
     assert "failed its check losses, loss, finite" in done.stderr
+
+
+def test_strict_makes_a_warning_an_exit_code_of_1(tmp_path: Path) -> None:
+    """Two steps are too few blocks for an interval, which is a warning."""
+    words = ("run", "gpt-tiny", "size=tiny", "steps=2", "device=cpu", "--no-energy", "--json")
+    lenient, strict = prony(tmp_path, *words), prony(tmp_path, *words, "--strict")
+    for done in (lenient, strict):
+        levels = {check["name"]: check["level"] for check in json.loads(done.stdout)["checks"]}
+        assert levels["blocks"] == "warn"
+        assert "fail" not in levels.values()
+    assert lenient.returncode == 0, lenient.stderr
+    assert strict.returncode == 1, strict.stderr
+    assert re.search(r"warns of .*blocks.*, which --strict takes for a failure", strict.stderr)
 
 
 def test_exit_codes_follow_the_checks(good: dict[str, Any]) -> None:

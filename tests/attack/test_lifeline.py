@@ -45,6 +45,8 @@ def model_file(place: Path, rest: str) -> tuple[Path, Path]:
 
 
 def processes_of(place: Path) -> list[str]:
+    if not Path("/proc/self/stat").exists():
+        pytest.skip("processes are found in /proc, which is Linux's")
     found = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:

@@ -7,10 +7,9 @@ import os
 import shutil
 import stat
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -25,6 +24,9 @@ from prony.store.transfer import as_stream, take_records, take_tar
 from prony_node.contract import Plan, RequestError, Trial, files
 from prony_node.contract.plain import SHARED, is_shared
 
+if TYPE_CHECKING:
+    from conftest import User
+
 STAND_IN = Path(__file__).parents[1] / "stand_in" / "stand_in_node.py"  # a node without torch
 REPLAY = Path(__file__).parents[1] / "replay" / "records"
 COMMON = 61300  # a group that two users have in common
@@ -36,14 +38,6 @@ def umask_077() -> Iterator[None]:
     before = os.umask(0o077)
     yield
     os.umask(before)
-
-
-@pytest.fixture
-def commons() -> Iterator[Path]:
-    """A folder that any user can enter; the tests' own temporary folders let only their user pass."""
-    with tempfile.TemporaryDirectory(prefix="prony-attack-") as place:
-        Path(place).chmod(0o755)
-        yield Path(place)
 
 
 def mode(path: Path) -> int:
@@ -68,6 +62,51 @@ def test_nobody_else_reads_what_a_strict_umask_keeps(tmp_path: Path, umask_077: 
     assert {name for name, bits in found.items() if bits & 0o077} == set()
 
 
+def files_in(folder: Path) -> set[Path]:
+    return {path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()}
+
+
+@pytest.mark.parametrize(("umask", "open_to_all"), [(0o077, False), (0o022, True)], ids=["077", "022"])
+def test_a_stranger_who_tries_reads_what_the_umask_leaves_to_them(
+    stranger: User, commons: Path, umask: int, open_to_all: bool
+) -> None:
+    root = commons / "runs"
+    root.mkdir()
+    root.chmod(0o755)  # what keeps others out is what lies in it
+    before = os.umask(umask)
+    try:
+        files.create_folder(root / "a", {files.PLAN: {}, files.RECORD: {}})
+        with claimed(root, "a run"):
+            pass
+        Store(root).refresh()
+    finally:
+        os.umask(before)
+    read = {path.name for path in stranger.reads(files_in(root))}
+    assert read & {files.PLAN, files.RECORD} == ({files.PLAN, files.RECORD} if open_to_all else set())
+    assert open_to_all or not read
+    assert ".claims" not in read, "who can open a lock can hold it"
+
+
+def test_in_a_shared_root_the_group_reads_runs_and_jobs_and_nobody_else_does(
+    make_user: Callable[..., User], commons: Path, umask_077: None
+) -> None:
+    member, outsider = make_user(61001, (COMMON,)), make_user(61002)
+    root, key = commons / "runs", commons / "key"
+    key.write_text("secret")
+    files.create_folder(root / "before", {files.PLAN: {}, files.RECORD: {}})
+    files.create_folder(root / "mine", {"notes.json": {}})  # not Prony's
+    (root / "before" / "link.json").symlink_to(key)
+    assert member.reads(files_in(root)) == set()
+    share_root(root, COMMON)
+    files.create_folder(root / "after", {files.PLAN: {}, files.RECORD: {}})
+    job = make_job(root)
+    wanted = {root / run / name for run in ("before", "after") for name in (files.PLAN, files.RECORD)}
+    wanted.add(job.folder / "job.json")
+    tried = files_in(root) | {key, root / "before" / "link.json"}
+    assert {path for path in member.reads(tried) if path.name != SHARED} == wanted
+    assert outsider.reads(tried) == set()
+
+
 def test_a_folder_of_a_project_is_not_shared_by_itself(tmp_path: Path, umask_077: None) -> None:
     """Folders of projects have the setgid bit and let their group write. That alone gives no run away."""
     tmp_path.chmod(0o2770)
@@ -75,6 +114,21 @@ def test_a_folder_of_a_project_is_not_shared_by_itself(tmp_path: Path, umask_077
     with claimed(tmp_path, "a run"):
         pass
     assert {name for name, bits in modes(tmp_path).items() if bits & 0o077} == set()
+
+
+def test_a_member_who_tries_reads_no_run_in_a_projects_folder(
+    make_user: Callable[..., User], commons: Path, umask_077: None
+) -> None:
+    member = make_user(61001, (COMMON,))
+    os.chown(commons, -1, COMMON)
+    commons.chmod(0o2770)
+    files.create_folder(commons / "a", {files.PLAN: {}})
+    with claimed(commons, "a run"):
+        pass
+    assert member.reads(files_in(commons)) == set()
+    (commons / "a").chmod(0o2750)
+    (commons / "a" / files.PLAN).chmod(0o640)
+    assert member.reads(files_in(commons)) == {commons / "a" / files.PLAN}
 
 
 def make_job(root: Path) -> Job:
@@ -156,7 +210,7 @@ def test_a_folder_above_that_keeps_the_group_out_is_named(tmp_path: Path) -> Non
     assert closed_above(tmp_path / "closed" / "runs", COMMON) in (tmp_path / "closed", *tmp_path.parents, tmp_path)
 
 
-def test_only_the_owner_and_only_with_a_group_of_theirs(make_user: Callable[..., Any], commons: Path) -> None:
+def test_only_the_owner_and_only_with_a_group_of_theirs(make_user: Callable[..., User], commons: Path) -> None:
     user = make_user(61001)
     said = user.prony("store", "share", commons, "--group", str(user.gid))
     assert (said.returncode, said.stderr.count("only its owner, or root, can share it")) == (2, 1), said.stderr
@@ -164,9 +218,9 @@ def test_only_the_owner_and_only_with_a_group_of_theirs(make_user: Callable[...,
     assert (said.returncode, said.stderr.count("you are not in the group 'root'")) == (2, 1), said.stderr
 
 
-def test_two_users_make_runs_in_one_shared_root(make_user: Callable[..., Any], commons: Path, umask_077: None) -> None:
+def test_two_users_make_runs_in_one_shared_root(make_user: Callable[..., User], commons: Path, umask_077: None) -> None:
     """Claims, index and records: each under umask 077, each after the other, and each sees the runs of both."""
-    first, second = make_user(61001, (COMMON,)), make_user(61002, (COMMON,))
+    first, second, outsider = make_user(61001, (COMMON,)), make_user(61002, (COMMON,)), make_user(61003)
     node = commons / "node"
     node.write_text(f'#!/bin/sh\nexec {sys.executable} {STAND_IN} "$@"\n')
     node.chmod(0o755)
@@ -189,21 +243,29 @@ def test_two_users_make_runs_in_one_shared_root(make_user: Callable[..., Any], c
     assert {path.name for path in kinds if path.lstat().st_gid != COMMON} == set()
     assert {path.name for path in kinds if path.is_file() and mode(path) & 0o777 != 0o640} == set()
     assert {path.name for path in kinds if path.is_dir() and mode(path) & 0o2777 != 0o2750} == set()
+    made = {path for path in kinds if path.is_file()}
+    assert first.reads(made) == second.reads(made) == made, "each reads the runs of both"
+    assert outsider.reads(made) == set()
     of_first = next(path for path in root.iterdir() if path.is_dir() and path.lstat().st_uid == first.uid)
     remove = [sys.executable, "-c", f"import shutil; shutil.rmtree({str(of_first)!r})"]
     assert second.run(remove).returncode != 0
-    assert (of_first / files.RECORD).exists(), "a member may read what others made, and no more"
+    assert second.reads([of_first / files.RECORD]), "a member may read what others made, and no more"
     assert first.run(remove).returncode == 0
     assert second.prony("runs", "--runs", root).returncode == 0
     assert second.prony("store", "rebuild", "--runs", root).stdout.startswith("2 runs indexed")
 
 
-def test_what_is_imported_into_a_shared_root_is_the_groups(tmp_path: Path, umask_077: None) -> None:
+def test_what_is_imported_into_a_shared_root_is_the_groups(
+    make_user: Callable[..., User], commons: Path, umask_077: None
+) -> None:
     """From a tar, from JSON lines and as anchors; in a root of one's own it is one's own."""
+    member, outsider = make_user(61001, (COMMON,)), make_user(61002)
     (of_replay,) = REPLAY.glob("*d00001/record.json")
     record = json.loads(of_replay.read_text(encoding="utf-8"))
-    own, shared = tmp_path / "own", tmp_path / "shared"
-    share_root(shared, os.getegid())
+    own, shared = commons / "own", commons / "shared"
+    own.mkdir(mode=0o755)
+    own.chmod(0o755)  # what keeps others out is what lies in it
+    share_root(shared, COMMON)
     for root in (own, shared):
         take_records([json.dumps(record)], root, "x.jsonl")
         packed = pack_one(root / record["id"])
@@ -215,3 +277,7 @@ def test_what_is_imported_into_a_shared_root_is_the_groups(tmp_path: Path, umask
     for path in (shared / record["id"], shared / record["id"] / files.RECORD, *(shared / "anchors").rglob("*")):
         wanted = 0o2750 if path.is_dir() else 0o640
         assert mode(path) == wanted, path
+    imported = {path for path in files_in(shared) if path.parent != shared}
+    assert len(imported) > 1
+    assert member.reads(imported) == imported
+    assert member.reads(files_in(own)) == outsider.reads(imported) == set()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -16,6 +19,10 @@ from prony_node.contract.plain import SHARED, SHARED_TEXT
 from prony_node.contract.secret import redacted_command
 from prony_node.power import any_command
 
+if TYPE_CHECKING:
+    from conftest import User
+
+COMMON = 61300  # a group that some users have in common
 SECRET = "hunter2SECRETvalue"
 LEAKING = [
     ["run", f"--password={SECRET}"],
@@ -101,6 +108,24 @@ def test_the_group_reads_energy_json_in_a_root_that_was_shared_with_it_alone(tmp
     measure(root / "measured", f"--json={root / 'figures.json'}")
     for path in (root / "measured" / "energy.json", root / "figures.json"):
         assert stat.S_IMODE(path.stat().st_mode) == (0o640 if shared else 0o600)
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["shared", "only setgid"])
+def test_only_who_may_read_energy_json_reads_it(make_user: Callable[..., User], commons: Path, shared: bool) -> None:
+    member, outsider = make_user(61001, (COMMON,)), make_user(61002)
+    root = commons / "root"
+    root.mkdir()
+    os.chown(root, -1, COMMON)
+    root.chmod(0o3775)
+    if shared:
+        (root / SHARED).write_text(SHARED_TEXT)
+    measure(root / "measured", f"--json={root / 'figures.json'}")
+    tried = {root / "measured" / "energy.json", root / "figures.json"}
+    assert member.reads(tried) == (tried if shared else set())
+    assert outsider.reads(tried) == set()
+    for path in tried:
+        path.chmod(0o644)
+    assert outsider.reads(tried) == tried, "nothing but the files' own permissions kept them out"
 
 
 def test_nobody_can_read_a_command_line_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

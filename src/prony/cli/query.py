@@ -119,7 +119,7 @@ def _print_table(answer: Answer, title: str | None, is_cut: bool) -> None:
         least += width + 2
     for row in cells:
         table.add_row(*map(Text, row))
-    console.width = max(console.width, least)  # the terminal wraps what is wider: a letter a line can be read by nobody
+    console.width = max(console.width, least)  # the terminal wraps what is wider: one letter per line is unreadable
     console.print(table)
     if not answer.rows:
         console.print("nothing matches", style="dim")

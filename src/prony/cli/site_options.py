@@ -14,7 +14,10 @@ from prony_node.contract.errors import RequestError
 
 SiteName = Annotated[str | None, typer.Option("--site", metavar="SITE", help=SITE_HELP)]
 PartitionName = Annotated[str | None, typer.Option("--partition", help="Another partition than the site's own.")]
-TIME_HELP = "Time limit of each run here (else 4 h + 3 x what it may take), or of each job of a site, such as 2h."
+TIME_HELP = (
+    "Time limit of each run here, or of each job of a site, such as 2h. Else a run here has 4 h + 3 x its estimate; "
+    "7 days where steps, epochs or until give none."
+)
 Time = Annotated[str | None, typer.Option("--time", help=TIME_HELP)]
 Block = Annotated[
     int | None,

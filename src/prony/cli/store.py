@@ -36,7 +36,7 @@ def push(
     ] = None,
     runs: Runs = None,
 ) -> None:
-    """Put run folders, with their records, into a team's store or another folder."""
+    """Put run folders into a team's store or another folder."""
     from prony.store.share import copy_folders
     from prony.store.share import push as push_to
 
@@ -55,7 +55,7 @@ def pull(
     ] = None,
     runs: Runs = None,
 ) -> None:
-    """Fetch run folders that are not here yet from a team's store or another folder."""
+    """Fetch missing run folders from a team's store or another folder."""
     from prony.store import Store
     from prony.store.share import copy_folders
     from prony.store.share import pull as pull_from
@@ -90,7 +90,7 @@ def import_(
     ] = None,
     runs: Runs = None,
 ) -> None:
-    """Take in run folders or records from elsewhere, or, with --as, figures of others as anchors."""
+    """Take in runs from elsewhere, or, with --as, figures of others."""
     root = runs_root(runs).absolute()
     if form is not None:
         import_anchors(root, [Path(path) for path in paths], form, source, mapping or [], fixed or [])
@@ -119,7 +119,7 @@ def export(
     ] = None,
     runs: Runs = None,
 ) -> None:
-    """Write run folders (tar) or their records (JSON lines, Parquet, CSV) to a file."""
+    """Write run folders (tar) or records (JSON lines, Parquet, CSV)."""
     from prony.store import tabular
     from prony.store.archive import pack
     from prony.store.transfer import records_of
@@ -149,7 +149,7 @@ def rebuild(
     quick: Annotated[bool, typer.Option("--quick", help="Check manifests alone, recompute nothing.")] = False,
     runs: Runs = None,
 ) -> None:
-    """Index every run folder, and every anchor, anew, and mark what does not agree with its files."""
+    """Make the index anew, and mark runs that differ from their files."""
     from prony.launch.collect import collect_all
     from prony.store import Store
 
@@ -178,7 +178,7 @@ def share(
         typer.Option(metavar="NAME", help="A group that you are in (else the one that DIR is shared with)."),
     ] = None,
 ) -> None:
-    """Share a root with a group: its members make runs there and read those of all.
+    """Let a group add runs to a root and read all of them.
 
     In a root that is shared already, a member shares the runs that they made before, and root those of all.
     """

@@ -59,7 +59,10 @@ def sweep(
     detach: Detach = False,
     dry_run: Dry = False,
 ) -> None:
-    """Measure a grid of settings, here or at a site; what is finished is skipped when started again."""
+    """Measure a grid of settings, here or at a site; what is finished is skipped when started again.
+
+    Exit code: 0 good, 1 a run or one of its checks failed, 2 the request is not possible, 130 interrupted.
+    """
     if not settings:
         raise RequestError(
             "a sweep needs settings with values to try, such as batch_size=16,32,64 or batch_size=16..4096"

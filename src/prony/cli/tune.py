@@ -60,7 +60,10 @@ def tune(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result alone, as JSON.")] = False,
     out: Annotated[Path | None, typer.Option(help="Where run folders go (else $PRONY_RUNS, ./runs).")] = None,
 ) -> None:
-    """Find the best settings for a goal with short runs, and confirm them against the defaults."""
+    """Find the best settings for a goal with short runs, and confirm them against the defaults.
+
+    Exit code: 0 an answer, 1 no run could be used, 2 the request is not possible, 3 not decided, 130 interrupted.
+    """
     root = runs_root(out)
     wanted, limits, budget_s = find_goal(goal), parse_limits(within or ()), parse_seconds(budget, "--budget")
     model = find_model_file(workload)

@@ -37,7 +37,10 @@ def verify(
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdicts alone, as a JSON list.")] = False,
     runs: Annotated[Path | None, typer.Option("--runs", "--out", help=RUNS_HELP)] = None,
 ) -> None:
-    """Check records against their schema, their manifest and the figures that their files give when recomputed."""
+    """Check records against their schema, their manifest and the figures that their files give when recomputed.
+
+    Exit code: 0 all are verified, 1 one does not agree, 2 the request is not possible, 3 some cannot be verified.
+    """
     found: list[Verification] = []
     with contextlib.ExitStack() as places:
         for target in targets:

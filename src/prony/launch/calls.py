@@ -128,7 +128,7 @@ class Shared:
         try:
             kept = json.loads(self._path.read_text(encoding="utf-8") if is_shared else self._own)
             age_s = self._caller.clock() - float(kept["at_s"])
-        except (OSError, ValueError, TypeError, KeyError):
+        except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
             return None
         return kept if 0.0 <= age_s < self._every_s else None
 

@@ -20,7 +20,7 @@ def read_log(job: Job, number: int | None = None) -> str:
 
 
 def read_text(path: Path) -> str:
-    """A log, of which as much as anybody reads; nothing where there is none, or something else in its place."""
+    """The first 128 MiB of a log; empty if there is no regular file of this name."""
     try:
         with os.fdopen(open_plain(path), "rb") as file:
             text = file.read(LARGEST_LOG).decode(errors="replace")
@@ -52,6 +52,6 @@ class ProgressTail:
 def _parse(line: bytes) -> dict[str, Any] | None:
     try:
         document = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return document if isinstance(document, dict) else None

@@ -79,14 +79,14 @@ def _of_index(text: bytes) -> tuple[str, ...]:
     try:
         entries = json.loads(text).get("manifests") or []
         return tuple(sorted({str(entry["platform"]["architecture"]) for entry in entries} - {"unknown"}))
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return ()
 
 
 def _of_inspection(text: bytes) -> tuple[str, ...]:
     try:
         return tuple(str(entry["Architecture"]) for entry in json.loads(text) if entry.get("Architecture"))
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return ()
 
 

@@ -320,7 +320,7 @@ def load(folder: Path) -> Job:
             cancelled=bool(document.get("cancelled")),
             tried=bool(document.get("tried")),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise RequestError(f"{folder / JOB} is not a complete job: {type(error).__name__} {error}") from error
 
 

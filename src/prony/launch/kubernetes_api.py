@@ -111,7 +111,7 @@ class Api:
         data = b"".join(self._stream(path, query or {}, PATIENCE_S, method, body))
         try:
             document = json.loads(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ApiProblem(0, f"the API server gave an answer that cannot be read: {data[:80]!r}") from error
         if not isinstance(document, dict):
             raise ApiProblem(0, f"the API server gave an answer that cannot be read: {data[:80]!r}")
@@ -147,10 +147,12 @@ def read_changes(text: bytes, version: str) -> Watched:
         try:
             event = json.loads(line)
             kind, thing = event["type"], event["object"]
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             continue
         if kind == "ERROR":
             return Watched(events, None)
+        if not isinstance(thing, dict) or not isinstance(thing.get("metadata") or {}, dict):
+            continue
         newest = str((thing.get("metadata") or {}).get("resourceVersion") or newest)
         if kind != "BOOKMARK":
             events.append(event)
@@ -188,7 +190,7 @@ def _problem(status: int, headers: Mapping[str, str], body: bytes) -> ApiProblem
     text = body.decode(errors="replace")
     try:
         said = str(json.loads(text)["message"])
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         said = text.strip()[:200] or "nothing"
     after = headers.get("Retry-After") or ""
     after_s = float(after) if after.isdigit() else None

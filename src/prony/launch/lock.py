@@ -24,7 +24,7 @@ from prony_node.contract.trial import Trial
 
 MACHINE = "machine"
 LONGEST = 4096  # bytes that say who holds a lock, with spaces up to there
-SIGNED = re.compile(rb'(\{"what": .{0,4086})?\s*', re.DOTALL)
+SIGNATURE = re.compile(rb'(\{"what": .{0,4086})?\s*', re.DOTALL)
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 
 
@@ -122,7 +122,7 @@ def _sign(file: int, what: str | None) -> None:
     Never emptied, and only written to where nothing else stands: a link to a file of ours might lie there.
     """
     with contextlib.suppress(OSError):
-        if not SIGNED.fullmatch(os.pread(file, LONGEST + 1, 0)):
+        if not SIGNATURE.fullmatch(os.pread(file, LONGEST + 1, 0)):
             return
         said = json.dumps({"what": what[:200], **identify()}) if what is not None else ""
         os.pwrite(file, said.encode()[:LONGEST].ljust(LONGEST), 0)
@@ -141,7 +141,7 @@ def _shown(what: object) -> str:
 
 def _holders(folder: Path) -> Iterator[dict[str, Any]]:
     for path in sorted(folder.glob("*.lock")):
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, RecursionError):
             signed = json.loads(read_plain(path, LONGEST))
             if isinstance(signed, dict) and "what" in signed and is_alive(signed) is not False:
                 yield signed

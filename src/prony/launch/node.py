@@ -169,9 +169,12 @@ def ask_node(question: str, *words: str, warn: Callable[[str], None] | None = No
             said.seek(0)
             complained.seek(max(0, complained.seek(0, os.SEEK_END) - MOST_COMPLAINTS))
             complaints = complained.read().decode("utf-8", errors="replace")
-            answer: dict[str, Any] = json.loads(said.read())
-    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        last = complaints.strip().splitlines()[-1:] if isinstance(error, ValueError) else [str(error)]
+            answer = json.loads(said.read())
+            if not isinstance(answer, dict):
+                raise ValueError("its answer is no document")
+    except (OSError, ValueError, RecursionError, subprocess.TimeoutExpired) as error:
+        no_document = isinstance(error, ValueError | RecursionError)
+        last = complaints.strip().splitlines()[-1:] if no_document else [str(error)]
         said_last = " ".join(last)[:LONGEST_REASON] or f"it said nothing and ended with {status}"
         raise RequestError(f"{' '.join(argv)} gave no answer: {said_last}") from error
     return answer

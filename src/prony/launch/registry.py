@@ -42,7 +42,7 @@ def registry_architectures(image: str, problem: type[Exception]) -> tuple[str, .
         else:
             config = registry.get(f"blobs/{manifest['config']['digest']}", ("*/*",))
             found = {str(config.get("architecture"))}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = error if isinstance(error, urllib.error.HTTPError) else getattr(error, "reason", error)
         words = " ".join(str(getattr(reason, "strerror", None) or reason).split())
         raise problem(f"{host} did not say: {words[:200]}") from error

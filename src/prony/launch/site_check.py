@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from prony.launch.container import image_for
 from prony.launch.follow import read_text
 from prony.launch.job import Job
 from prony.launch.site import ARCHITECTURES, Partition
+
+MOST_BEGINNINGS = 100  # places where an answer is looked for: each try may read all that follows
 
 
 @dataclass(frozen=True)
@@ -26,12 +29,10 @@ class Finding:
 def read_answer(folder: Path) -> dict[str, Any] | None:
     """The document that the node program printed; what else it said stands before or after it."""
     text = read_text(folder / "answer")
-    start = text.find("{\n")
-    while start >= 0:
+    for begin in islice(re.finditer(r"\{\n", text), MOST_BEGINNINGS):
         try:
-            document, _ = json.JSONDecoder().raw_decode(text[start:])
-        except ValueError:
-            start = text.find("{\n", start + 1)
+            document, _ = json.JSONDecoder().raw_decode(text, begin.start())
+        except (ValueError, RecursionError):
             continue
         return document if isinstance(document, dict) else None
     return None

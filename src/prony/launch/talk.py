@@ -30,7 +30,7 @@ class NodeTalk:
         for text in self.said:
             try:
                 ((what, content),) = json.loads(text).items()
-            except (ValueError, AttributeError):  # a library's own words
+            except (ValueError, AttributeError, RecursionError):  # a library's own words
                 continue
             yield what, content
 

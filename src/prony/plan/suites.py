@@ -60,7 +60,7 @@ def parse_suite(text: str, where: str) -> Suite:
     try:
         # Every scalar stays text: YAML would read `on` and `off` as booleans, and settings parse themselves.
         document = yaml.load(text, Loader=yaml.BaseLoader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise RequestError(f"{where} is not YAML: {error}") from error
     _only(document, {"name", "help", "stop", "trials"}, where)
     if not isinstance(document.get("trials"), list) or not document["trials"] or not document.get("name"):

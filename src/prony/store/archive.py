@@ -28,7 +28,7 @@ DEEPEST = 3  # parts of a path: the folder, a folder in it (try), a file
 MOST_MEMBERS = 1_000_000
 LARGEST_FILE = 2**30
 LARGEST_WHOLE = 50 * 2**30  # bytes of all files of one tar, unpacked
-MOST_TIMES, UNPACKED_FREELY = 100, 64 * 2**20  # its packed size, and what may be more; a run folder has four times
+MOST_TIMES, UNPACKED_FREELY = 100, 64 * 2**20  # unpacked over packed size; bytes that are free of it
 HEADER_BYTES = 2**18  # of all headers of a member, which tarfile keeps in memory
 COPY_BYTES = 2**20
 LEFT_OUT = re.compile(r"\..*|.*\.lock")  # what is being written
@@ -272,7 +272,3 @@ def _add(tar: tarfile.TarFile, path: Path, name: str) -> None:
         member = tarfile.TarInfo(name)
         member.size, member.mode = status.st_size, 0o644
         tar.addfile(member, file)
-
-
-def is_run_folder(folder: Path) -> bool:
-    return (folder / files.RECORD).is_file()

@@ -161,11 +161,24 @@ def run_of_columns(folder: Path, columns: dict[str, Any]) -> Run:
     names = (name for name in Run.__dataclass_fields__ if name not in ("folder", *IN_JSON))
     return Run(
         folder=folder,
-        settings=json.loads(columns["settings"]),
-        effective=json.loads(columns["effective"]),
-        metrics=json.loads(columns["metrics"]),
+        settings=_document(columns["settings"]),
+        effective=_document(columns["effective"]),
+        metrics=_document(columns["metrics"]),
         **{name: columns[name] for name in names},
     )
+
+
+def _document(text: Any) -> dict[str, Any]:
+    """A part of a row that is kept as JSON; another user may have made the index, or somebody edited it."""
+    try:
+        document = json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        raise RequestError(
+            "the index holds a row that Prony did not write; `prony store rebuild` makes it anew from the run folders"
+        )
+    return document
 
 
 def clean(text: str) -> str:

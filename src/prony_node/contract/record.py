@@ -14,21 +14,20 @@ from prony_node.contract.metrics import METRICS
 from prony_node.contract.plan import Plan, check_schema
 from prony_node.contract.record_types import FAILURES as FAILURES
 from prony_node.contract.record_types import LEVELS as LEVELS
-from prony_node.contract.record_types import STATUSES as STATUSES
 from prony_node.contract.record_types import Record
 from prony_node.contract.typed import LARGEST, Absent, Malformed, decode
 
 RECORD_VERSION = 2
 RECORD_SCHEMA = f"prony.record/{RECORD_VERSION}"
-PLAUSIBLE = "plausible"  # the check that a record fails which cannot be true
-SIGNED = ("loss_first", "loss_last", "quality")  # metrics that may be negative
+PLAUSIBLE = "plausible"  # the check that fails for a record that cannot be true
+MAY_BE_NEGATIVE = ("loss_first", "loss_last", "quality")  # metrics; no other may
 # What Python raises at a value of another kind, or one out of bounds.
 OF_ANOTHER_KIND = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError)
 CLOCK = timedelta(minutes=5)  # by which a clock may be set back during a run
 
 
 class MalformedRecord(RequestError):
-    """A record whose kinds are right as far as they are typed, and wrong further in."""
+    """A record with the right types at the top, and wrong ones further in."""
 
 
 def add_provenance_parts(old: dict[str, Any]) -> dict[str, Any]:
@@ -132,10 +131,10 @@ def validate_record(document: Any) -> dict[str, Any]:
 
 
 def implausible(record: Record) -> list[str]:
-    """What of a record no run can give, one phrase each."""
+    """Why a record cannot be true, one phrase per reason."""
     found = []
     for name, metric in record.metrics.items():
-        if metric.value is not None and metric.value < 0 and name in METRICS and name not in SIGNED:
+        if metric.value is not None and metric.value < 0 and name in METRICS and name not in MAY_BE_NEGATIVE:
             found.append(f"{name} is negative")
         if metric.low is not None and metric.high is not None and metric.low > metric.high:
             found.append(f"the interval of {name} ends before it begins")

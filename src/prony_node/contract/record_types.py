@@ -15,7 +15,6 @@ FailureKind = Literal[
     "out-of-memory", "exception", "killed", "hung", "lost", "missing-library", "missing-device",
     "time-limit", "node-failure", "rendezvous", "request", "interrupted",
 ]  # fmt: skip
-STATUSES: tuple[str, ...] = get_args(Status)
 LEVELS: tuple[str, ...] = get_args(Level)
 FAILURES: tuple[str, ...] = get_args(FailureKind)
 

@@ -47,9 +47,9 @@ def redacted(value: str) -> str:
 
 
 def redacted_command(words: Sequence[str]) -> list[str]:
-    """A command line without the values of options and variables that look secret. Its words stay as many."""
+    """A command line without the values of options and variables that look secret; as many words as before."""
     kept: list[str] = []
-    before = ""  # the option that this word is the value of, perhaps
+    before = ""  # the option whose value this word may be
     for word in words:
         name, sign, value = word.partition("=")
         if _is_value(word) and _is_secret_option(before, word):

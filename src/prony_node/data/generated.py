@@ -30,7 +30,7 @@ from prony_node.data.manifest import (
     finished_parts,
     held,
     read_manifest,
-    remove_leftovers,
+    remove_unfinished,
     rewrite_parts,
 )
 from prony_node.data.parts import KINDS, SEQUENCE, Part, Request, headers, make_part, plan_parts
@@ -139,7 +139,7 @@ def generate(
             require_encoder()
         done = finished_parts(folder)
         rewrite_parts(folder, done)
-        remove_leftovers(folder)
+        remove_unfinished(folder)
         todo = _parts_left(request, done)
         every = request.samples + request.test_samples
         there = every - sum(part.count for part in todo)

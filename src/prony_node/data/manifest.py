@@ -156,7 +156,7 @@ def check_room(folder: Path, needed_bytes: int) -> None:
         )
 
 
-def remove_leftovers(folder: Path) -> None:
+def remove_unfinished(folder: Path) -> None:
     """What a writer that was killed had not finished; at most one file of each of its processes."""
     for leftover in folder.rglob(f"{NEW}*"):
         leftover.unlink(missing_ok=True)
@@ -172,7 +172,7 @@ def _lines(path: Path) -> Iterator[tuple[int, list[Made]]]:
         try:
             number, files = json.loads(line)
             yield int(number), [Made(str(name), int(size), str(checksum)) for name, size, checksum in files]
-        except (ValueError, TypeError, RecursionError):
+        except (ValueError, TypeError, OverflowError, RecursionError):
             continue
 
 

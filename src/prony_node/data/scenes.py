@@ -12,7 +12,7 @@ from dataclasses import dataclass
 MOST_BOXES = 100  # of an image, and of what a detector answers to one
 ASPECT = 0.4  # deviation of the logarithm of width by height
 ATTEMPTS = 8  # to find a place that is not another box's
-SHARED = 0.3  # of intersection over union, above which a place is another box's
+MOST_OVERLAP = 0.3  # of intersection over union, above which a place is another box's
 
 # Width, height, how often. COCO's longest side is 640; how often each comes is our choice, within what is published:
 # nine images in ten have 167,500 to 355,840 pixels, and a height of 0.6 to 1.5 widths.
@@ -89,7 +89,7 @@ def _placed(size: float, width: int, height: int, others: list[Box], chance: ran
     for _ in range(ATTEMPTS):
         left, top = chance.randint(0, width - wide), chance.randint(0, height - high)
         box = (left, top, left + wide, top + high)
-        if all(overlap(box, other) <= SHARED for other in others):
+        if all(overlap(box, other) <= MOST_OVERLAP for other in others):
             break
     return box
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from prony_node.contract import RequestError
 from prony_node.contract.files import open_temporary, temporary_name
 from prony_node.data.dataset import named
-from prony_node.data.manifest import CHUNK, LOCK, NEW, Report, check_room, hash_file, held, remove_leftovers
+from prony_node.data.manifest import CHUNK, LOCK, NEW, Report, check_room, hash_file, held, remove_unfinished
 
 LIST = ".prony-staged.jsonl"  # in the target: a line for each file that was copied and read back
 THREADS = 8  # small files on a network file system are a wait each
@@ -65,7 +65,7 @@ def _copy_all(source: Path, target: Path, found: list[Found], report: Report | N
     _refuse_strangers(source, target, found, listed)
     check_room(target, needed)
     there = total - needed
-    remove_leftovers(target)
+    remove_unfinished(target)
     with ThreadPoolExecutor(THREADS) as pool, (target / LIST).open("a", encoding="utf-8") as lines:
         if lines.tell():
             lines.write("\n")  # whatever half a line a killed copy left, ends here

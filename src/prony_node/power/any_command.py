@@ -170,7 +170,7 @@ def _write(path: Path, document: dict[str, Any], screen: Screen) -> bool:
 
 
 def _write_own(path: Path, document: dict[str, Any]) -> None:
-    """Replace `path`, whole, by a file that was never another's to read: command lines tell more than one thinks.
+    """Replace `path`, whole, by a file that others could never read: a command line may hold secrets.
 
     In a root that was shared with a group, the group may read it.
     """

@@ -110,7 +110,7 @@ def read_recording(folder: Path) -> Recording | None:
             # Line by line and without the rules of quoting: a stray quote must cost its line, not all that follow.
             _add_line(recording.traces, line.rstrip("\r\n").split(",", len(HEADER) - 1))
     except (FileNotFoundError, NotPlain, EOFError, gzip.BadGzipFile, zlib.error):
-        for trace in recording.traces:  # of a damaged file nothing is believed
+        for trace in recording.traces:  # a damaged file is not used at all
             trace.readings.clear()
             trace.notes.clear()
     for trace in recording.traces:

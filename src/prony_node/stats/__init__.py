@@ -10,7 +10,6 @@ from .intervals import (
     mean_interval,
     paired_ratio,
     percentile,
-    ratio_interval,
     share_interval,
 )
 from .stopping import Decision, StopRule, Tracker
@@ -31,7 +30,6 @@ __all__ = [
     "normal_quantile",
     "paired_ratio",
     "percentile",
-    "ratio_interval",
     "share_interval",
     "t_quantile",
 ]

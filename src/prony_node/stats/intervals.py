@@ -73,24 +73,6 @@ def between_run(values: Sequence[float], confidence: float = 0.95) -> MeanInterv
     return MeanInterval(math.exp(logs.mean), low, high, logs.standard_deviation, logs.count)
 
 
-def ratio_interval(
-    a_mean: float, a_low: float, a_high: float, b_mean: float, b_low: float, b_high: float
-) -> RatioInterval:
-    """Interval of a / b for independent estimates that have intervals of the same confidence.
-
-    On the log scale the two sides add in squares, each side of the ratio taking the half of a and
-    the opposite half of b that push it that way.
-    """
-    if min(a_mean, a_low, b_mean, b_low) <= 0.0:
-        raise ValueError("a ratio on the log scale needs positive estimates and positive lower ends")
-    if not (a_low <= a_mean <= a_high and b_low <= b_mean <= b_high):
-        raise ValueError("each estimate must lie inside its own interval")
-    ratio = a_mean / b_mean
-    down = math.hypot(math.log(a_mean / a_low), math.log(b_high / b_mean))
-    up = math.hypot(math.log(a_high / a_mean), math.log(b_mean / b_low))
-    return RatioInterval(ratio, ratio * math.exp(-down), ratio * math.exp(up))
-
-
 def paired_ratio(a: Sequence[float], b: Sequence[float], confidence: float = 0.95) -> RatioInterval | None:
     """Interval of b / a for interleaved runs, paired by position; None with fewer than three pairs.
 

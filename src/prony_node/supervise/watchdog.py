@@ -92,7 +92,7 @@ def last_progress(folder: Path) -> dict[str, Any] | None:
     for line in reversed(lines):
         try:
             document = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(document, dict):
             return document

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prony.store.anchors import Anchor
 from prony.store.foreign import csv_table, jube, milabench, mlperf, optimum
-from prony.store.foreign.reading import Given, read_text
+from prony.store.foreign.reading import Given, read_results
 from prony_node.contract.errors import RequestError, unknown
 
 # The name that --as takes, the parser, and what it reads.
@@ -26,7 +26,7 @@ def read_foreign(path: Path, form: str, given: Given) -> list[Anchor]:
         raise unknown("format", form, FORMATS)
     if not given.source.strip():
         raise RequestError("an anchor needs its source: --source 'paper, page or log that a reader can look up'")
-    text = read_text(path)
+    text = read_results(path)
     try:
         found = FORMATS[form][0](text, given)
     except RecursionError:

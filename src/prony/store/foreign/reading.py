@@ -34,7 +34,7 @@ class Given:
         return make_anchor(self.source, form, {**found, **self.fixed}, more)
 
 
-def read_text(path: Path) -> str:
+def read_results(path: Path) -> str:
     """The text of a file, when it is one and of a size that results have."""
     try:
         if path.exists() and not path.is_file():

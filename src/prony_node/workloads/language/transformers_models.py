@@ -79,7 +79,7 @@ def read_config(name: str) -> dict[str, Any]:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RequestError(f"hf/{name}: {path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"hf/{name}: {path} is not JSON") from error
     if not isinstance(document, dict) or "model_type" not in document:
         raise RequestError(f"hf/{name}: {path} has no model_type, so it is not the config.json of a model")

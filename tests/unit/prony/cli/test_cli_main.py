@@ -20,8 +20,8 @@ from prony_node.workloads import WORKLOADS
 ROOT = Path(__file__).parents[4]
 
 
-def prony(*words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "200"}
+def prony(*words: str, columns: int = 200) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": str(columns)}
     return subprocess.run([sys.executable, "-m", "prony", *words], env=environment, capture_output=True, text=True)
 
 
@@ -111,6 +111,17 @@ def test_every_verb_can_be_loaded_and_explains_itself(verb: str) -> None:
     assert f"prony {verb}" in done.stdout
 
 
+@pytest.mark.parametrize("verb", ["run", "sweep", "tune", "verify"])
+def test_a_verb_for_scripts_states_its_exit_codes(verb: str) -> None:
+    assert "Exit code: 0 " in prony(verb, "--help").stdout
+
+
+def test_the_commands_of_the_store_are_not_cut_on_a_narrow_terminal() -> None:
+    _, listed = prony("store", "--help", columns=80).stdout.split("Commands:")
+    assert "share" in listed
+    assert "..." not in listed
+
+
 def test_a_verb_that_refuses_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     def verb() -> None:
         raise RequestError("that cannot be")
@@ -121,14 +132,16 @@ def test_a_verb_that_refuses_exits_with_2(capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().err == "prony: that cannot be\n"
 
 
-def test_what_the_system_refuses_is_a_sentence_and_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_the_system_refuses_is_a_sentence_and_exits_with_1(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     def verb() -> None:
-        Path("/proc/self/nothing").read_text()
+        (tmp_path / "nothing").read_text()
 
     with pytest.raises(SystemExit) as end:
         guarded(verb)()
     assert end.value.code == 1
-    assert capsys.readouterr().err == "prony: /proc/self/nothing: No such file or directory\n"
+    assert capsys.readouterr().err == f"prony: {tmp_path / 'nothing'}: No such file or directory\n"
 
 
 def test_a_full_disk_under_the_output_is_a_sentence() -> None:

@@ -16,7 +16,7 @@ from small_sets import food101, imagenet, write
 from prony_node.__main__ import main
 from prony_node.data import command, generated, parts
 from prony_node.data.generated import generate, standing
-from prony_node.data.manifest import MANIFEST, remove_leftovers
+from prony_node.data.manifest import MANIFEST, remove_unfinished
 from prony_node.data.opening import open_dataset
 
 SRC = Path(command.__file__).parents[2]
@@ -175,7 +175,7 @@ def test_nothing_is_written_by_looking(tmp_path: Path) -> None:
     found = standing("imagenet", tmp_path / "new" / "set", 10)
     assert (found.there, found.samples, found.left_share) == (0, 11, 1.0)
     assert list(tmp_path.iterdir()) == []
-    remove_leftovers(tmp_path / "new")  # a folder that is not there has none
+    remove_unfinished(tmp_path / "new")  # a folder that is not there has none
 
 
 def test_it_waits_to_be_agreed_with_and_ends_when_its_input_does(tmp_path: Path) -> None:

@@ -204,6 +204,8 @@ def test_processes_make_the_same_and_end_with_whoever_started_them(tmp_path: Pat
 
 def _alive(session: int) -> list[int]:
     """Processes of that session."""
+    if not Path("/proc/self/stat").exists():
+        pytest.skip("processes are found in /proc, which is Linux's")
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -14,7 +14,6 @@ from prony_node.stats import (
     mean_interval,
     paired_ratio,
     percentile,
-    ratio_interval,
     t_quantile,
 )
 
@@ -58,22 +57,6 @@ def test_between_run_of_rates_is_that_of_times_inverted(values: list[float]) -> 
 def test_repeats_must_be_positive() -> None:
     with pytest.raises(ValueError, match="positive"):
         between_run([1.0, 0.0])
-
-
-@given(positive, st.floats(0, 0.5), positive, st.floats(0, 0.5))
-def test_a_ratio_swaps_with_its_sides(a: float, a_width: float, b: float, b_width: float) -> None:
-    a_ends, b_ends = (a, a / (1 + a_width), a * (1 + a_width)), (b, b / (1 + b_width), b * (1 + b_width))
-    there, back = ratio_interval(*a_ends, *b_ends), ratio_interval(*b_ends, *a_ends)
-    assert there.low <= there.ratio * (1 + 1e-12)
-    assert there.ratio <= there.high * (1 + 1e-12)
-    assert there.low * back.high == pytest.approx(1.0)
-    assert there.ratio * back.ratio == pytest.approx(1.0)
-
-
-def test_a_ratio_of_exact_values_is_exact_and_widths_add_in_squares() -> None:
-    assert ratio_interval(6, 6, 6, 3, 3, 3).high == 2.0
-    found = ratio_interval(1.0, 1 / 1.03, 1.03, 1.0, 1 / 1.04, 1.04)
-    assert found.high == pytest.approx(1.05, abs=1e-3)
 
 
 pairs = st.lists(st.tuples(positive, positive), min_size=3, max_size=8)

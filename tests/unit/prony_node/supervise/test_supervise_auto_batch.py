@@ -146,6 +146,8 @@ def wait_for(condition: Any) -> None:
 
 def processes_of(folder: Path) -> list[str]:
     """Command lines of living processes that name this folder."""
+    if not Path("/proc/self/stat").exists():
+        pytest.skip("processes are found in /proc, which is Linux's")
     found = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:

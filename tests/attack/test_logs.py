@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from prony_node.contract import Plan, Trial, files, read_record
-from prony_node.contract import log_limits
+from prony_node.contract import Plan, Trial, files, log_limits, read_record
 from prony_node.contract.log_limits import MOST_BYTES, LogLimits
 
 ROOT = Path(__file__).parents[2]

@@ -79,6 +79,27 @@ def read_new(path: Path, start: int = 0, most_bytes: int = MOST_BYTES) -> New:
         os.close(log)
 
 
+class Ends:
+    """What comes as a stream, as a log of it would be kept."""
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._most, self._left_out = most_bytes, 0
+        self._head, self._tail = bytearray(), bytearray()
+
+    def add(self, text: bytes) -> None:
+        room = self._most // 2 - len(self._head)
+        self._head += text[:room]
+        self._tail += text[room:]
+        if len(self._tail) > self._most // 2:
+            dropped = len(self._tail) - self._most // 4
+            self._left_out += dropped
+            del self._tail[:dropped]
+
+    def text(self) -> bytes:
+        line = _line(self._left_out, self._most) if self._left_out else b""
+        return bytes(self._head) + line + bytes(self._tail)
+
+
 def _cut(path: Path, most_bytes: int) -> None:
     """Keep the head; then a line that says what is missing; then the tail, which grows to twice that before the next.
 
@@ -90,7 +111,7 @@ def _cut(path: Path, most_bytes: int) -> None:
         if not _is_ours(log):
             return
         size = os.fstat(log).st_size
-        if size <= most_bytes:  # another has cut it since
+        if size <= most_bytes or os.fstat(log).st_nlink > 1:  # another has cut it since; or it is a file elsewhere too
             return
         known, line_bytes = _said_before(log, head)
         tail = _read(log, max(head, size - least_tail), size)

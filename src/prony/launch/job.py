@@ -52,6 +52,7 @@ LOG = "job.log"  # what the script itself said
 ENDED = "ended"  # its exit status, by the script
 PRUNED = "pruned"  # runs that the script left out, by the script
 FOUND = ("accelerators", "gres", "arch")  # of a partition, which a scheduler may have said in place of its file
+OUTCOME = ("state", "reason", "exit_code")
 JOB_VERSION = 2  # 1 kept the text of the site's file, which is no longer read
 WAITING, SUBMITTED, ENDED_STATE = "waiting", "submitted", "ended"
 
@@ -345,22 +346,29 @@ def load(folder: Path) -> Job:
             runs=tuple(_block_run(entry) for entry in document["runs"]),
             ask=tuple(document.get("ask") or ()),
             time_s=float(document["time_s"]),
-            node=document.get("node"),
+            node=_text(document, "node"),
             folder_of_work=str(document.get("folder_of_work") or "."),
             state=str(document["state"]),
-            handle=document.get("handle"),
+            handle=_text(document, "handle"),
             created=str(document["created"]),
-            submitted=document.get("submitted"),
-            ended=document.get("ended"),
-            seen_ended=document.get("seen_ended"),
-            outcome=Outcome(**outcome) if outcome else None,
+            submitted=_text(document, "submitted"),
+            ended=_text(document, "ended"),
+            seen_ended=_text(document, "seen_ended"),
+            outcome=Outcome(*(_text(outcome, name) or "" for name in OUTCOME)) if outcome else None,
             note=str(document.get("note") or ""),
-            followed_by=document.get("followed_by"),
+            followed_by=_text(document, "followed_by"),
             cancelled=bool(document.get("cancelled")),
             tried=bool(document.get("tried")),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise RequestError(f"{folder / JOB} is not a complete job: {type(error).__name__} {error}") from error
+
+
+def _text(document: dict[str, Any], name: str) -> str | None:
+    found = document.get(name)
+    if found is not None and not isinstance(found, str):
+        raise ValueError(f"{name} is no text")
+    return found
 
 
 def _read(folder: Path) -> tuple[Any, int, str]:
@@ -373,7 +381,7 @@ def _read(folder: Path) -> tuple[Any, int, str]:
             seen = [os.stat("..", dir_fd=handle), os.fstat(handle)]
             file = open_plain(JOB, folder=handle)
             seen.append(os.fstat(file))
-            document = json.loads(read_open(file, folder / JOB))
+            document = json.loads(files.bounded_json(read_open(file, folder / JOB)))
     except NotPlain as error:
         raise RequestError(f"{folder / JOB}: {error.strerror}") from error
     except OSError as error:
@@ -422,6 +430,8 @@ def _block_run(entry: dict[str, Any]) -> BlockRun:
     for name in (run.plan.run_id, *run.unless_too_large):
         if not name or "/" in name or name.startswith("."):
             raise ValueError(f"{name!r} is no name of a run")
+    if run.nodes < 1 or devices_per_node(run.plan.trial.settings) < 1:
+        raise ValueError("it asks for no node or no device")
     return run
 
 

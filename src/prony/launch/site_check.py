@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from prony.launch.container import image_for
 from prony.launch.follow import read_text
 from prony.launch.job import Job
 from prony.launch.site import ARCHITECTURES, Partition
+
+MOST_TRIES = 1000  # beginnings of a document: a program may print them without end
 
 
 @dataclass(frozen=True)
@@ -26,12 +29,10 @@ class Finding:
 def read_answer(folder: Path) -> dict[str, Any] | None:
     """The document that the node program printed; what else it said stands before or after it."""
     text = read_text(folder / "answer")
-    start = text.find("{\n")
-    while start >= 0:
+    for begin in itertools.islice(re.finditer(r"\{\n", text), MOST_TRIES):
         try:
-            document, _ = json.JSONDecoder().raw_decode(text[start:])
-        except ValueError:
-            start = text.find("{\n", start + 1)
+            document, _ = json.JSONDecoder().raw_decode(text, begin.start())
+        except (ValueError, RecursionError):
             continue
         return document if isinstance(document, dict) else None
     return None

@@ -77,6 +77,7 @@ run() {
         return 0
     fi
     for smaller in "$@"; do
+        [ -f "$smaller"/record.json ] || continue  # to read a FIFO takes for ever
         if grep -qs '"kind": "out-of-memory"' -- "$smaller"/record.json; then
             echo "prony: run $number is left out: a smaller one ran out of memory"
             printf "%s\n" "${folder##*/}" >>"$job"/pruned

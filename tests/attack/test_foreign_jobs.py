@@ -323,8 +323,7 @@ def _exchange_script(scene: Scene, job: Job) -> None:
 def test_a_script_that_others_put_in_the_place_of_a_job_is_not_started(
     scene: Scene, late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a root that a group can write to: all jobs are renamed once the script is written, or once it is opened."""
-    scene.root.chmod(0o2775)
+    """The owner of a root can rename what others have there: once the script is written, or once it is opened."""
     job, launcher = scene.job(), LocalJobs(print)
 
     def submit(*given: Any) -> str:
@@ -348,7 +347,6 @@ def test_a_script_that_others_put_in_the_place_of_a_job_is_not_started(
 
 @pytest.mark.usefixtures("by_root")
 def test_a_script_that_others_put_in_the_place_of_a_job_is_not_given_to_slurm(scene: Scene) -> None:
-    scene.root.chmod(0o2775)
     scene.site.write_text("kind: slurm\npartition: gpu\n", encoding="utf-8")
     site = read_site(scene.site)
     job = new_job(site, site.partitions["gpu"], scene.root, ask=["doctor"], time_s=60.0)

@@ -49,7 +49,7 @@ class LogLimits:
         for path in self._find(self._folder):
             # A log that cannot be cut, on a full disk perhaps, must not end the run.
             with contextlib.suppress(OSError):
-                if path.stat().st_size > self._most:
+                if path.lstat().st_size > self._most:
                     _cut(path, self._most)
 
 

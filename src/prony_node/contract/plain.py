@@ -201,15 +201,15 @@ def open_folder(root: Path, *names: str) -> Iterator[int]:
 
 @contextlib.contextmanager
 def open_own_folder(root: Path, *names: str) -> Iterator[Path]:
-    """A path to a folder below `root` that only this user can write to; nobody can put another in its place.
+    """A path to a folder below `root` that, as the one above it, only this user can write to: nobody can exchange it.
 
-    It leads through the descriptor of the folder, where the system has such paths, also for a process started here.
+    It leads through the descriptor of the one above, where the system has such paths, also for processes started here.
     """
-    with open_folder(root, *names) as handle:
-        found = os.fstat(handle)
-        if found.st_uid != os.geteuid() or found.st_mode & OTHERS_WRITE:
-            raise NotPlain(root.joinpath(*names), "it is not yours alone")
-        path = Path(f"/proc/{os.getpid()}/fd/{handle}")
+    with open_folder(root, *names[:-1]) as above:
+        for found in (os.fstat(above), os.stat(names[-1], dir_fd=above, follow_symlinks=False)):
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & OTHERS_WRITE:
+                raise NotPlain(root.joinpath(*names), "it is not yours alone")
+        path = Path(f"/proc/{os.getpid()}/fd/{above}", names[-1])
         yield path if path.exists() else root.joinpath(*names)
 
 

@@ -21,6 +21,7 @@ usage: python -m prony_node PLAN OUT     make the run of the plan file PLAN (- i
        python -m prony_node verify FOLDER ...
                                          whether run folders agree with their manifest and files, as lines of JSON
        python -m prony_node carry ...    the script of a job in a pod, its files sent back through the log
+       python -m prony_node job FOLDER   the script on standard input, of the job in FOLDER, its logs kept small
        python -m prony_node power ...    the energy of any command, or live power; power --help says more
 
 exit codes: 0 good; 1 it ran and failed; 2 the request was wrong and nothing ran; 130 interrupted
@@ -53,6 +54,10 @@ def main(words: list[str]) -> int:
         from prony_node.supervise.carry import carry
 
         return carry(words[1:])
+    if words[0] == "job" and len(words) == 2:
+        from prony_node.supervise.job_here import run_script
+
+        return run_script(Path(words[1]))
     if words[0] == "verify" and len(words) > 1:
         from prony_node.supervise.verify import main as verify
 

@@ -26,9 +26,9 @@ from prony.store.index import INDEX, index_place
 from prony.store.transfer import as_stream, take_tar
 from prony_node.contract import Plan, RequestError, Trial, files
 from prony_node.contract.leftovers import remove_leftovers
+from prony_node.contract.log_limits import LogLimits
 from prony_node.contract.plain import NotPlain
 from prony_node.supervise.claim import load_plan, own_plan
-from prony_node.supervise.log_limits import LogLimits
 
 if TYPE_CHECKING:
     from conftest import User

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,13 @@ import pytest
 from typer.testing import CliRunner
 
 from prony.cli.main import make_app
+from prony.launch.calls import Caller
 from prony.launch.job import BlockRun, Job, load, load_jobs, new_job, save
 from prony.launch.jobs import Jobs
+from prony.launch.local_jobs import LocalJobs
 from prony.launch.protocol import LAUNCHERS
 from prony.launch.site_find import read_site
+from prony.launch.slurm import Slurm
 from prony_node.contract import Plan, RequestError, Trial
 
 STRANGER = 61234  # a user id that nobody has
@@ -94,6 +98,21 @@ def test_a_job_that_another_user_left_runs_nothing(scene: Scene, words: tuple[st
     assert not scene.mark.exists()
     assert [path.name for path in folder.iterdir()] == ["job.json"]
     assert (folder / "job.json").read_bytes() == before
+
+
+@pytest.mark.usefixtures("by_root")
+@pytest.mark.parametrize("what", ["site check", "study run"])
+def test_a_site_is_used_in_a_root_with_a_job_that_another_user_left(scene: Scene, what: str) -> None:
+    folder = scene.plant()
+    before = (folder / "job.json").read_bytes()
+    study = scene.site.with_name("study.yaml")
+    study.write_text("workloads: gpt-tiny\nsettings: {steps: 2}\n", encoding="utf-8")
+    words = [str(scene.site)] if what == "site check" else [str(study), "--site", str(scene.site), "--time", "5m"]
+    CliRunner().invoke(make_app(what.split()[0]), [*what.split(), *words, "--out", str(scene.root)])
+    assert scene.mark.read_text() == "run\n", "this user's job alone was run"
+    assert [path.name for path in folder.iterdir()] == ["job.json"]
+    assert (folder / "job.json").read_bytes() == before
+    assert not (scene.root / "gpt-tiny-0").exists()
 
 
 @pytest.mark.usefixtures("by_root")
@@ -228,6 +247,32 @@ def test_a_job_is_writable_by_its_owner_alone_whatever_the_umask(scene: Scene, u
     assert scene.mark.read_text() == "run\n", "and its own script does not refuse it"
 
 
+@pytest.mark.usefixtures("by_root")
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"time_s": 10**400}, {"outcome": {"state": 1}}, {"outcome": [1]}, {"handle": [1], "kind": "slurm"},
+        {"runs": [{"attempt": 1e999}]}, {"settings": {"nodes": "x"}}, {"settings": {"devices": [1]}}, {"node": {}},
+        {"ask": [[]] * 3_000_000},
+    ],
+    ids=lambda wrong: str(wrong)[:40],
+)  # fmt: skip
+def test_a_job_that_makes_no_sense_hides_no_other(scene: Scene, wrong: dict[str, Any]) -> None:
+    """One such file of a stranger's ended `prony jobs` of everybody with a traceback."""
+    own = save(scene.job(1, state="ended"))
+    folder = scene.plant()
+    document = json.loads((folder / "job.json").read_text())
+    document["site"].pop("text")
+    (run,) = document["runs"]
+    run["plan"]["trial"]["settings"] |= wrong.pop("settings", {})
+    run |= wrong.pop("runs", [{}])[0]
+    (folder / "job.json").write_text(json.dumps({**document, **wrong}))
+    for words in (("jobs", "--all"), ("jobs", "--all", "--json"), ("logs", own.id), ("collect",)):
+        done = scene.prony(*words)
+        assert done.exit_code == 0, done.output
+    assert own.id in scene.prony("jobs", "--all").output
+
+
 def _exchange_folder(job: Job) -> None:
     """What somebody does who may write to the root, and waits until the job begins."""
     job.folder.parent.rename(job.root / "old")
@@ -266,6 +311,70 @@ def test_a_node_runs_nothing_that_others_put_in_the_place_of_the_job(
     assert done.returncode == 1
     assert "nothing is run: others may write to" in done.stderr
     assert not scene.mark.exists()
+
+
+def _exchange_script(scene: Scene, job: Job) -> None:
+    _exchange_folder(job)
+    (job.folder / "job.sh").write_text(f"echo stolen >>{scene.mark}\n")
+
+
+@pytest.mark.usefixtures("by_root")
+@pytest.mark.parametrize("late", [False, True])
+def test_a_script_that_others_put_in_the_place_of_a_job_is_not_started(
+    scene: Scene, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner of a root can rename what others have there: once the script is written, or once it is opened."""
+    job, launcher = scene.job(), LocalJobs(print)
+
+    def submit(*given: Any) -> str:
+        _exchange_script(scene, job)
+        return LocalJobs.submit(launcher, *given)
+
+    def start(argv: Sequence[str], **options: Any) -> Any:
+        monkeypatch.undo()
+        _exchange_script(scene, job)
+        return subprocess.Popen(argv, **options)
+
+    if late:
+        monkeypatch.setattr("prony.launch.local_jobs.subprocess.Popen", start)
+    else:
+        monkeypatch.setattr(launcher, "submit", submit)
+    with contextlib.suppress(RequestError):
+        Jobs(scene.root, print, lambda *_: launcher).add([job])
+    time.sleep(2.0)
+    assert not scene.mark.exists()
+
+
+@pytest.mark.usefixtures("by_root")
+def test_a_script_that_others_put_in_the_place_of_a_job_is_not_given_to_slurm(scene: Scene) -> None:
+    scene.site.write_text("kind: slurm\npartition: gpu\n", encoding="utf-8")
+    site = read_site(scene.site)
+    job = new_job(site, site.partitions["gpu"], scene.root, ask=["doctor"], time_s=60.0)
+    given: list[str] = []
+
+    def sbatch(argv: Sequence[str], patience_s: float) -> str:
+        _exchange_script(scene, job)
+        given.append(Path(argv[-1]).read_text())
+        return "1\n"
+
+    with contextlib.suppress(RequestError):
+        Jobs(scene.root, print, lambda *_: Slurm(print, Caller(sbatch), scene.root.parent)).add([job])
+    (script,) = given
+    assert "stolen" not in script
+    assert f"--job-name={job.id}" in script
+
+
+def test_a_run_that_others_made_a_pipe_of_keeps_no_job_waiting(scene: Scene) -> None:
+    first, second = scene.job(0).runs[0], scene.job(1).runs[0]
+    job = replace(scene.job(), runs=(first, replace(second, unless_too_large=(first.plan.run_id,))))
+    (scene.root / first.plan.run_id).mkdir()
+    os.mkfifo(scene.root / first.plan.run_id / "record.json")
+    Jobs(scene.root, print).add([job])
+    for _ in range(100):
+        if (job.folder / "ended").exists():
+            break
+        time.sleep(0.1)
+    assert scene.mark.read_text() == "run\nrun\n"
 
 
 def test_two_users_submit_to_one_root_and_neither_touches_the_others_job(scene: Scene, stranger: Any) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from processes import processes_of
 from prony.cli.ask import ask_node
 from prony.launch import node
 from prony_node.contract.errors import RequestError
@@ -42,20 +43,6 @@ def model_file(place: Path, rest: str) -> tuple[Path, Path]:
     path, mark = place / "model.py", place / "helper-is-there"
     path.write_text(HELPER.format(mark=str(mark)) + rest)
     return path, mark
-
-
-def processes_of(place: Path) -> list[str]:
-    if not Path("/proc/self/stat").exists():
-        pytest.skip("processes are found in /proc, which is Linux's")
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            text = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if str(place) in text:
-            found.append(text)
-    return found
 
 
 def soon(true: Callable[[], bool], seconds: float = 30.0) -> bool:

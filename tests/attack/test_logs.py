@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from prony_node.contract import Plan, Trial, files, read_record
-from prony_node.supervise import log_limits
-from prony_node.supervise.log_limits import MOST_BYTES, LogLimits
+from prony_node.contract import Plan, Trial, files, log_limits, read_record
+from prony_node.contract.log_limits import MOST_BYTES, LogLimits
 
 ROOT = Path(__file__).parents[2]
 GAP = re.compile(rb"\[prony: ([0-9,]+) bytes were left out here")

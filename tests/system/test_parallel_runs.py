@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 from two_hosts import Hosts, connected
 
+from processes import processes_of
 from prony_node.contract import Plan, Stop, Trial, files, read_record
 from prony_node.supervise.verify import verify_folder
 from prony_node.supervise.watchdog import last_progress
@@ -54,19 +54,6 @@ def finished(process: subprocess.Popen[str], out: Path) -> dict[str, Any]:
     record = read_record(out)
     assert record is not None
     return record
-
-
-def processes_of(folder: Path) -> list[str]:
-    """Command lines of living processes that name this folder: supervisor, launcher and ranks do."""
-    if not Path("/proc/self/stat").exists():
-        pytest.skip("processes are found in /proc, which is Linux's")
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            text = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if str(folder) in text:
-                found.append(text)
-    return found
 
 
 def test_two_ranks_make_one_record(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +11,7 @@ import typer
 
 from prony.cli.execute import runs_root
 from prony.cli.open_site import ROOTS_HELP, job_of
-from prony.launch.follow import read_log, read_text
+from prony.launch.follow import LogTail, log_of, read_text
 from prony.launch.job import ENDED_STATE, Job, load
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
@@ -38,47 +37,44 @@ def logs(
         _print_folder(folder)
         return
     sources = _sources(job, name)
-    seen = dict.fromkeys(sources, 0)
     updated_s = 0.0
     while True:
         if follow and time.monotonic() - updated_s >= UPDATE_EVERY_S:
             place.update()
             updated_s = time.monotonic()
-        ended = load(job.folder).state == ENDED_STATE
-        for title, read in sources.items():
-            seen[title] = _print_new(title, read(), seen[title], several=len(sources) > 1)
-        if ended or not follow:
+        last = load(job.folder).state == ENDED_STATE or not follow
+        for title, log in sources.items():
+            _print_new(title, log.read(last), several=len(sources) > 1)
+        if last:
             return
         time.sleep(LOOK_EVERY_S)
 
 
-def _sources(job: Job, name: str) -> dict[str, Callable[[], str]]:
+def _sources(job: Job, name: str) -> dict[str, LogTail]:
     """Where words come from, by what they are called: of the run that was named, else of all of the job's."""
-    found: dict[str, Callable[[], str]] = {"job": lambda: read_log(job)}
+    found = {"job": LogTail(log_of(job, None))}
     named = [number for number, run in enumerate(job.runs) if run.plan.run_id.endswith(name)]
     for number in named or range(len(job.runs)):
         run = job.runs[number]
-        folder = job.run_folder(run)
-        found[run.plan.run_id] = lambda number=number: read_log(job, number)  # type: ignore[misc]
+        found[run.plan.run_id] = LogTail(log_of(job, number))
         for file in (files.LAUNCHER_LOG, files.LOG):
-            found[f"{run.plan.run_id}/{file}"] = lambda path=folder / file: read_text(path)  # type: ignore[misc]
+            found[f"{run.plan.run_id}/{file}"] = LogTail(job.run_folder(run) / file)
     return found
 
 
-def _print_new(title: str, text: str, seen: int, several: bool) -> int:
-    """What came since the last look, whole lines of it, after a line that says whose it is."""
-    seen = min(seen, len(text))  # a log that grew too long was cut
-    new = text[seen:]
-    whole = new[: new.rfind("\n") + 1]
-    if whole:
-        if several:
-            print(f"==> {title} <==")
-        for start in range(0, len(whole), AT_ONCE):
-            sys.stdout.write(whole[start : start + AT_ONCE])
-        sys.stdout.flush()
-    return seen + len(whole)
+def _print_new(title: str, new: str, several: bool) -> None:
+    """What came since the last look, after a line that says whose it is."""
+    if not new:
+        return
+    if several:
+        print(f"==> {title} <==")
+    for start in range(0, len(new), AT_ONCE):
+        sys.stdout.write(new[start : start + AT_ONCE])
+    if not new.endswith("\n"):
+        print()
+    sys.stdout.flush()
 
 
 def _print_folder(folder: Path) -> None:
     for name in (files.SUPERVISOR_LOG, files.LAUNCHER_LOG, files.LOG):
-        _print_new(f"{folder.name}/{name}", read_text(folder / name) + "\n", 0, several=True)
+        _print_new(f"{folder.name}/{name}", read_text(folder / name), several=True)

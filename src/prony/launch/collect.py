@@ -10,7 +10,7 @@ from typing import Any
 from prony_node.contract import files
 from prony_node.contract.assemble import Parts, assemble, make_failure, read_parts
 from prony_node.contract.errors import RequestError
-from prony_node.contract.leftovers import remove_half_written
+from prony_node.contract.leftovers import remove_half_written, remove_leftovers
 from prony_node.contract.manifest import COLLECTION, write_manifest
 from prony_node.contract.plain import read_plain
 from prony_node.contract.plan import Plan
@@ -60,7 +60,11 @@ def collect(
 
 
 def collect_all(root: Path) -> list[Path]:
-    """Write the missing record of every run folder under `root` that was left; the folders that got one."""
+    """Write the missing record of every run folder under `root` that was left; the folders that got one.
+
+    Every command that looks at a root does this, and with it removes what else killed processes left there.
+    """
+    remove_leftovers(root)
     written = []
     for folder in _without_record(root):
         try:

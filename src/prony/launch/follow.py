@@ -9,24 +9,41 @@ from typing import Any
 
 from prony.launch.job import LOG, Job
 from prony_node.contract import files
+from prony_node.contract.log_limits import MOST_BYTES, read_new
 from prony_node.contract.plain import READ_LIMIT, open_plain
-
-LARGEST_LOG = 2 * READ_LIMIT  # they are bounded while they are written; what is longer is another program's
 
 
 def read_log(job: Job, number: int | None = None) -> str:
     """What a job said, or its run of this number: its launcher has put that into the job's folder."""
-    return read_text(job.folder / LOG if number is None else job.run_log(number))
+    return read_text(log_of(job, number))
+
+
+def log_of(job: Job, number: int | None) -> Path:
+    return job.folder / LOG if number is None else job.run_log(number)
 
 
 def read_text(path: Path) -> str:
-    """The first 128 MiB of a log; empty if there is no regular file of this name."""
-    try:
-        with os.fdopen(open_plain(path), "rb") as file:
-            text = file.read(LARGEST_LOG).decode(errors="replace")
-    except OSError:
-        return ""
-    return text.replace("\r\n", "\n").replace("\r", "\n")  # a progress bar goes back to the start of its line
+    """A log, its head and its tail; nothing where there is none, or something else in its place."""
+    return LogTail(path).read(last=True)
+
+
+class LogTail:
+    """New lines of a log since the last look. However long it is, no more than its head and its tail are read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def read(self, last: bool = False) -> str:
+        """Whole lines, and at the `last` look what follows them."""
+        try:
+            found = read_new(self._path, self._offset)
+        except OSError:
+            return ""
+        text = found.text if last or len(found.text) >= MOST_BYTES else found.text[: found.text.rfind(b"\n") + 1]
+        self._offset = found.end - len(found.text) + len(text)
+        # A progress bar goes back to the start of its line.
+        return text.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
 
 
 class ProgressTail:

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from prony.launch.claim import refuse_open_root
 from prony.launch.site import Partition, Site
@@ -27,6 +27,7 @@ from prony.launch.site_file import choose_partition
 from prony.launch.site_find import find_site
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
+from prony_node.contract.log_limits import LogLimits, logs_of_job
 from prony_node.contract.parallel import devices_per_node
 from prony_node.contract.plain import (
     IS_JOBS,
@@ -35,7 +36,9 @@ from prony_node.contract.plain import (
     NotPlain,
     group_reads,
     is_shared,
+    open_alone,
     open_folder,
+    open_own_folder,
     open_plain,
     read_open,
     write_alone,
@@ -49,6 +52,7 @@ LOG = "job.log"  # what the script itself said
 ENDED = "ended"  # its exit status, by the script
 PRUNED = "pruned"  # runs that the script left out, by the script
 FOUND = ("accelerators", "gres", "arch")  # of a partition, which a scheduler may have said in place of its file
+OUTCOME = ("state", "reason", "exit_code")
 JOB_VERSION = 2  # 1 kept the text of the site's file, which is no longer read
 WAITING, SUBMITTED, ENDED_STATE = "waiting", "submitted", "ended"
 
@@ -255,10 +259,11 @@ def save(job: Job) -> Job:
     refuse_barred(job)
     content = files.to_json(job.to_json()).encode()
     if job.folder.exists():
-        write_alone(job.folder / JOB, content)
+        with opened(job) as folder:
+            write_alone(folder / JOB, content)
         return job
     with open_own_place(job.root):
-        temporary = job.folder.with_name(f".{job.id}.{secrets.token_hex(4)}")
+        temporary = _temporary(job)
         try:
             temporary.mkdir(mode=0o755)  # less what the umask takes
             if group_reads(temporary.parent):
@@ -269,6 +274,41 @@ def save(job: Job) -> Job:
             shutil.rmtree(temporary, ignore_errors=True)
             raise RequestError(f"{job.folder} cannot be made: {error.strerror or error}") from error
     return job
+
+
+@contextlib.contextmanager
+def opened(job: Job) -> Iterator[Path]:
+    """The folder of a job of this user's, by a path under which nobody can put another."""
+    try:
+        with open_own_folder(job.root, job.place, job.id) as folder:
+            yield folder
+    except NotPlain as error:
+        raise RequestError(f"{job.id} is left alone: {error.filename}: {error.strerror}") from error
+
+
+def remove(job: Job) -> None:
+    """Remove a job whole: under its name there is all of it, or nothing."""
+    with contextlib.suppress(OSError):
+        shutil.rmtree(job.folder.rename(_temporary(job)))
+
+
+def _temporary(job: Job) -> Path:
+    return job.folder.with_name(f".{job.id}.{secrets.token_hex(4)}")
+
+
+def open_log(folder: Path) -> BinaryIO:
+    """The log of the job in this folder, to append to; nobody else can write to it, whatever the umask."""
+    return os.fdopen(open_alone(folder / LOG), "ab")
+
+
+def close(job: Job) -> None:
+    """Keep the logs of a job that has ended small, and all of its files from others: its scheduler may write any."""
+    with contextlib.suppress(RequestError, OSError), opened(job) as folder:
+        LogLimits(folder, find=logs_of_job).hold()
+        for path in folder.iterdir():
+            found = path.lstat()
+            if stat.S_ISREG(found.st_mode) and found.st_mode & OTHERS_WRITE and found.st_uid == os.geteuid():
+                path.chmod(stat.S_IMODE(found.st_mode) & ~OTHERS_WRITE)
 
 
 def refuse_barred(job: Job) -> None:
@@ -306,22 +346,29 @@ def load(folder: Path) -> Job:
             runs=tuple(_block_run(entry) for entry in document["runs"]),
             ask=tuple(document.get("ask") or ()),
             time_s=float(document["time_s"]),
-            node=document.get("node"),
+            node=_text(document, "node"),
             folder_of_work=str(document.get("folder_of_work") or "."),
             state=str(document["state"]),
-            handle=document.get("handle"),
+            handle=_text(document, "handle"),
             created=str(document["created"]),
-            submitted=document.get("submitted"),
-            ended=document.get("ended"),
-            seen_ended=document.get("seen_ended"),
-            outcome=Outcome(**outcome) if outcome else None,
+            submitted=_text(document, "submitted"),
+            ended=_text(document, "ended"),
+            seen_ended=_text(document, "seen_ended"),
+            outcome=Outcome(*(_text(outcome, name) or "" for name in OUTCOME)) if outcome else None,
             note=str(document.get("note") or ""),
-            followed_by=document.get("followed_by"),
+            followed_by=_text(document, "followed_by"),
             cancelled=bool(document.get("cancelled")),
             tried=bool(document.get("tried")),
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise RequestError(f"{folder / JOB} is not a complete job: {type(error).__name__} {error}") from error
+
+
+def _text(document: dict[str, Any], name: str) -> str | None:
+    found = document.get(name)
+    if found is not None and not isinstance(found, str):
+        raise ValueError(f"{name} is no text")
+    return found
 
 
 def _read(folder: Path) -> tuple[Any, int, str]:
@@ -334,7 +381,7 @@ def _read(folder: Path) -> tuple[Any, int, str]:
             seen = [os.stat("..", dir_fd=handle), os.fstat(handle)]
             file = open_plain(JOB, folder=handle)
             seen.append(os.fstat(file))
-            document = json.loads(read_open(file, folder / JOB))
+            document = json.loads(files.bounded_json(read_open(file, folder / JOB)))
     except NotPlain as error:
         raise RequestError(f"{folder / JOB}: {error.strerror}") from error
     except OSError as error:
@@ -383,6 +430,8 @@ def _block_run(entry: dict[str, Any]) -> BlockRun:
     for name in (run.plan.run_id, *run.unless_too_large):
         if not name or "/" in name or name.startswith("."):
             raise ValueError(f"{name!r} is no name of a run")
+    if run.nodes < 1 or devices_per_node(run.plan.trial.settings) < 1:
+        raise ValueError("it asks for no node or no device")
     return run
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -18,12 +17,26 @@ from pathlib import Path
 from prony.launch import job as kept
 from prony.launch.follow import read_log
 from prony.launch.image import check_image
-from prony.launch.job import ENDED_STATE, NODE_ZIP, SUBMITTED, WAITING, Job, Outcome, load_jobs, load_own, save
+from prony.launch.job import (
+    ENDED_STATE,
+    NODE_ZIP,
+    SCRIPT,
+    SUBMITTED,
+    WAITING,
+    Job,
+    Outcome,
+    load_jobs,
+    load_own,
+    open_log,
+    opened,
+    save,
+)
 from prony.launch.node import write_node
-from prony.launch.protocol import Launcher, QueueFull, Status, Unanswered, Warn, check_fits, make_launcher
+from prony.launch.protocol import Launcher, QueueFull, Rendered, Status, Unanswered, Warn, check_fits, make_launcher
 from prony.launch.settle import left, next_attempt, settle
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
+from prony_node.contract.leftovers import JOBS_LOCK, remove_leftovers
 from prony_node.contract.plain import open_plain, write_alone
 
 FILES_LAG_S = 5.0  # for what a node wrote at its end to be seen here
@@ -54,6 +67,7 @@ class Jobs:
         self.root = root.absolute()
         self._warn, self._make, self._check_image, self._now = warn, launcher_of, check, now
         self._launchers: dict[str, Launcher] = {}
+        self._is_tidy = False
 
     def launcher(self, job: Job) -> Launcher:
         kind = job.site.kind
@@ -63,6 +77,7 @@ class Jobs:
 
     def all(self) -> list[Job]:
         """Those of other users too, which are for looking at alone (`barred`)."""
+        self._tidy()
         return load_jobs(self.root)
 
     def own(self) -> list[Job]:
@@ -93,7 +108,7 @@ class Jobs:
         """Undo what was taken up before one of them was refused: a request is taken up whole or not at all."""
         for job in (load_own(job.folder) for job in jobs):
             if job.state == WAITING:
-                shutil.rmtree(job.folder, ignore_errors=True)
+                kept.remove(job)
                 continue
             try:
                 self.launcher(job).cancel([job])
@@ -136,9 +151,10 @@ class Jobs:
 
     def _prepare(self, job: Job) -> Job:
         """All that the job needs into its folder; the node program comes last, and says that nothing is missing."""
-        for number, run in enumerate(job.runs):
-            write_alone(job.plan_file(number), files.to_json(run.plan.to_json()).encode())
-        write_node(job.folder / NODE_ZIP)
+        with opened(job) as folder:
+            for number, run in enumerate(job.runs):
+                write_alone(folder / job.plan_file(number).name, files.to_json(run.plan.to_json()).encode())
+            write_node(folder / NODE_ZIP)
         return job
 
     def _submit_waiting(self, changes: Changes, ours: Collection[str] = ()) -> None:
@@ -175,12 +191,14 @@ class Jobs:
         launcher = self.launcher(job)
         if not (job.folder / NODE_ZIP).exists():  # who made the job was ended before all of it was there
             self._prepare(job)
-        write_node(job.folder / NODE_ZIP)  # as it is now, and as nobody else has changed it
         rendered = launcher.render(job)
-        for name, text in rendered.files.items():
-            write_alone(job.folder / name, text.encode())
-        save(replace(job, tried=True))  # whoever comes after us, should we end now, asks before submitting again
-        handle = launcher.submit(job, rendered)
+        with opened(job) as folder:
+            write_node(folder / NODE_ZIP)  # as it is now, and as nobody else has changed it
+            for name, text in rendered.files.items():
+                write_alone(folder / name, text.encode())
+            open_log(folder).close()  # a scheduler would make it with this user's umask
+            save(replace(job, tried=True))  # whoever comes after us, should we end now, asks before submitting again
+            handle = launcher.submit(job, _script_from(folder, job, rendered))
         moment = self._now().isoformat()
         return save(replace(job, state=SUBMITTED, handle=handle, submitted=moment, note="", tried=False))
 
@@ -209,6 +227,7 @@ class Jobs:
 
     def _end(self, job: Job, outcome: Outcome, changes: Changes) -> Job:
         ended = replace(job, state=ENDED_STATE, outcome=outcome, ended=self._now().isoformat(), note="")
+        kept.close(ended)
         failure = self.launcher(job).failure(ended)
         if outcome.state == "REFUSED":
             failure = {"kind": "request", "message": outcome.reason}
@@ -220,17 +239,30 @@ class Jobs:
         changes.ended.append(ended)
         return save(ended)
 
+    def _tidy(self) -> None:
+        """Remove what killed processes left, once for each time that the root is opened."""
+        if not self._is_tidy:
+            self._is_tidy = True
+            remove_leftovers(self.root)
+
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         """One process of this user at a time submits and settles."""
+        self._tidy()  # before: it needs the same lock
         with kept.open_own_place(self.root) as folder:
-            lock = open_plain(".lock", os.O_RDWR | os.O_CREAT, 0o600, folder)
+            lock = open_plain(JOBS_LOCK, os.O_RDWR | os.O_CREAT, 0o600, folder)
         try:
             with contextlib.suppress(OSError):  # a file system without locks: as well as it goes
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield
         finally:
             os.close(lock)
+
+
+def _script_from(folder: Path, job: Job, rendered: Rendered) -> Rendered:
+    """The command with its script by the path of the opened folder: others may exchange what has the job's own path."""
+    own, sure = str(job.folder / SCRIPT), str(folder / SCRIPT)
+    return replace(rendered, command=tuple(sure if word == own else word for word in rendered.command))
 
 
 def _last_words(job: Job) -> str:

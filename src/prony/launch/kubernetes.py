@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
-from prony.launch.job import NODE_ZIP, SCRIPT, Job, Outcome
+from prony.launch.job import NODE_ZIP, SCRIPT, Job, Outcome, opened
 from prony.launch.kubernetes_answers import failure_of, pod_facts, status_of
 from prony.launch.kubernetes_api import Api, ApiProblem, persist
 from prony.launch.kubernetes_detect import nodes_of
@@ -30,6 +30,7 @@ from prony.launch.kubernetes_view import View
 from prony.launch.protocol import QueueFull, Rendered, Status, Statuses, Unanswered, Warn
 from prony.launch.site import Partition, Site
 from prony_node.contract.errors import RequestError
+from prony_node.contract.plain import read_plain
 
 MANIFEST = "job.yaml"
 
@@ -68,7 +69,7 @@ class Kubernetes:
             for document in owned:
                 document["metadata"]["ownerReferences"] = [owner]
                 if document["kind"] == "ConfigMap":
-                    document = with_node(document, (job.folder / NODE_ZIP).read_bytes())
+                    document = with_node(document, _node_of(job))
                 self._create(job, document)
         except (ApiProblem, RequestError) as error:
             with contextlib.suppress(ApiProblem):
@@ -186,6 +187,11 @@ class Kubernetes:
                 f"the nodes of {partition.name or site.name} cannot be listed: {error}; --nodes names them"
             ) from error
         return nodes_of(found, partition)
+
+
+def _node_of(job: Job) -> bytes:
+    with opened(job) as folder:
+        return read_plain(folder / NODE_ZIP)
 
 
 def _owner(job: dict[str, Any]) -> dict[str, Any]:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from prony.launch.job import ENDED, LOG, SCRIPT, Job, Outcome
-from prony.launch.node import node_python
+from prony.launch.job import ENDED, SCRIPT, Job, Outcome, open_log, opened
+from prony.launch.node import can_start, node_python, own_argv
 from prony.launch.protocol import Rendered, Status, Statuses, Warn
 from prony.launch.script import make_script
 from prony.launch.site import Partition, Site
 from prony_node.contract.assemble import make_failure
 from prony_node.contract.errors import RequestError
+from prony_node.contract.plain import read_plain
 from prony_node.contract.process import identify, is_alive
 
 
@@ -35,13 +36,14 @@ class LocalJobs:
         return Rendered({SCRIPT: make_script(named, (), ())}, ("bash", str(job.folder / SCRIPT)))
 
     def submit(self, job: Job, rendered: Rendered) -> str:
-        python = job.site.python or node_python()
-        if job.site.container.engine == "none" and shutil.which(python) is None:
-            raise RequestError(f"there is no Python at {python}; PRONY_PYTHON names the one that has torch")
-        with (job.folder / LOG).open("ab") as log:
+        if job.site.container.engine == "none":
+            _check_python(job.site)
+        with opened(job) as folder, open_log(folder) as log, tempfile.TemporaryFile() as script:
+            script.write(rendered.files[SCRIPT].encode())
+            script.seek(0)
             process = subprocess.Popen(
-                rendered.command,
-                stdin=subprocess.DEVNULL,
+                own_argv("job", str(job.folder)),
+                stdin=script,
                 stdout=log,
                 stderr=log,
                 cwd=job.folder_of_work,
@@ -59,7 +61,7 @@ class LocalJobs:
         if is_alive(identity) is not False:
             return Status("running", "RUNNING")
         try:
-            code = (job.folder / ENDED).read_text(encoding="utf-8").strip()
+            code = read_plain(job.folder / ENDED).decode(errors="replace").strip()
         except OSError:
             return Status("ended", "CANCELLED" if job.cancelled else "KILLED", "its processes are gone")
         if job.cancelled:  # its script ends well all the same
@@ -87,6 +89,17 @@ class LocalJobs:
 
     def nodes(self, site: Site, partition: Partition) -> list[str]:
         return []
+
+
+def _check_python(site: Site) -> None:
+    """Refuse a job whose node program could not begin, and say where its Python was named."""
+    python = site.python or node_python()
+    if can_start(python):
+        return
+    if site.python:
+        where = f"`python: {python}` of the site {site.found_as}"
+        raise RequestError(f"{where} cannot be started; it names the Python that has torch")
+    raise RequestError(f"there is no Python at {python}; PRONY_PYTHON names the one that has torch")
 
 
 def _identity(job: Job) -> dict[str, Any]:

@@ -42,6 +42,12 @@ def node_python(environment: Mapping[str, str] = os.environ) -> str:
     return environment.get("PRONY_PYTHON") or sys.executable
 
 
+def own_argv(*words: str) -> list[str]:
+    """The node program in the Python that we run in, which has it, whatever the environment and the folder are."""
+    place = Path(str(resources.files("prony_node"))).absolute().parent
+    return [sys.executable, "-P", "-c", FROM_ZIP, str(place), *words]
+
+
 def can_start(program: str) -> bool:
     """Whether exec would find this program; a path is tried with the rights of this process, not of its real user."""
     return os.access(program, os.X_OK, effective_ids=True) if os.sep in program else shutil.which(program) is not None

@@ -18,6 +18,8 @@ from typing import Any
 from prony.launch.job import LOG, Job
 from prony_node.contract import files
 from prony_node.contract.frames import PART_BYTES, Frame, decode
+from prony_node.contract.log_limits import Ends
+from prony_node.contract.plain import LONGEST_LINE, make_own_folder, write_alone
 
 PARTS = ".parts"  # of bundles that are not whole yet, in the job's folder
 END = ".end"  # written once the last frame of a pod is here, with the exit code
@@ -34,7 +36,7 @@ class Receiver:
         names = [run.plan.run_id for run in job.runs]
         self._folders = {files.node_folder(Path(name), node).name for name in names}
         self._own = f"{node:03d}"
-        self._text: list[bytes] = []
+        self._text = Ends()
         self._rest = b""
 
     @property
@@ -49,18 +51,22 @@ class Receiver:
     def feed(self, chunk: bytes) -> None:
         """More of the log; a line that is cut waits for its rest."""
         *lines, self._rest = (self._rest + chunk).split(b"\n")
+        if len(self._rest) > LONGEST_LINE:  # no frame is as long
+            self._text.add(self._rest)
+            self._rest = b""
         for line in lines:
             frame = decode(line)
             if frame is None:
-                self._text.append(line)
+                self._text.add(line + b"\n")
             else:
                 self._take(frame)
 
     def finish(self, *, whole: bool) -> None:
         """The log as far as it is known is read; where it was `whole`, its other lines are the job's own log."""
-        if whole and self._node == 0 and self._text:
-            (self._job.folder / LOG).write_bytes(b"\n".join(self._text) + b"\n")
-        self._text, self._rest = [], b""
+        text = self._text.text()
+        if whole and self._node == 0 and text:
+            write_alone(self._job.folder / LOG, text)
+        self._text, self._rest = Ends(), b""
 
     def _take(self, frame: Frame) -> None:
         header = frame.header
@@ -100,8 +106,10 @@ class Receiver:
         folder = self._job.folder / PARTS / f"{self._own}-{digest}"
         if (folder / "done").exists():
             return
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{number:05d}").write_bytes(body)
+        make_own_folder(folder.parent)
+        make_own_folder(folder)
+        with files.open_bytes(folder / f"{number:05d}") as file:
+            file.write(body)
         parts = sorted(folder.glob("[0-9]" * 5))
         if len(parts) < of:
             return
@@ -112,8 +120,8 @@ class Receiver:
                     _write(target, content)
             else:
                 unpack(content, target)
-                (self._job.folder / PARTS / f"{self._own}-{target.name}.bundle").touch()
-            (folder / "done").touch()
+                _mark(self._job.folder / PARTS / f"{self._own}-{target.name}.bundle")
+            _mark(folder / "done")
         for part in parts:
             part.unlink(missing_ok=True)
 
@@ -128,7 +136,7 @@ class Receiver:
         wanted = [name for name in names if name in self._folders] if isinstance(names, list) else []
         have = self._job.folder / PARTS
         if all((have / f"{self._own}-{name}.bundle").exists() for name in wanted):
-            self._end_file.write_text(f"{header['end']}\n", encoding="utf-8")
+            write_alone(self._end_file, f"{header['end']}\n".encode())
 
 
 def is_plain(name: str) -> bool:
@@ -159,6 +167,10 @@ def unpack(content: bytes, folder: Path) -> None:
     last = {name: found.pop(name) for name in (files.PLAN, files.RECORD) if name in found}
     for name, body in (found | last).items():
         _write(folder / name, body)
+
+
+def _mark(path: Path) -> None:
+    files.open_bytes(path).close()
 
 
 def _write(path: Path, content: bytes) -> None:

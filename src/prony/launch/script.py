@@ -10,15 +10,21 @@ from prony.launch.job import ENDED, NODE_ZIP, PRUNED, Job
 from prony_node.contract.cost import CARBON, PRICE
 
 NEAR_END = "USR2"  # what a job gets before its time is over; the supervisor answers it with a record
-# Logs are left out: they are made with the umask of the node, and nothing reads them there.
 OURS_ALONE = (
     "# what lies in this folder is executed: it must be as its owner made it, whoever may write to the folders above",
-    """foreign=$(find "$job" -maxdepth 1 ! -name '*.log' \\( -type l -o ! -user "$(id -u)" -o -perm /022 \\))""",
-    'if [ -n "$foreign" ]; then',
-    """    echo "prony: nothing is run: others may write to ${foreign%%$'\\n'*}, or it is another user's" >&2""",
-    "    exit 1",
-    "fi",
+    "check_folder() {",
+    "    local foreign whose",
+    """    whose=(-type l -o ! -user "$(id -u)" -o -perm /022)""",
+    """    foreign=$(find "$job" -ignore_readdir_race -maxdepth 1 '(' "${whose[@]}" ')') || foreign=$job""",
+    '    if [ -n "$foreign" ]; then',
+    """        echo "prony: nothing is run: others may write to ${foreign%%$'\\n'*}, or it is another user's" >&2""",
+    "        trap - EXIT  # nothing is written there",
+    "        exit 1",
+    "    fi",
+    "}",
+    "check_folder",
 )
+OWN_FILES = ("mask=$(umask)", "umask go-w  # nobody else changes what this script writes")
 
 
 def quote(text: str) -> str:
@@ -41,9 +47,9 @@ def make_script(
     """
     login = " -l" if job.site.environment.modules else ""  # where `module` is defined
     lines = [f"#!/bin/bash{login}", *header, "", "set -euo pipefail", ""]
-    lines += [f"job={quote(str(job.folder))}", *(OURS_ALONE if ours else ())]
+    lines += [f"job={quote(str(job.folder))}", *OWN_FILES, *(OURS_ALONE if ours else ())]
     lines += _environment(job)
-    lines += _functions(job, step, first_host or _own_name(job), seed or "${SLURM_JOB_ID:-$$}")
+    lines += _functions(job, step, first_host or _own_name(job), seed or "${SLURM_JOB_ID:-$$}", ours)
     lines += _work(job)
     return "\n".join(lines) + "\n"
 
@@ -69,7 +75,7 @@ def _environment(job: Job) -> list[str]:
     return [*lines, ""]
 
 
-def _functions(job: Job, step: Sequence[str], first_host: str, seed: str) -> list[str]:
+def _functions(job: Job, step: Sequence[str], first_host: str, seed: str, ours: bool) -> list[str]:
     container = container_words(job.site, job.partition, _paths(job))
     program = " ".join(['"$python"', "-m", "prony_node"])
     return [
@@ -95,7 +101,8 @@ def _functions(job: Job, step: Sequence[str], first_host: str, seed: str) -> lis
         "on_nodes() {",
         "    local nodes=$1 log=$2 status=0",
         "    shift 2",
-        f'    {" ".join([*step, *container, program])} "$@" >>"$log" 2>&1 &',
+        *(["    check_folder"] if ours else []),
+        f'    (umask "$mask"; exec {" ".join([*step, *container, program])} "$@") >>"$log" 2>&1 &',
         "    step=$!",
         "    [ \"$ending\" != 'the time limit is near' ] || tell_near_end  # it came while the step was made",
         "    while :; do  # a signal ends `wait` before the step has ended",
@@ -115,6 +122,7 @@ def _functions(job: Job, step: Sequence[str], first_host: str, seed: str) -> lis
         "        return 0",
         "    fi",
         '    for smaller in "$@"; do',
+        '        [ -f "$smaller"/record.json ] || continue  # to read a FIFO takes for ever',
         """        if grep -qs '"kind": "out-of-memory"' -- "$smaller"/record.json; then""",
         '            echo "prony: run $number is left out: a smaller one ran out of memory"',
         f'            printf "%s\\n" "${{folder##*/}}" >>"$job"/{PRUNED}',

@@ -17,6 +17,7 @@ from prony.launch.script import NEAR_END, make_script
 from prony.launch.site import Partition, Site
 from prony.launch.site_file import WORD
 from prony_node.contract.errors import RequestError
+from prony_node.contract.plain import read_plain
 
 ASK_EVERY_S = 5.0  # squeue, at most, whatever the number of jobs and of processes that follow them
 MOST_IDS = 500  # in one call of sacct or scancel
@@ -194,7 +195,7 @@ def _submitted_s(job: Job) -> float:
 def _from_files(job: Job) -> Status:
     """How a job ended that neither squeue nor accounting knows: its script wrote its exit code, or nobody knows."""
     try:
-        code = (job.folder / ENDED).read_text(encoding="utf-8").strip()
+        code = read_plain(job.folder / ENDED).decode(errors="replace").strip()
     except OSError:
         return Status("unknown", "", "squeue does not list it, and accounting says nothing")
     return Status("ended", "COMPLETED" if code == "0" else "FAILED", "", code)

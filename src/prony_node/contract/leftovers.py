@@ -1,7 +1,8 @@
-"""What a killed process left in a root: unpacked imports, and run folders that never got their name.
+"""What a killed process left in a root: unpacked imports, and run folders, jobs and files that never got their name.
 
 Only what this user owns is removed, and only once whoever made it is gone. On this machine that is known by the
-process; of a process elsewhere, by the lock that it held and a day without a change.
+process; of a process elsewhere, by the lock that it held and a day without a change. Who writes to a job holds the
+lock of all jobs of a user.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import time
 from pathlib import Path
 
 from prony_node.contract import files
-from prony_node.contract.plain import open_folder, open_plain, read_plain
+from prony_node.contract.plain import IS_JOBS, open_folder, open_plain, read_plain
 from prony_node.contract.process import identify, is_alive
 
 IMPORT = ".import-"  # how the place begins into which an archive is unpacked
@@ -28,6 +29,11 @@ IMPORTED = re.compile(r"\.import-[A-Za-z0-9_]{8}")
 # A run folder before it has its name, and a document before it has its: see files.temporary_name.
 RUN_FOLDER = re.compile(r"\..+-\d{8}T\d{6}-[0-9a-f]+(\.node\d+)?\.[A-Za-z0-9_]{8}")
 DOCUMENT = re.compile(r"\.[A-Za-z0-9_-]+\.json\.[A-Za-z0-9_]{8}")
+JOBS_LOCK = ".lock"  # in a folder of jobs: whoever writes to one of them holds it
+# A job before it has its name, or while it is removed; and a file of a job before it has its: see plain.write_alone.
+JOB_FOLDER = re.compile(r"\.prony-\d{8}T\d{6}-[0-9a-f]+\.[0-9a-f]{8}")
+PART = re.compile(r"\..+\.[0-9a-f]{8}\.part")
+YOUNG_S = 60.0  # where a lock is not seen by other machines, somebody may be writing still
 NAMED = (files.PLAN, files.SUPERVISOR, files.NODE_PLAN)
 
 
@@ -53,6 +59,58 @@ def remove_leftovers(root: Path) -> list[str]:
                 shutil.rmtree(root / name)
                 removed.append(name)
             elif RUN_FOLDER.fullmatch(name) and _is_left(root, name, files.SUPERVISOR) and _remove(root, name):
+                removed.append(name)
+            elif IS_JOBS.fullmatch(name):
+                removed += _remove_of_jobs(root, name)
+    return removed
+
+
+def _remove_of_jobs(root: Path, place: str) -> list[str]:
+    """The same in a folder of jobs, where nobody is writing to one; the names."""
+    with open_folder(root, place) as folder:
+        if os.fstat(folder).st_uid != os.geteuid():
+            return []
+        with os.fdopen(open_plain(JOBS_LOCK, os.O_RDWR, folder=folder)) as lock:
+            least_age_s = _least_age_s(lock.fileno())
+            if least_age_s is None:
+                return []
+            looked_s = os.fstat(lock.fileno()).st_mtime
+            removed = _remove_parts(folder, least_age_s)
+            for entry in os.scandir(folder):
+                found = entry.stat(follow_symlinks=False)
+                if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+                    continue
+                is_left = JOB_FOLDER.fullmatch(entry.name) and time.time() - found.st_mtime > least_age_s
+                if is_left or found.st_mtime > looked_s - 2 * OLD_S:  # the others were looked into before
+                    with open_folder(root, place, entry.name) as job:
+                        removed += _remove_parts(job, least_age_s)
+                if is_left:
+                    shutil.rmtree(entry.name, dir_fd=folder)
+                    removed.append(entry.name)
+            os.utime(lock.fileno())
+    return removed
+
+
+def _least_age_s(lock: int) -> float | None:
+    """For how long what nobody writes to has been left alone; None while somebody holds the lock."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return None
+    except OSError:  # a file system without locks
+        return OLD_S
+    return YOUNG_S
+
+
+def _remove_parts(folder: int, least_age_s: float) -> list[str]:
+    """Remove the files of ours in a folder that never got their name."""
+    removed = []
+    for name in os.listdir(folder):
+        if PART.fullmatch(name) or DOCUMENT.fullmatch(name):
+            found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            is_file = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+            if is_file and time.time() - found.st_mtime > least_age_s:
+                os.unlink(name, dir_fd=folder)
                 removed.append(name)
     return removed
 

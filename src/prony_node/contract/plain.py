@@ -220,6 +220,33 @@ def open_run_folder(folder: Path) -> Iterator[int]:
         yield handle
 
 
+@contextlib.contextmanager
+def open_own_folder(root: Path, *names: str) -> Iterator[Path]:
+    """A path to a folder below `root` that, as the one above it, only this user can write to: nobody can exchange it.
+
+    It leads through the descriptor of the one above, where the system has such paths, also for processes started here.
+    """
+    with open_folder(root, *names[:-1]) as above:
+        for found in (os.fstat(above), os.stat(names[-1], dir_fd=above, follow_symlinks=False)):
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & OTHERS_WRITE:
+                raise NotPlain(root.joinpath(*names), "it is not yours alone")
+        path = Path(f"/proc/{os.getpid()}/fd/{above}", names[-1])
+        yield path if path.exists() else root.joinpath(*names)
+
+
+def open_alone(path: Path) -> int:
+    """A descriptor of a file to append to, made where it is missing; nobody but its owner can write to it."""
+    handle = open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    found = os.fstat(handle)
+    if found.st_nlink > 1:
+        os.close(handle)
+        raise NotPlain(path, "it has another name elsewhere, and would be changed there")
+    mode = stat.S_IMODE(found.st_mode) & ~OTHERS_WRITE | (stat.S_IRGRP if group_reads(path.parent) else 0)
+    with contextlib.suppress(OSError):  # on a volume, perhaps, where it is another's
+        os.fchmod(handle, mode)
+    return handle
+
+
 def write_alone(path: Path, content: bytes) -> None:
     """Put a file in the place of what lies under this name, whole; nobody but its owner can write to it.
 

@@ -22,6 +22,8 @@ from typing import BinaryIO
 
 from prony_node.contract import files
 from prony_node.contract.frames import PART_BYTES, Frame, encode, in_parts, plain
+from prony_node.contract.log_limits import LogLimits, logs_of_job, read_new
+from prony_node.contract.plain import open_alone
 
 LOOK_EVERY_S = 1.0
 SMALL_BYTES = 65536  # of a JSON file that goes back as soon as it is there
@@ -175,13 +177,16 @@ def carry(words: list[str]) -> int:
     reader = threading.Thread(target=_pass_on, args=(script, folder / options.log, sender), daemon=True)
     reader.start()
     due = Due(script, options.warn_after_s, options.end_after_s)
+    logs = LogLimits(folder, find=logs_of_job)
     while script.process.poll() is None:
         due.look()
+        logs.hold()
         if not shared:
             sender.look()
         with contextlib.suppress(subprocess.TimeoutExpired):
             script.process.wait(LOOK_EVERY_S)
     reader.join(LOOK_EVERY_S)  # what it left running may hold the pipe open
+    logs.hold()
     code = script.process.returncode
     code = OUT_OF_TIME if due.ended else 128 - code if code < 0 else code
     if not shared:
@@ -194,7 +199,7 @@ def carry(words: list[str]) -> int:
 def _send_of_job(sender: Sender, folder: Path, name: str) -> None:
     """What the script wrote of itself."""
     with contextlib.suppress(OSError):
-        content = (folder / name).read_bytes()[-LARGEST_BYTES:]
+        content = read_new(folder / name, most_bytes=LARGEST_BYTES).text
         for frame in in_parts(f"{folder.name}/{name}", content):
             sender.write(encode(Frame({**frame.header, "file": True, "of_job": True}, frame.body)))
 
@@ -203,7 +208,7 @@ def _pass_on(script: Script, log: Path, sender: Sender) -> None:
     """The script's own words into its log and into ours, where they are never taken for a frame."""
     stream = script.process.stdout
     assert stream is not None
-    with log.open("ab") as copy:
+    with os.fdopen(open_alone(log), "ab") as copy:
         for line in iter(lambda: stream.readline(PART_BYTES), b""):
             copy.write(line)
             copy.flush()

@@ -15,6 +15,7 @@ from typing import Any
 from prony_node.contract import files
 from prony_node.contract.assemble import Energy, Parts, assemble, make_failure, read_parts
 from prony_node.contract.errors import RequestError
+from prony_node.contract.log_limits import LogLimits, logs_of_run
 from prony_node.contract.manifest import SUPERVISOR, write_manifest
 from prony_node.contract.parallel import rank_count, ranks_per_node
 from prony_node.contract.plan import Plan
@@ -26,7 +27,6 @@ from prony_node.supervise.energy import start_sampler
 from prony_node.supervise.energy_of_nodes import energy_of_run
 from prony_node.supervise.host_memory import OutOfMemoryWitness
 from prony_node.supervise.hung_ranks import ask_where, where_they_stood
-from prony_node.supervise.log_limits import LogLimits
 from prony_node.supervise.other_nodes import conditions_of_run
 from prony_node.supervise.parent import (
     adopt_orphans,
@@ -63,7 +63,7 @@ def supervise(plan_file: Path, folder: Path) -> int:
         if controller_pid() is not None:
             end_with_parent(signal.SIGTERM)
         adopt_orphans()
-        ending = _run(plan, folder, wake, node)
+        ending = _run(plan, folder, wake, node, _logs(plan_file, folder, node))
         end_adopted()
         if plan.walk:
             write_screenings(plan, folder, ending.watched, started=started, ended=_utc_now())
@@ -80,11 +80,19 @@ class Ending:
     watched: Watched = field(default_factory=dict)  # on this node, for the first one to judge
 
 
-def _run(plan: Plan, folder: Path, wake: Wake, node: int) -> Ending:
+def _logs(plan_file: Path, folder: Path, node: int) -> LogLimits:
+    """The logs of this run; of a job's, on its first node, also what goes to the job's folder."""
+    job = plan_file.parent
+    if node or os.environ.get("PRONY_JOB") != job.name:
+        return LogLimits(folder)
+    of_job = [job / "job.log", job / f"{plan_file.stem.replace('plan-', 'run-')}.log"]
+    return LogLimits(folder, find=lambda one: [*logs_of_run(one), *of_job])
+
+
+def _run(plan: Plan, folder: Path, wake: Wake, node: int, logs: LogLimits) -> Ending:
     conditions = Conditions(folder, ranks_per_node(plan.trial.settings))
     facts = FactsWriter(folder, plan.trial.workload)
     sampler = start_sampler(plan, folder)
-    logs = LogLimits(folder)
     try:
         with own_plan(plan) as plan_file:
             failure = _watch_rank(plan, plan_file, folder, wake, Beside(conditions, facts, logs), node)

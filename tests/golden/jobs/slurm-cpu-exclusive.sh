@@ -18,12 +18,20 @@
 set -euo pipefail
 
 job=/scratch/runs/.jobs/prony-20260101T000000-abcdef
+mask=$(umask)
+umask go-w  # nobody else changes what this script writes
 # what lies in this folder is executed: it must be as its owner made it, whoever may write to the folders above
-foreign=$(find "$job" -maxdepth 1 ! -name '*.log' \( -type l -o ! -user "$(id -u)" -o -perm /022 \))
-if [ -n "$foreign" ]; then
-    echo "prony: nothing is run: others may write to ${foreign%%$'\n'*}, or it is another user's" >&2
-    exit 1
-fi
+check_folder() {
+    local foreign whose
+    whose=(-type l -o ! -user "$(id -u)" -o -perm /022)
+    foreign=$(find "$job" -ignore_readdir_race -maxdepth 1 '(' "${whose[@]}" ')') || foreign=$job
+    if [ -n "$foreign" ]; then
+        echo "prony: nothing is run: others may write to ${foreign%%$'\n'*}, or it is another user's" >&2
+        trap - EXIT  # nothing is written there
+        exit 1
+    fi
+}
+check_folder
 python=python3
 export PYTHONPATH="$job"/node.zip
 export PYTHONSAFEPATH=1 PRONY_JOB=prony-20260101T000000-abcdef
@@ -50,7 +58,8 @@ trap 'printf "%s\n" "$?" >"$job"/ended' EXIT
 on_nodes() {
     local nodes=$1 log=$2 status=0
     shift 2
-    srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --export=ALL --input=none --kill-on-bad-exit=0 --cpus-per-task=16 bash -c 'trap "" USR2; PRONY_NODE_RANK="$SLURM_PROCID" exec "$@"' prony-node "$python" -m prony_node "$@" >>"$log" 2>&1 &
+    check_folder
+    (umask "$mask"; exec srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --export=ALL --input=none --kill-on-bad-exit=0 --cpus-per-task=16 bash -c 'trap "" USR2; PRONY_NODE_RANK="$SLURM_PROCID" exec "$@"' prony-node "$python" -m prony_node "$@") >>"$log" 2>&1 &
     step=$!
     [ "$ending" != 'the time limit is near' ] || tell_near_end  # it came while the step was made
     while :; do  # a signal ends `wait` before the step has ended
@@ -70,6 +79,7 @@ run() {
         return 0
     fi
     for smaller in "$@"; do
+        [ -f "$smaller"/record.json ] || continue  # to read a FIFO takes for ever
         if grep -qs '"kind": "out-of-memory"' -- "$smaller"/record.json; then
             echo "prony: run $number is left out: a smaller one ran out of memory"
             printf "%s\n" "${folder##*/}" >>"$job"/pruned

@@ -105,7 +105,7 @@ def begin(cluster: Cluster, job: Job, run: BlockRun, **more: Any) -> Path:
 def test_a_job_is_all_in_its_folder(cluster: Cluster) -> None:
     (job,) = cluster.add([make_run(0), make_run(1)])
     assert {path.name for path in job.folder.iterdir()} == {
-        "job.json", "job.sh", "node.zip", "plan-000.json", "plan-001.json",
+        "job.json", "job.log", "job.sh", "node.zip", "plan-000.json", "plan-001.json",
     }  # fmt: skip
     kept = load(job.folder)
     assert (kept.state, kept.handle, kept.runs) == ("submitted", "1", job.runs)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from processes import processes_of
 from prony_node.contract import Plan, Trial, files
 from prony_node.measure.out_of_memory import OutOfMemory
 from prony_node.supervise import rank
@@ -142,18 +143,3 @@ def wait_for(condition: Any) -> None:
             return
         time.sleep(0.05)
     raise AssertionError("it never happened")
-
-
-def processes_of(folder: Path) -> list[str]:
-    """Command lines of living processes that name this folder."""
-    if not Path("/proc/self/stat").exists():
-        pytest.skip("processes are found in /proc, which is Linux's")
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            text = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if str(folder) in text:
-            found.append(text)
-    return found

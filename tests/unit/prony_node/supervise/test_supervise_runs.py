@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from processes import processes_of
 from prony_node.contract import Plan, Trial, files, read_record
 from prony_node.contract.assemble import Energy
 from prony_node.supervise import supervisor
@@ -48,19 +49,6 @@ def make_run(tmp_path: Path, wish: str = "", **changes: Any) -> tuple[int, dict[
     assert record is not None
     assert processes_of(out) == []
     return process.returncode, record, said
-
-
-def processes_of(folder: Path) -> list[str]:
-    """Command lines of living processes that name this folder."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            text = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if str(folder) in text:
-            found.append(text)
-    return found
 
 
 def wait_for_phase(out: Path, phase: str) -> None:

@@ -1,0 +1,33 @@
+"""The script of a job on this machine: its logs are kept small for as long as it runs, also when nobody follows it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+from prony_node.contract.log_limits import LogLimits, logs_of_job
+from prony_node.contract.plain import open_own_folder
+
+LOOK_EVERY_S = 0.5
+
+
+def run_script(folder: Path) -> int:
+    """Run the script that comes on standard input, of the job in this folder; its exit code.
+
+    It comes there and not by its name: where others may write to the root, they could put another in its place.
+    """
+    script = os.dup(0)
+    with open_own_folder(folder.parents[1], folder.parent.name, folder.name) as own:
+        logs = LogLimits(own, find=logs_of_job)
+        argv = ["bash", f"/dev/fd/{script}", str(folder / "job.sh")]  # the name is for who looks at processes
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, pass_fds=[script])
+        # All of a job is one process group. What ends it is for the script to answer, and we stay until it has.
+        signal.signal(signal.SIGTERM, lambda number, frame: None)
+        while process.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(LOOK_EVERY_S)
+            logs.hold()
+        return process.returncode

@@ -252,7 +252,7 @@ PARSERS = (
            of_file("a.json", lambda folder: files.read_json(folder / "a.json")), HOLDER, ()),
     Parser("prony_node/contract/leftovers.py _is_left",
            of_file("supervisor.json", lambda folder: leftovers._is_left(folder.parent, "run", "supervisor.json")),
-           HOLDER, (OSError, RecursionError)),
+           HOLDER, (OSError,)),
     Parser("prony_node/contract/manifest.py _read", of_file("manifest.json", manifest._read), MANIFEST_OF_RUN),
     Parser("prony_node/contract/quality.py parse_target", lambda text: parse_target(text, ("accuracy", "loss")),
            "accuracy>=0.76"),

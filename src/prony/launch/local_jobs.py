@@ -105,6 +105,6 @@ def _check_python(site: Site) -> None:
 def _identity(job: Job) -> dict[str, Any]:
     try:
         document = json.loads(job.handle or "")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}

@@ -133,7 +133,7 @@ def _is_left(root: Path, name: str, holder: str) -> bool:
     with open_folder(root, name) as folder:
         try:
             who = json.loads(read_plain(holder, LARGEST_HOLDER, folder=folder))
-        except (FileNotFoundError, ValueError):
+        except (FileNotFoundError, ValueError, RecursionError):
             who = None
         if not isinstance(who, dict) or "pid" not in who:  # nobody says that it is such a place: it may be anything
             return False

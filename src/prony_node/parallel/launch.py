@@ -21,6 +21,7 @@ from prony_node.parallel.cores import allowed_cores
 from prony_node.parallel.place import ADDRESS, RENDEZVOUS, meeting_place, node_rank
 
 RANK_MODULE = "prony_node.supervise.rank"
+MEETING = "rendezvous"
 LOGS = "elastic"  # what torch's launcher wants for itself; it is gone at the end
 LOOK_EVERY_S = 0.1  # at the ranks
 RANKS_A_CORE = 16  # at most: each imports torch
@@ -76,9 +77,12 @@ def launch(plan: Plan, plan_file: Path, folder: Path) -> dict[str, Any]:
 
     settings = plan.trial.settings
     nodes, local_size, node = int(settings.get("nodes", 1)), ranks_per_node(settings), node_rank(settings)
-    endpoint = meeting_place()
+    # One node needs no port: torch unpickles what it finds there, and anybody who reaches the port could write it.
+    # The folder of the plan is private.
+    alone = nodes == 1
+    endpoint = str(plan_file.with_name(MEETING)) if alone else meeting_place()
     patience_s = max(1, round(plan.rendezvous_after_s))
-    taken = port_in_use(endpoint) if node == 0 else ""
+    taken = port_in_use(endpoint) if node == 0 and not alone else ""
     if taken:
         return {"failure": {"kind": "rendezvous", "message": taken}, "ranks": []}
     config = LaunchConfig(
@@ -89,11 +93,11 @@ def launch(plan: Plan, plan_file: Path, folder: Path) -> dict[str, Any]:
         rdzv_backend="c10d",
         rdzv_endpoint=endpoint,
         rdzv_configs={"timeout": patience_s, "join_timeout": patience_s, "is_host": node == 0,
-                      "read_timeout": max(1, patience_s // CONNECTS)},
+                      "read_timeout": max(1, patience_s // CONNECTS), "store_type": "file" if alone else "tcp"},
         max_restarts=0,
         monitor_interval=LOOK_EVERY_S,
         logs_specs=DefaultLogsSpecs(log_dir=str(folder / LOGS)),
-        local_addr=os.environ.get(ADDRESS) or ("localhost" if nodes == 1 else None),
+        local_addr=os.environ.get(ADDRESS) or ("localhost" if alone else None),
     )  # fmt: skip
     config.numa_options = None  # binding to cores is a setting of the trial, not a habit of the launcher
     module = os.environ.get("PRONY_RANK_MODULE") or RANK_MODULE

@@ -14,6 +14,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 from prony_node.contract import Plan, Trial, files
 from prony_node.parallel import place
 from prony_node.parallel.launch import launch, main, reason_of, refuse_missing_devices, until_met
+from prony_node.supervise.claim import own_plan
 
 
 def failing(times: int, tried: list[int]) -> Callable[[], None]:
@@ -68,6 +69,24 @@ def test_a_node_starts_its_part_of_all_devices(tmp_path: Path, monkeypatch: pyte
     assert launch(plan, tmp_path / "plan.json", tmp_path) == {"failure": None, "ranks": []}
     (config,) = asked
     assert (config.min_nodes, config.max_nodes, config.nproc_per_node) == (2, 2, 4)
+    assert config.rdzv_endpoint == "node1:29500"
+
+
+def test_one_node_meets_in_a_private_file_and_opens_no_port_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch unpickles what lies at the meeting place: over TCP, any user of the machine could write it."""
+    asked: list[Any] = []
+    monkeypatch.setattr(
+        "torch.distributed.launcher.api.elastic_launch", lambda config, _: lambda *words: asked.append(config)
+    )
+    plan = Plan("run", Trial("gpt-tiny", {"devices": 2, "device": "cpu"}))
+    with own_plan(plan) as plan_file:
+        launch(plan, plan_file, tmp_path)
+        (config,) = asked
+        place = Path(config.rdzv_endpoint)
+        assert (config.rdzv_configs["store_type"], place.parent) == ("file", plan_file.parent)
+        assert place.parent.stat().st_mode & 0o077 == 0
 
 
 def test_more_devices_than_a_node_has_are_refused_by_what_falls_to_it(monkeypatch: pytest.MonkeyPatch) -> None:

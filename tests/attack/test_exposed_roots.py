@@ -27,7 +27,8 @@ from prony.store.transfer import as_stream, take_tar
 from prony_node.contract import Plan, RequestError, Trial, files
 from prony_node.contract.leftovers import remove_leftovers
 from prony_node.contract.log_limits import LogLimits
-from prony_node.contract.plain import NotPlain
+from prony_node.contract.plain import NotPlain, plain_lines
+from prony_node.contract.record import read_record
 from prony_node.supervise.claim import load_plan, own_plan
 
 if TYPE_CHECKING:
@@ -284,3 +285,70 @@ def test_an_archive_brings_no_folder_that_a_run_does_not_have(tmp_path: Path) ->
             tar.addfile(member, io.BytesIO(b"{}"))
     with pytest.raises(RequestError, match="is no name that a run folder has"):
         take_tar(as_stream(packed.getvalue()), tmp_path / "runs", "a tar")
+
+
+def test_a_finished_run_in_the_place_of_one_that_is_being_made_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who may rename in the root puts a finished run under the temporary name. It must not be removed."""
+    files.create_folder(tmp_path / "finished", {files.PLAN: {}, files.RECORD: {"id": "finished"}})
+
+    def exchange(root: int, new: int, temporary: str, folder: Path, names: list[str]) -> None:
+        (tmp_path / temporary).rename(tmp_path / "away")
+        (tmp_path / "finished").rename(tmp_path / temporary)
+        raise OSError("as it cannot be renamed")
+
+    monkeypatch.setattr(files, "_name_folder", exchange)
+    with pytest.raises(OSError, match="cannot be renamed"):
+        files.create_folder(tmp_path / "run", {files.PLAN: {}})
+    (kept,) = tmp_path.glob(f"*/{files.RECORD}")
+    assert kept.parent.name.startswith(".run.")
+    assert not list((tmp_path / "away").iterdir()), "what was being made is what was removed"
+
+
+def test_no_document_is_written_into_a_folder_that_was_not_made_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files.create_folder(tmp_path / "finished", {files.PLAN: {"mine": True}})
+    make = os.mkdir
+
+    def exchange(name: str, mode: int, *, dir_fd: int) -> None:
+        make(name, mode, dir_fd=dir_fd)
+        (tmp_path / name).rmdir()
+        (tmp_path / "finished").rename(tmp_path / name)
+
+    monkeypatch.setattr(os, "mkdir", exchange)
+    with pytest.raises(NotPlain, match="another folder in its place"):
+        files.create_folder(tmp_path / "run", {files.PLAN: {}})
+    (kept,) = tmp_path.glob(f"*/{files.PLAN}")
+    assert json.loads(kept.read_text()) == {"mine": True}
+
+
+def test_a_record_and_a_step_series_behind_an_exchanged_folder_are_not_read(tmp_path: Path) -> None:
+    """An administrator's report of a hostile root would publish what another user keeps private."""
+    private = tmp_path / "private"
+    private.mkdir()
+    (private / files.RECORD).write_text("{}")
+    (private / files.STEPS).write_text("steps,seconds\n1,0.5\n")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "run").symlink_to(private)
+    assert read_record(tmp_path / "runs" / "run") is None
+    with pytest.raises(NotPlain):
+        list(plain_lines(tmp_path / "runs" / "run" / files.STEPS))
+
+
+def test_a_record_in_another_users_folder_is_not_taken_for_that_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stranger: User
+) -> None:
+    node = tmp_path / "node"
+    node.write_text("#!/bin/sh\nexit 1\n")
+    node.chmod(0o755)
+    monkeypatch.setenv("PRONY_PYTHON", str(node))
+    run = LocalRun(PLAN, tmp_path / "runs")
+    run.start()
+    for _ in run.follow():
+        pass
+    assert run.collect()["status"] == "failed"
+    os.chown(run.folder, stranger.uid, stranger.gid)
+    with pytest.raises(RequestError, match="a folder of theirs in the place of"):
+        run.collect()

@@ -33,6 +33,7 @@ class LocalRun:
         self.folder = self.root / plan.run_id
         self.interrupted = False
         self._process: subprocess.Popen[bytes] | None = None
+        self._owner: int | None = None  # of the run folder as we made it
         self._tail = ProgressTail(self.folder)
 
     def start(self) -> None:
@@ -50,6 +51,7 @@ class LocalRun:
         try:
             environment = local_environment(controller=True)
             files.create_folder(self.folder, {files.PLAN: self.plan.to_json(), files.SUPERVISOR: responsible})
+            self._owner = self.folder.lstat().st_uid
         except OSError as error:
             raise RequestError(f"{self.folder} cannot be made: {error.strerror or error}") from error
         try:
@@ -106,4 +108,6 @@ class LocalRun:
         record = collect(self.folder, gone=True, interrupted=self.interrupted)
         if record is None:
             raise RequestError(f"{self.folder / files.RECORD} is not what Prony wrote, and nothing is overwritten")
+        if self._owner not in (None, self.folder.lstat().st_uid):
+            raise RequestError(f"another user has put a folder of theirs in the place of {self.folder}")
         return record

@@ -138,18 +138,38 @@ def create_folder(folder: Path, documents: dict[str, Any]) -> None:
     temporary = temporary_name(folder)
     with open_folder(folder.parent) as root:
         os.mkdir(temporary.name, OWN_FOLDER, dir_fd=root)
-        try:
-            if is_in_shared(folder.parent):
-                share_folder(temporary, GROUP_READS_FOLDER)
-            with open_folder(folder.parent, temporary.name) as new:
+        with open_folder(folder.parent, temporary.name) as new:
+            if os.listdir(new):  # noqa: PTH208, a descriptor
+                raise NotPlain(folder, "somebody put another folder in its place")
+            try:
+                if is_in_shared(folder.parent):
+                    os.fchmod(new, stat.S_IMODE(os.fstat(new).st_mode) | GROUP_READS_FOLDER)
                 for name, document in documents.items():
                     _write_in(new, folder / name, document)
                 if folder.exists() and any(folder.iterdir()):
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder))
                 _name_folder(root, new, temporary.name, folder, list(documents))
-        finally:
-            shutil.rmtree(temporary.name, ignore_errors=True, dir_fd=root)
+            except BaseException:
+                empty_folder(new)
+                remove_empty(temporary.name, root)
+                raise
         _sync(root)
+
+
+def empty_folder(folder: int) -> None:
+    """Remove what lies in a folder, by its descriptor: under its name there may be another folder by now."""
+    for name in os.listdir(folder):
+        with contextlib.suppress(OSError):
+            if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+                shutil.rmtree(name, ignore_errors=True, dir_fd=folder)
+            else:
+                os.unlink(name, dir_fd=folder)
+
+
+def remove_empty(name: str, folder: int) -> None:
+    """Remove a folder in a folder, if it is there and empty."""
+    with contextlib.suppress(OSError):
+        os.rmdir(name, dir_fd=folder)
 
 
 def _name_folder(root: int, new: int, temporary: str, folder: Path, names: list[str]) -> None:
@@ -163,6 +183,7 @@ def _name_folder(root: int, new: int, temporary: str, folder: Path, names: list[
         with open_run_folder(folder) as mounted:  # an empty mount point cannot be replaced, only filled
             for name in names:
                 os.replace(name, name, src_dir_fd=new, dst_dir_fd=mounted)
+        remove_empty(temporary, root)
 
 
 def open_text(path: Path, append: bool = False, buffering: int = -1) -> TextIO:
@@ -312,13 +333,14 @@ def _replace_exclusively(folder: int, temporary: str, name: str) -> bool:
         _unlink(folder, lock)
 
 
-def read_json(path: Path, limit: int = READ_LIMIT) -> Any | None:
+def read_json(path: Path, limit: int = READ_LIMIT, folder: int | None = None) -> Any | None:
     """The content of a JSON file; None when it is absent, was never finished, or is beyond all reason.
 
     That is a FIFO, a device, a link, a file longer than the limit, or JSON that is nested or divided without end.
+    `folder` is a descriptor of its folder.
     """
     try:
-        return json.loads(bounded_json(read_plain(path, limit)).decode("utf-8"))
+        return json.loads(bounded_json(read_plain(path, limit, folder)).decode("utf-8"))
     except (FileNotFoundError, NotADirectoryError, NotPlain, ValueError, RecursionError):
         return None
 

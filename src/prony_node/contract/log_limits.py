@@ -64,7 +64,7 @@ class New:
 def read_new(path: Path, start: int = 0, most_bytes: int = MOST_BYTES) -> New:
     """What a log says from `start` on; of more than `most_bytes` the head and the tail. It is not changed.
 
-    One that was cut since is shorter than `start`: what it says from now on is read next time.
+    If the log was cut to less than `start`, the text is empty and `end` is its new end.
     """
     log = open_plain(path)
     try:
@@ -101,7 +101,7 @@ class Ends:
 
 
 def _cut(path: Path, most_bytes: int) -> None:
-    """Keep the head; then a line that says what is missing; then the tail, which grows to twice that before the next.
+    """Keep the head, then a line that says what is missing, then a tail, which may double before the next cut.
 
     A node and a controller may both look after the logs of a job: one at a time cuts.
     """

@@ -4,8 +4,8 @@ A name in such a folder may be a link to somebody's key, a FIFO that nobody ever
 file of any size. So nothing here follows a link, waits for a FIFO or reads more than its limit, and a folder on the
 way to a file is opened by its descriptor: nobody can exchange it in between.
 
-A root whose owner shares it with a group (`prony store share`) holds the mark SHARED. There, files of the group's
-members are as good as one's own; elsewhere only those of oneself, of root and of the owner of the folder are.
+A root whose owner shares it with a group (`prony store share`) holds the mark SHARED. There, files of all
+members of the group are trusted; elsewhere only one's own, root's and those of the folder's owner.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def is_marked(folder: int) -> bool:
         owner, text = os.fstat(mark).st_uid, read_open(mark, SHARED, len(SHARED_TEXT))
     except OSError:
         return False
-    # Some file of the owner's may be renamed to the mark by a member of a project's group, so its text counts too.
+    # A member could rename one of the owner's files to the mark, so its text is compared too.
     return found.st_mode & GROUP_ADDS == GROUP_ADDS and owner in (found.st_uid, 0) and text == SHARED_TEXT.encode()
 
 
@@ -125,7 +125,7 @@ def make_own_folder(folder: Path) -> None:
 
 
 def check_owner(path: Path | str, found: os.stat_result, root: os.stat_result, shared: bool) -> None:
-    """NotPlain unless this file is of one whose files in this root are believed."""
+    """Raise NotPlain unless the owner of this file is trusted in this root."""
     if found.st_uid in (os.geteuid(), 0, root.st_uid) or (shared and found.st_gid == root.st_gid):
         return
     raise NotPlain(
@@ -152,7 +152,7 @@ def open_lock(root: Path, name: str) -> int:
 def _make_file(name: str, folder: int, shared: bool) -> int | None:
     """A descriptor of a new file, for this user and in a shared root the group; None where there is one already.
 
-    Nobody else may open it: a lock can be held by whoever can read its file.
+    Nobody else may open it: who can read a lock file can hold its lock.
     """
     try:
         file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _SAFELY, 0o600, dir_fd=folder)
@@ -174,14 +174,16 @@ def make_file(path: Path, shared: bool) -> None:
             os.close(file)
 
 
-def plain_lines(path: Path | str, limit: int = READ_LIMIT) -> Iterator[str]:
-    """The lines of a regular file, each as it comes; NotPlain when it is none, or longer than the limit."""
-    with os.fdopen(open_plain(path), "rb") as file:
+def plain_lines(path: Path, limit: int = READ_LIMIT) -> Iterator[str]:
+    """The lines of a file of a run folder, each as it comes; NotPlain where it is no regular file, or too long."""
+    with open_run_folder(path.parent) as folder:
+        handle = open_plain(path, folder=folder)
+    with os.fdopen(handle, "rb") as file:
         yield from bounded_lines(file, path, limit)
 
 
 def bounded_lines(file: IO[bytes], path: Path | str, limit: int) -> Iterator[str]:
-    """The lines of a stream of at most so many bytes: one that is unpacked may have no end that anyone reaches."""
+    """The lines of a stream of at most so many bytes: a packed stream may unpack without end."""
     left = limit
     while line := file.readline(LONGEST_LINE + 1):
         left -= len(line)

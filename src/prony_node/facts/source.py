@@ -158,7 +158,7 @@ def _storage(repository: _Repository, config: Path) -> dict[str, str]:
         if not name:
             continue
         if not re.fullmatch("[A-Za-z0-9]*", value):
-            raise _Unknown(f"{name} in the configuration of the repository is none of the words that git knows")
+            raise _Unknown(f"{name} in the configuration of the repository has a value that Prony does not accept")
         storage[name] = value if is_given else "true"
     return storage
 

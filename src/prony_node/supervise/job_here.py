@@ -23,7 +23,7 @@ def run_script(folder: Path) -> int:
     with open_own_folder(folder.parents[1], folder.parent.name, folder.name) as own:
         logs = LogLimits(own, find=logs_of_job)
         argv = ["bash", f"/dev/fd/{script}", str(folder / "job.sh")]  # the name shows in lists of processes
-        # All of a job is one process group. What ends it is for the script to answer, and we stay until it has.
+        # All of a job is one process group. The script handles SIGTERM, and this process waits for it.
         signal.signal(signal.SIGTERM, lambda number, frame: None)
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, pass_fds=[script])
         while process.poll() is None:

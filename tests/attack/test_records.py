@@ -413,3 +413,20 @@ def test_a_report_draws_each_run_once_where_some_records_are_no_good(
     said = prony(root, "report").output
     assert said.count("is left out: its record is not what Prony writes") == 3
     assert len(drawn) <= 2, "one plot of each run that is any good"
+
+
+def test_a_record_whose_manifest_was_removed_does_not_verify(root: Path) -> None:
+    """Else whoever edits a record removes its manifest too, and is believed."""
+    for name in (GOOD, OTHER):
+        today = validate_record(read(name))
+        (root / name / files.RECORD).write_text(json.dumps(today))
+        write_manifest(root / name, SUPERVISOR)
+    assert "does not verify" not in prony(root, "runs").output
+    edit(root, double)
+    (root / GOOD / files.MANIFEST).unlink()
+    os.utime(root / GOOD / files.RECORD, (0, 0))  # a manifest may be about to be written for one of this moment
+    for _ in range(2):
+        assert "does not verify" in prony(root, "runs").output
+        assert "No conclusion" in prony(root, "compare", OTHER, GOOD).output
+        said = prony(root, "verify", GOOD)
+        assert (said.exit_code, "manifest.json is missing" in said.output) == (1, True), said.output

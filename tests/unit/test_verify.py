@@ -245,12 +245,19 @@ def test_the_supervisors_own_log_may_grow(folder: Path) -> None:
     assert verify_folder(folder).outcome == "verified"
 
 
-def test_a_record_without_a_manifest_is_unverified_whatever_it_says(folder: Path) -> None:
+def test_a_record_without_a_manifest_and_without_files_is_unverified_whatever_it_says(folder: Path) -> None:
     edit(folder, tenfold("throughput"))
     (folder / files.MANIFEST).unlink()
+    (folder / files.STEPS).unlink()
     found = verify_folder(folder)
     assert found.outcome == "unverified"
     assert found.recomputed == ()
+
+
+def test_a_manifest_that_was_removed_is_missed(folder: Path) -> None:
+    (folder / files.MANIFEST).unlink()
+    found = verify_folder(folder)
+    assert (found.outcome, "manifest.json is missing" in found.problems[0]) == ("not verified", True)
 
 
 def test_a_failed_run_that_was_collected_claims_no_figure(tmp_path: Path) -> None:
@@ -305,6 +312,7 @@ def test_exit_codes_and_lines(folder: Path, tmp_path: Path) -> None:
     assert (good.exit_code, good.stdout.startswith(f"verified      {RUN}: ")) == (0, True), good.output
     old = shutil.copytree(folder, folder.parent / "old")
     (old / files.MANIFEST).unlink()
+    (old / files.STEPS).unlink()
     unverified = prony("verify", str(old))
     assert unverified.exit_code == 3
     assert "unverified" in unverified.stdout

@@ -15,6 +15,7 @@ from typing import Any
 from prony.store.rows import Row, clean, row_of_record
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
+from prony_node.contract.manifest import has_manifest
 from prony_node.contract.plain import NotPlain, read_plain
 from prony_node.contract.record import read_record, validate_record
 from prony_node.contract.verification import UNVERIFIED, manifest_mark
@@ -94,7 +95,8 @@ def _read_row(folder: Path, stamp: int | None) -> Row:
     row = row_of_record(folder.name, record)
     row.run["stamp"] = stamp
     row.run["verified"] = manifest_mark(folder)
-    if row.run["verified"] == UNVERIFIED and _is_fresh(folder):
+    if not has_manifest(folder) and _is_fresh(folder):
+        row.run["verified"] = UNVERIFIED
         row.run["row_version"] = 0  # its manifest may be about to be written: it is read again next time
     return row
 

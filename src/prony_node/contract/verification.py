@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from prony_node.contract import files
 from prony_node.contract.manifest import has_manifest, manifest_problems
+from prony_node.contract.record import RECORD_SCHEMA
 
 Outcome = Literal["verified", "not verified", "unverified"]
-NO_MANIFEST = "it has no manifest: it was made before there were any, or its supervisor was killed"
+NO_MANIFEST = "it has no manifest: it was made before there were any"
+LOST_MANIFEST = "manifest.json is missing: it was removed, or the supervisor was killed before it wrote it"
 # In an index: verified and recomputed, the manifest alone agrees, something does not, nothing to check against.
 YES, MANIFEST_ALONE, NO, UNVERIFIED = "yes", "manifest", "no", "unverified"
 UNCHANGED = "unchanged"  # the check that a record fails which does not verify
@@ -49,5 +52,11 @@ def changed(run: str) -> str:
 def manifest_mark(folder: Path) -> str:
     """The mark of a folder by its manifest alone, which costs no more than reading its files."""
     if not has_manifest(folder):
-        return UNVERIFIED
+        return NO if lost_manifest(folder) else UNVERIFIED
     return NO if manifest_problems(folder) else MANIFEST_ALONE
+
+
+def lost_manifest(folder: Path) -> bool:
+    """Whether this folder had a manifest: Prony writes one for every record of today's kind with a step series."""
+    document = files.read_json(folder / files.RECORD)
+    return isinstance(document, dict) and document.get("schema") == RECORD_SCHEMA and (folder / files.STEPS).exists()

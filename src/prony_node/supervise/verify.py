@@ -33,7 +33,7 @@ from prony_node.contract.record import implausible, parse_record
 from prony_node.contract.record_types import EnergyDetail, Metric, Record
 from prony_node.contract.trial import settings_hash
 from prony_node.contract.typed import decode, encode
-from prony_node.contract.verification import NO_MANIFEST, Verification
+from prony_node.contract.verification import LOST_MANIFEST, NO_MANIFEST, Verification, lost_manifest
 from prony_node.stats import Estimate, StopRule, Tracker
 from prony_node.supervise.common_window import common_window, summed
 from prony_node.supervise.energy import NAMES as ENERGY_NAMES
@@ -56,9 +56,9 @@ def verify_folder(folder: Path) -> Verification:
     except (RequestError, OSError) as error:
         said = "it has no readable record.json" if not (folder / files.RECORD).is_file() else str(error)
         return Verification(str(folder), None, "not verified", (said,))
-    if not has_manifest(folder):
+    if not has_manifest(folder) and not lost_manifest(folder):
         return Verification(str(folder), record.id, "unverified", (NO_MANIFEST,), (), tuple(record.metrics))
-    problems = manifest_problems(folder)
+    problems = manifest_problems(folder) if has_manifest(folder) else [LOST_MANIFEST]
     if problems and problems != [RECORD_CHANGED]:  # what was changed proves nothing, and may be anything
         return Verification(str(folder), record.id, "not verified", tuple(problems), (), tuple(record.metrics))
     # Where the record alone was edited, the files beside it still say what was measured.

@@ -86,6 +86,7 @@ def _ask_values(yes: bool) -> dict[str, Any]:
             return str(typer.prompt(question, default=default, err=True)).strip()
         except typer.Abort as error:
             if isinstance(error.__context__, EOFError):
+                print(file=sys.stderr)  # after the question
                 raise RequestError("no answer to a question came; --yes takes what is detected") from None
             raise
 

@@ -8,6 +8,8 @@ import io
 import json
 import os
 import pwd
+import re
+import shlex
 import sqlite3
 import subprocess
 import sys
@@ -120,6 +122,123 @@ def test_nothing_runs_where_others_may_replace_folders(tmp_path: Path, mode: int
     assert not list(root.iterdir())
     root.chmod(mode | 0o1000)
     refuse_open_root(root)
+
+
+REFUSED = """
+import sys
+from pathlib import Path
+from prony.launch.claim import refuse_open_root
+try:
+    refuse_open_root(Path(sys.argv[1]))
+except ValueError as error:
+    print(error)
+"""
+
+
+def _refusal(user: User, root: Path) -> str:
+    """What this user is told of an open root; nothing where they may run in it."""
+    done = user.run([sys.executable, "-c", REFUSED, root])
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def _remedies(message: str) -> list[list[str]]:
+    return [shlex.split(command) for command in re.findall(r"\(((?:prony|chmod) [^)]*)\)", message)]
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o2775, 0o757])
+@pytest.mark.parametrize("remedy", ["share", "chmod"])
+def test_each_command_that_an_owner_is_told_lets_them_run(
+    commons: Path, make_user: Callable[..., User], mode: int, remedy: str
+) -> None:
+    owner = make_user(groups=(SOME_GROUP,))
+    root = commons / "my runs"
+    (root / "gpt-tiny").mkdir(parents=True)
+    for folder in (root, root / "gpt-tiny"):
+        os.chown(folder, owner.uid, SOME_GROUP)
+        folder.chmod(mode)
+    message = _refusal(owner, root)
+    assert "--out DIR" in message
+    assert "--runs" not in message
+    share, close = _remedies(message)
+    assert share == ["prony", "store", "share", str(root), "--group", str(SOME_GROUP)]
+    done = owner.prony(*share[1:]) if remedy == "share" else owner.run(close)
+    assert done.returncode == 0, done.stderr
+    assert _refusal(owner, root) == ""
+    if remedy == "chmod":
+        assert (root / "gpt-tiny").stat().st_mode & 0o022 == 0, "a run that was open is closed too"
+
+
+def test_the_group_of_an_open_root_is_not_named_to_an_owner_who_is_not_in_it(
+    commons: Path, make_user: Callable[..., User]
+) -> None:
+    owner = make_user()
+    os.chown(commons, owner.uid, SOME_GROUP)
+    commons.chmod(0o777)
+    assert "--group NAME" in _refusal(owner, commons)
+
+
+def test_who_does_not_own_an_open_root_is_told_whom_to_ask_and_where_to_run(commons: Path, stranger: User) -> None:
+    root = commons / "runs"
+    root.mkdir()
+    root.chmod(0o777)
+    message = _refusal(stranger, root)
+    assert "chmod" not in message
+    assert f"Ask {pwd.getpwuid(0).pw_name}, who owns it, to share it (prony store share {root} --group " in message
+    own = root / str(stranger.uid)
+    assert message.endswith(f"--out {own}")
+    assert stranger.run(["mkdir", own]).returncode == 0
+    assert _refusal(stranger, own) == ""
+
+
+UNWRITABLE = """
+import sys
+from pathlib import Path
+from prony.launch.claim import claimed
+from prony.launch.job import open_own_place
+from prony.launch.local import LocalRun
+from prony_node.contract import Plan, Trial
+root = Path(sys.argv[1])
+def claim():
+    with claimed(root, "a run"):
+        pass
+def place():
+    with open_own_place(root):
+        pass
+for attempt in (claim, place, LocalRun(Plan("gpt-tiny-1", Trial("gpt-tiny", {})), root).start):
+    try:
+        attempt()
+    except ValueError as error:
+        print(error)
+"""
+
+
+def test_a_root_that_cannot_be_written_is_refused_with_what_helps(commons: Path, stranger: User) -> None:
+    (commons / "theirs").mkdir(mode=0o755)
+    for root, can_be_shared in ((commons / "theirs", True), (commons / "runs", False)):
+        done = stranger.run([sys.executable, "-c", UNWRITABLE, root])
+        assert done.returncode == 0, done.stderr
+        said = done.stdout.splitlines()
+        assert len(said) == 3
+        for line in said:
+            assert "Permission denied" in line
+            assert line.endswith("--out DIR or PRONY_RUNS names another place")
+            assert ("prony store share" in line) == can_be_shared
+
+
+def test_prony_power_keeps_no_samples_where_others_may_replace_folders(tmp_path: Path) -> None:
+    """Its folder could be exchanged for one of the user's, which would be filled, or removed for want of samples."""
+    root = tmp_path / "runs"
+    root.mkdir()
+    root.chmod(0o777)
+    done = subprocess.run(
+        [sys.executable, "-m", "prony", "power", "--", "echo", "ran"],
+        env={**os.environ, "PRONY_RUNS": str(root)}, text=True, capture_output=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "ran\n")
+    assert "the samples are not kept" in done.stderr
+    assert "any user can replace folders in" in done.stderr
+    assert not list(root.iterdir())
 
 
 def test_the_group_that_is_a_users_own_is_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

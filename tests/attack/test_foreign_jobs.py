@@ -394,3 +394,55 @@ def test_two_users_submit_to_one_root_and_neither_touches_the_others_job(scene: 
     assert not scene.mark.exists()
     assert own.id in stranger.prony("jobs", environment=there).stdout
     assert load(own.folder).state == "ended"
+
+
+def test_jobs_of_ones_own_are_listed_and_ended_in_a_root_that_became_open(scene: Scene) -> None:
+    """Nothing is run for that, and a job that runs must have an end."""
+    scene.program.write_text(f"#!/bin/sh\necho run >>{scene.mark}\nexec sleep 300\n", encoding="utf-8")
+    job = scene.job()
+    Jobs(scene.root, print).add([job])
+    scene.root.chmod(0o777)
+    try:
+        listed = scene.prony("jobs")
+        assert (listed.exit_code, job.id in listed.output) == (0, True), listed.output
+        for words in (("collect",), ("logs", "gpt-tiny-0"), ("cancel", "gpt-tiny-0")):
+            done = scene.prony(*words)
+            assert done.exit_code == 0, done.output
+    finally:
+        scene.root.chmod(0o1777)
+        Jobs(scene.root, print).cancel([job])
+    wait_for(scene)
+    assert load(job.folder).state == "ended"
+
+
+def test_a_job_that_waits_is_not_submitted_while_its_root_is_open(scene: Scene) -> None:
+    job = save(scene.job())
+    scene.root.chmod(0o777)
+    said: list[str] = []
+    Jobs(scene.root, said.append).update()
+    assert [line for line in said if "any user can replace runs" in line], said
+    waits = load(job.folder)
+    assert (waits.state, "any user can replace runs" in waits.note) == ("waiting", True)
+    assert not scene.mark.exists()
+    scene.root.chmod(0o755)
+    Jobs(scene.root, print).update()
+    wait_for(scene)
+    assert scene.mark.read_text() == "run\n"
+
+
+def test_nothing_is_submitted_in_an_open_root(scene: Scene) -> None:
+    scene.root.chmod(0o777)
+    with pytest.raises(RequestError, match="any user can replace runs"):
+        Jobs(scene.root, print).add([scene.job()])
+    assert not scene.mark.exists()
+    assert not list(scene.root.iterdir())
+
+
+@pytest.mark.usefixtures("by_root")
+def test_a_place_for_jobs_that_others_have_taken_is_one_refusal(scene: Scene) -> None:
+    for name in (".jobs", f".jobs-{os.geteuid()}"):
+        (scene.root / name).mkdir()
+        os.chown(scene.root / name, STRANGER, STRANGER)
+    with pytest.raises(RequestError, match=r"another user has made .*; have it removed, or name another folder"):
+        scene.job()
+    assert scene.prony("jobs").exit_code == 0

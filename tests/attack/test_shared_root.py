@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 
 from prony.cli.main import make_app
 from prony.cli.report import report_file
-from prony.launch.job import user_name
 from prony.report import build_report
 from prony.store.group import Done, share_root
+from prony_node.contract.owners import user_name
 
 REPLAY = Path(__file__).parents[1] / "replay" / "records"
 COMMON = 61300  # a group that both users are in

@@ -10,10 +10,11 @@ from typing import Annotated, Any
 import typer
 
 from prony.cli.open_site import ROOTS_HELP, job_roots, warn
-from prony.launch.job import ENDED_STATE, Job, user_name
+from prony.launch.job import ENDED_STATE, Job
 from prony.launch.jobs import Jobs
 from prony.launch.settle import left, pruned
 from prony_node.contract import files
+from prony_node.contract.owners import user_name
 
 ENDED_SHOWN = 10
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from prony.cli.execute import runs_root
 from prony.launch.collect import collect_all
+from prony_node.contract.errors import RequestError
 
 if TYPE_CHECKING:
     from prony.store import Refreshed, Store
@@ -25,6 +26,8 @@ def open_store(runs: Path | None, of_team: bool = False) -> tuple[Store, Refresh
     from prony.store import Store  # SQLAlchemy takes a third of a second to import
 
     root = runs_root(runs)
+    if runs is not None and not runs.exists():
+        raise RequestError(f"there is no folder {runs}")
     collect_all(root)
     store = Store(root)
     refreshed = store.refresh() if of_team else refresh_or_leave_team(store)

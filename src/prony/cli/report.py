@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prony.cli.open_store import RUNS_HELP, open_store
-from prony.launch.job import user_name
 from prony_node.contract.errors import RequestError
+from prony_node.contract.owners import user_name
 from prony_node.contract.record import MalformedRecord, using
 
 if TYPE_CHECKING:

@@ -80,7 +80,15 @@ def _ask_values(yes: bool) -> dict[str, Any]:
     """The answers, each with what was detected as its default."""
 
     def ask(question: str, default: str) -> str:
-        return default if yes else str(typer.prompt(question, default=default, err=True)).strip()
+        if yes:
+            return default
+        try:
+            return str(typer.prompt(question, default=default, err=True)).strip()
+        except typer.Abort as error:
+            if isinstance(error.__context__, EOFError):
+                print(file=sys.stderr)  # after the question
+                raise RequestError("no answer to a question came; --yes takes what is detected") from None
+            raise
 
     kinds = [kind for kind, program in (("slurm", "sbatch"), ("kubernetes", "kubectl")) if shutil.which(program)]
     values: dict[str, Any] = {"kind": ask("kind of site (local, slurm, kubernetes)", (kinds or ["local"])[0])}

@@ -182,8 +182,8 @@ def share(
 
     In a root that is shared already, a member shares the runs that they made before, and root those of all.
     """
-    from prony.launch.job import user_name
-    from prony.store.group import closed_above, find_group, group_name, share_root
+    from prony.store.group import closed_above, find_group, share_root
+    from prony_node.contract.owners import group_name, user_name
 
     done = share_root(folder, None if group is None else find_group(group))
     said = f"{folder} is shared with the group {group_name(done.group)}; "

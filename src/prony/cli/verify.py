@@ -70,6 +70,8 @@ def _verdicts(target: str, runs: Path | None, places: contextlib.ExitStack) -> I
     if path.is_dir():
         yield from verify_folders([path])
         return
+    if "/" in target:
+        raise RequestError(f"there is no file or folder {path}")
     store, _ = open_store(runs)
     run = store.find(target)
     for one in verify_folders([run.folder]):

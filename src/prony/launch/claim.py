@@ -8,21 +8,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import grp
 import hashlib
 import os
-import pwd
-import stat
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
-from prony_node.contract.plain import NotPlain, open_lock
+from prony_node.contract.owners import group_name, is_own_group, user_name, who_can_replace
+from prony_node.contract.plain import open_lock
 
 FILE = ".claims"
 PLACES = 2**62
-NOT_SHARED = "; the owner of the folder can share it with a group: prony store share"
 
 
 @contextlib.contextmanager
@@ -32,7 +30,7 @@ def claimed(root: Path, what: str) -> Iterator[bool]:
         files.make_root(root)
         file = open_lock(root, FILE)  # nothing is ever written to it
     except OSError as error:
-        hint = NOT_SHARED if isinstance(error, PermissionError) and not isinstance(error, NotPlain) else ""
+        hint = other_root_hint(root, error)
         raise RequestError(f"{root / FILE} cannot be opened: {error.strerror}{hint}") from error
     try:
         yield _lock(file, int.from_bytes(hashlib.sha256(what.encode()).digest()[:8]) % PLACES)
@@ -42,38 +40,38 @@ def claimed(root: Path, what: str) -> Iterator[bool]:
 
 def refuse_open_root(root: Path) -> None:
     """Refuse to fill a root in which other users may rename and replace what this one makes."""
-    try:
-        found = root.stat()
-    except OSError:
+    who = who_can_replace(root)
+    if who is None:
         return
-    if found.st_mode & stat.S_ISVTX:  # each user renames and removes their own
-        return
-    if found.st_mode & stat.S_IWOTH:
-        who, remedy = "any user", "o-w"
-    elif found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid):
-        who, remedy = f"every member of group {_group_name(found.st_gid)}", "g-w"
+    found = root.stat()
+    place, group = shlex.quote(str(root)), _group_to_share_with(found.st_gid)
+    if os.geteuid() in (0, found.st_uid):
+        remedy = (
+            f"Share the folder (prony store share {place} --group {group or 'NAME'}), close it "
+            f"(chmod -R go-w {place}), or name another one: --out DIR"
+        )
     else:
-        return
-    raise RequestError(
-        f"{who} can replace runs in {root}, so nothing is run there. Share the folder (prony store share {root} "
-        f"--group NAME), close it (chmod {remedy} {root}), or name another one (--runs DIR)"
-    )
+        own = shlex.quote(str(root / user_name(os.geteuid())))
+        remedy = (
+            f"Ask {user_name(found.st_uid)}, who owns it, to share it (prony store share {place} --group "
+            f"{group or 'GROUP'}), or use a folder of your own: --out {own}"
+        )
+    raise RequestError(f"{who} can replace runs in {root}, so nothing is run there. {remedy}")
 
 
-def _is_own_group(gid: int) -> bool:
-    """Whether this is the group that many systems give each user, of the same name and without other members."""
-    try:
-        user, group = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(gid)
-    except KeyError:
-        return False
-    return group.gr_name == user and set(group.gr_mem) <= {user}
+def _group_to_share_with(number: int) -> str | None:
+    """The group of a folder, where this user is in it and it may have other members."""
+    is_member = number in (os.getegid(), *os.getgroups())
+    return group_name(number) if is_member and not is_own_group(number) else None
 
 
-def _group_name(gid: int) -> str:
-    try:
-        return grp.getgrgid(gid).gr_name
-    except KeyError:
-        return str(gid)
+def other_root_hint(root: Path, error: OSError) -> str:
+    """What helps where a root cannot be written; nothing where the error is about something else."""
+    if not isinstance(error, PermissionError) and error.errno != errno.EROFS:
+        return ""
+    is_others = root.exists() and root.stat().st_uid != os.geteuid()
+    share = "the owner of the folder can share it with a group (prony store share), and " if is_others else ""
+    return f"; {share}--out DIR or PRONY_RUNS names another place"
 
 
 def claim_run(root: Path, trial_hash: str, repeat: int) -> contextlib.AbstractContextManager[bool]:

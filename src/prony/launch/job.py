@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pwd
 import secrets
 import shutil
 import stat
@@ -21,15 +20,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from prony.launch.claim import refuse_open_root
+from prony.launch.claim import other_root_hint
 from prony.launch.site import Partition, Site
 from prony.launch.site_file import choose_partition
 from prony.launch.site_find import find_site
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.log_limits import LogLimits, logs_of_job
+from prony_node.contract.owners import user_name
 from prony_node.contract.parallel import devices_per_node
 from prony_node.contract.plain import (
+    GROUP_READS_FOLDER,
     IS_JOBS,
     JOBS,
     OTHERS_WRITE,
@@ -183,12 +184,6 @@ def new_job(
     folder_of_work: str = ".",
 ) -> Job:
     moment = datetime.now(UTC)
-    place = own_place(root)
-    if place is None:
-        raise RequestError(
-            f"another user has made {root / JOBS}-{os.geteuid()}, where your jobs would lie; have it removed, or name "
-            "another folder for the runs"
-        )
     return Job(
         id=f"prony-{moment:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}",
         site=site,
@@ -200,20 +195,28 @@ def new_job(
         node=node,
         folder_of_work=folder_of_work,
         created=moment.isoformat(),  # to the microsecond: jobs are submitted in the order they were made in
-        place=place,
+        place=own_place(root),
     )
 
 
-def own_place(root: Path) -> str | None:
-    """The name of the folder for this user's jobs in a root, made or not; None where another user has taken it."""
+def own_place(root: Path) -> str:
+    """The name of the folder for this user's jobs in a root, made or not; refused where another user has taken it."""
     for name in (JOBS, f"{JOBS}-{os.geteuid()}"):
-        try:
-            found = (root / name).lstat()
-        except OSError:
+        if is_own(root / name) or not os.path.lexists(root / name):
             return name
-        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
-            return name
-    return None
+    raise RequestError(
+        f"another user has made {root / name}, where your jobs would lie; have it removed, or name another folder for "
+        "the runs: --out DIR"
+    )
+
+
+def is_own(place: Path) -> bool:
+    """Whether this is a folder of this user's."""
+    try:
+        found = place.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
 
 def job_places(root: Path) -> list[str]:
@@ -229,15 +232,12 @@ def job_places(root: Path) -> list[str]:
 def open_own_place(root: Path) -> Iterator[int]:
     """A descriptor of the folder for this user's jobs, made where it is missing; nobody else can write to it."""
     place = own_place(root)
-    if place is None:
-        raise RequestError(f"{root / JOBS}-{os.geteuid()} was made by another user; have it removed")
     try:
         files.make_root(root)
-        refuse_open_root(root)
         with contextlib.suppress(FileExistsError):
-            (root / place).mkdir(mode=0o755)  # less what the umask takes
-            if is_shared(root):
-                _let_group_read(root / place)
+            (root / place).mkdir(files.OWN_FOLDER)
+            if is_shared(root):  # what lies there is executed: the group looks at it, and no more
+                files.share_folder(root / place, GROUP_READS_FOLDER)
         with open_folder(root, place) as folder:
             found = os.fstat(folder)
             if found.st_uid != os.geteuid():  # made in this moment
@@ -246,12 +246,8 @@ def open_own_place(root: Path) -> Iterator[int]:
                 os.fchmod(folder, stat.S_IMODE(found.st_mode) & ~OTHERS_WRITE)
             yield folder
     except OSError as error:
-        raise RequestError(f"{root / place} cannot be written: {error.strerror or error}") from error
-
-
-def _let_group_read(folder: Path) -> None:
-    """Let the group of a shared root look at jobs; what lies there is executed, so no more than that."""
-    folder.chmod(stat.S_IMODE(folder.stat().st_mode) | stat.S_ISGID | stat.S_IRGRP | stat.S_IXGRP)
+        hint = other_root_hint(root, error)
+        raise RequestError(f"{root / place} cannot be written: {error.strerror or error}{hint}") from error
 
 
 def save(job: Job) -> Job:
@@ -265,9 +261,9 @@ def save(job: Job) -> Job:
     with open_own_place(job.root):
         temporary = _temporary(job)
         try:
-            temporary.mkdir(mode=0o755)  # less what the umask takes
+            temporary.mkdir(files.OWN_FOLDER)
             if group_reads(temporary.parent):
-                _let_group_read(temporary)
+                files.share_folder(temporary, GROUP_READS_FOLDER)
             write_alone(temporary / JOB, content)
             temporary.rename(job.folder)
         except OSError as error:
@@ -394,13 +390,6 @@ def _read(folder: Path) -> tuple[Any, int, str]:
     if any(one.st_mode & OTHERS_WRITE for one in seen):
         return document, owner, f"other users may write to {folder}; `chmod -R go-w {folder}` if it is as you left it"
     return document, owner, ""
-
-
-def user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 def _site(document: dict[str, Any], *, its_own: bool) -> tuple[Site, Partition, str]:

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from prony.launch import job as kept
+from prony.launch.claim import refuse_open_root
 from prony.launch.follow import read_log
 from prony.launch.image import check_image
 from prony.launch.job import (
@@ -37,6 +38,7 @@ from prony.launch.settle import left, next_attempt, settle
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.leftovers import JOBS_LOCK, remove_leftovers
+from prony_node.contract.owners import who_can_replace
 from prony_node.contract.plain import open_plain, write_alone
 
 FILES_LAG_S = 5.0  # for what a node wrote at its end to be seen here
@@ -86,6 +88,7 @@ class Jobs:
 
     def add(self, jobs: Sequence[Job]) -> Changes:
         """Take these jobs up and submit as many as may be. One that is refused leaves nothing, and ends it all."""
+        refuse_open_root(self.root)
         for job in jobs:
             check_fits(job)
             self.launcher(job).render(job)  # what cannot be said is refused before anything is written
@@ -120,9 +123,8 @@ class Jobs:
     def update(self) -> Changes:
         """Ask about every job that has not ended, record what ended, try again what may be, submit what waits."""
         changes = Changes()
-        place = kept.own_place(self.root)
-        if place is None or not (self.root / place).is_dir():  # this user has no job here
-            return changes
+        if not any(kept.is_own(self.root / place) for place in kept.job_places(self.root)):
+            return changes  # this user has no job here
         with self._alone():
             by_kind: dict[str, list[Job]] = {}
             for job in self.own():
@@ -163,8 +165,12 @@ class Jobs:
         in_queue: dict[str, int] = {}
         for job in jobs:
             in_queue[job.site.name] = in_queue.get(job.site.name, 0) + (job.state == SUBMITTED)
+        waiting = [job for job in jobs if job.state == WAITING]
+        if waiting and (who := who_can_replace(self.root)):
+            self._hold_back(waiting, who)
+            return
         full: set[str] = set()
-        for job in (job for job in jobs if job.state == WAITING):
+        for job in waiting:
             name = job.site.name
             if name in full:
                 continue
@@ -186,6 +192,13 @@ class Jobs:
                     continue
                 self._warn(str(error))
                 self._end(job, Outcome("REFUSED", str(error)), changes)
+
+    def _hold_back(self, jobs: Sequence[Job], who: str) -> None:
+        note = f"{who} can replace runs in {self.root}; it is submitted once the folder is shared or closed"
+        for job in jobs:
+            if job.note != note:
+                self._warn(f"{job.id} waits: {note}")
+            self._note(job, note)
 
     def _submit(self, job: Job) -> Job:
         launcher = self.launcher(job)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from prony.launch.claim import refuse_open_root
+from prony.launch.claim import other_root_hint, refuse_open_root
 from prony.launch.collect import collect
 from prony.launch.follow import ProgressTail
 from prony.launch.node import can_start, local_environment, node_python, supervisor_argv
@@ -53,7 +53,8 @@ class LocalRun:
             files.create_folder(self.folder, {files.PLAN: self.plan.to_json(), files.SUPERVISOR: responsible})
             self._owner = self.folder.lstat().st_uid
         except OSError as error:
-            raise RequestError(f"{self.folder} cannot be made: {error.strerror or error}") from error
+            hint = other_root_hint(self.root, error)
+            raise RequestError(f"{self.folder} cannot be made: {error.strerror or error}{hint}") from error
         try:
             with (
                 tempfile.TemporaryFile() as plan,

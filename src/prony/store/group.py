@@ -16,6 +16,7 @@ from pathlib import Path
 
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError, nearest
+from prony_node.contract.owners import group_name
 from prony_node.contract.plain import (
     GROUP_ADDS,
     GROUP_LOCKS,
@@ -59,13 +60,6 @@ def find_group(name: str) -> int:
         raise RequestError(f"there is no group {name!r}{hint}") from None
     _check_member(number)
     return number
-
-
-def group_name(number: int) -> str:
-    try:
-        return grp.getgrgid(number).gr_name
-    except KeyError:
-        return str(number)
 
 
 def share_root(root: Path, group: int | None = None) -> Done:

@@ -10,6 +10,7 @@ from prony_node.contract.errors import RequestError, nearest, unknown
 
 Value = str | int | bool
 SYNTHETIC_DATA = ("device", "host", "generated")  # where no data set of the user's is read
+SYNONYMS = {"gpu": "cuda"}  # what a word means that is spelled like something else
 COUNT_LIMIT = 10**12  # no count is larger, whether it came as text or as a number
 
 
@@ -61,7 +62,8 @@ class Setting:
 
     def _refuse(self, text: object) -> RequestError:
         shown = "on" if text is True else "off" if text is False else _shown(text)
-        guess = nearest(shown, self.words()) if self.words() else None
+        meant = SYNONYMS.get(shown.casefold(), shown)
+        guess = nearest(meant, self.words()) if self.words() else None
         hint = f"; did you mean {self.name}={guess}?" if guess else ""
         return RequestError(f"{self.name}={shown} is not possible: {self.name} is {self.values()}{hint}")
 

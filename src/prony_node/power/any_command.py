@@ -19,6 +19,7 @@ from typing import Any
 from prony_node.contract import files
 from prony_node.contract.cost import Rates
 from prony_node.contract.errors import RequestError
+from prony_node.contract.owners import who_can_replace
 from prony_node.contract.plain import NotPlain, is_in_shared
 from prony_node.contract.secret import redacted_command
 from prony_node.power.account import ENERGY, Account, account_json, make_account
@@ -74,13 +75,15 @@ def _folder(request: Request, screen: Screen) -> tuple[Path | None, bool]:
     """Where to sample, and whether it is kept; a folder that cannot be had costs the samples, not the figures."""
     folder = request.out.resolve() if request.out else _new_folder()
     try:
+        if request.out is None and (who := who_can_replace(folder.parent)):
+            raise NotPlain(folder, f"{who} can replace folders in {folder.parent}; --out names another place")
         folder.mkdir(files.OWN_FOLDER, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
             if os.fstat(file.fileno()).st_uid != folder.stat().st_uid:
                 raise NotPlain(folder, "it belongs to another user")
             return folder, True
     except OSError as error:
-        screen.say(f"prony power: the samples are not kept, {folder} cannot be written: {error.strerror or error}")
+        screen.say(f"prony power: the samples are not kept in {folder}: {error.strerror or error}")
     try:
         return Path(tempfile.mkdtemp(prefix="prony-power-")), False
     except OSError:

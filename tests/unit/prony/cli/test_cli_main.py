@@ -155,17 +155,17 @@ def test_a_full_disk_under_the_output_is_a_sentence() -> None:
 @pytest.mark.parametrize(("words", "closed"), [("store import -", "<&-"), ("store export -", ">&-")])
 def test_a_closed_end_is_a_sentence(tmp_path: Path, words: str, closed: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    argv = ["sh", "-c", f"exec {sys.executable} -m prony {words} --runs {tmp_path / 'runs'} {closed}"]
+    argv = ["sh", "-c", f"exec {sys.executable} -m prony {words} --runs {tmp_path} {closed}"]
     done = subprocess.run(argv, env=environment, capture_output=True, text=True)
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith("prony: nothing can ")
 
 
-def test_letters_that_a_terminal_does_not_have_are_replaced(replay: Path) -> None:
+def test_letters_that_a_terminal_does_not_have_are_replaced(replay: Path, tmp_path: Path) -> None:
     """A sweep would fail with a traceback at its end, for the dash in its table."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONIOENCODING": "ascii", "COLUMNS": "200"}
     folder = replay / "resnet50-20260302T100000-d00001"
-    argv = [sys.executable, "-m", "prony", "show", str(folder), "--runs", str(replay / "nothing")]
+    argv = [sys.executable, "-m", "prony", "show", str(folder), "--runs", str(tmp_path)]
     done = subprocess.run(argv, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert "resnet50" in done.stdout

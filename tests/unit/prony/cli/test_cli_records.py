@@ -152,7 +152,15 @@ def test_runs_json_and_limit(call: Call) -> None:
 
 def test_runs_of_another_place(call: Call, tmp_path: Path) -> None:
     for option in ("--runs", "--out"):
-        assert "no runs in" in call("runs", option, str(tmp_path / "none")).stdout
+        assert "no runs in" in call("runs", option, str(tmp_path)).stdout
+
+
+def test_there_are_no_runs_before_the_first_has_made_the_usual_root(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PRONY_RUNS", str(tmp_path / "none"))
+    result = call("runs")
+    assert (result.exit_code, "no runs in" in result.stdout) == (0, True)
 
 
 def test_skipped_folder_is_told_on_stderr(call: Call, root: Path) -> None:
@@ -200,7 +208,11 @@ def test_a_slowdown_is_told_by_the_exit_code(call: Call, a: str, b: str, status:
         (["show", "resnet50"], "stands for 4 runs"),
         (["show", "nothing-like-it-at-all"], "no run"),
         (["list", "workload"], "did you mean 'workloads'"),
-        (["report", "--runs", "/nonexistent"], "there are no runs"),
+        (["report", "--runs", "/nonexistent"], "there is no folder /nonexistent"),
+        (["runs", "--runs", "/nonexistent"], "there is no folder /nonexistent"),
+        (["runs", "--out", "/nonexistent"], "there is no folder /nonexistent"),
+        (["query", "--runs", "/nonexistent"], "there is no folder /nonexistent"),
+        (["verify", "/nonexistent"], "there is no file or folder /nonexistent"),
         (["report", "d00001", "--out", "/nonexistent/x.html"], "is not a folder"),
         (["report", "d00001", "--out", "/"], "it is a folder, and a report is a file"),
     ],

@@ -57,6 +57,14 @@ def test_a_site_is_added_once_with_what_could_be_detected(sites: Path) -> None:
     assert "no name for a site" in prony("site", "add", "../x", "--yes").output
 
 
+@pytest.mark.parametrize("answers", ["", "local\n"])
+def test_a_site_is_not_added_without_all_answers(sites: Path, answers: str) -> None:
+    done = CliRunner().invoke(make_app("site"), ["site", "add", "here"], input=answers)
+    assert done.exit_code == 2
+    assert "--yes takes what is detected" in done.output
+    assert not (sites / "sites" / "here.yaml").exists()
+
+
 def test_a_cluster_that_cannot_be_reached_is_added_for_a_person_to_complete(
     sites: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

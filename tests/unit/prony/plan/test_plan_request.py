@@ -36,6 +36,8 @@ def test_the_order_of_words_does_not_change_the_trial() -> None:
         ("gpt-tinny", [], "did you mean 'gpt-tiny'"),
         ("gpt-tiny", ["batchsize=4"], "did you mean 'batch_size'"),
         ("gpt-tiny", ["precision=bf61"], "did you mean precision=bf16"),
+        ("gpt-tiny", ["device=gpu"], "did you mean device=cuda"),
+        ("gpt-tiny", ["device=GPU"], "did you mean device=cuda"),
         ("gpt-tiny", ["infer"], "did you mean mode=infer"),
         ("gpt-tiny", ["batch_size"], "did you mean batch_size=..."),
         ("gpt-tiny", ["batch_size=4", "batch_size=8"], "given twice"),

@@ -74,7 +74,7 @@ def _folder(request: Request, screen: Screen) -> tuple[Path | None, bool]:
     """Where to sample, and whether it is kept; a folder that cannot be had costs the samples, not the figures."""
     folder = request.out.resolve() if request.out else _new_folder()
     try:
-        folder.mkdir(files.OWN_FOLDER, parents=True, exist_ok=True)
+        files.make_folders(folder)
         with tempfile.TemporaryFile(dir=folder) as file:
             if os.fstat(file.fileno()).st_uid != folder.stat().st_uid:
                 raise NotPlain(folder, "it belongs to another user")

@@ -98,11 +98,12 @@ def _check_files(path: Path, shared: bool) -> tuple[int, int]:
 
 
 def others_write(path: Path) -> bool:
-    """Whether somebody else may write to an index, or to what SQLite keeps beside it."""
+    """Whether somebody else may write to an index of ours, or to what SQLite keeps beside it."""
     for suffix in BESIDE:
         with contextlib.suppress(FileNotFoundError):
-            mode = path.with_name(path.name + suffix).lstat().st_mode
-            if stat.S_ISREG(mode) and mode & OTHERS_WRITE:
+            found = path.with_name(path.name + suffix).lstat()
+            is_used = stat.S_ISREG(found.st_mode) and found.st_uid in (os.geteuid(), 0)  # all else is refused later
+            if is_used and found.st_mode & OTHERS_WRITE:
                 return True
     return False
 

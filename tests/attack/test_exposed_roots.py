@@ -10,6 +10,7 @@ import os
 import pwd
 import re
 import shlex
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -36,6 +37,7 @@ from prony_node.supervise.claim import load_plan, own_plan
 if TYPE_CHECKING:
     from conftest import User
 
+REPLAY = Path(__file__).parents[1] / "replay" / "records"
 SOME_GROUP = 61299  # a group id without an entry
 
 
@@ -349,6 +351,31 @@ def test_the_index_of_a_root_that_others_write_to_is_the_users_own(
     with sqlite3.connect(place) as connection:
         assert connection.execute("SELECT count(*) FROM run").fetchone() == (0,)
     assert {path.read_bytes() for path in root.iterdir()} == {b"planted"}
+
+
+@pytest.mark.parametrize("mode", [0o664, 0o666])
+@pytest.mark.parametrize("name", [INDEX, f"{INDEX}-journal", f"{INDEX}-wal"])
+def test_an_index_that_others_may_write_to_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, mode: int
+) -> None:
+    """An older Prony left it so under a umask of 002, and in a closed root its rows were taken as they were."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    root = tmp_path / "runs"
+    root.mkdir(mode=0o755)
+    (recorded,) = REPLAY.glob("*d00001")
+    shutil.copytree(recorded, root / recorded.name)
+    store = Store(root)
+    store.refresh()
+    store.close()
+    assert index_place(root) == root / INDEX
+    with sqlite3.connect(root / INDEX) as connection:
+        connection.execute("UPDATE run SET status = 'planted'")
+    (root / name).touch()
+    (root / name).chmod(mode)
+    store = Store(root)
+    store.refresh()
+    assert [run.status for run in store.runs()] == ["ok"]
+    assert index_place(root) != root / INDEX
 
 
 def test_a_finished_run_that_was_renamed_to_a_leftover_stays(tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +17,11 @@ from typing import Any
 import pytest
 
 from prony.launch.collect import collect
+from prony.launch.receive import unpack
 from prony.plan.request import make_plan
 from prony.store import Store
 from prony_node.contract import files
-from prony_node.contract.leftovers import HOLDER, OLD_S, remove_leftovers
+from prony_node.contract.leftovers import HOLDER, OLD_S, remove_half_written, remove_leftovers, remove_plans
 from prony_node.contract.plan import Stop
 from prony_node.contract.process import identify
 from prony_node.contract.trial import Trial
@@ -141,3 +144,109 @@ def test_a_half_written_document_goes_when_the_run_is_collected(tmp_path: Path) 
     assert collect(folder) is not None
     assert sorted(path.name for path in folder.glob(".*")) == [".notes"]
     shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("name", [".import-abcd1234", ".gpt-tiny-20261118T070000-a1b2c3.0123abcd"])
+@pytest.mark.parametrize(
+    ("content", "age_s", "stays"),
+    [
+        ((), OLD_S + 60.0, False),
+        ((), 60.0, True),
+        ((HOLDER,), OLD_S + 60.0, False),  # made, and not yet written to
+        ((files.PLAN, f".{files.SUPERVISOR}.0123abcd"), OLD_S + 60.0, False),
+        (("thesis.tex",), OLD_S + 60.0, True),
+    ],
+)
+def test_a_place_whose_maker_was_killed_before_it_said_who_it_is(
+    tmp_path: Path, name: str, content: tuple[str, ...], age_s: float, stays: bool
+) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    for one in content:
+        (folder / one).touch()
+    then = time.time() - age_s
+    os.utime(folder, (then, then))
+    remove_leftovers(tmp_path)
+    assert folder.exists() == stays
+
+
+def test_half_a_report_is_removed_when_it_is_old(tmp_path: Path) -> None:
+    old, young, mine = (tmp_path / name for name in (".report.html.0123abcd", ".report-a.html.0123abcd", ".notes"))
+    for path in (old, young, mine):
+        path.touch()
+    for path in (old, mine):
+        os.utime(path, (0, 0))
+    Store(tmp_path).refresh()
+    assert (old.exists(), young.exists(), mine.exists()) == (False, True, True)
+
+
+def test_half_of_what_a_pod_sent_is_removed_with_the_next_that_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "gpt-tiny-20261118T070000-a1b2c3"
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:xz") as archive:
+        for name in (files.STEPS, files.RECORD):
+            archive.addfile(tarfile.TarInfo(name))
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            unpack(packed.getvalue(), folder)
+    assert len(list(folder.glob(".*"))) == 1
+    other = folder.with_name("gpt-tiny-20261118T070000-a1b2c4")
+    shutil.copytree(folder, other)
+    unpack(packed.getvalue(), folder)
+    assert sorted(path.name for path in folder.iterdir()) == [files.RECORD, files.STEPS]
+    remove_half_written(other)  # as when its job is collected, and nothing comes any more
+    assert list(other.iterdir()) == []
+
+
+PLANNING = """
+import sys
+from prony_node.contract import Plan, Trial
+from prony_node.supervise.claim import own_plan
+with own_plan(Plan("gpt-tiny-20260101T000000-abc123", Trial("gpt-tiny", {"size": "tiny"}))) as path:
+    print(path.parent.name, flush=True)
+    sys.stdin.readline()
+"""
+
+
+def planning(place: Path) -> tuple[subprocess.Popen[str], Path]:
+    """A process with a private plan in this temporary folder."""
+    process = subprocess.Popen([sys.executable, "-c", PLANNING], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                               text=True, env={**os.environ, "TMPDIR": str(place)})  # fmt: skip
+    assert process.stdout is not None
+    return process, place / process.stdout.readline().strip()
+
+
+def test_the_private_plan_of_a_killed_run_is_removed_by_the_next_run(tmp_path: Path) -> None:
+    killed, left = planning(tmp_path)
+    killed.kill()
+    killed.communicate()
+    assert (left / files.PLAN).exists()
+    first, used = planning(tmp_path)
+    assert not left.exists()
+    second, other = planning(tmp_path)
+    assert used.exists(), "its run goes on"
+    assert other != used
+    for process in (first, second):
+        process.communicate("\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_a_plan_of_ones_own_is_removed_and_through_no_link(make_user: Callable[..., Any], tmp_path: Path) -> None:
+    dead = json.dumps({**identify(), "start_ticks": 1})
+    link, others, more = (tmp_path / f"prony-plan-{name}" for name in ("linked00", "others00", "more0000"))
+    for folder in (tmp_path / "precious", others, more):
+        folder.mkdir()
+        (folder / HOLDER).write_text(dead)
+        (folder / files.PLAN).write_text("{}")
+    (more / "thesis.tex").touch()
+    link.symlink_to(tmp_path / "precious")
+    os.chown(others, make_user().uid, -1)
+    remove_plans(tmp_path)
+    assert all((folder / files.PLAN).exists() for folder in (tmp_path / "precious", others, more))

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import stat
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +20,8 @@ from prony.launch.site_find import find_site
 from prony.store import Store
 from prony.store.anchors import Anchor, keep_anchors
 from prony.store.archive import pack_one
-from prony.store.group import closed_above, find_group, share_root
+from prony.store.group import find_group, opening_commands, share_root
+from prony.store.tabular import whole_file
 from prony.store.transfer import as_stream, take_records, take_tar
 from prony_node.contract import Plan, RequestError, Trial, files
 from prony_node.contract.plain import SHARED, is_shared
@@ -207,7 +209,14 @@ def test_a_group_that_is_not_there_is_answered_with_the_nearest() -> None:
 def test_a_folder_above_that_keeps_the_group_out_is_named(tmp_path: Path) -> None:
     (tmp_path / "closed" / "runs").mkdir(parents=True)
     (tmp_path / "closed").chmod(0o700)
-    assert closed_above(tmp_path / "closed" / "runs", COMMON) in (tmp_path / "closed", *tmp_path.parents, tmp_path)
+    assert f"chmod o+x {tmp_path / 'closed'}" in opening_commands(tmp_path / "closed" / "runs", COMMON)
+    os.chown(tmp_path / "closed", -1, os.getegid())
+    commands = opening_commands(tmp_path / "closed" / "runs", os.getegid())
+    assert f"chmod g+x {tmp_path / 'closed'}" in commands
+    for command in commands:
+        if str(tmp_path) in command:
+            subprocess.run(command, shell=True, check=True)
+    assert not [one for one in opening_commands(tmp_path / "closed" / "runs", os.getegid()) if str(tmp_path) in one]
 
 
 def test_only_the_owner_and_only_with_a_group_of_theirs(make_user: Callable[..., User], commons: Path) -> None:
@@ -281,3 +290,74 @@ def test_what_is_imported_into_a_shared_root_is_the_groups(
     assert len(imported) > 1
     assert member.reads(imported) == imported
     assert member.reads(files_in(own)) == outsider.reads(imported) == set()
+
+
+def prony_under(umask: int) -> list[str]:
+    code = f"import os, runpy; os.umask({umask}); runpy.run_module('prony', run_name='__main__')"
+    return [sys.executable, "-c", code]
+
+
+@pytest.mark.parametrize("umask", [0o002, 0o000], ids=["002", "000"])
+@pytest.mark.parametrize("how", ["import", "pull", "push"])
+def test_what_comes_from_elsewhere_is_writable_by_its_maker_alone(
+    make_user: Callable[..., User], commons: Path, umask: int, how: str
+) -> None:
+    """Every member could change the runs of others that came as an archive, or by push and pull."""
+    maker, member = make_user(61001, (COMMON,)), make_user(61002, (COMMON,))
+    root, source = commons / "runs", commons / "source"
+    share_root(root, COMMON)
+    (recorded,) = REPLAY.glob("*d00001")
+    shutil.copytree(recorded, source / recorded.name)
+    (source / recorded.name / "rank1").mkdir()
+    (source / recorded.name / "rank1" / files.STEPS).write_text("step\n")
+    (commons / "run.tar").write_bytes(pack_one(source / recorded.name))
+    subprocess.run(["chown", "-R", f"{maker.uid}:{maker.gid}", str(source)], check=True)
+    words = {
+        "import": ["import", commons / "run.tar", "--runs", root],
+        "pull": ["pull", "--from", source, "--runs", root],
+        "push": ["push", "--to", root, "--runs", source],
+    }[how]
+    done = maker.run([*prony_under(umask), "store", *words])
+    assert done.returncode == 0, done.stderr
+    made = [root / recorded.name, *(root / recorded.name).rglob("*")]
+    assert len(made) > 3
+    assert {str(path): oct(mode(path)) for path in made if mode(path) & 0o022} == {}
+    assert {path.name for path in made if mode(path) & 0o040 == 0} == set()
+    assert member.reads(path for path in made if path.is_file()) == {path for path in made if path.is_file()}
+
+
+@pytest.mark.parametrize("umask", [0o002, 0o000], ids=["002", "000"])
+def test_no_file_or_folder_in_a_root_is_open_by_the_umask(tmp_path: Path, umask: int) -> None:
+    root = tmp_path / "above" / "runs"
+    before = os.umask(umask)
+    try:
+        share_root(root, os.getegid())
+        (root / "a").mkdir()  # by hand, so it is as open as the umask leaves it
+        (root / "a").chmod(0o777)
+        files.write_whole(root / "a" / files.PLAN, {})
+        files.make_folder(root / "a" / "rank1")
+        with files.open_text(root / "a" / "rank1" / files.STEPS):
+            pass
+        keep_anchors(root, [Anchor("Doe 2026", "csv", "throughput", 1.0)])
+        with whole_file(root / "out" / "runs.csv") as file:
+            file.write(b"id\n")
+    finally:
+        os.umask(before)
+    ours = [path for path in root.rglob("*") if path not in (root / "a", root / "anchors")]
+    assert {str(path): oct(mode(path)) for path in ours if mode(path) & 0o022} == {}
+    assert mode(tmp_path / "above") == 0o755
+
+
+def test_a_run_made_under_an_open_umask_is_writable_by_its_maker_alone(
+    make_user: Callable[..., User], commons: Path
+) -> None:
+    user, root, node = make_user(61001, (COMMON,)), commons / "runs", commons / "node"
+    node.write_text(f'#!/bin/sh\nexec {sys.executable} {STAND_IN} "$@"\n')
+    node.chmod(0o755)
+    share_root(root, COMMON)
+    for words in ((*RUN, "--out", root), ("report", "--runs", root)):
+        done = user.run([*prony_under(0), *words], {"PRONY_PYTHON": str(node)})
+        assert done.returncode == 0, done.stderr
+    made = [path for path in root.rglob("*") if path != root / ".claims"]  # a lock, which each member writes to
+    assert len(made) > 8
+    assert {str(path): oct(mode(path)) for path in made if mode(path) & 0o022} == {}

@@ -8,6 +8,8 @@ import csv
 import io
 import json
 import os
+import re
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -308,7 +310,10 @@ def double(record: Record) -> None:
 
 
 NO_GOOD = {"facts": {"host": {"cpu": 3}}}
-CHANGED = f"changed after the run: `prony verify {GOOD}` says where"
+
+
+def changed(root: Path) -> str:
+    return f"changed after the run: `prony verify {root / GOOD}` says where"
 
 
 def words_of(text: str) -> str:
@@ -321,8 +326,25 @@ def test_the_first_lines_of_show_say_that_a_record_was_edited(with_manifests: Pa
     edit(with_manifests, double)
     for run in (GOOD, str(with_manifests / GOOD)):
         first = prony(with_manifests, "show", run).output.splitlines()[:4]
-        assert CHANGED in words_of(" ".join(first))
+        assert changed(with_manifests) in words_of(" ".join(first))
         assert "checks: fail (unchanged)" in first[3]
+
+
+@pytest.mark.parametrize(
+    "words", [("show", GOOD), ("compare", OTHER, GOOD), ("store", "rebuild"), ("store", "rebuild", "--quick")]
+)
+def test_the_command_that_is_named_works_as_it_stands(
+    with_manifests: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    """It lacked --runs, or the run."""
+    root = with_manifests.rename(tmp_path / "my runs")
+    edit(root, double)
+    commands = re.findall(r"`prony (verify[^`]*)`", words_of(prony(root, *words).output))
+    assert commands
+    monkeypatch.chdir(tmp_path)
+    for command in commands:
+        done = CliRunner().invoke(make_app("verify"), shlex.split(command))
+        assert "NOT VERIFIED" in done.output, (command, done.output)
 
 
 def test_compare_concludes_nothing_from_a_record_that_was_edited(with_manifests: Path) -> None:
@@ -330,10 +352,10 @@ def test_compare_concludes_nothing_from_a_record_that_was_edited(with_manifests:
     edit(with_manifests, double)
     said = prony(with_manifests, "compare", OTHER, GOOD)
     assert "No conclusion" in said.output
-    assert f"but {GOOD} was {CHANGED}" in words_of(said.output)
+    assert f"but {GOOD} was {changed(with_manifests)}" in words_of(said.output)
     found = json.loads(prony(with_manifests, "compare", OTHER, GOOD, "--json").output)
     assert (found["verdict"], found["ratio_low"]) == ("no interval", None)
-    assert any(CHANGED in doubt for doubt in found["doubts"])
+    assert any(changed(with_manifests) in doubt for doubt in found["doubts"])
     assert prony(with_manifests, "compare", OTHER, GOOD, "--fail-if-slower", "2%").exit_code == 3
 
 
@@ -343,9 +365,9 @@ def test_show_and_compare_know_what_an_earlier_verification_found(with_manifests
     store.refresh()
     store.mark({GOOD: NO})
     store.close()
-    assert CHANGED in words_of(prony(with_manifests, "show", GOOD).output)
-    assert CHANGED in words_of(prony(with_manifests, "show", str(with_manifests / GOOD)).output)
-    assert CHANGED in words_of(prony(with_manifests, "compare", GOOD, OTHER).output)
+    assert changed(with_manifests) in words_of(prony(with_manifests, "show", GOOD).output)
+    assert changed(with_manifests) in words_of(prony(with_manifests, "show", str(with_manifests / GOOD)).output)
+    assert changed(with_manifests) in words_of(prony(with_manifests, "compare", GOOD, OTHER).output)
 
 
 def test_the_variation_between_runs_is_not_taken_from_an_edited_record(with_manifests: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -18,8 +19,10 @@ from typer.testing import CliRunner
 from prony.cli.main import make_app
 from prony.cli.report import report_file
 from prony.report import build_report
-from prony.store.group import Done, share_root
+from prony.store.group import DEEPEST, Done, share_root
+from prony_node.contract import RequestError
 from prony_node.contract.owners import user_name
+from prony_node.contract.plain import SHARED, SHARED_TEXT, is_shared
 
 REPLAY = Path(__file__).parents[1] / "replay" / "records"
 COMMON = 61300  # a group that both users are in
@@ -165,7 +168,7 @@ def test_what_a_member_put_into_their_run_to_have_it_shared_stays_as_it_was(proj
     os.mkfifo(trap / "fifo", 0o600)
     moved.rename(trap / "moved.json")
     if who == "root":
-        assert sorted(share_root(project.root).left) == ["moved.json", "other.json"]
+        assert sorted(share_root(project.root).left) == [f"{trap.name}/moved.json", f"{trap.name}/other.json"]
     else:
         assert project.share(project.first).returncode == 0
     for path in (key, trap / "moved.json"):
@@ -183,7 +186,7 @@ def test_folders_without_end_in_a_run_do_not_stop_the_sharing_of_others(project:
         here = below
     os.close(here)
     try:
-        assert share_root(project.root, COMMON).left == ["x"]
+        assert share_root(project.root, COMMON).left == [endless.name + "/x" * (DEEPEST + 1)]
         assert is_shared_with_group(fine)
     finally:
         subprocess.run(["rm", "-r", str(endless)], check=True)
@@ -288,3 +291,74 @@ def test_jobs_and_anchors_are_shared(project: Project) -> None:
     said = project.share(project.first, "--group", str(COMMON))
     assert "not shared" not in said.stderr, said.stderr
     assert [path.stat().st_gid for path in made] == [COMMON, COMMON]
+
+
+@pytest.mark.parametrize("umask", [0o002, 0o000], ids=["002", "000"])
+def test_a_member_cannot_change_the_report_of_another(tmp_path: Path, umask: int) -> None:
+    (run,) = REPLAY.glob("*d00001")
+    before = os.umask(umask)
+    try:
+        own = build_report([run], tmp_path / "own.html")
+        share_root(tmp_path, os.getegid())
+        shared = build_report([run], tmp_path / "shared.html")
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (own, shared)] == [0o644, 0o644]
+
+
+@pytest.mark.parametrize("mark", ["of another user", "a link", "a folder", "another text", "no setgid", "full disk"])
+def test_a_share_that_is_refused_leaves_the_root_as_closed_as_it_was(
+    project: Project, monkeypatch: pytest.MonkeyPatch, mark: str
+) -> None:
+    project.root.chmod(0o700)
+    os.chown(project.root, -1, project.first.gid)
+    if mark == "of another user":
+        (project.root / SHARED).write_text(SHARED_TEXT)
+        os.chown(project.root / SHARED, project.second.uid, -1)
+    elif mark == "a link":
+        (project.root / SHARED).symlink_to("elsewhere")
+    elif mark == "a folder":
+        (project.root / SHARED).mkdir()
+    elif mark == "another text":
+        (project.root / SHARED).write_text("a letter")
+    elif mark == "no setgid":
+        change = os.fchmod
+        monkeypatch.setattr(os, "fchmod", lambda handle, mode: change(handle, mode & ~stat.S_ISGID))
+    else:
+        monkeypatch.setattr(os, "fdopen", refuse)
+    with pytest.raises(RequestError) as said:
+        share_root(project.root, COMMON)
+    monkeypatch.undo()
+    found = project.root.stat()
+    assert (stat.S_IMODE(found.st_mode), found.st_gid) == (0o700, project.first.gid)
+    assert not is_shared(project.root)
+    assert str(project.root) in str(said.value)
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_share_that_is_refused_says_what_and_what_to_do(tmp_path: Path) -> None:
+    def said(*words: str) -> str:
+        done = CliRunner().invoke(make_app("store"), ["store", "share", *words])
+        assert done.exit_code == 2, done.output
+        return done.output.strip().removeprefix("prony: ")
+
+    (tmp_path / "file").touch()
+    (tmp_path / "runs" / SHARED).mkdir(parents=True)
+    missing, group = tmp_path / "missing", str(os.getegid())
+    assert said(str(tmp_path / "file")) == f"{tmp_path / 'file'} is a file, not a folder"
+    assert said(str(tmp_path / "file"), "--group", group) == f"{tmp_path / 'file'} is a file, not a folder"
+    assert said(str(missing)) == f"{missing} does not exist; give --group NAME to make it"
+    assert said(str(tmp_path / "runs"), "--group", group).startswith(f"{tmp_path / 'runs' / SHARED} is not")
+
+
+def test_what_is_not_shared_is_named_with_its_run_and_what_is_closed_with_the_command(project: Project) -> None:
+    run = project.put_run(project.first, 1)
+    os.link(run / "record.json", project.root.parent / "second-name")
+    project.root.parent.chmod(0o700)
+    os.chown(project.root.parent, project.first.uid, -1)
+    said = project.share(project.first, "--group", str(COMMON))
+    assert f": {run.name}/record.json\n" in said.stderr
+    assert f"the group cannot reach it until you run: chmod o+x {project.root.parent}\n" in said.stderr

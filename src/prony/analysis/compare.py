@@ -12,7 +12,7 @@ from prony.analysis.facts import FactDifferences, cache_states, fact_differences
 from prony.analysis.settings import DRAWN, Difference, Record, questions, setting_differences, settings_of
 from prony.analysis.variation import NORMAL, OWN, Repeat, Variation, borrowed_variation, own_variation, repeats_of
 from prony_node.contract.record import PLAUSIBLE, is_possible_rate, rate_fails
-from prony_node.contract.verification import UNCHANGED, changed
+from prony_node.contract.verification import UNCHANGED, how_changed
 from prony_node.stats import RatioInterval, paired_ratio, t_quantile
 
 FASTER, SLOWER, SAME, UNKNOWN, NOT_COMPARABLE = (
@@ -128,11 +128,11 @@ def slowdown(comparison: Comparison, threshold: float) -> bool | None:
 
 
 def _failed_checks(records: Sequence[Record]) -> list[str]:
-    return [_failed_check(record["id"], name) for record in records for name in rate_fails(record)]
+    return [_failed_check(record, name) for record in records for name in rate_fails(record)]
 
 
-def _failed_check(run: str, name: str) -> str:
-    return f"{run} was {changed(run)}" if name == UNCHANGED else f"{run} failed its check {name}"
+def _failed_check(record: Record, name: str) -> str:
+    return f"{record['id']} " + (f"was {how_changed(record)}" if name == UNCHANGED else f"failed its check {name}")
 
 
 def _unsure(records: Sequence[Record]) -> list[str]:

@@ -11,7 +11,7 @@ from prony.analysis.settings import Record
 from prony.analysis.spread import independent, seeds_of
 from prony.analysis.stated import word
 from prony_node.contract.record import PLAUSIBLE, failed_checks
-from prony_node.contract.verification import UNCHANGED, changed
+from prony_node.contract.verification import UNCHANGED, how_changed
 from prony_node.stats import difference_interval, mean_interval
 
 HIGHER, LOWER, SAME, UNKNOWN, NOT_COMPARABLE = (
@@ -83,7 +83,7 @@ def _hindrance(ours: Sequence[Record], theirs: Sequence[Record]) -> str | None:
     for record in (*ours, *theirs):
         failed = failed_checks(record)
         if UNCHANGED in failed:
-            return f"{record['id']} was {changed(record['id'])}"
+            return f"{record['id']} was {how_changed(record)}"
         if PLAUSIBLE in failed:
             return f"the record of {record['id']} cannot be true (check {PLAUSIBLE})"
     for name, side in (("A", ours), ("B", theirs)):

@@ -11,7 +11,7 @@ import typer
 from prony.cli.open_store import RUNS_HELP, open_store
 from prony_node.contract.errors import RequestError
 from prony_node.contract.record import using
-from prony_node.contract.verification import MANIFEST_ALONE, NO, UNVERIFIED, YES
+from prony_node.contract.verification import MANIFEST_ALONE, NO, UNVERIFIED, YES, verify_command
 
 if TYPE_CHECKING:
     from prony.analysis.ceiling import Share
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 SAID = {
     YES: "verified: the record agrees with its manifest and its files",
-    MANIFEST_ALONE: "the files are those of the manifest; `prony verify` recomputes the figures",
-    NO: "NOT VERIFIED: the record does not agree with its files; `prony verify` says why",
+    MANIFEST_ALONE: "the files are those of the manifest; `{command}` recomputes the figures",
+    NO: "NOT VERIFIED: the record does not agree with its files; `{command}` says why",
     UNVERIFIED: "unverified: there is no manifest to check the record against",
 }
 
@@ -55,7 +55,8 @@ def show(
     with using(record["id"]):
         print_record(console, record, found.folder)
     if found.mark in SAID:
-        console.print(SAID[found.mark], soft_wrap=True, markup=False, highlight=False)
+        said = SAID[found.mark].format(command=verify_command(found.folder))
+        console.print(said, soft_wrap=True, markup=False, highlight=False)
     if share is not None:
         console.print("\n".join(share_lines(share)), highlight=False, markup=False, soft_wrap=True)
 

@@ -182,7 +182,7 @@ def share(
 
     In a root that is shared already, a member shares the runs that they made before, and root those of all.
     """
-    from prony.store.group import closed_above, find_group, share_root
+    from prony.store.group import find_group, opening_commands, share_root
     from prony_node.contract.owners import group_name, user_name
 
     done = share_root(folder, None if group is None else find_group(group))
@@ -197,9 +197,8 @@ def share(
         some = ", ".join(done.left[:5]) + (", ..." if len(done.left) > 5 else "")
         why = "not made by Prony, a second name, another owner than their run, or too deep"
         print(f"prony: not shared ({why}): {some}", file=sys.stderr)
-    closed = closed_above(folder, done.group)
-    if closed is not None:
-        print(f"prony: the group cannot reach it: {closed} lets nobody else pass (chmod)", file=sys.stderr)
+    for command in opening_commands(folder, done.group):
+        print(f"prony: the group cannot reach it until you run: {command}", file=sys.stderr)
 
 
 def _runs(number: int) -> str:
@@ -217,11 +216,11 @@ def _verify(here: Store, names: list[str], refresh: bool = True) -> None:
 
 def _say_unverified(found: list[Run]) -> None:
     """What a quick rebuild leaves open: it recomputes nothing, and keeps what an earlier one found wrong."""
-    marks = [run.verified for run in found]
-    if count := marks.count(MANIFEST_ALONE):
+    from prony.cli.verify import say_wrong
+
+    if count := [run.verified for run in found].count(MANIFEST_ALONE):
         print(f"prony: {count} runs were not verified beyond their manifests: leave out --quick", file=sys.stderr)
-    if count := marks.count(NO):
-        print(f"prony: {count} runs do not agree with their files; `prony verify` says why", file=sys.stderr)
+    say_wrong([run.folder for run in found if run.verified == NO])
 
 
 def _folders(here: Store, chosen: list[str] | None, where: str = "") -> list[Path]:

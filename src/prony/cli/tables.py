@@ -34,7 +34,7 @@ from prony.report.numbers import (
 )
 from prony_node.contract import files
 from prony_node.contract.cost import find_rates
-from prony_node.contract.verification import UNCHANGED, changed
+from prony_node.contract.verification import UNCHANGED, how_changed
 
 __all__ = [
     "format_bytes",
@@ -63,7 +63,7 @@ def print_record(console: Console, record: Record, folder: Path | None) -> None:
     style = STATUS_STYLES.get(line.status, "") if line.status != "ok" else "bold"
     console.print(Text.assemble("  ", (format_headline(line), style)), soft_wrap=True)
     if UNCHANGED in line.worst_checks:
-        console.print(Text(f"  {changed(line.run_id)}", LEVEL_STYLES["fail"]), soft_wrap=True)
+        console.print(Text(f"  {how_changed(record)}", LEVEL_STYLES["fail"]), soft_wrap=True)
     console.print(Text.assemble("  ", worst_check(line)), soft_wrap=True)
     print_section(console, "metrics", _metrics(record))
     print_section(console, "energy", _energy(record))

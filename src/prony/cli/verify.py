@@ -19,7 +19,7 @@ from prony.launch.verify import verify_folders
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.typed import encode
-from prony_node.contract.verification import Verification
+from prony_node.contract.verification import Verification, verify_command
 
 if TYPE_CHECKING:
     from prony.store import Store
@@ -152,5 +152,11 @@ def warn_of(wrong: list[Verification]) -> None:
     for one in wrong[:20]:
         said = f"{one.id or one.folder} does not verify: {one.problems[0]}"
         print(f"prony: {_printable(said)}", file=sys.stderr)
-    if wrong:
-        print(f"prony: {len(wrong)} runs do not agree with their files; `prony verify` says why", file=sys.stderr)
+    say_wrong([Path(one.folder) for one in wrong])
+
+
+def say_wrong(folders: list[Path]) -> None:
+    """How many runs of a root do not agree with their files, and the command that says why."""
+    if folders:
+        command = verify_command(folders[0] if len(folders) == 1 else folders[0].parent)
+        print(f"prony: {len(folders)} runs do not agree with their files; `{command}` says why", file=sys.stderr)

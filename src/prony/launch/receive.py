@@ -18,6 +18,7 @@ from typing import Any
 from prony.launch.job import LOG, Job
 from prony_node.contract import files
 from prony_node.contract.frames import PART_BYTES, Frame, decode
+from prony_node.contract.leftovers import remove_half_written
 from prony_node.contract.log_limits import Ends
 from prony_node.contract.plain import LONGEST_LINE, make_own_folder, write_alone
 
@@ -167,6 +168,7 @@ def unpack(content: bytes, folder: Path) -> None:
     last = {name: found.pop(name) for name in (files.PLAN, files.RECORD) if name in found}
     for name, body in (found | last).items():
         _write(folder / name, body)
+    remove_half_written(folder)  # of a process that was killed while it did the same
 
 
 def _mark(path: Path) -> None:
@@ -175,7 +177,7 @@ def _mark(path: Path) -> None:
 
 def _write(path: Path, content: bytes) -> None:
     files.make_run_folder(path.parent)
-    temporary = path.with_name(f".{path.name}.part")
+    temporary = files.temporary_name(path)
     with files.open_bytes(temporary) as file:
         file.write(content)
     temporary.replace(path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import secrets
 import stat
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from prony.report.published_lines import table_entry
 from prony.report.scaling_lines import GAINED, LOST, gained_row, lost_row, scaling_lines, scaling_title
 from prony.report.series import read_series
 from prony.report.sweep import learned_sweeps, sweeps
+from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.plain import GROUP_READS_FILE, is_shared
 from prony_node.contract.record import read_record, validate_record
@@ -47,16 +47,18 @@ def build_report(
     parent = out.absolute().parent
     if not parent.is_dir():
         raise RequestError(f"{parent} is not a folder, so the report cannot be written there")
-    temporary = out.with_name(f".{out.name}.{secrets.token_hex(4)}")  # several hosts may share the folder
+    temporary = files.temporary_name(out)
     try:
         if follow and out.is_fifo():
             raise RequestError(f"the report cannot be written to {out}: it is a pipe, and a report is a file")
         if follow and out.exists() and not out.is_file():  # a device, which no file may take the place of
             out.write_text(text, encoding="utf-8", errors="replace")
             return out
-        with temporary.open("x", encoding="utf-8", errors="replace") as file:  # a record may hold half of a character
+        handle = files.open_temporary(temporary)
+        # A record may hold half of a character.
+        with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
             if is_shared(parent):
-                os.fchmod(file.fileno(), stat.S_IMODE(os.fstat(file.fileno()).st_mode) | GROUP_READS_FILE)
+                os.fchmod(handle, stat.S_IMODE(os.fstat(handle).st_mode) | GROUP_READS_FILE)
             file.write(text)
         temporary.replace(out)
     except OSError as error:

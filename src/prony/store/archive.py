@@ -150,14 +150,14 @@ def _checked(member: tarfile.TarInfo, limits: Limits, count: int) -> list[str]:
 
 def _copy(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        files.make_folders(path.parent)
     except (FileExistsError, NotADirectoryError):
         raise Hostile(f"{member.name[:100]!r} lies in a file") from None
     content = tar.extractfile(member)
     if content is None:
         raise Hostile(f"{member.name[:100]!r} has no content")
     try:
-        with path.open("xb") as file:
+        with os.fdopen(files.open_temporary(path), "wb") as file:
             left = member.size
             while left:
                 part = content.read(min(left, COPY_BYTES))

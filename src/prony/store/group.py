@@ -9,6 +9,7 @@ from __future__ import annotations
 import grp
 import os
 import re
+import shlex
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -26,9 +27,11 @@ from prony_node.contract.plain import (
     OTHERS_WRITE,
     SHARED,
     SHARED_TEXT,
+    NotPlain,
     is_marked,
     open_folder,
     open_plain,
+    read_open,
 )
 
 CLAIMS = ".claims"
@@ -47,7 +50,7 @@ class Done:
     runs: int = 0
     runs_of_others: int = 0
     others: set[int] = field(default_factory=set)  # user ids
-    left: list[str] = field(default_factory=list)  # in runs: what has a further name or another owner, or lies too deep
+    left: list[str] = field(default_factory=list)  # with their run: a further name, another owner, or too deep
 
 
 def find_group(name: str) -> int:
@@ -69,29 +72,31 @@ def share_root(root: Path, group: int | None = None) -> Done:
     shares their own files.
     """
     try:
+        if root.exists() and not root.is_dir():
+            raise RequestError(f"{root} is a file, not a folder")
         if group is not None:
             files.make_root(root)
+        elif not root.exists():
+            raise RequestError(f"{root} does not exist; give --group NAME to make it")
         with open_folder(root) as folder:
             done = Done(_group_of(root, folder, group))
-            owner = os.fstat(folder).st_uid
-            if os.geteuid() in (0, owner):
-                _give(folder, done.group, GROUP_ADDS)
-                if not os.fstat(folder).st_mode & stat.S_ISGID:
-                    raise RequestError(f"the file system of {root} keeps no setgid bit: no root is shared without it")
-                _put_mark(folder, done.group, owner)
+            if os.geteuid() in (0, os.fstat(folder).st_uid):
+                _open_root(root, folder, done.group)
             _share_all(folder, done)
     except OSError as error:
         raise RequestError(f"{error.filename or root} could not be shared: {error.strerror or error}") from error
     return done
 
 
-def closed_above(root: Path, group: int) -> Path | None:
-    """A folder on the way to the root that members of the group may not enter."""
+def opening_commands(root: Path, group: int) -> list[str]:
+    """A command for each folder on the way to the root that members of the group may not enter, which lets them."""
+    commands = []
     for folder in reversed(root.absolute().parents):
         found = folder.stat()
-        if not found.st_mode & (stat.S_IXGRP if found.st_gid == group else stat.S_IXOTH):
-            return folder
-    return None
+        who, needed = ("g", stat.S_IXGRP) if found.st_gid == group else ("o", stat.S_IXOTH)
+        if not found.st_mode & needed:
+            commands.append(f"chmod {who}+x {shlex.quote(str(folder))}")
+    return commands
 
 
 def _check_member(group: int) -> None:
@@ -116,18 +121,49 @@ def _group_of(root: Path, folder: int, wanted: int | None) -> int:
     return group
 
 
-def _put_mark(folder: int, group: int, owner: int) -> None:
+def _open_root(root: Path, folder: int, group: int) -> None:
+    """Let the group add to a root, and mark it. Where that is refused, or fails, the root stays as closed as it was."""
+    before = os.fstat(folder)
+    is_there = _has_mark(root, folder, before.st_uid)
     try:
-        mark = open_plain(SHARED, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, folder=folder)
-    except FileExistsError:
-        found = os.stat(SHARED, dir_fd=folder, follow_symlinks=False)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid not in (owner, 0):
-            raise RequestError(f"{SHARED} in it is not the owner's; remove it, and share again") from None
-        return
-    with os.fdopen(mark, "w", encoding="utf-8") as file:
-        file.write(SHARED_TEXT)
-        os.fchown(mark, owner if os.geteuid() == 0 else -1, group)
-        os.fchmod(mark, 0o644)
+        _give(folder, group, GROUP_ADDS)
+        if not os.fstat(folder).st_mode & stat.S_ISGID:
+            raise RequestError(f"the file system of {root} keeps no setgid bit: no root is shared without it")
+        if not is_there:
+            _put_mark(folder, group, before.st_uid)
+    except BaseException:
+        if os.fstat(folder).st_gid != before.st_gid:
+            os.fchown(folder, -1, before.st_gid)
+        os.fchmod(folder, stat.S_IMODE(before.st_mode))
+        raise
+
+
+def _has_mark(root: Path, folder: int, owner: int) -> bool:
+    """Whether the mark is there; refused where something else has its name."""
+    try:
+        mark = open_plain(SHARED, folder=folder)
+        maker, text = os.fstat(mark).st_uid, read_open(mark, SHARED, len(SHARED_TEXT))
+    except FileNotFoundError:
+        return False
+    except NotPlain:
+        maker, text = owner, b""
+    if maker not in (owner, 0):
+        raise RequestError(f"{root / SHARED} is not the owner's; remove it, and share again")
+    if text != SHARED_TEXT.encode():
+        raise RequestError(f"{root / SHARED} is not a mark of Prony's; remove it, and share again")
+    return True
+
+
+def _put_mark(folder: int, group: int, owner: int) -> None:
+    mark = open_plain(SHARED, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, folder=folder)
+    try:
+        with os.fdopen(mark, "w", encoding="utf-8") as file:
+            file.write(SHARED_TEXT)
+            os.fchown(mark, owner if os.geteuid() == 0 else -1, group)
+            os.fchmod(mark, 0o644)
+    except BaseException:
+        os.unlink(SHARED, dir_fd=folder)
+        raise
 
 
 def _share_all(folder: int, done: Done) -> None:
@@ -152,12 +188,12 @@ def _share_common(folder: int, name: str, done: Done) -> None:
         if found.st_uid == owner:
             _give(handle, done.group, GROUP_ADDS)
         for below in os.listdir(handle):  # noqa: PTH208, a descriptor
-            _share_entry(handle, below, done)
+            _share_entry(handle, below, done, above=f"{name}/")
 
 
-def _share_entry(folder: int, name: str, done: Done, runs: int = 0) -> None:
+def _share_entry(folder: int, name: str, done: Done, runs: int = 0, above: str = "") -> None:
     owner = _sharing_owner(folder, name, GROUP_LOCKS if name == CLAIMS else stat.S_IRGRP, done, runs)
-    if owner is not None and _share(folder, name, owner, done):
+    if owner is not None and _share(folder, name, owner, done, above + name):
         done.runs += runs
 
 
@@ -176,21 +212,22 @@ def _sharing_owner(folder: int, name: str, needed: int, done: Done, runs: int = 
     return None
 
 
-def _share(folder: int, name: str, owner: int, done: Done, depth: int = 0) -> bool:
+def _share(folder: int, name: str, owner: int, done: Done, shown: str) -> bool:
     """Let the group read a file, or a folder with all in it that is of its owner; whether that changed anything.
 
     No link is followed. A file with another name, or of another user, may have been put there to be shared.
     """
     changed = False
     for handle, found in _opened(folder, name):
-        if found.st_uid != owner or depth > DEEPEST or (stat.S_ISREG(found.st_mode) and found.st_nlink != 1):
-            done.left.append(name)
+        is_too_deep = shown.count("/") > DEEPEST
+        if found.st_uid != owner or is_too_deep or (stat.S_ISREG(found.st_mode) and found.st_nlink != 1):
+            done.left.append(shown)
         elif stat.S_ISREG(found.st_mode):
             changed |= _give(handle, done.group, GROUP_LOCKS if name == CLAIMS else GROUP_READS_FILE)
         else:
             changed |= _give(handle, done.group, GROUP_READS_FOLDER)
             for below in os.listdir(handle):  # noqa: PTH208, a descriptor
-                changed |= _share(handle, below, owner, done, depth + 1)
+                changed |= _share(handle, below, owner, done, f"{shown}/{below}")
     return changed
 
 

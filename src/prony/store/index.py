@@ -17,6 +17,7 @@ from prony.store.find import elsewhere, find_run, may_stand_for
 from prony.store.put import put_rows, take_out
 from prony.store.rows import ROW_VERSION, Row, Run, clean, run_of_columns
 from prony.store.scan import Refreshed, Skipped, folders_of, is_readable, joined, read_row, record_stamp, scan_in_parts
+from prony.store.sqlite_file import others_write
 from prony.store.tables import detail_table, run_table
 from prony_node.contract import files
 from prony_node.contract.cache import cache_folder
@@ -315,15 +316,15 @@ class Store:
 
 
 def index_place(root: Path) -> Path | None:
-    """Where the index of a root is: beside the runs, or in this user's cache where others may write to the root.
+    """Where the index of a root is: beside the runs, or in this user's cache where others may write to root or index.
 
     SQLite trusts the files beside its own: a journal that somebody else planted may have any file deleted, and rows
     may name any folder. None where nothing can be written.
     """
     if not os.access(root, os.W_OK):
         return None
-    if not is_exposed(root):
-        index = root / INDEX
+    index = root / INDEX
+    if not is_exposed(root) and not others_write(index):
         return index if not index.exists() or os.access(index, os.W_OK) else None
     cache, found = cache_folder(), root.stat()
     if cache is None:

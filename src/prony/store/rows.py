@@ -77,7 +77,7 @@ class Run:
     def read_record(self) -> dict[str, Any] | None:
         """Its record, with a failed check where it does not verify; None where it is gone."""
         record = read_record(self.folder)
-        return None if record is None else marked(record, self.mark)
+        return None if record is None else marked(record, self.mark, self.folder)
 
     def to_json(self) -> dict[str, Any]:
         known = asdict(self) | {"folder": str(self.folder), "window_s": self.window_s}

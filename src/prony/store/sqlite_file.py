@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from prony.store.tables import VERSION_TABLE, metadata
 from prony_node.contract.errors import RequestError
-from prony_node.contract.plain import NotPlain, check_owner, is_in_shared, make_file, open_folder
+from prony_node.contract.plain import OTHERS_WRITE, NotPlain, check_owner, is_in_shared, make_file, open_folder
 
 MARK = 0x50524E59  # PRAGMA application_id of an index of Prony: "PRNY"
 MAGIC = b"SQLite format 3\0"
@@ -59,7 +59,7 @@ def connect(path: Path, timeout_s: float = 5.0, read_only: bool = False) -> sqli
 def _connect(path: Path, timeout_s: float, read_only: bool) -> sqlite3.Connection:
     shared = is_in_shared(path.parent)
     if not read_only:
-        make_file(path, shared)
+        make_file(path)
     identity = _check_files(path, shared)
     before = _descriptors()
     connection = _open(path, "mode=ro" if read_only else "mode=rw", timeout_s)
@@ -95,6 +95,17 @@ def _check_files(path: Path, shared: bool) -> tuple[int, int]:
             check_owner(path.with_name(name), found, root, shared)
         found = os.stat(path.name, dir_fd=folder, follow_symlinks=False)
     return found.st_dev, found.st_ino
+
+
+def others_write(path: Path) -> bool:
+    """Whether somebody else may write to an index of ours, or to what SQLite keeps beside it."""
+    for suffix in BESIDE:
+        with contextlib.suppress(FileNotFoundError):
+            found = path.with_name(path.name + suffix).lstat()
+            is_used = stat.S_ISREG(found.st_mode) and found.st_uid in (os.geteuid(), 0)  # all else is refused later
+            if is_used and found.st_mode & OTHERS_WRITE:
+                return True
+    return False
 
 
 def _descriptors() -> set[int]:

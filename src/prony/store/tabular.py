@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from prony.store.rows import NO_NUMBER, row_of_record
 from prony_node.contract.errors import RequestError
-from prony_node.contract.files import open_temporary, temporary_name
+from prony_node.contract.files import make_folders, open_temporary, temporary_name
 from prony_node.contract.plain import READ_LIMIT
 
 LONGEST_CELL = READ_LIMIT  # characters of one record
@@ -49,7 +49,7 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
             raise RequestError(f"{path} could not be written: {error.strerror or error}") from error
         return
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(path.parent)
         temporary = temporary_name(path)
         handle = open_temporary(temporary)
     except OSError as error:

@@ -17,6 +17,7 @@ from prony_node.contract.plain import (
     GROUP_ADDS,
     GROUP_READS_FILE,
     GROUP_READS_FOLDER,
+    OTHERS_WRITE,
     READ_LIMIT,
     NotPlain,
     is_in_shared,
@@ -54,6 +55,7 @@ SUPERVISOR = "supervisor.json"  # who is responsible for this folder
 SUPERVISOR_LOG = "supervisor.log"  # what the supervisor said, when a controller started it
 
 OWN_FOLDER = 0o755  # less what the umask takes: nobody else adds to a root or a run unless it was shared
+OWN_FILE = 0o644  # in the same way
 MOST_PARTS = 2_000_000  # values of a document: a few bytes of JSON take a hundred of memory, each
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 
@@ -199,7 +201,8 @@ def open_bytes(path: Path, append: bool = False) -> BinaryIO:
 
 def _open_output(path: Path, append: bool) -> int:
     with open_run_folder(path.parent) as folder:
-        handle = open_plain(path, os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else 0), folder=folder)
+        flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else 0)
+        handle = open_plain(path, flags, OWN_FILE, folder=folder)
         try:
             if os.fstat(handle).st_nlink > 1:
                 raise NotPlain(path, "it has another name elsewhere, and would be changed there")
@@ -226,7 +229,7 @@ def _fit(handle: int, above: os.stat_result) -> None:
     """Give a new file or folder of ours the permissions of the folder it lies in, as its maker chose them.
 
     A run folder of a shared root is of the group (setgid), and what it lets the group read holds for its content,
-    whatever the umask is. What the folder keeps from others, its files do too. Another user's is left as it is.
+    whatever the umask is. Nobody else may write to it, whatever the folder says. Another user's is left as it is.
     """
     found = os.fstat(handle)
     is_folder = stat.S_ISDIR(found.st_mode)
@@ -235,7 +238,7 @@ def _fit(handle: int, above: os.stat_result) -> None:
     mode = stat.S_IMODE(found.st_mode)
     if above.st_mode & stat.S_ISGID:
         mode |= above.st_mode & (GROUP_READS_FOLDER if is_folder else GROUP_READS_FILE)
-    mode &= ~0o022 | above.st_mode
+    mode &= ~OTHERS_WRITE
     if mode != stat.S_IMODE(found.st_mode):
         with contextlib.suppress(OSError):
             os.fchmod(handle, mode)
@@ -262,7 +265,7 @@ def make_folder(path: Path) -> None:
     """A folder inside a run folder, unless there is one of ours."""
     with open_run_folder(path.parent) as above:
         try:
-            os.mkdir(path.name, dir_fd=above)
+            os.mkdir(path.name, OWN_FOLDER, dir_fd=above)
         except FileExistsError:
             found = os.stat(path.name, dir_fd=above, follow_symlinks=False)
             if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.fstat(above).st_uid:
@@ -284,7 +287,14 @@ def make_run_folder(folder: Path) -> None:
 
 def make_root(root: Path) -> None:
     """A root of runs, unless it is there. Others may add to it only once it is shared, whatever the umask."""
-    root.mkdir(OWN_FOLDER, parents=True, exist_ok=True)
+    make_folders(root)
+
+
+def make_folders(folder: Path) -> None:
+    """A folder, and those above it that are missing; only this user can write to the new ones, whatever the umask."""
+    if not folder.parent.exists():
+        make_folders(folder.parent)
+    folder.mkdir(OWN_FOLDER, exist_ok=True)
 
 
 def make_common_folder(folder: Path) -> None:
@@ -312,16 +322,16 @@ def temporary_name(path: Path, prefix: str | None = None) -> Path:
 
 
 def open_temporary(temporary: Path | str, folder: int | None = None) -> int:
-    """A new file under such a name, with permissions by the umask. With the descriptor of a folder, a name in it."""
+    """A new file under such a name that nobody else can write to. With the descriptor of a folder, a name in it."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    return os.open(temporary, flags, 0o666, dir_fd=folder)
+    return os.open(temporary, flags, OWN_FILE, dir_fd=folder)
 
 
 def _replace_exclusively(folder: int, temporary: str, name: str) -> bool:
     """The same on a file system without hard links: whoever makes the lock's name may move the file in place."""
     lock = f".{name}.lock"
     try:
-        os.close(os.open(lock, os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder))
+        os.close(os.open(lock, os.O_CREAT | os.O_EXCL, OWN_FILE, dir_fd=folder))
     except FileExistsError:
         time.sleep(1.0)  # someone is about to finish, or died here and left the lock
     try:

@@ -1,4 +1,4 @@
-"""What a killed process left in a root: unpacked imports, and run folders, jobs and files that never got their name.
+"""What a killed process left: unpacked imports, private plans, and what never got its name in a root or a job.
 
 Only what this user owns is removed, and only once whoever made it is gone. On this machine that is known by the
 process; of a process elsewhere, by the lock that it held and a day without a change. Who writes to a job holds the
@@ -28,18 +28,20 @@ LARGEST_HOLDER = 2**16
 IMPORTED = re.compile(r"\.import-[A-Za-z0-9_]{8}")
 # A run folder before it has its name, and a document before it has its: see files.temporary_name.
 RUN_FOLDER = re.compile(r"\..+-\d{8}T\d{6}-[0-9a-f]+(\.node\d+)?\.[A-Za-z0-9_]{8}")
-DOCUMENT = re.compile(r"\.[A-Za-z0-9_-]+\.json\.[A-Za-z0-9_]{8}")
+DOCUMENT = re.compile(r"\.[A-Za-z0-9_-]+\.(json|jsonl|csv|log|txt|py|html)\.[A-Za-z0-9_]{8}")
+PLAN_PLACE = "prony-plan-"  # how a folder with the private plan of a run begins, in the temporary folder
+PLANNED = re.compile(r"prony-plan-[A-Za-z0-9_]{8}")
 JOBS_LOCK = ".lock"  # in a folder of jobs: whoever writes to one of them holds it
 # A job before it has its name, or while it is removed; and a file of a job before it has its: see plain.write_alone.
 JOB_FOLDER = re.compile(r"\.prony-\d{8}T\d{6}-[0-9a-f]+\.[0-9a-f]{8}")
 PART = re.compile(r"\..+\.[0-9a-f]{8}\.part")
 YOUNG_S = 60.0  # where a lock is not seen by other machines, somebody may be writing still
-NAMED = (files.PLAN, files.SUPERVISOR, files.NODE_PLAN)
+NAMED = (files.PLAN, files.SUPERVISOR, files.NODE_PLAN, HOLDER)
 
 
 def hold(place: Path) -> int:
     """Say that this process fills a place; the descriptor holds a lock until it is closed, by whatever end."""
-    handle = open_plain(place / HOLDER, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    handle = open_plain(place / HOLDER, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     os.write(handle, json.dumps(identify()).encode())
     with contextlib.suppress(OSError):  # a file system without locks: the process is known all the same
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -58,11 +60,23 @@ def remove_leftovers(root: Path) -> list[str]:
             if IMPORTED.fullmatch(name) and _is_left(root, name, HOLDER):
                 shutil.rmtree(root / name)
                 removed.append(name)
+            elif DOCUMENT.fullmatch(name) or PART.fullmatch(name):
+                with open_folder(root) as folder:
+                    removed += _remove_parts(folder, [name], OLD_S)
             elif RUN_FOLDER.fullmatch(name) and _is_left(root, name, files.SUPERVISOR) and _remove(root, name):
                 removed.append(name)
             elif IS_JOBS.fullmatch(name):
                 removed += _remove_of_jobs(root, name)
     return removed
+
+
+def remove_plans(place: Path) -> None:
+    """Remove the private plans that killed runs of this user left in the temporary folder."""
+    with contextlib.suppress(OSError):
+        for name in filter(PLANNED.fullmatch, os.listdir(place)):  # noqa: PTH208, there may be many
+            with contextlib.suppress(OSError, ValueError):
+                if _is_left(place, name, HOLDER):
+                    _remove(place, name)
 
 
 def _remove_of_jobs(root: Path, place: str) -> list[str]:
@@ -75,7 +89,7 @@ def _remove_of_jobs(root: Path, place: str) -> list[str]:
             if least_age_s is None:
                 return []
             looked_s = os.fstat(lock.fileno()).st_mtime
-            removed = _remove_parts(folder, least_age_s)
+            removed = _remove_parts(folder, os.listdir(folder), least_age_s)  # noqa: PTH208, a descriptor
             for entry in os.scandir(folder):
                 found = entry.stat(follow_symlinks=False)
                 if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
@@ -83,7 +97,7 @@ def _remove_of_jobs(root: Path, place: str) -> list[str]:
                 is_left = JOB_FOLDER.fullmatch(entry.name) and time.time() - found.st_mtime > least_age_s
                 if is_left or found.st_mtime > looked_s - 2 * OLD_S:  # the others were looked into before
                     with open_folder(root, place, entry.name) as job:
-                        removed += _remove_parts(job, least_age_s)
+                        removed += _remove_parts(job, os.listdir(job), least_age_s)  # noqa: PTH208, a descriptor
                 if is_left:
                     shutil.rmtree(entry.name, dir_fd=folder)
                     removed.append(entry.name)
@@ -102,10 +116,10 @@ def _least_age_s(lock: int) -> float | None:
     return YOUNG_S
 
 
-def _remove_parts(folder: int, least_age_s: float) -> list[str]:
-    """Remove the files of ours in a folder that never got their name."""
+def _remove_parts(folder: int, names: list[str], least_age_s: float) -> list[str]:
+    """Remove those of these files in a folder that are ours and never got their name."""
     removed = []
-    for name in os.listdir(folder):
+    for name in names:
         if PART.fullmatch(name) or DOCUMENT.fullmatch(name):
             found = os.stat(name, dir_fd=folder, follow_symlinks=False)
             is_file = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
@@ -135,8 +149,8 @@ def _is_left(root: Path, name: str, holder: str) -> bool:
             who = json.loads(read_plain(holder, LARGEST_HOLDER, folder=folder))
         except (FileNotFoundError, ValueError, RecursionError):
             who = None
-        if not isinstance(who, dict) or "pid" not in who:  # nobody says that it is such a place: it may be anything
-            return False
+        if not isinstance(who, dict) or "pid" not in who:  # killed before it said so, or any folder of such a name
+            return is_old and _is_bare(folder)
         alive = is_alive(who)
         return not alive if alive is not None else is_old and _is_free(holder, folder)
 
@@ -154,10 +168,14 @@ def _is_free(name: str, folder: int) -> bool:
 def _remove(root: Path, name: str) -> bool:
     """Remove a run folder that never got its name. One with more in it than a plan is a run that somebody renamed."""
     with open_folder(root, name) as folder:
-        found = os.listdir(folder)  # noqa: PTH208, a descriptor
-        if not all(one in NAMED or DOCUMENT.fullmatch(one) for one in found):
+        if not _is_bare(folder):
             return False
-        for one in found:
+        for one in os.listdir(folder):  # noqa: PTH208, a descriptor
             os.unlink(one, dir_fd=folder)
     (root / name).rmdir()
     return True
+
+
+def _is_bare(folder: int) -> bool:
+    """Whether nothing lies in a folder but what its maker begins with."""
+    return all(one in NAMED or DOCUMENT.fullmatch(one) for one in os.listdir(folder))

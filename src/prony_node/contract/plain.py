@@ -166,10 +166,10 @@ def _make_file(name: str, folder: int, shared: bool) -> int | None:
     return file
 
 
-def make_file(path: Path, shared: bool) -> None:
+def make_file(path: Path) -> None:
     """An empty file, unless something of this name is there."""
     with open_folder(path.parent) as folder:
-        file = _make_file(path.name, folder, shared)
+        file = _make_file(path.name, folder, shared=False)
         if file is not None:
             os.close(file)
 

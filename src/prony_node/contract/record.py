@@ -186,7 +186,7 @@ def using(*names: str) -> Iterator[None]:
         shown = f"{', '.join(names[:3])}{' and others' if names[3:] else ''}"
         raise MalformedRecord(
             f"a part of the record of {shown} is not what Prony writes ({type(error).__name__}: {str(error)[:200]}); "
-            "`prony verify` says whether it was changed after the run"
+            "verify it to see whether it was changed after the run"
         ) from error
 
 

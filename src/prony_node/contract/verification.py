@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -36,17 +37,22 @@ class Verification:
         return MARKS[self.outcome]
 
 
-def marked(record: dict[str, Any], mark: str) -> dict[str, Any]:
+def marked(record: dict[str, Any], mark: str, folder: Path) -> dict[str, Any]:
     """The record; with a failed check, which whatever shows or ranks a run looks at, where it does not verify."""
     if mark != NO:
         return record
-    check = {"name": UNCHANGED, "level": "fail", "message": changed(record["id"])}
-    return {**record, "checks": [*record["checks"], check]}
+    message = f"changed after the run: `{verify_command(folder)}` says where"
+    return {**record, "checks": [*record["checks"], {"name": UNCHANGED, "level": "fail", "message": message}]}
 
 
-def changed(run: str) -> str:
-    """Of a run by its id, what is to be said where it does not verify."""
-    return f"changed after the run: `prony verify {run}` says where"
+def how_changed(record: dict[str, Any]) -> str:
+    """Of a record with that failed check, what is to be said."""
+    return next(str(check["message"]) for check in reversed(record["checks"]) if check["name"] == UNCHANGED)
+
+
+def verify_command(folder: Path) -> str:
+    """The command that verifies a run folder, or all runs of a root, wherever it is run."""
+    return f"prony verify {shlex.quote(str(folder.absolute()))}"
 
 
 def manifest_mark(folder: Path) -> str:

@@ -77,7 +77,7 @@ def _folder(request: Request, screen: Screen) -> tuple[Path | None, bool]:
     try:
         if request.out is None and (who := who_can_replace(folder.parent)):
             raise NotPlain(folder, f"{who} can replace folders in {folder.parent}; --out names another place")
-        folder.mkdir(files.OWN_FOLDER, parents=True, exist_ok=True)
+        files.make_folders(folder)
         with tempfile.TemporaryFile(dir=folder) as file:
             if os.fstat(file.fileno()).st_uid != folder.stat().st_uid:
                 raise NotPlain(folder, "it belongs to another user")

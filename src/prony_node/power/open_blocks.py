@@ -86,6 +86,7 @@ def _finish(measured: Measured, out: Path | None) -> None:
                 for name in (files.POWER, files.POWER_SAMPLES):
                     shutil.copyfile(measured.joined.folder / name, measured.kept / name)
             files.write_whole(measured.kept / ENERGY, measured.json())
+            files.fit_all(measured.kept)
     except Exception as error:  # a full disk, or a rate in the environment that is none
         measured.notes.append(f"the samples were not kept: {error}")
 
@@ -97,11 +98,11 @@ def _first_on_node() -> bool:
 
 def _new_folder(out: Path) -> Path:
     """A folder that nobody had before: nothing is overwritten, not by another node either."""
-    out.parent.mkdir(parents=True, exist_ok=True)
+    files.make_folders(out.parent)
     for number in range(1, MOST_FOLDERS):
         folder = out if number == 1 else out.with_name(f"{out.name}-{number}")
         try:
-            folder.mkdir()
+            folder.mkdir(files.OWN_FOLDER)
         except FileExistsError:
             continue
         return folder

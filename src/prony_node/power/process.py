@@ -35,7 +35,7 @@ class SamplerProcess:
         argv += ["--users", str(users)] if users else []
         argv += ["--remove"] if remove else []
         self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
+        files.make_folders(folder)
         with files.open_bytes(folder / files.POWER_LOG, append=True) as log:
             self._process = subprocess.Popen(
                 argv,

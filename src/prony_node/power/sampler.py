@@ -25,6 +25,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO, Protocol
 
+from prony_node.contract import files
 from prony_node.contract.plain import open_plain
 from prony_node.power.conditions import Conditions
 from prony_node.power.recording import Writer
@@ -158,7 +159,7 @@ def sample(
         "reasons": opened.reasons,
         **_state(opened.readers),
     }
-    folder.mkdir(parents=True, exist_ok=True)
+    files.make_folders(folder)
     try:
         writer = Writer(folder, sensors, started)
     except OSError as error:

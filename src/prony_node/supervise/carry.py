@@ -165,7 +165,7 @@ def carry(words: list[str]) -> int:
     options = _options().parse_args(words)
     folder = Path(options.job)
     shared = options.inputs is None
-    folder.mkdir(parents=True, exist_ok=True)
+    files.make_folders(folder)
     if not shared:
         for path in sorted(Path(options.inputs).iterdir()):
             if path.is_file() and not path.name.startswith("."):

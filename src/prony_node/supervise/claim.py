@@ -14,6 +14,7 @@ from typing import Any
 from prony_node.contract import files
 from prony_node.contract.assemble import read_parts
 from prony_node.contract.errors import RequestError
+from prony_node.contract.leftovers import PLAN_PLACE, hold, remove_plans
 from prony_node.contract.plain import READ_LIMIT
 from prony_node.contract.plan import Plan
 from prony_node.contract.process import identify, is_alive
@@ -49,10 +50,15 @@ def own_plan(plan: Plan) -> Iterator[Path]:
 
     The one in the run folder is for readers. Where others may write to the root, they could replace it.
     """
-    with tempfile.TemporaryDirectory(prefix="prony-plan-") as place:
-        path = Path(place) / files.PLAN
-        files.write_whole(path, plan.to_json())
-        yield path
+    remove_plans(Path(tempfile.gettempdir()))
+    with tempfile.TemporaryDirectory(prefix=PLAN_PLACE) as place:
+        held = hold(Path(place))
+        try:
+            path = Path(place) / files.PLAN
+            files.write_whole(path, plan.to_json())
+            yield path
+        finally:
+            os.close(held)
 
 
 def claim_node(plan: Plan, folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from prony.analysis.compare import compare
 from prony.analysis.compare_quality import HIGHER, LOWER, NOT_COMPARABLE, SAME, UNKNOWN, compare_quality
 from prony.analysis.sentences import sentences
-from prony_node.contract.verification import NO, changed, marked
+from prony_node.contract.verification import NO, how_changed, marked
 from prony_node.stats import difference_interval
 
 GetRecord = Callable[[str], dict[str, Any]]
@@ -71,9 +72,10 @@ def test_a_clear_difference_over_seeds(get_record: GetRecord) -> None:
 def test_the_quality_of_a_record_that_was_edited_is_not_compared(get_record: GetRecord) -> None:
     ours = with_values(get_record, "f20000", [0.934, 0.936, 0.935], 128)
     theirs = with_values(get_record, "f20000", [0.874, 0.877, 0.876], 8192)
-    found = compare_quality(ours, [*theirs[:2], marked(theirs[2], NO)])
+    edited = marked(theirs[2], NO, Path("/runs/edited"))
+    found = compare_quality(ours, [*theirs[:2], edited])
     assert found is not None
-    assert (found.verdict, found.reason) == (NOT_COMPARABLE, f"{theirs[2]['id']} was {changed(theirs[2]['id'])}")
+    assert (found.verdict, found.reason) == (NOT_COMPARABLE, f"{edited['id']} was {how_changed(edited)}")
 
 
 def test_an_interval_that_holds_0_shows_no_difference(get_record: GetRecord) -> None:

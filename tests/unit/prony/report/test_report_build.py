@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from prony.report import build_report
+from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 
 GetRecord = Callable[[str], dict[str, Any]]
@@ -165,7 +166,7 @@ def test_where_nothing_can_be_written_nor_removed_is_said(
         raise OSError(errno.EROFS, "Read-only file system")
 
     record = get_record("d00001")
-    monkeypatch.setattr(Path, "open", refused)
+    monkeypatch.setattr(files, "open_temporary", refused)
     monkeypatch.setattr(Path, "unlink", refused)
     with pytest.raises(RequestError, match=r"cannot be written to .*: Read-only file system"):
         build_report([record], tmp_path / "r.html")

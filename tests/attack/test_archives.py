@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import itertools
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from prony.store import tabular, transfer
 from prony.store.archive import UNPACKED_FREELY
 from prony.store.transfer import take_tar
 from prony_node.contract.errors import RequestError
@@ -169,5 +171,47 @@ def test_a_parquet_file_that_repeats_one_long_text_does_not_take_gigabytes(tmp_p
     parquet.write_table(pyarrow.table({"record": column}), path, compression="zstd")
     assert path.stat().st_size < 100_000
     said, most = import_(path, tmp_path / "runs")
-    assert "0 imported" in said
+    assert "refused: " in said
+    assert not (tmp_path / "runs").exists()
     assert most < MOST_MIB
+
+
+def test_a_million_lines_that_are_no_records_are_not_all_read(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text("{\n" * 1_000_000)
+    (tmp_path / "x.csv").write_text("record\n" + "{\n" * 1_000_000)
+    for name in ("x.jsonl", "x.csv"):
+        said, most = import_(tmp_path / name, tmp_path / "runs")
+        assert said.count("it is no record") == transfer.MOST_REFUSED, name
+        assert most < 50, name
+
+
+def test_how_many_lines_are_refused_and_that_the_file_is_not_read_on_is_said(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text("{}\n" * 10_001)
+    words = [sys.executable, "-m", "prony", "store", "import", str(tmp_path / "x.jsonl"), "--runs", str(tmp_path / "r")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False,
+                          env={**os.environ, "PYTHONPATH": str(SOURCE)})  # fmt: skip
+    assert done.returncode == 1
+    assert "0 runs imported, 0 here already, 10000 left out" in done.stdout
+    assert f"{tmp_path / 'x.jsonl'} is not read on: 10,000 of its lines were refused" in done.stderr
+
+
+def test_a_parquet_file_of_a_few_bytes_and_a_million_equal_rows_is_not_read_on(tmp_path: Path) -> None:
+    """The record is a good one, so that each row but the first is here already."""
+    pyarrow = pytest.importorskip("pyarrow", reason="Parquet needs pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="Parquet needs pyarrow")
+    text = json.dumps(json.loads((REPLAY / GOOD / "record.json").read_text()) | {"note": "a" * 1_000_000})
+    column = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 1_000_000, pyarrow.int32()), [text])
+    path = tmp_path / "x.parquet"
+    parquet.write_table(pyarrow.table({"record": column}), path, compression="zstd")
+    rows = tabular.read_parquet(path)
+    with pytest.raises(RequestError, match="unpacked it has 100 times its size"):
+        list(itertools.islice(rows, 1000))
+
+
+@pytest.mark.parametrize("rows", [{"id": ["x"]}, {"record": [{"id": "x"}]}, {"a": [{"record": "x"}], "b": ["x"]}])
+def test_a_parquet_file_without_a_column_of_records_is_refused(tmp_path: Path, rows: dict[str, list[object]]) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="Parquet needs pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="Parquet needs pyarrow")
+    parquet.write_table(pyarrow.table(rows), tmp_path / "x.parquet")
+    with pytest.raises(RequestError, match="has no column 'record'"):
+        list(tabular.read_parquet(tmp_path / "x.parquet"))

@@ -16,6 +16,7 @@ import pytest
 
 from prony.launch.collect import collect_all
 from prony.launch.local import LocalRun
+from prony.launch.site_find import example_sites, find_site
 from prony.store import Store
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
@@ -159,6 +160,24 @@ def test_a_fifo_is_not_waited_for_where_a_file_is_to_be_read(tmp_path: Path, nam
     if name == "anchors.csv":
         words += ["--as", "csv", "--source", "a paper"]
     run_verbs(["study", "plan", str(tmp_path / name)] if name == "study.yaml" else words, timeout_s=20)
+
+
+@pytest.mark.parametrize("make", [fifo, link_to_zeros, link_to_itself, endless])
+def test_an_odd_file_among_the_sites_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None]
+) -> None:
+    monkeypatch.setenv("PRONY_SITES", str(tmp_path))
+    make(tmp_path / "odd.yaml")
+    run_verbs(["site", "list"], ["site", "show", "odd"], ["jobs", "--runs", str(tmp_path / "runs")],
+              ["run", "quick", "--site", str(tmp_path / "odd.yaml"), "--dry-run"], timeout_s=20)  # fmt: skip
+
+
+def test_a_site_file_may_be_reached_through_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who keeps their configuration in a repository links it into place."""
+    monkeypatch.setenv("PRONY_SITES", str(tmp_path))
+    (tmp_path / "kept").write_text(example_sites()["jureca"])
+    (tmp_path / "ours.yaml").symlink_to("kept")
+    assert find_site("ours").kind == "slurm"
 
 
 def test_json_of_a_few_bytes_a_value_is_not_read_into_gigabytes(tmp_path: Path) -> None:

@@ -347,6 +347,18 @@ def test_the_command_that_is_named_works_as_it_stands(
         assert "NOT VERIFIED" in done.output, (command, done.output)
 
 
+@pytest.mark.parametrize("form", ["table", "csv", "json"])
+def test_a_query_says_which_of_its_runs_do_not_verify(with_manifests: Path, form: str) -> None:
+    words = ("query", "devices>0", "--columns", "throughput", "--format", form)
+    assert not prony(with_manifests, *words).stderr
+    edit(with_manifests, double)
+    said = prony(with_manifests, *words)
+    assert said.stderr == f"prony: 1 of these runs does not verify: `prony verify {GOOD}` says where\n"
+    assert "verified" not in said.stdout, "the columns are those that were asked for"
+    assert not prony(with_manifests, "query", "--sql", "select rate from run").stderr
+    assert not prony(with_manifests, *words, "--limit", "1", "--sort", "throughput", "--reverse").stderr.count("verify")
+
+
 def test_compare_concludes_nothing_from_a_record_that_was_edited(with_manifests: Path) -> None:
     assert "changed after" not in prony(with_manifests, "compare", GOOD, OTHER).output
     edit(with_manifests, double)

@@ -81,6 +81,12 @@ def leave(jobs: Sequence[Job]) -> None:
         warn("what waits is submitted by a later `prony jobs` or `prony collect`; `prony collect --wait` stays")
 
 
+def not_made(count: int) -> str:
+    """What to say of runs whose jobs have ended, perhaps well, without them."""
+    was = "was" if count == 1 else "were"
+    return f"{number(count, 'run')} {was} not made, although the job ended; `prony logs JOB` shows what it said"
+
+
 def follow(jobs: Sequence[Job], root: Path, display: Display) -> tuple[list[Outcome], bool]:
     """Show every run of these jobs until it has ended; the outcomes, and whether a person stopped looking."""
     following = _Following(Jobs(root, warn), display)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import typer
 
 from prony.cli.open_store import LARGEST_LIMIT, RUNS_HELP, open_store
 from prony_node.contract.errors import RequestError, unknown
+from prony_node.contract.verification import NO
 
 if TYPE_CHECKING:
     from prony.store.query import Answer
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 FORMATS = ("table", "csv", "json")
 LONGEST_CELL = 80
 LEAST_TEXT = 12  # columns of a text, which is folded there at the earliest
+NAMED = 3  # runs that do not verify, by their ids
 KINDS = ("record", "anchor", "both")
 
 
@@ -51,7 +54,7 @@ def query(
     if sql is not None and (where or sort or columns):
         raise RequestError("--sql stands alone: filter, order and columns are in it")
     store, _ = open_store(runs, of_team=True)
-    from prony.store.query import Question, ask_anchors, ask_records, ask_sql
+    from prony.store.query import RECORD_COLUMNS, Question, ask_anchors, ask_records, ask_sql
 
     if sql is not None:
         _print({"answer": ask_sql(store, sql, limit + 1)}, form, limit)
@@ -60,10 +63,20 @@ def query(
     question = Question(where, sort, reverse, names, limit + 1)  # one more says whether there are more
     answers = {}
     if kind in ("record", "both"):
-        answers["record"] = ask_records(store, question)
+        shown = names or RECORD_COLUMNS
+        found = ask_records(store, replace(question, columns=(*shown, "id", "verified")))
+        _warn_of_changed([str(row[-2]) for row in found.rows[:limit] if row[-1] == NO])
+        answers["record"] = replace(found, columns=list(shown), rows=[row[:-2] for row in found.rows])
     if kind in ("anchor", "both"):
         answers["anchor"] = ask_anchors(store, question)
     _print(answers, form, limit)
+
+
+def _warn_of_changed(ids: list[str]) -> None:
+    if ids:
+        verify = shlex.join(["prony", "verify", *ids[:NAMED]]) + (" ..." if len(ids) > NAMED else "")
+        verb = "does" if len(ids) == 1 else "do"
+        print(f"prony: {len(ids):,} of these runs {verb} not verify: `{verify}` says where", file=sys.stderr)
 
 
 def _print(answers: dict[str, Answer], form: str, limit: int) -> None:

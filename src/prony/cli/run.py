@@ -10,9 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from prony.cli.at_site import Where, follow, jobs_for, leave, show_rendered, submit
+from prony.cli.at_site import Where, follow, jobs_for, leave, not_made, show_rendered, submit
 from prony.cli.console import make_console
 from prony.cli.execute import (
+    EXIT_FAILED,
     Job,
     Outcome,
     doubts,
@@ -113,7 +114,11 @@ def run(
     for record in records:
         if record["status"] == "ok" and (said := doubts(record, strict)):
             warn(f"{record['id']} {said}")
-    raise typer.Exit(exit_code(records, interrupted, strict))
+    code = exit_code(records, interrupted, strict)
+    if len(records) < len(jobs) and not interrupted:
+        warn(not_made(len(jobs) - len(records)))
+        code = EXIT_FAILED
+    raise typer.Exit(code)
 
 
 def _place(site: str | None, at: AtSite, out: Path | None) -> Where | None:

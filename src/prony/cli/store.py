@@ -262,6 +262,8 @@ def _say(done: Arrived, new: str, known: str) -> None:
     """What was done, what was there, what was left out and why; exit 1 where something was refused."""
     print(f"{len(done.new)} runs {new}, {len(done.known)} {known}, {len(done.refused)} left out")
     _warn(done.refused)
+    for line in done.cut_short:
+        print(f"prony: {line}", file=sys.stderr)
     if done.refused:
         raise typer.Exit(EXIT_FAILED)
 

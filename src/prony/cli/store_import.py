@@ -45,7 +45,7 @@ def _pairs(words: list[str], option: str, last: bool = False) -> dict[str, str]:
 
 def take(path: str, root: Path) -> Arrived:
     from prony.store import tabular
-    from prony.store.transfer import LONGEST_LINE, take_records, take_tar
+    from prony.store.transfer import take_records, take_tar
 
     if path == "-":
         if sys.stdin is None:
@@ -63,8 +63,7 @@ def take(path: str, root: Path) -> Arrived:
             if kind == "tar":
                 stream: BinaryIO = file
                 return take_tar(stream, root, path)
-            lines = iter(lambda: file.readline(LONGEST_LINE + 1), b"")
-            return take_records((line.decode("utf-8", "replace") for line in lines), root, path)
+            return take_records(tabular.read_json_lines(file), root, path)
     except FileNotFoundError:
         raise RequestError(f"there is no file {path}") from None
     except (IsADirectoryError, PermissionError) as error:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from prony.cli.at_site import Where, follow, jobs_for, leave, show_rendered, submit
+from prony.cli.at_site import Where, follow, jobs_for, leave, not_made, show_rendered, submit
 from prony.cli.execute import Job, Outcome, plan_of, refuse_missing_paths, runs_root
 from prony.cli.open_site import find_partition, warn
 from prony.cli.open_store import updated_store
@@ -76,7 +76,19 @@ def carry_out_at_site(study: Study, options: Options, view: StudyView) -> Carrie
     known = {one.record["id"] for one in found.done}  # of a job that has not ended, what was finished before
     made = [one for one in made if one.record["id"] not in known]
     ours = [one for one in made if (one.record["trial"]["hash"], one.record["repeat"]) in wanted]
-    return Carried([*found.done, *ours], interrupted)
+    outcomes = [*found.done, *ours]
+    missing = 0 if interrupted else _count_missing(found.jobs, outcomes)
+    stopped = f"{not_made(missing)}. Started again the study goes on with them" if missing else None
+    return Carried(outcomes, interrupted, stopped, gave_up=missing > 0)
+
+
+def _count_missing(jobs: list[Job], outcomes: list[Outcome]) -> int:
+    """How many runs have no record, other than those that a job leaves out, as a smaller batch ran out of memory."""
+    made = {(one.record["trial"]["hash"], one.record["repeat"]): one.record for one in outcomes}
+    memory = OutOfMemory()
+    for job in jobs:
+        memory.learn(job.trial, made.get(_key(job), {}))
+    return sum(_key(job) not in made and memory.prunes(job.trial) is None for job in jobs)
 
 
 def _jobs(study: Study, options: Options) -> list[Job]:

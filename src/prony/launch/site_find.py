@@ -15,6 +15,8 @@ from prony.launch.site_file import parse_site
 from prony_node.contract.cache import expand
 from prony_node.contract.errors import RequestError, unknown
 
+MOST_BYTES = 256 * 1024
+
 
 def sites_folder(environment: Mapping[str, str] = os.environ) -> Path:
     """Where a user's site files lie: $PRONY_SITES, else the configuration folder of this account."""
@@ -63,7 +65,13 @@ def user_sites(folder: Path | None = None) -> dict[str, Path]:
 def read_site(path: Path) -> Site:
     """The site of a file."""
     try:
-        text = path.read_text(encoding="utf-8")
+        if path.exists() and not path.is_file():
+            raise RequestError(f"{path} is no regular file, so it is no site")
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise RequestError(f"{path} has more than the {MOST_BYTES:,} bytes that a site file may have")
+        text = content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     name = re.sub(r"[^A-Za-z0-9_.-]", "-", path.stem).lstrip(".-_") or "site"

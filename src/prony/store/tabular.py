@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from prony.store.archive import MOST_TIMES, UNPACKED_FREELY
 from prony.store.rows import NO_NUMBER, row_of_record
 from prony_node.contract.errors import RequestError
 from prony_node.contract.files import make_folders, open_temporary, temporary_name
@@ -72,6 +73,14 @@ def write_json_lines(records: Iterable[dict[str, Any]], file: IO[bytes]) -> int:
         file.write(_line(record).encode() + b"\n")
         count += 1
     return count
+
+
+def read_json_lines(file: IO[bytes]) -> Iterator[str]:
+    """The lines of a file; of one that is too long to hold a record, no more than shows that it is."""
+    while line := file.readline(LONGEST_CELL + 1):
+        yield line.decode("utf-8", "replace")
+        while len(line) > LONGEST_CELL and not line.endswith(b"\n"):
+            line = file.readline(LONGEST_CELL + 1)
 
 
 def _line(record: dict[str, Any]) -> str:
@@ -184,16 +193,23 @@ def read_parquet(path: Path) -> Iterator[str]:
     """The records of a Parquet file that Prony wrote, as lines of JSON."""
     pyarrow, parquet = _pyarrow()
     try:
+        schema = parquet.read_metadata(path).schema
+        place = next((n for n in range(len(schema)) if schema.column(n).path == "record"), None)
+        if place is None:
+            raise RequestError(f"{path} has no column 'record': Prony did not export it")
         # Each different text once: a file of a few bytes may hold the same long one in every row.
         with parquet.ParquetFile(path, read_dictionary=["record"]) as file:
-            names = file.schema_arrow.names
-            if "record" not in names:
-                raise RequestError(f"{path} has no column 'record': it was not exported by Prony")
             groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
-            if any(group.column(names.index("record")).total_uncompressed_size > PARQUET_GROUP for group in groups):
+            if any(group.column(place).total_uncompressed_size > PARQUET_GROUP for group in groups):
                 raise RequestError(f"{path} is refused: its records take more than {PARQUET_GROUP:,} bytes at once")
+            left = max(UNPACKED_FREELY, MOST_TIMES * path.stat().st_size)
             for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=["record"]):
-                yield from (str(value.as_py()) for value in batch.column(0))
+                for value in batch.column(0):
+                    text = str(value.as_py())
+                    left -= len(text)
+                    if left < 0:
+                        raise RequestError(f"{path} is not read on: unpacked it has {MOST_TIMES} times its size")
+                    yield text
     except (pyarrow.ArrowException, OSError) as error:
         said = str(error).splitlines()[0]
         raise RequestError(f"{path} is no whole Parquet file ({said})") from error

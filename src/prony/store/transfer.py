@@ -23,6 +23,8 @@ from prony_node.contract.record import read_record, validate_record
 TAKEN = re.compile(r"(anchors|report(-.+)?\.html)$|index\.sqlite", re.IGNORECASE)  # what else lies beside run folders
 UNFINISHED = "is there already, and has no record yet: a run that is not finished"
 LONGEST_LINE = READ_LIMIT  # of one record in a file of JSON lines
+MOST_REFUSED = 10_000  # lines of one file: it is none of records
+LONGEST_REASON = 300  # characters: it may name what the record holds
 
 
 @dataclass
@@ -32,11 +34,13 @@ class Arrived:
     new: list[str] = field(default_factory=list)
     known: list[str] = field(default_factory=list)
     refused: list[Skipped] = field(default_factory=list)
+    cut_short: list[str] = field(default_factory=list)  # files that were not read to their end, and why
 
     def add(self, other: Arrived) -> None:
         self.new += other.new
         self.known += other.known
         self.refused += other.refused
+        self.cut_short += other.cut_short
 
 
 def take_tar(source: BinaryIO, root: Path, shown: str, limits: Limits | None = None) -> Arrived:
@@ -57,6 +61,9 @@ def take_records(lines: Iterable[str], root: Path, shown: str) -> Arrived:
     arrived = Arrived()
     check_writable(root)
     for number, line in enumerate(lines, start=1):
+        if len(arrived.refused) == MOST_REFUSED:
+            arrived.cut_short.append(f"{shown} is not read on: {MOST_REFUSED:,} of its lines were refused")
+            break
         if not line.strip():
             continue
         where = Path(f"{shown}, line {number}")
@@ -67,7 +74,7 @@ def take_records(lines: Iterable[str], root: Path, shown: str) -> Arrived:
             take_record(json.loads(files.bounded_json(line.encode("utf-8", "replace"))), root, arrived)
         except (RequestError, ValueError, RecursionError) as error:
             reason = str(error) if isinstance(error, RequestError) else f"it is no record: {error}"
-            arrived.refused.append(Skipped(where, reason))
+            arrived.refused.append(Skipped(where, reason[:LONGEST_REASON]))
         except OSError as error:
             raise said_by_system(error, root) from error
     return arrived

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from prony.cli.execute import Outcome, where_lines
-from prony.cli.main import main
+from prony.cli.main import main, make_app
 from prony.cli.study_plan import make_outlook, make_standing, outlook_lines
 from prony.cli.study_run import Carried, Options, carry_out
 from prony.cli.study_view import LiveView, PlainView, Tally, make_view
@@ -157,6 +158,32 @@ def test_what_a_job_had_finished_before_it_ended_is_told_once(root: Path, monkey
     monkeypatch.setattr("prony.cli.study_at_site.follow", lambda jobs, place, view: (made, False))
     again = carry(root, f"{STUDY}site: there\n")[0].outcomes
     assert [one.record["id"] for one in again] == [one.record["id"] for one in made]
+
+
+@pytest.mark.parametrize("words", [["run", "gpt-tiny", "device=cpu"], ["study", "run", "s.yaml"]], ids=" ".join)
+def test_a_job_that_ends_well_without_its_runs_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("prony.cli.at_site.UPDATE_EVERY_S", 0.1)
+    Path("s.yaml").write_text(STUDY)
+    Path("here.yaml").write_text("kind: local\npython: /bin/true\n")
+    done = CliRunner().invoke(make_app(words[0]), [*words, "--site", "./here.yaml", "--out", "runs"])
+    assert done.exit_code == 1, done.output
+    how_many = "1 run was" if words[0] == "run" else "6 runs were"
+    assert f"prony: {how_many} not made, although the job ended" in done.stderr
+
+
+def test_what_a_job_leaves_out_for_want_of_memory_is_not_missing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRONY_STAND_IN_MEMORY", "4")
+    monkeypatch.setattr("prony.cli.study_at_site.find_site", lambda name: Site("there", "slurm", runs=root))
+    made = carry(root)[0].outcomes
+    monkeypatch.setattr("prony.cli.study_at_site._Known.divide", lambda *_: ([], []))
+    for known, stopped in ((made, None), (made[1:], "1 run was not made")):
+        monkeypatch.setattr("prony.cli.study_at_site.follow", lambda *_, known=known: (known, False))
+        carried = carry(root, f"{STUDY}site: there\n")[0]
+        assert carried.gave_up == bool(stopped)
+        assert str(carried.stopped).startswith(str(stopped))
 
 
 def test_a_device_in_use_is_refused_unless_shared(root: Path) -> None:

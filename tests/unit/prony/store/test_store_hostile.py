@@ -144,15 +144,17 @@ def test_two_imports_of_the_same_runs_at_once_both_succeed(
         assert (done.new, done.known, done.refused) == ([], [record["id"]], [])
 
 
-def test_a_line_without_end_is_read_in_parts(
+def test_a_line_that_is_too_long_is_read_in_parts_and_refused_once(
     tmp_path: Path, record: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("prony.store.transfer.LONGEST_LINE", 100_000)
-    (tmp_path / "x.jsonl").write_text("9" * 250_000 + "\n" + json.dumps(record) + "\n")
+    monkeypatch.setattr("prony.store.tabular.LONGEST_CELL", 100_000)
+    (tmp_path / "x.jsonl").write_text("9" * 250_000 + "\n" + json.dumps(record) + "\n" + "9" * 250_000)
     done = CliRunner().invoke(
         make_app("store"), ["store", "import", str(tmp_path / "x.jsonl"), "--runs", str(tmp_path / "r")]
     )
-    assert "1 runs imported, 0 here already, 3 left out" in done.stdout, done.output
+    assert "1 runs imported, 0 here already, 2 left out" in done.stdout, done.output
+    assert "x.jsonl, line 3 is left out: the line is too long" in done.stderr
 
 
 def test_an_export_names_the_record_that_is_no_json(root: Path, record: dict[str, Any], tmp_path: Path) -> None:

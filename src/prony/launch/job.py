@@ -69,6 +69,10 @@ class BlockRun:
     def nodes(self) -> int:
         return int(self.plan.trial.settings.get("nodes", 1))
 
+    @property
+    def plan_text(self) -> str:
+        return files.to_json(self.plan.to_json())
+
 
 @dataclass(frozen=True)
 class Outcome:

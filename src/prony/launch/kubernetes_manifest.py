@@ -19,7 +19,6 @@ from prony.launch.container import image_for
 from prony.launch.job import NODE_ZIP, SCRIPT, Job
 from prony.launch.script import make_script, quote
 from prony.launch.site import Container
-from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 
 Manifest = dict[str, Any]
@@ -227,5 +226,5 @@ def _service(job: Job) -> Manifest:
 def _inputs(job: Job) -> Manifest:
     data = {SCRIPT: pod_script(job)}
     for number, run in enumerate(job.runs):
-        data[job.plan_file(number).name] = files.to_json(run.plan.to_json())
+        data[job.plan_file(number).name] = run.plan_text
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(job), "data": data}

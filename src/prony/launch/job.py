@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import pwd
+import re
 import secrets
 import shutil
 import stat
@@ -24,7 +25,7 @@ from typing import Any, BinaryIO
 from prony.launch.claim import refuse_open_root
 from prony.launch.site import Partition, Site
 from prony.launch.site_file import choose_partition
-from prony.launch.site_find import find_site
+from prony.launch.site_find import find_site_of_job
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.log_limits import LogLimits, logs_of_job
@@ -54,6 +55,7 @@ PRUNED = "pruned"  # runs that the script left out, by the script
 FOUND = ("accelerators", "gres", "arch")  # of a partition, which a scheduler may have said in place of its file
 OUTCOME = ("state", "reason", "exit_code")
 JOB_VERSION = 2  # 1 kept the text of the site's file, which is no longer read
+IS_JOB = re.compile(r"prony-\d{8}T\d{6}-[0-9a-f]+", re.ASCII)  # an id, as `new_job` makes them
 WAITING, SUBMITTED, ENDED_STATE = "waiting", "submitted", "ended"
 
 
@@ -335,7 +337,7 @@ def load(folder: Path) -> Job:
     check_schema(document, "prony.job", JOB_VERSION)
     assert isinstance(document, dict)
     try:
-        if document["id"] != folder.name:
+        if document["id"] != folder.name or not IS_JOB.fullmatch(folder.name):
             raise ValueError(f"it is of a job {document['id']!r}")
         site, partition, missing = _site(document, its_own=not barred)
         outcome = document.get("outcome")
@@ -421,7 +423,7 @@ def _site(document: dict[str, Any], *, its_own: bool) -> tuple[Site, Partition, 
         return stub, shown, ""
     found_as = str(document["site"].get("found_as") or name)
     try:
-        site = find_site(found_as)
+        site = find_site_of_job(found_as)
         if site.kind != kind:
             raise RequestError(f"the site {found_as} was of kind {kind} when it was submitted, and is now {site.kind}")
         return site, choose_partition(site, wanted), ""

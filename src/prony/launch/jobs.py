@@ -34,6 +34,7 @@ from prony.launch.job import (
 from prony.launch.node import write_node
 from prony.launch.protocol import Launcher, QueueFull, Rendered, Status, Unanswered, Warn, check_fits, make_launcher
 from prony.launch.settle import left, next_attempt, settle
+from prony.launch.site_find import find_site_of_job
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.leftovers import JOBS_LOCK, remove_leftovers
@@ -88,6 +89,7 @@ class Jobs:
         """Take these jobs up and submit as many as may be. One that is refused leaves nothing, and ends it all."""
         for job in jobs:
             check_fits(job)
+            find_site_of_job(job.site.found_as)  # as every later command looks for it
             self.launcher(job).render(job)  # what cannot be said is refused before anything is written
         for job in _one_of_each_place(jobs):
             self._check_image(job, self._warn)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+import stat
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from importlib import resources
@@ -14,6 +15,7 @@ from prony.launch.site import LOCAL, Site
 from prony.launch.site_file import parse_site
 from prony_node.contract.cache import expand
 from prony_node.contract.errors import RequestError, unknown
+from prony_node.contract.plain import OTHERS_WRITE, READ_LIMIT
 
 
 def sites_folder(environment: Mapping[str, str] = os.environ) -> Path:
@@ -39,11 +41,19 @@ def find_site(name: str) -> Site:
     return load_site(name, example_sites())
 
 
+def find_site_of_job(name: str) -> Site:
+    """The site that a job names. What a file says is executed, so nobody else may have written one that is a path."""
+    return _read_site(Path(name), _read_own) if _is_path(name) else find_site(name)
+
+
+def _is_path(name: str) -> bool:
+    return name.endswith((".yaml", ".yml")) or "/" in name
+
+
 def load_site(name: str, examples: Mapping[str, str], folder: Path | None = None) -> Site:
     """The site of a name, or of a path to a file: the user's own, then `local`, then one shipped as an example."""
-    path = Path(name)
-    if name.endswith((".yaml", ".yml")) or "/" in name:
-        return read_site(path)
+    if _is_path(name):
+        return read_site(Path(name))
     own = user_sites(folder)
     if name in own:
         return replace(read_site(own[name]), found_as=name)
@@ -62,12 +72,28 @@ def user_sites(folder: Path | None = None) -> dict[str, Path]:
 
 def read_site(path: Path) -> Site:
     """The site of a file."""
+    return _read_site(path, lambda path: path.read_text(encoding="utf-8"))
+
+
+def _read_site(path: Path, read: Callable[[Path], str]) -> Site:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read(path)
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     name = re.sub(r"[^A-Za-z0-9_.-]", "-", path.stem).lstrip(".-_") or "site"
     return replace(_parsed(text, str(path), name[:63]), found_as=str(path.absolute()))
+
+
+def _read_own(path: Path) -> str:
+    """The text of a file that only this user or root can have written."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), encoding="utf-8") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode) or found.st_uid not in (os.geteuid(), 0) or found.st_mode & OTHERS_WRITE:
+            raise RequestError(
+                f"the site file {path} is another user's, or others can write to it, and it says what a job executes; "
+                "use a copy of your own, with `chmod go-w`"
+            )
+        return file.read(READ_LIMIT)
 
 
 @cache  # a job that is followed looks its site up several times a second

@@ -41,7 +41,8 @@ def hash_of(content: bytes) -> str:
 @cache
 def start_text() -> str:
     """What Python executes first on a node: it starts the node program if that is the one of the job."""
-    return (resources.files("prony.launch") / "start_node.py").read_text(encoding="utf-8")
+    text = (resources.files("prony.launch") / "start_node.py").read_text(encoding="utf-8")
+    return text.replace("\n\n\n", "\n\n")  # which YAML would write as one long line
 
 
 def make_script(

@@ -41,12 +41,12 @@ write to a folder above the job can exchange its files, so each is read once and
 
 import hashlib
 import os
+import runpy
 import sys
 import tempfile
 from pathlib import Path
 
 MOST_BYTES = 2**26  # a larger file is another one
-
 
 def read(path: str, wanted: str) -> bytes:
     try:
@@ -58,13 +58,11 @@ def read(path: str, wanted: str) -> bytes:
         sys.exit(refuse(f"{path} is not what this job was submitted with"))
     return content
 
-
 def refuse(reason: str) -> int:
     print(f"prony: nothing is run: {reason}", file=sys.stderr)
     return 2
 
-
-def start(node: str, node_hash: str, file: str, file_hash: str, *words: str) -> int:
+def start(node: str, node_hash: str, file: str, file_hash: str, *words: str) -> None:
     program, content = read(node, node_hash), read(file, file_hash) if file else b""
     with tempfile.TemporaryDirectory(prefix="prony-node-") as place:
         own = Path(place, "node.zip")
@@ -76,13 +74,11 @@ def start(node: str, node_hash: str, file: str, file_hash: str, *words: str) -> 
             given.write(content)
             given.seek(0)
             os.dup2(given.fileno(), 0)
-        from prony_node.__main__ import main
-
-        return main(list(words))
-
+        sys.argv[1:] = words
+        runpy.run_module("prony_node", run_name="__main__", alter_sys=True)
 
 if __name__ == "__main__":
-    sys.exit(start(*sys.argv[1:]))
+    start(*sys.argv[1:])
 '
 node=SHA256
 

@@ -16,6 +16,8 @@ import pytest
 
 from prony.launch.job import BlockRun, Job, new_job
 from prony.launch.jobs import Jobs
+from prony.launch.node import node_zip, write_node
+from prony.launch.script import hash_of, start_text
 from prony.launch.site_find import read_site
 from prony_node.contract import Plan, Trial
 
@@ -137,3 +139,17 @@ def test_a_script_writes_to_the_folder_that_it_began_in(scene: Scene) -> None:
     scene.run(job)
     assert precious.read_text() == "precious\n"
     assert (scene.root / "old" / job.id / "ended").exists()
+
+
+def test_a_pod_executes_the_script_that_its_job_was_made_with(tmp_path: Path) -> None:
+    """On a volume that others can write to, too."""
+    folder, mark = tmp_path / "runs" / ".jobs" / "prony-20260101T000000-abcdef", tmp_path / "mark"
+    folder.mkdir(parents=True)
+    script = f"echo run >>{mark}\n".encode()
+    program = (str(write_node(folder / "node.zip")), hash_of(node_zip()))
+    words = [sys.executable, "-S", "-c", start_text(), *program, str(folder / "job.sh"), hash_of(script)]
+    for content, status in ((script, 0), (f"echo stolen >>{mark}\n".encode(), 2)):
+        (folder / "job.sh").write_bytes(content)
+        done = subprocess.run([*words, "carry", "--job", str(folder)], capture_output=True, timeout=60, check=False)
+        assert done.returncode == status, done.stderr
+        assert mark.read_text() == "run\n"

@@ -20,7 +20,8 @@ usage: python -m prony_node PLAN OUT     make the run of the plan file PLAN (- i
        python -m prony_node data ...     a data set shown, generated or verified, as lines of JSON; data --help
        python -m prony_node verify FOLDER ...
                                          whether run folders agree with their manifest and files, as lines of JSON
-       python -m prony_node carry ...    the script of a job in a pod, its files sent back through the log
+       python -m prony_node carry ...    the script on standard input, of a job in a pod, its files sent back
+                                         through the log
        python -m prony_node job FOLDER   the script on standard input, of the job in FOLDER, its logs kept small
        python -m prony_node power ...    the energy of any command, or live power; power --help says more
 

@@ -223,6 +223,45 @@ def test_a_job_whose_site_is_gone_is_listed_and_not_lost(scene: Scene) -> None:
     assert "was of kind local" in load(job.folder).barred
 
 
+def _of_a_stranger(site: Path) -> None:
+    os.chown(site, STRANGER, STRANGER)
+
+
+def _open_to_a_group(site: Path) -> None:
+    site.chmod(0o664)
+
+
+def _pipe(site: Path) -> None:
+    site.unlink()
+    os.mkfifo(site)
+
+
+@pytest.mark.usefixtures("by_root")
+@pytest.mark.parametrize("change", [_of_a_stranger, _open_to_a_group, _pipe])
+def test_a_site_file_that_others_may_have_written_is_not_used_because_a_job_names_it(
+    scene: Scene, change: Callable[[Path], None]
+) -> None:
+    """A job that came with an archive named a site file of its maker's."""
+    job, later = save(scene.job()), scene.job(1)
+    change(scene.site)
+    Jobs(scene.root, print).update()
+    assert not scene.mark.exists()
+    assert "or others can write to it" in load(job.folder).barred
+    with pytest.raises(RequestError, match="use a copy of your own"):
+        Jobs(scene.root, print).add([later])
+    assert not later.folder.exists()
+
+
+@pytest.mark.parametrize("name", ["prony-evil", "gpt-tiny-20260101T000000-abcdef", "prony-20260101T000000-abcdef.x"])
+def test_a_folder_with_a_name_that_prony_gives_no_job_is_none(scene: Scene, name: str) -> None:
+    job = save(scene.job())
+    folder = job.folder.rename(job.folder.with_name(name))
+    (folder / "job.json").write_text(json.dumps({**job.to_json(), "id": name}))
+    assert load_jobs(scene.root) == []
+    Jobs(scene.root, print).update()
+    assert not scene.mark.exists()
+
+
 @pytest.mark.usefixtures("by_root")
 def test_a_folder_that_another_user_made_for_our_jobs_is_not_used(scene: Scene) -> None:
     for name in (".jobs", f".jobs-{os.geteuid()}"):

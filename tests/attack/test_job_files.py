@@ -194,9 +194,9 @@ def test_the_log_of_a_pod_is_bounded_where_it_is_written(tmp_path: Path) -> None
     """On a volume it lies where its owner's quota is."""
     folder = tmp_path / "runs" / ".jobs" / "prony-20260101T000000-abcdef"
     folder.mkdir(parents=True)
-    (folder / "job.sh").write_text('yes "$(printf %01000d 0)" | head -c 100000000\n')
+    script = b'yes "$(printf %01000d 0)" | head -c 100000000\n'
     argv = [sys.executable, "-m", "prony_node", "carry", "--job", str(folder)]
-    subprocess.run(argv, stdout=subprocess.DEVNULL, timeout=120, check=True)
+    subprocess.run(argv, input=script, stdout=subprocess.DEVNULL, timeout=120, check=True)
     assert MOST_BYTES // 2 < (folder / "job.log").stat().st_size <= MOST_BYTES
 
 

@@ -46,6 +46,22 @@ def test_a_rank_that_prints_200_mb_leaves_a_log_of_64(tmp_path: Path) -> None:
     assert left_out(log) + len(log) == pytest.approx(200_000_000, rel=0.05), LOST
 
 
+def test_the_supervisor_of_a_run_bounds_the_logs_of_its_job(tmp_path: Path) -> None:
+    job = tmp_path / ".jobs" / "prony-20260101T000000-abcdef"
+    job.mkdir(parents=True)
+    for name in ("job.log", "run-000.log", "run-001.log"):
+        with (job / name).open("wb") as log:
+            log.truncate(2 * MOST_BYTES)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PRONY_")}
+    kept["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests" / "stand_in")])
+    environment = {**kept, "PRONY_RANK_MODULE": "stand_in_rank", "PRONY_RUN_LOG": str(job / "run-000.log")}
+    plan = json.dumps(Plan(run_id="gpt-tiny-1", trial=Trial("gpt-tiny")).to_json())
+    argv = [sys.executable, "-m", "prony_node", "-", str(tmp_path / "gpt-tiny-1")]
+    subprocess.run(argv, input=plan.encode(), env=environment, capture_output=True, timeout=120, check=True)
+    sizes = {path.name: path.stat().st_size <= MOST_BYTES for path in job.iterdir()}
+    assert sizes == {"job.log": True, "run-000.log": True, "run-001.log": False}, "another run's is not ours"
+
+
 def test_a_log_is_cut_while_someone_writes_to_it_and_counts_what_it_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

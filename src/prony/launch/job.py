@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -23,7 +24,7 @@ from typing import Any, BinaryIO
 from prony.launch.claim import other_root_hint
 from prony.launch.site import Partition, Site
 from prony.launch.site_file import choose_partition
-from prony.launch.site_find import find_site
+from prony.launch.site_find import find_site_of_job
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.log_limits import LogLimits, logs_of_job
@@ -55,6 +56,7 @@ PRUNED = "pruned"  # runs that the script left out, by the script
 FOUND = ("accelerators", "gres", "arch")  # of a partition, which a scheduler may have said in place of its file
 OUTCOME = ("state", "reason", "exit_code")
 JOB_VERSION = 2  # 1 kept the text of the site's file, which is no longer read
+IS_JOB = re.compile(r"prony-\d{8}T\d{6}-[0-9a-f]+", re.ASCII)  # an id, as `new_job` makes them
 WAITING, SUBMITTED, ENDED_STATE = "waiting", "submitted", "ended"
 
 
@@ -69,6 +71,10 @@ class BlockRun:
     @property
     def nodes(self) -> int:
         return int(self.plan.trial.settings.get("nodes", 1))
+
+    @property
+    def plan_text(self) -> str:
+        return files.to_json(self.plan.to_json())
 
 
 @dataclass(frozen=True)
@@ -327,7 +333,7 @@ def load(folder: Path) -> Job:
     check_schema(document, "prony.job", JOB_VERSION)
     assert isinstance(document, dict)
     try:
-        if document["id"] != folder.name:
+        if document["id"] != folder.name or not IS_JOB.fullmatch(folder.name):
             raise ValueError(f"it is of a job {document['id']!r}")
         site, partition, missing = _site(document, its_own=not barred)
         outcome = document.get("outcome")
@@ -406,7 +412,7 @@ def _site(document: dict[str, Any], *, its_own: bool) -> tuple[Site, Partition, 
         return stub, shown, ""
     found_as = str(document["site"].get("found_as") or name)
     try:
-        site = find_site(found_as)
+        site = find_site_of_job(found_as)
         if site.kind != kind:
             raise RequestError(f"the site {found_as} was of kind {kind} when it was submitted, and is now {site.kind}")
         return site, choose_partition(site, wanted), ""

@@ -35,6 +35,7 @@ from prony.launch.job import (
 from prony.launch.node import write_node
 from prony.launch.protocol import Launcher, QueueFull, Rendered, Status, Unanswered, Warn, check_fits, make_launcher
 from prony.launch.settle import left, next_attempt, settle
+from prony.launch.site_find import find_site_of_job
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.leftovers import JOBS_LOCK, remove_leftovers
@@ -91,6 +92,7 @@ class Jobs:
         refuse_open_root(self.root)
         for job in jobs:
             check_fits(job)
+            find_site_of_job(job.site.found_as)  # as every later command looks for it
             self.launcher(job).render(job)  # what cannot be said is refused before anything is written
         for job in _one_of_each_place(jobs):
             self._check_image(job, self._warn)
@@ -100,7 +102,6 @@ class Jobs:
             try:
                 for job in jobs:
                     prepared.append(save(job))
-                    self._prepare(job)
                 self._submit_waiting(changes, ours={job.id for job in jobs})
             except RequestError:
                 self._withdraw(prepared)
@@ -151,14 +152,6 @@ class Jobs:
                     cancelled.append(save(replace(job, cancelled=True)))
         return cancelled
 
-    def _prepare(self, job: Job) -> Job:
-        """All that the job needs into its folder; the node program comes last, and says that nothing is missing."""
-        with opened(job) as folder:
-            for number, run in enumerate(job.runs):
-                write_alone(folder / job.plan_file(number).name, files.to_json(run.plan.to_json()).encode())
-            write_node(folder / NODE_ZIP)
-        return job
-
     def _submit_waiting(self, changes: Changes, ours: Collection[str] = ()) -> None:
         """Submit what waits, as far as it may; a refusal of one of `ours` is raised, that of another is its end."""
         jobs = self.own()
@@ -202,11 +195,11 @@ class Jobs:
 
     def _submit(self, job: Job) -> Job:
         launcher = self.launcher(job)
-        if not (job.folder / NODE_ZIP).exists():  # who made the job was ended before all of it was there
-            self._prepare(job)
         rendered = launcher.render(job)
         with opened(job) as folder:
-            write_node(folder / NODE_ZIP)  # as it is now, and as nobody else has changed it
+            write_node(folder / NODE_ZIP)
+            for number, run in enumerate(job.runs):
+                write_alone(folder / job.plan_file(number).name, run.plan_text.encode())
             for name, text in rendered.files.items():
                 write_alone(folder / name, text.encode())
             open_log(folder).close()  # a scheduler would make it with this user's umask
@@ -247,7 +240,7 @@ class Jobs:
         again = next_attempt(ended, failure)
         changes.recorded += settle(ended, failure, _last_words(ended), will_retry=again is not None)
         if again is not None:
-            changes.retried.append(self._prepare(save(again)))
+            changes.retried.append(save(again))
             ended = replace(ended, followed_by=again.id)
         changes.ended.append(ended)
         return save(ended)

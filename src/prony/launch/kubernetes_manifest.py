@@ -17,9 +17,9 @@ import yaml
 
 from prony.launch.container import image_for
 from prony.launch.job import NODE_ZIP, SCRIPT, Job
-from prony.launch.script import make_script, quote
+from prony.launch.node import node_zip
+from prony.launch.script import hash_of, make_script, quote, start_text
 from prony.launch.site import Container
-from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 
 Manifest = dict[str, Any]
@@ -167,26 +167,26 @@ def _pod(job: Job) -> Manifest:
 
 def _container(job: Job) -> Manifest:
     there = inside(job)
-    python = (job.site.python or "python3").replace("$", "$$")  # Kubernetes would put variables in
-    command = [python, "-m", "prony_node", "carry", "--job", str(there.folder)]
-    node_zip = there.folder / NODE_ZIP
+    where = there.folder if job.site.volume is not None else Path(INPUTS)
+    program = (str(where / NODE_ZIP), hash_of(node_zip()))
+    script = (str(where / SCRIPT), hash_of(pod_script(job).encode()))
+    command = [job.site.python or "python3", "-c", start_text(), *program, *script, "carry", "--job", str(there.folder)]
     mounts: list[Manifest] = [
         {"name": "runs", "mountPath": str(RUNS)},
         {"name": "shared-memory", "mountPath": "/dev/shm"},
     ]
     if job.site.volume is None:
         command += ["--inputs", str(INPUTS)]
-        node_zip = Path(INPUTS) / NODE_ZIP
         mounts.append({"name": "inputs", "mountPath": str(INPUTS), "readOnly": True})
     warn_after_s = int(job.time_s) - min(job.site.signal_before_s, int(job.time_s) // 2)
     command += ["--warn-after-s", str(warn_after_s), "--end-after-s", str(int(job.time_s))]
     resources = _resources(job)
     # torch asks for the user's name, and the image may know none for the user that a cluster gives a pod.
-    variables = {"PYTHONPATH": str(node_zip), "PYTHONSAFEPATH": "1", "USER": "prony"}
+    variables = {"PYTHONSAFEPATH": "1", "USER": "prony"}
     return {
         "name": CONTAINER,
         "image": image_for(job.site, job.partition),
-        "command": command,
+        "command": [word.replace("$", "$$") for word in command],  # Kubernetes would put variables in
         "workingDir": WORK,
         "env": [{"name": name, "value": value} for name, value in variables.items()],
         **({"resources": resources} if resources else {}),
@@ -227,5 +227,5 @@ def _service(job: Job) -> Manifest:
 def _inputs(job: Job) -> Manifest:
     data = {SCRIPT: pod_script(job)}
     for number, run in enumerate(job.runs):
-        data[job.plan_file(number).name] = files.to_json(run.plan.to_json())
+        data[job.plan_file(number).name] = run.plan_text
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(job), "data": data}

@@ -2,33 +2,47 @@
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 from collections.abc import Sequence
+from functools import cache
+from importlib import resources
 
 from prony.launch.container import container_words
 from prony.launch.job import ENDED, NODE_ZIP, PRUNED, Job
+from prony.launch.node import node_zip
 from prony_node.contract.cost import CARBON, PRICE
 
 NEAR_END = "USR2"  # what a job gets before its time is over; the supervisor answers it with a record
+OWN_FOLDER = (
+    'exec 9<"$job"  # this folder is written to, also if others put another one in its place',
+    "own=/proc/$$/fd/9",
+    '[ -d "$own" ] || own=$job',
+)
 OURS_ALONE = (
-    "# what lies in this folder is executed: it must be as its owner made it, whoever may write to the folders above",
-    "check_folder() {",
-    "    local foreign whose",
-    """    whose=(-type l -o ! -user "$(id -u)" -o -perm /022)""",
-    """    foreign=$(find "$job" -ignore_readdir_race -maxdepth 1 '(' "${whose[@]}" ')') || foreign=$job""",
-    '    if [ -n "$foreign" ]; then',
-    """        echo "prony: nothing is run: others may write to ${foreign%%$'\\n'*}, or it is another user's" >&2""",
-    "        trap - EXIT  # nothing is written there",
-    "        exit 1",
-    "    fi",
-    "}",
-    "check_folder",
+    """whose=(-type l -o ! -user "$(id -u)" -o -perm /022)""",
+    """foreign=$(find "$own"/ -ignore_readdir_race -maxdepth 1 '(' "${whose[@]}" ')') || foreign=$job""",
+    'if [ -n "$foreign" ]; then',
+    """    echo "prony: nothing is run: others may write to $job or to a file in it, or it is another user's" >&2""",
+    "    exit 1",
+    "fi",
 )
 OWN_FILES = ("mask=$(umask)", "umask go-w  # nobody else changes what this script writes")
 
 
 def quote(text: str) -> str:
     return shlex.quote(text)
+
+
+def hash_of(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+@cache
+def start_text() -> str:
+    """What Python executes first on a node: it starts the node program if that is the one of the job."""
+    text = (resources.files("prony.launch") / "start_node.py").read_text(encoding="utf-8")
+    return text.replace("\n\n\n", "\n\n")  # which YAML would write as one long line
 
 
 def make_script(
@@ -47,9 +61,11 @@ def make_script(
     """
     login = " -l" if job.site.environment.modules else ""  # where `module` is defined
     lines = [f"#!/bin/bash{login}", *header, "", "set -euo pipefail", ""]
-    lines += [f"job={quote(str(job.folder))}", *OWN_FILES, *(OURS_ALONE if ours else ())]
+    lines += [f"job={quote(str(job.folder))}", *OWN_FILES, *OWN_FOLDER, *(OURS_ALONE if ours else ())]
     lines += _environment(job)
-    lines += _functions(job, step, first_host or _own_name(job), seed or "${SLURM_JOB_ID:-$$}", ours)
+    lines += ["# the beginning of the node program: what it executes must have the hash that stands here"]
+    lines += [f"start={quote(start_text())}", f"node={hash_of(node_zip())}", ""]
+    lines += _functions(job, step, first_host or _own_name(job), seed or "${SLURM_JOB_ID:-$$}")
     lines += _work(job)
     return "\n".join(lines) + "\n"
 
@@ -66,7 +82,7 @@ def _environment(job: Job) -> list[str]:
             variables.setdefault(name, value)
     lines = [f"python={quote(job.site.python or 'python3')}"]
     lines += [f"export {name}={quote(value)}" for name, value in sorted(variables.items())]
-    lines.append('export PYTHONPATH="$job"/' + NODE_ZIP + (f":{quote(path)}" if path else ""))
+    lines.append(f"export PYTHONPATH={quote(path)}" if path else "unset PYTHONPATH")
     lines.append(f"export PYTHONSAFEPATH=1 PRONY_JOB={quote(job.id)}")
     if environment.modules:
         lines += ["set +u  # the modules of some sites use variables that are not set"]
@@ -75,9 +91,9 @@ def _environment(job: Job) -> list[str]:
     return [*lines, ""]
 
 
-def _functions(job: Job, step: Sequence[str], first_host: str, seed: str, ours: bool) -> list[str]:
+def _functions(job: Job, step: Sequence[str], first_host: str, seed: str) -> list[str]:
     container = container_words(job.site, job.partition, _paths(job))
-    program = " ".join(['"$python"', "-m", "prony_node"])
+    program = f'"$python" -c "$start" "$job"/{NODE_ZIP} "$node"'
     return [
         "ending=''  # set once no further run may begin",
         "step=''",
@@ -95,14 +111,14 @@ def _functions(job: Job, step: Sequence[str], first_host: str, seed: str, ours: 
         "}",
         f"trap on_near_end {NEAR_END}",
         "trap \"ending='the job was ended'\" TERM",
-        f"""trap 'printf "%s\\n" "$?" >"$job"/{ENDED}' EXIT""",
+        f"""trap 'printf "%s\\n" "$?" >"$own"/{ENDED}' EXIT""",
         "",
-        "# on_nodes COUNT LOG WORDS: the node program on the first COUNT nodes, one process a node",
+        "# on_nodes COUNT LOG FILE HASH WORDS: the node program on the first COUNT nodes, one process a node;",
+        "# FILE, which has this hash, is its input",
         "on_nodes() {",
         "    local nodes=$1 log=$2 status=0",
         "    shift 2",
-        *(["    check_folder"] if ours else []),
-        f'    (umask "$mask"; exec {" ".join([*step, *container, program])} "$@") >>"$log" 2>&1 &',
+        f'    (umask "$mask"; exec {" ".join([*step, *container, program])} "$@") >>"$log" 2>&1 9<&- &',
         "    step=$!",
         "    [ \"$ending\" != 'the time limit is near' ] || tell_near_end  # it came while the step was made",
         "    while :; do  # a signal ends `wait` before the step has ended",
@@ -113,10 +129,11 @@ def _functions(job: Job, step: Sequence[str], first_host: str, seed: str, ours: 
         '    return "$status"',
         "}",
         "",
-        "# run NUMBER NODES FOLDER [FOLDER OF A SMALLER RUN ...]: one run; how it ended is in its record",
+        "# run NUMBER HASH NODES FOLDER [FOLDER OF A SMALLER RUN ...]: one run, of the plan with this hash;",
+        "# how it ended is in its record",
         "run() {",
-        "    local number=$1 nodes=$2 folder=$3 status=0 smaller",
-        "    shift 3",
+        "    local number=$1 hash=$2 nodes=$3 folder=$4 status=0 smaller",
+        "    shift 4",
         '    if [ -n "$ending" ]; then',
         '        echo "prony: run $number does not begin: $ending"',
         "        return 0",
@@ -125,7 +142,7 @@ def _functions(job: Job, step: Sequence[str], first_host: str, seed: str, ours: 
         '        [ -f "$smaller"/record.json ] || continue  # to read a FIFO takes for ever',
         """        if grep -qs '"kind": "out-of-memory"' -- "$smaller"/record.json; then""",
         '            echo "prony: run $number is left out: a smaller one ran out of memory"',
-        f'            printf "%s\\n" "${{folder##*/}}" >>"$job"/{PRUNED}',
+        f'            printf "%s\\n" "${{folder##*/}}" >>"$own"/{PRUNED}',
         "            return 0",
         "        fi",
         "    done",
@@ -136,7 +153,8 @@ def _functions(job: Job, step: Sequence[str], first_host: str, seed: str, ours: 
         "        export PRONY_RENDEZVOUS",
         "    fi",
         '    echo "prony: run $number begins: $folder"',
-        '    on_nodes "$nodes" "$job"/run-"$number".log "$job"/plan-"$number".json "$folder" || status=$?',
+        '    export PRONY_RUN_LOG="$job"/run-"$number".log',
+        '    on_nodes "$nodes" "$own"/run-"$number".log "$job"/plan-"$number".json "$hash" - "$folder" || status=$?',
         '    echo "prony: run $number ended with exit code $status"',
         '    if [ "$status" = 130 ]; then',
         "        ending='the run before was interrupted'",
@@ -165,12 +183,12 @@ def _paths(job: Job) -> list[str]:
 def _work(job: Job) -> list[str]:
     if job.ask:
         words = " ".join(quote(word) for word in job.ask)
-        return [*_surroundings(job), f'on_nodes {job.nodes} "$job"/answer {words}']
+        return [*_surroundings(job), f"on_nodes {job.nodes} \"$own\"/answer '' '' {words}"]
     lines = []
     for number, run in enumerate(job.runs):
         smaller = [str(job.root / run_id) for run_id in run.unless_too_large]
         folders = " ".join(quote(folder) for folder in (str(job.run_folder(run)), *smaller))
-        lines.append(f"run {number:03d} {run.nodes} {folders}")
+        lines.append(f"run {number:03d} {hash_of(run.plan_text.encode())} {run.nodes} {folders}")
     return [*lines, 'exit "$lost"']
 
 
@@ -182,4 +200,4 @@ def _surroundings(job: Job) -> list[str]:
         lines.append(f"    getent hosts {_own_name(job)} | sed 's/^/address /'")
     if environment.modules:
         lines.append('    printf "modules %s\\n" "${LOADEDMODULES:-}"')
-    return ["{", *lines, '} >"$job"/surroundings 2>/dev/null || true']
+    return ["{", *lines, '} >"$own"/surroundings 2>/dev/null || true']

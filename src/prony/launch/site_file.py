@@ -30,7 +30,7 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}"
 WORD = r"[A-Za-z0-9_.,:=+@/*&|()\[\]-]{1,200}"
 OPTION = rf"--?[A-Za-z][A-Za-z0-9-]*(={WORD})?"
 VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
-OURS = ("PRONY_JOB", "PRONY_NODE_RANK", "PRONY_RENDEZVOUS", "PRONY_CONTROLLER_PID")
+OURS = ("PRONY_JOB", "PRONY_RUN_LOG", "PRONY_NODE_RANK", "PRONY_RENDEZVOUS", "PRONY_CONTROLLER_PID")
 
 
 def parse_site(text: str, where: str, name: str) -> Site:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -14,6 +15,7 @@ from prony.launch.site import LOCAL, Site
 from prony.launch.site_file import parse_site
 from prony_node.contract.cache import expand
 from prony_node.contract.errors import RequestError, unknown
+from prony_node.contract.plain import OTHERS_WRITE
 
 MOST_BYTES = 256 * 1024
 
@@ -41,11 +43,19 @@ def find_site(name: str) -> Site:
     return load_site(name, example_sites())
 
 
+def find_site_of_job(name: str) -> Site:
+    """The site that a job names. What a file says is executed, so nobody else may have written one that is a path."""
+    return read_site(Path(name), own=True) if _is_path(name) else find_site(name)
+
+
+def _is_path(name: str) -> bool:
+    return name.endswith((".yaml", ".yml")) or "/" in name
+
+
 def load_site(name: str, examples: Mapping[str, str], folder: Path | None = None) -> Site:
     """The site of a name, or of a path to a file: the user's own, then `local`, then one shipped as an example."""
-    path = Path(name)
-    if name.endswith((".yaml", ".yml")) or "/" in name:
-        return read_site(path)
+    if _is_path(name):
+        return read_site(Path(name))
     own = user_sites(folder)
     if name in own:
         return replace(read_site(own[name]), found_as=name)
@@ -62,20 +72,31 @@ def user_sites(folder: Path | None = None) -> dict[str, Path]:
     return {path.stem: path for path in sorted(where.glob("*.yaml"))} if where.is_dir() else {}
 
 
-def read_site(path: Path) -> Site:
-    """The site of a file."""
+def read_site(path: Path, own: bool = False) -> Site:
+    """The site of a file; `own`: of one that only this user or root can have written."""
     try:
-        if path.exists() and not path.is_file():
-            raise RequestError(f"{path} is no regular file, so it is no site")
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
-        if len(content) > MOST_BYTES:
-            raise RequestError(f"{path} has more than the {MOST_BYTES:,} bytes that a site file may have")
-        text = content.decode("utf-8")
+        text = _read(path, own)
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     name = re.sub(r"[^A-Za-z0-9_.-]", "-", path.stem).lstrip(".-_") or "site"
     return replace(_parsed(text, str(path), name[:63]), found_as=str(path.absolute()))
+
+
+def _read(path: Path, own: bool) -> str:
+    """The text of a regular file of bounded size. A link to it is followed: the user named it."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise RequestError(f"{path} is no regular file, so it is no site")
+        if own and (found.st_uid not in (os.geteuid(), 0) or found.st_mode & OTHERS_WRITE):
+            raise RequestError(
+                f"the site file {path} is another user's, or others can write to it, and it says what a job executes; "
+                "use a copy of your own, with `chmod go-w`"
+            )
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise RequestError(f"{path} has more than the {MOST_BYTES:,} bytes that a site file may have")
+    return content.decode("utf-8")
 
 
 @cache  # a job that is followed looks its site up several times a second

@@ -1,7 +1,8 @@
 """A job in a pod: its files come from a folder that cannot be written, and go back as frames of the log.
 
-`python -m prony_node carry` is the pod's first process. It starts the job's script, passes on signals, warns it before
-the time is over, and ends with its exit code. Where the run folders are on a shared volume there is nothing to send.
+`prony_node carry` is the pod's first process. It starts the script on its standard input, passes on signals, warns it
+before the time is over, and ends with its exit code. Where the run folders are on a shared volume there is nothing to
+send.
 """
 
 from __future__ import annotations
@@ -121,12 +122,13 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
 
 
 class Script:
-    """The job's script in a group of its own; signals to us are for all of it."""
+    """The job's script, from our standard input, in a group of its own; signals to us are for all of it."""
 
-    def __init__(self, script: Path, folder: Path) -> None:
+    def __init__(self, folder: Path) -> None:
+        script = os.dup(0)
         self.process = subprocess.Popen(
-            ["bash", str(script)], cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, start_new_session=True,
+            ["bash", f"/dev/fd/{script}"], cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, start_new_session=True, pass_fds=[script],
         )  # fmt: skip
 
     def end(self, number: int, frame: object = None) -> None:
@@ -170,7 +172,7 @@ def carry(words: list[str]) -> int:
         for path in sorted(Path(options.inputs).iterdir()):
             if path.is_file() and not path.name.startswith("."):
                 shutil.copyfile(path, folder / path.name)
-    script = Script(folder / "job.sh", folder.parents[1])
+    script = Script(folder.parents[1])
     signal.signal(signal.SIGTERM, script.end)
     signal.signal(signal.SIGINT, script.end)
     sender = Sender(folder.parents[1], sys.stdout.buffer)

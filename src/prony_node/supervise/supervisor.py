@@ -63,7 +63,7 @@ def supervise(plan_file: Path, folder: Path) -> int:
         if controller_pid() is not None:
             end_with_parent(signal.SIGTERM)
         adopt_orphans()
-        ending = _run(plan, folder, wake, node, _logs(plan_file, folder, node))
+        ending = _run(plan, folder, wake, node, _logs(folder, node))
         end_adopted()
         if plan.walk:
             write_screenings(plan, folder, ending.watched, started=started, ended=_utc_now())
@@ -80,12 +80,12 @@ class Ending:
     watched: Watched = field(default_factory=dict)  # on this node, for the first one to judge
 
 
-def _logs(plan_file: Path, folder: Path, node: int) -> LogLimits:
+def _logs(folder: Path, node: int) -> LogLimits:
     """The logs of this run; of a job's, on its first node, also what goes to the job's folder."""
-    job = plan_file.parent
-    if node or os.environ.get("PRONY_JOB") != job.name:
+    own = os.environ.get("PRONY_RUN_LOG")
+    if node or not own:
         return LogLimits(folder)
-    of_job = [job / "job.log", job / f"{plan_file.stem.replace('plan-', 'run-')}.log"]
+    of_job = [Path(own).with_name("job.log"), Path(own)]
     return LogLimits(folder, find=lambda one: [*logs_of_run(one), *of_job])
 
 

@@ -6,21 +6,68 @@ set -euo pipefail
 job=/scratch/runs/.jobs/prony-20260101T000000-abcdef
 mask=$(umask)
 umask go-w  # nobody else changes what this script writes
-# what lies in this folder is executed: it must be as its owner made it, whoever may write to the folders above
-check_folder() {
-    local foreign whose
-    whose=(-type l -o ! -user "$(id -u)" -o -perm /022)
-    foreign=$(find "$job" -ignore_readdir_race -maxdepth 1 '(' "${whose[@]}" ')') || foreign=$job
-    if [ -n "$foreign" ]; then
-        echo "prony: nothing is run: others may write to ${foreign%%$'\n'*}, or it is another user's" >&2
-        trap - EXIT  # nothing is written there
-        exit 1
-    fi
-}
-check_folder
+exec 9<"$job"  # this folder is written to, also if others put another one in its place
+own=/proc/$$/fd/9
+[ -d "$own" ] || own=$job
+whose=(-type l -o ! -user "$(id -u)" -o -perm /022)
+foreign=$(find "$own"/ -ignore_readdir_race -maxdepth 1 '(' "${whose[@]}" ')') || foreign=$job
+if [ -n "$foreign" ]; then
+    echo "prony: nothing is run: others may write to $job or to a file in it, or it is another user's" >&2
+    exit 1
+fi
 python=/opt/python
-export PYTHONPATH="$job"/node.zip
+unset PYTHONPATH
 export PYTHONSAFEPATH=1 PRONY_JOB=prony-20260101T000000-abcdef
+
+# the beginning of the node program: what it executes must have the hash that stands here
+start='"""How the node program of a job begins. The text of this file is part of each script of a job.
+
+`python -c TEXT NODE HASH FILE HASH WORDS`: NODE is the program, FILE its standard input ("" for none). Whoever may
+write to a folder above the job can exchange its files, so each is read once and must have the hash in the script.
+"""
+
+import hashlib
+import os
+import runpy
+import sys
+import tempfile
+from pathlib import Path
+
+MOST_BYTES = 2**26  # a larger file is another one
+
+def read(path: str, wanted: str) -> bytes:
+    try:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a FIFO keeps nobody waiting
+            content = file.read(MOST_BYTES) or b""
+    except OSError as error:
+        sys.exit(refuse(f"{path} cannot be read: {error.strerror}"))
+    if hashlib.sha256(content).hexdigest() != wanted:
+        sys.exit(refuse(f"{path} is not what this job was submitted with"))
+    return content
+
+def refuse(reason: str) -> int:
+    print(f"prony: nothing is run: {reason}", file=sys.stderr)
+    return 2
+
+def start(node: str, node_hash: str, file: str, file_hash: str, *words: str) -> None:
+    program, content = read(node, node_hash), read(file, file_hash) if file else b""
+    with tempfile.TemporaryDirectory(prefix="prony-node-") as place:
+        own = Path(place, "node.zip")
+        own.write_bytes(program)
+        sys.path.insert(0, str(own))
+        before = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = f"{own}{os.pathsep}{before}" if before else str(own)  # for what it starts
+        with tempfile.TemporaryFile() as given:
+            given.write(content)
+            given.seek(0)
+            os.dup2(given.fileno(), 0)
+        sys.argv[1:] = words
+        runpy.run_module("prony_node", run_name="__main__", alter_sys=True)
+
+if __name__ == "__main__":
+    start(*sys.argv[1:])
+'
+node=SHA256
 
 ending=''  # set once no further run may begin
 step=''
@@ -38,14 +85,14 @@ on_near_end() {
 }
 trap on_near_end USR2
 trap "ending='the job was ended'" TERM
-trap 'printf "%s\n" "$?" >"$job"/ended' EXIT
+trap 'printf "%s\n" "$?" >"$own"/ended' EXIT
 
-# on_nodes COUNT LOG WORDS: the node program on the first COUNT nodes, one process a node
+# on_nodes COUNT LOG FILE HASH WORDS: the node program on the first COUNT nodes, one process a node;
+# FILE, which has this hash, is its input
 on_nodes() {
     local nodes=$1 log=$2 status=0
     shift 2
-    check_folder
-    (umask "$mask"; exec "$python" -m prony_node "$@") >>"$log" 2>&1 &
+    (umask "$mask"; exec "$python" -c "$start" "$job"/node.zip "$node" "$@") >>"$log" 2>&1 9<&- &
     step=$!
     [ "$ending" != 'the time limit is near' ] || tell_near_end  # it came while the step was made
     while :; do  # a signal ends `wait` before the step has ended
@@ -56,10 +103,11 @@ on_nodes() {
     return "$status"
 }
 
-# run NUMBER NODES FOLDER [FOLDER OF A SMALLER RUN ...]: one run; how it ended is in its record
+# run NUMBER HASH NODES FOLDER [FOLDER OF A SMALLER RUN ...]: one run, of the plan with this hash;
+# how it ended is in its record
 run() {
-    local number=$1 nodes=$2 folder=$3 status=0 smaller
-    shift 3
+    local number=$1 hash=$2 nodes=$3 folder=$4 status=0 smaller
+    shift 4
     if [ -n "$ending" ]; then
         echo "prony: run $number does not begin: $ending"
         return 0
@@ -68,7 +116,7 @@ run() {
         [ -f "$smaller"/record.json ] || continue  # to read a FIFO takes for ever
         if grep -qs '"kind": "out-of-memory"' -- "$smaller"/record.json; then
             echo "prony: run $number is left out: a smaller one ran out of memory"
-            printf "%s\n" "${folder##*/}" >>"$job"/pruned
+            printf "%s\n" "${folder##*/}" >>"$own"/pruned
             return 0
         fi
     done
@@ -79,7 +127,8 @@ run() {
         export PRONY_RENDEZVOUS
     fi
     echo "prony: run $number begins: $folder"
-    on_nodes "$nodes" "$job"/run-"$number".log "$job"/plan-"$number".json "$folder" || status=$?
+    export PRONY_RUN_LOG="$job"/run-"$number".log
+    on_nodes "$nodes" "$own"/run-"$number".log "$job"/plan-"$number".json "$hash" - "$folder" || status=$?
     echo "prony: run $number ended with exit code $status"
     if [ "$status" = 130 ]; then
         ending='the run before was interrupted'
@@ -93,5 +142,5 @@ run() {
 
 {
     ls /sys/class/net | sed 's/^/interface /'
-} >"$job"/surroundings 2>/dev/null || true
-on_nodes 1 "$job"/answer doctor
+} >"$own"/surroundings 2>/dev/null || true
+on_nodes 1 "$own"/answer '' '' doctor

@@ -27,7 +27,8 @@ def inputs(tmp_path: Path) -> Path:
 def start(tmp_path: Path, *words: str) -> subprocess.Popen[bytes]:
     folder = tmp_path / "runs" / ".jobs" / JOB
     argv = [sys.executable, "-m", "prony_node", "carry", "--job", str(folder), *words]
-    return subprocess.Popen(argv, stdout=subprocess.PIPE, start_new_session=True)
+    with (tmp_path / "job.sh").open() as script:
+        return subprocess.Popen(argv, stdin=script, stdout=subprocess.PIPE, start_new_session=True)
 
 
 def frames_of(log: bytes) -> list[Frame]:
@@ -35,7 +36,7 @@ def frames_of(log: bytes) -> list[Frame]:
 
 
 def test_files_go_in_run_folders_come_out_and_the_exit_code_is_kept(tmp_path: Path, inputs: Path) -> None:
-    (inputs / "job.sh").write_text(BEGIN + "echo words; echo '@prony/1 evil'; echo '{}' >run-1/record.json\nexit 7\n")
+    (tmp_path / "job.sh").write_text(BEGIN + "echo words; echo '@prony/1 evil'; echo '{}' >run-1/record.json\nexit 7\n")
     process = start(tmp_path, "--inputs", str(inputs))
     log, _ = process.communicate(timeout=60)
     assert process.returncode == 7
@@ -50,7 +51,7 @@ def test_files_go_in_run_folders_come_out_and_the_exit_code_is_kept(tmp_path: Pa
 def test_on_a_shared_volume_nothing_is_sent(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / ".jobs" / JOB
     folder.mkdir(parents=True)
-    (folder / "job.sh").write_text(BEGIN + "echo words\n")
+    (tmp_path / "job.sh").write_text(BEGIN + "echo words\n")
     log, _ = start(tmp_path).communicate(timeout=60)
     assert log == b"words\n"
     assert (folder / "job.log").read_bytes() == b"words\n"
@@ -58,7 +59,7 @@ def test_on_a_shared_volume_nothing_is_sent(tmp_path: Path) -> None:
 
 def test_the_end_of_a_pod_reaches_the_script_and_what_it_then_writes_comes_back(tmp_path: Path, inputs: Path) -> None:
     ending = "trap 'echo ended >run-1/record.json; exit 130' TERM\ntouch ready; while :; do sleep 0.05; done\n"
-    (inputs / "job.sh").write_text(BEGIN + ending)
+    (tmp_path / "job.sh").write_text(BEGIN + ending)
     process = start(tmp_path, "--inputs", str(inputs))
     wait_for(tmp_path / "runs" / "ready")
     os.kill(process.pid, signal.SIGTERM)
@@ -69,7 +70,7 @@ def test_the_end_of_a_pod_reaches_the_script_and_what_it_then_writes_comes_back(
 
 def test_a_script_is_warned_before_its_time_is_over_and_then_ended(tmp_path: Path, inputs: Path) -> None:
     ending = "trap 'echo warned' USR2\ntrap 'echo ended; exit 0' TERM\nwhile :; do sleep 0.05; done\n"
-    (inputs / "job.sh").write_text(BEGIN + ending)
+    (tmp_path / "job.sh").write_text(BEGIN + ending)
     # Five seconds for bash to come to its traps: a warning before them would be its end.
     process = start(tmp_path, "--inputs", str(inputs), "--warn-after-s", "5", "--end-after-s", "6")
     log, _ = process.communicate(timeout=60)

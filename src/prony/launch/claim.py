@@ -11,14 +11,13 @@ import fcntl
 import grp
 import hashlib
 import os
-import pwd
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
-from prony_node.contract.plain import NotPlain, open_lock
+from prony_node.contract.plain import NotPlain, is_own_group, open_lock
 
 FILE = ".claims"
 PLACES = 2**62
@@ -50,7 +49,7 @@ def refuse_open_root(root: Path) -> None:
         return
     if found.st_mode & stat.S_IWOTH:
         who, remedy = "any user", "o-w"
-    elif found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid):
+    elif found.st_mode & stat.S_IWGRP and not is_own_group(found.st_gid):
         who, remedy = f"every member of group {_group_name(found.st_gid)}", "g-w"
     else:
         return
@@ -58,15 +57,6 @@ def refuse_open_root(root: Path) -> None:
         f"{who} can replace runs in {root}, so nothing is run there. Share the folder (prony store share {root} "
         f"--group NAME), close it (chmod {remedy} {root}), or name another one (--runs DIR)"
     )
-
-
-def _is_own_group(gid: int) -> bool:
-    """Whether this is the group that many systems give each user, of the same name and without other members."""
-    try:
-        user, group = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(gid)
-    except KeyError:
-        return False
-    return group.gr_name == user and set(group.gr_mem) <= {user}
 
 
 def _group_name(gid: int) -> str:

@@ -3,31 +3,63 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch._functorch.config as functorch
 
-from prony_node.contract.cache import cache_folder
+from prony_node.contract.cache import make_own_cache, private_folder
+from prony_node.contract.errors import RequestError
+from prony_node.contract.plain import make_own_folder
 from prony_node.contract.settings import Value
 from prony_node.measure.winners import remember_winners
 
 
-def use_cache(settings: dict[str, Value], folder: Path) -> None:
-    """Point the compiler at an empty cache inside the run folder, or at the one that runs share."""
+def use_cache(settings: dict[str, Value], folder: Path, closing: ExitStack) -> str | None:
+    """Point the compiler at an empty cache inside the run folder, or at the one that runs share.
+
+    What it finds there it executes. Where somebody else could change it, a temporary folder is used, which `closing`
+    removes; why, is returned.
+    """
     if settings["compile"] == "off":
-        return
+        return None
     # Else a graph with an autograd function of ours is traced anew in every process. Older versions have no switch.
     if hasattr(functorch, "autograd_cache_allow_custom_autograd_functions"):
         functorch.autograd_cache_allow_custom_autograd_functions = True
     if torch.cuda.is_available():  # of AMD too; a CPU has one form of each kernel
         remember_winners()
-    if settings["compile_cache"] == "cold":
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "compile_cache")
-        os.environ["TRITON_CACHE_DIR"] = str(folder / "compile_cache" / "triton")
-    elif "TORCHINDUCTOR_CACHE_DIR" not in os.environ and (cache := cache_folder()) is not None:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache / "compile")  # else torch's own, which ends with the machine
+    is_cold = settings["compile_cache"] == "cold"
+    if not is_cold and "TORCHINDUCTOR_CACHE_DIR" in os.environ:
+        return None
+    note = None
+    try:
+        place = _make_cold(folder) if is_cold else make_own_cache("compile")
+    except OSError as error:
+        place = _make_temporary(closing)
+        if not is_cold:
+            why = f"{error.filename}: {error.strerror}"
+            note = f"compiled kernels are not kept: {why}; XDG_CACHE_HOME names another folder"
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(place)
+    if is_cold:
+        os.environ["TRITON_CACHE_DIR"] = str(place / "triton")
+    return note
+
+
+def _make_cold(folder: Path) -> Path:
+    place = folder / "compile_cache"
+    make_own_folder(place)
+    return place
+
+
+def _make_temporary(closing: ExitStack) -> Path:
+    try:
+        return closing.enter_context(private_folder())
+    except OSError as error:
+        raise RequestError(
+            f"there is no folder of yours alone to compile into: {error.strerror}; set TMPDIR to another"
+        ) from error
 
 
 def cache_state(settings: dict[str, Value]) -> dict[str, Any]:

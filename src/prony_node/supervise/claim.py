@@ -6,13 +6,13 @@ import contextlib
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from prony_node.contract import files
 from prony_node.contract.assemble import read_parts
+from prony_node.contract.cache import private_folder
 from prony_node.contract.errors import RequestError
 from prony_node.contract.plain import READ_LIMIT
 from prony_node.contract.plan import Plan
@@ -49,8 +49,8 @@ def own_plan(plan: Plan) -> Iterator[Path]:
 
     The one in the run folder is for readers. Where others may write to the root, they could replace it.
     """
-    with tempfile.TemporaryDirectory(prefix="prony-plan-") as place:
-        path = Path(place) / files.PLAN
+    with private_folder() as place:
+        path = place / files.PLAN
         files.write_whole(path, plan.to_json())
         yield path
 

@@ -248,6 +248,31 @@ def test_a_cold_cache_is_not_in_a_root_of_another_user(commons: Path, stranger: 
             assert not Path(os.environ[name]).is_relative_to(root)
 
 
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("mode", [0o2775, 0o3777])
+def test_headers_that_others_compiled_are_not_used(
+    project: Path, member: User, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
+) -> None:
+    """torch puts them into `torchinductor_USER` of the temporary folder: anyone may make that first."""
+    from torch._inductor.runtime.runtime_utils import default_cache_dir
+
+    project.chmod(mode)
+    monkeypatch.setattr("tempfile.tempdir", str(project))
+    monkeypatch.setenv("TMPDIR", str(project))
+    planted = Path(default_cache_dir())
+    plant(planted, member)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(planted))  # as the compiler does when it is imported
+    with ExitStack() as closing:
+        use_cache(WARM, tmp_path, closing)
+        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] != str(planted)
+        place = Path(default_cache_dir())
+        assert place != planted
+        assert place.parent == Path(os.environ["TMPDIR"])
+        assert mode_of(place.parent) & 0o777 == 0o700
+    assert not place.parent.exists()
+    assert os.environ["TMPDIR"] == str(project)
+
+
 def test_bytecode_that_others_can_change_is_not_executed(
     open_cache: Path, cache: Path, member: User, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import getpass
 import os
-from contextlib import ExitStack
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +32,17 @@ def use_cache(settings: dict[str, Value], folder: Path, closing: ExitStack) -> s
     # Else a graph with an autograd function of ours is traced anew in every process. Older versions have no switch.
     if hasattr(functorch, "autograd_cache_allow_custom_autograd_functions"):
         functorch.autograd_cache_allow_custom_autograd_functions = True
+    note = _choose_cache(settings["compile_cache"] == "cold", folder, closing)
     if torch.cuda.is_available():  # of AMD too; a CPU has one form of each kernel
-        remember_winners()
-    is_cold = settings["compile_cache"] == "cold"
-    if not is_cold and "TORCHINDUCTOR_CACHE_DIR" in os.environ:
+        remember_winners()  # imports the compiler, which looks for its folders then
+    return note
+
+
+def _choose_cache(is_cold: bool, folder: Path, closing: ExitStack) -> str | None:
+    default = _default_cache()
+    _guard_headers(default, closing)
+    # Once it is imported, the compiler states its default itself.
+    if not is_cold and os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(default)) != str(default):
         return None
     note = None
     try:
@@ -60,6 +71,33 @@ def _make_temporary(closing: ExitStack) -> Path:
         raise RequestError(
             f"there is no folder of yours alone to compile into: {error.strerror}; set TMPDIR to another"
         ) from error
+
+
+def _default_cache() -> Path:
+    """As torch names it, which cannot be asked: its import already uses the folder."""
+    user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
+    return Path(tempfile.gettempdir()) / f"torchinductor_{user}"
+
+
+def _guard_headers(default: Path, closing: ExitStack) -> None:
+    """torch keeps compiled headers in its default folder, whatever its cache is, and anyone can guess its name."""
+    try:
+        make_own_folder(default)
+    except OSError:
+        closing.enter_context(_temporary_files_in(_make_temporary(closing)))
+
+
+@contextmanager
+def _temporary_files_in(folder: Path) -> Iterator[None]:
+    stated, used = os.environ.get("TMPDIR"), tempfile.tempdir
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = used
+        del os.environ["TMPDIR"]
+        if stated is not None:
+            os.environ["TMPDIR"] = stated
 
 
 def cache_state(settings: dict[str, Value]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ import pytest
 
 from prony.launch.claim import refuse_open_root
 from prony.launch.local import LocalRun
-from prony.store import Store
+from prony.store import Store, archive
 from prony.store.index import INDEX, index_place
 from prony.store.transfer import as_stream, take_tar
 from prony_node.contract import Plan, RequestError, Trial, files
@@ -498,3 +498,42 @@ def test_a_record_in_another_users_folder_is_not_taken_for_that_of_the_run(
     os.chown(run.folder, stranger.uid, stranger.gid)
     with pytest.raises(RequestError, match="a folder of theirs in the place of"):
         run.collect()
+
+
+def _tar(*names: str) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        for name in names:
+            member = tarfile.TarInfo(name)
+            member.size = 2
+            tar.addfile(member, io.BytesIO(b"{}"))
+    return packed.getvalue()
+
+
+def test_an_archive_brings_no_job(tmp_path: Path) -> None:
+    """A run folder that holds one could be renamed to `.jobs`, and would be the user's own."""
+    with pytest.raises(RequestError, match="a run folder holds no job"):
+        take_tar(as_stream(_tar("run/record.json", "run/try/job.json")), tmp_path / "runs", "a tar")
+    assert not list((tmp_path / "runs").iterdir())
+
+
+@pytest.mark.parametrize("exchanged", ["link", "run"])
+def test_an_import_writes_and_removes_in_its_own_folder_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchanged: str
+) -> None:
+    """Whoever may rename in the root puts a link, or a finished run, under the name of the place of an import."""
+    root, private = tmp_path / "runs", tmp_path / "private"
+    private.mkdir()
+    files.create_folder(root / "finished", {files.RECORD: {"id": "finished"}})
+
+    def exchange(*_: object) -> list[str]:
+        (place,) = root.glob(".import-*")
+        place.rename(root / "away")
+        place.symlink_to(private) if exchanged == "link" else (root / "finished").rename(place)
+        monkeypatch.undo()
+        return ["run", files.RECORD]
+
+    monkeypatch.setattr(archive, "_checked", exchange)
+    take_tar(as_stream(_tar("run/record.json")), root, "a tar")
+    assert not list(private.iterdir())
+    assert exchanged == "link" or len(list(root.glob(f".import-*/{files.RECORD}"))) == 1

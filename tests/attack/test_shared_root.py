@@ -125,7 +125,8 @@ def test_claims_and_common_folders_of_another_member_are_shared_by_them(project:
     """Whoever came first made them; with 0600 nobody else could make a run there."""
     (project.root / ".claims").touch(0o600)
     (project.root / "anchors").mkdir(0o700)
-    (project.root / "anchors/00112233aabbccdd.json").touch(0o600)
+    (project.root / "anchors/00112233aabbccdd.json").write_text('{"schema": "prony.anchors/1"}')
+    (project.root / "anchors/00112233aabbccdd.json").chmod(0o600)
     for name in (".claims", "anchors", "anchors/00112233aabbccdd.json"):
         os.chown(project.root / name, project.second.uid, project.second.gid)
     said = project.share(project.first, "--group", str(COMMON))
@@ -284,7 +285,7 @@ def test_jobs_and_anchors_are_shared(project: Project) -> None:
     made = [project.root / ".jobs" / "gpt-tiny-1" / "job.json", project.root / "anchors" / f"{'0a' * 8}.json"]
     for path in made:
         path.parent.mkdir(parents=True)
-        path.write_text("{}")
+        path.write_text('{\n "schema": "prony.anchors/1"\n}')
     for path in (project.root / ".jobs", project.root / "anchors", *(project.root / ".jobs").rglob("*"), made[1]):
         os.chown(path, project.first.uid, project.first.gid)
         path.chmod(0o700)
@@ -362,3 +363,28 @@ def test_what_is_not_shared_is_named_with_its_run_and_what_is_closed_with_the_co
     said = project.share(project.first, "--group", str(COMMON))
     assert f": {run.name}/record.json\n" in said.stderr
     assert f"the group cannot reach it until you run: chmod o+x {project.root.parent}\n" in said.stderr
+
+
+@pytest.mark.parametrize("name", [".claims", "anchors/00112233aabbccdd.json"])
+def test_a_private_file_under_a_name_of_prony_is_not_shared(project: Project, name: str) -> None:
+    """Before the root is shared, members of its group may rename what lies in it."""
+    private = project.root / name
+    private.parent.mkdir(exist_ok=True)
+    private.write_text("secret")
+    for path in {private, private.parent} - {project.root}:
+        os.chown(path, project.first.uid, project.first.gid)
+    private.chmod(0o600)
+    said = project.share(project.first, "--group", str(COMMON))
+    assert "not shared (not made by Prony" in said.stderr
+    assert stat.S_IMODE(private.stat().st_mode) == 0o600
+
+
+def test_no_program_gets_the_rights_of_the_group(project: Project) -> None:
+    """Root shares what everybody made. A setgid program there would run as a group that its owner is not in."""
+    folder = project.put_run(project.second, 1)
+    (folder / "program").write_text("#!/bin/sh\nid\n")
+    os.chown(folder / "program", project.second.uid, project.second.gid)
+    (folder / "program").chmod(0o6755)
+    share_root(project.root, COMMON)
+    found = (folder / "program").stat()
+    assert (found.st_gid, stat.S_IMODE(found.st_mode) & 0o6000) == (COMMON, 0)

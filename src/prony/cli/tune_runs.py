@@ -126,9 +126,10 @@ class Tuning:
         job = Job(base, stop, file=self.file, walk=sizes, time_limit_s=limit_s)
         others = [f"{name}={value}" for name, value in ask.candidates[0].values if name != BATCH]
         title = " ".join([self.workload.name, *others, f"{BATCH}={','.join(map(str, sizes))}"])
+        screenings = self._make_screenings()
         began_s = time.monotonic()
         with Interrupts() as interrupts:
-            outcome = run_one(job, self.root / SCREENINGS, self.display, title, interrupts)
+            outcome = run_one(job, screenings, self.display, title, interrupts)
             self.interrupted = interrupts.count > 0 or outcome.record["status"] == "interrupted"
         if self.interrupted:
             return None
@@ -143,6 +144,14 @@ class Tuning:
         for candidate, one in zip(ask.candidates, done, strict=False):
             self._tell(trial_of(self.workload, self.fixed, candidate), one)
         return made
+
+    def _make_screenings(self) -> Path:
+        folder = self.root / SCREENINGS
+        try:
+            files.make_common_folder(folder)
+        except OSError as error:
+            raise RequestError(f"{folder} cannot be used for screenings: {error.strerror}; remove it") from error
+        return folder
 
     def _charge(self, outcome: Outcome, cost_s: float) -> float:
         self.energies_j.append(run_energy_j(outcome.folder, outcome.record))

@@ -33,6 +33,7 @@ from prony_node.contract.parallel import devices_per_node
 from prony_node.contract.plain import (
     GROUP_READS_FOLDER,
     IS_JOBS,
+    JOB,
     JOBS,
     OTHERS_WRITE,
     NotPlain,
@@ -47,7 +48,6 @@ from prony_node.contract.plain import (
 )
 from prony_node.contract.plan import Plan, check_schema
 
-JOB = "job.json"
 SCRIPT = "job.sh"
 NODE_ZIP = "node.zip"
 LOG = "job.log"  # what the script itself said

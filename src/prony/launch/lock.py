@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 
 from prony_node.contract.errors import RequestError
 from prony_node.contract.parallel import devices_per_node
-from prony_node.contract.plain import NotPlain, open_plain, read_plain
+from prony_node.contract.plain import NotPlain, open_folder, open_plain, read_plain
 from prony_node.contract.process import identify, is_alive
 from prony_node.contract.trial import Trial
 
@@ -67,15 +68,27 @@ def hold_devices(names: set[str] | None, what: str, folder: Path | None = None) 
 
 def lock_folder() -> Path:
     """One for all users of this machine, as the temporary folder itself is."""
-    folder = Path(os.environ.get("PRONY_LOCKS") or Path(tempfile.gettempdir()) / "prony-locks")
+    folder = Path(os.environ.get("PRONY_LOCKS") or Path(tempfile.gettempdir()) / "prony-locks").absolute()
     try:
-        folder.mkdir(parents=True)
-        folder.chmod(0o1777)
-    except FileExistsError:
-        pass
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _make_for_all(folder)
+        with open_folder(folder.parent, folder.name) as handle:
+            found = os.fstat(handle)
+            # The mkdir of some systems makes no sticky folders.
+            if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) == 0o777:
+                os.fchmod(handle, 0o1777)
     except OSError as error:
         raise RequestError(f"{folder} cannot be made for locks: {error.strerror}; PRONY_LOCKS names another") from error
     return folder
+
+
+def _make_for_all(folder: Path) -> None:
+    """By the umask and not by chmod: another folder of ours may be moved to this name as soon as it is there."""
+    before = os.umask(0)
+    try:
+        folder.mkdir(0o1777, exist_ok=True)
+    finally:
+        os.umask(before)
 
 
 def _hold(

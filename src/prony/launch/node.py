@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import hashlib
@@ -21,7 +22,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from prony_node.contract.cache import cache_folder
+from prony_node.contract.cache import make_own_cache, private_folder
 from prony_node.contract.errors import RequestError
 from prony_node.contract.plain import READ_LIMIT, make_own_folder, read_plain, write_alone
 
@@ -70,7 +71,7 @@ def node_environment(environment: Mapping[str, str], shipped: Path | None) -> di
 def local_environment(controller: bool = False) -> dict[str, str]:
     """The environment of a node process on this machine; another interpreter gets the node as a zip."""
     python = node_python()
-    shipped = None if _same_interpreter(python) else write_node_zip()
+    shipped = None if _same_interpreter(python) else _node_zip_to_use()
     environment = node_environment(os.environ, shipped)
     if controller:
         environment["PRONY_CONTROLLER_PID"] = str(os.getpid())
@@ -98,20 +99,41 @@ def _same_interpreter(python: str) -> bool:
 def write_node_zip() -> Path:
     """The node program as one file in a folder that only this user can write to: it is executed."""
     problems = []
-    for folder in _own_folders():
+    for make in (_cache_for_node, _temporary_for_node):
         try:
-            make_own_folder(folder)
-            return write_node(folder / f"node-{hashlib.sha256(node_zip()).hexdigest()[:12]}.zip")
+            return write_node(make() / f"node-{hashlib.sha256(node_zip()).hexdigest()[:12]}.zip")
         except OSError as error:
-            problems.append(f"{folder} ({error.strerror or error})")
+            problems.append(f"{error.filename or 'the cache'} ({error.strerror or error})")
     where = " or ".join(problems)
     raise RequestError(f"the node program cannot be put into {where}; XDG_CACHE_HOME names another folder of yours")
 
 
-def _own_folders() -> list[Path]:
-    cache = cache_folder()
-    kept = [] if cache is None else [cache / "node"]
-    return [*kept, Path(tempfile.gettempdir()) / f"prony-{os.geteuid()}"]
+def _cache_for_node() -> Path:
+    return make_own_cache("node")
+
+
+def _temporary_for_node() -> Path:
+    folder = Path(tempfile.gettempdir()) / f"prony-{os.geteuid()}"
+    make_own_folder(folder)
+    return folder
+
+
+def _node_zip_to_use() -> Path:
+    """The node program where it is kept, or else in a folder that ends with this process."""
+    try:
+        return write_node_zip()
+    except RequestError as error:
+        try:
+            return write_node(_passing_folder() / "node.zip")
+        except OSError:
+            raise error from None
+
+
+@functools.cache
+def _passing_folder() -> Path:
+    until_exit = contextlib.ExitStack()
+    atexit.register(until_exit.close)
+    return until_exit.enter_context(private_folder())
 
 
 def write_node(path: Path) -> Path:

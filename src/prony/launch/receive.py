@@ -20,7 +20,7 @@ from prony_node.contract import files
 from prony_node.contract.frames import PART_BYTES, Frame, decode
 from prony_node.contract.leftovers import remove_half_written
 from prony_node.contract.log_limits import Ends
-from prony_node.contract.plain import LONGEST_LINE, make_own_folder, write_alone
+from prony_node.contract.plain import LONGEST_LINE, make_folder_alone, write_alone
 
 PARTS = ".parts"  # of bundles that are not whole yet, in the job's folder
 END = ".end"  # written once the last frame of a pod is here, with the exit code
@@ -107,8 +107,8 @@ class Receiver:
         folder = self._job.folder / PARTS / f"{self._own}-{digest}"
         if (folder / "done").exists():
             return
-        make_own_folder(folder.parent)
-        make_own_folder(folder)
+        make_folder_alone(folder.parent)
+        make_folder_alone(folder)
         with files.open_bytes(folder / f"{number:05d}") as file:
             file.write(body)
         parts = sorted(folder.glob("[0-9]" * 5))

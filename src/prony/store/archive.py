@@ -8,7 +8,6 @@ import io
 import itertools
 import os
 import re
-import shutil
 import tarfile
 import tempfile
 import zlib
@@ -20,7 +19,7 @@ from typing import Any, BinaryIO
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.leftovers import IMPORT, hold
-from prony_node.contract.plain import open_plain
+from prony_node.contract.plain import JOB, NotPlain, open_folder, open_plain
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=@-]{0,199}")  # of a folder or file: no slash, no dot in front
 INSIDE = re.compile(r"rank[0-9]+|try|walk")  # the folders that a run folder holds
@@ -85,16 +84,21 @@ def unpacked(source: BinaryIO, root: Path, shown: str, limits: Limits | None = N
     """
     files.make_root(root)
     place = Path(tempfile.mkdtemp(prefix=IMPORT, dir=root))
-    try:
-        held = hold(place)
-    except BaseException:
-        shutil.rmtree(place, ignore_errors=True)
-        raise
-    try:
-        yield Unpacked(place, _unpack(source, place, shown, limits or Limits()))
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
-        os.close(held)
+    # Whoever may rename in the root could put a link or another folder there: it is reached by its descriptor alone.
+    with open_folder(root) as above, open_folder(root, place.name) as handle:
+        if os.listdir(handle):  # noqa: PTH208, a descriptor
+            raise NotPlain(place, "somebody put another folder in its place")
+        try:
+            own = Path(f"/proc/{os.getpid()}/fd/{handle}")
+            own = own if own.exists() else place
+            held = hold(own)
+            try:
+                yield Unpacked(own, _unpack(source, own, shown, limits or Limits()))
+            finally:
+                os.close(held)
+        finally:
+            files.empty_folder(handle)
+            files.remove_empty(place.name, above)
 
 
 def _unpack(source: BinaryIO, place: Path, shown: str, limits: Limits) -> list[Path]:
@@ -141,6 +145,8 @@ def _checked(member: tarfile.TarInfo, limits: Limits, count: int) -> list[str]:
     is_known = len(parts) < DEEPEST or INSIDE.fullmatch(parts[1]) is not None
     if len(parts) > DEEPEST or not is_known or not all(NAME.fullmatch(part) for part in parts):
         raise Hostile(f"{shown} is no name that a run folder has")
+    if parts[-1] == JOB:
+        raise Hostile(f"{shown} says what a job executes, and a run folder holds no job")
     if not member.isdir() and len(parts) < 2:
         raise Hostile(f"{shown} lies outside of any run folder")
     if not 0 <= member.size <= limits.file_bytes:

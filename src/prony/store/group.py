@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from prony.store.anchors import SCHEMA as ANCHORS_SCHEMA
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError, nearest
 from prony_node.contract.owners import group_name
@@ -24,6 +25,7 @@ from prony_node.contract.plain import (
     GROUP_READS_FILE,
     GROUP_READS_FOLDER,
     IS_JOBS,
+    JOB,
     OTHERS_WRITE,
     SHARED,
     SHARED_TEXT,
@@ -37,8 +39,9 @@ from prony_node.contract.plain import (
 CLAIMS = ".claims"
 COMMON_FOLDERS = ("anchors", ".screening")  # to which each member adds
 RUN_FILES = (files.PLAN, files.RECORD, files.NODE_PLAN)
-JOB_FILES = ("job.json",)
-OURS = re.compile(r"\.lock|\.claims|index\.sqlite.*|[0-9a-f]{16}\.json")  # files beside runs, jobs and anchors
+LOCKS = (CLAIMS, ".lock")  # nothing is ever written to them
+INDEX = re.compile(r"index\.sqlite.*")  # of the user who made it: it stays theirs
+ANCHORS = re.compile(r"[0-9a-f]{16}\.json")
 DEEPEST = 20  # folders below each other; Prony makes three or four
 
 
@@ -169,7 +172,8 @@ def _put_mark(folder: int, group: int, owner: int) -> None:
 def _share_all(folder: int, done: Done) -> None:
     """Share what Prony has made in a root."""
     for name in sorted(os.listdir(folder)):
-        if (name in COMMON_FOLDERS or IS_JOBS.fullmatch(name)) and not _is_ours(folder, name):
+        is_common = name in COMMON_FOLDERS or IS_JOBS.fullmatch(name)
+        if (is_common and not _is_ours(folder, name)) or (name == CLAIMS and not _is_our_file(folder, name)):
             done.left.append(name)
         elif name in COMMON_FOLDERS:
             _share_common(folder, name, done)
@@ -222,6 +226,8 @@ def _share(folder: int, name: str, owner: int, done: Done, shown: str) -> bool:
         is_too_deep = shown.count("/") > DEEPEST
         if found.st_uid != owner or is_too_deep or (stat.S_ISREG(found.st_mode) and found.st_nlink != 1):
             done.left.append(shown)
+        elif stat.S_ISREG(found.st_mode) and INDEX.fullmatch(name):
+            continue
         elif stat.S_ISREG(found.st_mode):
             changed |= _give(handle, done.group, GROUP_LOCKS if name == CLAIMS else GROUP_READS_FILE)
         else:
@@ -235,8 +241,18 @@ def _is_ours(folder: int, name: str) -> bool:
     """Whether a folder of runs, jobs or anchors holds nothing else: a member may have renamed a private one to it."""
     for handle, found in _opened(folder, name):
         names = os.listdir(handle) if stat.S_ISDIR(found.st_mode) else [name]  # noqa: PTH208, a descriptor
-        return all(OURS.fullmatch(one) or _is_run(handle, one, RUN_FILES + JOB_FILES) for one in names)
+        return all(_is_our_file(handle, one) or _is_run(handle, one, (*RUN_FILES, JOB)) for one in names)
     return True  # what cannot be opened is not shared
+
+
+def _is_our_file(folder: int, name: str) -> bool:
+    """Whether a file beside runs, jobs or anchors is what its name says. A member may have moved a private one there."""
+    if name not in LOCKS and not ANCHORS.fullmatch(name):
+        return INDEX.fullmatch(name) is not None
+    for handle, found in _opened(folder, name):
+        begins = os.read(handle, 100) if stat.S_ISREG(found.st_mode) else b"a folder"
+        return not begins if name in LOCKS else ANCHORS_SCHEMA.encode() in begins
+    return True
 
 
 def _is_run(folder: int, name: str, files_of: tuple[str, ...] = RUN_FILES) -> bool:
@@ -272,6 +288,9 @@ def _give(handle: int, group: int, mode: int) -> bool:
     before = os.fstat(handle)
     if before.st_gid != group:
         os.fchown(handle, -1, group)
-    os.fchmod(handle, stat.S_IMODE(before.st_mode) & ~OTHERS_WRITE | mode)
+    kept = stat.S_IMODE(before.st_mode) & ~OTHERS_WRITE
+    if stat.S_ISREG(before.st_mode):  # a program of somebody's must not run with the rights of this group
+        kept &= ~(stat.S_ISUID | stat.S_ISGID)
+    os.fchmod(handle, kept | mode)
     after = os.fstat(handle)
     return (before.st_gid, before.st_mode) != (after.st_gid, after.st_mode)

@@ -20,10 +20,10 @@ from prony.store.scan import Refreshed, Skipped, folders_of, is_readable, joined
 from prony.store.sqlite_file import others_write
 from prony.store.tables import detail_table, run_table
 from prony_node.contract import files
-from prony_node.contract.cache import cache_folder
+from prony_node.contract.cache import make_own_cache
 from prony_node.contract.errors import RequestError
 from prony_node.contract.leftovers import remove_leftovers
-from prony_node.contract.plain import is_exposed, make_own_folder
+from prony_node.contract.plain import is_exposed
 from prony_node.contract.record import using
 from prony_node.contract.verification import NO
 
@@ -326,14 +326,12 @@ def index_place(root: Path) -> Path | None:
     index = root / INDEX
     if not is_exposed(root) and not others_write(index):
         return index if not index.exists() or os.access(index, os.W_OK) else None
-    cache, found = cache_folder(), root.stat()
-    if cache is None:
-        return None
+    found = root.stat()
     try:
-        make_own_folder(cache / "index")
+        cache = make_own_cache("index")
     except OSError:
         return None
-    return cache / "index" / f"{found.st_dev:x}-{found.st_ino:x}.sqlite"
+    return cache / f"{found.st_dev:x}-{found.st_ino:x}.sqlite"
 
 
 def _misnamed(row: Row) -> str:

@@ -36,7 +36,7 @@ JOBS_LOCK = ".lock"  # in a folder of jobs: whoever writes to one of them holds 
 JOB_FOLDER = re.compile(r"\.prony-\d{8}T\d{6}-[0-9a-f]+\.[0-9a-f]{8}")
 PART = re.compile(r"\..+\.[0-9a-f]{8}\.part")
 YOUNG_S = 60.0  # where a lock is not seen by other machines, somebody may be writing still
-NAMED = (files.PLAN, files.SUPERVISOR, files.NODE_PLAN, HOLDER)
+NAMED = (files.PLAN, files.SUPERVISOR, files.NODE_PLAN, files.MEETING, HOLDER)
 
 
 def hold(place: Path) -> int:

@@ -20,7 +20,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from prony_node.contract.owners import is_own_group
+
 READ_LIMIT = 64 * 2**20  # bytes of a document; the longest step series that Prony writes is a fraction of it
+JOB = "job.json"  # what a job executes, in its folder
 JOBS = ".jobs"  # of a root: the jobs of its first user; a name that no list of runs looks into
 IS_JOBS = re.compile(rf"{re.escape(JOBS)}(-[0-9]+)?")  # with the user id, those of each further one
 SHARED = ".shared"  # the mark of a root that is shared with the group of its folder
@@ -116,12 +119,49 @@ def is_exposed(folder: Path) -> bool:
     return found.st_uid != os.geteuid() or bool(found.st_mode & OTHERS_WRITE)
 
 
+def _others_may(found: os.stat_result, what: int) -> bool:
+    """Whether somebody else than the owner and root may do this (os.W_OK, os.X_OK) with a folder."""
+    by_group = found.st_mode >> 3 & what and not is_own_group(found.st_gid)
+    return bool(found.st_mode & what or by_group)
+
+
 def make_own_folder(folder: Path) -> None:
-    """A folder that nobody else writes to. It may lie where anyone writes, and someone may have made it before us."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    """A folder that nobody else can write to, rename or replace, made where it is missing; NotPlain if others can."""
+    make_way(folder.absolute().parent)
+    make_folder_alone(folder)
+
+
+def make_folder_alone(folder: Path) -> None:
+    """A folder that nobody else can write to, in one that is safe. Someone may have made it before us."""
+    folder.mkdir(0o700, exist_ok=True)
     found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & OTHERS_WRITE:
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or _others_may(found, os.W_OK):
         raise NotPlain(folder, "it is not yours alone")
+
+
+def make_way(path: Path) -> bool:
+    """Make the missing folders of an absolute path, for this user alone; whether others are kept out of its end.
+
+    NotPlain where somebody else could put another folder in the place of one on the way, links included.
+    """
+    # In a user namespace root may have any number; the owner of / is root there too.
+    trusted = {os.geteuid(), 0, Path("/").stat().st_uid}
+    is_closed = False
+    for one in [*reversed(path.parents), path]:
+        try:
+            found = one.lstat()
+        except FileNotFoundError:
+            one.mkdir(0o700, exist_ok=True)
+            found = one.lstat()
+        if found.st_uid not in trusted:
+            raise NotPlain(path, f"{one} belongs to user {found.st_uid}")
+        if stat.S_ISLNK(found.st_mode):
+            is_closed = make_way(one.parent / one.readlink())
+            continue
+        if not is_closed and _others_may(found, os.W_OK) and not found.st_mode & stat.S_ISVTX:
+            raise NotPlain(path, f"others can write to {one}")
+        is_closed = is_closed or not _others_may(found, os.X_OK)
+    return is_closed
 
 
 def check_owner(path: Path | str, found: os.stat_result, root: os.stat_result, shared: bool) -> None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import tempfile
 import time
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from prony_node.contract.cache import private_folder
 from prony_node.contract.plain import read_plain
 from prony_node.facts.tree import Missing
 
@@ -74,8 +74,8 @@ def source_facts(folder: Path) -> dict[str, Any]:
     facts: dict[str, Any] = {"commit": None, "branch": None, "dirty": None, "described": None}
     try:
         top, git = _find(folder)
-        with tempfile.TemporaryDirectory(prefix="prony-git-") as place:
-            repository = _Repository(top, Path(place), until=time.monotonic() + LIMIT_S)
+        with private_folder() as place:
+            repository = _Repository(top, place, until=time.monotonic() + LIMIT_S)
             _prepare(repository, git)
             facts["commit"] = _line(repository.ask("rev-parse", "--verify", "HEAD"))
             for name, find in (("branch", _branch), ("dirty", _is_dirty), ("described", _described)):

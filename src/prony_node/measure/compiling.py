@@ -2,32 +2,102 @@
 
 from __future__ import annotations
 
+import getpass
 import os
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch._functorch.config as functorch
 
-from prony_node.contract.cache import cache_folder
+from prony_node.contract.cache import make_own_cache, private_folder
+from prony_node.contract.errors import RequestError
+from prony_node.contract.plain import make_own_folder
 from prony_node.contract.settings import Value
 from prony_node.measure.winners import remember_winners
 
 
-def use_cache(settings: dict[str, Value], folder: Path) -> None:
-    """Point the compiler at an empty cache inside the run folder, or at the one that runs share."""
+def use_cache(settings: dict[str, Value], folder: Path, closing: ExitStack) -> str | None:
+    """Point the compiler at an empty cache inside the run folder, or at the one that runs share.
+
+    What it finds there it executes. Where somebody else could change it, a temporary folder is used, which `closing`
+    removes; why, is returned.
+    """
     if settings["compile"] == "off":
-        return
+        return None
     # Else a graph with an autograd function of ours is traced anew in every process. Older versions have no switch.
     if hasattr(functorch, "autograd_cache_allow_custom_autograd_functions"):
         functorch.autograd_cache_allow_custom_autograd_functions = True
+    note = _choose_cache(settings["compile_cache"] == "cold", folder, closing)
     if torch.cuda.is_available():  # of AMD too; a CPU has one form of each kernel
-        remember_winners()
-    if settings["compile_cache"] == "cold":
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "compile_cache")
-        os.environ["TRITON_CACHE_DIR"] = str(folder / "compile_cache" / "triton")
-    elif "TORCHINDUCTOR_CACHE_DIR" not in os.environ and (cache := cache_folder()) is not None:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache / "compile")  # else torch's own, which ends with the machine
+        remember_winners()  # imports the compiler, which looks for its folders then
+    return note
+
+
+def _choose_cache(is_cold: bool, folder: Path, closing: ExitStack) -> str | None:
+    default = _default_cache()
+    _guard_headers(default, closing)
+    # Once it is imported, the compiler states its default itself.
+    if not is_cold and os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(default)) != str(default):
+        return None
+    note = None
+    try:
+        place = _make_cold(folder) if is_cold else make_own_cache("compile")
+    except OSError as error:
+        place = _make_temporary(closing)
+        if not is_cold:
+            why = f"{error.filename}: {error.strerror}"
+            note = f"compiled kernels are not kept: {why}; XDG_CACHE_HOME names another folder"
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(place)
+    if is_cold:
+        os.environ["TRITON_CACHE_DIR"] = str(place / "triton")
+    return note
+
+
+def _make_cold(folder: Path) -> Path:
+    place = folder / "compile_cache"
+    make_own_folder(place)
+    return place
+
+
+def _make_temporary(closing: ExitStack) -> Path:
+    try:
+        return closing.enter_context(private_folder())
+    except OSError as error:
+        raise RequestError(
+            f"there is no folder of yours alone to compile into: {error.strerror}; set TMPDIR to another"
+        ) from error
+
+
+def _default_cache() -> Path:
+    """As torch names it, which cannot be asked: its import already uses the folder."""
+    user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
+    return Path(tempfile.gettempdir()) / f"torchinductor_{user}"
+
+
+def _guard_headers(default: Path, closing: ExitStack) -> None:
+    """torch keeps compiled headers in its default folder, whatever its cache is, and anyone can guess its name."""
+    try:
+        make_own_folder(default)
+    except OSError:
+        closing.enter_context(_temporary_files_in(_make_temporary(closing)))
+
+
+@contextmanager
+def _temporary_files_in(folder: Path) -> Iterator[None]:
+    stated, used = os.environ.get("TMPDIR"), tempfile.tempdir
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = used
+        del os.environ["TMPDIR"]
+        if stated is not None:
+            os.environ["TMPDIR"] = stated
 
 
 def cache_state(settings: dict[str, Value]) -> dict[str, Any]:

@@ -61,7 +61,9 @@ def recall(path: Path, forms: set[str]) -> str | None:
     if not isinstance(kept, dict) or kept.get("torch") != torch.__version__:
         return None
     winner, tried = kept.get("winner"), kept.get("tried")
-    known = isinstance(winner, str) and isinstance(tried, list) and winner in forms and forms.issubset(tried)
+    known = (
+        isinstance(winner, str) and isinstance(tried, list) and winner in forms and all(form in tried for form in forms)
+    )
     return winner if known else None
 
 

@@ -21,7 +21,6 @@ from prony_node.parallel.cores import allowed_cores
 from prony_node.parallel.place import ADDRESS, RENDEZVOUS, meeting_place, node_rank
 
 RANK_MODULE = "prony_node.supervise.rank"
-MEETING = "rendezvous"
 LOGS = "elastic"  # what torch's launcher wants for itself; it is gone at the end
 LOOK_EVERY_S = 0.1  # at the ranks
 RANKS_A_CORE = 16  # at most: each imports torch
@@ -80,7 +79,7 @@ def launch(plan: Plan, plan_file: Path, folder: Path) -> dict[str, Any]:
     # One node needs no port: torch unpickles what it finds there, and anybody who reaches the port could write it.
     # The folder of the plan is private.
     alone = nodes == 1
-    endpoint = str(plan_file.with_name(MEETING)) if alone else meeting_place()
+    endpoint = str(plan_file.with_name(files.MEETING)) if alone else meeting_place()
     patience_s = max(1, round(plan.rendezvous_after_s))
     taken = port_in_use(endpoint) if node == 0 and not alone else ""
     if taken:

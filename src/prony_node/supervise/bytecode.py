@@ -12,7 +12,7 @@ import os
 import sys
 from pathlib import Path
 
-from prony_node.contract.cache import cache_folder
+from prony_node.contract.cache import make_own_cache
 
 OLDEST = 315_705_600  # 3 January 1980: the oldest times of archives, in any zone, stand for none
 
@@ -20,8 +20,7 @@ OLDEST = 315_705_600  # 3 January 1980: the oldest times of archives, in any zon
 def bytecode_environment() -> dict[str, str]:
     """What to add to a rank's environment. Nothing where Python finds bytecode, or will write it beside the source."""
     found = importlib.util.find_spec("torch")
-    folder = cache_folder()
-    if found is None or found.origin is None or folder is None or sys.pycache_prefix is not None:
+    if found is None or found.origin is None or sys.pycache_prefix is not None:
         return {}
     origin = Path(found.origin)
     if Path(importlib.util.cache_from_source(found.origin)).exists():
@@ -30,7 +29,10 @@ def bytecode_environment() -> dict[str, str]:
         return {}
     if not has_own_time(origin):
         return {}
-    place = folder / "bytecode" / of_libraries(origin.parents[1])
+    try:
+        place = make_own_cache("bytecode", of_libraries(origin.parents[1]))
+    except OSError:  # nowhere to keep it: bytecode is executed
+        return {}
     return {"PYTHONPYCACHEPREFIX": str(place), "PYTHONDONTWRITEBYTECODE": ""}
 
 

@@ -6,13 +6,13 @@ import contextlib
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from prony_node.contract import files
 from prony_node.contract.assemble import read_parts
+from prony_node.contract.cache import private_folder
 from prony_node.contract.errors import RequestError
 from prony_node.contract.leftovers import PLAN_PLACE, hold, remove_plans
 from prony_node.contract.plain import READ_LIMIT
@@ -50,11 +50,11 @@ def own_plan(plan: Plan) -> Iterator[Path]:
 
     The one in the run folder is for readers. Where others may write to the root, they could replace it.
     """
-    remove_plans(Path(tempfile.gettempdir()))
-    with tempfile.TemporaryDirectory(prefix=PLAN_PLACE) as place:
-        held = hold(Path(place))
+    with private_folder(PLAN_PLACE) as place:
+        remove_plans(place.parent)
+        held = hold(place)
         try:
-            path = Path(place) / files.PLAN
+            path = place / files.PLAN
             files.write_whole(path, plan.to_json())
             yield path
         finally:

@@ -59,7 +59,8 @@ def resolve(run: Run) -> None:
     run.found["unit"] = run.workload.unit
     run.progress.unit = run.workload.unit
     run.note_effective()
-    use_cache(run.settings, run.folder)
+    if note := use_cache(run.settings, run.folder, run.closing):
+        run.progress.note(note)
     run.inputs = Inputs(run.workload, run.settings, run.device, place)
     run.closing.callback(run.inputs.close)
 

@@ -226,7 +226,8 @@ def test_half_a_node_program_does_not_stay_on_a_full_disk(tmp_path: Path, monkey
     with pytest.raises(OSError, match="No space left"):
         write_node(tmp_path / "node.zip")
     assert list(tmp_path.iterdir()) == []
-    monkeypatch.setattr("prony.launch.node._own_folders", lambda: [tmp_path / "cache"])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(RequestError, match="No space left"):
         write_node_zip()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -90,13 +91,14 @@ def test_a_cold_cache_is_the_run_s_own_and_a_warm_one_is_shared(
         monkeypatch.setenv(name, "x")  # so that what is set below is undone
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    use_cache({"compile": "off"}, tmp_path)
+    closing = ExitStack()
+    use_cache({"compile": "off"}, tmp_path, closing)
     assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
-    use_cache({"compile": "default", "compile_cache": "warm"}, tmp_path)
+    assert use_cache({"compile": "default", "compile_cache": "warm"}, tmp_path, closing) is None
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "home" / "prony" / "compile")
-    use_cache({"compile": "default", "compile_cache": "cold"}, tmp_path)
+    use_cache({"compile": "default", "compile_cache": "cold"}, tmp_path, closing)
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "compile_cache")
-    use_cache({"compile": "default", "compile_cache": "warm"}, tmp_path)  # a place that the user named stays
+    use_cache({"compile": "default", "compile_cache": "warm"}, tmp_path, closing)  # a place that the user named stays
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "compile_cache")
     assert cache_state({"compile": "off"})["state"] == "none"
 
@@ -110,8 +112,12 @@ def test_a_user_without_a_home_compiles_all_the_same(tmp_path: Path, monkeypatch
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(Path, "home", homeless)
-    use_cache({"compile": "default", "compile_cache": "warm"}, tmp_path)
-    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ  # torch has a place of its own
+    with ExitStack() as closing:
+        note = use_cache({"compile": "default", "compile_cache": "warm"}, tmp_path, closing)
+        assert "there is no home folder" in str(note)
+        place = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])  # torch's own is in /tmp, where others may have made it
+        assert place.stat().st_mode & 0o777 == 0o700
+    assert not place.exists()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from prony_node.supervise import bytecode
 from prony_node.supervise.bytecode import bytecode_environment, of_libraries
 
 
@@ -66,7 +65,7 @@ def test_in_an_image_whose_files_have_one_time_nothing_is_kept(site: Path, secon
 
 def test_without_torch_or_a_home_there_is_no_place(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(bytecode, "cache_folder", lambda: None)
+        patched.setattr("prony_node.contract.cache.cache_folder", lambda: None)
         assert bytecode_environment() == {}
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     assert bytecode_environment() == {}

@@ -15,7 +15,7 @@ from prony.launch.site import LOCAL, Site
 from prony.launch.site_file import parse_site
 from prony_node.contract.cache import expand
 from prony_node.contract.errors import RequestError, unknown
-from prony_node.contract.plain import OTHERS_WRITE
+from prony_node.contract.plain import others_may
 
 MOST_BYTES = 256 * 1024
 
@@ -88,7 +88,7 @@ def _read(path: Path, own: bool) -> str:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
             raise RequestError(f"{path} is no regular file, so it is no site")
-        if own and (found.st_uid not in (os.geteuid(), 0) or found.st_mode & OTHERS_WRITE):
+        if own and (found.st_uid not in (os.geteuid(), 0) or others_may(found, os.W_OK)):
             raise RequestError(
                 f"the site file {path} is another user's, or others can write to it, and it says what a job executes; "
                 "use a copy of your own, with `chmod go-w`"

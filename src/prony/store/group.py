@@ -246,7 +246,7 @@ def _is_ours(folder: int, name: str) -> bool:
 
 
 def _is_our_file(folder: int, name: str) -> bool:
-    """Whether a file beside runs, jobs or anchors is what its name says. A member may have moved a private one there."""
+    """Whether a file beside runs, jobs or anchors is what its name says. A member may have put a private one there."""
     if name not in LOCKS and not ANCHORS.fullmatch(name):
         return INDEX.fullmatch(name) is not None
     for handle, found in _opened(folder, name):

@@ -119,8 +119,8 @@ def is_exposed(folder: Path) -> bool:
     return found.st_uid != os.geteuid() or bool(found.st_mode & OTHERS_WRITE)
 
 
-def _others_may(found: os.stat_result, what: int) -> bool:
-    """Whether somebody else than the owner and root may do this (os.W_OK, os.X_OK) with a folder."""
+def others_may(found: os.stat_result, what: int) -> bool:
+    """Whether somebody else than the owner and root may do this (os.W_OK, os.X_OK) with a file or folder."""
     by_group = found.st_mode >> 3 & what and not is_own_group(found.st_gid)
     return bool(found.st_mode & what or by_group)
 
@@ -135,7 +135,7 @@ def make_folder_alone(folder: Path) -> None:
     """A folder that nobody else can write to, in one that is safe. Someone may have made it before us."""
     folder.mkdir(0o700, exist_ok=True)
     found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or _others_may(found, os.W_OK):
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or others_may(found, os.W_OK):
         raise NotPlain(folder, "it is not yours alone")
 
 
@@ -158,9 +158,9 @@ def make_way(path: Path) -> bool:
         if stat.S_ISLNK(found.st_mode):
             is_closed = make_way(one.parent / one.readlink())
             continue
-        if not is_closed and _others_may(found, os.W_OK) and not found.st_mode & stat.S_ISVTX:
+        if not is_closed and others_may(found, os.W_OK) and not found.st_mode & stat.S_ISVTX:
             raise NotPlain(path, f"others can write to {one}")
-        is_closed = is_closed or not _others_may(found, os.X_OK)
+        is_closed = is_closed or not others_may(found, os.X_OK)
     return is_closed
 
 

@@ -249,7 +249,7 @@ def test_a_site_file_that_others_may_have_written_is_not_used_because_a_job_name
     Jobs(scene.root, print).update()
     assert not scene.mark.exists()
     assert re.search("others can write to it|no regular file", load(job.folder).barred)
-    with pytest.raises(RequestError, match="use a copy of your own|no regular file"):
+    with pytest.raises(RequestError, match=r"use a copy of your own|no regular file"):
         Jobs(scene.root, print).add([later])
     assert not later.folder.exists()
 

@@ -15,16 +15,25 @@ SECRET_PARTS = frozenset(("PASS", "PIN", "OTP", "JWT", "SALT", "SAS", "SSH", "GP
 # Options are less strict, or --tokenizer and --max-tokens of a training script would lose their values.
 _OPTION = (
     r"passw|passphrase|secret|credential|api[-_]?key|bearer|cookie|signature|webhook|(?:token|key)(?:$|[-_.])"
-    r"|(?:^|[-_.])(?:tokens|keys|pass|pwd|auth|authorization|creds?|private|jwt|otp|pin|sas|salt|login)(?:$|[-_.])"
+    r"|(?:^|[-_.])(?:tokens|keys|pass|passcode|passin|passout|pw|pwd|auth|authorization|creds?|private|jwt|otp|pin|sas"
+    r"|salt|login)(?:$|[-_.])"
 )
 _SECRET_OPTION = re.compile(_OPTION, re.IGNORECASE)
 _NAMED_IN_TEXT = re.compile(  # name=secret, "name": "secret" or --name secret inside of a longer text
-    r"""((?<![\w-])--?[\w-]*(?:passw|secret|token|api-?key|credential)[\w-]*\s+(?!-)"""
-    r"""|\b[\w-]*(?:token|secret|passw|api[-_]?key|access[-_]?key|auth|credential)[\w-]*["']?\s*[=:]\s*)"""
-    r"""("[^"]*"|'[^']*'|[^\s,;&"'}]+)""",
+    r"""((?<![\w-])--?[\w-]{0,40}(?:passw|pass(?=\s)|pwd(?=\s)|secret|token|api-?key|credential)[\w-]{0,40}\s+(?!-)"""
+    r"""|\b[\w-]{0,40}(?:token|secret|passw|_pass(?==)|api[-_]?key|access[-_]?key|auth|credential)[\w-]{0,40}["']?\s*[=:]\s*)"""
+    r"""("(?:[^"\\]|\\.)*"|'[^']*'|[^\s,;&"'}]+)""",
     re.IGNORECASE,
 )
-_HEADER = re.compile(r"(\b(?:proxy-)?authorization\s*:\s*|\b(?:bearer|basic)\s+)[^\"']+", re.IGNORECASE)
+_HEADER = re.compile(
+    r"((?:\b|(?<=-H))(?:(?:proxy-)?authorization|cookie)\s*:\s*|\b(?:bearer|basic)\s+)[^\"']+", re.IGNORECASE
+)
+_USER_IN_TEXT = re.compile(r"((?<!\S)(?:-u\s*|--user[=\s])[^\s:=/]+):[^\s\"']+")  # curl -u name:password
+# Programs that have a password as a short option; of mysql only glued to it.
+_SHORT_OPTIONS = {"sshpass": "-p", "ipmitool": "-P", "redis-cli": "-a", "ldapsearch": "-w"}
+_GLUED_OPTIONS = _SHORT_OPTIONS | {"mysql": "-p", "mysqldump": "-p", "mariadb": "-p"}
+_GLUED_IN_TEXT = re.compile(r"(\b(?:mysql(?:dump)?|mariadb)\s(?:[^\s;|&]+\s){0,20}?-p)\S+")
+_LONGEST = 10_000  # characters of a word that are kept
 _KNOWN_FORM = re.compile(  # as Hugging Face, OpenAI, GitHub, GitLab, Slack and AWS make them; a JSON web token
     r"\b(?:hf_|sk-|gh[opsu]_|github_pat_|glpat-|xox[abp]-|AKIA)[A-Za-z0-9_-]{12,}|\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*"
 )
@@ -43,6 +52,8 @@ def redacted(value: str) -> str:
     value = re.sub(r"([A-Za-z][A-Za-z0-9+.-]*://[^\s?]*)\?\S*", rf"\1?{REMOVED}", value)
     value = _HEADER.sub(rf"\1{REMOVED}", value)
     value = _NAMED_IN_TEXT.sub(rf"\1{REMOVED}", value)
+    value = _USER_IN_TEXT.sub(rf"\1:{REMOVED}", value)
+    value = _GLUED_IN_TEXT.sub(rf"\1{REMOVED}", value)
     return _KNOWN_FORM.sub(REMOVED, value)
 
 
@@ -50,10 +61,15 @@ def redacted_command(words: Sequence[str]) -> list[str]:
     """A command line without the values of options and variables that look secret; as many words as before."""
     kept: list[str] = []
     before = ""  # the option whose value this word may be
-    for word in words:
+    program = words[0].rpartition("/")[2] if words else ""
+    short, glued = _SHORT_OPTIONS.get(program), _GLUED_OPTIONS.get(program)
+    for whole in words:
+        word = whole[:_LONGEST]
         name, sign, value = word.partition("=")
-        if _is_value(word) and _is_secret_option(before, word):
+        if (short is not None and before == short) or (_is_value(word) and _is_secret_option(before, word)):
             kept.append(REMOVED)
+        elif glued is not None and word.startswith(glued) and len(word) > len(glued):
+            kept.append(f"{glued}{REMOVED}")
         elif before in _USER and ":" in word and _is_value(word):
             kept.append(f"{word.partition(':')[0]}:{REMOVED}")
         elif sign and value and (_is_secret_option(name, value) or _is_secret_variable(name)):

@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 
@@ -47,8 +48,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"cold_start.py: {asked}", file=sys.stderr)
         return 2
     workload, settings, device = asked
-    with tempfile.TemporaryDirectory() as folder:
-        use_cache(settings, Path(folder))
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as closing:
+        use_cache(settings, Path(folder), closing)
         began = time.perf_counter()
         step = Step(build_task(workload, settings), settings, device)
         step.finish_model()

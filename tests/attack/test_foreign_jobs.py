@@ -57,7 +57,7 @@ class Scene:
         return folder
 
     def prony(self, *words: str) -> Any:
-        return CliRunner().invoke(make_app(words[0]), [*words, "--runs", str(self.root)])
+        return CliRunner().invoke(make_app(words[0]), [*words, "--runs", str(self.root)], env={"COLUMNS": "160"})
 
 
 @pytest.fixture

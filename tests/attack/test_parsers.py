@@ -156,10 +156,13 @@ def a_run(ended: str) -> Run:
     return Run(**{**values, "folder": Path("none"), "settings": {}, "started": "2026-01-01T00:00:00", "ended": ended})
 
 
+JOB_ID = "prony-20260101T000000-abcdef"
+
+
 def a_job() -> str:
     site = find_site("local")
     job = new_job(site, next(iter(site.partitions.values())), Path("runs"), [BlockRun(PLAN)], time_s=60.0)
-    return json.dumps({**job.to_json(), "id": "run"})
+    return json.dumps({**job.to_json(), "id": JOB_ID})
 
 
 RECORD = RECORDS[0].read_text(encoding="utf-8")
@@ -191,7 +194,7 @@ PARSERS = (
            '{"phase": "measure", "steps": 3}\n', ()),
     Parser("prony/launch/image.py _of_index", of_bytes(image._of_index), IMAGES, ()),
     Parser("prony/launch/image.py _of_inspection", of_bytes(image._of_inspection), '[{"Architecture": "arm64"}]', ()),
-    Parser("prony/launch/job.py _read", of_file("job.json", load_job), a_job()),
+    Parser("prony/launch/job.py _read", of_file("job.json", load_job, folder=JOB_ID), a_job()),
     Parser("prony/launch/kubernetes_api.py Api._json", asked_of_kubernetes, A_POD, (ApiProblem,)),
     Parser("prony/launch/kubernetes_api.py read_changes", of_bytes(lambda text: read_changes(text, "1")), EVENT, ()),
     Parser("prony/launch/kubernetes_api.py _problem", of_bytes(lambda text: _problem(500, {}, text)),

@@ -161,7 +161,8 @@ def test_a_port_in_use_is_a_record(tmp_path: Path) -> None:
         taken.bind(("0.0.0.0", 0))
         taken.listen(1)
         port = taken.getsockname()[1]
-        process = start(write_plan(tmp_path, {}), out, PRONY_RENDEZVOUS=f"127.0.0.1:{port}")
+        plan = write_plan(tmp_path, {"nodes": 2, "devices": 2})
+        process = start(plan, out, PRONY_RENDEZVOUS=f"127.0.0.1:{port}", PRONY_NODE_RANK="0")
         record = finished(process, out)
     assert record["failure"]["kind"] == "rendezvous"
     assert f"port {port} of" in record["failure"]["message"]

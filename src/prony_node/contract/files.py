@@ -52,7 +52,6 @@ WALK = "walk"  # a folder for each batch size that a screening walked through, w
 SCREENING = "screening.json"  # what such a size gave, in the form of a record; it is none, and nothing indexes it
 STACKS = "stacks.txt"  # where every thread stood when the rank hung
 SUPERVISOR = "supervisor.json"  # who is responsible for this folder
-MEETING = "rendezvous"  # beside the private plan: where the processes of one node meet
 SUPERVISOR_LOG = "supervisor.log"  # what the supervisor said, when a controller started it
 
 OWN_FOLDER = 0o755  # less what the umask takes: nobody else adds to a root or a run unless it was shared

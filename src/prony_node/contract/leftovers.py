@@ -30,13 +30,14 @@ IMPORTED = re.compile(r"\.import-[A-Za-z0-9_]{8}")
 RUN_FOLDER = re.compile(r"\..+-\d{8}T\d{6}-[0-9a-f]+(\.node\d+)?\.[A-Za-z0-9_]{8}")
 DOCUMENT = re.compile(r"\.[A-Za-z0-9_-]+\.(json|jsonl|csv|log|txt|py|html)\.[A-Za-z0-9_]{8}")
 PLAN_PLACE = "prony-plan-"  # how a folder with the private plan of a run begins, in the temporary folder
+MEETING = "rendezvous"  # a file in it: where the processes of one node meet
 PLANNED = re.compile(r"prony-plan-[A-Za-z0-9_]{8}")
 JOBS_LOCK = ".lock"  # in a folder of jobs: whoever writes to one of them holds it
 # A job before it has its name, or while it is removed; and a file of a job before it has its: see plain.write_alone.
 JOB_FOLDER = re.compile(r"\.prony-\d{8}T\d{6}-[0-9a-f]+\.[0-9a-f]{8}")
 PART = re.compile(r"\..+\.[0-9a-f]{8}\.part")
 YOUNG_S = 60.0  # where a lock is not seen by other machines, somebody may be writing still
-NAMED = (files.PLAN, files.SUPERVISOR, files.NODE_PLAN, files.MEETING, HOLDER)
+NAMED = (files.PLAN, files.SUPERVISOR, files.NODE_PLAN, MEETING, HOLDER)
 
 
 def hold(place: Path) -> int:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from prony_node.contract import files
+from prony_node.contract.leftovers import MEETING
 from prony_node.contract.parallel import all_devices, devices_per_node, ranks_per_node
 from prony_node.contract.plan import Plan
 from prony_node.parallel.cores import allowed_cores
@@ -79,7 +80,7 @@ def launch(plan: Plan, plan_file: Path, folder: Path) -> dict[str, Any]:
     # One node needs no port: torch unpickles what it finds there, and anybody who reaches the port could write it.
     # The folder of the plan is private.
     alone = nodes == 1
-    endpoint = str(plan_file.with_name(files.MEETING)) if alone else meeting_place()
+    endpoint = str(plan_file.with_name(MEETING)) if alone else meeting_place()
     patience_s = max(1, round(plan.rendezvous_after_s))
     taken = port_in_use(endpoint) if node == 0 and not alone else ""
     if taken:

@@ -20,7 +20,7 @@ from prony.launch.collect import collect
 from prony.launch.receive import unpack
 from prony.plan.request import make_plan
 from prony.store import Store
-from prony_node.contract import files
+from prony_node.contract import files, leftovers
 from prony_node.contract.leftovers import HOLDER, OLD_S, remove_half_written, remove_leftovers, remove_plans
 from prony_node.contract.plan import Stop
 from prony_node.contract.process import identify
@@ -250,3 +250,25 @@ def test_only_a_plan_of_ones_own_is_removed_and_through_no_link(make_user: Calla
     os.chown(others, make_user().uid, -1)
     remove_plans(tmp_path)
     assert all((folder / files.PLAN).exists() for folder in (tmp_path / "precious", others, more))
+
+
+def test_a_finished_run_that_takes_the_name_of_a_killed_import_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever may rename in the root exchanges the two after the look and before the removal."""
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    place = tmp_path / ".import-abcdefgh"
+    place.mkdir()
+    (place / leftovers.HOLDER).write_text(json.dumps({"pid": gone.pid, "host": os.uname().nodename}))
+    files.create_folder(tmp_path / "finished", {files.RECORD: {"id": "finished"}})
+    look = leftovers.is_alive
+
+    def exchange(who: object) -> bool | None:
+        place.rename(tmp_path / "away")
+        (tmp_path / "finished").rename(place)
+        return look(who)
+
+    monkeypatch.setattr(leftovers, "is_alive", exchange)
+    leftovers.remove_leftovers(tmp_path)
+    assert (place / files.RECORD).exists()

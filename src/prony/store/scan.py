@@ -17,6 +17,7 @@ from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.manifest import has_manifest
 from prony_node.contract.plain import NotPlain, read_plain
+from prony_node.contract.process import is_alive
 from prony_node.contract.record import read_record, validate_record
 from prony_node.contract.verification import UNVERIFIED, manifest_mark
 
@@ -116,9 +117,10 @@ def record_stamp(folder: Path | str) -> int | None:
 
 
 def _is_fresh(folder: Path) -> bool:
-    """Whether a supervisor wrote this record just now."""
+    """Whether a supervisor wrote this record just now, and has not ended yet."""
     age_s = time.time() - (folder / files.RECORD).stat().st_mtime
-    return age_s < MANIFEST_WAIT_S and (folder / files.SUPERVISOR).exists()
+    holder = files.read_json(folder / files.SUPERVISOR)
+    return 0 <= age_s < MANIFEST_WAIT_S and isinstance(holder, dict) and is_alive(holder) is not False
 
 
 def _read_record(folder: Path) -> dict[str, Any] | None:

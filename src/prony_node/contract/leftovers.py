@@ -58,9 +58,8 @@ def remove_leftovers(root: Path) -> list[str]:
         return []
     for name in names:
         with contextlib.suppress(OSError, ValueError):
-            if IMPORTED.fullmatch(name) and _is_left(root, name, HOLDER):
-                shutil.rmtree(root / name)
-                removed.append(name)
+            if IMPORTED.fullmatch(name):
+                removed += _remove_import(root, name)
             elif DOCUMENT.fullmatch(name) or PART.fullmatch(name):
                 with open_folder(root) as folder:
                     removed += _remove_parts(folder, [name], OLD_S)
@@ -139,21 +138,35 @@ def remove_half_written(folder: Path) -> None:
                 os.unlink(name, dir_fd=handle)
 
 
+def _remove_import(root: Path, name: str) -> list[str]:
+    """Remove the place of a killed import, by one descriptor: another folder may have its name by now; the names."""
+    with open_folder(root) as above, open_folder(root, name) as place:
+        if not _is_left_open(place, HOLDER):
+            return []
+        files.empty_folder(place)
+        files.remove_empty(name, above)
+    return [name]
+
+
 def _is_left(root: Path, name: str, holder: str) -> bool:
     """Whether this is a folder of ours, left by a process that is gone."""
-    found = (root / name).lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+    with open_folder(root, name) as folder:
+        return _is_left_open(folder, holder)
+
+
+def _is_left_open(folder: int, holder: str) -> bool:
+    found = os.fstat(folder)
+    if found.st_uid != os.geteuid():
         return False
     is_old = time.time() - found.st_mtime > OLD_S
-    with open_folder(root, name) as folder:
-        try:
-            who = json.loads(read_plain(holder, LARGEST_HOLDER, folder=folder))
-        except (FileNotFoundError, ValueError, RecursionError):
-            who = None
-        if not isinstance(who, dict) or "pid" not in who:  # killed before it said so, or any folder of such a name
-            return is_old and _is_bare(folder)
-        alive = is_alive(who)
-        return not alive if alive is not None else is_old and _is_free(holder, folder)
+    try:
+        who = json.loads(read_plain(holder, LARGEST_HOLDER, folder=folder))
+    except (FileNotFoundError, ValueError, RecursionError):
+        who = None
+    if not isinstance(who, dict) or "pid" not in who:  # killed before it said so, or any folder of such a name
+        return is_old and _is_bare(folder)
+    alive = is_alive(who)
+    return not alive if alive is not None else is_old and _is_free(holder, folder)
 
 
 def _is_free(name: str, folder: int) -> bool:

@@ -28,7 +28,7 @@ def prony(source: Path, root: Path, *words: str) -> subprocess.CompletedProcess[
 def swept(source: Path, root: Path, *more: str) -> dict[str, Any]:
     """The record of the sweep. The patched step exits 1: its optimizer steps are too many for the `updates` check."""
     done = prony(source, root, *SWEEP, *more)
-    assert done.returncode in (0, 1), done.stdout + done.stderr
+    assert done.returncode in ((0,) if source == ROOT / "src" else (0, 1)), done.stdout + done.stderr
     (record,) = json.loads(done.stdout)
     assert isinstance(record, dict)
     return record

@@ -253,7 +253,7 @@ PARSERS = (
     Parser("prony_node/contract/cost.py parse_rate", lambda text: parse_rate(text, "price"), "0.31EUR"),
     Parser("prony_node/contract/files.py read_json",
            of_file("a.json", lambda folder: files.read_json(folder / "a.json")), HOLDER, ()),
-    Parser("prony_node/contract/leftovers.py _is_left",
+    Parser("prony_node/contract/leftovers.py _is_left_open",
            of_file("supervisor.json", lambda folder: leftovers._is_left(folder.parent, "run", "supervisor.json")),
            HOLDER, (OSError,)),
     Parser("prony_node/contract/manifest.py _read", of_file("manifest.json", manifest._read), MANIFEST_OF_RUN),

@@ -20,8 +20,11 @@ from prony.cli.execute import doubts, exit_code, trouble
 from prony.cli.screen import rates_of
 from prony.cli.study_tables import _good
 from prony.cli.study_view import Tally
+from prony.plan.search_goal import find_goal, result_of
+from prony.plan.search_space import Candidate
 from prony.report.sweep import sweeps
 from prony_node.contract.trial import Trial
+from prony_node.contract.verification import UNVERIFIED, marked
 
 SOURCE = Path(__file__).parents[2] / "src"
 REPLAY = Path(__file__).parents[1] / "replay" / "records"
@@ -175,6 +178,18 @@ def test_best_so_far_is_none_of_a_failed_check(good: dict[str, Any]) -> None:
     assert rate == good["metrics"]["throughput"]["value"]
     assert "2 of them with a failed check" in tally.line()
     assert "failed: resnet50 mode=train: check finite" in tally.lines()
+
+
+def test_an_unverified_run_is_shown_doubted_and_never_the_best(good: dict[str, Any], tmp_path: Path) -> None:
+    """Who edits a record writes the schema of before manifests into it, and nothing shows the change."""
+    edited = marked(with_check(good, "pass", rate=1e9), UNVERIFIED, tmp_path)
+    tally = Tally(2)
+    tally.learn(Trial("resnet50", {"mode": "train"}), edited)
+    assert not tally.best
+    assert "1 of 2 done, 1 left" in tally.line()
+    found = result_of(edited, Candidate((("batch_size", 8),)), find_goal("throughput"), 12.0)
+    assert (found.value, found.failure) == (None, "unverified: it has no manifest")
+    assert any("unchanged unknown: there is no manifest" in doubt for doubt in compare(good, edited).doubts)
 
 
 def test_words_of_a_model_file_name_its_path(

@@ -245,17 +245,25 @@ def test_the_supervisors_own_log_may_grow(folder: Path) -> None:
     assert verify_folder(folder).outcome == "verified"
 
 
-def test_a_record_without_a_manifest_and_without_files_is_unverified_whatever_it_says(folder: Path) -> None:
+def older(record: dict[str, Any]) -> None:
+    """As it was before there were manifests."""
+    record["schema"] = "prony.record/1"
+
+
+def test_a_record_of_before_manifests_is_unverified_whatever_it_says(folder: Path) -> None:
     edit(folder, tenfold("throughput"))
+    edit(folder, older)
     (folder / files.MANIFEST).unlink()
-    (folder / files.STEPS).unlink()
     found = verify_folder(folder)
     assert found.outcome == "unverified"
     assert found.recomputed == ()
 
 
-def test_a_manifest_that_was_removed_is_missed(folder: Path) -> None:
+@pytest.mark.parametrize("series", [True, False])
+def test_a_manifest_that_was_removed_is_missed(folder: Path, series: bool) -> None:
     (folder / files.MANIFEST).unlink()
+    if not series:
+        (folder / files.STEPS).unlink()
     found = verify_folder(folder)
     assert (found.outcome, "manifest.json is missing" in found.problems[0]) == ("not verified", True)
 
@@ -311,8 +319,8 @@ def test_exit_codes_and_lines(folder: Path, tmp_path: Path) -> None:
     good = prony("verify", str(folder))
     assert (good.exit_code, good.stdout.startswith(f"verified      {RUN}: ")) == (0, True), good.output
     old = shutil.copytree(folder, folder.parent / "old")
+    edit(old, older)
     (old / files.MANIFEST).unlink()
-    (old / files.STEPS).unlink()
     unverified = prony("verify", str(old))
     assert unverified.exit_code == 3
     assert "unverified" in unverified.stdout

@@ -12,7 +12,7 @@ from prony.analysis.facts import FactDifferences, cache_states, fact_differences
 from prony.analysis.settings import DRAWN, Difference, Record, questions, setting_differences, settings_of
 from prony.analysis.variation import NORMAL, OWN, Repeat, Variation, borrowed_variation, own_variation, repeats_of
 from prony_node.contract.record import PLAUSIBLE, is_possible_rate, rate_fails
-from prony_node.contract.verification import UNCHANGED, how_changed
+from prony_node.contract.verification import UNCHANGED, how_changed, is_unverified
 from prony_node.stats import RatioInterval, paired_ratio, t_quantile
 
 FASTER, SLOWER, SAME, UNKNOWN, NOT_COMPARABLE = (
@@ -360,6 +360,6 @@ def _doubts(ours: list[Record], theirs: list[Record]) -> list[str]:
             if record["status"] == "interrupted":
                 found.append(f"{record['id']} was interrupted before it had seen enough")
             for check in record["checks"]:
-                if check["level"] in ("warn", "fail"):
+                if check["level"] in ("warn", "fail") or is_unverified({"checks": [check]}):
                     found.append(f"{record['id']}: {check['name']} {check['level']}: {check.get('message', '')}")
     return found

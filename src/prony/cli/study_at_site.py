@@ -26,7 +26,6 @@ from prony.plan.prune import OUT_OF_MEMORY, OutOfMemory
 from prony.plan.study import LOCAL, Study, refuse_refused
 from prony_node.contract.errors import RequestError
 from prony_node.contract.plan import Plan
-from prony_node.contract.record import read_record
 from prony_node.contract.trial import Trial
 
 if TYPE_CHECKING:
@@ -189,7 +188,7 @@ class _Known:
         for run in self._runs:
             ours = (run.trial_hash, run.repeat) == key and ran_this_code(run, options.accept_other_code)
             if ours and is_finished(run, options.retry_failed):
-                record = read_record(run.folder)
+                record = run.read_record()
                 if record is not None:
                     return Outcome(run.folder, record)
         return None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from prony.cli.ask import ask_node
 from prony.cli.execute import Job, Outcome
+from prony.cli.open_site import number
 from prony.cli.open_store import refresh_or_leave_team, updated_store
 from prony.launch.fingerprint import ThisMachine, fingerprint_here
 from prony.plan.estimate import Estimator, Seen, form_of
@@ -19,6 +20,7 @@ from prony_node.contract import files
 from prony_node.contract.node_source import node_source_hash
 from prony_node.contract.record import read_record, window_of
 from prony_node.contract.trial import Trial
+from prony_node.contract.verification import NO
 
 if TYPE_CHECKING:
     from prony.store import Run
@@ -30,8 +32,13 @@ OTHER_CODE_HELP = "Take finished runs of other code or library versions too."
 
 
 def is_finished(run: Run, retry_failed: bool) -> bool:
-    """A record, here, of a run that ended by itself. One that was interrupted or lost says nothing of its trial."""
+    """A record, here, of a run that ended by itself. One that was interrupted or lost says nothing of its trial.
+
+    Nor does one that was changed after the run, or whose supervisor was killed before the manifest was written.
+    """
     if not os.access(run.folder / files.RECORD, os.R_OK):  # of a team's store and on another disk, or another user's
+        return False
+    if run.mark == NO:
         return False
     if run.status == "failed":
         return not retry_failed and run.failure_kind != LOST
@@ -51,6 +58,7 @@ class History:
     estimator: Estimator
     ask: Callable[[str, int], list[Run]]  # the store, of one trial and repeat
     other_code: int = 0  # finished runs of these trials that were made by other code or library versions
+    changed: int = 0  # good runs of these trials that do not verify
 
     def run_of(self, trial: Trial, repeat: int, retry_failed: bool = False) -> Run | None:
         """The first finished run of this trial and repeat: a good one if there is one, of this code if it has one."""
@@ -69,14 +77,19 @@ class History:
         self.runs[trial.hash, repeat] = [run for run in self.ask(trial.hash, repeat) if run.id not in before]
         return self.finished(trial, repeat)
 
-    def note_other_code(self) -> list[str]:
-        """A line where finished runs are not taken because other code made them."""
-        if not self.other_code:
-            return []
-        return [
-            f"{self.other_code} finished runs were made by other code or library versions and are not taken; "
-            "--accept-other-code takes them, `prony compare` names what differs"
-        ]
+    def notes(self) -> list[str]:
+        """Why finished runs are not taken, a line each."""
+        lines = []
+        if self.other_code:
+            lines.append(
+                f"{number(self.other_code, 'finished run')} of other code or library versions not taken; "
+                "--accept-other-code takes them, `prony compare` names what differs"
+            )
+        if self.changed:
+            lines.append(
+                f"{number(self.changed, 'finished run')} not taken: the record does not verify, `prony verify` says why"
+            )
+        return lines
 
 
 def read_history(
@@ -99,10 +112,13 @@ def read_history(
         found = [run for name in workloads for run in store.runs(workload=name)]
     runs: dict[tuple[str, int], list[Run]] = {}
     others: set[tuple[str, int]] = set()
+    changed: set[tuple[str, int]] = set()
     for run in found:
         key = run.trial_hash, run.repeat
         if anywhere or run.machine == here.machine:
-            if same_code(run):
+            if key in keys and run.status == "ok" and run.mark == NO:
+                changed.add(key)
+            elif same_code(run):
                 runs.setdefault(key, []).append(run)
             elif key in keys and is_finished(run, retry_failed=False):
                 others.add(key)
@@ -113,7 +129,7 @@ def read_history(
         refresh_or_leave_team(store)  # whoever made it may have been killed before it was indexed
         return [run for run in store.finished(trial, repeat, machine) if same_code(run)]
 
-    return History(runs, Estimator(seen, machine), ask, len(others - set(runs)))
+    return History(runs, Estimator(seen, machine), ask, len(others - set(runs)), len(changed - set(runs)))
 
 
 def skipped_line(job: Job, outcome: Outcome) -> str:

@@ -57,7 +57,7 @@ def carry_out(study: Study, options: Options, view: StudyView) -> Carried:
         wait_for_left(options.root, {(job.trial.hash, job.repeat) for job in jobs}, view.note)
         wanted = [(job.trial, job.repeat) for job in jobs]
         history = read_history(options.root, wanted, accept_other_code=options.accept_other_code)
-        for line in history.note_other_code():
+        for line in history.notes():
             view.note(line)
         carrying = _Carrying(study, options, view, history, list(zip(turns, jobs, strict=True)))
         try:

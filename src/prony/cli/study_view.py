@@ -21,6 +21,7 @@ from prony.plan.estimate import Estimate
 from prony.report.numbers import format_rate
 from prony_node.contract.record import failed_checks
 from prony_node.contract.trial import Trial
+from prony_node.contract.verification import is_unverified
 
 FAILURES_SHOWN, BEST_SHOWN = 3, 4
 LOG_EVERY_S = 60.0
@@ -64,6 +65,8 @@ class Tally:
         if failed:  # a step that leaves out work, or computes nonsense, is fast
             self.doubted += 1
             self.failures.append(f"{trial}: check {', '.join(failed)}")
+            return
+        if is_unverified(record):
             return
         rate = record["metrics"].get("throughput") or {}
         diagnostic = trial.settings.get("sync") is False  # faster than what it explains, and of no use by itself

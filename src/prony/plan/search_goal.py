@@ -12,6 +12,7 @@ from prony.plan.search_space import Candidate
 from prony.plan.search_terms import Limit, Result, Rules
 from prony_node.contract.errors import RequestError, unknown
 from prony_node.contract.record import failed_checks
+from prony_node.contract.verification import is_unverified
 
 # A counter that ticks ten times a second is known to 2 % after 5 s and to 1 % after 10 s.
 ENERGY_RULES = Rules(screen_s=5.0, confirm_s=10.0)
@@ -97,6 +98,8 @@ def result_of(record: Mapping[str, Any], candidate: Candidate, goal: Goal, cost_
     failed = failed_checks(record)
     if failure is None and failed:
         failure = f"{FAILED_CHECK}: {', '.join(failed)}"
+    if failure is None and is_unverified(record):
+        failure = "unverified: it has no manifest"
     if failure is None and (value is None or not value > 0.0):
         failure = f"no {goal.metric}: {metric.get('reason') or 'it was not measured'}"
     if failure is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +17,7 @@ NO_MANIFEST = "it has no manifest: it was made before there were any"
 LOST_MANIFEST = "manifest.json is missing: it was removed, or the supervisor was killed before it wrote it"
 # In an index: verified and recomputed, the manifest alone agrees, something does not, nothing to check against.
 YES, MANIFEST_ALONE, NO, UNVERIFIED = "yes", "manifest", "no", "unverified"
-UNCHANGED = "unchanged"  # the check that a record fails which does not verify
+UNCHANGED = "unchanged"  # the check that a record fails which does not verify; unknown where nothing shows it
 MARKS = {"verified": YES, "not verified": NO, "unverified": UNVERIFIED}
 
 
@@ -38,11 +39,19 @@ class Verification:
 
 
 def marked(record: dict[str, Any], mark: str, folder: Path) -> dict[str, Any]:
-    """The record; with a failed check, which whatever shows or ranks a run looks at, where it does not verify."""
-    if mark != NO:
-        return record
-    message = f"changed after the run: `{verify_command(folder)}` says where"
-    return {**record, "checks": [*record["checks"], {"name": UNCHANGED, "level": "fail", "message": message}]}
+    """The record; with a check, which whatever shows or ranks a run looks at, where it does not verify."""
+    if mark == NO:
+        message = f"changed after the run: `{verify_command(folder)}` says where"
+        return {**record, "checks": [*record["checks"], {"name": UNCHANGED, "level": "fail", "message": message}]}
+    if mark == UNVERIFIED:
+        check = {"name": UNCHANGED, "level": "unknown", "message": "there is no manifest to check the record against"}
+        return {**record, "checks": [*record["checks"], check]}
+    return record
+
+
+def is_unverified(record: Mapping[str, Any]) -> bool:
+    """Whether nothing shows that a record is as its run left it: it may have been edited, so it is never the best."""
+    return any(check["name"] == UNCHANGED and check["level"] == "unknown" for check in record.get("checks") or ())
 
 
 def how_changed(record: dict[str, Any]) -> str:
@@ -63,6 +72,6 @@ def manifest_mark(folder: Path) -> str:
 
 
 def lost_manifest(folder: Path) -> bool:
-    """Whether this folder had a manifest: Prony writes one for every record of today's kind with a step series."""
+    """Whether this folder had a manifest: Prony writes one beside every good record of today's schema."""
     document = files.read_json(folder / files.RECORD)
-    return isinstance(document, dict) and document.get("schema") == RECORD_SCHEMA and (folder / files.STEPS).exists()
+    return isinstance(document, dict) and document.get("schema") == RECORD_SCHEMA and document.get("status") == "ok"

@@ -18,6 +18,7 @@ from prony.cli.execute import Job, Outcome
 from prony.cli.main import make_app
 from prony.launch.lock import hold_devices
 from prony_node.contract import files
+from prony_node.contract.manifest import SUPERVISOR, write_manifest
 from prony_node.parallel import place
 
 
@@ -42,6 +43,7 @@ class Machine:
         folder = root / record["id"]
         folder.mkdir(parents=True)
         (folder / files.RECORD).write_text(json.dumps(record))
+        write_manifest(folder, SUPERVISOR)
         return Outcome(folder, record)
 
 
@@ -163,3 +165,19 @@ def test_more_devices_than_there_are_start_nothing(machine: Machine, tmp_path: P
 def test_kinds_exclude_each_other(machine: Machine, tmp_path: Path) -> None:
     scale(tmp_path, "devices=1,2 --weak --strong", code=2)
     assert machine.made == []
+
+
+def test_a_run_that_was_changed_is_made_again_and_said(machine: Machine, tmp_path: Path) -> None:
+    scale(tmp_path, "devices=1,2 batch_size=64 --no-diagnose --repeats 1")
+    path = tmp_path / "resnet50-weak-2-on-0" / files.RECORD
+    path.write_text(path.read_text().replace("1800.0", "2000.0"))
+    (path.parent / files.MANIFEST).unlink()
+    moved = path.parent.rename(tmp_path / "elsewhere")  # made again, the stand-in takes the same name
+    before = len(machine.made)
+    words = "scale resnet50 devices=1,2 batch_size=64 --no-diagnose --repeats 1 --out"
+    done = CliRunner().invoke(make_app("scale"), [*words.split(), str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert len(machine.made) == before + 1
+    assert "1 finished run not taken: the record does not verify" in done.stderr
+    assert "best so far: 2,000" not in done.stderr
+    assert moved.exists()

@@ -20,7 +20,7 @@ from prony_node.contract import files
 from prony_node.contract.node_source import node_source_hash
 from prony_node.contract.record import read_record, window_of
 from prony_node.contract.trial import Trial
-from prony_node.contract.verification import NO
+from prony_node.contract.verification import NO, UNVERIFIED
 
 if TYPE_CHECKING:
     from prony.store import Run
@@ -47,7 +47,12 @@ def is_finished(run: Run, retry_failed: bool) -> bool:
 
 def ran_this_code(run: Run, accept_other_code: bool) -> bool:
     """Whether a run was made by the node program that would run its trial now: all that is known of a site's nodes."""
-    return accept_other_code or run.node_source == node_source_hash()
+    return accept_other_code or (run.node_source == node_source_hash() and not _is_older(run))
+
+
+def _is_older(run: Run) -> bool:
+    """Whether a good run is of a Prony that wrote no manifests, or was edited to look so."""
+    return run.status == "ok" and run.mark == UNVERIFIED
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,7 @@ def read_history(
     def same_code(run: Run) -> bool:
         if anywhere:
             return ran_this_code(run, accept_other_code)
-        return accept_other_code or run.software == here.software_for(run.workload)
+        return accept_other_code or (run.software == here.software_for(run.workload) and not _is_older(run))
 
     if len(wanted) <= FEW and not anywhere:
         found = [run for trial, repeat in wanted for run in store.finished(trial.hash, repeat, here.machine)]

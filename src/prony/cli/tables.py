@@ -62,7 +62,7 @@ def print_record(console: Console, record: Record, folder: Path | None) -> None:
     console.print(Text.assemble((trial["workload"], "bold"), " ", asked), soft_wrap=True)
     style = STATUS_STYLES.get(line.status, "") if line.status != "ok" else "bold"
     console.print(Text.assemble("  ", (format_headline(line), style)), soft_wrap=True)
-    if UNCHANGED in line.worst_checks:
+    if UNCHANGED in line.worst_checks and line.worst == "fail":
         console.print(Text(f"  {how_changed(record)}", LEVEL_STYLES["fail"]), soft_wrap=True)
     console.print(Text.assemble("  ", worst_check(line)), soft_wrap=True)
     print_section(console, "metrics", _metrics(record))

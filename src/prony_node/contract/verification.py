@@ -43,7 +43,7 @@ def marked(record: dict[str, Any], mark: str, folder: Path) -> dict[str, Any]:
     if mark == NO:
         message = f"changed after the run: `{verify_command(folder)}` says where"
         return {**record, "checks": [*record["checks"], {"name": UNCHANGED, "level": "fail", "message": message}]}
-    if mark == UNVERIFIED:
+    if mark == UNVERIFIED and record["status"] == "ok":
         check = {"name": UNCHANGED, "level": "unknown", "message": "there is no manifest to check the record against"}
         return {**record, "checks": [*record["checks"], check]}
     return record

@@ -26,6 +26,7 @@ from prony.launch.site import Site
 from prony.plan.estimate import Estimate
 from prony.plan.study_file import Reading, parse_study
 from prony_node.contract import RequestError
+from prony_node.contract.manifest import SUPERVISOR, write_manifest
 from prony_node.contract.trial import Trial
 from prony_node.workloads import find_workload
 
@@ -142,6 +143,8 @@ def test_a_study_of_a_site_is_judged_by_the_site(root: Path, monkeypatch: pytest
     for path in (root.parent / "runs of the site").glob("*/record.json"):
         record = json.loads(path.read_text()) | {"fingerprint": {"machine": "a node of theirs", "software": "theirs"}}
         path.write_text(json.dumps(record))
+        (path.parent / "manifest.json").unlink()
+        write_manifest(path.parent, SUPERVISOR)
     (root.parent / "runs of the site" / "index.sqlite").unlink()
     study = parse_study(f"{text}site: there\n", "s.yaml", Reading(None), find_workload)
     outlook = make_outlook(study, root)

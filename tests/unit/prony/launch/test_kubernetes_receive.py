@@ -122,8 +122,8 @@ def test_nobody_takes_a_folder_that_is_arriving_for_lost(
     (there / "supervisor.json").write_text(json.dumps({"role": "supervisor", "job": job.id, "pid": 1, "host": "pod"}))
     write = receive._write
 
-    def beside(path: Path, body: bytes) -> None:
-        write(path, body)
+    def beside(root: Path, path: Path, body: bytes) -> None:
+        write(root, path, body)
         assert collect_all(job.root) == []
 
     monkeypatch.setattr(receive, "_write", beside)

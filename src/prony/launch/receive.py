@@ -117,7 +117,7 @@ class Receiver:
             return
         content = b"".join(read_in_run(part) for part in parts)
         if hashlib.sha256(content).hexdigest() == digest:
-            if header.get("of_job"):
+            if header.get("file") and header.get("of_job"):
                 write_alone(target, content)
             elif header.get("file"):
                 if not (target.parent / files.RECORD).exists():

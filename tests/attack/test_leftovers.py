@@ -189,11 +189,11 @@ def test_half_of_what_a_pod_sent_is_removed_with_the_next_that_comes(
         for name in (files.STEPS, files.RECORD):
             archive.addfile(tarfile.TarInfo(name))
 
-    def killed(*_: object) -> None:
+    def killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", killed)
+        patch.setattr(os, "replace", killed)
         with pytest.raises(KeyboardInterrupt):
             unpack(packed.getvalue(), folder)
     assert len(list(folder.glob(".*"))) == 1

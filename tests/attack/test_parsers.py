@@ -251,7 +251,7 @@ PARSERS = (
            of_file("x", lambda folder: take_records((folder / "x").read_text("utf-8", "replace").split("\n"),
                                                     folder / "to", "x")), RECORD),
     Parser("prony_node/contract/cost.py parse_rate", lambda text: parse_rate(text, "price"), "0.31EUR"),
-    Parser("prony_node/contract/files.py read_json",
+    Parser("prony_node/contract/files.py _read_json",
            of_file("a.json", lambda folder: files.read_json(folder / "a.json")), HOLDER, ()),
     Parser("prony_node/contract/leftovers.py _is_left_open",
            of_file("supervisor.json", lambda folder: leftovers._is_left(folder.parent, "run", "supervisor.json")),

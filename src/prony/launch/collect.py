@@ -12,7 +12,7 @@ from prony_node.contract.assemble import Parts, assemble, make_failure, read_par
 from prony_node.contract.errors import RequestError
 from prony_node.contract.leftovers import remove_half_written, remove_leftovers
 from prony_node.contract.manifest import COLLECTION, write_manifest
-from prony_node.contract.plain import read_plain
+from prony_node.contract.plain import read_in_run, stat_in_run
 from prony_node.contract.plan import Plan
 from prony_node.contract.process import is_alive
 from prony_node.contract.record import read_record
@@ -114,7 +114,7 @@ def _what_happened(
 
 def _said(folder: Path) -> str:
     try:
-        lines = read_plain(folder / files.SUPERVISOR_LOG).decode("utf-8", errors="replace").strip().splitlines()
+        lines = read_in_run(folder / files.SUPERVISOR_LOG).decode("utf-8", errors="replace").strip().splitlines()
     except OSError:
         return ""
     return f"; it said: {lines[-1]}" if lines else ""
@@ -127,4 +127,4 @@ def _last_sign(folder: Path) -> str:
 
 
 def _time_of(path: Path) -> str:
-    return datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
+    return datetime.fromtimestamp(stat_in_run(path).st_mtime, UTC).isoformat(timespec="seconds")

@@ -10,7 +10,7 @@ from typing import Any
 from prony.launch.job import LOG, Job
 from prony_node.contract import files
 from prony_node.contract.log_limits import MOST_BYTES, read_new
-from prony_node.contract.plain import READ_LIMIT, open_plain
+from prony_node.contract.plain import READ_LIMIT, open_in_run
 
 
 def read_log(job: Job, number: int | None = None) -> str:
@@ -56,7 +56,7 @@ class ProgressTail:
 
     def read(self) -> list[dict[str, Any]]:
         try:
-            with os.fdopen(open_plain(self._path), "rb") as file:
+            with os.fdopen(open_in_run(self._path), "rb") as file:
                 file.seek(self._offset)
                 chunk = file.read(READ_LIMIT)
         except OSError:

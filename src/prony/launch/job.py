@@ -241,9 +241,8 @@ def open_own_place(root: Path) -> Iterator[int]:
     try:
         files.make_root(root)
         with contextlib.suppress(FileExistsError):
-            (root / place).mkdir(files.OWN_FOLDER)
-            if is_shared(root):  # what lies there is executed: the group looks at it, and no more
-                files.share_folder(root / place, GROUP_READS_FOLDER)
+            # What lies there is executed: the group looks at it, and no more.
+            files.make_in_root(root / place, GROUP_READS_FOLDER if is_shared(root) else 0)
         with open_folder(root, place) as folder:
             found = os.fstat(folder)
             if found.st_uid != os.geteuid():  # made in this moment

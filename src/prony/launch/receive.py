@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import os
 import re
 import shutil
 import tarfile
@@ -20,7 +21,7 @@ from prony_node.contract import files
 from prony_node.contract.frames import PART_BYTES, Frame, decode
 from prony_node.contract.leftovers import remove_half_written
 from prony_node.contract.log_limits import Ends
-from prony_node.contract.plain import LONGEST_LINE, make_folder_alone, write_alone
+from prony_node.contract.plain import LONGEST_LINE, make_folder_alone, read_in_run, write_alone
 
 PARTS = ".parts"  # of bundles that are not whole yet, in the job's folder
 END = ".end"  # written once the last frame of a pod is here, with the exit code
@@ -83,11 +84,11 @@ class Receiver:
         path, at = self._path(header["append"]), header.get("at")
         if path is None or path.name != files.PROGRESS or not isinstance(at, int):
             return
-        files.make_run_folder(path.parent)
-        size = path.stat().st_size if path.exists() else 0
-        if at <= size < at + len(body) and not (path.parent / files.RECORD).exists():
-            with files.open_bytes(path, append=True) as file:
-                file.write(body[size - at :])
+        with _made_folder(self._job.root, path) as folder:
+            size = _size_in(folder, path.name) or 0
+            if at <= size < at + len(body) and _size_in(folder, files.RECORD) is None:
+                with os.fdopen(files.open_output(folder, path, append=True), "ab") as file:
+                    file.write(body[size - at :])
 
     def _path(self, name: object, *, of_job: bool = False) -> Path | None:
         """Where a file of one of this job's folders belongs; None for any other name."""
@@ -114,11 +115,13 @@ class Receiver:
         parts = sorted(folder.glob("[0-9]" * 5))
         if len(parts) < of:
             return
-        content = b"".join(part.read_bytes() for part in parts)
+        content = b"".join(read_in_run(part) for part in parts)
         if hashlib.sha256(content).hexdigest() == digest:
-            if header.get("file"):
+            if header.get("file") and header.get("of_job"):
+                write_alone(target, content)
+            elif header.get("file"):
                 if not (target.parent / files.RECORD).exists():
-                    _write(target, content)
+                    _write(self._job.root, target, content)
             else:
                 unpack(content, target)
                 _mark(self._job.folder / PARTS / f"{self._own}-{target.name}.bundle")
@@ -167,7 +170,7 @@ def unpack(content: bytes, folder: Path) -> None:
         return
     last = {name: found.pop(name) for name in (files.PLAN, files.RECORD) if name in found}
     for name, body in (found | last).items():
-        _write(folder / name, body)
+        _write(folder.parent, folder / name, body)
     remove_half_written(folder)  # of a process that was killed while it did the same
 
 
@@ -175,12 +178,22 @@ def _mark(path: Path) -> None:
     files.open_bytes(path).close()
 
 
-def _write(path: Path, content: bytes) -> None:
-    files.make_run_folder(path.parent)
-    temporary = files.temporary_name(path)
-    with files.open_bytes(temporary) as file:
-        file.write(content)
-    temporary.replace(path)
+def _write(root: Path, path: Path, content: bytes) -> None:
+    with _made_folder(root, path) as folder:
+        files.write_in(folder, path, content)
+
+
+def _size_in(folder: int, name: str) -> int | None:
+    """The size of a file of a folder; None where it has none of this name."""
+    try:
+        return os.stat(name, dir_fd=folder, follow_symlinks=False).st_size
+    except FileNotFoundError:
+        return None
+
+
+def _made_folder(root: Path, path: Path) -> contextlib.AbstractContextManager[int]:
+    """A descriptor of the folder of a file in a run folder."""
+    return files.made_run_folder(root, *path.parent.relative_to(root).parts)
 
 
 def forget_parts(job: Job) -> None:

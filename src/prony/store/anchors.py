@@ -93,8 +93,7 @@ def keep_anchors(root: Path, anchors: Iterable[Anchor]) -> list[Anchor]:
 def read_anchors(root: Path) -> list[Anchor]:
     """Every anchor kept under a root; a file that is not whole is left out."""
     found: dict[str, Anchor] = {}
-    folder = root / FOLDER
-    for path in [] if folder.is_symlink() else sorted(folder.glob("*.json")):
+    for path in sorted((root / FOLDER).glob("*.json")):
         document = files.read_json(path)
         if not isinstance(document, dict) or document.get("schema") != SCHEMA:
             continue

@@ -8,6 +8,7 @@ import io
 import itertools
 import os
 import re
+import stat
 import tarfile
 import tempfile
 import zlib
@@ -19,7 +20,7 @@ from typing import Any, BinaryIO
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.leftovers import IMPORT, hold
-from prony_node.contract.plain import JOB, NotPlain, open_folder, open_plain
+from prony_node.contract.plain import JOB, Found, NotPlain, open_folder, open_plain, walk_run
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=@-]{0,199}")  # of a folder or file: no slash, no dot in front
 INSIDE = re.compile(r"rank[0-9]+|try|walk")  # the folders that a run folder holds
@@ -64,8 +65,12 @@ def pack(folders: Iterable[Path], out: BinaryIO, compressed: bool = True) -> Non
     with tarfile.open(fileobj=packer or out, mode="w|", format=tarfile.PAX_FORMAT) as tar:
         for number, folder in enumerate(folders):
             name = folder.name if NAME.fullmatch(folder.name) else f"folder-{number}"
-            for path in _plain_files(folder):
-                _add(tar, path, f"{name}/{path.relative_to(folder).as_posix()}")
+            try:
+                for found in walk_run(folder):
+                    if _is_packed(found):
+                        _add(tar, found, folder, name)
+            except OSError as error:
+                raise RequestError(f"{folder} cannot be read: {error.strerror}") from error
     if packer is not None:
         packer.close()
 
@@ -255,18 +260,17 @@ def _opened(source: io.RawIOBase) -> BinaryIO:
     return buffered
 
 
-def _plain_files(folder: Path) -> Iterator[Path]:
-    for path in sorted(folder.rglob("*")):
-        parts = path.relative_to(folder).parts
-        fits = len(parts) < DEEPEST and all(NAME.fullmatch(part) and not LEFT_OUT.fullmatch(part) for part in parts)
-        if fits and path.is_file() and not any(p.is_symlink() for p in (path, *path.parents[: len(parts) - 1])):
-            yield path
+def _is_packed(found: Found) -> bool:
+    parts = found.name.split("/")
+    fits = len(parts) < DEEPEST and all(NAME.fullmatch(part) and not LEFT_OUT.fullmatch(part) for part in parts)
+    return fits and stat.S_ISREG(found.status.st_mode)
 
 
-def _add(tar: tarfile.TarFile, path: Path, name: str) -> None:
+def _add(tar: tarfile.TarFile, found: Found, folder: Path, name: str) -> None:
     """One file as it is now: a size that changes while it is read would break the tar."""
+    path = folder / found.name
     try:
-        file = os.fdopen(open_plain(path), "rb")
+        file = os.fdopen(open_plain(path, folder=found.folder), "rb")
     except OSError as error:
         raise RequestError(f"{path} cannot be read: {error.strerror}") from error
     with file:
@@ -275,6 +279,6 @@ def _add(tar: tarfile.TarFile, path: Path, name: str) -> None:
             raise RequestError(
                 f"{path} has {status.st_size:,} bytes, and a file of an archive may have {LARGEST_FILE:,}"
             )
-        member = tarfile.TarInfo(name)
+        member = tarfile.TarInfo(f"{name}/{found.name}")
         member.size, member.mode = status.st_size, 0o644
         tar.addfile(member, file)

@@ -16,7 +16,7 @@ from prony.store.rows import Row, clean, row_of_record
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.manifest import has_manifest
-from prony_node.contract.plain import NotPlain, read_plain
+from prony_node.contract.plain import NotPlain, read_in_run, stat_in_run
 from prony_node.contract.process import is_alive
 from prony_node.contract.record import read_record, validate_record
 from prony_node.contract.verification import UNVERIFIED, manifest_mark
@@ -31,6 +31,7 @@ else:
 
 SEVERAL_FROM = 4000  # folders, from which on a second process is worth its start
 CHUNK = 500
+FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)  # to look into, no more
 MANIFEST_WAIT_S = 60.0  # after the record, within which a supervisor writes its manifest
 # What a record that is not one can end in: any of its values may be of another kind, or nested without end.
 UNREADABLE = (
@@ -105,20 +106,26 @@ def _read_row(folder: Path, stamp: int | None) -> Row:
 def record_stamp(folder: Path | str) -> int | None:
     """A number that another content of the record's file would not have: of its size, time and inode.
 
-    None where nothing has its name, not even a link that leads nowhere. Where the system does not say, as of another
-    user's folder, the error is raised.
+    None where nothing has its name, not even a link that leads nowhere, and where the folder is a link. Where the
+    system does not say, as of another user's folder, the error is raised.
     """
     try:
-        status = os.lstat(f"{folder}/{files.RECORD}")  # of thousands of folders at each verb: no Path
+        handle = os.open(folder, FOLDER)  # of thousands of folders at each verb: no Path, no context
     except (FileNotFoundError, NotADirectoryError):
         return None
+    try:
+        status = os.stat(files.RECORD, dir_fd=handle, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    finally:
+        os.close(handle)
     text = f"{status.st_size} {status.st_mtime_ns} {status.st_ino}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
 
 
 def _is_fresh(folder: Path) -> bool:
     """Whether a supervisor wrote this record just now, and has not ended yet."""
-    age_s = time.time() - (folder / files.RECORD).stat().st_mtime
+    age_s = time.time() - stat_in_run(folder / files.RECORD).st_mtime
     holder = files.read_json(folder / files.SUPERVISOR)
     return 0 <= age_s < MANIFEST_WAIT_S and isinstance(holder, dict) and is_alive(holder) is not False
 
@@ -126,7 +133,7 @@ def _is_fresh(folder: Path) -> bool:
 def _read_record(folder: Path) -> dict[str, Any] | None:
     """The same as `read_record`, which has the last word on what cannot be read, and faster."""
     try:
-        document = loads(files.bounded_json(read_plain(folder / files.RECORD)))
+        document = loads(files.bounded_json(read_in_run(folder / files.RECORD)))
     except NotPlain as error:
         raise RequestError(f"its record cannot be read: {error.strerror}") from error
     except (OSError, ValueError, RecursionError):

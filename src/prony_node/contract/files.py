@@ -10,6 +10,7 @@ import secrets
 import shutil
 import stat
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
@@ -25,6 +26,7 @@ from prony_node.contract.plain import (
     open_folder,
     open_plain,
     open_run_folder,
+    read_in_run,
     read_plain,
 )
 
@@ -92,7 +94,7 @@ def canonical_json(document: Any) -> str:
 def write_whole(path: Path, document: Any) -> None:
     """Replace a file of a run folder by the JSON of `document`; a reader sees the old file or the new one."""
     with open_run_folder(path.parent) as folder:
-        _write_in(folder, path, document)
+        write_in(folder, path, to_json(document).encode())
 
 
 def write_once(path: Path, document: Any) -> bool:
@@ -101,7 +103,7 @@ def write_once(path: Path, document: Any) -> bool:
     A hard link to a finished file is the one way to create a file that is both complete and exclusive.
     """
     with open_run_folder(path.parent) as folder:
-        temporary = _write_temporary(folder, path, document)
+        temporary = _write_temporary(folder, path, to_json(document).encode())
         try:
             os.link(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
         except FileExistsError:
@@ -139,15 +141,12 @@ def create_folder(folder: Path, documents: dict[str, Any]) -> None:
         make_common_folder(folder.parent)
     temporary = temporary_name(folder)
     with open_folder(folder.parent) as root:
-        os.mkdir(temporary.name, OWN_FOLDER, dir_fd=root)
-        with open_folder(folder.parent, temporary.name) as new:
-            if os.listdir(new):  # noqa: PTH208, a descriptor
-                raise NotPlain(folder, "somebody put another folder in its place")
+        with _new_folder(root, temporary) as new:
             try:
                 if is_in_shared(folder.parent):
-                    os.fchmod(new, stat.S_IMODE(os.fstat(new).st_mode) | GROUP_READS_FOLDER)
+                    _share(new, folder, GROUP_READS_FOLDER)
                 for name, document in documents.items():
-                    _write_in(new, folder / name, document)
+                    write_in(new, folder / name, to_json(document).encode())
                 if folder.exists() and any(folder.iterdir()):
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder))
                 _name_folder(root, new, temporary.name, folder, list(documents))
@@ -156,6 +155,19 @@ def create_folder(folder: Path, documents: dict[str, Any]) -> None:
                 remove_empty(temporary.name, root)
                 raise
         _sync(root)
+
+
+@contextlib.contextmanager
+def _new_folder(above: int, path: Path) -> Iterator[int]:
+    """A descriptor of a folder that is made here; NotPlain where somebody has put another in its place."""
+    os.mkdir(path.name, OWN_FOLDER, dir_fd=above)
+    new = os.open(path.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+    try:
+        if os.listdir(new):  # noqa: PTH208, a descriptor
+            raise NotPlain(path, "somebody put another folder in its place")
+        yield new
+    finally:
+        os.close(new)
 
 
 def empty_folder(folder: int) -> None:
@@ -201,18 +213,23 @@ def open_bytes(path: Path, append: bool = False) -> BinaryIO:
 
 def _open_output(path: Path, append: bool) -> int:
     with open_run_folder(path.parent) as folder:
-        flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else 0)
-        handle = open_plain(path, flags, OWN_FILE, folder=folder)
-        try:
-            if os.fstat(handle).st_nlink > 1:
-                raise NotPlain(path, "it has another name elsewhere, and would be changed there")
-            _check_maker(path, handle, folder)
-            if not append:
-                os.ftruncate(handle, 0)
-            _fit(handle, os.fstat(folder))
-        except BaseException:
-            os.close(handle)
-            raise
+        return open_output(folder, path, append)
+
+
+def open_output(folder: int, path: Path, append: bool) -> int:
+    """A descriptor of a file of a run folder to write to; `folder` is one of its folder."""
+    flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else 0)
+    handle = open_plain(path, flags, OWN_FILE, folder=folder)
+    try:
+        if os.fstat(handle).st_nlink > 1:
+            raise NotPlain(path, "it has another name elsewhere, and would be changed there")
+        _check_maker(path, handle, folder)
+        if not append:
+            os.ftruncate(handle, 0)
+        _fit(handle, os.fstat(folder))
+    except BaseException:
+        os.close(handle)
+        raise
     return handle
 
 
@@ -264,25 +281,33 @@ def _fit_name(name: str, folder: int) -> None:
 def make_folder(path: Path) -> None:
     """A folder inside a run folder, unless there is one of ours."""
     with open_run_folder(path.parent) as above:
-        try:
-            os.mkdir(path.name, OWN_FOLDER, dir_fd=above)
-        except FileExistsError:
-            found = os.stat(path.name, dir_fd=above, follow_symlinks=False)
-            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.fstat(above).st_uid:
-                raise NotPlain(path, "it is no folder of yours") from None
-            return
-        _fit_name(path.name, above)
+        _make_in(above, path)
 
 
-def make_run_folder(folder: Path) -> None:
-    """A run folder, or a folder in one, unless it is there; in a shared root the group may look into it."""
-    if folder.exists():
+def _make_in(above: int, path: Path) -> None:
+    try:
+        os.mkdir(path.name, OWN_FOLDER, dir_fd=above)
+    except FileExistsError:
+        found = os.stat(path.name, dir_fd=above, follow_symlinks=False)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.fstat(above).st_uid:
+            raise NotPlain(path, "it is no folder of yours") from None
         return
-    if not folder.parent.exists():
-        make_run_folder(folder.parent)
-    folder.mkdir(OWN_FOLDER, exist_ok=True)
-    if is_in_shared(folder.parent):
-        share_folder(folder, GROUP_READS_FOLDER)
+    _fit_name(path.name, above)
+
+
+@contextlib.contextmanager
+def made_run_folder(root: Path, *names: str) -> Iterator[int]:
+    """A descriptor of a run folder, or of a folder in one, each made where it is missing; no link is followed.
+
+    In a shared root the group may look into it.
+    """
+    with contextlib.suppress(FileExistsError):
+        make_in_root(root / names[0], GROUP_READS_FOLDER if is_in_shared(root) else 0)
+    for count in range(1, len(names)):
+        with open_folder(root, *names[:count]) as above:
+            _make_in(above, root.joinpath(*names[: count + 1]))
+    with open_folder(root, *names) as folder:
+        yield folder
 
 
 def make_root(root: Path) -> None:
@@ -301,19 +326,44 @@ def make_common_folder(folder: Path) -> None:
     """A folder in a root to which, where that is shared, each member adds their own."""
     make_root(folder.parent)
     try:
-        folder.mkdir(OWN_FOLDER)
+        make_in_root(folder, GROUP_ADDS if is_shared(folder.parent) else 0)
     except FileExistsError:
         if not stat.S_ISDIR(folder.lstat().st_mode):
             raise NotPlain(folder, "it is no folder") from None
-        return
-    if is_shared(folder.parent):
-        share_folder(folder, GROUP_ADDS)
+
+
+def make_in_root(folder: Path, group_may: int) -> None:
+    """A new folder in a root, of which its group may do this much; FileExistsError where there is one of its name.
+
+    It gets its permissions before its name: under that, another process already puts files into it.
+    """
+    with open_folder(folder.parent) as root:
+        if not group_may:
+            os.mkdir(folder.name, OWN_FOLDER, dir_fd=root)
+            return
+        if os.path.lexists(folder):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder))
+        temporary = temporary_name(folder)
+        with _new_folder(root, temporary) as new:
+            try:
+                _share(new, folder, group_may)
+                _name_folder(root, new, temporary.name, folder, [])
+            except BaseException:
+                remove_empty(temporary.name, root)
+                raise
 
 
 def share_folder(folder: Path, mode: int) -> None:
     """Let its group do this with a folder of ours."""
     with open_folder(folder.parent, folder.name) as handle:
-        os.fchmod(handle, stat.S_IMODE(os.fstat(handle).st_mode) | mode)
+        _share(handle, folder, mode)
+
+
+def _share(handle: int, folder: Path, mode: int) -> None:
+    found = os.fstat(handle)
+    if found.st_uid != os.geteuid():
+        raise NotPlain(folder, "somebody put another folder in its place")
+    os.fchmod(handle, stat.S_IMODE(found.st_mode) | mode)
 
 
 def temporary_name(path: Path, prefix: str | None = None) -> Path:
@@ -343,14 +393,23 @@ def _replace_exclusively(folder: int, temporary: str, name: str) -> bool:
         _unlink(folder, lock)
 
 
-def read_json(path: Path, limit: int = READ_LIMIT, folder: int | None = None) -> Any | None:
-    """The content of a JSON file; None when it is absent, was never finished, or is beyond all reason.
+def read_json(path: Path) -> Any | None:
+    """The content of a JSON file of a run folder, which is no link; None when it is absent or was never finished.
 
-    That is a FIFO, a device, a link, a file longer than the limit, or JSON that is nested or divided without end.
-    `folder` is a descriptor of its folder.
+    None as well for what is beyond all reason: a FIFO, a device, a link, a file that is too long, or JSON that is
+    nested or divided without end.
     """
+    return _read_json(path, read_in_run)
+
+
+def read_plain_json(path: Path) -> Any | None:
+    """The same of a file elsewhere: links may lead to its folder, as to that of a data set."""
+    return _read_json(path, read_plain)
+
+
+def _read_json(path: Path, read: Callable[[Path], bytes]) -> Any | None:
     try:
-        return json.loads(bounded_json(read_plain(path, limit, folder)).decode("utf-8"))
+        return json.loads(bounded_json(read(path)).decode("utf-8"))
     except (FileNotFoundError, NotADirectoryError, NotPlain, ValueError, RecursionError):
         return None
 
@@ -362,21 +421,21 @@ def bounded_json(content: bytes) -> bytes:
     return content
 
 
-def _write_in(folder: int, path: Path, document: Any) -> None:
-    temporary = _write_temporary(folder, path, document)
+def write_in(folder: int, path: Path, content: bytes) -> None:
+    """Put a file of a run folder in place, whole; `folder` is a descriptor of its folder."""
+    temporary = _write_temporary(folder, path, content)
     os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
     _sync(folder)
 
 
-def _write_temporary(folder: int, path: Path, document: Any) -> str:
-    """The name of a new file in this folder that holds the document."""
-    text = to_json(document)
+def _write_temporary(folder: int, path: Path, content: bytes) -> str:
+    """The name of a new file in this folder that holds the content."""
     temporary = temporary_name(path).name
     handle = open_temporary(temporary, folder)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with os.fdopen(handle, "wb") as file:
             _check_maker(path, handle, folder)
-            file.write(text)
+            file.write(content)
             file.flush()
             os.fsync(handle)
             _fit(handle, os.fstat(folder))

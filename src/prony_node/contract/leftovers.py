@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from prony_node.contract import files
-from prony_node.contract.plain import IS_JOBS, open_folder, open_plain, read_plain
+from prony_node.contract.plain import IS_JOBS, open_folder, open_plain, open_run_folder, read_plain
 from prony_node.contract.process import identify, is_alive
 
 IMPORT = ".import-"  # how the place begins into which an archive is unpacked
@@ -131,7 +131,7 @@ def _remove_parts(folder: int, names: list[str], least_age_s: float) -> list[str
 
 def remove_half_written(folder: Path) -> None:
     """Remove the documents that were being written in a run folder whose supervisor is gone."""
-    with contextlib.suppress(OSError), open_folder(folder) as handle:
+    with contextlib.suppress(OSError), open_run_folder(folder) as handle:
         for name in os.listdir(handle):  # noqa: PTH208, a descriptor
             found = os.stat(name, dir_fd=handle, follow_symlinks=False)
             if DOCUMENT.fullmatch(name) and stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():

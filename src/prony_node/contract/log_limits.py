@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prony_node.contract import files
-from prony_node.contract.plain import open_plain, open_run_folder
+from prony_node.contract.plain import open_in_run, open_plain, open_run_folder
 
 MOST_BYTES = 64 * 2**20  # of one log, at rest
 CATCH_UP = 8  # times at most that we read what was written while we read
@@ -66,7 +66,7 @@ def read_new(path: Path, start: int = 0, most_bytes: int = MOST_BYTES) -> New:
 
     If the log was cut to less than `start`, the text is empty and `end` is its new end.
     """
-    log = open_plain(path)
+    log = open_in_run(path)
     try:
         size = os.fstat(log).st_size
         if size - start <= most_bytes:

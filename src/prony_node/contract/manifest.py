@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+import stat
 from pathlib import Path
 from typing import Any
 
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
-from prony_node.contract.plain import NotPlain, open_plain
+from prony_node.contract.plain import Found, NotPlain, open_plain, walk_run
 from prony_node.contract.plan import check_schema
 
 MANIFEST_VERSION = 1
@@ -27,7 +27,11 @@ SUPERVISOR, COLLECTION = "supervisor", "collection"  # who writes one
 def write_manifest(folder: Path, written_by: str) -> bool:
     """List the files of a run folder that has its record; False where there is a manifest already."""
     files.fit_all(folder)
-    listed = {name: {"sha256": _sha256(path), "bytes": path.stat().st_size} for name, path in _listed_files(folder)}
+    listed = {
+        found.name: {"sha256": _sha256(found), "bytes": found.status.st_size}
+        for found in walk_run(folder)
+        if _is_listed(found)
+    }
     document = {"schema": MANIFEST_SCHEMA, "written_by": written_by, "files": listed}
     return files.write_once(folder / files.MANIFEST, document)
 
@@ -42,20 +46,27 @@ def manifest_problems(folder: Path) -> list[str]:
         listed = _read(folder)
     except RequestError as error:
         return [str(error)]
-    there = dict(_listed_files(folder))
-    problems = [f"{name} is missing" for name in listed if name not in there]
-    problems += [f"{name} is not in the manifest" for name in there if name not in listed]
-    problems += [f"{path.relative_to(folder)} is a link: it is in no manifest" for path in _links(folder)]
-    for name in sorted(listed.keys() & there.keys()):
-        try:
-            same = (
-                there[name].stat().st_size == listed[name]["bytes"] and _sha256(there[name]) == listed[name]["sha256"]
-            )
-        except OSError as error:
-            problems.append(f"{name} cannot be read: {error.strerror}")
-        else:
-            problems += [] if same else [CHANGED.format(name)]
-    return problems
+    missing, added, links, changed = dict.fromkeys(listed), [], [], []
+    try:
+        for found in walk_run(folder):
+            if stat.S_ISLNK(found.status.st_mode):  # to what no sum covers
+                links.append(f"{found.name} is a link: it is in no manifest")
+            elif _is_listed(found) and found.name not in listed:
+                added.append(f"{found.name} is not in the manifest")
+            elif _is_listed(found):
+                del missing[found.name]
+                changed += _changes(found, listed[found.name])
+    except OSError as error:
+        return [f"the folder cannot be read: {error.strerror}"]
+    return [*(f"{name} is missing" for name in missing), *added, *links, *changed]
+
+
+def _changes(found: Found, listed: dict[str, Any]) -> list[str]:
+    try:
+        same = found.status.st_size == listed["bytes"] and _sha256(found) == listed["sha256"]
+    except OSError as error:
+        return [f"{found.name} cannot be read: {error.strerror}"]
+    return [] if same else [CHANGED.format(found.name)]
 
 
 def _read(folder: Path) -> dict[str, dict[str, Any]]:
@@ -75,26 +86,18 @@ def _read(folder: Path) -> dict[str, dict[str, Any]]:
     return dict(listed)
 
 
-def _listed_files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """The plain files by name, in order: what an archive of the folder holds, without what is being written."""
-    for path in sorted(folder.rglob("*")):
-        parts = path.relative_to(folder).parts
-        passing = len(parts) > DEEPEST or any(part.startswith(".") or part.endswith(".lock") for part in parts)
-        name = "/".join(parts)
-        if not passing and name not in NOT_LISTED and path.is_file() and not path.is_symlink():
-            yield name, path
+def _is_listed(found: Found) -> bool:
+    """Whether it is a plain file that an archive of the folder holds, and not one that is being written."""
+    parts = found.name.split("/")
+    passing = len(parts) > DEEPEST or any(part.startswith(".") or part.endswith(".lock") for part in parts)
+    return not passing and found.name not in NOT_LISTED and stat.S_ISREG(found.status.st_mode)
 
 
-def _links(folder: Path) -> list[Path]:
-    """A link leads to what no sum covers, and whatever reads the folder would follow it."""
-    return [path for path in sorted(folder.rglob("*")) if path.is_symlink()]
-
-
-def _sha256(path: Path) -> str:
+def _sha256(found: Found) -> str:
     digest = hashlib.sha256()
-    with os.fdopen(open_plain(path), "rb") as file:
+    with os.fdopen(open_plain(found.name, folder=found.folder), "rb") as file:
         if os.fstat(file.fileno()).st_size > LARGEST_BYTES:
-            raise NotPlain(path, f"it is longer than {LARGEST_BYTES / 2**30:,.0f} GiB")
+            raise NotPlain(found.name, f"it is longer than {LARGEST_BYTES / 2**30:,.0f} GiB")
         while chunk := file.read(CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()

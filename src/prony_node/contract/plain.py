@@ -17,6 +17,7 @@ import re
 import secrets
 import stat
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -36,7 +37,8 @@ GROUP_READS_FILE = stat.S_IRGRP
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 SAMPLES_LIMIT = 2**30  # bytes of power samples: a day of eight devices
 LONGEST_LINE = 2**20  # bytes
-_IN_A_RUN = re.compile(r"rank\d+|try|walk|\d+")  # names of folders in a run folder
+DEEPEST = 16  # levels of folders in a run folder that are looked into; Prony makes two
+_IN_A_RUN = re.compile(r".*/(rank\d+|try|walk)|walk/\d+", re.DOTALL)  # a folder in a run folder, with the one above
 _SAFELY = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 
 
@@ -216,9 +218,7 @@ def make_file(path: Path) -> None:
 
 def plain_lines(path: Path, limit: int = READ_LIMIT) -> Iterator[str]:
     """The lines of a file of a run folder, each as it comes; NotPlain where it is no regular file, or too long."""
-    with open_run_folder(path.parent) as folder:
-        handle = open_plain(path, folder=folder)
-    with os.fdopen(handle, "rb") as file:
+    with os.fdopen(open_in_run(path), "rb") as file:
         yield from bounded_lines(file, path, limit)
 
 
@@ -255,11 +255,61 @@ def open_folder(root: Path, *names: str) -> Iterator[int]:
 def open_run_folder(folder: Path) -> Iterator[int]:
     """A descriptor of a run folder, or of a folder in one. No link is followed from the root of the runs on."""
     names = [folder.name] if folder.name else []
-    while names and _IN_A_RUN.fullmatch(names[0]) and folder.parent.name:
+    while names and _IN_A_RUN.fullmatch(f"{folder.parent.name}/{names[0]}") and folder.parent.name:
         folder = folder.parent
         names.insert(0, folder.name)
     with open_folder(folder.parent if names else folder, *names) as handle:
         yield handle
+
+
+def open_in_run(path: Path) -> int:
+    """A descriptor of a regular file of a run folder, to read it."""
+    with open_run_folder(path.parent) as folder:
+        return open_plain(path, folder=folder)
+
+
+def read_in_run(path: Path, limit: int = READ_LIMIT) -> bytes:
+    """All of a regular file of a run folder; NotPlain when it is none, or longer than the limit."""
+    return read_open(open_in_run(path), path, limit)
+
+
+def stat_in_run(path: Path) -> os.stat_result:
+    """The size and times of what has this name in a run folder, be it a link."""
+    with open_run_folder(path.parent) as folder:
+        return os.stat(path.name, dir_fd=folder, follow_symlinks=False)
+
+
+@dataclass(frozen=True)
+class Found:
+    """Something below a run folder."""
+
+    name: str  # with those of the folders in between: rank1/steps.csv
+    folder: int  # a descriptor of the folder that it lies in, until the next one is asked for
+    status: os.stat_result  # of a link, not of what it leads to
+
+
+def walk_run(folder: Path) -> Iterator[Found]:
+    """All that lies in a run folder, in the order of the names."""
+    with open_run_folder(folder) as top:
+        yield from _walk(top, "", DEEPEST)
+
+
+def _walk(folder: int, above: str, levels: int) -> Iterator[Found]:
+    for name in sorted(os.listdir(folder)):
+        try:
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        except OSError:  # gone since
+            continue
+        yield Found(above + name, folder, status)
+        if stat.S_ISDIR(status.st_mode) and levels > 1:
+            try:
+                below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=folder)
+            except OSError:  # gone since, or not for us to read
+                continue
+            try:
+                yield from _walk(below, f"{above}{name}/", levels - 1)
+            finally:
+                os.close(below)
 
 
 @contextlib.contextmanager

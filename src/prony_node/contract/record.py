@@ -11,7 +11,6 @@ from typing import Any
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.metrics import METRICS
-from prony_node.contract.plain import NotPlain, open_run_folder
 from prony_node.contract.plan import Plan, check_schema
 from prony_node.contract.record_types import FAILURES as FAILURES
 from prony_node.contract.record_types import LEVELS as LEVELS
@@ -201,9 +200,5 @@ def _parsed(document: dict[str, Any]) -> Record:
 
 def read_record(folder: Path) -> dict[str, Any] | None:
     """The record of a run folder; None while there is none."""
-    try:
-        with open_run_folder(folder) as handle:
-            document = files.read_json(folder / files.RECORD, folder=handle)
-    except (FileNotFoundError, NotADirectoryError, NotPlain):
-        return None
+    document = files.read_json(folder / files.RECORD)
     return None if document is None else validate_record(document)

@@ -15,7 +15,7 @@ from typing import Any
 
 from prony_node.contract import RequestError
 from prony_node.contract.errors import unknown
-from prony_node.contract.files import read_json, to_json
+from prony_node.contract.files import read_plain_json, to_json
 from prony_node.contract.plain import write_alone
 from prony_node.data.dataset import listing
 from prony_node.data.manifest import (
@@ -241,7 +241,7 @@ def _is_begun(folder: Path, document: dict[str, Any]) -> bool:
         return False
     except OSError as error:
         raise RequestError(f"{folder} cannot be written to: {error.strerror}") from error
-    begun = read_json(folder / REQUEST)
+    begun = read_plain_json(folder / REQUEST)
     if begun is None:
         if any(name not in (REQUEST, LOCK) and not name.startswith(NEW) for name in names):
             raise RequestError(f"{folder} is not empty ({listing(folder)}): expected a new folder for generated data")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from prony_node.contract import RequestError
-from prony_node.contract.files import open_temporary, read_json, temporary_name, to_json
+from prony_node.contract.files import open_temporary, read_plain_json, temporary_name, to_json
 from prony_node.contract.plain import open_plain, write_alone
 from prony_node.data.dataset import named
 
@@ -99,7 +99,7 @@ def finish(folder: Path, request: dict[str, Any], parts: dict[int, list[Made]]) 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
     """The manifest of a finished set; None when there is none."""
-    document = read_json(folder / MANIFEST)
+    document = read_plain_json(folder / MANIFEST)
     whole = isinstance(document, dict) and isinstance(document.get("files"), int) and "list_sha256" in document
     return document if whole else None
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from prony_node.contract import RequestError
-from prony_node.contract.files import read_json, to_json
+from prony_node.contract.files import read_plain_json, to_json
 from prony_node.contract.plain import write_alone
 from prony_node.data.dataset import Encoded, Origin, listing, refuse
 
@@ -142,7 +142,7 @@ def _state(path: Path) -> list[Any]:
 
 def _stored_index(folder: Path, split: str, shards: list[Path]) -> list[tuple[Path, list[Entry]]] | None:
     """The index of an earlier opening, if the shards are still those and it holds what an index holds."""
-    document: Any = read_json(_index_path(folder, split))
+    document: Any = read_plain_json(_index_path(folder, split))
     try:
         if [entry[0] for entry in document] != [_state(path) for path in shards]:
             return None

@@ -55,7 +55,7 @@ def form_of(config: Any) -> str:
 def recall(path: Path, forms: set[str]) -> str | None:
     """The winner among these, if all of them were timed by this version of torch."""
     try:
-        kept = files.read_json(path)
+        kept = files.read_plain_json(path)
     except OSError:
         return None
     if not isinstance(kept, dict) or kept.get("torch") != torch.__version__:

@@ -30,7 +30,7 @@ CONNECTS = 5  # times in all of the patience, at least: torch takes up to thrice
 
 def main(argv: list[str]) -> int:
     plan_file, folder = Path(argv[0]), Path(argv[1])
-    plan = Plan.from_json(files.read_json(plan_file))
+    plan = Plan.from_json(files.read_plain_json(plan_file))
     ended: dict[str, Any] = {"failure": None, "ranks": []}
     try:
         refused = refuse_missing_devices(plan)

@@ -10,6 +10,7 @@ from prony_node.contract import files
 from prony_node.contract.assemble import make_check
 from prony_node.contract.cost import Rates, cost_json
 from prony_node.contract.errors import RequestError
+from prony_node.contract.plain import read_in_run
 from prony_node.power import conditions, quality
 from prony_node.power.curve import power_points
 from prony_node.power.figures import NodeEnergy, PartEnergy, idle_power, node_energy, part_energies
@@ -113,7 +114,7 @@ def _span(part: PartEnergy, seconds: float) -> list[quality.Check]:
 def _log(folder: Path) -> list[str]:
     """What the sampler complained of."""
     try:
-        return (folder / files.POWER_LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return read_in_run(folder / files.POWER_LOG).decode("utf-8", errors="replace").strip().splitlines()
     except OSError:
         return []
 

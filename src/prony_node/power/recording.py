@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
-from prony_node.contract.plain import LONGEST_LINE, SAMPLES_LIMIT, NotPlain, bounded_lines, open_plain, plain_lines
+from prony_node.contract.plain import LONGEST_LINE, SAMPLES_LIMIT, NotPlain, bounded_lines, open_in_run, plain_lines
 from prony_node.contract.plan import check_schema
 from prony_node.power.sensor import Reading, Sensor
 
@@ -136,7 +136,7 @@ def _lines(path: Path) -> Iterator[str]:
     if not packed.exists():
         yield from plain_lines(path, SAMPLES_LIMIT)
         return
-    with os.fdopen(open_plain(packed), "rb") as file, gzip.GzipFile(fileobj=file) as unpacked:
+    with os.fdopen(open_in_run(packed), "rb") as file, gzip.GzipFile(fileobj=file) as unpacked:
         limit = min(SAMPLES_LIMIT, max(LONGEST_LINE, MOST_TIMES * os.fstat(file.fileno()).st_size))
         yield from bounded_lines(unpacked, packed, limit)  # type: ignore[arg-type]
 

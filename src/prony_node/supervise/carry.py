@@ -13,6 +13,7 @@ import io
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tarfile
@@ -24,7 +25,7 @@ from typing import BinaryIO
 from prony_node.contract import files
 from prony_node.contract.frames import PART_BYTES, Frame, encode, in_parts, plain
 from prony_node.contract.log_limits import LogLimits, logs_of_job, read_new
-from prony_node.contract.plain import open_alone
+from prony_node.contract.plain import open_alone, open_in_run, read_in_run, read_plain, walk_run
 
 LOOK_EVERY_S = 1.0
 SMALL_BYTES = 65536  # of a JSON file that goes back as soon as it is there
@@ -81,13 +82,13 @@ class Sender:
                 if self._sent_whole.get(path) == mark or status.st_size > SMALL_BYTES:
                     continue
                 name = f"{folder.name}/{path.name}"
-                for frame in in_parts(name, path.read_bytes()):
+                for frame in in_parts(name, read_in_run(path)):
                     self.write(encode(Frame({**frame.header, "file": True}, frame.body)))
                 self._sent_whole[path] = mark
 
     def _send_progress(self, path: Path) -> None:
         try:
-            with path.open("rb") as file:
+            with os.fdopen(open_in_run(path), "rb") as file:
                 file.seek(self._sent_bytes.get(path, 0))
                 new = file.read()
         except OSError:
@@ -103,13 +104,15 @@ def bundle(folder: Path) -> bytes:
     """The plain files of a run folder as a compressed archive; what is too large is named in it instead."""
     stream, left_out = io.BytesIO(), []
     with tarfile.open(fileobj=stream, mode="w:xz", preset=2) as archive:
-        for path in sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()):
-            name = path.relative_to(folder).as_posix()
-            with contextlib.suppress(OSError):
-                if path.stat().st_size > LARGEST_BYTES:
-                    left_out.append(f"{path.stat().st_size} {name}\n")
+        with contextlib.suppress(OSError):  # the folder is gone
+            for found in walk_run(folder):
+                if not stat.S_ISREG(found.status.st_mode):
                     continue
-                _add(archive, name, path.read_bytes())
+                if found.status.st_size > LARGEST_BYTES:
+                    left_out.append(f"{found.status.st_size} {found.name}\n")
+                    continue
+                with contextlib.suppress(OSError):
+                    _add(archive, found.name, read_plain(found.name, LARGEST_BYTES, found.folder))
         if left_out:
             _add(archive, LEFT_OUT, "".join(left_out).encode())
     return stream.getvalue()

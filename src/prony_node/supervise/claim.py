@@ -26,7 +26,7 @@ STDIN = Path("-")
 def load_plan(path: Path) -> Plan:
     """The plan of a file, or of standard input (`-`), with its workload and settings checked."""
     try:
-        document = _read_stdin() if path == STDIN else files.read_json(path)
+        document = _read_stdin() if path == STDIN else files.read_plain_json(path)
     except OSError as error:
         raise RequestError(f"{path} cannot be read: {error.strerror}") from error
     if document is None:

@@ -26,7 +26,7 @@ TORCH_ADVICE = "If reserved but unallocated memory is large"  # from here on it 
 
 def main(argv: list[str]) -> int:
     plan_file, folder = Path(argv[0]), Path(argv[1])
-    plan = Plan.from_json(files.read_json(plan_file))
+    plan = Plan.from_json(files.read_plain_json(plan_file))
     place = place_of(plan.trial.settings)
     if place.size > 1:
         folder = settle(place, folder)

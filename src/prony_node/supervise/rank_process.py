@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from prony_node.contract import files
-from prony_node.contract.plain import open_plain, read_plain
+from prony_node.contract.plain import open_in_run, read_in_run
 from prony_node.supervise.bytecode import bytecode_environment
 from prony_node.supervise.parent import end_with_parent
 
@@ -109,7 +109,7 @@ class RankProcess:
 def top_of_stack(path: Path, frames: int = 6) -> str:
     """Where the main thread stood, of a dump of all threads; empty when there is none."""
     try:
-        lines = read_plain(path).decode("utf-8", errors="replace").splitlines()
+        lines = read_in_run(path).decode("utf-8", errors="replace").splitlines()
     except OSError:
         return ""
     start = next((at + 1 for at, line in enumerate(lines) if line.startswith("Current thread")), 1)
@@ -119,7 +119,7 @@ def top_of_stack(path: Path, frames: int = 6) -> str:
 def read_tail(path: Path, lines: int = 5, most_bytes: int = 16384) -> str:
     """The last lines of a text file, empty when there is none."""
     try:
-        with os.fdopen(open_plain(path), "rb") as file:
+        with os.fdopen(open_in_run(path), "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - most_bytes))
             text = file.read(most_bytes).decode("utf-8", errors="replace")
     except OSError:

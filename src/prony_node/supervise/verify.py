@@ -54,8 +54,7 @@ def verify_folder(folder: Path) -> Verification:
         document = files.read_json(folder / files.RECORD)
         record = parse_record(document)
     except (RequestError, OSError) as error:
-        said = "it has no readable record.json" if not (folder / files.RECORD).is_file() else str(error)
-        return Verification(str(folder), None, "not verified", (said,))
+        return Verification(str(folder), None, "not verified", (_why_unread(folder, error),))
     if not has_manifest(folder) and not lost_manifest(folder):
         return Verification(str(folder), record.id, "unverified", (NO_MANIFEST,), (), tuple(record.metrics))
     problems = manifest_problems(folder) if has_manifest(folder) else [LOST_MANIFEST]
@@ -78,6 +77,12 @@ def verify_folder(folder: Path) -> Verification:
         tuple(name for name in record.metrics if name in known and name not in again.recomputed),
         tuple(again.notes),
     )
+
+
+def _why_unread(folder: Path, error: Exception) -> str:
+    if folder.is_symlink():
+        return "it is a symbolic link: name the run folder itself"
+    return str(error) if (folder / files.RECORD).is_file() else "it has no readable record.json"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from prony_node.contract import files
 from prony_node.contract.parallel import rank_count
-from prony_node.contract.plain import open_plain
+from prony_node.contract.plain import open_in_run, stat_in_run
 from prony_node.contract.plan import Plan
 
 # Of steps and phases alone: a thread may go on printing beside a step that hangs.
@@ -84,7 +84,7 @@ class Watchdog:
 def last_progress(folder: Path) -> dict[str, Any] | None:
     """The last whole line of progress; a line that is being written does not count."""
     try:
-        with os.fdopen(open_plain(folder / files.PROGRESS), "rb") as file:
+        with os.fdopen(open_in_run(folder / files.PROGRESS), "rb") as file:
             file.seek(max(0, file.seek(0, 2) - 8192))
             lines = file.read().split(b"\n")[:-1]
     except OSError:
@@ -101,7 +101,7 @@ def last_progress(folder: Path) -> dict[str, Any] | None:
 
 def _size_and_time(path: Path) -> tuple[int, int] | None:
     try:
-        stat = path.stat()
+        found = stat_in_run(path)
     except OSError:
         return None
-    return stat.st_size, stat.st_mtime_ns
+    return found.st_size, found.st_mtime_ns

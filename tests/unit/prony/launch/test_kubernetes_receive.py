@@ -122,8 +122,8 @@ def test_nobody_takes_a_folder_that_is_arriving_for_lost(
     (there / "supervisor.json").write_text(json.dumps({"role": "supervisor", "job": job.id, "pid": 1, "host": "pod"}))
     write = receive._write
 
-    def beside(path: Path, body: bytes) -> None:
-        write(path, body)
+    def beside(root: Path, path: Path, body: bytes) -> None:
+        write(root, path, body)
         assert collect_all(job.root) == []
 
     monkeypatch.setattr(receive, "_write", beside)
@@ -161,6 +161,13 @@ def test_frames_that_are_not_of_this_job_write_nothing(job: Job, header: dict[st
     Receiver(job).feed(encode(Frame(header, b"evil")))
     after = content(job.root.parent)
     assert {name: body for name, body in after.items() if ".parts/" not in name} == before
+
+
+def test_a_bundle_that_says_it_is_of_the_job_is_still_a_run_folder(job: Job, there: Path) -> None:
+    """Else a pod could put a file in the place of a run folder."""
+    frames = [Frame({**frame.header, "of_job": True}, frame.body) for frame in in_parts(RUN, bundle(there))]
+    Receiver(job).feed(b"".join(map(encode, frames)))
+    assert content(job.root / RUN) == content(there)
 
 
 def test_an_archive_stays_in_its_folder(tmp_path: Path) -> None:

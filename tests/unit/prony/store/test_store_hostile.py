@@ -188,13 +188,13 @@ def test_nothing_is_said_to_be_kept_where_nothing_can_be(
 def test_a_folder_of_another_user_is_named_and_the_others_are_listed(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lstat(path: Path | str, **options: Any) -> os.stat_result:
-        if Path(path).parent.name == "resnet50-20260302T100000-d00001":
+    def opened(path: Path | str, *rest: Any, **options: Any) -> int:
+        if Path(path).name == "resnet50-20260302T100000-d00001":
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return real(path, **options)
+        return real(path, *rest, **options)
 
-    real = os.lstat
-    monkeypatch.setattr(os, "lstat", lstat)
+    real = os.open
+    monkeypatch.setattr(os, "open", opened)
     done = Store(root).refresh()
     assert len(done.ingested) == 12
     assert [one.reason for one in done.skipped] == ["its record cannot be read: Permission denied"]
@@ -219,10 +219,10 @@ def test_a_folder_of_any_name_is_exported_so_that_it_can_be_imported(root: Path,
 def test_a_folder_that_cannot_be_read_is_left_out_of_a_push_by_name(root: Path, tmp_path: Path) -> None:
     folders = sorted(path.parent for path in root.glob("*/record.json"))[:2]
 
-    def unreadable(path: Path) -> int:
+    def unreadable(path: Path, folder: int) -> int:
         if path.name == "record.json" and path.parent == folders[0]:
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return open_plain(path)
+        return open_plain(path, folder=folder)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("prony.store.archive.open_plain", unreadable)

@@ -240,3 +240,23 @@ def test_a_folder_of_a_shared_root_is_for_its_group_whatever_the_umask(shared: P
     mode = stat.S_IMODE((shared / name).stat().st_mode)
     assert mode & 0o070 == (0o070 if name == FOLDER else 0o050)
     assert sorted(path.name for path in shared.iterdir()) == sorted([name, SHARED])
+
+
+def test_two_members_may_make_a_common_folder_at_once(commons: Path, make_user: Callable[..., User]) -> None:
+    """The second found none, and then cannot rename its own over the first's, which is another user's."""
+    root = commons / "runs"
+    root.mkdir()
+    root.chmod(0o700 | GROUP_ADDS)
+    os.chown(root, -1, 61300)
+    root.chmod(0o700 | GROUP_ADDS)
+    (root / SHARED).write_text(SHARED_TEXT)
+    (root / FOLDER).mkdir()
+    member = make_user(61301, (61300,))
+    done = member.python(
+        "import os\nfrom pathlib import Path\nfrom prony_node.contract import files\n"
+        "known, asked = os.path.lexists, []\n"
+        "os.path.lexists = lambda path: bool(asked.append(path)) or (len(asked) > 1 and known(path))\n"
+        f"files.make_common_folder(Path({str(root / FOLDER)!r}))\n"
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in root.iterdir()) == sorted([FOLDER, SHARED])

@@ -190,7 +190,9 @@ def _name_folder(root: int, new: int, temporary: str, folder: Path, names: list[
     try:
         os.rename(temporary, folder.name, src_dir_fd=root, dst_dir_fd=root)  # refused where it was filled meanwhile
     except OSError as error:
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+        # In a sticky folder the system refuses to replace another user's folder, were it empty.
+        others = error.errno in (errno.EPERM, errno.EACCES) and os.path.lexists(folder)
+        if others or error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder)) from error
         if error.errno != errno.EBUSY:
             raise

@@ -11,12 +11,14 @@ import stat
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from prony_node.contract import files
+from prony_node.contract.cache import private_folder
 from prony_node.contract.cost import Rates
 from prony_node.contract.errors import RequestError
 from prony_node.contract.owners import who_can_replace
@@ -50,7 +52,8 @@ def run_command(words: list[str], request: Request) -> int:
     except NotStarted as no:
         screen.say(f"prony power: {no}")
         return no.code
-    folder, kept = _folder(request, screen)
+    places = ExitStack()
+    folder, kept = _folder(request, screen, places)
     started = datetime.now(UTC)
     sampler = None
     try:
@@ -68,10 +71,11 @@ def run_command(words: list[str], request: Request) -> int:
     finally:
         if folder is not None and not kept:
             shutil.rmtree(folder, ignore_errors=True)
+        places.close()
     return end_like(ended)
 
 
-def _folder(request: Request, screen: Screen) -> tuple[Path | None, bool]:
+def _folder(request: Request, screen: Screen, places: ExitStack) -> tuple[Path | None, bool]:
     """Where to sample, and whether it is kept; a folder that cannot be had costs the samples, not the figures."""
     folder = request.out.resolve() if request.out else _new_folder()
     try:
@@ -85,7 +89,7 @@ def _folder(request: Request, screen: Screen) -> tuple[Path | None, bool]:
     except OSError as error:
         screen.say(f"prony power: the samples are not kept in {folder}: {error.strerror or error}")
     try:
-        return Path(tempfile.mkdtemp(prefix="prony-power-")), False
+        return places.enter_context(private_folder("prony-samples-")), False
     except OSError:
         return None, False
 

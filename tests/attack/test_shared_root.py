@@ -22,7 +22,7 @@ from prony.report import build_report
 from prony.store.group import DEEPEST, Done, share_root
 from prony_node.contract import RequestError
 from prony_node.contract.owners import user_name
-from prony_node.contract.plain import SHARED, SHARED_TEXT, is_shared
+from prony_node.contract.plain import SHARED_MARK, SHARED_TEXT, is_shared
 
 REPLAY = Path(__file__).parents[1] / "replay" / "records"
 COMMON = 61300  # a group that both users are in
@@ -314,14 +314,14 @@ def test_a_share_that_is_refused_leaves_the_root_as_closed_as_it_was(
     project.root.chmod(0o700)
     os.chown(project.root, -1, project.first.gid)
     if mark == "of another user":
-        (project.root / SHARED).write_text(SHARED_TEXT)
-        os.chown(project.root / SHARED, project.second.uid, -1)
+        (project.root / SHARED_MARK).write_text(SHARED_TEXT)
+        os.chown(project.root / SHARED_MARK, project.second.uid, -1)
     elif mark == "a link":
-        (project.root / SHARED).symlink_to("elsewhere")
+        (project.root / SHARED_MARK).symlink_to("elsewhere")
     elif mark == "a folder":
-        (project.root / SHARED).mkdir()
+        (project.root / SHARED_MARK).mkdir()
     elif mark == "another text":
-        (project.root / SHARED).write_text("a letter")
+        (project.root / SHARED_MARK).write_text("a letter")
     elif mark == "no setgid":
         change = os.fchmod
         monkeypatch.setattr(os, "fchmod", lambda handle, mode: change(handle, mode & ~stat.S_ISGID))
@@ -347,12 +347,12 @@ def test_a_share_that_is_refused_says_what_and_what_to_do(tmp_path: Path) -> Non
         return done.output.strip().removeprefix("prony: ")
 
     (tmp_path / "file").touch()
-    (tmp_path / "runs" / SHARED).mkdir(parents=True)
+    (tmp_path / "runs" / SHARED_MARK).mkdir(parents=True)
     missing, group = tmp_path / "missing", str(os.getegid())
     assert said(str(tmp_path / "file")) == f"{tmp_path / 'file'} is a file, not a folder"
     assert said(str(tmp_path / "file"), "--group", group) == f"{tmp_path / 'file'} is a file, not a folder"
     assert said(str(missing)) == f"{missing} does not exist; give --group NAME to make it"
-    assert said(str(tmp_path / "runs"), "--group", group).startswith(f"{tmp_path / 'runs' / SHARED} is not")
+    assert said(str(tmp_path / "runs"), "--group", group).startswith(f"{tmp_path / 'runs' / SHARED_MARK} is not")
 
 
 def test_what_is_not_shared_is_named_with_its_run_and_what_is_closed_with_the_command(project: Project) -> None:

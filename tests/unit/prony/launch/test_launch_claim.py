@@ -21,7 +21,7 @@ from prony.launch.site import Site
 from prony.plan.request import make_plan
 from prony.plan.study_file import Reading, parse_study
 from prony_node.contract import RequestError, files
-from prony_node.contract.plain import SHARED, SHARED_TEXT
+from prony_node.contract.plain import SHARED_MARK, SHARED_TEXT
 from prony_node.contract.plan import Stop
 from prony_node.contract.process import identify
 from prony_node.contract.trial import Trial
@@ -102,7 +102,7 @@ def test_the_group_may_claim_in_a_root_that_is_shared_and_nobody_else_elsewhere(
     try:
         if shared:
             tmp_path.chmod(0o3770)
-            (tmp_path / SHARED).write_text(SHARED_TEXT)
+            (tmp_path / SHARED_MARK).write_text(SHARED_TEXT)
         with claimed(tmp_path, "a run"):
             pass
     finally:

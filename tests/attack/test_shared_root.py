@@ -8,19 +8,23 @@ import shutil
 import stat
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from typer.testing import CliRunner
 
 from prony.cli.main import make_app
 from prony.cli.report import report_file
+from prony.launch.jobs import Jobs
+from prony.launch.kubernetes_view import View
 from prony.report import build_report
 from prony.store.group import DEEPEST, Done, share_root
-from prony_node.contract import RequestError
+from prony_node.contract import RequestError, files
 from prony_node.contract.owners import user_name
 from prony_node.contract.plain import SHARED_MARK, SHARED_TEXT, is_shared
 
@@ -260,6 +264,20 @@ def test_a_folder_without_the_sticky_bit_has_one_report(tmp_path: Path) -> None:
     (tmp_path / "report.html").touch()
     os.chown(tmp_path / "report.html", 61001, -1)
     assert report_file(tmp_path) == tmp_path / "report.html"
+
+
+def test_the_locks_of_a_users_jobs_are_not_given_to_the_group(tmp_path: Path) -> None:
+    """A member who can read them can hold them, and every look at the jobs would wait without an end."""
+    job = tmp_path / ".jobs" / "gpt-tiny-1"
+    job.parent.mkdir(0o700)
+    files.create_folder(job, {"job.json": {}})
+    Jobs(tmp_path, print).update()
+    share_root(tmp_path, os.getegid())
+    with View(job.with_name(".kubernetes-0.json"), Mock(), "", Mock(), time.time)._alone():
+        pass
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / ".jobs").glob(".*")}
+    assert modes == {".lock": 0o600, ".kubernetes-0.lock": 0o600}
+    assert (job / "job.json").stat().st_mode & 0o040
 
 
 @pytest.mark.parametrize("name", ["anchors", ".screening", ".jobs", f".jobs-{61001}"])

@@ -226,8 +226,8 @@ def _share(folder: int, name: str, owner: int, done: Done, shown: str) -> bool:
         is_too_deep = shown.count("/") > DEEPEST
         if found.st_uid != owner or is_too_deep or (stat.S_ISREG(found.st_mode) and found.st_nlink != 1):
             done.left.append(shown)
-        elif stat.S_ISREG(found.st_mode) and INDEX.fullmatch(name):
-            continue
+        elif stat.S_ISREG(found.st_mode) and (INDEX.fullmatch(name) or name.endswith(".lock")):
+            continue  # whoever can read a lock file can hold its lock
         elif stat.S_ISREG(found.st_mode):
             changed |= _give(handle, done.group, GROUP_LOCKS if name == CLAIMS else GROUP_READS_FILE)
         else:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from processes import need_proc
 from prony_node.contract import Plan, Trial, files, read_record
 from prony_node.supervise import blame
 from prony_node.supervise.host_memory import OutOfMemoryWitness
@@ -120,8 +121,7 @@ def test_kill_9_of_torchs_launcher_is_recorded_as_killed(tmp_path: Path) -> None
 
 
 def launcher_of(out: Path) -> int:
-    if not Path("/proc/self/stat").exists():
-        pytest.skip("processes are found in /proc, which is Linux's")
+    need_proc()
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = entry.read_bytes().split(b"\0")

@@ -10,7 +10,7 @@ import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from typer.testing import CliRunner
@@ -28,7 +28,7 @@ from prony_node.contract.assemble import read_parts
 from prony_node.contract.errors import RequestError
 from prony_node.contract.leftovers import remove_half_written
 from prony_node.contract.manifest import SUPERVISOR, manifest_problems, write_manifest
-from prony_node.contract.plain import GROUP_ADDS, SHARED, SHARED_TEXT, NotPlain, open_run_folder
+from prony_node.contract.plain import GROUP_ADDS, SHARED_MARK, SHARED_TEXT, NotPlain, open_run_folder
 from prony_node.contract.record import read_record
 from prony_node.power.account import _log
 from prony_node.power.recording import read_recording
@@ -36,6 +36,9 @@ from prony_node.supervise.carry import bundle
 from prony_node.supervise.rank_process import read_tail, top_of_stack
 from prony_node.supervise.verify import verify_folder
 from prony_node.supervise.watchdog import _size_and_time, last_progress
+
+if TYPE_CHECKING:
+    from conftest import User
 
 REPLAY = Path(__file__).parents[1] / "replay" / "records"
 RUN = "resnet50-20260302T090000-c00000"
@@ -179,7 +182,7 @@ def shared(tmp_path: Path) -> Path:
     root = tmp_path / "runs"
     root.mkdir()
     root.chmod(0o700 | GROUP_ADDS)
-    (root / SHARED).write_text(SHARED_TEXT)
+    (root / SHARED_MARK).write_text(SHARED_TEXT)
     return root
 
 
@@ -239,7 +242,7 @@ def test_a_folder_of_a_shared_root_is_for_its_group_whatever_the_umask(shared: P
         os.umask(before)
     mode = stat.S_IMODE((shared / name).stat().st_mode)
     assert mode & 0o070 == (0o070 if name == FOLDER else 0o050)
-    assert sorted(path.name for path in shared.iterdir()) == sorted([name, SHARED])
+    assert sorted(path.name for path in shared.iterdir()) == sorted([name, SHARED_MARK])
 
 
 def test_two_members_may_make_a_common_folder_at_once(commons: Path, make_user: Callable[..., User]) -> None:
@@ -249,7 +252,7 @@ def test_two_members_may_make_a_common_folder_at_once(commons: Path, make_user: 
     root.chmod(0o700 | GROUP_ADDS)
     os.chown(root, -1, 61300)
     root.chmod(0o700 | GROUP_ADDS)
-    (root / SHARED).write_text(SHARED_TEXT)
+    (root / SHARED_MARK).write_text(SHARED_TEXT)
     (root / FOLDER).mkdir()
     member = make_user(61301, (61300,))
     done = member.python(
@@ -259,4 +262,4 @@ def test_two_members_may_make_a_common_folder_at_once(commons: Path, make_user: 
         f"files.make_common_folder(Path({str(root / FOLDER)!r}))\n"
     )
     assert done.returncode == 0, done.stderr
-    assert sorted(path.name for path in root.iterdir()) == sorted([FOLDER, SHARED])
+    assert sorted(path.name for path in root.iterdir()) == sorted([FOLDER, SHARED_MARK])

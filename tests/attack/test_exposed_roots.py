@@ -29,7 +29,7 @@ from prony.store.index import INDEX, index_place
 from prony.store.transfer import as_stream, take_tar
 from prony_node.contract import Plan, RequestError, Trial, files
 from prony_node.contract.leftovers import remove_leftovers
-from prony_node.contract.log_limits import LogLimits
+from prony_node.contract.log_limits import limit_logs, logs_of_run
 from prony_node.contract.plain import NotPlain, plain_lines
 from prony_node.contract.record import read_record
 from prony_node.supervise.claim import load_plan, own_plan
@@ -289,8 +289,7 @@ def _write_results(folder: Path) -> dict[str, OSError]:
     files.remove(folder / files.TRY)
     with contextlib.suppress(OSError):
         files.fit_all(folder)
-    limits = LogLimits(folder, most_bytes=2)
-    limits.hold()
+    limit_logs(logs_of_run(folder), most_bytes=2)
     return refused
 
 

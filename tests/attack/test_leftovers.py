@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,10 +22,13 @@ from prony.launch.receive import unpack
 from prony.plan.request import make_plan
 from prony.store import Store
 from prony_node.contract import files, leftovers
-from prony_node.contract.leftovers import HOLDER, OLD_S, remove_half_written, remove_leftovers, remove_plans
+from prony_node.contract.leftovers import HOLDER, OLD_S, remove_half_written, remove_leftovers, remove_temporary
+from prony_node.contract.plain import NotPlain
 from prony_node.contract.plan import Stop
 from prony_node.contract.process import identify
 from prony_node.contract.trial import Trial
+from prony_node.power import shared, survey
+from prony_node.power.recording import Recording
 
 IMPORT = """
 import sys
@@ -248,7 +252,7 @@ def test_only_a_plan_of_ones_own_is_removed_and_through_no_link(make_user: Calla
     (more / "thesis.tex").touch()
     link.symlink_to(tmp_path / "precious")
     os.chown(others, make_user().uid, -1)
-    remove_plans(tmp_path)
+    remove_temporary(tmp_path, "prony-plan-")
     assert all((folder / files.PLAN).exists() for folder in (tmp_path / "precious", others, more))
 
 
@@ -272,3 +276,128 @@ def test_a_finished_run_that_takes_the_name_of_a_killed_import_stays(
     monkeypatch.setattr(leftovers, "is_alive", exchange)
     leftovers.remove_leftovers(tmp_path)
     assert (place / files.RECORD).exists()
+
+
+# Each makes one temporary folder, and then waits for its standard input to end.
+MAKERS = {
+    "prony-git-": """
+from prony_node.facts import source
+source._find = lambda folder: (folder, folder)
+source._prepare = lambda *_: sys.stdin.readline()
+source.source_facts(Path.cwd())
+""",
+    "prony-verify-": """
+import contextlib
+from prony.cli import verify
+from prony.store import archive
+@contextlib.contextmanager
+def unpacked(*_):
+    yield sys.stdin.readline()
+archive.unpacked = unpacked
+with contextlib.ExitStack() as places:
+    next(verify._of_archive(Path("/dev/null"), places))
+""",
+    "prony-survey-": """
+from prony_node.power import survey
+survey.sample = lambda *_, **__: sys.stdin.readline()
+survey.survey()
+""",
+    "prony-samples-": """
+from prony_node.power.any_command import Request, run_command
+run_command(["cat"], Request())
+""",
+    "prony-node-": """
+import hashlib, os, runpy
+from prony.launch.node import node_zip
+from prony.launch.start_node import start
+given = os.dup(0)
+runpy.run_module = lambda *_, **__: os.read(given, 1)
+node = Path("node.zip")
+node.write_bytes(node_zip())
+start(str(node), hashlib.sha256(node.read_bytes()).hexdigest(), "", "")
+""",
+}
+
+
+class Maker:
+    """A process that has made its temporary folder."""
+
+    def __init__(self, prefix: str, place: Path, here: Path) -> None:
+        known = set(place.iterdir())
+        here.mkdir(exist_ok=True)
+        code = "import sys\nfrom pathlib import Path\n" + MAKERS[prefix]
+        environment = {**os.environ, "TMPDIR": str(place), "PRONY_RUNS": "/proc/none"}
+        self.process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stderr=subprocess.PIPE,
+                                        cwd=here, env=environment)  # fmt: skip
+        end_s = time.monotonic() + 60
+        while not (found := {one.parent for one in place.glob(f"{prefix}*/{HOLDER}") if one.read_text()} - known):
+            assert time.monotonic() < end_s
+            assert self.process.poll() is None, self.process.communicate()[1]
+            time.sleep(0.05)
+        (self.folder,) = found
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.mark.parametrize("prefix", MAKERS)
+def test_the_temporary_folder_of_a_killed_process_is_removed_by_the_next_of_its_kind(
+    tmp_path: Path, prefix: str
+) -> None:
+    place = tmp_path / "tmp"
+    place.mkdir()
+    makers = [Maker(prefix, place, tmp_path / "here")]
+    try:
+        makers[0].kill()
+        assert makers[0].folder.exists()
+        makers.append(Maker(prefix, place, tmp_path / "here"))
+        assert not makers[0].folder.exists()
+        makers.append(Maker(prefix, place, tmp_path / "here"))
+        assert makers[1].folder.exists(), "its process lives"
+    finally:
+        for maker in makers:
+            maker.kill()
+
+
+@pytest.mark.parametrize(
+    ("holder", "age_s", "stays"),
+    [
+        (None, 60.0, True),  # made in this moment
+        (None, OLD_S + 60.0, True),  # it is not empty, and nobody says that it was ours
+        (identify(), OLD_S + 60.0, True),
+        ({**identify(), "start_ticks": 1}, 0.0, False),
+        (ELSEWHERE, 60.0, True),
+        (ELSEWHERE, OLD_S + 60.0, False),
+    ],
+)
+def test_only_a_temporary_folder_that_nobody_uses_is_removed(
+    tmp_path: Path, holder: object, age_s: float, stays: bool
+) -> None:
+    folder = place(tmp_path, holder, age_s).rename(tmp_path / "prony-git-abcd1234")
+    remove_temporary(tmp_path, "prony-verify-")
+    assert folder.exists()
+    remove_temporary(tmp_path, "prony-git-")
+    assert folder.exists() == stays
+
+
+def test_the_temporary_folder_of_another_user_stays(make_user: Callable[..., Any], tmp_path: Path) -> None:
+    folder = place(tmp_path, {**identify(), "start_ticks": 1}).rename(tmp_path / "prony-git-abcd1234")
+    os.chown(folder, make_user().uid, -1)
+    remove_temporary(tmp_path, "prony-git-")
+    assert (folder / "run" / "steps.csv").exists()
+
+
+def test_no_temporary_folder_is_made_where_others_could_replace_it(
+    commons: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a temporary folder for all that is not sticky, a survey would read what somebody else put there."""
+    commons.chmod(0o777)
+    monkeypatch.setattr(tempfile, "tempdir", str(commons))
+    seen: list[Path] = []
+    monkeypatch.setattr(survey, "sample", lambda folder, **_: seen.append(folder))
+    monkeypatch.setattr(survey, "read_recording", lambda _: Recording())
+    survey.survey(0.0)
+    assert not seen[0].is_relative_to(commons)
+    with pytest.raises(NotPlain, match="others can write to"):
+        shared.user_folder()

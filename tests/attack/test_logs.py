@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from prony_node.contract import Plan, Trial, files, log_limits, read_record
-from prony_node.contract.log_limits import MOST_BYTES, LogLimits
+from prony_node.contract.log_limits import MOST_BYTES, limit_logs, logs_of_run
 
 ROOT = Path(__file__).parents[2]
 GAP = re.compile(rb"\[prony: ([0-9,]+) bytes were left out here")
@@ -66,7 +66,7 @@ def test_a_log_is_cut_while_someone_writes_to_it_and_counts_what_it_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Someone writes whenever a log has been read, up to a point, which makes every cut catch up."""
-    limits, path, numbers = LogLimits(tmp_path, most_bytes=40_000), tmp_path / files.LOG, itertools.count()
+    path, numbers = tmp_path / files.LOG, itertools.count()
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def write(lines: int) -> None:
@@ -83,7 +83,7 @@ def test_a_log_is_cut_while_someone_writes_to_it_and_counts_what_it_lost(
     for _ in range(20):
         late = iter([3000, 7, 500, 5000])
         write(5000)
-        limits.hold()
+        limit_logs([path], most_bytes=40_000)
         assert next(late, None) is None, "otherwise nobody wrote while it was cut"
     os.close(log)
     content, lines = path.read_bytes(), next(numbers)
@@ -96,7 +96,7 @@ def test_a_log_is_cut_while_someone_writes_to_it_and_counts_what_it_lost(
 
 def test_a_log_that_another_thread_writes_to_keeps_its_head_and_its_end(tmp_path: Path) -> None:
     """Lines between two calls of ours to the system may be lost uncounted: how many is for the scheduler to say."""
-    limits, path, lines = LogLimits(tmp_path, most_bytes=40_000), tmp_path / files.LOG, 100_000
+    path, lines = tmp_path / files.LOG, 100_000
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def write() -> None:
@@ -106,10 +106,10 @@ def test_a_log_that_another_thread_writes_to_keeps_its_head_and_its_end(tmp_path
     writer = threading.Thread(target=write)
     writer.start()
     while writer.is_alive():
-        limits.hold()
+        limit_logs([path], most_bytes=40_000)
     writer.join()
     os.write(log, b"the end\n")
-    limits.hold()
+    limit_logs([path], most_bytes=40_000)
     os.close(log)
     content = path.read_bytes()
     assert len(content) <= 40_000
@@ -122,7 +122,7 @@ def test_a_log_that_another_thread_writes_to_keeps_its_head_and_its_end(tmp_path
 def test_every_log_of_a_run_is_bounded(tmp_path: Path, name: str) -> None:
     (tmp_path / "rank3").mkdir()
     (tmp_path / name).write_bytes(b"x" * 5000 + b"end")
-    LogLimits(tmp_path, most_bytes=1000).hold()
+    limit_logs(logs_of_run(tmp_path), most_bytes=1000)
     content = (tmp_path / name).read_bytes()
     assert len(content) <= 1000
     assert content.endswith(b"end")
@@ -133,5 +133,5 @@ def test_a_link_in_place_of_a_log_is_not_cut(tmp_path: Path) -> None:
     foreign = tmp_path / "foreign"
     foreign.write_bytes(b"x" * 5000)
     (tmp_path / files.LOG).symlink_to(foreign)
-    LogLimits(tmp_path, most_bytes=1000).hold()
+    limit_logs(logs_of_run(tmp_path), most_bytes=1000)
     assert foreign.stat().st_size == 5000

@@ -24,7 +24,7 @@ from prony.store.group import find_group, opening_commands, share_root
 from prony.store.tabular import whole_file
 from prony.store.transfer import as_stream, take_records, take_tar
 from prony_node.contract import Plan, RequestError, Trial, files
-from prony_node.contract.plain import SHARED, is_shared
+from prony_node.contract.plain import SHARED_MARK, is_shared
 
 if TYPE_CHECKING:
     from conftest import User
@@ -105,7 +105,7 @@ def test_in_a_shared_root_the_group_reads_runs_and_jobs_and_nobody_else_does(
     wanted = {root / run / name for run in ("before", "after") for name in (files.PLAN, files.RECORD)}
     wanted.add(job.folder / "job.json")
     tried = files_in(root) | {key, root / "before" / "link.json"}
-    assert {path for path in member.reads(tried) if path.name != SHARED} == wanted
+    assert {path for path in member.reads(tried) if path.name != SHARED_MARK} == wanted
     assert outsider.reads(tried) == set()
 
 
@@ -180,14 +180,14 @@ def test_a_mark_of_somebody_else_shares_nothing(tmp_path: Path) -> None:
         pytest.skip("only root can make a file of another user")
     share_root(tmp_path, os.getegid())
     assert is_shared(tmp_path)
-    os.chown(tmp_path / SHARED, 61001, -1)
+    os.chown(tmp_path / SHARED_MARK, 61001, -1)
     assert not is_shared(tmp_path)
 
 
 def test_a_file_that_a_member_of_the_group_renamed_to_the_mark_shares_nothing(tmp_path: Path) -> None:
     (tmp_path / "README").write_text("of the owner of a project's folder")
     tmp_path.chmod(0o3770)
-    (tmp_path / "README").rename(tmp_path / SHARED)
+    (tmp_path / "README").rename(tmp_path / SHARED_MARK)
     assert not is_shared(tmp_path)
 
 
@@ -247,7 +247,7 @@ def test_two_users_make_runs_in_one_shared_root(make_user: Callable[..., User], 
         assert listed.returncode == 0, listed.stderr
         assert "is not opened" not in listed.stderr
         assert len(json.loads(listed.stdout)) == 3, listed.stderr
-    kinds = [path for path in root.rglob("*") if path.name != SHARED and not path.name.startswith(".node-")]
+    kinds = [path for path in root.rglob("*") if path.name != SHARED_MARK and not path.name.startswith(".node-")]
     assert {path.lstat().st_uid for path in kinds} == {first.uid, second.uid}
     assert {path.name for path in kinds if path.lstat().st_gid != COMMON} == set()
     assert {path.name for path in kinds if path.is_file() and mode(path) & 0o777 != 0o640} == set()

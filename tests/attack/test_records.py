@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import csv
+import html
 import io
 import json
 import os
@@ -369,6 +370,15 @@ def test_compare_concludes_nothing_from_a_record_that_was_edited(with_manifests:
     assert (found["verdict"], found["ratio_low"]) == ("no interval", None)
     assert any(changed(with_manifests) in doubt for doubt in found["doubts"])
     assert prony(with_manifests, "compare", OTHER, GOOD, "--fail-if-slower", "2%").exit_code == 3
+
+
+def test_a_report_says_that_a_record_was_edited_without_the_place_of_its_folder(with_manifests: Path) -> None:
+    """It is handed on, and others have no such folder."""
+    edit(with_manifests, double)
+    prony(with_manifests, "report")
+    page = html.unescape((with_manifests / "report.html").read_text())
+    assert f"changed after the run: `prony verify {GOOD}` says where" in page
+    assert str(with_manifests) not in page
 
 
 def test_show_and_compare_know_what_an_earlier_verification_found(with_manifests: Path) -> None:

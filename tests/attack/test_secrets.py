@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prony_node.contract.plain import SHARED, SHARED_TEXT
+from prony_node.contract.plain import SHARED_MARK, SHARED_TEXT
 from prony_node.contract.secret import redacted_command
 from prony_node.power import any_command
 
@@ -120,7 +120,7 @@ def test_the_group_reads_energy_json_in_a_root_that_was_shared_with_it_alone(tmp
     if not root.stat().st_mode & stat.S_ISGID:
         pytest.skip("this file system does not keep the setgid bit")
     if shared:
-        (root / SHARED).write_text(SHARED_TEXT)
+        (root / SHARED_MARK).write_text(SHARED_TEXT)
     measure(root / "measured", f"--json={root / 'figures.json'}")
     for path in (root / "measured" / "energy.json", root / "figures.json"):
         assert stat.S_IMODE(path.stat().st_mode) == (0o640 if shared else 0o600)
@@ -134,7 +134,7 @@ def test_only_who_may_read_energy_json_reads_it(make_user: Callable[..., User], 
     os.chown(root, -1, COMMON)
     root.chmod(0o3775)
     if shared:
-        (root / SHARED).write_text(SHARED_TEXT)
+        (root / SHARED_MARK).write_text(SHARED_TEXT)
     measure(root / "measured", f"--json={root / 'figures.json'}")
     tried = {root / "measured" / "energy.json", root / "figures.json"}
     assert member.reads(tried) == (tried if shared else set())

@@ -8,21 +8,25 @@ import shutil
 import stat
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from typer.testing import CliRunner
 
 from prony.cli.main import make_app
 from prony.cli.report import report_file
+from prony.launch.jobs import Jobs
+from prony.launch.kubernetes_view import View
 from prony.report import build_report
 from prony.store.group import DEEPEST, Done, share_root
-from prony_node.contract import RequestError
+from prony_node.contract import RequestError, files
 from prony_node.contract.owners import user_name
-from prony_node.contract.plain import SHARED, SHARED_TEXT, is_shared
+from prony_node.contract.plain import SHARED_MARK, SHARED_TEXT, is_shared
 
 REPLAY = Path(__file__).parents[1] / "replay" / "records"
 COMMON = 61300  # a group that both users are in
@@ -262,6 +266,20 @@ def test_a_folder_without_the_sticky_bit_has_one_report(tmp_path: Path) -> None:
     assert report_file(tmp_path) == tmp_path / "report.html"
 
 
+def test_the_locks_of_a_users_jobs_are_not_given_to_the_group(tmp_path: Path) -> None:
+    """A member who can read them can hold them, and every look at the jobs would wait without an end."""
+    job = tmp_path / ".jobs" / "gpt-tiny-1"
+    job.parent.mkdir(0o700)
+    files.create_folder(job, {"job.json": {}})
+    Jobs(tmp_path, print).update()
+    share_root(tmp_path, os.getegid())
+    with View(job.with_name(".kubernetes-0.json"), Mock(), "", Mock(), time.time)._alone():
+        pass
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / ".jobs").glob(".*")}
+    assert modes == {".lock": 0o600, ".kubernetes-0.lock": 0o600}
+    assert (job / "job.json").stat().st_mode & 0o040
+
+
 @pytest.mark.parametrize("name", ["anchors", ".screening", ".jobs", f".jobs-{61001}"])
 def test_a_private_folder_that_a_member_renamed_is_not_shared(project: Project, name: str) -> None:
     """Before the root is shared, members of its group may rename what lies in it."""
@@ -314,14 +332,14 @@ def test_a_share_that_is_refused_leaves_the_root_as_closed_as_it_was(
     project.root.chmod(0o700)
     os.chown(project.root, -1, project.first.gid)
     if mark == "of another user":
-        (project.root / SHARED).write_text(SHARED_TEXT)
-        os.chown(project.root / SHARED, project.second.uid, -1)
+        (project.root / SHARED_MARK).write_text(SHARED_TEXT)
+        os.chown(project.root / SHARED_MARK, project.second.uid, -1)
     elif mark == "a link":
-        (project.root / SHARED).symlink_to("elsewhere")
+        (project.root / SHARED_MARK).symlink_to("elsewhere")
     elif mark == "a folder":
-        (project.root / SHARED).mkdir()
+        (project.root / SHARED_MARK).mkdir()
     elif mark == "another text":
-        (project.root / SHARED).write_text("a letter")
+        (project.root / SHARED_MARK).write_text("a letter")
     elif mark == "no setgid":
         change = os.fchmod
         monkeypatch.setattr(os, "fchmod", lambda handle, mode: change(handle, mode & ~stat.S_ISGID))
@@ -347,12 +365,12 @@ def test_a_share_that_is_refused_says_what_and_what_to_do(tmp_path: Path) -> Non
         return done.output.strip().removeprefix("prony: ")
 
     (tmp_path / "file").touch()
-    (tmp_path / "runs" / SHARED).mkdir(parents=True)
+    (tmp_path / "runs" / SHARED_MARK).mkdir(parents=True)
     missing, group = tmp_path / "missing", str(os.getegid())
     assert said(str(tmp_path / "file")) == f"{tmp_path / 'file'} is a file, not a folder"
     assert said(str(tmp_path / "file"), "--group", group) == f"{tmp_path / 'file'} is a file, not a folder"
     assert said(str(missing)) == f"{missing} does not exist; give --group NAME to make it"
-    assert said(str(tmp_path / "runs"), "--group", group).startswith(f"{tmp_path / 'runs' / SHARED} is not")
+    assert said(str(tmp_path / "runs"), "--group", group).startswith(f"{tmp_path / 'runs' / SHARED_MARK} is not")
 
 
 def test_what_is_not_shared_is_named_with_its_run_and_what_is_closed_with_the_command(project: Project) -> None:

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from processes import need_proc
 from prony_node.power.recording import Writer
 from prony_node.power.sensor import Reading, Sensor
 
@@ -76,8 +75,7 @@ class Place:
 
     def samplers(self) -> list[str]:
         """The samplers that were started from here."""
-        if not Path("/proc/self/stat").exists():
-            pytest.skip("processes are found in /proc, which is Linux's")
+        need_proc()
         found = []
         for entry in Path("/proc").glob("[0-9]*"):
             try:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from processes import need_proc
 from prony_node.contract.files import read_json
 from prony_node.data.manifest import FILES, LOCK, MANIFEST, REQUEST, finished_parts
 
@@ -52,8 +53,7 @@ class Place:
 
     def at_work(self) -> list[int]:
         """Processes that have this place in their environment, ourselves apart."""
-        if not Path("/proc/self/stat").exists():
-            pytest.skip("processes are found in /proc, which is Linux's")
+        need_proc()
         mark = f"PRONY_DATA={self.environment['PRONY_DATA']}".encode()
         found = []
         for path in Path("/proc").glob("[0-9]*/environ"):

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from processes import need_proc
 from prony.launch.collect import collect_all
 from prony.store import Store
 from prony_node.contract import files, read_record
@@ -172,8 +173,7 @@ def _parent(pid: int) -> int | None:
 
 def processes_naming(folder: Path) -> list[int]:
     """Living processes that have this folder on their command line: supervisor and rank."""
-    if not Path("/proc/self/stat").exists():
-        pytest.skip("processes are found in /proc, which is Linux's")
+    need_proc()
     found = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from processes import need_proc
 from prony.cli.main import make_app
 from prony.launch import jobs as jobs_module
 from prony.launch.blocks import make_jobs
@@ -75,8 +76,7 @@ def measuring(job: Job) -> bool:
 
 def processes_of(job: Job) -> list[int]:
     """Processes of the job's session."""
-    if not Path("/proc/self/stat").exists():
-        pytest.skip("processes are found in /proc, which is Linux's")
+    need_proc()
     found = []
     leader = json.loads(str(job.handle))["pid"]
     for entry in Path("/proc").glob("[0-9]*"):

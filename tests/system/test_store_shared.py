@@ -25,14 +25,14 @@ PROCESSES, EACH = 8, 1000
 INGEST = """
 import sys
 from pathlib import Path
-from prony.store import Store
+from prony.store import Refreshed, Store
 root, number = Path(sys.argv[1]), sys.argv[2]
 store = Store(root)
 folders = sorted(root.glob(f"run-{number}-*"))
 for folder in folders[:200]:  # as runs end, one by one
     store.ingest(folder)
 for start in range(200, len(folders), 20):  # as imports bring them
-    store.ingest_all(folders[start : start + 20])
+    store._index(folders[start : start + 20], Refreshed())
 """
 
 

@@ -39,7 +39,10 @@ def build(
     checkout: Annotated[Path | None, typer.Option(help="Where Prony's source lies.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be called.")] = False,
 ) -> None:
-    """Build an image from containers/: for every architecture that its base has, or for those that are named."""
+    """Build an image from containers/.
+
+    For every architecture that its base has, or for those that are named.
+    """
     if engine not in ENGINES:
         raise unknown("container engine", engine, ENGINES)
     root = checkout or Path(__file__).parents[3]
@@ -73,7 +76,7 @@ def check(
     site: Annotated[str, typer.Argument(help="A site, by name or file.")],
     partition: Annotated[str | None, typer.Option(help="One of its partitions; all, if none is named.")] = None,
 ) -> None:
-    """Hold a site's images against its nodes, and try each that can run here."""
+    """Compare a site's images with its nodes; try those that run here."""
     found = find_site(site)
     if found.container.engine == "none" and found.kind != "kubernetes":
         raise RequestError(f"{found.name} uses no container; `container: engine:` in its file names one")

@@ -26,7 +26,10 @@ def show(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="The folder of a data set, or a text file.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the document alone, as JSON.")] = False,
 ) -> None:
-    """Say what lies in a folder: its kind, and samples, classes, bytes and fingerprint of each split."""
+    """Describe the data set in a folder.
+
+    Its kind, and samples, classes, bytes and fingerprint of each split.
+    """
     with _node("show", _absolute(path)) as node:
         document = _answer(node)
     if as_json:
@@ -53,7 +56,10 @@ def generate(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask, however large it is.")] = False,
 ) -> None:
-    """Write a data set with the shape, size and encoding of a real one; what was begun is gone on with."""
+    """Write a data set that is like a real one.
+
+    It has the same shape, size and encoding. What was begun is resumed.
+    """
     words = [f"--format={form}", f"--seed={seed}"]
     words += [] if samples is None else [f"--samples={samples}"]
     words += [] if out is None else [f"--out={_absolute(out)}"]
@@ -82,7 +88,7 @@ def generate(
 def verify(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="The folder of a generated data set.")],
 ) -> None:
-    """Read every file of a generated data set again, and compare its checksum."""
+    """Compare every file of a generated data set with its checksum."""
     with _node("verify", _absolute(path)) as node:
         answer = _answer(node, "verifying", "B")
     print(f"{answer['path']} is as it was made: {answer['files']:,} files, {_size(answer['bytes'])}")

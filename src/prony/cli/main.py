@@ -35,9 +35,7 @@ VERBS = {
     "sweep": Verb("prony.cli.sweep", "sweep", "Measure a grid of settings; what is finished is skipped."),
     "scale": Verb("prony.cli.scale", "scale", "Measure a workload on 1, 2, 4 devices: what is gained and lost."),
     "tune": Verb("prony.cli.tune", "tune", "Find the best settings for a goal with few and short runs."),
-    "study": Verb(
-        "prony.cli.study", "study", "Plan, run, go on with or look at a study: a question as a set of trials."
-    ),
+    "study": Verb("prony.cli.study", "study", "Plan, run or resume a study: a question as a set of trials."),
     "list": Verb("prony.cli.list", "list_", "List the workloads, settings, suites or studies there are."),
     "show": Verb("prony.cli.show", "show", "Show the record of a run, with its phases and checks."),
     "runs": Verb("prony.cli.runs", "runs", "List the runs here, newest first."),
@@ -53,7 +51,7 @@ VERBS = {
     "logs": Verb("prony.cli.logs", "logs", "Print what a run and its job said, with -f until they end."),
     "cancel": Verb("prony.cli.cancel", "cancel", "End a job, by its name or by a run of it."),
     "collect": Verb("prony.cli.collect", "collect", "Record and index what jobs have ended, however long ago."),
-    "screen": Verb("prony.cli.screen", "screen", "Measure every node of a partition, and say which is out of family."),
+    "screen": Verb("prony.cli.screen", "screen", "Measure every node of a partition; name those out of family."),
     "container": Verb("prony.cli.container", "container", "Build and check the images that sites use."),
     "doctor": Verb("prony.cli.doctor", "doctor", "Describe this machine as Prony sees it."),
 }

@@ -55,7 +55,7 @@ def add(
     name: Annotated[str, typer.Argument(metavar="NAME", help="What you will call it.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Take what is detected, ask nothing.")] = False,
 ) -> None:
-    """Ask a few questions, fill in what can be detected, and write a site file."""
+    """Write a site file: detect what can be detected, ask for the rest."""
     import re
 
     if not re.fullmatch(NAME, name) or name == "local":
@@ -169,7 +169,7 @@ def check(
     out: Annotated[Path | None, typer.Option(help="Where run folders go (else as the site says).")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the job, submit nothing.")] = False,
 ) -> None:
-    """Submit a short job that looks whether the site is what its file says."""
+    """Submit a short job that compares the site with its file."""
     found = find_site(name)
     chosen = find_partition(found, partition)
     root = site_root(found, out)

@@ -73,7 +73,7 @@ def plan(
     as_json: Json = False,
     runs: Runs = None,
 ) -> None:
-    """Print the trials, what they will take, and what would be refused; nothing is run."""
+    """Print the trials, their cost and what would be refused."""
     from prony.cli.study_plan import make_outlook, print_outlook
 
     root = runs_root(runs)
@@ -104,7 +104,10 @@ def run(
     out: Out = None,
     accept_other_code: OtherCode = False,
 ) -> None:
-    """Make every run of the study that has no record yet on this machine with this software."""
+    """Make every run of the study that has no record yet.
+
+    A record counts if it is of this machine and this software.
+    """
     root = runs_root(out)
     opened = open_study(target, size, settings, site)
     there = at_site(opened.study.site != LOCAL, partition, time, block, detach, dry_run)
@@ -135,7 +138,10 @@ def resume(
     out: Out = None,
     accept_other_code: OtherCode = False,
 ) -> None:
-    """Go on with what is missing, after a kill, a power cut or a spent budget; no finished run is made again."""
+    """Resume after a kill, a power cut or a spent budget.
+
+    No finished run is made again.
+    """
     run(
         target, settings, size, retry_failed, share, energy,
         site, partition, time, block, detach, dry_run, as_json, out, accept_other_code,
@@ -173,7 +179,7 @@ def show(
     as_json: Json = False,
     runs: Runs = None,
 ) -> None:
-    """Print the tables of the publication that the study repeats, ours beside the published figures."""
+    """Print our figures beside those of the repeated publication."""
     root = runs_root(runs)
     opened = open_study(target, size, settings, site)
     if not opened.study.tables:

@@ -17,7 +17,7 @@ from prony.cli.study_carry import Carried, Options, make_job, note_skipped
 from prony.cli.study_history import History, is_finished, longest_s, ran_this_code, read_history, skipped_line
 from prony.cli.study_view import StudyView
 from prony.launch import job as launched
-from prony.launch.claim import claimed
+from prony.launch.claim import claimant, claimed
 from prony.launch.estimate import FIXED_LENGTHS
 from prony.launch.job import BlockRun
 from prony.launch.jobs import Jobs
@@ -59,7 +59,10 @@ def carry_out_at_site(study: Study, options: Options, view: StudyView) -> Carrie
     root = study_root(study, options.root)
     with claimed(root, "submit") as alone:
         if not alone:
-            raise RequestError(f"another start is submitting runs of {root} at this moment; try again when it has")
+            raise RequestError(
+                f"another start is submitting runs of {root} at this moment; try again when it has. "
+                f"It is {claimant(root, 'submit')}"
+            )
         found = _prepare(study, jobs, options, view)
         submitted = submit(found.new_jobs, found.root) if found.new_jobs else []
     under_way = [*found.open_jobs, *submitted]

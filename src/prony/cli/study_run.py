@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections import deque
 from dataclasses import replace
@@ -25,7 +26,7 @@ from prony.cli.study_here import impossible_here, said_once
 from prony.cli.study_history import History, read_history, skipped_line
 from prony.cli.study_view import StudyView, Tally
 from prony.launch.claim import claim_run
-from prony.launch.left import LOOK_EVERY_S, is_being_made, wait_for_left
+from prony.launch.left import LOOK_EVERY_S, is_being_made, maker_of, wait_for_left
 from prony.launch.lock import devices_of, hold_devices
 from prony.plan.estimate import SAME
 from prony.plan.order import Turn
@@ -35,6 +36,7 @@ from prony.report.numbers import format_seconds
 from prony_node.contract.errors import RequestError, Unfinished
 
 FAILURES_IN_A_ROW = 5
+SAY_WHO_AFTER_S = 10.0
 ORDERLY = (OUT_OF_MEMORY, "request")  # failures that say something about the trial and not about the machine
 
 
@@ -82,7 +84,7 @@ class _Carrying:
         self._memory = OutOfMemory()
         self._found: list[tuple[Turn, Outcome]] = []
         self._pruned: list[str] = []
-        self._told: set[str] = set()  # what was said once already
+        self._left: dict[str, float] = {}  # to another start, and when that was seen; inf: it was said who that is
         self._started_s = time.monotonic()
         self._spent_j = 0.0
         self._unmeasured = False  # whether a good run did not measure its energy
@@ -125,13 +127,13 @@ class _Carrying:
     ) -> Outcome | None:
         """Make this run, unless it is left out, made already, or being made by another start: then it comes last."""
         with claim_run(self._options.root, job.trial.hash, job.repeat) as ours:
-            if not ours or is_being_made(self._options.root, job.trial.hash, job.repeat):
-                self._leave_to_another(job)
-                waiting.append((turn, job))
-                return None
-            if self._prune(job) or self._made_meanwhile(turn, job):
-                return None
-            return self._make(turn, job, title, interrupts)
+            if ours and not is_being_made(self._options.root, job.trial.hash, job.repeat):
+                if self._prune(job) or self._made_meanwhile(turn, job):
+                    return None
+                return self._make(turn, job, title, interrupts)
+        self._leave_to_another(job)
+        waiting.append((turn, job))
+        return None
 
     def _take_finished(self) -> list[tuple[Turn, Job]]:
         """Take what has a record from before, and answer what is left."""
@@ -170,10 +172,14 @@ class _Carrying:
     def _leave_to_another(self, job: Job) -> None:
         """Another start of this study makes this run: it comes last, and is waited for once nothing else is left."""
         repeat = f", repeat {job.repeat}" if job.repeat else ""
-        line = f"{job.trial}{repeat}: being made by another start, left for later"
-        if line not in self._told:
-            self._told.add(line)
-            self._view.note(line)
+        name = f"{job.trial}{repeat}"
+        if name not in self._left:
+            self._left[name] = time.monotonic()
+            self._view.note(f"{name}: being made by another start, left for later")
+        elif time.monotonic() - self._left[name] > SAY_WHO_AFTER_S:
+            self._left[name] = math.inf
+            who = maker_of(self._options.root, job.trial.hash, job.repeat)
+            self._view.note(f"{name}: waiting for {who}; Ctrl-C ends the wait")
         time.sleep(LOOK_EVERY_S)
 
     def _made_meanwhile(self, turn: Turn, job: Job) -> bool:

@@ -242,10 +242,10 @@ def command(tuning: Tuning, candidate: Candidate) -> list[str]:
 
 
 def _print_command(console: Console, tuning: Tuning, search: Search, found: Found) -> None:
-    kept = found.kept(search.start)
-    if found.leader is not None and kept.key != search.start.key:
+    chosen = found.chosen(search.start)
+    if found.leader is not None and chosen.key != search.start.key:
         label = "use it" if found.decided(search.start) else "try it"
-        console.print(f"{label}: {shlex.join(command(tuning, kept))}", markup=False, soft_wrap=True)
+        console.print(f"{label}: {shlex.join(command(tuning, chosen))}", markup=False, soft_wrap=True)
     console.print(f"run folders: {tuning.root.absolute()}", markup=False, soft_wrap=True)
 
 

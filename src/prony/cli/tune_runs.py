@@ -12,7 +12,7 @@ from prony.cli.bar import roughly
 from prony.cli.execute import Interrupts, Job, Outcome, doubts, execute, first_line, run_one
 from prony.cli.open_store import updated_store
 from prony.cli.progress import Display
-from prony.launch.claim import claim_run
+from prony.launch.claim import claim_run, run_claimant
 from prony.launch.left import is_being_made, wait_for_left
 from prony.plan.search_drive import Made
 from prony.plan.search_goal import Goal, own_seconds
@@ -30,6 +30,7 @@ from prony_node.workloads.config import Workload
 # A sweep asks for repeats from 0 on, and takes one that is there for finished: a search's short runs must not be that.
 FIRST_REPEAT = 1000
 SCREENINGS = ".screening"  # under the root of runs, out of sight of the index: a screening is no result
+MOST_SEARCHES = 1000  # at once, of one trial
 LEAST_LIMIT_S = 60.0  # time limit of a walk where less than this is left of the budget
 
 
@@ -89,12 +90,14 @@ class Tuning:
     def make(self, trial: Trial, seconds: float) -> Made | None:
         """A run in fresh processes, with its folder and record; None when a person interrupted."""
         stop = Stop(min_time_s=seconds, max_time_s=seconds) if seconds else Stop()
-        repeat = self._repeats().get(trial.hash, FIRST_REPEAT)
-        while True:
+        first = self._repeats().get(trial.hash, FIRST_REPEAT)
+        for repeat in range(first, first + MOST_SEARCHES):
             with claim_run(self.root, trial.hash, repeat) as ours:
                 if ours and not is_being_made(self.root, trial.hash, repeat):
                     return self._make(Job(trial, stop, repeat, file=self.file))
-            repeat += 1  # another search makes that one
+            # another search makes that one
+        who = run_claimant(self.root, trial.hash, first)
+        raise RequestError(f"{trial} cannot be run in {self.root}: {who} claims its runs; --out names another folder")
 
     def _make(self, job: Job) -> Made | None:
         began_s = time.monotonic()

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ import typer
 from prony.cli.open_store import RUNS_HELP, open_store
 from prony.launch.verify import verify_folders
 from prony_node.contract import files
+from prony_node.contract.cache import private_folder
 from prony_node.contract.errors import RequestError
 from prony_node.contract.typed import encode
 from prony_node.contract.verification import Verification, verify_command
@@ -96,7 +96,7 @@ def _of_archive(path: Path, places: contextlib.ExitStack) -> Iterator[Verificati
     """The runs of a tar, unpacked where nobody keeps them."""
     from prony.store.archive import unpacked
 
-    place = Path(places.enter_context(tempfile.TemporaryDirectory(prefix="prony-verify-")))
+    place = places.enter_context(private_folder("prony-verify-"))
     with path.open("rb") as source, unpacked(source, place, str(path)) as found:
         folders = [folder for folder in found.folders if (folder / files.RECORD).is_file()]
         if not folders:

@@ -11,6 +11,8 @@ import fcntl
 import hashlib
 import os
 import shlex
+import struct
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from prony_node.contract.plain import open_lock
 
 FILE = ".claims"
 PLACES = 2**62
+FLOCK = "hhqqi0q"  # Linux's struct flock: type, whence, start, length, pid
 
 
 @contextlib.contextmanager
@@ -33,7 +36,26 @@ def claimed(root: Path, what: str) -> Iterator[bool]:
         hint = other_root_hint(root, error)
         raise RequestError(f"{root / FILE} cannot be opened: {error.strerror}{hint}") from error
     try:
-        yield _lock(file, int.from_bytes(hashlib.sha256(what.encode()).digest()[:8]) % PLACES)
+        yield _lock(file, _place(what))
+    finally:
+        os.close(file)
+
+
+def claimant(root: Path, what: str) -> str:
+    """Who has claimed this, as far as it can be told from here. Not to be asked by a process that holds a claim.
+
+    The system forgets all claims of a process that closes the file once.
+    """
+    unknown = "a process that cannot be seen from here"
+    try:
+        file = open_lock(root, FILE)
+    except OSError:
+        return unknown
+    try:
+        pid = _holder(file, _place(what))
+        return f"process {pid} of {user_name(Path(f'/proc/{pid}').stat().st_uid)}" if pid else unknown
+    except OSError:
+        return unknown
     finally:
         os.close(file)
 
@@ -76,7 +98,28 @@ def other_root_hint(root: Path, error: OSError) -> str:
 
 def claim_run(root: Path, trial_hash: str, repeat: int) -> contextlib.AbstractContextManager[bool]:
     """Whether this process is the one to make this run of a trial."""
-    return claimed(root, f"{trial_hash} {repeat}")
+    return claimed(root, _run(trial_hash, repeat))
+
+
+def run_claimant(root: Path, trial_hash: str, repeat: int) -> str:
+    return claimant(root, _run(trial_hash, repeat))
+
+
+def _run(trial_hash: str, repeat: int) -> str:
+    return f"{trial_hash} {repeat}"
+
+
+def _place(what: str) -> int:
+    return int.from_bytes(hashlib.sha256(what.encode()).digest()[:8]) % PLACES
+
+
+def _holder(file: int, place: int) -> int | None:
+    """The process that holds this place; None where there is none, or none that can be seen from here."""
+    if sys.platform != "linux":
+        return None
+    asked = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, place, 1, 0)
+    kind, _, _, _, pid = struct.unpack(FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))
+    return pid if kind != fcntl.F_UNLCK and pid > 0 else None
 
 
 def _lock(file: int, place: int) -> bool:

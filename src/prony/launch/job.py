@@ -27,7 +27,7 @@ from prony.launch.site_file import choose_partition
 from prony.launch.site_find import find_site_of_job
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
-from prony_node.contract.log_limits import LogLimits, logs_of_job
+from prony_node.contract.log_limits import limit_logs, logs_of_job
 from prony_node.contract.owners import user_name
 from prony_node.contract.parallel import devices_per_node
 from prony_node.contract.plain import (
@@ -305,7 +305,7 @@ def open_log(folder: Path) -> BinaryIO:
 def close(job: Job) -> None:
     """Keep the logs of a job that has ended small, and all of its files from others: its scheduler may write any."""
     with contextlib.suppress(RequestError, OSError), opened(job) as folder:
-        LogLimits(folder, find=logs_of_job).hold()
+        limit_logs(logs_of_job(folder))
         for path in folder.iterdir():
             found = path.lstat()
             if stat.S_ISREG(found.st_mode) and found.st_mode & OTHERS_WRITE and found.st_uid == os.geteuid():

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from prony.launch import job as kept
+from prony.launch import job as job_files
 from prony.launch.claim import refuse_open_root
 from prony.launch.follow import read_log
 from prony.launch.image import check_image
@@ -112,7 +112,7 @@ class Jobs:
         """Undo what was taken up before one of them was refused: a request is taken up whole or not at all."""
         for job in (load_own(job.folder) for job in jobs):
             if job.state == WAITING:
-                kept.remove(job)
+                job_files.remove(job)
                 continue
             try:
                 self.launcher(job).cancel([job])
@@ -124,7 +124,7 @@ class Jobs:
     def update(self) -> Changes:
         """Ask about every job that has not ended, record what ended, try again what may be, submit what waits."""
         changes = Changes()
-        if not any(kept.is_own(self.root / place) for place in kept.job_places(self.root)):
+        if not any(job_files.is_own(self.root / place) for place in job_files.job_places(self.root)):
             return changes  # this user has no job here
         with self._alone():
             by_kind: dict[str, list[Job]] = {}
@@ -233,7 +233,7 @@ class Jobs:
 
     def _end(self, job: Job, outcome: Outcome, changes: Changes) -> Job:
         ended = replace(job, state=ENDED_STATE, outcome=outcome, ended=self._now().isoformat(), note="")
-        kept.close(ended)
+        job_files.close(ended)
         failure = self.launcher(job).failure(ended)
         if outcome.state == "REFUSED":
             failure = {"kind": "request", "message": outcome.reason}
@@ -255,7 +255,7 @@ class Jobs:
     def _alone(self) -> Iterator[None]:
         """One process of this user at a time submits and settles."""
         self._tidy()  # before: it needs the same lock
-        with kept.open_own_place(self.root) as folder:
+        with job_files.open_own_place(self.root) as folder:
             lock = open_plain(JOBS_LOCK, os.O_RDWR | os.O_CREAT, 0o600, folder)
         try:
             with contextlib.suppress(OSError):  # a file system without locks: as well as it goes

@@ -17,7 +17,7 @@ from prony.launch.kubernetes_answers import Facts, event_facts, job_facts, pod_f
 from prony.launch.kubernetes_api import Api, ApiProblem
 from prony.launch.protocol import Warn
 from prony_node.contract import files
-from prony_node.contract.plain import open_lock
+from prony_node.contract.plain import open_plain
 
 ASK_EVERY_S = 5.0
 LONGEST_PAUSE_S = 120.0
@@ -125,7 +125,7 @@ class View:
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with os.fdopen(open_lock(self._path.parent, self._path.with_suffix(".lock").name)) as lock:
+        with os.fdopen(open_plain(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)) as lock:
             with contextlib.suppress(OSError):
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from prony.launch.claim import claim_run
+from prony.launch.claim import claim_run, run_claimant
 from prony.launch.collect import collect_all
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
@@ -44,6 +44,12 @@ def wait_for_left(root: Path, wanted: Collection[tuple[str, int]], note: Callabl
 def is_being_made(root: Path, trial_hash: str, repeat: int) -> bool:
     """Whether a process is at work on this run."""
     return any(key == (trial_hash, repeat) for _, key, _ in _at_work(root))
+
+
+def maker_of(root: Path, trial_hash: str, repeat: int) -> str:
+    """Who is at work on this run, or has claimed it, as far as it can be told from here."""
+    pid = next((pid for _, key, pid in _at_work(root) if key == (trial_hash, repeat)), None)
+    return run_claimant(root, trial_hash, repeat) if pid is None else f"process {pid}"
 
 
 def _is_claimed(root: Path, trial_hash: str, repeat: int) -> bool:

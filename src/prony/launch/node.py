@@ -133,7 +133,7 @@ def _node_zip_to_use() -> Path:
 def _passing_folder() -> Path:
     until_exit = contextlib.ExitStack()
     atexit.register(until_exit.close)
-    return until_exit.enter_context(private_folder())
+    return until_exit.enter_context(private_folder("prony-node-"))
 
 
 def write_node(path: Path) -> Path:

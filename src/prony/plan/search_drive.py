@@ -88,7 +88,7 @@ class Found:
         compared = {one.b.key for one in self.confirmed} | {start.key}
         return self.leader.key in compared and not (self.undecided or self.open or self.left or self.interrupted)
 
-    def kept(self, start: Candidate) -> Candidate:
+    def chosen(self, start: Candidate) -> Candidate:
         """What the search ends with: the champion, or the leader where nothing was decided."""
         return self.champion if self.decided(start) or self.leader is None else self.leader
 

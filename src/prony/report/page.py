@@ -21,6 +21,7 @@ from prony.report.learning_lines import REACHED, curve_table, learning_lines
 from prony.report.metric_lines import metric_lines
 from prony.report.numbers import NOTHING, format_headline, format_metric, format_rate, format_seconds, format_time_to
 from prony.report.spread_lines import SPREAD_COLUMNS, spread_notes, spread_row, spread_title
+from prony_node.contract.verification import without_places
 
 COLUMNS = (
     ("step_time", "step time"),
@@ -162,7 +163,7 @@ def _run(entry: Entry, names: list[str]) -> dict[str, Any]:
         "stop_reason": (record.get("stop") or {}).get("reason"),
         "synthetic": record.get("synthetic"),
         "phases": _phases(record),
-        "checks": record["checks"],
+        "checks": without_places(record),
         "metrics": _metrics(record),
         "energy": energy_lines(record),
         "data": data_lines(record),

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from prony.store.rows import clean
+from prony.store.rows import storable
 from prony_node.contract.errors import RequestError, unknown
 
 OPERATORS = ("!=", "!~", "<=", ">=", "=", "<", ">", "~")
@@ -49,7 +49,7 @@ def parse_filter(text: str, fields: Mapping[str, Field]) -> list[Term]:
     """The terms of a filter, or a RequestError that says what is wrong with it and what is near."""
     if len(text) > LONGEST:
         raise RequestError(f"the filter has {len(text)} characters, and may have {LONGEST}")
-    text = clean(text)
+    text = storable(text)
     terms: list[Term] = []
     position = 0
     while text[position:].strip():

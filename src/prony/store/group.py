@@ -27,10 +27,10 @@ from prony_node.contract.plain import (
     IS_JOBS,
     JOB,
     OTHERS_WRITE,
-    SHARED,
+    SHARED_MARK,
     SHARED_TEXT,
     NotPlain,
-    is_marked,
+    is_shared_at,
     open_folder,
     open_plain,
     read_open,
@@ -110,7 +110,7 @@ def _check_member(group: int) -> None:
 
 def _group_of(root: Path, folder: int, wanted: int | None) -> int:
     """The group that a root is to be shared with, where this user may do so."""
-    found, shared = os.fstat(folder), is_marked(folder)
+    found, shared = os.fstat(folder), is_shared_at(folder)
     if not shared and os.geteuid() not in (0, found.st_uid):
         raise RequestError(f"{root} belongs to user {found.st_uid}: only its owner, or root, can share it")
     if not shared and wanted is None:
@@ -144,28 +144,28 @@ def _open_root(root: Path, folder: int, group: int) -> None:
 def _has_mark(root: Path, folder: int, owner: int) -> bool:
     """Whether the mark is there; refused where something else has its name."""
     try:
-        mark = open_plain(SHARED, folder=folder)
-        maker, text = os.fstat(mark).st_uid, read_open(mark, SHARED, len(SHARED_TEXT))
+        mark = open_plain(SHARED_MARK, folder=folder)
+        maker, text = os.fstat(mark).st_uid, read_open(mark, SHARED_MARK, len(SHARED_TEXT))
     except FileNotFoundError:
         return False
     except NotPlain:
         maker, text = owner, b""
     if maker not in (owner, 0):
-        raise RequestError(f"{root / SHARED} is not the owner's; remove it, and share again")
+        raise RequestError(f"{root / SHARED_MARK} is not the owner's; remove it, and share again")
     if text != SHARED_TEXT.encode():
-        raise RequestError(f"{root / SHARED} is not a mark of Prony's; remove it, and share again")
+        raise RequestError(f"{root / SHARED_MARK} is not a mark of Prony's; remove it, and share again")
     return True
 
 
 def _put_mark(folder: int, group: int, owner: int) -> None:
-    mark = open_plain(SHARED, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, folder=folder)
+    mark = open_plain(SHARED_MARK, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, folder=folder)
     try:
         with os.fdopen(mark, "w", encoding="utf-8") as file:
             file.write(SHARED_TEXT)
             os.fchown(mark, owner if os.geteuid() == 0 else -1, group)
             os.fchmod(mark, 0o644)
     except BaseException:
-        os.unlink(SHARED, dir_fd=folder)
+        os.unlink(SHARED_MARK, dir_fd=folder)
         raise
 
 
@@ -173,7 +173,7 @@ def _share_all(folder: int, done: Done) -> None:
     """Share what Prony has made in a root."""
     for name in sorted(os.listdir(folder)):
         is_common = name in COMMON_FOLDERS or IS_JOBS.fullmatch(name)
-        if (is_common and not _is_ours(folder, name)) or (name == CLAIMS and not _is_our_file(folder, name)):
+        if (is_common and not _holds_nothing_else(folder, name)) or (name == CLAIMS and not _is_our_file(folder, name)):
             done.left.append(name)
         elif name in COMMON_FOLDERS:
             _share_common(folder, name, done)
@@ -226,8 +226,8 @@ def _share(folder: int, name: str, owner: int, done: Done, shown: str) -> bool:
         is_too_deep = shown.count("/") > DEEPEST
         if found.st_uid != owner or is_too_deep or (stat.S_ISREG(found.st_mode) and found.st_nlink != 1):
             done.left.append(shown)
-        elif stat.S_ISREG(found.st_mode) and INDEX.fullmatch(name):
-            continue
+        elif stat.S_ISREG(found.st_mode) and (INDEX.fullmatch(name) or name.endswith(".lock")):
+            continue  # whoever can read a lock file can hold its lock
         elif stat.S_ISREG(found.st_mode):
             changed |= _give(handle, done.group, GROUP_LOCKS if name == CLAIMS else GROUP_READS_FILE)
         else:
@@ -237,7 +237,7 @@ def _share(folder: int, name: str, owner: int, done: Done, shown: str) -> bool:
     return changed
 
 
-def _is_ours(folder: int, name: str) -> bool:
+def _holds_nothing_else(folder: int, name: str) -> bool:
     """Whether a folder of runs, jobs or anchors holds nothing else: a member may have renamed a private one to it."""
     for handle, found in _opened(folder, name):
         names = os.listdir(handle) if stat.S_ISDIR(found.st_mode) else [name]  # noqa: PTH208, a descriptor

@@ -15,7 +15,7 @@ from prony.store.address import place_of, team_address
 from prony.store.database import Database, StaleIndex, Unwritable
 from prony.store.find import elsewhere, find_run, may_stand_for
 from prony.store.put import put_rows, take_out
-from prony.store.rows import ROW_VERSION, Row, Run, clean, run_of_columns
+from prony.store.rows import ROW_VERSION, Row, Run, run_of_columns, storable
 from prony.store.scan import Refreshed, Skipped, folders_of, is_readable, joined, read_row, record_stamp, scan_in_parts
 from prony.store.sqlite_file import others_write
 from prony.store.tables import detail_table, run_table
@@ -76,15 +76,6 @@ class Store:
         self._choose_database()
         self.ask(lambda connection: self.put(connection, [row]))
         return run_of_columns(self.root / folder.name, row.run | row.detail)
-
-    def ingest_all(self, folders: Iterable[Path]) -> Refreshed:
-        """Index several run folders of this root at once; what cannot be read is skipped and reported."""
-        done = Refreshed()
-        given = [self.root / folder.name for folder in folders if folder.absolute().parent == self.root]
-        self._choose_database()
-        self.ask(lambda connection: None)  # so that there is an index
-        self._index(given, done)
-        return done
 
     def mark(self, marks: Mapping[str, str]) -> None:
         """Note of run folders, by name, what verifying them found."""
@@ -205,7 +196,7 @@ class Store:
         path = Path(text)
         if os.path.lexists(path / files.RECORD):
             return self._in_folder(path.absolute())
-        text = clean(text)
+        text = storable(text)
         try:
             return find_run(text, self._like(text) or self.runs(), self.root)
         except RequestError as error:
@@ -217,7 +208,7 @@ class Store:
     def _in_folder(self, folder: Path) -> Run:
         """The run of a folder: as it is in the index, which knows whether it verifies, or as its files give it."""
         if folder.parent == self.root:
-            for run in self._select(select(*RUN_COLUMNS).where(run_table.c.folder == clean(folder.name))):
+            for run in self._select(select(*RUN_COLUMNS).where(run_table.c.folder == storable(folder.name))):
                 return run
         try:
             with using(folder.name):

@@ -19,7 +19,7 @@ from prony.store.fields import (
 )
 from prony.store.filter import Field, find_field, parse_filter
 from prony.store.index import JOINED, Store
-from prony.store.rows import clean
+from prony.store.rows import storable
 from prony.store.sqlite_file import connect
 from prony.store.tables import anchor_table, run_table
 from prony_node.contract.errors import RequestError
@@ -118,7 +118,7 @@ def _direction(expression: Any, field: Field, reverse: bool) -> Any:
 
 def ask_sql(store: Store, sql: str, limit: int | None = None) -> Answer:
     """The answer to one statement of SQL, in a transaction or on a connection that cannot write."""
-    sql = clean(sql)
+    sql = storable(sql)
     if store.is_team:
         return store.ask(lambda connection: _read_server(connection, sql, limit), reads=True)
     store.ask(lambda connection: None, reads=True)  # so that there is an index of this schema

@@ -103,7 +103,7 @@ class Row:
 
 def row_of_record(folder: str, record: dict[str, Any], place: str | None = None) -> Row:
     """The row of a valid record in the folder of this name; refused where a database could not hold it."""
-    if clean(folder) != folder:
+    if storable(folder) != folder:
         raise RequestError("the name of its folder is not UTF-8: rename it")
     trial, failure, facts = record["trial"], record.get("failure") or {}, record["facts"]
     metrics = {name: metric["value"] for name, metric in record["metrics"].items()}
@@ -181,7 +181,7 @@ def _document(text: Any) -> dict[str, Any]:
     return document
 
 
-def clean(text: str) -> str:
+def storable(text: str) -> str:
     """The text as any database takes it: no NUL, no half of a character."""
     if text.isascii() and "\0" not in text:
         return text
@@ -189,7 +189,7 @@ def clean(text: str) -> str:
 
 
 def _text(value: Any) -> str | None:
-    return None if value is None else clean((value if isinstance(value, str) else str(value))[:LONGEST_TEXT])
+    return None if value is None else storable((value if isinstance(value, str) else str(value))[:LONGEST_TEXT])
 
 
 def _count(value: Any, largest: int = LARGEST) -> int | None:
@@ -208,9 +208,9 @@ def _json(document: dict[str, Any]) -> str:
     """JSON that any database can look into: one bad value would make every question about that name fail."""
     for name, value in document.items():
         if type(value) is int and abs(value) > sys.float_info.max:
-            raise RequestError(f"the record's {clean(name)!r} is too large a number")
+            raise RequestError(f"the record's {storable(name)!r} is too large a number")
     try:
-        text = clean(_ENCODER.encode(document))
+        text = storable(_ENCODER.encode(document))
     except ValueError:
         raise RequestError(f"the record {NO_NUMBER}") from None
     if len(text) > LONGEST_JSON:

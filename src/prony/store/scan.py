@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from prony.store.rows import Row, clean, row_of_record
+from prony.store.rows import Row, row_of_record, storable
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.manifest import has_manifest
@@ -159,7 +159,7 @@ def scan(folders: Iterable[Path]) -> Scan:
             stamp = record_stamp(folder)
             if stamp is not None:
                 result.found.append(_read_row(folder, stamp))
-            elif os.path.lexists(folder / files.PLAN) and clean(folder.name) == folder.name:
+            elif os.path.lexists(folder / files.PLAN) and storable(folder.name) == folder.name:
                 result.unfinished.append(folder)
         except RequestError as error:
             result.skipped.append(Skipped(folder, str(error)))

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from prony_node.contract.leftovers import hold, remove_temporary
 from prony_node.contract.plain import OTHERS_WRITE, make_own_folder, make_way
 
 
@@ -75,11 +76,19 @@ def _close(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def private_folder(prefix: str = "prony-") -> Iterator[Path]:
-    """A new folder for this user alone, removed at the end; OSError where others could replace it wherever it is."""
+def private_folder(prefix: str) -> Iterator[Path]:
+    """A new folder for this user alone, removed at the end; OSError where others could replace it wherever it is.
+
+    Those with the same prefix whose process was killed are removed here.
+    """
     folder = _make_private(prefix)
     try:
-        yield folder
+        remove_temporary(folder.parent, prefix)
+        held = hold(folder)
+        try:
+            yield folder
+        finally:
+            os.close(held)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""What a killed process left: unpacked imports, private plans, and what never got its name in a root or a job.
+"""What a killed process left: temporary folders, unpacked imports, and what never got its name in a root or a job.
 
 Only what this user owns is removed, and only once whoever made it is gone. On this machine that is known by the
 process; of a process elsewhere, by the lock that it held and a day without a change. Who writes to a job holds the
@@ -31,7 +31,6 @@ RUN_FOLDER = re.compile(r"\..+-\d{8}T\d{6}-[0-9a-f]+(\.node\d+)?\.[A-Za-z0-9_]{8
 DOCUMENT = re.compile(r"\.[A-Za-z0-9_-]+\.(json|jsonl|csv|log|txt|py|html)\.[A-Za-z0-9_]{8}")
 PLAN_PLACE = "prony-plan-"  # how a folder with the private plan of a run begins, in the temporary folder
 MEETING = "rendezvous"  # a file in it: where the processes of one node meet
-PLANNED = re.compile(r"prony-plan-[A-Za-z0-9_]{8}")
 JOBS_LOCK = ".lock"  # in a folder of jobs: whoever writes to one of them holds it
 # A job before it has its name, or while it is removed; and a file of a job before it has its: see plain.write_alone.
 JOB_FOLDER = re.compile(r"\.prony-\d{8}T\d{6}-[0-9a-f]+\.[0-9a-f]{8}")
@@ -59,7 +58,7 @@ def remove_leftovers(root: Path) -> list[str]:
     for name in names:
         with contextlib.suppress(OSError, ValueError):
             if IMPORTED.fullmatch(name):
-                removed += _remove_import(root, name)
+                removed += _remove_held(root, name)
             elif DOCUMENT.fullmatch(name) or PART.fullmatch(name):
                 with open_folder(root) as folder:
                     removed += _remove_parts(folder, [name], OLD_S)
@@ -70,12 +69,15 @@ def remove_leftovers(root: Path) -> list[str]:
     return removed
 
 
-def remove_plans(place: Path) -> None:
-    """Remove the private plans that killed runs of this user left in the temporary folder."""
+def remove_temporary(place: Path, prefix: str) -> None:
+    """Remove the temporary folders with this prefix that killed processes of this user left."""
+    made = re.compile(re.escape(prefix) + "[A-Za-z0-9_]{8}")  # as tempfile.mkdtemp names them
     with contextlib.suppress(OSError):
-        for name in filter(PLANNED.fullmatch, os.listdir(place)):  # noqa: PTH208, there may be many
+        for name in filter(made.fullmatch, os.listdir(place)):  # noqa: PTH208, there may be many
             with contextlib.suppress(OSError, ValueError):
-                if _is_left(place, name, HOLDER):
+                if prefix != PLAN_PLACE:
+                    _remove_held(place, name)
+                elif _is_left(place, name, HOLDER):  # it holds known names alone, or is none
                     _remove(place, name)
 
 
@@ -138,8 +140,8 @@ def remove_half_written(folder: Path) -> None:
                 os.unlink(name, dir_fd=handle)
 
 
-def _remove_import(root: Path, name: str) -> list[str]:
-    """Remove the place of a killed import, by one descriptor: another folder may have its name by now; the names."""
+def _remove_held(root: Path, name: str) -> list[str]:
+    """Remove the place of a killed process, by one descriptor: another folder may have its name by now; the names."""
     with open_folder(root) as above, open_folder(root, name) as place:
         if not _is_left_open(place, HOLDER):
             return []

@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import os
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,23 +33,13 @@ def logs_of_job(folder: Path) -> list[Path]:
     return [*folder.glob("*.log"), folder / "answer"]
 
 
-class LogLimits:
-    """The logs of one folder. `hold` is called now and then, and once after everything has ended."""
-
-    def __init__(
-        self,
-        folder: Path,
-        most_bytes: int = MOST_BYTES,
-        find: Callable[[Path], list[Path]] = logs_of_run,
-    ) -> None:
-        self._folder, self._most, self._find = folder, most_bytes, find
-
-    def hold(self) -> None:
-        for path in self._find(self._folder):
-            # A log that cannot be cut, on a full disk perhaps, must not end the run.
-            with contextlib.suppress(OSError):
-                if path.lstat().st_size > self._most:
-                    _cut(path, self._most)
+def limit_logs(logs: list[Path], most_bytes: int = MOST_BYTES) -> None:
+    """Cut the logs that are too long; to be called now and then, and once after everything has ended."""
+    for path in logs:
+        # A log that cannot be cut, on a full disk perhaps, must not end the run.
+        with contextlib.suppress(OSError):
+            if path.lstat().st_size > most_bytes:
+                _cut(path, most_bytes)
 
 
 @dataclass(frozen=True)
@@ -109,7 +98,7 @@ def _cut(path: Path, most_bytes: int) -> None:
     with open_run_folder(path.parent) as folder:
         log = open_plain(path, os.O_RDWR, folder=folder)
     try:
-        if not _is_ours(log):
+        if not _lock(log):
             return
         size = os.fstat(log).st_size
         if size <= most_bytes or os.fstat(log).st_nlink > 1:  # another has cut it since; or it is a file elsewhere too
@@ -133,8 +122,8 @@ def _cut(path: Path, most_bytes: int) -> None:
         os.close(log)
 
 
-def _is_ours(log: int) -> bool:
-    """Whether nobody else cuts this log at this moment."""
+def _lock(log: int) -> bool:
+    """Take the lock on a log; whether nobody else is cutting it."""
     try:
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

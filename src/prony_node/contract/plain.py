@@ -4,7 +4,7 @@ A name in such a folder may be a link to somebody's key, a FIFO that nobody ever
 file of any size. So nothing here follows a link, waits for a FIFO or reads more than its limit, and a folder on the
 way to a file is opened by its descriptor: nobody can exchange it in between.
 
-A root whose owner shares it with a group (`prony store share`) holds the mark SHARED. There, files of all
+A root whose owner shares it with a group (`prony store share`) holds SHARED_MARK. There, files of all
 members of the group are trusted; elsewhere only one's own, root's and those of the folder's owner.
 """
 
@@ -27,7 +27,7 @@ READ_LIMIT = 64 * 2**20  # bytes of a document; the longest step series that Pro
 JOB = "job.json"  # what a job executes, in its folder
 JOBS = ".jobs"  # of a root: the jobs of its first user; a name that no list of runs looks into
 IS_JOBS = re.compile(rf"{re.escape(JOBS)}(-[0-9]+)?")  # with the user id, those of each further one
-SHARED = ".shared"  # the mark of a root that is shared with the group of its folder
+SHARED_MARK = ".shared"  # the mark of a root that is shared with the group of its folder
 SHARED_TEXT = "Shared with the group of this folder by `prony store share`. Without this file it is not.\n"
 # What a group may do in a shared root: add to it (sticky: each renames and removes their own), lock, and read runs.
 GROUP_ADDS = stat.S_ISGID | stat.S_ISVTX | stat.S_IRWXG
@@ -88,16 +88,16 @@ def is_shared(root: Path) -> bool:
     """Whether the owner of this root, or root, has shared it with its group."""
     try:
         with open_folder(root) as folder:
-            return is_marked(folder)
+            return is_shared_at(folder)
     except OSError:
         return False
 
 
-def is_marked(folder: int) -> bool:
+def is_shared_at(folder: int) -> bool:
     """Whether the root that this is a descriptor of is shared."""
     try:
-        found, mark = os.fstat(folder), open_plain(SHARED, folder=folder)
-        owner, text = os.fstat(mark).st_uid, read_open(mark, SHARED, len(SHARED_TEXT))
+        found, mark = os.fstat(folder), open_plain(SHARED_MARK, folder=folder)
+        owner, text = os.fstat(mark).st_uid, read_open(mark, SHARED_MARK, len(SHARED_TEXT))
     except OSError:
         return False
     # A member could rename one of the owner's files to the mark, so its text is compared too.
@@ -339,16 +339,19 @@ def open_alone(path: Path) -> int:
     return handle
 
 
-def write_alone(path: Path, content: bytes) -> None:
+def write_alone(path: Path, content: bytes, mode: int | None = None) -> None:
     """Put a file in the place of what lies under this name, whole; nobody but its owner can write to it.
 
-    In a folder that a group was given to read, it may read the file too.
+    In a folder that a group was given to read, it may read the file too. With a mode, only that is allowed, ever.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        handle = os.open(temporary, flags, 0o644 if mode is None else mode)
         with os.fdopen(handle, "wb") as file:
-            if group_reads(path.parent):
+            if mode is not None:
+                os.fchmod(handle, mode)
+            elif group_reads(path.parent):
                 os.fchmod(handle, stat.S_IMODE(os.fstat(handle).st_mode) | stat.S_IRGRP)
             file.write(content)
             file.flush()

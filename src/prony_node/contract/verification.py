@@ -18,6 +18,7 @@ LOST_MANIFEST = "manifest.json is missing: it was removed, or the supervisor was
 # In an index: verified and recomputed, the manifest alone agrees, something does not, nothing to check against.
 YES, MANIFEST_ALONE, NO, UNVERIFIED = "yes", "manifest", "no", "unverified"
 UNCHANGED = "unchanged"  # the check that a record fails which does not verify; unknown where nothing shows it
+CHANGED_AFTER = "changed after the run: `{}` says where"
 MARKS = {"verified": YES, "not verified": NO, "unverified": UNVERIFIED}
 
 
@@ -41,7 +42,7 @@ class Verification:
 def marked(record: dict[str, Any], mark: str, folder: Path) -> dict[str, Any]:
     """The record; with a check, which whatever shows or ranks a run looks at, where it does not verify."""
     if mark == NO:
-        message = f"changed after the run: `{verify_command(folder)}` says where"
+        message = CHANGED_AFTER.format(verify_command(folder))
         return {**record, "checks": [*record["checks"], {"name": UNCHANGED, "level": "fail", "message": message}]}
     if mark == UNVERIFIED and record["status"] == "ok":
         check = {"name": UNCHANGED, "level": "unknown", "message": "there is no manifest to check the record against"}
@@ -57,6 +58,12 @@ def is_unverified(record: Mapping[str, Any]) -> bool:
 def how_changed(record: dict[str, Any]) -> str:
     """Of a record with that failed check, what is to be said."""
     return next(str(check["message"]) for check in reversed(record["checks"]) if check["name"] == UNCHANGED)
+
+
+def without_places(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """The checks of a record for a page that is handed on: without the folder that the run lies in here."""
+    message = CHANGED_AFTER.format(f"prony verify {shlex.quote(record['id'])}")
+    return [{**check, "message": message} if check["name"] == UNCHANGED else check for check in record["checks"]]
 
 
 def verify_command(folder: Path) -> str:

@@ -23,7 +23,7 @@ from prony_node.facts.tree import Missing
 LIMIT_S = 10.0  # for all that git is asked about a folder
 LARGEST_NOTE = 2**16  # bytes of .git, HEAD and commondir, where they are files
 LARGEST_CONFIGURATION = 2**20  # bytes
-SHARED = ("objects", "refs", "packed-refs", "reftable", "info/attributes")  # by all work trees of a repository
+COMMON = ("objects", "refs", "packed-refs", "reftable", "info/attributes")  # by all work trees of a repository
 IS_SHARED_INDEX = re.compile(r"sharedindex\.[0-9a-f]{40,64}")  # the larger part of an index in two files
 MOST_SHARED_INDEXES = 1000  # git removes them after two weeks
 # How files are stored. Each value is a word that git understands, never a program.
@@ -74,7 +74,7 @@ def source_facts(folder: Path) -> dict[str, Any]:
     facts: dict[str, Any] = {"commit": None, "branch": None, "dirty": None, "described": None}
     try:
         top, git = _find(folder)
-        with private_folder() as place:
+        with private_folder("prony-git-") as place:
             repository = _Repository(top, place, until=time.monotonic() + LIMIT_S)
             _prepare(repository, git)
             facts["commit"] = _line(repository.ask("rev-parse", "--verify", "HEAD"))
@@ -112,7 +112,7 @@ def _prepare(repository: _Repository, git: Path) -> None:
     shared = git / _note(git / "commondir") if (git / "commondir").is_file() else git
     (repository.own / "HEAD").write_text(_line(_note(git / "HEAD")) + "\n", encoding="utf-8")
     (repository.own / "info").mkdir()
-    for name in SHARED:
+    for name in COMMON:
         _lead(repository.own / name, shared / name)
     for name in ("index", *_shared_indexes(git)):
         _lead(repository.own / name, git / name)

@@ -66,7 +66,7 @@ def _make_cold(folder: Path) -> Path:
 
 def _make_temporary(closing: ExitStack) -> Path:
     try:
-        return closing.enter_context(private_folder())
+        return closing.enter_context(private_folder("prony-compile-"))
     except OSError as error:
         raise RequestError(
             f"there is no folder of yours alone to compile into: {error.strerror}; set TMPDIR to another"

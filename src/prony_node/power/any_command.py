@@ -7,20 +7,21 @@ import secrets
 import shlex
 import shutil
 import signal
-import stat
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from prony_node.contract import files
+from prony_node.contract.cache import private_folder
 from prony_node.contract.cost import Rates
 from prony_node.contract.errors import RequestError
 from prony_node.contract.owners import who_can_replace
-from prony_node.contract.plain import NotPlain, is_in_shared
+from prony_node.contract.plain import NotPlain, is_in_shared, write_alone
 from prony_node.contract.secret import redacted_command
 from prony_node.power.account import ENERGY, Account, account_json, make_account
 from prony_node.power.foreground import Ended, NotStarted, check_command, end_like, run_in_foreground
@@ -50,28 +51,30 @@ def run_command(words: list[str], request: Request) -> int:
     except NotStarted as no:
         screen.say(f"prony power: {no}")
         return no.code
-    folder, kept = _folder(request, screen)
+    places = ExitStack()
+    folder, is_kept = _folder(request, screen, places)
     started = datetime.now(UTC)
     sampler = None
     try:
         sampler = _start_sampler(folder, request, screen)
         ended = run_in_foreground(words)
         _end(sampler)
-        _report(words, request, screen, ended, started, folder, kept)
+        _report(words, request, screen, ended, started, folder, is_kept)
     except (NotStarted, KeyboardInterrupt) as no:  # there was no command, or none yet
         _end(sampler)
-        kept = kept and request.out is not None
+        is_kept = is_kept and request.out is not None
         if isinstance(no, NotStarted):
             screen.say(f"prony power: {no}")
             return no.code
         ended = Ended(None, signal.SIGINT, 0.0, 0.0)
     finally:
-        if folder is not None and not kept:
+        if folder is not None and not is_kept:
             shutil.rmtree(folder, ignore_errors=True)
+        places.close()
     return end_like(ended)
 
 
-def _folder(request: Request, screen: Screen) -> tuple[Path | None, bool]:
+def _folder(request: Request, screen: Screen, places: ExitStack) -> tuple[Path | None, bool]:
     """Where to sample, and whether it is kept; a folder that cannot be had costs the samples, not the figures."""
     folder = request.out.resolve() if request.out else _new_folder()
     try:
@@ -85,7 +88,7 @@ def _folder(request: Request, screen: Screen) -> tuple[Path | None, bool]:
     except OSError as error:
         screen.say(f"prony power: the samples are not kept in {folder}: {error.strerror or error}")
     try:
-        return Path(tempfile.mkdtemp(prefix="prony-power-")), False
+        return places.enter_context(private_folder("prony-samples-")), False
     except OSError:
         return None, False
 
@@ -135,7 +138,7 @@ def _report(
     ended: Ended,
     started: datetime,
     folder: Path | None,
-    kept: bool,
+    is_kept: bool,
 ) -> None:
     """The figures on stderr and in files; whatever fails here is a sentence."""
     if folder is None:
@@ -150,10 +153,10 @@ def _report(
         "exit": {"code": ended.code, "signal": ended.signal},
         "started": started.isoformat(timespec="milliseconds"),
         "ended": datetime.now(UTC).isoformat(timespec="milliseconds"),
-        "samples": str(folder) if kept else None,
+        "samples": str(folder) if is_kept else None,
     }
     document = account_json(account, about, request.rates)
-    if folder is not None and kept:
+    if folder is not None and is_kept:
         if not account.parts and request.out is None:  # nothing in it that anyone asked for
             shutil.rmtree(folder, ignore_errors=True)
             document["samples"] = None
@@ -177,17 +180,5 @@ def _write_own(path: Path, document: dict[str, Any]) -> None:
 
     In a root that was shared with a group, the group may read it.
     """
-    text = files.to_json(document)
-    temporary = files.temporary_name(path)
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            if is_in_shared(path.parent):
-                os.fchmod(handle, stat.S_IRUSR | stat.S_IWUSR | stat.S_IRGRP)
-            file.write(text)
-            file.flush()
-            os.fsync(handle)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    mode = 0o640 if is_in_shared(path.parent) else 0o600
+    write_alone(path, files.to_json(document).encode(), mode)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from prony_node.contract import files
-from prony_node.contract.plain import open_plain
+from prony_node.contract.plain import make_way, open_plain
 from prony_node.contract.process import identify, is_alive
 from prony_node.power.process import SamplerProcess
 
@@ -49,6 +49,7 @@ def job_of(environment: Mapping[str, str]) -> str:
 def user_folder() -> Path:
     """Of this user alone: nobody else may have made it, or look into it."""
     folder = Path(tempfile.gettempdir()) / f"prony-power-{os.getuid()}"
+    make_way(folder.parent)
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     found = folder.lstat()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 import threading
 from dataclasses import asdict
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
 from typing import Any
 
+from prony_node.contract.cache import private_folder
 from prony_node.power.recording import Trace, read_recording
 from prony_node.power.sampler import sample
 
@@ -23,10 +22,10 @@ def survey(seconds: float = SURVEY_S) -> dict[str, Any]:
     stop = threading.Event()
     timer = threading.Timer(seconds, stop.set)
     timer.start()
-    with tempfile.TemporaryDirectory() as folder:
-        sample(Path(folder), interval_s=SURVEY_INTERVAL_S, readers=[], stop=stop, users=None)
+    with private_folder("prony-survey-") as folder:
+        sample(folder, interval_s=SURVEY_INTERVAL_S, readers=[], stop=stop, users=None)
         timer.cancel()
-        recording = read_recording(Path(folder))
+        recording = read_recording(folder)
     assert recording is not None
     return {
         "sensors": [{**asdict(trace.sensor), "unit": trace.sensor.unit, **seen(trace)} for trace in recording.traces],

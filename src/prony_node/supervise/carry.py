@@ -24,7 +24,7 @@ from typing import BinaryIO
 
 from prony_node.contract import files
 from prony_node.contract.frames import PART_BYTES, Frame, encode, in_parts, plain
-from prony_node.contract.log_limits import LogLimits, logs_of_job, read_new
+from prony_node.contract.log_limits import limit_logs, logs_of_job, read_new
 from prony_node.contract.plain import open_alone, open_in_run, read_in_run, read_plain, walk_run
 
 LOOK_EVERY_S = 1.0
@@ -182,16 +182,15 @@ def carry(words: list[str]) -> int:
     reader = threading.Thread(target=_pass_on, args=(script, folder / options.log, sender), daemon=True)
     reader.start()
     due = Due(script, options.warn_after_s, options.end_after_s)
-    logs = LogLimits(folder, find=logs_of_job)
     while script.process.poll() is None:
         due.look()
-        logs.hold()
+        limit_logs(logs_of_job(folder))
         if not shared:
             sender.look()
         with contextlib.suppress(subprocess.TimeoutExpired):
             script.process.wait(LOOK_EVERY_S)
     reader.join(LOOK_EVERY_S)  # what it left running may hold the pipe open
-    logs.hold()
+    limit_logs(logs_of_job(folder))
     code = script.process.returncode
     code = OUT_OF_TIME if due.ended else 128 - code if code < 0 else code
     if not shared:

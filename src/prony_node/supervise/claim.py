@@ -14,7 +14,7 @@ from prony_node.contract import files
 from prony_node.contract.assemble import read_parts
 from prony_node.contract.cache import private_folder
 from prony_node.contract.errors import RequestError
-from prony_node.contract.leftovers import PLAN_PLACE, hold, remove_plans
+from prony_node.contract.leftovers import PLAN_PLACE
 from prony_node.contract.plain import READ_LIMIT
 from prony_node.contract.plan import Plan
 from prony_node.contract.process import identify, is_alive
@@ -51,14 +51,9 @@ def own_plan(plan: Plan) -> Iterator[Path]:
     The one in the run folder is for readers. Where others may write to the root, they could replace it.
     """
     with private_folder(PLAN_PLACE) as place:
-        remove_plans(place.parent)
-        held = hold(place)
-        try:
-            path = place / files.PLAN
-            files.write_whole(path, plan.to_json())
-            yield path
-        finally:
-            os.close(held)
+        path = place / files.PLAN
+        files.write_whole(path, plan.to_json())
+        yield path
 
 
 def claim_node(plan: Plan, folder: Path) -> None:

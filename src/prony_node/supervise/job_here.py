@@ -8,7 +8,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from prony_node.contract.log_limits import LogLimits, logs_of_job
+from prony_node.contract.log_limits import limit_logs, logs_of_job
 from prony_node.contract.plain import open_own_folder
 
 LOOK_EVERY_S = 0.5
@@ -21,7 +21,6 @@ def run_script(folder: Path) -> int:
     """
     script = os.dup(0)
     with open_own_folder(folder.parents[1], folder.parent.name, folder.name) as own:
-        logs = LogLimits(own, find=logs_of_job)
         argv = ["bash", f"/dev/fd/{script}", str(folder / "job.sh")]  # the name shows in lists of processes
         # All of a job is one process group. The script handles SIGTERM, and this process waits for it.
         signal.signal(signal.SIGTERM, lambda number, frame: None)
@@ -29,5 +28,5 @@ def run_script(folder: Path) -> int:
         while process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(LOOK_EVERY_S)
-            logs.hold()
+            limit_logs(logs_of_job(own))
         return process.returncode

@@ -15,7 +15,7 @@ from typing import Any
 from prony_node.contract import files
 from prony_node.contract.assemble import Energy, Parts, assemble, make_failure, read_parts
 from prony_node.contract.errors import RequestError
-from prony_node.contract.log_limits import LogLimits, logs_of_run
+from prony_node.contract.log_limits import limit_logs, logs_of_run
 from prony_node.contract.manifest import SUPERVISOR, write_manifest
 from prony_node.contract.parallel import rank_count, ranks_per_node
 from prony_node.contract.plan import Plan
@@ -63,7 +63,7 @@ def supervise(plan_file: Path, folder: Path) -> int:
         if controller_pid() is not None:
             end_with_parent(signal.SIGTERM)
         adopt_orphans()
-        ending = _run(plan, folder, wake, node, _logs(folder, node))
+        ending = _run(plan, folder, wake, node)
         end_adopted()
         if plan.walk:
             write_screenings(plan, folder, ending.watched, started=started, ended=_utc_now())
@@ -80,28 +80,26 @@ class Ending:
     watched: Watched = field(default_factory=dict)  # on this node, for the first one to judge
 
 
-def _logs(folder: Path, node: int) -> LogLimits:
+def _logs(folder: Path, node: int) -> list[Path]:
     """The logs of this run; of a job's, on its first node, also what goes to the job's folder."""
     own = os.environ.get("PRONY_RUN_LOG")
-    if node or not own:
-        return LogLimits(folder)
-    of_job = [Path(own).with_name("job.log"), Path(own)]
-    return LogLimits(folder, find=lambda one: [*logs_of_run(one), *of_job])
+    of_job = [Path(own).with_name("job.log"), Path(own)] if own and not node else []
+    return [*logs_of_run(folder), *of_job]
 
 
-def _run(plan: Plan, folder: Path, wake: Wake, node: int, logs: LogLimits) -> Ending:
+def _run(plan: Plan, folder: Path, wake: Wake, node: int) -> Ending:
     conditions = Conditions(folder, ranks_per_node(plan.trial.settings))
     facts = FactsWriter(folder, plan.trial.workload)
     sampler = start_sampler(plan, folder)
     try:
         with own_plan(plan) as plan_file:
-            failure = _watch_rank(plan, plan_file, folder, wake, Beside(conditions, facts, logs), node)
+            failure = _watch_rank(plan, plan_file, folder, wake, Beside(conditions, facts), node)
     except Exception as error:  # ours, not the rank's: it must end as a record too
         failure = make_failure("exception", f"the supervisor failed: {type(error).__name__}: {error}")
     if sampler is not None:
         sampler.end()
     facts.finish()
-    logs.hold()
+    limit_logs(_logs(folder, node))
     for stacks in folder.glob(f"**/{files.STACKS}"):  # opened by a rank at its start, in case it hangs
         if not stacks.stat().st_size:
             files.remove(stacks)
@@ -118,7 +116,6 @@ class Beside:
 
     conditions: Conditions
     facts: FactsWriter
-    logs: LogLimits
 
 
 def _watch_rank(
@@ -144,7 +141,7 @@ def _watch_rank(
                 message = f"{alarm.message}{_where(rank, folder, ranks, wake) if alarm.kind == 'hung' else ''}"
                 return _ended(rank, make_failure(alarm.kind, message))
             beside.conditions.start_when_ready()
-            beside.logs.hold()
+            limit_logs(_logs(folder, node))
     finally:
         rank.end()
     if _is_the_same_end(rank, wake) and not read_parts(folder).complete:

@@ -46,6 +46,7 @@ import tempfile
 from pathlib import Path
 
 MOST_BYTES = 2**26  # a larger file is another one
+PLACE = "prony-node-"
 
 def read(path: str, wanted: str) -> bytes:
     try:
@@ -63,10 +64,14 @@ def refuse(reason: str) -> int:
 
 def start(node: str, node_hash: str, file: str, file_hash: str, *words: str) -> None:
     program, content = read(node, node_hash), read(file, file_hash) if file else b""
-    with tempfile.TemporaryDirectory(prefix="prony-node-") as place:
+    with tempfile.TemporaryDirectory(prefix=PLACE) as place:
         own = Path(place, "node.zip")
         own.write_bytes(program)
         sys.path.insert(0, str(own))
+        from prony_node.contract.leftovers import hold, remove_temporary
+
+        remove_temporary(own.parent.parent, PLACE)
+        hold(own.parent)
         before = os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = f"{own}{os.pathsep}{before}" if before else str(own)  # for what it starts
         with tempfile.TemporaryFile() as given:

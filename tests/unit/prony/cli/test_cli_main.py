@@ -49,6 +49,13 @@ def test_no_words_at_all_are_answered_with_help() -> None:
     assert prony().stdout == prony("--help").stdout
 
 
+@pytest.mark.parametrize("words", [(), ("study",), ("site",), ("data",), ("container",), ("store",)])
+def test_a_list_of_commands_cuts_no_line_on_a_narrow_terminal(words: tuple[str, ...]) -> None:
+    listed = prony(*words, "--help", columns=80).stdout.partition("Commands:")[2].splitlines()
+    assert len(listed) > 2
+    assert not [line for line in listed if line.endswith("...")]
+
+
 def test_the_list_of_workloads_has_a_row_for_each_with_its_figures_and_source() -> None:
     shown = prony("list", "workloads").stdout
     for workload in WORKLOADS.values():

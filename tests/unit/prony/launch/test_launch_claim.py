@@ -7,13 +7,16 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
+from processes import need_proc
 from prony.cli.study_carry import Options
 from prony.cli.study_run import carry_out
 from prony.cli.study_view import make_view
+from prony.cli.tune_runs import Tuning
 from prony.launch import claim
 from prony.launch.claim import claimed
 from prony.launch.left import wait_for_left
@@ -21,7 +24,8 @@ from prony.launch.site import Site
 from prony.plan.request import make_plan
 from prony.plan.study_file import Reading, parse_study
 from prony_node.contract import RequestError, files
-from prony_node.contract.plain import SHARED, SHARED_TEXT
+from prony_node.contract.owners import user_name
+from prony_node.contract.plain import SHARED_MARK, SHARED_TEXT
 from prony_node.contract.plan import Stop
 from prony_node.contract.process import identify
 from prony_node.contract.trial import Trial
@@ -71,8 +75,55 @@ def test_a_study_is_not_submitted_twice_at_once(
     study = parse_study("workloads: gpt-tiny\nsite: there\n", "s.yaml", Reading(None), find_workload)
     process = other("submit")
     try:
-        with pytest.raises(RequestError, match=r"another start is submitting runs of .* at this moment; try again"):
+        said = rf"another start is submitting runs of .* at this moment; try again.*It is process {process.pid} of "
+        with pytest.raises(RequestError, match=said):
             carry_out(study, Options(tmp_path), make_view(Console(stderr=True)))
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_study_that_waits_for_a_claim_says_whose_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: Callable[[str], subprocess.Popen[str]]
+) -> None:
+    """Whoever holds the claims of a shared root could stall the studies of all others, unnamed."""
+    need_proc()
+    monkeypatch.setenv("PRONY_LOCKS", str(tmp_path / "locks"))
+    monkeypatch.setattr("prony.cli.study_run.SAY_WHO_AFTER_S", 0.0)
+    study = parse_study("workloads: gpt-tiny\n", "s.yaml", Reading(None), find_workload)
+    (one,) = study.planned()
+    process, view, notes = other(f"{one.trial.hash} 0"), make_view(Console(stderr=True)), list[str]()
+
+    def note(text: str) -> None:
+        notes.append(text)
+        if "waiting for" in text:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(view, "note", note)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            carry_out(study, Options(tmp_path), view)
+    finally:
+        process.kill()
+        process.communicate()
+    assert f"waiting for process {process.pid} of {user_name(os.geteuid())}; Ctrl-C ends the wait" in notes[-1]
+
+
+def test_a_search_whose_runs_are_all_claimed_ends_and_says_by_whom(tmp_path: Path) -> None:
+    """It looked for a free one without end."""
+    need_proc()
+    hold = "import fcntl, sys; f = open(sys.argv[1], 'r+'); fcntl.lockf(f, fcntl.LOCK_EX); print(); sys.stdin.read()"
+    with claimed(tmp_path, "a run"):
+        pass
+    argv = [sys.executable, "-c", hold, str(tmp_path / claim.FILE)]
+    process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    fields: dict[str, Any] = {"fixed": {}, "goal": None, "limits": [], "budget_s": 60.0, "display": None}
+    tuning = Tuning("gpt-tiny", find_workload("gpt-tiny"), root=tmp_path, **fields)
+    try:
+        with pytest.raises(RequestError, match=f"cannot be run in .*: process {process.pid} of .* claims its runs"):
+            tuning.make(Trial("gpt-tiny", {}), 1.0)
     finally:
         process.kill()
         process.communicate()
@@ -102,7 +153,7 @@ def test_the_group_may_claim_in_a_root_that_is_shared_and_nobody_else_elsewhere(
     try:
         if shared:
             tmp_path.chmod(0o3770)
-            (tmp_path / SHARED).write_text(SHARED_TEXT)
+            (tmp_path / SHARED_MARK).write_text(SHARED_TEXT)
         with claimed(tmp_path, "a run"):
             pass
     finally:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from processes import need_proc
 from prony.launch.talk import talk
 from prony_node.contract.errors import RequestError
 
@@ -40,8 +41,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def has_ended(pid: int) -> bool:
     """Gone, or waiting to be buried by whoever is its parent now."""
-    if not Path("/proc/self/stat").exists():
-        pytest.skip("processes are found in /proc, which is Linux's")
+    need_proc()
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:

@@ -114,7 +114,7 @@ def test_without_noise_it_ends_within_its_indifference_of_the_best(law: Law, sta
     search = Search(space, start, budget_s=1e5)
     found = drive(search, LawfulMachine(law), GOAL)
     best = max(law(one.settings)[0] or 0.0 for one in space.candidates)
-    kept = law(found.kept(start).settings)[0] or 0.0
+    kept = law(found.chosen(start).settings)[0] or 0.0
     slack = 1.0 + search.rules.indifferent if law(start.settings)[0] else 1.1  # else nothing can be confirmed
     assert kept >= best / slack**3
     assert all(one.pairs >= 4 for one in found.confirmed)
@@ -331,5 +331,5 @@ def test_an_a_b_says_better_worse_the_same_or_nothing_and_never_on_three_pairs()
 def test_nothing_that_ran_is_no_advice() -> None:
     found = Found(Candidate((("batch_size", 8),)))
     assert not found.decided(found.champion)
-    assert found.kept(found.champion) == found.champion
+    assert found.chosen(found.champion) == found.champion
     assert Rules().between_runs == 0.01

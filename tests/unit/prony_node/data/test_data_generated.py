@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from processes import need_proc
 from prony_node.contract import RequestError
 from prony_node.data import generated, parts
 from prony_node.data.boxed import BoxedImages, box_loader
@@ -204,8 +205,7 @@ def test_processes_make_the_same_and_end_with_whoever_started_them(tmp_path: Pat
 
 def _alive(session: int) -> list[int]:
     """Processes of that session."""
-    if not Path("/proc/self/stat").exists():
-        pytest.skip("processes are found in /proc, which is Linux's")
+    need_proc()
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:

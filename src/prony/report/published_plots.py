@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import altair as alt
 import vl_convert
 
 from prony.analysis.published_plots import BARS, HEAT, Mark, Panel, Plot, Series, worded
@@ -19,6 +18,8 @@ from prony.report.published_lines import HEADS, Captioned, format_published, pan
 SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left"]
 LOG_X_FROM, LOG_Y_FROM = 8.0, 50.0  # the largest value over the smallest, from which on an axis is logarithmic
 OUT_OF_MEMORY = "OOM"
+SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
+Spec = dict[str, Any]  # a part of a Vega-Lite document
 
 
 @dataclass(frozen=True)
@@ -66,163 +67,162 @@ def plot_file(captioned: Captioned, kind: str) -> bytes:
     return str(vl_convert.vegalite_to_svg(spec)).encode()
 
 
-def specification(plot: Plot, look: Look, description: str = "") -> dict[str, Any]:
-    """The plot in Vega-Lite."""
+def specification(plot: Plot, look: Look, description: str = "") -> Spec:
+    """The plot in Vega-Lite: written as such, since Altair takes seconds to combine many panels."""
     drawing = {BARS: _bars, HEAT: _heat}.get(plot.spec.kind, _lines)
-    chart = drawing(plot, look)
-    text = {"labelFontSize": look.text, "titleFontSize": look.text, "titleFontWeight": "normal",
-            "labelColor": look.ink, "titleColor": look.ink}  # fmt: skip
-    styled = (
-        chart.configure(font=look.font, background=look.paper if look is FILE else "transparent", padding=4)
-        .configure_view(stroke=None)
-        .configure_axis(**text, gridColor=look.line, gridOpacity=0.4, domainColor=look.line, tickColor=look.line)
-        .configure_legend(labelFontSize=look.text, labelColor=look.ink, labelLimit=look.width, symbolSize=6 * look.text)
-        .configure_title(
-            fontSize=look.text,
-            color=look.ink,
-            anchor="start",
-            fontWeight="bold",
-            offset=4,
-            subtitleFontSize=look.text,
-            subtitleColor=look.ink,
-            subtitleFontWeight="normal",
-            subtitlePadding=2,
-        )
-    )
-    return dict(styled.properties(description=description).to_dict(validate=False))
+    text = {"labelFontSize": look.text, "labelColor": look.ink}
+    axis = {
+        **text, "titleFontSize": look.text, "titleFontWeight": "normal", "titleColor": look.ink,
+        "gridColor": look.line, "gridOpacity": 0.4, "domainColor": look.line, "tickColor": look.line,
+    }  # fmt: skip
+    title = {
+        "fontSize": look.text, "color": look.ink, "anchor": "start", "offset": 4, "subtitleFontSize": look.text,
+        "subtitleColor": look.ink, "subtitlePadding": 2,
+    }  # fmt: skip
+    return {
+        "$schema": SCHEMA,
+        "description": description,
+        **drawing(plot, look),
+        "padding": 4,
+        "background": look.paper if look is FILE else "transparent",
+        "config": {
+            "font": look.font, "view": {"stroke": None}, "axis": axis, "title": title,
+            "legend": {**text, "labelLimit": look.width, "symbolSize": 6 * look.text},
+        },
+    }  # fmt: skip
 
 
 # --- lines ---
 
 
-def _lines(plot: Plot, look: Look) -> Any:
+def _lines(plot: Plot, look: Look) -> Spec:
     names, last = _names(plot), len(plot.panels) - 1
     panels = [
         _lines_panel(plot, panel, names, look, named=look.columns > 1 or number == last)
         for number, panel in enumerate(plot.panels)
     ]
-    return _together(panels, look).resolve_scale(stroke="shared", fill="shared", shape="shared")
+    shared = {"scale": {"stroke": "shared", "fill": "shared", "shape": "shared"}}
+    return {**_together(panels, look), "resolve": shared}
 
 
-def _lines_panel(plot: Plot, panel: Panel, names: Sequence[Series], look: Look, named: bool) -> Any:
+def _lines_panel(plot: Plot, panel: Panel, names: Sequence[Series], look: Look, named: bool) -> Spec:
     x = _x_of(plot, look, named)
-    values = [value for one in panel.series for mark in one.marks for value in _ends(mark)]
-    scale, ticks = _y_scale(values)
-    axis = alt.Axis(
-        title=None, format=",~r", minExtent=4 * look.text, **({"values": ticks} if ticks else {"tickCount": 5})
-    )
+    y = _y_of([end for one in panel.series for mark in one.marks for end in _ends(mark)], look)
     marked = _marked(names, look)
-    layers: list[Any] = []
+    layers: list[Spec] = []
     for ours in (False, True):  # what comes last lies in front
         rows = [_row(one.name, mark) for one in panel.series if one.ours == ours for mark in one.marks if mark.value]
         if not rows:
             continue
-        base = alt.Chart(alt.Data(values=rows)).encode(x=x)
-        y = alt.Y("value:Q", axis=axis, scale=scale)
+        line = {"type": "line", "strokeWidth": 2 if ours else 1, "opacity": 1 if ours else 0.6}
+        point = {"type": "point", "size": (4.5 if ours else 3) * look.text, "opacity": 1, "strokeWidth": 1}
+        of_line = {"x": x, "y": y, "stroke": marked["stroke"]}
+        layers.append({"data": {"values": rows}, "mark": line, "encoding": of_line})
         if ours:
-            layers.append(
-                base.mark_rule(strokeWidth=1.5).encode(
-                    y=alt.Y("low:Q", axis=axis), y2="high:Q", stroke=marked["stroke"]
-                )
-            )
-        line = base.mark_line(strokeWidth=2 if ours else 1, opacity=1 if ours else 0.6)
-        layers.append(line.encode(y=y, stroke=marked["stroke"]))
-        point = base.mark_point(size=4.5 * look.text if ours else 3 * look.text, opacity=1, strokeWidth=1)
-        layers.append(point.encode(y=y, **marked))
+            ends = {**of_line, "y": {**y, "field": "low"}, "y2": {"field": "high"}}
+            layers.append({"data": {"values": rows}, "mark": {"type": "rule", "strokeWidth": 1.5}, "encoding": ends})
+        layers.append({"data": {"values": rows}, "mark": point, "encoding": {"x": x, "y": y, **marked}})
     lost = [_row(one.name, mark) for one in panel.series for mark in one.marks if mark.value is None]
     if lost:
-        text = alt.Chart(alt.Data(values=lost)).mark_text(fontSize=look.text - 1, fontWeight="bold", color=look.lost)
-        layers.append(text.encode(x=x, y=alt.value(look.height - 5), text=alt.value(OUT_OF_MEMORY)))
+        text = {"type": "text", "text": OUT_OF_MEMORY, "fontSize": look.text - 1, "fontWeight": "bold",
+                "color": look.lost}  # fmt: skip
+        at = {"x": x, "y": {"value": look.height - 5}}
+        layers.append({"data": {"values": lost}, "mark": text, "encoding": at})
     width = look.width // min(look.columns, len(plot.panels)) - (40 if look.columns > 1 else 0)
-    return alt.layer(*layers).properties(title=panel_title(plot, panel), width=width, height=look.height)
+    return {"title": panel_title(plot, panel), "width": width, "height": look.height, "layer": layers}
 
 
-def _x_of(plot: Plot, look: Look, named: bool) -> Any:
+def _x_of(plot: Plot, look: Look, named: bool) -> Spec:
     """The same axis in all panels."""
     values, title = plot.along("x"), HEADS.get(plot.spec.x, plot.spec.x) if named else None
+    axis: Spec = {"title": title, "labelAngle": 0, "grid": False}
     if not all(value.isdigit() for value in values):
-        return alt.X("x:N", axis=alt.Axis(title=title, labelAngle=0, grid=False), scale=alt.Scale(domain=values))
+        return {"field": "x", "type": "nominal", "axis": axis, "scale": {"domain": values}}
     numbers = [int(value) for value in values]
-    axis = alt.Axis(title=title, values=numbers, format=",d", grid=False, labelOverlap="greedy", labelAngle=0)
-    wide = len(numbers) > 1 and numbers[0] > 0 and numbers[-1] / numbers[0] >= LOG_X_FROM
-    kind = {"type": "log", "base": 2} if wide else {}
+    axis |= {"values": numbers, "format": ",d", "labelOverlap": "greedy"}
+    wide = numbers[0] > 0 and numbers[-1] / numbers[0] >= LOG_X_FROM
     domain = [numbers[0], numbers[-1]] if len(numbers) > 1 else [numbers[0] - 0.5, numbers[0] + 0.5]
-    return alt.X("n:Q", axis=axis, scale=alt.Scale(nice=False, zero=False, padding=look.text, domain=domain, **kind))
+    scale: Spec = {"nice": False, "padding": look.text, "domain": domain}
+    scale |= {"type": "log", "base": 2} if wide else {"zero": False}
+    return {"field": "n", "type": "quantitative", "axis": axis, "scale": scale}
 
 
-def _y_scale(values: Sequence[float]) -> tuple[Any, list[float]]:
+def _y_of(values: Sequence[float], look: Look) -> Spec:
     """From zero on; logarithmic with ticks of its own where the smallest would lie on the axis."""
+    axis = {"title": None, "format": ",~r", "minExtent": 4 * look.text}
     least, most = min(values, default=0.0), max(values, default=0.0)
     if least <= 0 or most / least < LOG_Y_FROM:
-        return alt.Scale(zero=True, nice=True), []
+        return {"field": "value", "type": "quantitative", "axis": {**axis, "tickCount": 5}, "scale": {"zero": True}}
     first, last = math.floor(math.log10(least)), math.ceil(math.log10(most))
     steps = (1, 3) if last - first <= 3 else (1,)
     ticks = [step * 10.0**power for power in range(first, last + 1) for step in steps]
-    return alt.Scale(type="log", nice=False, domain=[least / 1.3, most * 1.3]), ticks
+    scale = {"type": "log", "nice": False, "domain": [least / 1.3, most * 1.3]}
+    return {"field": "value", "type": "quantitative", "axis": {**axis, "values": ticks}, "scale": scale}
 
 
-def _marked(names: Sequence[Series], look: Look) -> dict[str, Any]:
+def _marked(names: Sequence[Series], look: Look) -> Spec:
     """Colour and shape of each series: no two of ours, and no two that are published, have the same shape."""
-    domain = [one.name for one in names]
-    place = {True: 0, False: 0}
-    colours, fills, shapes = [], [], []
-    for one in names:
-        number = place[one.ours]
-        place[one.ours] += 1
-        colours.append(look.series[number % len(look.series)] if one.ours else look.muted)
-        fills.append(colours[-1] if one.ours else look.paper)
-        shapes.append(SHAPES[number % len(SHAPES)])
-    legend = alt.Legend(title=None, orient="bottom", columns=2 * look.columns, symbolOpacity=1, symbolStrokeWidth=1)
+    ours = [one.name for one in names if one.ours]
+    published = [one.name for one in names if not one.ours]
+    colours = [look.series[number % len(look.series)] for number in range(len(ours))]
+    shapes = [SHAPES[number % len(SHAPES)] for group in (ours, published) for number in range(len(group))]
+    legend = {"title": None, "orient": "bottom", "columns": 2 * look.columns, "symbolOpacity": 1,
+              "symbolStrokeWidth": 1}  # fmt: skip
 
-    def by_name(channel: Any, values: Sequence[str]) -> Any:
-        return channel("series:N", legend=legend, scale=alt.Scale(domain=domain, range=list(values)))
+    def by_name(values: list[str]) -> Spec:
+        scale = {"domain": [*ours, *published], "range": values}
+        return {"field": "series", "type": "nominal", "legend": legend, "scale": scale}
 
-    return {"stroke": by_name(alt.Stroke, colours), "fill": by_name(alt.Fill, fills),
-            "shape": by_name(alt.Shape, shapes)}  # fmt: skip
+    return {
+        "stroke": by_name([*colours, *(look.muted for _ in published)]),
+        "fill": by_name([*colours, *(look.paper for _ in published)]),
+        "shape": by_name(shapes),
+    }
 
 
 # --- bars ---
 
 
-def _bars(plot: Plot, look: Look) -> Any:
+def _bars(plot: Plot, look: Look) -> Spec:
     """A row of panels for each group, each bar with its name and its value."""
-    widest = {panel: max(len(one.name) for one in panel.series) for panel in plot.panels}
-    labels = {panel: int(0.52 * look.text * count) for panel, count in widest.items()}
-    width = max((look.width + 40 - sum(labels.values())) // len(plot.panels), 60)
-    rows = []
+    extents = [int(0.52 * look.text * max(len(one.name) for one in panel.series)) for panel in plot.panels]
+    width = max((look.width + 40 - sum(extents)) // len(plot.panels), 60)
+    rows: list[Spec] = []
     for number, group in enumerate(plot.along("x")):
         panels = []
         for place, panel in enumerate(plot.panels):
-            title = alt.Title(worded(plot.spec.x, group) if place == 0 else " ")
-            if number == 0:
-                title = alt.Title(title.text, subtitle=panel_title(plot, panel))
-            chart = _bars_panel(panel, group, look, labels[panel])
-            panels.append(chart.properties(title=title, width=width))
-        rows.append(alt.hconcat(*panels, spacing=8))
-    return alt.vconcat(*rows, spacing=6)
+            title: Spec = {"text": worded(plot.spec.x, group) if place == 0 else " "}
+            title |= {"subtitle": panel_title(plot, panel)} if number == 0 else {}
+            panels.append({"title": title, "width": width, **_bars_panel(panel, group, look, extents[place])})
+        rows.append({"hconcat": panels, "spacing": 8})
+    return {"vconcat": rows, "spacing": 6}
 
 
-def _bars_panel(panel: Panel, group: str, look: Look, extent: int) -> Any:
+def _bars_panel(panel: Panel, group: str, look: Look, extent: int) -> Spec:
     own = [(one, mark) for one in panel.series for mark in one.marks if mark.x == group]
     scaled = [mark for one in panel.series for mark in one.marks if mark.x == group or not panel.has_own_scales]
     most = max((end for mark in scaled for end in _ends(mark)), default=1.0)
     rows = [
-        {**_row(one.name, mark), "ours": one.ours, "end": max(_ends(mark), default=0.0),
-         "label": _label(one, mark)}
+        {**_row(one.name, mark), "end": max(_ends(mark), default=0.0), "label": _label(one, mark), "ours": one.ours}
         for one, mark in own
-    ]  # fmt: skip
-    labels = alt.Axis(title=None, domain=False, ticks=False, labelLimit=look.width, minExtent=extent)
-    base = alt.Chart(alt.Data(values=rows)).encode(
-        y=alt.Y("series:N", sort=None, axis=labels, scale=alt.Scale(paddingInner=0.25, paddingOuter=0.1)),
-    )
-    x = alt.X("value:Q", axis=None, scale=alt.Scale(domain=[0, 1.35 * most]))
-    layers = [
-        base.transform_filter("!datum.ours").mark_bar(color=look.muted, opacity=0.55).encode(x=x),
-        base.transform_filter("datum.ours").mark_bar(color=look.series[0]).encode(x=x),
-        base.transform_filter("datum.low < datum.high").mark_rule(color=look.ink).encode(x="low:Q", x2="high:Q"),
-        base.mark_text(align="left", dx=3, fontSize=look.text - 1, color=look.ink).encode(x="end:Q", text="label:N"),
     ]
-    return alt.layer(*layers).properties(height=max(len(rows), 1) * (look.text + 5))
+    axis = {"title": None, "domain": False, "ticks": False, "labelLimit": look.width, "minExtent": extent}
+    padding = {"paddingInner": 0.25, "paddingOuter": 0.1}
+    y = {"field": "series", "type": "nominal", "sort": None, "axis": axis, "scale": padding}
+    x = {"field": "value", "type": "quantitative", "axis": None, "scale": {"domain": [0, 1.35 * most]}}
+    text = {"type": "text", "align": "left", "dx": 3, "fontSize": look.text - 1, "color": look.ink}
+    return {
+        "data": {"values": rows},
+        "height": max(len(rows), 1) * (look.text + 5),
+        "encoding": {"y": y},
+        "layer": [
+            _part("!datum.ours", {"type": "bar", "color": look.muted, "opacity": 0.55}, x=x),
+            _part("datum.ours", {"type": "bar", "color": look.series[0]}, x=x),
+            _part("datum.low < datum.high", {"type": "rule", "color": look.ink},
+                  x={**x, "field": "low"}, x2={"field": "high"}),
+            _part("true", text, x={**x, "field": "end"}, text={"field": "label"}),
+        ],
+    }  # fmt: skip
 
 
 def _label(series: Series, mark: Mark) -> str:
@@ -234,7 +234,7 @@ def _label(series: Series, mark: Mark) -> str:
 # --- heat maps ---
 
 
-def _heat(plot: Plot, look: Look) -> Any:
+def _heat(plot: Plot, look: Look) -> Spec:
     """A map for each series, ours first; darker is more, on one scale for all."""
     every = [(panel, one) for panel in plot.panels for one in sorted(panel.series, key=lambda one: not one.ours)]
     maps = [
@@ -244,45 +244,54 @@ def _heat(plot: Plot, look: Look) -> Any:
     return _together(maps, look)
 
 
-def _heat_map(plot: Plot, panel: Panel, series: Series, look: Look, named: bool) -> Any:
+def _heat_map(plot: Plot, panel: Panel, series: Series, look: Look, named: bool) -> Spec:
     most = max((mark.value for one in panel.series for mark in one.marks if mark.value), default=1.0)
-    rows = [
-        {**_row(series.name, mark), "y": mark.y,
-         "label": OUT_OF_MEMORY if mark.value is None else _short(mark.value)}
-        for mark in series.marks
-    ]  # fmt: skip
+    rows = [{**_row(series.name, mark), "y": mark.y, "label": _short(mark)} for mark in series.marks]
     titles = [HEADS.get(name, name) for name in (plot.spec.x, plot.spec.y)]
-    along = alt.Axis(title=titles[0] if named else None, labelAngle=0, labels=named, ticks=False, domain=False)
-    x = alt.X("x:O", axis=along, scale=alt.Scale(domain=plot.along("x")))
-    y = alt.Y("y:O", axis=alt.Axis(title=titles[1], ticks=False, domain=False), scale=alt.Scale(domain=plot.along("y")))
-    base = alt.Chart(alt.Data(values=rows)).encode(x=x, y=y)
-    shade = alt.FillOpacity("value:Q", legend=None, scale=alt.Scale(domain=[0, most], range=[0.04, 0.7]))
-    colour = look.series[0] if series.ours else look.muted
-    ran, lost = base.transform_filter("isValid(datum.value)"), base.transform_filter("!isValid(datum.value)")
-    text = {"fontSize": look.text - 2, "text": {"expr": "datum.label"}}
-    layers = [
-        ran.mark_rect(fill=colour, stroke=look.paper).encode(fillOpacity=shade),
-        lost.mark_rect(fill="transparent", stroke=look.lost, strokeDash=[2, 2]),
-        ran.mark_text(color=look.ink, **text),
-        lost.mark_text(color=look.lost, fontWeight="bold", **text),
-    ]
-    width = look.width // look.columns - (40 if look.columns > 1 else 0)
-    height = (look.text + 5) * len(plot.along("y"))
-    return alt.layer(*layers).properties(title=f"{series.name}, {panel.unit}", width=width, height=height)
+    bare = {"ticks": False, "domain": False, "labelAngle": 0}
+    x_axis = {**bare, "title": titles[0] if named else None, "labels": named}
+    x = {"field": "x", "type": "ordinal", "axis": x_axis, "scale": {"domain": plot.along("x")}}
+    y = {"field": "y", "type": "ordinal", "axis": {**bare, "title": titles[1]}, "scale": {"domain": plot.along("y")}}
+    shade = {"field": "value", "type": "quantitative", "legend": None,
+             "scale": {"domain": [0, most], "range": [0.04, 0.7]}}  # fmt: skip
+    text = {"type": "text", "fontSize": look.text - 2}
+    ran, lost = "isValid(datum.value)", "!isValid(datum.value)"
+    label = {"field": "label"}
+    return {
+        "title": f"{series.name}, {panel.unit}",
+        "width": look.width // look.columns - (40 if look.columns > 1 else 0),
+        "height": (look.text + 5) * len(plot.along("y")),
+        "data": {"values": rows},
+        "encoding": {"x": x, "y": y},
+        "layer": [
+            _part(ran, {"type": "rect", "fill": look.series[0] if series.ours else look.muted, "stroke": look.paper},
+                  fillOpacity=shade),
+            _part(lost, {"type": "rect", "fill": "transparent", "stroke": look.lost, "strokeDash": [2, 2]}),
+            _part(ran, {**text, "color": look.ink}, text=label),
+            _part(lost, {**text, "color": look.lost, "fontWeight": "bold"}, text=label),
+        ],
+    }  # fmt: skip
 
 
-def _short(value: float) -> str:
+def _short(mark: Mark) -> str:
     """A number that fits a cell: whole from a hundred on, in thousands from ten thousand on."""
-    if value >= 10_000:
-        return f"{value / 1000:.1f}k"
-    return f"{value:.0f}" if value >= 100 else format_number(value, 3)
+    if mark.value is None:
+        return OUT_OF_MEMORY
+    if mark.value >= 10_000:
+        return f"{mark.value / 1000:.1f}k"
+    return f"{mark.value:.0f}" if mark.value >= 100 else format_number(mark.value, 3)
 
 
 # --- shared ---
 
 
-def _together(charts: list[Any], look: Look) -> Any:
-    return alt.concat(*charts, columns=look.columns, spacing=12)
+def _part(condition: str, mark: Spec, **encoding: Spec) -> Spec:
+    """A layer of the rows for which a condition holds."""
+    return {"transform": [{"filter": condition}], "mark": mark, "encoding": encoding}
+
+
+def _together(panels: list[Spec], look: Look) -> Spec:
+    return {"concat": panels, "columns": look.columns, "spacing": 12}
 
 
 def _names(plot: Plot) -> list[Series]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable
+from itertools import count
 from pathlib import Path
 from typing import Annotated
 
@@ -70,6 +71,6 @@ def file_names(titles: Iterable[str], study: str) -> list[str]:
     found: list[str] = []
     for title in titles:
         words = re.sub(r"[^a-z0-9]+", "-", f"{study} {title}".lower()).strip("-")[:LONGEST_NAME].rstrip("-") or "plot"
-        alike = sum(re.fullmatch(rf"{re.escape(words)}(-\d+)?", name) is not None for name in found)
-        found.append(f"{words}-{alike + 1}" if alike else words)
+        several = (f"{words}-{number}" for number in count(2))
+        found.append(words if words not in found else next(name for name in several if name not in found))
     return found

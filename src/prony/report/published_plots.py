@@ -16,6 +16,7 @@ from prony.report.plots import COLOURS, fit_for_page
 from prony.report.published_lines import HEADS, Captioned, format_published, panel_title
 
 SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left"]
+SIGNS = "●■▲◆✚▼▶◀"  # the same in text
 LOG_X_FROM, LOG_Y_FROM = 8.0, 50.0  # the largest value over the smallest, from which on an axis is logarithmic
 OUT_OF_MEMORY = "OOM"
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
@@ -122,12 +123,14 @@ def _lines_panel(plot: Plot, panel: Panel, names: Sequence[Series], look: Look, 
             ends = {**of_line, "y": {**y, "field": "low"}, "y2": {"field": "high"}}
             layers.append({"data": {"values": rows}, "mark": {"type": "rule", "strokeWidth": 1.5}, "encoding": ends})
         layers.append({"data": {"values": rows}, "mark": point, "encoding": {"x": x, "y": y, **marked}})
-    lost = [_row(one.name, mark) for one in panel.series for mark in one.marks if mark.value is None]
-    if lost:
-        text = {"type": "text", "text": OUT_OF_MEMORY, "fontSize": look.text - 1, "fontWeight": "bold",
-                "color": look.lost}  # fmt: skip
-        at = {"x": x, "y": {"value": look.height - 5}}
-        layers.append({"data": {"values": lost}, "mark": text, "encoding": at})
+    lost = [one for one in panel.series if any(mark.value is None for mark in one.marks)]
+    for number, one in enumerate(lost):  # above the panel, where nothing else lies
+        place = [other.name for other in names if other.ours].index(one.name)
+        text = {"type": "text", "text": f"{SIGNS[place % len(SIGNS)]} {OUT_OF_MEMORY}", "fontSize": look.text - 2,
+                "color": look.series[place % len(look.series)]}  # fmt: skip
+        rows = [_row(one.name, mark) for mark in one.marks if mark.value is None]
+        at = {"x": x, "y": {"value": -look.text * (number + 0.6)}}
+        layers.append({"data": {"values": rows}, "mark": text, "encoding": at})
     width = look.width // min(look.columns, len(plot.panels)) - (40 if look.columns > 1 else 0)
     return {"title": panel_title(plot, panel), "width": width, "height": look.height, "layer": layers}
 
@@ -193,12 +196,12 @@ def _bars(plot: Plot, look: Look) -> Spec:
         for place, panel in enumerate(plot.panels):
             title: Spec = {"text": worded(plot.spec.x, group) if place == 0 else " "}
             title |= {"subtitle": panel_title(plot, panel)} if number == 0 else {}
-            panels.append({"title": title, "width": width, **_bars_panel(panel, group, look, extents[place])})
+            panels.append({"title": title, **_bars_panel(panel, group, look, extents[place], width)})
         rows.append({"hconcat": panels, "spacing": 8})
     return {"vconcat": rows, "spacing": 6}
 
 
-def _bars_panel(panel: Panel, group: str, look: Look, extent: int) -> Spec:
+def _bars_panel(panel: Panel, group: str, look: Look, extent: int, width: int) -> Spec:
     own = [(one, mark) for one in panel.series for mark in one.marks if mark.x == group]
     scaled = [mark for one in panel.series for mark in one.marks if mark.x == group or not panel.has_own_scales]
     most = max((end for mark in scaled for end in _ends(mark)), default=1.0)
@@ -209,10 +212,13 @@ def _bars_panel(panel: Panel, group: str, look: Look, extent: int) -> Spec:
     axis = {"title": None, "domain": False, "ticks": False, "labelLimit": look.width, "minExtent": extent}
     padding = {"paddingInner": 0.25, "paddingOuter": 0.1}
     y = {"field": "series", "type": "nominal", "sort": None, "axis": axis, "scale": padding}
-    x = {"field": "value", "type": "quantitative", "axis": None, "scale": {"domain": [0, 1.35 * most]}}
+    room = 0.55 * look.text * max(len(_label(one, mark)) for one in panel.series for mark in one.marks) + 4
+    end = most * width / max(width - room, 20)
+    x = {"field": "value", "type": "quantitative", "axis": None, "scale": {"domain": [0, end]}}
     text = {"type": "text", "align": "left", "dx": 3, "fontSize": look.text - 1, "color": look.ink}
     return {
         "data": {"values": rows},
+        "width": width,
         "height": max(len(rows), 1) * (look.text + 5),
         "encoding": {"y": y},
         "layer": [
@@ -246,12 +252,16 @@ def _heat(plot: Plot, look: Look) -> Spec:
 
 def _heat_map(plot: Plot, panel: Panel, series: Series, look: Look, named: bool) -> Spec:
     most = max((mark.value for one in panel.series for mark in one.marks if mark.value), default=1.0)
-    rows = [{**_row(series.name, mark), "y": mark.y, "label": _short(mark)} for mark in series.marks]
-    titles = [HEADS.get(name, name) for name in (plot.spec.x, plot.spec.y)]
+    there = {mark.y for mark in series.marks}
+    lines = [worded(plot.spec.y, value) for value in plot.along("y") if value in there]
+    rows = [
+        {**_row(series.name, mark), "y": worded(plot.spec.y, mark.y), "label": _short(mark)} for mark in series.marks
+    ]
     bare = {"ticks": False, "domain": False, "labelAngle": 0}
-    x_axis = {**bare, "title": titles[0] if named else None, "labels": named}
+    x_axis = {**bare, "title": HEADS.get(plot.spec.x, plot.spec.x) if named else None, "labels": named}
     x = {"field": "x", "type": "ordinal", "axis": x_axis, "scale": {"domain": plot.along("x")}}
-    y = {"field": "y", "type": "ordinal", "axis": {**bare, "title": titles[1]}, "scale": {"domain": plot.along("y")}}
+    y = {"field": "y", "type": "ordinal", "axis": {**bare, "title": None, "minExtent": 5 * look.text},
+         "scale": {"domain": lines}}  # fmt: skip
     shade = {"field": "value", "type": "quantitative", "legend": None,
              "scale": {"domain": [0, most], "range": [0.04, 0.7]}}  # fmt: skip
     text = {"type": "text", "fontSize": look.text - 2}
@@ -260,7 +270,7 @@ def _heat_map(plot: Plot, panel: Panel, series: Series, look: Look, named: bool)
     return {
         "title": f"{series.name}, {panel.unit}",
         "width": look.width // look.columns - (40 if look.columns > 1 else 0),
-        "height": (look.text + 5) * len(plot.along("y")),
+        "height": (look.text + 5) * len(lines),
         "data": {"values": rows},
         "encoding": {"x": x, "y": y},
         "layer": [

@@ -130,7 +130,7 @@ def test_cells_that_ran_out_of_memory_are_marked_and_so_are_larger_ones() -> Non
     assert svg.count(">OOM<") == sum(mark.value is None for mark in ours.marks)
     assert any("Out of memory (OOM), ours: global batch and devices" in line for line in plot_caption(plot, "", ""))
     lines = plot_of("caraml", ONE_DEVICE, known)
-    assert ">OOM<" in vl_convert.vegalite_to_svg(specification(lines, FILE))
+    assert ">● OOM<" in vl_convert.vegalite_to_svg(specification(lines, FILE))
 
 
 def test_a_caption_says_whose_series_are_drawn_what_is_not_and_what_differs() -> None:

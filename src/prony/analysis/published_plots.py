@@ -21,13 +21,15 @@ from prony.analysis.published_tables import (
     value_of,
 )
 from prony.analysis.settings import DRAWN, Difference, Record
+from prony.analysis.stated import number
 from prony.catalog.published import BARS, HEAT, LINES, Figure, PlotSpec
 from prony_node.contract.trial import Trial
 from prony_node.stats import mean_interval
 
-__all__ = ["BARS", "HEAT", "LINES", "Apart", "Mark", "Panel", "Plot", "Series", "draw", "worded"]
+__all__ = ["BARS", "HEAT", "LINES", "Apart", "Mark", "Panel", "Plot", "Series", "draw", "is_count", "worded"]
 
 OUT_OF_MEMORY = "out-of-memory"
+MOST_DIGITS = 12
 OWN_SCALE_FROM = 12.0  # the largest bar of all groups over that of the smallest group
 WORDS = {  # how a field of a series reads
     "devices": "{} devices", "nodes": "{} nodes", "batch_per_device": "batch {}", "global_batch": "global batch {}",
@@ -118,7 +120,12 @@ class Plot:
         """The values of an axis in their order: numbers by size, words as they come."""
         every = [one for panel in self.panels for one in panel.series]
         values = list(dict.fromkeys(getattr(mark, axis) for one in every for mark in one.marks))
-        return sorted(values, key=int) if all(value.isdigit() for value in values) else values
+        return sorted(values, key=int) if all(is_count(value) for value in values) else values
+
+
+def is_count(value: str) -> bool:
+    """Whether a value of an axis is a number, of a size that has a place on one."""
+    return value.isascii() and value.isdigit() and len(value) <= MOST_DIGITS
 
 
 def draw(spec: PlotSpec, known: Known) -> Plot:
@@ -215,7 +222,7 @@ def _ours(spec: PlotSpec, metric: str, trial: Trial, figures: Sequence[Figure], 
     dataset = beside[0].dataset if beside else next(iter(spec.samples), "")
     wanted = Wanted(spec, metric, unit, dataset, not by_devices(spec))
     found = value_of(wanted, trial, known)
-    if found.value is None:
+    if number(found.value) is None:
         return _Found(lost=found.why == OUT_OF_MEMORY or trial.hash in known.beyond_memory)
     good = good_records(known, trial)
     low, high = _interval(wanted, good)
@@ -238,9 +245,9 @@ def _interval(wanted: Wanted, records: Sequence[Record]) -> tuple[float | None, 
 
 
 def _at(record: Record, end: str) -> Record:
-    """The record with each metric at an end of its interval."""
+    """The record with each metric at an end of its interval, where that is a rate or an amount at all."""
     metrics = {
-        name: metric if not metric or metric.get(end) is None else {**metric, "value": metric[end]}
+        name: {**metric, "value": at} if (at := number((metric or {}).get(end)) or 0.0) > 0.0 else metric
         for name, metric in record["metrics"].items()
     }
     return {**record, "metrics": metrics}

@@ -10,7 +10,7 @@ from typing import Any
 
 import vl_convert
 
-from prony.analysis.published_plots import BARS, HEAT, Mark, Panel, Plot, Series, worded
+from prony.analysis.published_plots import BARS, HEAT, Mark, Panel, Plot, Series, is_count, worded
 from prony.report.numbers import format_number
 from prony.report.plots import COLOURS, fit_for_page
 from prony.report.published_lines import HEADS, Captioned, format_published, panel_title
@@ -139,7 +139,7 @@ def _x_of(plot: Plot, look: Look, named: bool) -> Spec:
     """The same axis in all panels."""
     values, title = plot.along("x"), HEADS.get(plot.spec.x, plot.spec.x) if named else None
     axis: Spec = {"title": title, "labelAngle": 0, "grid": False}
-    if not all(value.isdigit() for value in values):
+    if not all(is_count(value) for value in values):
         return {"field": "x", "type": "nominal", "axis": axis, "scale": {"domain": values}}
     numbers = [int(value) for value in values]
     axis |= {"values": numbers, "format": ",d", "labelOverlap": "greedy"}
@@ -316,6 +316,6 @@ def _ends(mark: Mark) -> list[float]:
 
 def _row(series: str, mark: Mark) -> dict[str, Any]:
     return {
-        "series": series, "x": mark.x, "n": int(mark.x) if mark.x.isdigit() else None, "value": mark.value,
+        "series": series, "x": mark.x, "n": int(mark.x) if is_count(mark.x) else None, "value": mark.value,
         "low": mark.value if mark.low is None else mark.low, "high": mark.value if mark.high is None else mark.high,
     }  # fmt: skip

@@ -97,6 +97,11 @@ def test_a_shipped_study_runs_to_its_end_and_fills_its_tables(
     assert "Not stated by the publication, and assumed:" in printed
     if name != "caraml":  # one page is like the other
         return
+    out = tmp_path / "figures"
+    drawn = prony(tmp_path, "figures", *asked, "--out", str(out), "--format", "json")
+    captions = [path.read_text(encoding="utf-8") for path in out.glob("*.txt")]
+    assert len(captions) == drawn.count(".json\n") >= 4
+    assert any("In colour: ours" in caption and "a tiny one of its kind" in caption for caption in captions)
     page = Path(prony(tmp_path, "report").removeprefix("report: ").strip()).read_text(encoding="utf-8")
     shown = [table["title"] for table in document["tables"] if any(cell["ours"] for cell in table["cells"])]
     assert shown

@@ -63,6 +63,10 @@ class Table:
     ours: tuple[str, ...]  # of ours
     rows: tuple[Row, ...]
 
+    @property
+    def has_ours(self) -> bool:
+        return any(ours.value is not None for row in self.rows for ours in row.ours.values())
+
     def differs(self) -> list[Gathered]:
         return gather(one for row in self.rows for cell in row.cells.values() for one in cell.differs)
 

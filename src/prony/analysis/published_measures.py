@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prony.analysis.settings import Record, settings_of
-from prony.catalog.published import TableSpec
+from prony.catalog.published import Selection
 from prony_node.contract.parallel import all_devices
 
 SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
@@ -31,7 +31,7 @@ class Asked:
     """What a cell asks of a record."""
 
     record: Record
-    spec: TableSpec
+    spec: Selection
     unit: str  # of the figure
     dataset: str
     per_device: bool  # a rate: of one device, not of all
@@ -155,6 +155,11 @@ MEASURES: dict[str, Callable[[Asked], Measured]] = {
     "energy_per_device": _energy,
     "accuracy_epoch_10": _accuracy,
 }
+UNITS = {  # where no figure states one; that of a rate is the workload's own
+    "time": "s", "epoch_time": "s", "tflops_per_device": "TFLOP/s", "tokens_per_energy": "1/Wh",
+    "images_per_energy": "1/Wh", "energy_per_epoch": "Wh", "energy_per_epoch_per_device": "Wh",
+    "accuracy_epoch_10": "1",
+}  # fmt: skip
 PER_DEVICE = ("throughput",)  # rates of which a run on one device says something about a published one on several
 # What is of one device already, or of work whoever did it, likewise.
 ON_ANY = (*PER_DEVICE, "tflops_per_device", "energy_per_device", "tokens_per_energy", "images_per_energy")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from prony.analysis.published_differences import differences
 from prony.analysis.published_layout import Cell, Ours, Row, Table
 from prony.analysis.published_measures import EPOCHS, ON_ANY, PER_DEVICE, Asked, Measured, measured
 from prony.analysis.settings import Record, settings_of
-from prony.catalog.published import Figure, TableSpec
+from prony.catalog.published import Figure, Selection, TableSpec
 from prony_node.contract.parallel import all_devices
 from prony_node.contract.record import rate_fails
 from prony_node.contract.trial import Trial
@@ -30,13 +30,14 @@ class Known:
     records: Mapping[str, Sequence[Record]]
     missing: Mapping[str, str] = field(default_factory=dict)
     absent: str = NOT_IN_SIZE  # what is said of a figure that no trial repeats
+    beyond_memory: Collection[str] = ()  # hashes of trials without a run, since a smaller batch ran out of memory
 
 
 def fill(spec: TableSpec, known: Known) -> Table:
     """Set the figures of a table out in rows and columns, each with ours."""
     chosen = spec.chosen()
     workloads = {*spec.workloads, *(figure.workload for figure in chosen)}
-    trials = [one for one in known.trials if one.workload in workloads and _only(spec, one)]
+    trials = [one for one in known.trials if one.workload in workloads and has_only(spec, one)]
     apart = _apart(spec, trials)
     rows: dict[tuple[str, ...], Row] = {}
     columns: dict[str, None] = {}
@@ -44,7 +45,7 @@ def fill(spec: TableSpec, known: Known) -> Table:
         row = rows.setdefault(key := tuple(figure.text(name) for name in spec.rows), Row(key))
         column = _column(spec, figure)
         columns[column] = None
-        beside = [one for one in trials if _matches(spec, figure, one)]
+        beside = [one for one in trials if matches(spec, figure, one)]
         row.cells.setdefault(column, _cell(spec, figure, beside, known))
         for trial in _shown(spec, figure, beside, row.cells[column]):
             row.ours.setdefault(_name(spec, figure.metric, trial, apart), _ours(spec, figure, trial, known))
@@ -65,29 +66,32 @@ def total(trial: Trial) -> int:
     return all_devices(trial.settings)
 
 
-def _only(spec: TableSpec, trial: Trial) -> bool:
-    return all(_said(trial, name) == value for name, value in spec.only.items())
+def has_only(spec: Selection, trial: Trial) -> bool:
+    return all(said(trial, name) in values for name, values in spec.only.items())
 
 
-def _said(trial: Trial, name: str) -> str | None:
+def said(trial: Trial, name: str) -> str | None:
     value = trial.settings.get(name)
     if isinstance(value, bool):
         return "on" if value else "off"
     return None if value is None else str(value)
 
 
-def _matches(spec: TableSpec, figure: Figure, trial: Trial) -> bool:
-    """The same workload and settings. What either side does not state agrees with anything; devices: see _choose."""
+def matches(spec: Selection, figure: Figure, trial: Trial, but: Collection[str] = ()) -> bool:
+    """The same workload and settings, `but` for these fields. What either side does not state agrees with anything;
+    devices: see _choose."""
     if trial.workload != figure.workload:
         return False
     for name, matched in spec.match.items():
-        wished, said = matched.wished(figure), _said(trial, name)
-        if name not in ("devices", "nodes") and wished is not None and said is not None and wished != said:
+        wished, ours = matched.wished(figure), said(trial, name)
+        if name in ("devices", "nodes") or matched.field in but:
+            continue
+        if wished is not None and ours is not None and wished != ours:
             return False
-    return not _by_devices(spec) or total(trial) in (1, figure.devices)
+    return not by_devices(spec) or "devices" in but or total(trial) in (1, figure.devices)
 
 
-def _by_devices(spec: TableSpec) -> bool:
+def by_devices(spec: Selection) -> bool:
     return "devices" in spec.match
 
 
@@ -97,7 +101,7 @@ def _choose(spec: TableSpec, figure: Figure, beside: Sequence[Trial], known: Kno
     def rank(trial: Trial) -> tuple[bool, bool]:
         return not known.records.get(trial.hash), total(trial) != figure.devices
 
-    if figure.metric not in ON_ANY and _by_devices(spec):
+    if figure.metric not in ON_ANY and by_devices(spec):
         beside = [one for one in beside if total(one) == figure.devices]
     best = min(beside, key=rank, default=None)
     if best is None or known.records.get(best.hash):
@@ -109,7 +113,7 @@ def _shown(spec: TableSpec, figure: Figure, beside: Sequence[Trial], cell: Cell)
     """The trials that have a column of ours in this row."""
     if "devices" in spec.rows:
         return [cell.ours.trial] if cell.ours is not None else []
-    return [one for one in beside if not _by_devices(spec) or figure.metric in ON_ANY or total(one) == figure.devices]
+    return [one for one in beside if not by_devices(spec) or figure.metric in ON_ANY or total(one) == figure.devices]
 
 
 def _cell(spec: TableSpec, figure: Figure, beside: Sequence[Trial], known: Known) -> Cell:
@@ -119,9 +123,9 @@ def _cell(spec: TableSpec, figure: Figure, beside: Sequence[Trial], known: Known
     ours = _ours(spec, figure, trial, known)
     if ours.value is None:
         return Cell(figure, ours, why=ours.why)
-    good = _good(known, trial)
+    good = good_records(known, trial)
     differs = tuple(differences(figure, good[0]))
-    per_device = figure.metric in PER_DEVICE and (total(trial) != figure.devices or not _by_devices(spec))
+    per_device = figure.metric in PER_DEVICE and (total(trial) != figure.devices or not by_devices(spec))
     per_device = per_device and total(trial) * (figure.devices or 1) > 1
     wanted = Wanted(spec, figure.metric, figure.unit, figure.dataset, per_device)
     value = wanted.of(good[0])
@@ -135,7 +139,7 @@ def _cell(spec: TableSpec, figure: Figure, beside: Sequence[Trial], known: Known
     return Cell(figure, ours, ratio, value.ratio, per_device, value.why, differs)
 
 
-def _good(known: Known, trial: Trial) -> list[Record]:
+def good_records(known: Known, trial: Trial) -> list[Record]:
     return [record for record in known.records.get(trial.hash, ()) if _is_good(record)]
 
 
@@ -144,14 +148,14 @@ def _is_good(record: Record) -> bool:
 
 
 def _ours(spec: TableSpec, figure: Figure, trial: Trial, known: Known) -> Ours:
-    return _value(Wanted(spec, figure.metric, figure.unit, figure.dataset, not _by_devices(spec)), trial, known)
+    return value_of(Wanted(spec, figure.metric, figure.unit, figure.dataset, not by_devices(spec)), trial, known)
 
 
 @dataclass(frozen=True)
 class Wanted:
     """What is asked of the records of a trial."""
 
-    spec: TableSpec
+    spec: Selection
     metric: str
     unit: str = ""
     dataset: str = ""
@@ -161,9 +165,9 @@ class Wanted:
         return measured(self.metric, Asked(record, self.spec, self.unit, self.dataset, self.per_device))
 
 
-def _value(wanted: Wanted, trial: Trial, known: Known) -> Ours:
+def value_of(wanted: Wanted, trial: Trial, known: Known) -> Ours:
     records = known.records.get(trial.hash, ())
-    good = _good(known, trial)
+    good = good_records(known, trial)
     if not good:
         why = _failure(records[0]) if records else known.missing.get(trial.hash, NOT_RUN)
         return Ours(trial, wanted.metric, None, devices=total(trial), why=why)
@@ -191,25 +195,25 @@ def _alone(
 ) -> None:
     """Rows of what the publication ran, or we did, and of which the catalog has no figure."""
     for trial in trials:
-        if trial.workload not in spec.workloads or any(_matches(spec, figure, trial) for figure in chosen):
+        if trial.workload not in spec.workloads or any(matches(spec, figure, trial) for figure in chosen):
             continue
-        key = tuple(_field(spec, name, trial) for name in spec.rows)
+        key = tuple(field_of(spec, name, trial) for name in spec.rows)
         row = rows.setdefault(key, Row(key))
         for metric in spec.metrics:
-            ours = _value(Wanted(spec, metric), trial, known)
+            ours = value_of(Wanted(spec, metric), trial, known)
             row.ours.setdefault(_name(spec, metric, trial, apart), ours)
 
 
-def _field(spec: TableSpec, name: str, trial: Trial) -> str:
+def field_of(spec: Selection, name: str, trial: Trial) -> str:
     """A field of a figure as a trial would have it."""
     if name == "workload":
         return trial.workload
     if name == "devices":
         return str(total(trial))
     for setting, matched in spec.match.items():
-        said = _said(trial, setting)
-        if matched.field == name and said is not None:
-            return next((text for text, value in matched.values.items() if value == said), said)
+        ours = said(trial, setting)
+        if matched.field == name and ours is not None:
+            return next((text for text, value in matched.values.items() if value == ours), ours)
     return ""
 
 
@@ -220,7 +224,7 @@ def _column(spec: TableSpec, figure: Figure) -> str:
 
 def _name(spec: TableSpec, metric: str, trial: Trial, apart: Sequence[str]) -> str:
     words = [metric.replace("_", " ")] if len(spec.metrics) > 1 else []
-    words += [f"{name}={said}" for name in apart if (said := _said(trial, name)) is not None]
+    words += [f"{name}={value}" for name in apart if (value := said(trial, name)) is not None]
     return ", ".join(["ours", *words])
 
 
@@ -230,4 +234,4 @@ def _apart(spec: TableSpec, trials: Sequence[Trial]) -> list[str]:
     names = [
         name for name in APART if name not in told and not (name in ("devices", "nodes") and "devices" in spec.rows)
     ]
-    return [name for name in names if len({_said(trial, name) for trial in trials}) > 1]
+    return [name for name in names if len({said(trial, name) for trial in trials}) > 1]

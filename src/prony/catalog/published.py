@@ -61,18 +61,16 @@ class Matched:
 
 
 @dataclass(frozen=True)
-class TableSpec:
-    """A table of a publication: which figures, in which layout, and which of our trials belong beside them."""
+class Selection:
+    """Which published figures belong together, and which of our trials belong beside them."""
 
     title: str
     figures: str = ""  # the file in the catalog; "": the publication has this experiment, but the catalog no figures
     where: Mapping[str, tuple[str, ...]] = given(default_factory=dict)  # field to the values that belong here
     metrics: tuple[str, ...] = ("throughput",)
-    rows: tuple[str, ...] = ("workload",)
-    columns: tuple[str, ...] = ()
     match: Mapping[str, Matched] = given(default_factory=dict)
-    only: Mapping[str, str | None] = given(default_factory=dict)  # setting to its value; None: the trial has none
-    workloads: tuple[str, ...] = ()  # whose trials have rows of their own, where no figure speaks of them
+    only: Mapping[str, tuple[str | None, ...]] = given(default_factory=dict)  # setting to its values; None: it has none
+    workloads: tuple[str, ...] = ()  # whose trials are shown also where no figure speaks of them
     samples: Mapping[str, int] = given(default_factory=dict)  # of one epoch, by data set
     epochs: int | None = 1  # that a published time is of; None: not stated
     epoch_batches: int | None = None  # global batches of one epoch, where the publication counts it so
@@ -80,7 +78,7 @@ class TableSpec:
     note: str = ""
 
     def chosen(self) -> tuple[Figure, ...]:
-        """The figures that stand in this table."""
+        """The figures that are shown."""
         if not self.figures:
             return ()
         return tuple(
@@ -88,6 +86,28 @@ class TableSpec:
             for one in figures(self.figures)
             if one.metric in self.metrics and all(one.text(name) in values for name, values in self.where.items())
         )
+
+
+@dataclass(frozen=True)
+class TableSpec(Selection):
+    """A table of a publication, in its layout."""
+
+    rows: tuple[str, ...] = ("workload",)  # fields of a figure
+    columns: tuple[str, ...] = ()
+
+
+LINES, BARS, HEAT = KINDS = ("lines", "bars", "heat")
+
+
+@dataclass(frozen=True)
+class PlotSpec(Selection):
+    """A plot of a publication: a panel per metric."""
+
+    kind: str = LINES
+    x: str = "workload"  # the field along the axis; of bars, what they are grouped by
+    y: str = ""  # the other axis of a heat map
+    series: tuple[str, ...] = ("system",)  # fields that tell series apart
+    undrawn: tuple[str, ...] = ()  # series that the publication draws without numbers
 
 
 def published_names() -> list[str]:

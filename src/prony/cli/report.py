@@ -16,7 +16,7 @@ from prony_node.contract.owners import user_name
 from prony_node.contract.record import MalformedRecord, using
 
 if TYPE_CHECKING:
-    from prony.analysis.published_layout import Table
+    from prony.cli.study_tables import OfRecords
     from prony.report.page import Entry
     from prony.store import Run
 
@@ -77,7 +77,8 @@ def _write(found: list[Run], out: Path, follow: bool) -> Path:
 
     with using(*(run.folder.name for run in found)):
         entries = [_entry(run) for run in found]
-        return build_report(entries, out, _tables(entries), follow=follow)
+        beside = _published(entries)
+        return build_report(entries, out, beside.tables, beside.plots, follow=follow)
 
 
 def _is_usable(run: Run) -> bool:
@@ -87,7 +88,8 @@ def _is_usable(run: Run) -> bool:
     try:
         with using(run.folder.name):
             entry = _entry(run)
-            report_text([entry], _tables([entry]))
+            beside = _published([entry])
+            report_text([entry], beside.tables, beside.plots)
     except RequestError:
         return False
     return True
@@ -102,7 +104,7 @@ def _entry(run: Run) -> Entry:
     return Entry(record, run.folder)
 
 
-def _tables(entries: list[Entry]) -> list[Table]:
-    from prony.cli.study_tables import tables_of_records
+def _published(entries: list[Entry]) -> OfRecords:
+    from prony.cli.study_tables import published_of_records
 
-    return tables_of_records([entry.record for entry in entries])
+    return published_of_records([entry.record for entry in entries])

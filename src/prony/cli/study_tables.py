@@ -1,4 +1,4 @@
-"""The tables of a shipped study with what was run here: `prony study show`, the end of a run, and the report."""
+"""The tables and plots of a study with what was run here: `prony study show`, `prony figures`, and the report."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from prony.analysis.facts import introduce
 from prony.analysis.published_layout import Table
+from prony.analysis.published_plots import draw
 from prony.analysis.published_tables import Known, fill
 from prony.analysis.settings import Record
 from prony.cli.ask import ask_node
@@ -19,7 +20,7 @@ from prony.plan.prune import OutOfMemory
 from prony.plan.space import Planned
 from prony.plan.studies import load_study, shipped_studies
 from prony.plan.study import Study
-from prony.report.published_lines import published_lines
+from prony.report.published_lines import Captioned, plot_caption, published_lines
 from prony_node.contract.errors import RequestError
 from prony_node.contract.record import rate_fails, using
 from prony_node.contract.trial import Trial
@@ -38,6 +39,7 @@ class Shown:
 
     study: Study
     tables: list[Table]
+    plots: list[Captioned]
     records: list[Record] = field(default_factory=list)
     left_out: int = 0  # runs of other machines
 
@@ -54,14 +56,7 @@ class Shown:
         return lines + _listed("Not stated by the publication, and assumed:", self.study.assumptions)
 
     def machine(self) -> str:
-        if not self.records:
-            return "nothing was run yet"
-        told = dict(introduce(self.records[0]))
-        if told.get("device") and told.get("CPU", "").startswith(told["device"]):  # the CPU is the device
-            del told["device"]
-        return ", ".join(
-            [told[name] for name in ("device", "CPU") if name in told] + [f"torch {told.get('torch', '?')}"]
-        )
+        return machines(self.records) or "nothing was run yet"
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -71,13 +66,33 @@ class Shown:
         }  # fmt: skip
 
 
+def machines(records: Sequence[Record]) -> str:
+    """Device, CPU and torch of these runs, each combination once."""
+    return "; ".join(dict.fromkeys(_machine(record) for record in records))
+
+
+def _machine(record: Record) -> str:
+    told = dict(introduce(record))
+    if told.get("device") and told.get("CPU", "").startswith(told["device"]):  # the CPU is the device
+        del told["device"]
+    return ", ".join([told[name] for name in ("device", "CPU") if name in told] + [f"torch {told.get('torch', '?')}"])
+
+
 def _listed(title: str, texts: tuple[str, ...]) -> list[str]:
     return ["", title, *(f"- {text}" for text in texts)] if texts else []
 
 
-def tables_of_records(records: Sequence[Record]) -> list[Table]:
-    """The tables of the shipped studies that asked for these runs, as far as these runs fill them."""
-    found = []
+@dataclass(frozen=True)
+class OfRecords:
+    """The tables and plots of shipped studies that have values of ours."""
+
+    tables: list[Table]
+    plots: list[Captioned]
+
+
+def published_of_records(records: Sequence[Record]) -> OfRecords:
+    """The tables and plots of the shipped studies that asked for these runs, as far as these runs fill them."""
+    tables, plots = [], []
     for name in dict.fromkeys(str((record.get("study") or {}).get("name")) for record in records):
         if name not in shipped_studies():
             continue
@@ -90,8 +105,11 @@ def tables_of_records(records: Sequence[Record]) -> list[Table]:
             by_trial.setdefault(trial.hash, []).append(record)
         best = {trial: _good(those) for trial, those in by_trial.items()}
         known = Known(list(trials.values()), best, absent=NOT_HERE)
-        found += [fill(spec, known) for spec in load_study(name, None, (), find_workload).tables]
-    return [table for table in found if any(ours.value is not None for row in table.rows for ours in row.ours.values())]
+        study = load_study(name, None, (), find_workload)
+        tables += [table for spec in study.tables if (table := fill(spec, known)).has_ours]
+        drawn = [plot for spec in study.plots if (plot := draw(spec, known)).has_ours]
+        plots += [Captioned(plot, plot_caption(plot, study.source, machines(own))) for plot in drawn]
+    return OfRecords(tables, plots)
 
 
 def show_study(study: Study, root: Path) -> Shown:
@@ -106,11 +124,15 @@ def show_study(study: Study, root: Path) -> Shown:
         if record is not None and record["status"] != "interrupted":
             records.setdefault(run.trial_hash, []).append(record)
     best = {trial: _good(found) for trial, found in records.items()}
-    known = Known([one.trial for one in planned], best, _missing(planned, best, newest))
+    beyond = _beyond_memory(planned, best)
+    missing = _missing([one for one in planned if one.trial.hash not in best], newest) | beyond
+    known = Known([one.trial for one in planned], best, missing, beyond_memory=beyond)
     every = [record for found in best.values() for record in found]
     with using(*(record["id"] for record in every)):
         tables = [table for spec in study.tables if (table := fill(spec, known)).rows]
-    return Shown(study, tables, every, len(runs) - len(ours))
+        drawn = [draw(spec, known) for spec in study.plots]
+        plots = [Captioned(plot, plot_caption(plot, study.source, machines(every))) for plot in drawn]
+    return Shown(study, tables, plots, every, len(runs) - len(ours))
 
 
 def _runs(planned: list[Planned], root: Path) -> list[Run]:
@@ -126,17 +148,21 @@ def _good(found: list[Record]) -> list[Record]:
     return [record for record in found if record["status"] == "ok" and not rate_fails(record)] or found
 
 
-def _missing(planned: list[Planned], records: dict[str, list[Record]], newest: Run | None) -> dict[str, str]:
-    """Why trials have no record: this machine cannot do them, or a smaller batch ran out of memory."""
+def _missing(left: list[Planned], newest: Run | None) -> dict[str, str]:
+    """Why trials have no record: this machine cannot do them, or that of the runs did not."""
+    if newest is not None and newest.machine != _here():
+        return {one.trial.hash: ELSEWHERE for one in left}
+    return impossible_here(left)
+
+
+def _beyond_memory(planned: list[Planned], records: dict[str, list[Record]]) -> dict[str, str]:
+    """The trials without a record of which a smaller batch ran out of memory."""
     memory = OutOfMemory()
     for one in planned:
         for record in records.get(one.trial.hash, ()):
             memory.learn(one.trial, record)
-    left = [one for one in planned if one.trial.hash not in records]
-    found = {one.trial.hash: why for one in left if (why := memory.prunes(one.trial))}
-    if newest is not None and newest.machine != _here():
-        return {one.trial.hash: ELSEWHERE for one in left} | found
-    return impossible_here(left) | found
+    left = [one.trial for one in planned if one.trial.hash not in records]
+    return {trial.hash: why for trial in left if (why := memory.prunes(trial))}
 
 
 def _here() -> str | None:

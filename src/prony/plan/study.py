@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from prony.catalog.published import TableSpec
+from prony.catalog.published import PlotSpec, TableSpec
 from prony.plan.order import Turn, arrange, check_repeats, seed_of
 from prony.plan.request import split_words, with_loader
 from prony.plan.space import Axis, Part, Planned, expand, known_settings
@@ -37,6 +37,7 @@ class Study:
     assumptions: tuple[str, ...] = ()  # what that publication does not state, and what was taken instead
     cannot: tuple[str, ...] = ()  # what of that publication no run of this study can repeat
     tables: tuple[TableSpec, ...] = ()  # of that publication, in which ours stand beside its figures
+    plots: tuple[PlotSpec, ...] = ()  # of that publication, in which ours are drawn before its figures
     order: str = "random"
     seed: int = 0
     budget: Budget = field(default_factory=Budget)

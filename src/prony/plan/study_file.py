@@ -14,7 +14,7 @@ from prony.plan.space import Part
 from prony.plan.study import LOCAL, Budget, Study
 from prony.plan.study_keys import SIZED, Inherited, Target
 from prony.plan.study_part import PartReader
-from prony.plan.study_tables import read_tables
+from prony.plan.study_tables import read_plots, read_tables
 from prony_node.contract.errors import RequestError, unknown
 from prony_node.contract.plan import Stop
 from prony_node.workloads.config import Workload
@@ -22,7 +22,7 @@ from prony_node.workloads.config import Workload
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
 KEYS = {
     "name", "question", "source", "assumptions", "workloads", "settings", "zip", "derive", "exclude", "parts",
-    "repeats", "order", "seed", "budget", "site", "stop", "sizes", "tables", "cannot",
+    "repeats", "order", "seed", "budget", "site", "stop", "sizes", "tables", "plots", "cannot",
 }  # fmt: skip
 PART_KEYS = {"name", *SIZED, "sizes"}
 
@@ -63,6 +63,7 @@ def parse_study(text: str, file: str, reading: Reading, find: Callable[[str], Wo
         size=size,
         cannot=_lines(top, "cannot"),
         tables=read_tables(top["tables"][1], parts) if "tables" in top else (),
+        plots=read_plots(top["plots"][1], parts) if "plots" in top else (),
     )
 
 

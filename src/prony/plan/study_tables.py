@@ -1,11 +1,23 @@
-"""The tables of a study file: published figures in their layout, checked against the catalog where they stand."""
+"""The tables and plots of a study file: published figures, checked against the catalog where they stand."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
 
-from prony.catalog.published import FIELDS, Figure, Matched, TableSpec, figures, published_names
+from prony.catalog.published import (
+    FIELDS,
+    HEAT,
+    KINDS,
+    LINES,
+    Figure,
+    Matched,
+    PlotSpec,
+    Selection,
+    TableSpec,
+    figures,
+    published_names,
+)
 from prony.plan.document import Place
 from prony.plan.request import unknown_setting
 from prony.plan.space import Part, known_settings
@@ -13,9 +25,12 @@ from prony_node.contract.errors import RequestError, unknown
 from prony_node.contract.settings import Setting
 
 KEYS = {
-    "title", "figures", "where", "metrics", "rows", "columns", "match", "only", "workloads", "samples",
-    "epochs", "epoch_batches", "unit_flops", "note",
+    "title", "figures", "where", "metrics", "match", "only", "workloads", "samples", "epochs", "epoch_batches",
+    "unit_flops", "note",
 }  # fmt: skip
+TABLE_KEYS = {*KEYS, "rows", "columns"}
+PLOT_KEYS = {*KEYS, "kind", "x", "y", "series", "undrawn"}
+OURS_TOO = ("workload", "devices")  # fields that a trial of ours has without a match
 UNKNOWN = "unknown"  # how a table says that the publication does not state its epochs
 MOST_NUMBER = 1e24  # FLOPs of a sample of the largest model, and room above
 NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
@@ -24,26 +39,67 @@ Keys = Mapping[str, tuple[Place, Place]]
 
 def read_tables(place: Place, parts: Iterable[Part]) -> tuple[TableSpec, ...]:
     """Every table of a study, in the order of the publication."""
+    settings = _settings(parts)
+    return tuple(_table(one.mapping("a table", TABLE_KEYS), one, settings) for one in place.items("tables"))
+
+
+def read_plots(place: Place, parts: Iterable[Part]) -> tuple[PlotSpec, ...]:
+    """Every plot of a study, in the order of the publication."""
+    settings = _settings(parts)
+    return tuple(_plot(one.mapping("a plot", PLOT_KEYS), one, settings) for one in place.items("plots"))
+
+
+def _settings(parts: Iterable[Part]) -> dict[str, Setting]:
     workloads = {workload.name: workload for part in parts for workload in part.workloads}
     settings: dict[str, Setting] = {}
     for workload in workloads.values():
         settings |= known_settings(workload)
-    return tuple(_table(one.mapping("a table", KEYS), one, settings) for one in place.items("tables"))
+    return settings
 
 
 def _table(keys: Keys, place: Place, settings: Mapping[str, Setting]) -> TableSpec:
+    return TableSpec(
+        **vars(_selection(keys, place, settings, "table")),
+        rows=_fields(keys, "rows", ("workload",)),
+        columns=_fields(keys, "columns", ()),
+    )
+
+
+def _plot(keys: Keys, place: Place, settings: Mapping[str, Setting]) -> PlotSpec:
+    spec = PlotSpec(
+        **vars(_selection(keys, place, settings, "plot")),
+        kind=_choice(keys, "kind", KINDS, LINES),
+        x=_axis(keys, "x", "workload"),
+        y=_axis(keys, "y", ""),
+        series=_fields(keys, "series", ("system",)),
+        undrawn=tuple(" ".join(one.split()) for one in _words(keys, "undrawn", ())),
+    )
+    if spec.kind == HEAT and not spec.y:
+        raise place.wrong("a heat map has two axes: give x and y")
+    if spec.kind != HEAT and spec.y:
+        raise keys["y"][0].wrong("y is the other axis of a heat map; what is drawn upwards is in metrics")
+    known = {figure.metric for name in published_names() for figure in figures(name)}
+    for one in keys["metrics"][1].texts("metrics") if "metrics" in keys else ():
+        if one.text("metrics") not in known:
+            raise one.wrong(str(unknown("metric", one.text("metrics"), known)))
+    ours = {*OURS_TOO, *(matched.field for matched in spec.match.values())}
+    for name, field in (("x", spec.x), ("y", spec.y)):
+        if field and field not in ours:
+            raise keys[name][1].wrong(f"which setting of ours is {field}? write match: {{SETTING: {field}}}")
+    return spec
+
+
+def _selection(keys: Keys, place: Place, settings: Mapping[str, Setting], what: str) -> Selection:
     if "title" not in keys:
-        raise place.wrong("a table has a title: the one of the publication")
+        raise place.wrong(f"a {what} has a title: the one of the publication")
     name = keys["figures"][1].text("figures") if "figures" in keys else ""
     if name and name not in published_names():
         raise keys["figures"][1].wrong(str(unknown("publication", name, published_names())))
-    spec = TableSpec(
+    spec = Selection(
         title=_line(keys, "title"),
         figures=name,
         where=_where(keys, figures(name) if name else ()),
         metrics=_words(keys, "metrics", ("throughput",)),
-        rows=_fields(keys, "rows", ("workload",)),
-        columns=_fields(keys, "columns", ()),
         match=_match(keys, settings),
         only=_only(keys, settings),
         workloads=_words(keys, "workloads", ()),
@@ -88,16 +144,18 @@ def _match(keys: Keys, settings: Mapping[str, Setting]) -> dict[str, Matched]:
     return found
 
 
-def _only(keys: Keys, settings: Mapping[str, Setting]) -> dict[str, str | None]:
-    found: dict[str, str | None] = {}
+def _only(keys: Keys, settings: Mapping[str, Setting]) -> dict[str, tuple[str | None, ...]]:
+    """Setting to the values that ours may have; with nothing behind it, ours must not have it."""
+    found: dict[str, tuple[str | None, ...]] = {}
     for name, (at, value) in _mapping(keys, "only").items():
         _setting(at, name, settings)
-        found[name] = None if value.is_nothing else value.text(name)
-        try:
-            if found[name] is not None:
-                settings[name].parse(found[name])
-        except RequestError as error:
-            raise value.wrong(str(error)) from error
+        places = [] if value.is_nothing else value.texts(name)
+        for place in places:
+            try:
+                settings[name].parse(place.text(name))
+            except RequestError as error:
+                raise place.wrong(str(error)) from error
+        found[name] = tuple(place.text(name) for place in places) or (None,)
     return found
 
 
@@ -105,6 +163,10 @@ def _fields(keys: Keys, name: str, otherwise: tuple[str, ...]) -> tuple[str, ...
     if name not in keys:
         return otherwise
     return tuple(_field(one, one.text(name)) for one in keys[name][1].texts(name))
+
+
+def _axis(keys: Keys, name: str, otherwise: str) -> str:
+    return _field(keys[name][1], keys[name][1].text(name)) if name in keys else otherwise
 
 
 def _field(place: Place, name: str) -> str:
@@ -124,6 +186,15 @@ def _mapping(keys: Keys, name: str) -> Keys:
 
 def _words(keys: Keys, name: str, otherwise: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(one.text(name) for one in keys[name][1].texts(name)) if name in keys else otherwise
+
+
+def _choice(keys: Keys, name: str, choices: tuple[str, ...], otherwise: str) -> str:
+    if name not in keys:
+        return otherwise
+    place = keys[name][1]
+    if place.text(name) not in choices:
+        raise place.wrong(str(unknown(name, place.text(name), choices)))
+    return place.text(name)
 
 
 def _epochs(keys: Keys) -> int | None:

@@ -22,7 +22,7 @@ from prony.report.collective_lines import collective_plot
 from prony.report.learning import curves
 from prony.report.numbers import format_target
 from prony.report.page import Entry, Page, page_of
-from prony.report.published_lines import table_entry
+from prony.report.published_lines import Captioned, table_entry
 from prony.report.scaling_lines import GAINED, LOST, gained_row, lost_row, scaling_lines, scaling_title
 from prony.report.series import read_series
 from prony.report.sweep import learned_sweeps, sweeps
@@ -35,13 +35,18 @@ OPEN_UP_TO = 6  # with more runs than this each is folded
 
 
 def build_report(
-    given: Sequence[Path | Record | Entry], out: Path, tables: Sequence[Table] = (), *, follow: bool = True
+    given: Sequence[Path | Record | Entry],
+    out: Path,
+    tables: Sequence[Table] = (),
+    plots: Sequence[Captioned] = (),
+    *,
+    follow: bool = True,
 ) -> Path:
-    """Write the report about these runs, with the publications' tables they fill, to `out`, whole or not at all.
+    """Write the report about these runs, with the tables and plots of publications, to `out`, whole or not at all.
 
     With `follow`, `out` may be a device or a link to one; else whatever has this name is replaced by a file.
     """
-    text = report_text(given, tables)
+    text = report_text(given, tables, plots)
     if follow and out.is_dir():
         raise RequestError(f"the report cannot be written to {out}: it is a folder, and a report is a file")
     parent = out.absolute().parent
@@ -68,7 +73,9 @@ def build_report(
     return out
 
 
-def report_text(given: Sequence[Path | Record | Entry], tables: Sequence[Table] = ()) -> str:
+def report_text(
+    given: Sequence[Path | Record | Entry], tables: Sequence[Table] = (), plots: Sequence[Captioned] = ()
+) -> str:
     """The report about these runs as HTML."""
     if not given:
         raise RequestError("a report needs at least one run")
@@ -76,6 +83,7 @@ def report_text(given: Sequence[Path | Record | Entry], tables: Sequence[Table] 
     entries.sort(key=lambda entry: (str(entry.record.get("started") or ""), entry.record["id"]))
     page = page_of(entries)
     page.published += [table_entry(table) for table in tables]
+    page.published_plots += _published_plots(plots)
     return render(page, entries)
 
 
@@ -127,6 +135,22 @@ def _sweeps(records: Sequence[Record]) -> list[dict[str, Any]]:
             "marks": sweep_keys(sweep),
         }
         for number, sweep in enumerate(sweeps(records))
+    ]
+
+
+def _published_plots(plots: Sequence[Captioned]) -> list[dict[str, Any]]:
+    """The figures of publications with ours in front."""
+    if not plots:
+        return []
+    from prony.report.published_plots import plot_svg
+
+    return [
+        {
+            "title": one.plot.spec.title,
+            "svg": Markup(plot_svg(one.plot, f"published{number}")),
+            "caption": one.caption[1:],
+        }
+        for number, one in enumerate(plots)
     ]
 
 

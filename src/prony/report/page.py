@@ -64,6 +64,7 @@ class Page:
     rows: list[dict[str, Any]]
     spreads: list[dict[str, Any]] = field(default_factory=list)
     published: list[dict[str, Any]] = field(default_factory=list)
+    published_plots: list[dict[str, Any]] = field(default_factory=list)
     scalings: list[dict[str, Any]] = field(default_factory=list)
     learning: list[dict[str, Any]] = field(default_factory=list)
     learned_sweeps: list[dict[str, Any]] = field(default_factory=list)

@@ -1,12 +1,14 @@
-"""The tables of a publication as text: its own layout, ours in the last columns, what differs and is missing below."""
+"""The tables of a publication as text, ours in the last columns, notes below; and the captions of its plots."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from prony.analysis.published_layout import Cell, Ours, Row, Table
 from prony.analysis.published_measures import EPOCHS
+from prony.analysis.published_plots import BARS, HEAT, Panel, Plot
 from prony.report.numbers import NOTHING, format_number
 
 HEADS = {
@@ -15,6 +17,13 @@ HEADS = {
 }  # fmt: skip
 SHARE = "1"  # the unit of an accuracy
 SHOWN = 8  # different values in a line
+TITLES = {
+    "throughput": "rate", "throughput_first_epoch": "rate of the first epoch", "time": "time",
+    "epoch_time": "time of an epoch", "tflops_per_device": "rate of a device", "energy": "energy",
+    "energy_per_device": "energy of a device", "energy_per_epoch": "energy of an epoch",
+    "energy_per_epoch_per_device": "energy of an epoch and device", "tokens_per_energy": "tokens per energy",
+    "images_per_energy": "images per energy", "accuracy_epoch_10": "accuracy after epoch 10",
+}  # fmt: skip
 
 
 def heads(table: Table) -> list[str]:
@@ -114,12 +123,17 @@ def _whys(row: Row) -> list[str]:
 
 
 def _published(cell: Cell, notes: dict[str, int]) -> str:
-    text = f"{cell.figure.value:,}".removesuffix(".0")  # as it is published, not a digit more or less
+    text = format_published(cell.figure.value)
     if cell.ratio is not None and cell.kind == EPOCHS:
         return f"{text} ({format_number(cell.ratio, 3)} ep)"
     if cell.ratio is not None:
         return f"{text} (×{format_number(cell.ratio, 3)}{' d' if cell.per_device else ''})"
     return f"{text} [{notes[cell.why]}]" if cell.why else text
+
+
+def format_published(value: float) -> str:
+    """A figure as it is published, not a digit more or less."""
+    return f"{value:,}".removesuffix(".0")
 
 
 def _ours(ours: Ours, row: Row, table: Table, notes: dict[str, int]) -> str:
@@ -135,3 +149,49 @@ def _ours(ours: Ours, row: Row, table: Table, notes: dict[str, int]) -> str:
 def _some(values: Sequence[str]) -> str:
     more = f" and {len(values) - SHOWN} more" if len(values) > SHOWN else ""
     return ", ".join(values[:SHOWN]) + more
+
+
+def panel_title(plot: Plot, panel: Panel) -> str:
+    """What a panel shows, in which unit; whose it is, where the other side has a panel of its own."""
+    words = TITLES.get(panel.metric, panel.metric.replace("_", " "))
+    for one in plot.apart:
+        if one.metric == panel.metric:
+            side = "ours" if panel.unit == one.ours else "published"
+            return f"{words.split(' of ')[0] if side == 'ours' else words}, {panel.unit} ({side})"
+    return words if panel.unit == SHARE else f"{words}, {panel.unit}"
+
+
+@dataclass(frozen=True)
+class Captioned:
+    """A plot with the lines below it."""
+
+    plot: Plot
+    caption: list[str]
+
+
+def plot_caption(plot: Plot, source: str, machine: str) -> list[str]:
+    """What a reader needs below a plot, a sentence or two each: whose series are drawn, what is not, what differs."""
+    cited = f" ({source})" if source else ""
+    lines = [f"{plot.spec.title}.", f"{'Grey: as published' if plot.has_published else 'No published series'}{cited}."]
+    lines.append(f"In colour: ours, on {machine}." if plot.has_ours else "There are no runs of ours to draw.")
+    if plot.spec.kind != HEAT and plot.has_intervals:
+        lines.append("Bars are 95 % CIs; where none shows, it is smaller than the mark.")
+    if plot.spec.kind == BARS and any(panel.has_own_scales for panel in plot.panels):
+        lines.append(f"Each {HEADS.get(plot.spec.x, plot.spec.x)} has a scale of its own.")
+    if plot.spec.undrawn:
+        lines.append(f"Not drawn, since the publication states no numbers: {', '.join(plot.spec.undrawn)}.")
+    for metric, names in plot.without_numbers.items():
+        words = TITLES.get(metric, metric.replace("_", " "))
+        lines.append(f"Not drawn in {words}, since no numbers are published: {'; '.join(names)}.")
+    for one in plot.apart:
+        lines.append(f"Published in {one.published}, ours in {one.ours}, so each has its own panel: {one.why}.")
+    for name, marks in plot.out_of_memory().items():
+        where = _some([", ".join(filter(None, (mark.x, mark.y))) for mark in marks])
+        axes = " and ".join(HEADS.get(axis, axis) for axis in (plot.spec.x, plot.spec.y) if axis)
+        lines.append(f"Out of memory (OOM), {name}: {axes} {where}.")
+    if plot.differs:
+        told = "; ".join(
+            f"{one.name} (published {_some(one.published)}; ours {_some(one.ours)})" for one in plot.differs
+        )
+        lines.append(f"Not the same on both sides: {told}.")
+    return lines + ([plot.spec.note] if plot.spec.note else [])

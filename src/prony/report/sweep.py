@@ -89,7 +89,7 @@ def _device(record: Record) -> str:
 
 
 def _sweep(workload: str, metric: str, records: list[Record]) -> Sweep | None:
-    names = [name for name in varying(records) if name not in DRAWN]
+    names = _varied(records)
     measured = [record for record in records if _value(record, metric) is not None]
     if not 1 <= len(names) <= 2 or len(measured) < 2:
         return None
@@ -113,6 +113,27 @@ def _sweep(workload: str, metric: str, records: list[Record]) -> Sweep | None:
         points=[_point(record, metric, x_name, colour_name, numeric) for record in measured],
         missing=len(records) - len(measured),
     )
+
+
+def _varied(records: list[Record]) -> list[str]:
+    """The settings that vary of their own accord: not a seed, nor what follows from the others."""
+    names = [name for name in varying(records) if name not in DRAWN]
+    asked = {name for record in records for name in record["trial"]["settings"]}
+    of_batch = [] if "global_batch" not in asked else ["batch_size", "grad_accumulation"]
+    of_machine = [] if "cores" in asked else ["cores"]
+    for name in (*of_batch, *of_machine):
+        others = [one for one in names if one != name]
+        if others and name in names and _follows(name, others, records):
+            names = others
+    return names
+
+
+def _follows(name: str, others: list[str], records: list[Record]) -> bool:
+    """Whether records that agree in the others agree in this setting."""
+    found: dict[tuple[str, ...], set[str]] = {}
+    for settings in map(settings_of, records):
+        found.setdefault(tuple(str(settings.get(one)) for one in others), set()).add(str(settings.get(name)))
+    return all(len(values) == 1 for values in found.values())
 
 
 def _is_numeric(values: set[Any]) -> bool:

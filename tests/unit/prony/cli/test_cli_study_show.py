@@ -14,7 +14,7 @@ import prony.cli.study_here
 import prony.cli.study_tables
 from prony.analysis.published_tables import NOT_RUN
 from prony.cli.main import make_app
-from prony.cli.study_tables import ELSEWHERE, show_study, tables_of_records
+from prony.cli.study_tables import ELSEWHERE, OfRecords, published_of_records, show_study
 from prony.plan.studies import load_study
 from prony.plan.study import Study
 from prony_node.contract import files
@@ -69,7 +69,8 @@ def trial_of(study: Study, devices: int, batch: int) -> Trial:
 
 
 def whys(root: Path, study: Study) -> dict[tuple[str, str], str | None]:
-    (table,) = [one for one in show_study(study, root).tables if one.spec.title.endswith("images/s")]
+    title = "ResNet-50 over global batches and devices: images/s"
+    (table,) = [one for one in show_study(study, root).tables if one.spec.title == title]
     return {(row.key[0], name): ours.why for row in table.rows for name, ours in row.ours.items()}
 
 
@@ -105,7 +106,8 @@ def test_the_command_prints_tables_or_json_and_refuses_a_study_without(
     document = json.loads(CliRunner().invoke(make_app("study"), [*arguments, "--json"], catch_exceptions=False).stdout)
     (cell,) = [
         one for table in document["tables"] for one in table["cells"]
-        if (one["published"]["system"], one["published"]["global_batch"]) == ("WestAI H100", 256) and one["ratio"]
+        if [one["published"][name] for name in ("system", "devices", "global_batch")] == ["WestAI H100", 1, 256]
+        and one["ratio"]
     ]  # fmt: skip
     assert cell["ratio"] == pytest.approx(4000 / 3969)
     assert "framework" in cell["differs"]
@@ -117,7 +119,7 @@ def test_the_command_prints_tables_or_json_and_refuses_a_study_without(
 
 def test_a_report_takes_the_tables_that_its_runs_fill(study: Study, write: Write) -> None:
     record = write(trial_of(study, 1, 256), 4000.0, HERE)
-    titles = [table.spec.title for table in tables_of_records([record])]
+    titles = [table.spec.title for table in published_of_records([record]).tables]
     assert "ResNet-50 over global batches and devices: images/s" in titles
     assert not any(title.startswith("GPT") for title in titles)
-    assert tables_of_records([{**record, "study": {"name": "mine"}}]) == []
+    assert published_of_records([{**record, "study": {"name": "mine"}}]) == OfRecords([], [])

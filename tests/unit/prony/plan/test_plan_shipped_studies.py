@@ -8,7 +8,7 @@ import pytest
 
 from prony.analysis.published_measures import MEASURES
 from prony.analysis.published_tables import NOT_IN_SIZE, Known, fill
-from prony.catalog.published import TableSpec, figures, published_names
+from prony.catalog.published import PlotSpec, TableSpec, figures, published_names
 from prony.plan.studies import load_study, shipped_studies
 from prony.plan.study_file import Reading, parse_study
 from prony_node.contract.errors import RequestError
@@ -22,6 +22,21 @@ tables:
     figures: hurt-nrp
     where: {place: Table I}
     metrics: time
+"""
+PLOT = """
+workloads: resnet50
+plots:
+  - title: a plot
+    kind: heat
+    figures: caraml-sc24
+    where: {workload: resnet50}
+    metrics: [throughput, energy]
+    x: global_batch
+    y: devices
+    series: system
+    match: {devices: devices, global_batch: global_batch}
+    only: {precision: [fp16, bf16], mode: }
+    undrawn: [A100, V100]
 """
 
 
@@ -93,6 +108,44 @@ def test_a_wrong_table_is_refused_where_it_stands(was: str, becomes: str, messag
     assert str(caught.value).startswith("mine.yaml, line ")
 
 
+def test_a_plot_is_read_as_tables_are() -> None:
+    (spec,) = parse_study(PLOT, "mine.yaml", Reading(None), find_workload).plots
+    assert (spec.kind, spec.x, spec.y, spec.series) == ("heat", "global_batch", "devices", ("system",))
+    assert spec.only == {"precision": ("fp16", "bf16"), "mode": (None,)}
+    assert spec.undrawn == ("A100", "V100")
+    assert {figure.metric for figure in spec.chosen()} == {"throughput", "energy"}
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes", "message"),
+    [
+        ("kind: heat", "kind: heap", "line 5, column 11: unknown kind 'heap'; did you mean 'heat'?"),
+        ("kind: heat", "kind: lines", "line 10, column 5: y is the other axis of a heat map"),
+        ("    y: devices\n", "", "line 4, column 5: a heat map has two axes"),
+        ("x: global_batch", "x: globalbatch", "line 9, column 8: unknown field of a figure 'globalbatch'; did"),
+        ("x: global_batch", "x: workers_per_device", "line 9, column 8: which setting of ours is workers_per_device?"),
+        ("energy]", "enrgy]", "line 8, column 27: unknown metric 'enrgy'; did you mean 'energy'?"),
+        ("series: system", "series: sistem", "line 11, column 13: unknown field of a figure 'sistem'"),
+        ("series: system", "colour: system", "'colour' has no meaning in a plot"),
+        ("[fp16, bf16]", "[fp16, bf17]", "line 13, column 30"),
+        ("caraml-sc24", "caraml", "unknown publication 'caraml'; did you mean 'caraml-sc24'?"),
+        ("title: a plot", "note: a plot", "a plot has a title"),
+        ("x: global_batch", "x: [global_batch, devices]", "x is a word, a number or a line of text"),
+    ],
+)  # fmt: skip
+def test_a_wrong_plot_is_refused_where_it_stands(was: str, becomes: str, message: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_study(PLOT.replace(was, becomes, 1), "mine.yaml", Reading(None), find_workload)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("mine.yaml, line ")
+
+
+@pytest.mark.parametrize("spec", [spec for name in NAMES for spec in load_study(name, None, (), find_workload).plots],
+                         ids=lambda spec: spec.title)  # fmt: skip
+def test_prony_can_measure_what_a_plot_shows(spec: PlotSpec) -> None:
+    assert set(spec.metrics) <= set(MEASURES)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_page_has_every_study_its_tables_and_how_many_figures_there_are(name: str) -> None:
     page = (Path(__file__).parents[4] / "docs" / "published-studies.md").read_text(encoding="utf-8")
@@ -105,3 +158,5 @@ def test_the_page_has_every_study_its_tables_and_how_many_figures_there_are(name
         title, _, kind = spec.title.partition(": ")
         assert f"- {title}" in section
         assert kind.split(" and ")[0] in section
+    for plot in study.plots:
+        assert f"- {plot.title}" in section.split("\nPlots:\n")[1]

@@ -47,6 +47,33 @@ def test_failed_runs_single_runs_and_three_settings_make_no_plot(get_record: Get
     assert sweeps(records) == []
 
 
+def test_what_follows_from_another_setting_is_not_varied(get_record: GetRecord) -> None:
+    """batch_size and cores come from global_batch and devices: two settings were swept, and both are drawn."""
+    records = []
+    for devices, batch in ((1, 64), (1, 256), (2, 64), (2, 256)):
+        record = get_record("a00200")
+        asked = {"devices": devices, "global_batch": batch, "grad_accumulation": batch // 64}
+        record["trial"]["settings"] = asked
+        record["trial"]["effective"] |= {**asked, "batch_size": 64 // devices, "cores": f"0-{4 * devices - 1}"}
+        records.append(record)
+    (sweep,) = sweeps(records)
+    assert {sweep.x_name, sweep.colour_name} == {"global_batch", "devices"}
+    # Cores that differ where nothing else does are the machine's, and no line may join them.
+    records[3]["trial"]["effective"] |= {"devices": 1, "cores": "0-31"}
+    assert sweeps(records) == []
+
+
+def test_batches_that_were_asked_for_beside_a_global_batch_are_varied(get_record: GetRecord) -> None:
+    records = []
+    for batch, total in ((16, 64), (32, 64), (16, 128), (32, 128)):
+        record = get_record("a00200")
+        record["trial"]["settings"] = {"batch_size": batch, "global_batch": total}
+        record["trial"]["effective"] |= {"batch_size": batch, "global_batch": total}
+        records.append(record)
+    (sweep,) = sweeps(records)
+    assert {sweep.x_name, sweep.colour_name} == {"global_batch", "batch_size"}
+
+
 def test_devices_are_not_mixed_in_one_plot(get_record: GetRecord) -> None:
     records = [get_record("a00200"), get_record("a01001")]
     records[1]["facts"]["devices"][0]["name"] = "another"

@@ -1,0 +1,76 @@
+"""`prony figures`: the plots of the publication that a study repeats, ours in front, as files."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable
+from itertools import count
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from prony.cli.execute import runs_root
+from prony.cli.open_store import RUNS_HELP
+from prony.cli.study import Size, Target, Words, open_study
+from prony_node.contract import files
+from prony_node.contract.errors import RequestError, unknown
+from prony_node.contract.plain import write_alone
+
+FORMATS = ("svg", "pdf", "png", "json")
+LONGEST_NAME = 80
+
+
+def figures(
+    target: Target,
+    settings: Words = None,
+    size: Size = None,
+    kind: Annotated[str, typer.Option("--format", metavar="|".join(FORMATS), help="json: Vega-Lite.")] = FORMATS[0],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the files go.")] = Path("figures"),
+    runs: Annotated[Path | None, typer.Option(help=RUNS_HELP)] = None,
+) -> None:
+    """Draw the plots of the publication that a study repeats, each a file with its caption beside it."""
+    from prony.cli.study_at_site import study_root
+    from prony.cli.study_tables import show_study
+
+    if kind not in FORMATS:
+        raise unknown("format", kind, FORMATS)
+    study = open_study(target, size, settings).study
+    if not study.plots:
+        raise RequestError(f"{study.name} has no plots of a publication; `prony report` shows what was run")
+    if out.exists() and not out.is_dir():
+        raise RequestError(f"{out} is no folder, so no figures can be written there; --out names another")
+    root = runs_root(runs)
+    if runs is not None and not runs.exists():
+        raise RequestError(f"there is no folder {runs}")
+    shown = show_study(study, study_root(study, root))
+    print(f"{study.name}: {shown.machine()}")
+    if not shown.records:
+        print(f"no runs of it in {root}: the published series are drawn alone")
+    drawn = [one for one in shown.plots if one.plot.panels]
+    names = file_names([one.plot.spec.title for one in drawn], study.name)
+    from prony.report.published_plots import plot_file  # a second to import
+
+    contents: dict[str, bytes] = {}
+    for number, (name, one) in enumerate(zip(names, drawn, strict=True), start=1):
+        print(f"prony: drawing {number} of {len(drawn)}: {one.plot.spec.title}", file=sys.stderr)
+        contents[f"{name}.{kind}"] = plot_file(one, kind)
+        contents[f"{name}.txt"] = ("\n".join(one.caption) + "\n").encode(errors="replace")
+    files.make_folders(out)
+    for name, content in contents.items():  # after all are drawn, so that a plot that cannot be leaves no half of a set
+        write_alone(out / name, content)
+        print(out / name)
+    for one in shown.plots:
+        if not one.plot.panels:
+            print(f"not drawn, since it has no published numbers and no runs: {one.plot.spec.title}")
+
+
+def file_names(titles: Iterable[str], study: str) -> list[str]:
+    """A name for each title, of letters, digits and dashes alone; no two are the same."""
+    found: list[str] = []
+    for title in titles:
+        words = re.sub(r"[^a-z0-9]+", "-", f"{study} {title}".lower()).strip("-")[:LONGEST_NAME].rstrip("-") or "plot"
+        several = (f"{words}-{number}" for number in count(2))
+        found.append(words if words not in found else next(name for name in several if name not in found))
+    return found

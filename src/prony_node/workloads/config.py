@@ -107,7 +107,10 @@ class Workload:
 
     def known_parameters(self, settings: Mapping[str, Value]) -> int | None:
         """How many parameters the model of these settings is known to have."""
-        return None if settings.get("size") == "tiny" else self.parameters
+        classes, side = self.shape.get("classes"), self.fixed.get("image_size")
+        other_classes = settings.get("classes", classes) != classes
+        other_positions = "patch" in self.shape and settings.get("image_size", side) != side  # each is learned
+        return None if settings.get("size") == "tiny" or other_classes or other_positions else self.parameters
 
     def least(self, mode: str) -> int:
         """The fewest samples that a step may have."""

@@ -224,8 +224,9 @@ class Workload:
             values["blocks"] = "library"
         if requested.get("preset", "fast") != "fast":
             values |= {
-                "precision": "fp32", "compile": "off", "graphs": False, "memory_format": "contiguous",
-                "fused": False, "workers": 0, "pin_memory": False, **self.fixed_when_plain,
+                "precision": self.fixed.get("precision", "default"), "compile": "off", "graphs": False,
+                "memory_format": "contiguous", "fused": False, "workers": 0, "pin_memory": False,
+                **self.fixed_when_plain,
             }  # fmt: skip
         if requested.get("preset") == "published":
             study = published(self.name, mode)

@@ -28,7 +28,7 @@ def test_a_study_yields_settings_that_work_together(name: str, device: str) -> N
     for setting, value in study.settings.items():
         assert parse_settings({setting: value}, WORKLOADS[name].own_settings()) == {setting: value}
         assert found.get(setting, value) == value  # a loader's are not there, since data=device has none
-    assert found["precision"] == study.settings.get("precision", "fp32")
+    assert found["precision"] == study.settings.get("precision", "default")
 
 
 def test_what_a_study_states_about_its_loader_holds_with_a_data_set() -> None:

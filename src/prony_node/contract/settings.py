@@ -101,8 +101,8 @@ def _shown(value: object) -> str:
 SETTINGS: dict[str, Setting] = {
     setting.name: setting
     for setting in (
-        Setting("preset", "choice", "fast: what an expert picks here; plain: eager, as torch has it, a beginner's loop; "
-                "published: what a study ran", ("fast", "plain", "published")),
+        Setting("preset", "choice", "fast: what an expert picks here; plain: eager, as torch has it, a beginner's "
+                "loop; published: what a study ran", ("fast", "plain", "published")),
         Setting("mode", "choice", "train (forward, backward, optimizer) or infer (forward)",
                 ("train", "infer")),
         Setting("data", "text", "where batches come from: device or host memory, files generated on disk, a data set",

@@ -166,7 +166,8 @@ SETTINGS: dict[str, Setting] = {
         Setting("batch_norm", "count", "statistics of a device's own batch, or of all or so many ranks together",
                 ("local", "synced"), least=2),
         Setting("steps", "count", "a fixed length: this many steps, whatever the interval"),
-        Setting("epochs", "count", "a fixed length: passes over the data set, with a test after each where it has one"),
+        Setting("epochs", "count", "a fixed length: passes over the data set, with a test after each; a classifier "
+                "that infers passes over the test split"),
         Setting("until", "text", "train until the test split shows this quality, for `epochs` at most",
                 pattern=r"[A-Za-z_]+\s*(>=|<=)\s*[0-9]{1,6}(\.[0-9]{1,9})?",
                 example="a score and its target, such as accuracy>=0.93 or loss<=2.5"),

@@ -106,7 +106,8 @@ def show_study(study: Study, root: Path) -> Shown:
         if record is not None and record["status"] != "interrupted":
             records.setdefault(run.trial_hash, []).append(record)
     best = {trial: _good(found) for trial, found in records.items()}
-    known = Known([one.trial for one in planned], best, _missing(planned, best, newest))
+    datasets = {one.trial.hash: one.datasets for one in planned if "" not in one.datasets}
+    known = Known([one.trial for one in planned], best, _missing(planned, best, newest), datasets=datasets)
     every = [record for found in best.values() for record in found]
     with using(*(record["id"] for record in every)):
         tables = [table for spec in study.tables if (table := fill(spec, known)).rows]

@@ -88,10 +88,7 @@ class SplitPass:
         whole.monotonic = (intervals[0][0], intervals[-1][1])
         answered_s = math.fsum(end_s - start_s for start_s, end_s in intervals)
         whole.paused_s = whole.monotonic[1] - whole.monotonic[0] - answered_s
-        one = self.passes == 1
-        whole.stop_reason = (
-            f"{self.passes} pass{'' if one else 'es'} over the test split {'was' if one else 'were'} over"
-        )
+        whole.stop_reason = f"passes over the test split: {self.passes}"
         return whole
 
     def _answer(self, batch: Batch) -> None:

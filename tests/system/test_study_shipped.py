@@ -65,7 +65,7 @@ def asked_words(name: str, parts: str, folder: Path) -> list[str]:
     ("name", "parts", "runs", "filled"),
     [
         ("hurt-nrp", "classify-cifar100 classify-food101 classify-vit-h-cifar100 classify-vit-h-food101", 6, 24),
-        ("hurt-nrp", "detect segment", 4, 8),
+        ("hurt-nrp", "detect-fasterrcnn detect-dino segment", 4, 8),
         ("hurt-nrp", "infer-resnet50 infer-swin-t", 2, 0),  # the published figure is a gap between two systems
         ("nasari-pearc22", "epochs models bert", 6, 14),
         ("nasari-pearc22", "batches autoencoder", 4, 20),

@@ -143,6 +143,11 @@ def test_fp32_is_not_tf32(device: torch.device) -> None:
     assert error() < 1e-6
     make_step(device, sequence=32, precision="tf32")
     assert error() > 1e-6  # products of 10 bits; if this fails, the device has no tf32
+    make_step(device, sequence=32, precision="default")
+    assert error() < 1e-6  # torch's own: of all products, convolutions alone have tf32
+    images, filters = torch.randn(4, 64, 32, 32, device=device), torch.randn(64, 64, 3, 3, device=device)
+    wide = torch.nn.functional.conv2d(images.double(), filters.double())
+    assert (torch.nn.functional.conv2d(images, filters).double() - wide).norm() / wide.norm() > 1e-6
 
 
 def run_rank(folder: Path, workload: str, settings: dict[str, Value]) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def test_a_training_run_with(tmp_path: Path, given: dict[str, Value]) -> None:
     assert checks["finite"] == "pass"
     if given.get("preset") == "plain":
         effective = record["trial"]["effective"]
-        assert (effective["precision"], effective["fused"]) == ("fp32", False)
+        assert (effective["precision"], effective["fused"]) == ("default", False)
 
 
 def test_recomputed_work_is_recorded_apart(plain_run: dict[str, Any], tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def differences(figure: Figure, record: Record) -> list[Difference]:
         Difference("device", figure.accelerator, device_name(record)),
         Difference("devices", figure.devices, all_devices(ours)),
         Difference("framework", figure.framework, "pytorch"),
-        Difference("precision", figure.precision or NOT_STATED, ours.get("precision")),
+        Difference("precision", _precision(figure), ours.get("precision")),
         Difference("data", figure.dataset or NOT_STATED, _data(str(ours.get("data", "device")))),
         *_batch(figure, record),
     ]
@@ -59,6 +59,12 @@ def device_name(record: Record) -> str:
         return str(devices[0]["name"])
     cpu = ((record["facts"].get("host") or {}).get("cpu") or {}).get("model")
     return str(cpu or settings_of(record).get("device", "unknown"))
+
+
+def _precision(figure: Figure) -> str:
+    """What a publication on PyTorch calls fp32 is torch's default unless it says more: convolutions use TF32."""
+    torch_default = (figure.framework, figure.precision) == ("pytorch", "fp32")
+    return "default" if torch_default else figure.precision or NOT_STATED
 
 
 def _batch(figure: Figure, record: Record) -> list[Difference]:

@@ -131,7 +131,7 @@ def is_count(value: str) -> bool:
 def draw(spec: PlotSpec, known: Known) -> Plot:
     """The series of a plot: every figure that it chooses, and every trial of ours that belongs beside them."""
     figures = [one for one in spec.chosen() if one.text(spec.x) and (not spec.y or one.text(spec.y))]
-    trials = [one for one in known.trials if _belongs(spec, figures, one)]
+    trials = [one for one in known.trials if _belongs(spec, figures, one, known)]
     names = _names(spec, trials)
     panels: dict[tuple[str, str], dict[tuple[str, bool], list[Mark]]] = {}
     apart: list[Apart] = []
@@ -163,10 +163,12 @@ def draw(spec: PlotSpec, known: Known) -> Plot:
     )
 
 
-def _belongs(spec: PlotSpec, figures: Sequence[Figure], trial: Trial) -> bool:
+def _belongs(spec: PlotSpec, figures: Sequence[Figure], trial: Trial, known: Known) -> bool:
     if not has_only(spec, trial) or not all(_place(spec, trial)[: 2 if spec.y else 1]):
         return False
-    return trial.workload in spec.workloads or any(matches(spec, one, trial, (spec.x, spec.y)) for one in figures)
+    return trial.workload in spec.workloads or any(
+        matches(spec, one, trial, known, (spec.x, spec.y)) for one in figures
+    )
 
 
 def _place(spec: PlotSpec, trial: Trial) -> tuple[str, str]:
@@ -197,7 +199,7 @@ def _without_numbers(spec: PlotSpec, figures: Sequence[Figure]) -> dict[str, tup
 
 
 def _differences(spec: PlotSpec, figure: Figure, trial: Trial, known: Known) -> list[Difference]:
-    good = good_records(known, trial) if matches(spec, figure, trial) else []
+    good = good_records(known, trial) if matches(spec, figure, trial, known) else []
     return differences(figure, good[0]) if good else []
 
 
@@ -216,7 +218,7 @@ class _Found:
 
 def _ours(spec: PlotSpec, metric: str, trial: Trial, figures: Sequence[Figure], known: Known) -> _Found:
     own = [one for one in figures if one.metric == metric]
-    beside = [one for one in own if matches(spec, one, trial, (spec.x, spec.y))]
+    beside = [one for one in own if matches(spec, one, trial, known, (spec.x, spec.y))]
     beside = beside or [one for one in own if one.workload == trial.workload] or own
     unit = beside[0].unit if beside else UNITS.get(metric, "")
     dataset = beside[0].dataset if beside else next(iter(spec.samples), "")

@@ -19,6 +19,9 @@ from prony_node.contract.trial import Trial
 APART = ("preset", "precision", "data", "devices", "nodes", "copies", "bind")
 NOT_IN_SIZE = "not among the trials of this size of the study"
 NOT_RUN = "not run yet"
+# What a record can say that it read, as the catalog calls them. A folder for each class may hold any images.
+DATA_SETS = {"cifar10", "cifar100", "mnist", "fashion-mnist", "food101", "imagenet", "squad", "coco", "cityscapes"}
+LAYOUTS = {"imagenet"}
 TINY = "size=tiny is another model, so there is no ratio"
 
 
@@ -31,6 +34,7 @@ class Known:
     missing: Mapping[str, str] = field(default_factory=dict)
     absent: str = NOT_IN_SIZE  # what is said of a figure that no trial repeats
     beyond_memory: Collection[str] = ()  # hashes of trials without a run, since a smaller batch ran out of memory
+    datasets: Mapping[str, Collection[str]] = field(default_factory=dict)  # that a trial stands for, where it is said
 
 
 def fill(spec: TableSpec, known: Known) -> Table:
@@ -45,7 +49,7 @@ def fill(spec: TableSpec, known: Known) -> Table:
         row = rows.setdefault(key := tuple(figure.text(name) for name in spec.rows), Row(key))
         column = _column(spec, figure)
         columns[column] = None
-        beside = [one for one in trials if matches(spec, figure, one)]
+        beside = [one for one in trials if matches(spec, figure, one, known)]
         row.cells.setdefault(column, _cell(spec, figure, beside, known))
         for trial in _shown(spec, figure, beside, row.cells[column]):
             row.ours.setdefault(_name(spec, figure.metric, trial, apart), _ours(spec, figure, trial, known))
@@ -77,10 +81,10 @@ def said(trial: Trial, name: str) -> str | None:
     return None if value is None else str(value)
 
 
-def matches(spec: Selection, figure: Figure, trial: Trial, but: Collection[str] = ()) -> bool:
+def matches(spec: Selection, figure: Figure, trial: Trial, known: Known, but: Collection[str] = ()) -> bool:
     """The same workload and settings, `but` for these fields. What either side does not state agrees with anything;
     devices: see _choose."""
-    if trial.workload != figure.workload:
+    if trial.workload != figure.workload or not _same_data(figure, trial, known):
         return False
     for name, matched in spec.match.items():
         wished, ours = matched.wished(figure), said(trial, name)
@@ -89,6 +93,22 @@ def matches(spec: Selection, figure: Figure, trial: Trial, but: Collection[str] 
         if wished is not None and ours is not None and wished != ours:
             return False
     return not by_devices(spec) or "devices" in but or total(trial) in (1, figure.devices)
+
+
+def _same_data(figure: Figure, trial: Trial, known: Known) -> bool:
+    """A run on one data set stands beside no figure of another; samples that Prony made are of none."""
+    stands_for = known.datasets.get(trial.hash)
+    if figure.dataset and stands_for is not None and figure.dataset not in stands_for:
+        return False
+    read = {_read(record) for record in known.records.get(trial.hash, ())} & DATA_SETS
+    if stands_for is not None:
+        read -= LAYOUTS
+    return figure.dataset not in DATA_SETS or read <= {figure.dataset}
+
+
+def _read(record: Record) -> str:
+    data = record.get("data") or {}
+    return "" if data.get("source") == "generated" else str(data.get("kind"))
 
 
 def by_devices(spec: Selection) -> bool:
@@ -195,7 +215,7 @@ def _alone(
 ) -> None:
     """Rows of what the publication ran, or we did, and of which the catalog has no figure."""
     for trial in trials:
-        if trial.workload not in spec.workloads or any(matches(spec, figure, trial) for figure in chosen):
+        if trial.workload not in spec.workloads or any(matches(spec, figure, trial, known) for figure in chosen):
             continue
         key = tuple(field_of(spec, name, trial) for name in spec.rows)
         row = rows.setdefault(key, Row(key))

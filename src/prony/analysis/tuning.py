@@ -9,6 +9,7 @@ from prony.analysis.settings import show_setting
 
 # What each precision gives up against fp32, in words.
 PRECISIONS = {
+    "default": "convolutions rounded to 10 bits, other products in single precision",
     "fp32": "single precision throughout",
     "tf32": "products rounded to 10 bits",
     "bf16": "products in 8 bits of precision, weights in fp32",

@@ -126,7 +126,8 @@ def show_study(study: Study, root: Path) -> Shown:
     best = {trial: _good(found) for trial, found in records.items()}
     beyond = _beyond_memory(planned, best)
     missing = _missing([one for one in planned if one.trial.hash not in best], newest) | beyond
-    known = Known([one.trial for one in planned], best, missing, beyond_memory=beyond)
+    datasets = {one.trial.hash: one.datasets for one in planned if "" not in one.datasets}
+    known = Known([one.trial for one in planned], best, missing, beyond_memory=beyond, datasets=datasets)
     every = [record for found in best.values() for record in found]
     with using(*(record["id"] for record in every)):
         tables = [table for spec in study.tables if (table := fill(spec, known)).rows]

@@ -52,6 +52,7 @@ class Part:
     exclude: tuple[Expression, ...] = ()
     stop: Stop = field(default_factory=Stop)
     repeats: int = 1
+    dataset: str = ""  # the published data set that its trials stand for; "": any
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ class Planned:
     workload: Workload
     part: Part
     refused: str | None = None
+    datasets: frozenset[str] = frozenset()  # of all parts that have the trial
 
 
 def known_settings(workload: Workload) -> dict[str, Setting]:
@@ -79,8 +81,11 @@ def expand(parts: Sequence[Part]) -> list[Planned]:
         for workload in part.workloads:
             for planned in map(_planning(part, workload), _combinations(part, workload)):
                 before = found.setdefault(planned.trial.hash, planned)
+                if part.dataset not in before.datasets:
+                    before = replace(before, datasets=before.datasets | {part.dataset})
                 if before.part.repeats < part.repeats:
-                    found[planned.trial.hash] = replace(before, part=replace(before.part, repeats=part.repeats))
+                    before = replace(before, part=replace(before.part, repeats=part.repeats))
+                found[planned.trial.hash] = before
     return list(found.values())
 
 

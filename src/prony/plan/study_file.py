@@ -24,7 +24,8 @@ KEYS = {
     "name", "question", "source", "assumptions", "workloads", "settings", "zip", "derive", "exclude", "parts",
     "repeats", "order", "seed", "budget", "site", "stop", "sizes", "tables", "plots", "cannot",
 }  # fmt: skip
-PART_KEYS = {"name", *SIZED, "sizes"}
+PART_KEYS = {"name", "dataset", *SIZED, "sizes"}
+DATASET = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,59}")  # without dots, which part the words of a command
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Reading:
 
     folder: Path | None  # of the file; None: shipped with Prony, where no path has a meaning
     size: str | None = None
-    words: tuple[str, ...] = ()  # setting=values, or part.setting=values
+    words: tuple[str, ...] = ()  # setting=values, part.setting=values, or either with .dataset behind the setting
 
 
 def parse_study(text: str, file: str, reading: Reading, find: Callable[[str], Workload]) -> Study:
@@ -134,21 +135,24 @@ def _parts(
             raise keys["name"][1].wrong(f"two parts have the name {name!r}")
         content = shared.overlaid({key: value for key, value in keys.items() if key in SIZED})
         content = content.sized(top, size).sized(keys, size)
-        readers[name] = PartReader(name, place or document, content, reading.folder, find)
-    targets = _targets(reading.words)
+        readers[name] = PartReader(name, place or document, content, reading.folder, find, _dataset(keys))
+    targets = _targets(reading.words, readers)
     for target in targets:
         _refuse_target(target, readers)
     for name, reader in readers.items():
-        reader.override({target: values for target, values in targets.items() if target.part in (None, name)})
+        reader.override({target: values for target, values in targets.items() if target.means(name, reader.dataset)})
     return tuple(reader.read(_stop(reader.content), _repeats(reader.content)) for reader in readers.values())
 
 
 def _refuse_target(target: Target, readers: Mapping[str, PartReader]) -> None:
     """A word must mean a setting of each part that it is for."""
-    if target.part is not None and target.part not in readers:
-        raise unknown("part", target.part, readers)
+    meant = [name for name, reader in readers.items() if target.means(name, reader.dataset)]
+    if not meant and target.part not in readers:
+        raise unknown("part", str(target.part), readers)
+    if not meant:
+        raise RequestError(f"part {target.part!r} does not stand for the data set {target.dataset}")
     having = [name for name, reader in readers.items() if target.name in reader.settings]
-    for name in readers if target.part is None else [target.part]:
+    for name in meant:
         if name in having:
             continue
         if not having:
@@ -157,19 +161,41 @@ def _refuse_target(target: Target, readers: Mapping[str, PartReader]) -> None:
         raise RequestError(f"the workloads of part {name!r} have no setting {target.name}; write {ways}")
 
 
-def _targets(words: Collection[str]) -> dict[Target, str]:
-    """`setting=values` for every part, `part.setting=values` for one."""
+def _targets(words: Collection[str], readers: Mapping[str, PartReader]) -> dict[Target, str]:
+    """`setting=values` for every part, `part.setting=values` for one; `setting.dataset` for those of a data set."""
     found: dict[Target, str] = {}
     for word in words:
         left, equals, values = word.partition("=")
-        part, dot, name = left.rpartition(".")
-        target = Target(part if dot else None, name)
-        if not equals or not name:
+        target = _target(left, readers)
+        if not equals or not target.name:
             raise RequestError(f"{word!r} is not a setting=value, or part.setting=value")
         if target in found:
             raise RequestError(f"{left} is given twice: {found[target]} and {values}")
         found[target] = values
     return found
+
+
+def _target(left: str, readers: Mapping[str, PartReader]) -> Target:
+    part, dot, name = left.rpartition(".")
+    if not dot or part in readers:
+        return Target(part if dot else None, name)
+    inner, inner_dot, setting = part.rpartition(".")
+    datasets = {reader.dataset for reader in readers.values()} - {""}
+    if name in datasets:
+        return Target(inner if inner_dot else None, setting, name)
+    if datasets and any(setting in reader.settings for reader in readers.values()):
+        raise unknown("data set", name, datasets)
+    return Target(part, name)
+
+
+def _dataset(keys: Top) -> str:
+    """The published data set that the trials of a part stand for."""
+    if "dataset" not in keys:
+        return ""
+    text = keys["dataset"][1].text("dataset")
+    if not DATASET.fullmatch(text):
+        raise keys["dataset"][1].wrong("a data set has up to 60 letters, digits, dashes and underscores")
+    return text
 
 
 def _stop(content: Inherited) -> Stop:

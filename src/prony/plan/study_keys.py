@@ -14,10 +14,22 @@ Keys = Mapping[str, tuple[Place, Place]]
 
 @dataclass(frozen=True)
 class Target:
-    """Which setting a word of the command line changes, of one part or of all."""
+    """Which setting a word of the command line changes, of one part or of all, or of those that read a data set."""
 
     part: str | None
     name: str
+    dataset: str = ""
+
+    def means(self, part: str, dataset: str) -> bool:
+        """With a data set, `classify` means the part `classify-cifar100` too."""
+        if self.dataset and self.dataset != dataset:
+            return False
+        return self.part in (None, part) or bool(self.dataset and part.startswith(f"{self.part}-"))
+
+    @property
+    def rank(self) -> int:
+        """The more it says, the later it counts."""
+        return (self.part is not None) + bool(self.dataset)
 
 
 @dataclass(frozen=True)

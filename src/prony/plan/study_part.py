@@ -27,8 +27,15 @@ class PartReader:
     """Reads the axes of a part in their order: an expression may speak of what stands above it."""
 
     def __init__(
-        self, name: str, place: Place, content: Inherited, folder: Path | None, find: Callable[[str], Workload]
+        self,
+        name: str,
+        place: Place,
+        content: Inherited,
+        folder: Path | None,
+        find: Callable[[str], Workload],
+        dataset: str = "",
     ) -> None:
+        self.dataset = dataset
         self._name, self._place, self.content, self._folder = name, place, content, folder
         self._workloads = self._find_workloads(find)
         self._words: dict[str, str] = {}
@@ -40,7 +47,7 @@ class PartReader:
 
     def override(self, words: Mapping[Target, str]) -> None:
         """What a person changes: a word for this part counts before one for all; an empty one takes a setting away."""
-        for target in sorted(words, key=lambda target: target.part is not None):
+        for target in sorted(words, key=lambda target: target.rank):
             if target.name in self._given:
                 raise RequestError(f"{target.name} changes together with others in part {self._name!r} (zip)")
             self._words[target.name] = words[target]
@@ -72,7 +79,7 @@ class PartReader:
                 derived.append(self._derived(name, place, value, above))
                 above.add(name)
         excluded = tuple(self._expression(place, above) for place in self.content.excluded)
-        return Part(self._name, self._workloads, tuple(axes), tuple(derived), excluded, stop, repeats)
+        return Part(self._name, self._workloads, tuple(axes), tuple(derived), excluded, stop, repeats, self.dataset)
 
     def _find_workloads(self, find: Callable[[str], Workload]) -> tuple[Workload, ...]:
         if "workloads" not in self.content.keys:

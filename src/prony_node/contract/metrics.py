@@ -28,6 +28,8 @@ METRICS: dict[str, Quantity] = {
         Quantity("time_to_first_token", "s", "less", "prompts submitted to their first token: median (phase=prefill)"),
         Quantity("algorithm_bandwidth", "B/s", "more", "of a collective: its largest size over its time"),
         Quantity("message_latency", "s", "less", "of a collective: the time of one with the smallest message"),
+        Quantity("split_time", "s", "less", "one pass of an inference over the test split, loading included"),
+        Quantity("split_throughput", "{unit}/s", "more", "the samples of the test split over that time"),
         Quantity("cold_start", "s", "less", "first steps: compilation, autotuning, capture"),
         Quantity("data_wait_share", "1", "less", "share of steady time waiting for data, its copy included"),
         Quantity("flops_per_sample", "FLOP", "neither", "counted on the model, without recomputation"),

@@ -101,8 +101,8 @@ def _shown(value: object) -> str:
 SETTINGS: dict[str, Setting] = {
     setting.name: setting
     for setting in (
-        Setting("preset", "choice", "fast: what an expert picks here; plain: eager fp32, a beginner's loop; published: "
-                "what a study ran", ("fast", "plain", "published")),
+        Setting("preset", "choice", "fast: what an expert picks here; plain: eager, as torch has it, a beginner's "
+                "loop; published: what a study ran", ("fast", "plain", "published")),
         Setting("mode", "choice", "train (forward, backward, optimizer) or infer (forward)",
                 ("train", "infer")),
         Setting("data", "text", "where batches come from: device or host memory, files generated on disk, a data set",
@@ -120,8 +120,9 @@ SETTINGS: dict[str, Setting] = {
         Setting("augment", "flag", "random crops and mirrored images in training"),
         Setting("batch_size", "count", "samples a step on a device; auto: the largest that fits", ("auto",)),
         Setting("global_batch", "count", "samples of one update of the weights, on all devices; instead of batch_size"),
-        Setting("precision", "choice", "bf16, fp16 and fp8 keep fp32 weights; bf16-pure has no fp32 at all",
-                ("fp32", "tf32", "bf16", "bf16-pure", "fp16", "fp8", "fp64")),
+        Setting("precision", "choice", "default: fp32 as torch has it, with TF32 in convolutions; bf16, fp16 and fp8 "
+                "keep fp32 weights; bf16-pure has no fp32 at all",
+                ("default", "fp32", "tf32", "bf16", "bf16-pure", "fp16", "fp8", "fp64")),
         Setting("compile", "choice", "torch.compile and its mode",
                 ("off", "default", "reduce-overhead", "max-autotune")),
         Setting("compile_cache", "choice", "cold: compile into an empty cache; warm: keep the cache of earlier runs",
@@ -165,7 +166,8 @@ SETTINGS: dict[str, Setting] = {
         Setting("batch_norm", "count", "statistics of a device's own batch, or of all or so many ranks together",
                 ("local", "synced"), least=2),
         Setting("steps", "count", "a fixed length: this many steps, whatever the interval"),
-        Setting("epochs", "count", "a fixed length: passes over the data set, with a test after each where it has one"),
+        Setting("epochs", "count", "a fixed length: passes over the data set, with a test after each; a classifier "
+                "that infers passes over the test split"),
         Setting("until", "text", "train until the test split shows this quality, for `epochs` at most",
                 pattern=r"[A-Za-z_]+\s*(>=|<=)\s*[0-9]{1,6}(\.[0-9]{1,9})?",
                 example="a score and its target, such as accuracy>=0.93 or loss<=2.5"),

@@ -69,6 +69,11 @@ def learns_to_quality(settings: Mapping[str, Value]) -> bool:
     return trains and ("epochs" in settings or "until" in settings)
 
 
+def judges_split(settings: Mapping[str, Value]) -> bool:
+    """Whether an inference answers a whole test split, where its answers can be judged."""
+    return settings.get("mode") == "infer" and reads_data_set(settings) and "epochs" in settings
+
+
 def check_combination(settings: dict[str, Value], given: set[str] | None = None) -> None:
     """Refuse what cannot work together, whether as requested or as resolved on a machine.
 

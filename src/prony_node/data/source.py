@@ -150,6 +150,11 @@ def share_of(dataset: DataSet, rank: int, ranks: int) -> DataSet:
     return _picked(dataset, _mixed(len(dataset))[rank::ranks][: len(dataset) // ranks])
 
 
+def part_of(dataset: DataSet, rank: int, ranks: int) -> DataSet:
+    """What one of several ranks is judged on: together they have every sample once."""
+    return dataset if ranks == 1 else _picked(dataset, torch.arange(rank, len(dataset), ranks))
+
+
 def _mixed(count: int) -> Tensor:
     return torch.randperm(count, generator=torch.Generator().manual_seed(CHOICE_SEED))
 

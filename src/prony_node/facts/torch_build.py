@@ -49,6 +49,7 @@ def switches() -> dict[str, Any]:
     cudnn = torch.backends.cudnn
     return {
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "cudnn_allow_tf32": bool(cudnn.allow_tf32),
         "cudnn_benchmark": bool(cudnn.benchmark),
         "cudnn_deterministic": bool(cudnn.deterministic),
         "deterministic_algorithms": bool(torch.are_deterministic_algorithms_enabled()),

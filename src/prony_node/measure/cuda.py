@@ -14,10 +14,9 @@ WARM_STEPS = 3  # before a capture: lazy initialisation and autotuning must be o
 
 
 def set_matrix_modes(precision: str, *, autotune: bool) -> None:
-    """fp32 means fp32: torch lets convolutions use tf32 unless told otherwise."""
-    tf32 = precision not in ("fp32", "fp64")
-    torch.backends.cuda.matmul.allow_tf32 = tf32
-    torch.backends.cudnn.allow_tf32 = tf32
+    """fp32 means fp32; default is torch's own: tf32 in cuDNN's convolutions, fp32 in other matrix products."""
+    torch.backends.cuda.matmul.allow_tf32 = precision not in ("default", "fp32", "fp64")
+    torch.backends.cudnn.allow_tf32 = precision not in ("fp32", "fp64")
     torch.backends.cudnn.benchmark = autotune
 
 

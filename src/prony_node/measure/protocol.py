@@ -37,6 +37,8 @@ class Task:
     recompute: Callable[[nn.Module], None] | None = None  # switch activation recomputation on
     # How well each sample of a test batch is answered, by score: its loss, and 1 or 0 for right or wrong.
     scores: Callable[[nn.Module, Batch], dict[str, Tensor]] | None = None
+    # The same of what `predict` answered, where that is all it takes.
+    judged: Callable[[Tensor, Batch], dict[str, Tensor]] | None = None
     vocabulary: int = 0  # of a language model: a data set's tokens must lie below
     tokenizer: Callable[[str], list[tuple[int, int, int]]] | None = (
         None  # a text's tokens: number, first character, end

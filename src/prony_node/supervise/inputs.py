@@ -24,11 +24,12 @@ from prony_node.data.batches import (
 )
 from prony_node.data.boxed import BoxedImages
 from prony_node.data.boxes import padded
+from prony_node.data.dataset import DataSet
 from prony_node.data.device import device_batches
 from prony_node.data.host import HostBatches, HostSamples, SamplesApart
 from prony_node.data.loader import FileBatches
 from prony_node.data.shapes import Shapes
-from prony_node.data.source import Opened, fit_settings, open_source, share_of
+from prony_node.data.source import Opened, fit_settings, open_source, part_of, share_of
 from prony_node.data.squad import SpanQuestions
 from prony_node.measure.protocol import Batch, Task
 from prony_node.measure.step import Step
@@ -169,10 +170,15 @@ class Inputs:
         """Before it lies on the device, where to look at it would make the host wait."""
         return self.shapes.seen(batch) if task.varies and self.workload.reads == "boxes" else batch
 
-    def test(self, step: Step, samples: int) -> Iterator[Batch]:
-        """One pass over the test split."""
+    def test_part(self, rank: int, ranks: int) -> DataSet:
+        """What one of several ranks answers of the test split: together they have all of it."""
         assert self.opened is not None
-        source = evaluation_batches(self.opened.test, self.settings, samples, self.device)
+        return part_of(self.opened.test, rank, ranks)
+
+    def test(self, step: Step, samples: int, part: DataSet | None = None) -> Iterator[Batch]:
+        """One pass over the test split, or over a part of it."""
+        assert self.opened is not None
+        source = evaluation_batches(self.opened.test if part is None else part, self.settings, samples, self.device)
         try:
             for batch in source:
                 yield step.place(self._as_input(step.task, batch, step.input_dtype))

@@ -41,6 +41,7 @@ from prony_node.supervise.learning import Learning
 from prony_node.supervise.progress import Progress
 from prony_node.supervise.resolve import resolve
 from prony_node.supervise.shared_stop import IndependentTracker, LockstepTracker
+from prony_node.supervise.split_pass import SplitPass, split_pass
 from prony_node.supervise.steps_file import write_blocks
 from prony_node.supervise.warm_up import warm_up
 from prony_node.workloads.config import Workload
@@ -69,6 +70,7 @@ class Run:
     norms_first: torch.Tensor
     batches: Iterator[Batch]
     first: Batch
+    split: SplitPass | None = None  # of an inference over a test split
     # What `measure` saw
     probes: Probes
     updates: tuple[int, int]  # optimizer steps that were made in the loop, and those of them that a scaler skipped
@@ -108,6 +110,7 @@ class Run:
     def run_steps(self) -> None:
         memory.reset_peak(self.device)
         learning = Learning(self) if learns_to_quality(self.settings) else None
+        self.split = split_pass(self)
         if learning is not None:
             self.step.keep_start()
         with self.phase("cold_start", steps=FIRST_STEPS):
@@ -137,6 +140,8 @@ class Run:
         judge.arithmetic(self)
         if learning is not None:
             learning.judge(window)
+        if self.split is not None:
+            self.split.judge()
         if self.step.training:
             judge.training(self)
             if not self.plan.cut_short:
@@ -199,6 +204,8 @@ class Run:
             return auto_batch.STEPS
         if "steps" in self.settings:
             return int(self.settings["steps"])
+        if self.split is not None:
+            return self.split.steps
         if "epochs" in self.settings and self.inputs.epoch_samples:
             samples = self.samples_per_step * replicas(self.settings)
             return math.ceil(int(self.settings["epochs"]) * self.inputs.epoch_samples / samples)
@@ -226,6 +233,8 @@ class Run:
         waited = self.task.synchronisations() if self.task.synchronisations else 0
         if learning is not None:
             window = learning.train(step_s)
+        elif self.split is not None:
+            window = self.split.measure(step_s)
         else:
             self.probes.take(0)
             window = measured_loop(

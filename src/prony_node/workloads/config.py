@@ -107,7 +107,11 @@ class Workload:
 
     def known_parameters(self, settings: Mapping[str, Value]) -> int | None:
         """How many parameters the model of these settings is known to have."""
-        return None if settings.get("size") == "tiny" else self.parameters
+        classes = self.shape.get("classes")
+        shaping = ("scales", *(["image_size"] if "patch" in self.shape else []))  # a ViT learns its positions
+        others = [name for name in shaping if settings.get(name, self.fixed.get(name)) != self.fixed.get(name)]
+        other = others or settings.get("classes", classes) != classes or settings.get("size") == "tiny"
+        return None if other else self.parameters
 
     def least(self, mode: str) -> int:
         """The fewest samples that a step may have."""
@@ -221,8 +225,9 @@ class Workload:
             values["blocks"] = "library"
         if requested.get("preset", "fast") != "fast":
             values |= {
-                "precision": "fp32", "compile": "off", "graphs": False, "memory_format": "contiguous",
-                "fused": False, "workers": 0, "pin_memory": False, **self.fixed_when_plain,
+                "precision": self.fixed.get("precision", "default"), "compile": "off", "graphs": False,
+                "memory_format": "contiguous", "fused": False, "workers": 0, "pin_memory": False,
+                **self.fixed_when_plain,
             }  # fmt: skip
         if requested.get("preset") == "published":
             study = published(self.name, mode)
@@ -246,7 +251,8 @@ class Workload:
         whole = settings["grad_accumulation"] == 1 and "global_batch" not in settings
         captured = not self.captured_part or (settings["mode"] == "train" and not settings["recompute"])
         fits = batch * self.few_gib <= _room(machine, settings.get("memory_cap"))
-        return goes_round and whole and captured and fits
+        as_measured = settings.get("scales") == self.fixed.get("scales")  # others take other memory
+        return goes_round and whole and captured and fits and as_measured
 
     def _fused(self, requested: Mapping[str, Value], machine: Machine) -> bool:
         if form_of(requested) == "fsdp" and requested.get("optimizer", self.optimizer) == "sgd":

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from prony_node.workloads.config import Workload
 
 PROBES = 1024  # elements of a long buffer that are looked at, evenly spread
-WIDTHS = {"bf16": 2, "bf16-pure": 2, "fp16": 2}  # bytes of an operand's element; 4 in fp32 and tf32
+WIDTHS = {"bf16": 2, "bf16-pure": 2, "fp16": 2}  # bytes of an operand's element; 4 in default, fp32 and tf32
 SCALE = 0.5
 
 

@@ -1,4 +1,4 @@
-"""Swin and what makes four feature levels of one width of it: strides 8, 16 and 32, and a fourth of 64."""
+"""Swin and what makes feature levels of one width of it: strides 8, 16 and 32, a fourth of 64, and maybe one of 4."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from prony_node.workloads.dino.attention import portable_kernels
 from prony_node.workloads.dino.config import Size
 
 CHANNELS_A_GROUP = 8  # of the group norms: 32 groups of 256 channels
+STRIDES = (4, 8, 16, 32, 64)
+STAGES = ("stage1", "stage2", "stage3", "stage4")  # of Swin, whose strides are all of these but the last
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, of red, green and blue from 0 to 1
 
 
-def level_shapes(height: int, width: int) -> list[tuple[int, int]]:
-    """Of the four maps: patches of four pixels, whose number is halved four times, each time rounded up."""
-    return [(-(-height // stride), -(-width // stride)) for stride in (8, 16, 32, 64)]
+def level_shapes(height: int, width: int, levels: int) -> list[tuple[int, int]]:
+    """Of the maps: patches of four pixels, whose number is halved up to four times, each time rounded up."""
+    return [(-(-height // stride), -(-width // stride)) for stride in STRIDES[-levels:]]
 
 
 class Backbone(nn.Module):
-    """Images to four maps, the finest first."""
+    """Images to four or five maps, the finest first."""
 
     mean: Tensor
     deviation: Tensor
@@ -30,7 +32,8 @@ class Backbone(nn.Module):
         self.register_buffer("mean", torch.tensor(MEAN).view(3, 1, 1), persistent=False)
         self.register_buffer("deviation", torch.tensor(DEVIATION).view(3, 1, 1), persistent=False)
         self.swin = make_swin(size)
-        widths = [size.swin_width * 2**stage for stage in (1, 2, 3)]
+        self.levels = size.levels
+        widths = [size.swin_width * 2**stage for stage in range(len(STAGES))][1 - size.levels :]
         self.projections = nn.ModuleList(_projection(width, size.hidden, 1) for width in widths)
         self.coarsest = _projection(widths[-1], size.hidden, 3)
 
@@ -59,7 +62,7 @@ def make_swin(size: Size) -> nn.Module:
         num_heads=list(size.swin_heads),
         window_size=size.swin_window,
         drop_path_rate=size.drop_path,
-        out_features=["stage2", "stage3", "stage4"],
+        out_features=list(STAGES[1 - size.levels :]),
     )
     swin: nn.Module = SwinBackbone(config)
     swin.swin.layernorm = nn.Identity()  # a norm behind the last stage that no feature map goes through

@@ -16,6 +16,12 @@ SAMPLING = Setting(
 )  # fmt: skip
 
 
+SCALES = Setting(
+    "scales", "choice", "feature levels: 4, of strides 8 to 64, or 5, with stride 4 too and four times the tokens",
+    ("4", "5"),
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Size:
     """Every number of the model."""
@@ -56,13 +62,15 @@ TINY = Size(
 def size_of(settings: Mapping[str, Value]) -> Size:
     """The model's numbers at the size that was asked for, and with the classes of a data set."""
     size = TINY if settings.get("size") == "tiny" else FULL
-    return replace(size, classes=int(settings.get("classes", size.classes)))
+    return replace(
+        size, classes=int(settings.get("classes", size.classes)), levels=int(settings.get("scales", size.levels))
+    )
 
 
 DINO_WORKLOADS = (
     Workload(
         name="dino-swin-l",
-        help="DINO with Swin-L, four scales and 900 queries, on COCO's images scaled to 800 by at most 1333 pixels",
+        help="DINO with Swin-L, four or five scales, 900 queries, on COCO images scaled to 800 by at most 1333 pixels",
         module="prony_node.workloads.dino.task",
         unit="images",
         parameters=217_229_810,
@@ -73,8 +81,8 @@ DINO_WORKLOADS = (
         memory_gib={"train": 32.0, "infer": 20.0},
         optimizer="adamw",
         epoch_samples=COCO_IMAGES,
-        settings=(CLASSES, WEIGHTS, SAMPLING),
-        fixed={"compile": "off", "graphs": False, "sampling": "library"},
+        settings=(CLASSES, WEIGHTS, SAMPLING, SCALES),
+        fixed={"compile": "off", "graphs": False, "sampling": "library", "scales": "4"},
         fixed_on_cuda={"sampling": "kernel"},
         few=FEW,
         fixed_when_few={"graphs": True},

@@ -69,7 +69,7 @@ class Dino(nn.Module):
             tokens, levels = self.encode(images, sizes)
             return tokens, levels, self.selection(tokens, levels)
         tokens, extents, valid, *selected = self.captured[0](images, sizes)
-        levels = Levels(level_shapes(images.shape[-2], images.shape[-1]), extents, valid)
+        levels = Levels(level_shapes(images.shape[-2], images.shape[-1], self.size.levels), extents, valid)
         return tokens, levels, Selected(*selected)
 
     def decode(
@@ -115,5 +115,5 @@ class Decoded(nn.Module):
 
 def encoded(backbone: Backbone, encoder: Encoder, images: Tensor, sizes: Tensor) -> tuple[Tensor, Levels]:
     padded = (images.shape[-2], images.shape[-1])
-    levels = find_levels(sizes, padded, level_shapes(*padded))
+    levels = find_levels(sizes, padded, level_shapes(*padded, backbone.levels))
     return encoder(backbone(images, sizes), levels), levels

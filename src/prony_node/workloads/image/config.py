@@ -100,6 +100,8 @@ IMAGE_WORKLOADS = (
                 (2, 4, 256), 32.0, 11.3e9, f"{RESNET}, table 1"),
     _classifier("vit-l", "ViT-L, patches of 16,", 304_326_632, f"{VIT}; torchvision.models.vit_l_16",
                 (1, 1, 128), 40.0, 61.6e9, DEIT3, patch=16, optimizer="adamw", on_cuda=CUDNN_FIRST | OWN_PARTS),
+    _classifier("vit-l-32", "ViT-L, patches of 32,", 306_535_400, f"{VIT}; torchvision.models.vit_l_32",
+                (1, 2, 512), 40.0, 15.378e9, DOCUMENTED, patch=32, optimizer="adamw", tiny_size=64),
     _classifier("vit-h", "ViT-H, patches of 14,", 632_045_800, f"{VIT}; torchvision.models.vit_h_14",
                 (1, 1, 64), 50.0, 167.4e9, DEIT3, patch=14, optimizer="adamw", tiny_size=42, on_cuda=CUDNN_FIRST),
     _classifier("swin-t", "Swin-T", 28_288_354, f"{SWIN}; torchvision.models.swin_t",

@@ -56,6 +56,7 @@ def image_task(
         for_inference=for_inference or fold_batch_norms,
         own_parts=_own_parts(settings),
         scores=classification_scores,
+        judged=answer_scores,
     )
 
 
@@ -120,10 +121,13 @@ def classification_loss(network: nn.Module, batch: Batch) -> Tensor:
 
 
 def classification_scores(network: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    images, labels = batch
-    answer = network(images).float()
-    right = (answer.argmax(dim=-1) == labels).float()
-    return {"accuracy": right, "loss": F.cross_entropy(answer, labels, reduction="none")}
+    return answer_scores(network(batch[0]), batch)
+
+
+def answer_scores(answer: Tensor, batch: Batch) -> dict[str, Tensor]:
+    wide, labels = answer.float(), batch[1]
+    right = (wide.argmax(dim=-1) == labels).float()
+    return {"accuracy": right, "loss": F.cross_entropy(wide, labels, reduction="none")}
 
 
 def fold_batch_norms(network: nn.Module) -> nn.Module:

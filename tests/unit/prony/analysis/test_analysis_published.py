@@ -77,6 +77,38 @@ def test_a_data_set_of_its_own_fills_its_own_rows() -> None:
     assert cell_of(table, workload="resnet50", dataset="food101", system="GH200").ours is None
 
 
+def test_a_run_on_one_data_set_never_fills_a_row_of_another() -> None:
+    spec = spec_of("hurt-nrp", "Table I:")
+    trial = Trial("resnet50", {"devices": 1, "data": "./set"})
+
+    def filled_rows(source: str, kind: str, stands_for: str = "") -> list[str]:
+        record = {**record_of(trial, 1000.0), "data": {"source": source, "kind": kind}}
+        datasets = {trial.hash: {stands_for}} if stands_for else {}
+        table = fill(spec, Known([trial], {trial.hash: [record]}, datasets=datasets))
+        cells = [cell for cell in table.cells() if cell.figure.system == "GH200" and cell.ours is not None]
+        return sorted(cell.figure.dataset for cell in cells)
+
+    assert filled_rows("./set", "food101") == ["food101"]
+    assert filled_rows("./set", "imagenet") == []
+    assert filled_rows("generated", "imagenet") == ["cifar100", "food101"]  # as what is made on the device
+    # A folder for each class may hold any images: the part says which.
+    assert filled_rows("./set", "imagenet", stands_for="food101") == ["food101"]
+    assert filled_rows("./set", "shards", stands_for="cifar100") == ["cifar100"]
+    assert filled_rows("./set", "food101", stands_for="cifar100") == []  # the wrong path was given
+
+
+def test_the_published_gaps_of_inference_have_a_cell_and_ours_a_table() -> None:
+    trial = Trial("resnet50", {"mode": "infer", "devices": 4, "data": "./imagenet", "epochs": 1})
+    figures = {"split_time": 20.0, "split_throughput": 2500.0, "quality": 0.76}
+    record = record_of(trial, 2600.0, **figures)
+    gap = cell_of(filled(spec_of("hurt-nrp", "Figure 2"), record), workload="resnet50")
+    assert (gap.figure.value, gap.figure.unit, gap.ratio) == (41.7, "%", None)
+    assert "two systems" in str(gap.why)
+    (row,) = filled(spec_of("hurt-nrp", "Inference of two"), record).rows
+    assert row.key == ("resnet50", "4")
+    assert [ours.value for ours in row.ours.values()] == [2600.0, *figures.values()]
+
+
 def test_a_rate_on_several_devices_is_held_to_one_of_ours_device_by_device_and_a_time_is_not() -> None:
     trial = Trial("resnet50", {"preset": "plain", "precision": "fp16", "devices": 1, "batch_size": 20})
     spec = spec_of("nasari-pearc22", "Table 3")

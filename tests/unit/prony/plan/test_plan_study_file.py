@@ -77,6 +77,42 @@ def test_a_study_with_every_key() -> None:
     assert [part.stop.max_time_s for part in study.parts] == [120.0, 5.0]
 
 
+DATA_SETS = """
+workloads: resnet50
+parts:
+  - {name: classify-cifar100, dataset: cifar100, settings: {batch_size: 8}}
+  - {name: classify-food101, dataset: food101, settings: {batch_size: 8}}
+  - {name: infer, settings: {mode: infer}}
+"""
+
+
+def test_each_data_set_has_its_own_path() -> None:
+    def paths(*words: str) -> dict[str, str]:
+        return {one.part.name: str(one.trial.settings.get("data")) for one in read(DATA_SETS, words=words).planned()}
+
+    both = ("classify.data.cifar100=/c", "classify.data.food101=/f")
+    assert paths(*both) == {"classify-cifar100": "/c", "classify-food101": "/f", "infer": "None"}
+    assert paths("data.food101=/f", "data=/d")["classify-food101"] == "/f"  # what says more counts
+    assert paths("data.food101=/f", "data=/d")["infer"] == "/d"
+    assert paths("classify-food101.data=/f")["classify-food101"] == "/f"
+    with pytest.raises(RequestError, match="unknown data set 'cifar10'; did you mean 'cifar100'"):
+        paths("classify.data.cifar10=/c")
+    with pytest.raises(RequestError, match="unknown part 'detect'"):
+        paths("detect.data.cifar100=/c")
+    with pytest.raises(RequestError, match="part 'infer' does not stand for the data set cifar100"):
+        paths("infer.data.cifar100=/c")
+    with pytest.raises(RequestError, match=r"line 4, column .*: a data set has up to 60 letters"):
+        read(DATA_SETS.replace("dataset: cifar100", "dataset: a.b"))
+
+
+def test_a_trial_of_two_data_sets_is_one_that_stands_for_both() -> None:
+    """Made on the device its samples are of neither; with a path it is another trial."""
+    shared = [one for one in read(DATA_SETS).planned() if one.trial.settings.get("mode") is None]
+    assert [one.datasets for one in shared] == [{"cifar100", "food101"}]
+    apart = read(DATA_SETS, words=("data.food101=/f",)).planned()
+    assert [one.datasets for one in apart] == [{"cifar100"}, {"food101"}, {""}]
+
+
 def test_sizes_and_words_change_settings() -> None:
     quick = read(STUDY, size="quick")
     assert {one.trial.settings["batch_size"] for one in quick.planned()} == {2}

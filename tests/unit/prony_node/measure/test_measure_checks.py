@@ -104,6 +104,7 @@ def test_rate_times_time_must_be_the_work() -> None:
     assert arithmetic_check(41.10, 8.126, 334)["level"] == "pass"
     assert arithmetic_check(39.92, 8.126, 334)["level"] == "fail"  # fasterrcnn, as an H200 had it
     assert arithmetic_check(None, 8.126, 334)["level"] == "unknown"
+    assert arithmetic_check(282.19, 0.0435, 12)["level"] == "pass"  # 12.28 of two copies, rounded
 
 
 def test_a_starved_loader_is_named() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import subprocess
+import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+from prony_node.facts.torch_build import switches
 from prony_node.measure.compiling import cache_state, use_cache
 from prony_node.measure.cuda import exact_fp32, is_depthwise, set_matrix_modes, untried
 from prony_node.measure.device import MissingDevice, choose_device, device_name, machine_of
@@ -80,6 +83,25 @@ def test_a_reference_has_no_tf32_whatever_the_step_has() -> None:
         assert cudnn.allow_tf32
         set_matrix_modes("fp32", autotune=True)  # fp32 means fp32, convolutions too
         assert (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark) == (False, False, True)
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before
+
+
+def test_the_default_precision_is_torch_s_own() -> None:
+    """As a process of torch starts: TF32 in convolutions, not in other products; a reference has none in between."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark
+    asked = "import torch; b = torch.backends; print(b.cuda.matmul.allow_tf32, b.cudnn.allow_tf32)"
+    fresh = subprocess.run([sys.executable, "-c", asked], check=True, capture_output=True, text=True, timeout=300)
+    try:
+        set_matrix_modes("tf32", autotune=False)
+        set_matrix_modes("default", autotune=False)
+        assert f"{matmul.allow_tf32} {cudnn.allow_tf32}" == fresh.stdout.strip() == "False True"
+        assert torch.get_float32_matmul_precision() == "highest"
+        assert (switches()["float32_matmul_precision"], switches()["cudnn_allow_tf32"]) == ("highest", True)
+        with exact_fp32():
+            assert not cudnn.allow_tf32
+        assert (matmul.allow_tf32, cudnn.allow_tf32) == (False, True)
     finally:
         matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before
 

@@ -248,6 +248,8 @@ def test_utilisation_names_its_peak_or_has_none() -> None:
     assert "recomputed_flops_per_sample" not in found
     found = utilisation_metrics(flops, 4e11, peaks, CPU, {"precision": "bf16", "recompute": True})
     assert found["mfu"] == {"value": None, "reason": "no peak is known for cpu in bf16"}
+    mixed = utilisation_metrics(flops, 4e11, peaks, CPU, {"precision": "default"})  # of TF32 and fp32
+    assert mixed["mfu"] == {"value": None, "reason": "no peak is known for cpu in default"}
     assert found["recomputed_flops_per_sample"]["value"] == 1e9
 
 

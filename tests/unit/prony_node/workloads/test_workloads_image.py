@@ -72,6 +72,33 @@ def test_a_tiny_one_answers_as_its_reference_does(workload: Workload) -> None:
     torch.testing.assert_close(fast.output, plain.output, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "parameters"),
+    [
+        ("resnet50", {}, 25_557_032),
+        ("resnet152", {}, 60_192_808),
+        ("vit-l-32", {}, 306_535_400),
+        ("vit-h", {"image_size": 518}, 633_470_440),
+        ("swin-t", {}, 28_288_354),
+        ("swin-b", {}, 87_768_224),
+    ],
+)
+def test_the_models_of_hurt_et_al_have_the_published_number_of_parameters(
+    name: str, given: dict[str, Value], parameters: int
+) -> None:
+    workload = find_workload(name)
+    settings = workload.effective({"preset": "plain", **given}, Machine("cpu", None, 2))
+    assert memory.parameters_of(build_task(workload, settings)) == parameters
+    assert workload.known_parameters(settings) in (parameters, None)  # never that of another size
+
+
+def test_vit_h_at_518_pixels_has_the_documented_flops() -> None:
+    workload = find_workload("vit-h")
+    task = build_task(workload, {**workload.fixed, "image_size": 518})
+    documented = 1016.717e9  # multiply-adds, as torchvision documents ViT_H_14_Weights.IMAGENET1K_SWAG_E2E_V1
+    assert count_flops(task, training=False, recompute=False).per_sample == pytest.approx(2 * documented, rel=0.001)
+
+
 def test_a_size_that_no_patch_divides_is_refused_before_anything_starts() -> None:
     with pytest.raises(RequestError, match="vit-h cuts an image into patches of 14 pixels; image_size=252 would do"):
         find_workload("vit-h").parse({"image_size": "256"})
@@ -85,6 +112,8 @@ def test_a_tiny_size_is_not_refused_for_the_full_one_s_memory() -> None:
     workload = find_workload("vit-h")
     assert workload.known_parameters({"size": "full"}) == 632_045_800
     assert workload.known_parameters({"size": "tiny"}) is None
+    assert workload.known_parameters({"image_size": 518}) is None  # it has more positions
+    assert workload.known_parameters({"classes": 100}) is None
     settings = workload.effective({}, Machine("cpu", None, 2))
     memory.refuse_hopeless(None, settings, CPU)
     with pytest.raises(Exception, match="alone need"):

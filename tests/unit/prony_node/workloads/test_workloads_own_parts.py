@@ -15,7 +15,7 @@ from prony_node.measure.protocol import Task
 from prony_node.workloads import build_task, find_workload
 from prony_node.workloads.image.vit_parts import PackedAttention, PatchProduct
 
-OWN = pytest.mark.parametrize("name", ["vit-l", "vit-h", "swin-t", "swin-b"])
+OWN = pytest.mark.parametrize("name", ["vit-l", "vit-l-32", "vit-h", "swin-t", "swin-b"])
 
 
 def task_of(name: str, **given: Value) -> Task:

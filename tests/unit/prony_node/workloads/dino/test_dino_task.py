@@ -236,7 +236,38 @@ def test_levels_have_the_shapes_of_the_maps() -> None:
     for height, width in ((64, 96), (65, 95), (71, 90), (33, 129)):
         with torch.no_grad():
             maps = model.backbone(torch.rand(1, 3, height, width), torch.tensor([[height, width]]))
-        assert level_shapes(height, width) == [tuple(found.shape[-2:]) for found in maps]
+        assert level_shapes(height, width, 4) == [tuple(found.shape[-2:]) for found in maps]
+
+
+def test_five_scales_begin_at_a_stride_of_four_and_train() -> None:
+    step = step_of(scales="5", batch_size=2)
+    batch = batch_of(step, 3, 2)
+    height, width = batch[0].shape[-2:]
+    with torch.no_grad():
+        maps = step.model.backbone(*batch[:2])
+        tokens, levels = step.model.encode(*batch[:2])
+    shapes = [tuple(found.shape[-2:]) for found in maps]
+    assert shapes == [(-(-height // stride), -(-width // stride)) for stride in (4, 8, 16, 32, 64)] == levels.shapes
+    assert tokens.shape[1] == sum(rows * columns for rows, columns in shapes)
+    assert len(step.model.encoder.level_embedding) == 5
+    step.prepare(batch)
+    before = {name: one.detach().clone() for name, one in step.model.named_parameters()}
+    step(batch)
+    assert step.output is not None
+    assert step.output.isfinite()
+    moved = {name for name, one in step.model.named_parameters() if not torch.equal(one, before[name])}
+    assert {name for name in before if name.startswith(("backbone.projections.0.", "encoder.level_embedding"))} <= moved
+
+
+def test_five_scales_have_parameters_of_their_own_and_no_default_that_was_measured_with_four() -> None:
+    assert WORKLOAD.known_parameters({"scales": "4"}) == WORKLOAD.parameters
+    assert WORKLOAD.known_parameters({"scales": "5"}) is None
+    with torch.device("meta"):
+        model = build_task(WORKLOAD, {"scales": "5"}).model()
+    assert [project[0].in_channels for project in model.backbone.projections] == [192, 384, 768, 1536]
+    large = Machine("cuda", 141.0, 16)
+    assert WORKLOAD.effective({"batch_size": 1}, large)["graphs"] is True
+    assert WORKLOAD.effective({"batch_size": 1, "scales": "5"}, large)["graphs"] is False
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import os
@@ -401,3 +402,32 @@ def test_no_temporary_folder_is_made_where_others_could_replace_it(
     assert not seen[0].is_relative_to(commons)
     with pytest.raises(NotPlain, match="others can write to"):
         shared.user_folder()
+
+
+def test_a_folder_of_another_machine_of_this_name_stays_while_it_is_held(tmp_path: Path) -> None:
+    """Two machines with one host name and one TMPDIR: the other's process is not found here, its lock is."""
+    folder = tmp_path / "prony-verify-abcdefgh"
+    folder.mkdir(0o700)
+    (folder / HOLDER).write_text(json.dumps({**identify(), "boot_id": "another"}))
+    with (folder / HOLDER).open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        remove_temporary(tmp_path, "prony-verify-")
+        assert folder.exists()
+    remove_temporary(tmp_path, "prony-verify-")
+    assert not folder.exists()
+
+
+def test_the_program_of_a_job_is_not_put_where_others_can_exchange_it(tmp_path: Path) -> None:
+    place, here = tmp_path / "open", tmp_path / "here"
+    place.mkdir()
+    here.mkdir()
+    place.chmod(0o777)
+    code = "import sys\nfrom pathlib import Path\n" + MAKERS["prony-node-"].replace(
+        "runpy.run_module = lambda *_, **__: os.read(given, 1)",
+        "runpy.run_module = lambda *_, **__: print(sys.path[0])",
+    )
+    environment = {**os.environ, "TMPDIR": str(place)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=here, env=environment, text=True, capture_output=True,
+                          timeout=120, check=True)  # fmt: skip
+    assert done.stdout.strip().endswith("node.zip")
+    assert not done.stdout.startswith(str(place))

@@ -37,7 +37,8 @@ def nobody(stranger: User) -> User:
 def test_a_user_without_name_and_home_can_look_around(nobody: User, words: list[str]) -> None:
     done = nobody.prony(*words, without=("HOME",))
     assert done.returncode == 0, done.stderr
-    assert not done.stderr
+    said = [line for line in done.stderr.splitlines() if not line.startswith("prony: waiting for")]  # a busy machine
+    assert not said
 
 
 def test_a_user_without_name_and_home_can_make_runs(nobody: User) -> None:

@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -474,3 +475,41 @@ def test_a_record_whose_manifest_was_removed_does_not_verify(root: Path) -> None
         assert "No conclusion" in prony(root, "compare", OTHER, GOOD).output
         said = prony(root, "verify", GOOD)
         assert (said.exit_code, "manifest.json is missing" in said.output) == (1, True), said.output
+
+
+def test_an_edit_that_sets_the_time_of_the_file_back_is_noticed(with_manifests: Path) -> None:
+    assert {run.verified for run in _refreshed(with_manifests)} == {MANIFEST_ALONE}
+    path = with_manifests / GOOD / files.RECORD
+    before, text = path.stat(), path.read_text()
+    time.sleep(0.02)  # the clock of a file system has steps
+    with path.open("r+") as file:
+        file.write(text.replace('"value": 6', '"value": 9', 1))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = path.stat()
+    assert (after.st_size, after.st_mtime_ns, after.st_ino) == (before.st_size, before.st_mtime_ns, before.st_ino)
+    assert {run.id: run.verified for run in _refreshed(with_manifests)}[GOOD] == NO
+
+
+def test_a_record_that_was_edited_to_a_failure_does_not_verify(root: Path) -> None:
+    """Else a sweep counts the trial as done, and its good run is never seen again."""
+    today = validate_record(read(GOOD)) | {"status": "failed", "failure": {"kind": "exception", "message": "x"}}
+    (root / GOOD / files.RECORD).write_text(json.dumps(today))
+    os.utime(root / GOOD / files.RECORD, (0, 0))
+    assert {run.id: run.verified for run in _refreshed(root)}[GOOD] == NO
+    said = prony(root, "verify", GOOD)
+    assert (said.exit_code, "manifest.json is missing" in said.output) == (1, True), said.output
+
+
+def test_an_unverified_run_is_called_so_and_not_changed(root: Path, tmp_path: Path) -> None:
+    assert "unverified, checks pass" in words_of(prony(root, "runs").output)
+    page = tmp_path / "page.html"
+    prony(root, "report", "--out", str(page))
+    text = page.read_text()
+    assert "there is no manifest to check the record against" in text
+    assert "changed after the run" not in text
+
+
+def test_a_check_cannot_fake_a_line_of_a_comparison() -> None:
+    edited = read(GOOD)
+    edited["checks"].append({"name": "levels", "level": "warn", "message": "two\nB is faster"})
+    assert all("\n" not in doubt for doubt in compare(read(OTHER), edited).doubts)

@@ -361,7 +361,8 @@ def _doubts(ours: list[Record], theirs: list[Record]) -> list[str]:
                 found.append(f"{record['id']} was interrupted before it had seen enough")
             for check in record["checks"]:
                 if check["level"] in ("warn", "fail"):
-                    found.append(f"{record['id']}: {check['name']} {check['level']}: {check.get('message', '')}")
+                    message = " ".join(str(check.get("message", "")).split())
+                    found.append(f"{record['id']}: {check['name']} {check['level']}: {message}")
     unverified = [str(record["id"]) for record in (*ours, *theirs) if is_unverified(record)]
     if unverified:
         found.append(f"unverified, since there is no manifest to check the record against: {', '.join(unverified)}")

@@ -10,7 +10,7 @@ import typer
 
 from prony.cli.open_store import LARGEST_LIMIT, RUNS_HELP, open_store
 from prony_node.contract.record import is_possible_rate
-from prony_node.contract.verification import NO
+from prony_node.contract.verification import NO, UNVERIFIED
 
 WIDE = 100  # columns, from which on the settings have room too
 WIDE_FOR_QUALITY = 88  # the same for a quality, where any run has one
@@ -106,6 +106,7 @@ def _outcome(run: Run) -> Text:
             return Text("no checks", "dim")
         return Text(no_doubts(unchecked(record) if record else None), "green")
     if run.status == "ok":
-        return Text(f"checks {run.worst}", LEVEL_STYLES[run.worst])
+        unsure = "unverified, " if run.verified == UNVERIFIED else ""
+        return Text(f"{unsure}checks {run.worst}", LEVEL_STYLES[run.worst])
     kind = f", {run.failure_kind}" if run.failure_kind != run.status else ""
     return Text(f"{run.status}{kind}", STATUS_STYLES[run.status])

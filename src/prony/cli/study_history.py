@@ -51,8 +51,8 @@ def ran_this_code(run: Run, accept_other_code: bool) -> bool:
 
 
 def _is_older(run: Run) -> bool:
-    """Whether a good run is of a Prony that wrote no manifests, or was edited to look so."""
-    return run.status == "ok" and run.mark == UNVERIFIED
+    """Whether a run is of a Prony that wrote no manifests, or was edited to look so."""
+    return run.mark == UNVERIFIED
 
 
 @dataclass(frozen=True)

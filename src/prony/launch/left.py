@@ -11,6 +11,7 @@ from prony.launch.claim import claim_run, run_claimant
 from prony.launch.collect import collect_all
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
+from prony_node.contract.manifest import has_manifest
 from prony_node.contract.plan import Plan
 from prony_node.contract.process import is_alive
 
@@ -60,7 +61,7 @@ def _is_claimed(root: Path, trial_hash: str, repeat: int) -> bool:
 def _at_work(root: Path) -> Iterator[tuple[Path, tuple[str, int], int]]:
     for plan_file in sorted(root.glob(f"[!.]*/{files.PLAN}")):
         folder = plan_file.parent
-        if (folder / files.RECORD).exists():
+        if (folder / files.RECORD).exists() and has_manifest(folder):  # its supervisor writes that last
             continue
         try:
             if folder.lstat().st_uid != os.geteuid():  # a claim says whether its owner is at work, this may be made up

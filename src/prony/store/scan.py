@@ -104,7 +104,9 @@ def _read_row(folder: Path, stamp: int | None) -> Row:
 
 
 def record_stamp(folder: Path | str) -> int | None:
-    """A number that another content of the record's file would not have: of its size, time and inode.
+    """A number that another content of the record's file would not have: of its size, times and inode.
+
+    The time of its last change (ctime) is one that nobody can set back.
 
     None where nothing has its name, not even a link that leads nowhere, and where the folder is a link. Where the
     system does not say, as of another user's folder, the error is raised.
@@ -119,7 +121,7 @@ def record_stamp(folder: Path | str) -> int | None:
         return None
     finally:
         os.close(handle)
-    text = f"{status.st_size} {status.st_mtime_ns} {status.st_ino}"
+    text = f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
 
 

@@ -168,7 +168,9 @@ def _is_left_open(folder: int, holder: str) -> bool:
     if not isinstance(who, dict) or "pid" not in who:  # killed before it said so, or any folder of such a name
         return is_old and _is_bare(folder)
     alive = is_alive(who)
-    return not alive if alive is not None else is_old and _is_free(holder, folder)
+    if alive is None and not is_old:
+        return False
+    return alive is not True and _is_free(holder, folder)  # two machines may have one name, and this folder
 
 
 def _is_free(name: str, folder: int) -> bool:

@@ -63,7 +63,10 @@ def how_changed(record: dict[str, Any]) -> str:
 def without_places(record: dict[str, Any]) -> list[dict[str, Any]]:
     """The checks of a record for a page that is handed on: without the folder that the run lies in here."""
     message = CHANGED_AFTER.format(f"prony verify {shlex.quote(record['id'])}")
-    return [{**check, "message": message} if check["name"] == UNCHANGED else check for check in record["checks"]]
+    return [
+        {**check, "message": message} if check["name"] == UNCHANGED and check["level"] == "fail" else check
+        for check in record["checks"]
+    ]
 
 
 def verify_command(folder: Path) -> str:
@@ -79,6 +82,6 @@ def manifest_mark(folder: Path) -> str:
 
 
 def lost_manifest(folder: Path) -> bool:
-    """Whether this folder had a manifest: Prony writes one beside every good record of today's schema."""
+    """Whether this folder had a manifest: Prony writes one beside every record of today's schema."""
     document = files.read_json(folder / files.RECORD)
-    return isinstance(document, dict) and document.get("schema") == RECORD_SCHEMA and document.get("status") == "ok"
+    return isinstance(document, dict) and document.get("schema") == RECORD_SCHEMA

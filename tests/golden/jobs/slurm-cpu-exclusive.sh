@@ -60,13 +60,22 @@ def read(path: str, wanted: str) -> bytes:
         sys.exit(refuse(f"{path} is not what this job was submitted with"))
     return content
 
+def safe_place() -> str:
+    """A temporary folder in which nobody else can exchange the program: each folder above it is sticky or closed."""
+    for place in (tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm"):
+        way = Path(place).resolve()
+        modes = [one.stat().st_mode for one in (way, *way.parents) if one.exists()]
+        if os.access(way, os.W_OK) and not any(mode & 0o022 and not mode & 0o1000 for mode in modes):
+            return place
+    sys.exit(refuse(f"others can write to {tempfile.gettempdir()}; set TMPDIR to a folder of yours"))
+
 def refuse(reason: str) -> int:
     print(f"prony: nothing is run: {reason}", file=sys.stderr)
     return 2
 
 def start(node: str, node_hash: str, file: str, file_hash: str, *words: str) -> None:
     program, content = read(node, node_hash), read(file, file_hash) if file else b""
-    with tempfile.TemporaryDirectory(prefix=PLACE) as place:
+    with tempfile.TemporaryDirectory(prefix=PLACE, dir=safe_place()) as place:
         own = Path(place, "node.zip")
         own.write_bytes(program)
         sys.path.insert(0, str(own))

@@ -14,10 +14,11 @@ import pytest
 
 from prony.launch.collect import collect, collect_all
 from prony.launch.follow import ProgressTail
-from prony.launch.left import wait_for_left
+from prony.launch.left import is_being_made, wait_for_left
 from prony.launch.local import LocalRun
 from prony.launch.node import ask_node, node_environment, node_python, supervisor_argv, write_node, write_node_zip
 from prony_node.contract import Plan, RequestError, Trial, files, read_record
+from prony_node.contract.manifest import SUPERVISOR, write_manifest
 from prony_node.contract.process import identify
 
 ROOT = Path(__file__).parents[4]
@@ -200,6 +201,15 @@ def test_a_folder_that_cannot_be_read_keeps_no_study_from_starting(tmp_path: Pat
     (folder / name).symlink_to(name)  # a link to itself
     collect_all(tmp_path)
     wait_for_left(tmp_path, {(PLAN.trial.hash, PLAN.repeat)}, print)
+
+
+def test_a_run_is_being_made_until_its_manifest_is_written(tmp_path: Path) -> None:
+    """Its controller was killed, and its supervisor has written the record: the run must not be made again."""
+    folder = left_folder(tmp_path, identify())
+    files.write_once(folder / files.RECORD, {})
+    assert is_being_made(tmp_path, PLAN.trial.hash, PLAN.repeat)
+    write_manifest(folder, SUPERVISOR)
+    assert not is_being_made(tmp_path, PLAN.trial.hash, PLAN.repeat)
 
 
 def test_two_containers_write_the_node_program_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,7 @@ def describe(study: Study) -> dict[str, Any]:
     """A study as JSON: what is neither trial nor run."""
     return {
         "study": study.name, "question": study.question, "source": study.source, "size": study.size, "site": study.site,
+        "parts": [part.name for part in study.parts],
         "order": study.order, "seed": study.seed if study.order == "random" else None,
         "assumptions": list(study.assumptions), "cannot": list(study.cannot),
         "budget": {"max_time_s": study.budget.max_time_s, "max_energy_j": study.budget.max_energy_j},
@@ -155,6 +156,7 @@ def _words(settings: dict[str, Value]) -> str:
 
 def _head(study: Study) -> list[str]:
     size = f", size {study.size}" if study.size else ""
+    size += f", part {', '.join(study.part_names)} only" if study.part_names else ""
     lines = [f"{study.name}{size}{f': {study.question}' if study.question else ''}"]
     lines += [f"after {study.source}"] if study.source else []
     lines += [f"site {study.site}"] if study.site != LOCAL else []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from prony.analysis.facts import introduce
 from prony.analysis.published_layout import Table
-from prony.analysis.published_tables import Known, fill
+from prony.analysis.published_tables import NOT_IN_SIZE, Known, fill
 from prony.analysis.settings import Record
 from prony.cli.ask import ask_node
 from prony.cli.open_store import updated_store
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from prony.store import Run
 
 NOT_HERE = "not among these runs"
+OTHER_PART = "not among the trials of this part of the study"
 ELSEWHERE = "there is no run of it from that machine"
 
 
@@ -106,10 +107,13 @@ def show_study(study: Study, root: Path) -> Shown:
         if record is not None and record["status"] != "interrupted":
             records.setdefault(run.trial_hash, []).append(record)
     best = {trial: _good(found) for trial, found in records.items()}
-    known = Known([one.trial for one in planned], best, _missing(planned, best, newest))
+    absent = OTHER_PART if study.part_names else NOT_IN_SIZE
+    known = Known([one.trial for one in planned], best, _missing(planned, best, newest), absent)
     every = [record for found in best.values() for record in found]
     with using(*(record["id"] for record in every)):
         tables = [table for spec in study.tables if (table := fill(spec, known)).rows]
+    if study.part_names:  # a table of other parts alone has nothing of ours
+        tables = [table for table in tables if any(row.ours for row in table.rows)]
     return Shown(study, tables, every, len(runs) - len(ours))
 
 

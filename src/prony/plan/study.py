@@ -43,6 +43,7 @@ class Study:
     site: str = LOCAL
     sizes: tuple[str, ...] = ()  # that it can be run in
     size: str | None = None  # the one that was asked for
+    part_names: tuple[str, ...] = ()  # the parts that were asked for; (): all
     file: Path | None = None  # None: shipped, or a sweep
 
     def planned(self) -> list[Planned]:

@@ -34,6 +34,7 @@ class Reading:
     folder: Path | None  # of the file; None: shipped with Prony, where no path has a meaning
     size: str | None = None
     words: tuple[str, ...] = ()  # setting=values, or part.setting=values
+    parts: tuple[str, ...] = ()  # by name; (): all
 
 
 def parse_study(text: str, file: str, reading: Reading, find: Callable[[str], Workload]) -> Study:
@@ -44,6 +45,7 @@ def parse_study(text: str, file: str, reading: Reading, find: Callable[[str], Wo
     size = _chosen(sizes, reading.size, file)
     shared = Inherited.of({key: value for key, value in top.items() if key in SIZED})
     parts = _parts(document, top, shared, size, reading, find)
+    chosen = tuple(part for part in parts if not reading.parts or part.name in reading.parts)
     name = _name(top, file)
     order = _choice(top, "order", ORDERS, "random")
     seed = _whole(top, "seed", 0, 2**63)
@@ -51,7 +53,7 @@ def parse_study(text: str, file: str, reading: Reading, find: Callable[[str], Wo
         raise top["seed"][0].wrong("seed is of a random order; with order: given it has no meaning")
     return Study(
         name=name,
-        parts=parts,
+        parts=chosen,
         question=_line(top, "question"),
         source=_line(top, "source"),
         assumptions=_lines(top, "assumptions"),
@@ -61,6 +63,7 @@ def parse_study(text: str, file: str, reading: Reading, find: Callable[[str], Wo
         site=_site(top),
         sizes=tuple(sizes),
         size=size,
+        part_names=tuple(part.name for part in chosen) if reading.parts else (),
         cannot=_lines(top, "cannot"),
         tables=read_tables(top["tables"][1], parts) if "tables" in top else (),
     )
@@ -134,12 +137,25 @@ def _parts(
         content = shared.overlaid({key: value for key, value in keys.items() if key in SIZED})
         content = content.sized(top, size).sized(keys, size)
         readers[name] = PartReader(name, place or document, content, reading.folder, find)
+    chosen = _chosen_parts(readers, reading.parts, has_parts="parts" in top)
     targets = _targets(reading.words)
     for target in targets:
-        _refuse_target(target, readers)
-    for name, reader in readers.items():
+        if target.part in readers and target.part not in chosen:
+            raise RequestError(f"{target.part}.{target.name} is for a part that --part leaves out")
+        _refuse_target(target, chosen)
+    for name, reader in chosen.items():
         reader.override({target: values for target, values in targets.items() if target.part in (None, name)})
     return tuple(reader.read(_stop(reader.content), _repeats(reader.content)) for reader in readers.values())
+
+
+def _chosen_parts(readers: dict[str, PartReader], asked: Collection[str], has_parts: bool) -> dict[str, PartReader]:
+    """The parts that a person asked for; words of the command line are for these alone."""
+    for name in asked:
+        if not has_parts:
+            raise RequestError("this study has no parts; leave --part out")
+        if name not in readers:
+            raise unknown("part", name, readers)
+    return {name: reader for name, reader in readers.items() if not asked or name in asked}
 
 
 def _refuse_target(target: Target, readers: Mapping[str, PartReader]) -> None:

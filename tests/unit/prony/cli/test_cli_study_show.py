@@ -95,6 +95,18 @@ def test_the_tables_are_of_one_machine_that_of_the_newest_run(tmp_path: Path, st
     assert found["256", "ours, devices=1"] == found["64", "ours, devices=4"] == ELSEWHERE
 
 
+def test_one_part_has_its_own_tables_alone(tmp_path: Path, study: Study, write: Write) -> None:
+    write(trial_of(study, 1, 256), 4000.0, HERE)
+    arguments = ["study", "show", "caraml", "--size", "quick", "--runs", str(tmp_path), "--part", "resnet"]
+    printed = CliRunner().invoke(make_app("study"), arguments, catch_exceptions=False).stdout
+    assert "3,969 (×1.01)" in printed
+    assert "GPT of 800 million parameters over" not in printed
+    plan = ["study", "plan", "caraml", "--runs", str(tmp_path), "--part", "gpt", "--part", "gpt-117m"]
+    planned = CliRunner().invoke(make_app("study"), plan, catch_exceptions=False).stdout
+    assert planned.startswith("caraml, size full, part gpt, gpt-117m only: ")
+    assert "resnet50" not in planned
+
+
 def test_the_command_prints_tables_or_json_and_refuses_a_study_without(
     tmp_path: Path, study: Study, write: Write
 ) -> None:

@@ -99,6 +99,40 @@ def test_sizes_and_words_change_settings() -> None:
         read(STUDY, words=("seed=4",))
 
 
+PARTS = """
+workloads: gpt-tiny
+parts:
+  - {name: small, settings: {sequence: 8, batch_size: [1, 2]}}
+  - {name: images, workloads: resnet50, settings: {batch_size: 4}}
+"""
+
+
+def of_part(*parts: str, words: tuple[str, ...] = (), text: str = PARTS) -> Study:
+    return parse_study(text, "s.yaml", Reading(None, words=words, parts=parts), find_workload)
+
+
+def test_one_part_alone_has_its_own_trials_and_takes_words_that_other_parts_would_refuse() -> None:
+    study = of_part("small", words=("sequence=16",))
+    assert trials(study) == ["gpt-tiny sequence=16 batch_size=1", "gpt-tiny sequence=16 batch_size=2"]
+    assert (study.part_names, of_part().part_names) == (("small",), ())
+    assert len(trials(of_part("images", "small"))) == 3
+
+
+@pytest.mark.parametrize(
+    ("parts", "words", "text", "said"),
+    [
+        (("smal",), (), PARTS, "unknown part 'smal'; did you mean 'small'"),
+        (("small",), ("images.batch_size=8",), PARTS, "images.batch_size is for a part that --part leaves out"),
+        (("small",), (), "workloads: gpt-tiny", "this study has no parts; leave --part out"),
+    ],
+)
+def test_a_part_that_cannot_be_chosen_is_refused(
+    parts: tuple[str, ...], words: tuple[str, ...], text: str, said: str
+) -> None:
+    with pytest.raises(RequestError, match=re.escape(said)):
+        of_part(*parts, words=words, text=text)
+
+
 def test_a_zipped_group_with_a_condition_may_speak_of_settings_and_of_groups_above() -> None:
     text = """
 workloads: gpt-tiny

@@ -14,6 +14,7 @@ from prony.analysis.settings import Record
 from prony.cli.ask import ask_node
 from prony.cli.open_store import updated_store
 from prony.cli.study_here import impossible_here
+from prony.cli.study_plan import statement_lines
 from prony.launch.collect import collect_all
 from prony.plan.prune import OutOfMemory
 from prony.plan.space import Planned
@@ -51,8 +52,7 @@ class Shown:
             lines.append(f"{self.left_out} runs of other machines are left out: the machine is that of the newest run.")
         for table in self.tables:
             lines += ["", *published_lines(table)]
-        lines += _listed("What this study cannot repeat:", self.study.cannot)
-        return lines + _listed("Not stated by the publication, and assumed:", self.study.assumptions)
+        return lines + statement_lines(self.study)
 
     def machine(self) -> str:
         if not self.records:
@@ -68,12 +68,9 @@ class Shown:
         return {
             "study": self.study.name, "size": self.study.size, "source": self.study.source, "machine": self.machine(),
             "tables": [table.to_json() for table in self.tables],
-            "cannot": list(self.study.cannot), "assumptions": list(self.study.assumptions),
+            "stated": [one.to_json() for one in self.study.stated],
+            "assumptions": [one.to_json() for one in self.study.assumptions], "cannot": list(self.study.cannot),
         }  # fmt: skip
-
-
-def _listed(title: str, texts: tuple[str, ...]) -> list[str]:
-    return ["", title, *(f"- {text}" for text in texts)] if texts else []
 
 
 def tables_of_records(records: Sequence[Record]) -> list[Table]:

@@ -27,6 +27,20 @@ class Budget:
 
 
 @dataclass(frozen=True)
+class Sourced:
+    """A setting of a study in words, with its source: where the publication states it, or why this value was assumed."""
+
+    what: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.what} ({self.source})"
+
+    def to_json(self) -> dict[str, str]:
+        return {"what": self.what, "source": self.source}
+
+
+@dataclass(frozen=True)
 class Study:
     """What a study file, or the words of `prony sweep`, ask for."""
 
@@ -34,7 +48,8 @@ class Study:
     parts: tuple[Part, ...]
     question: str = ""
     source: str = ""  # the publication that it repeats
-    assumptions: tuple[str, ...] = ()  # what that publication does not state, and what was taken instead
+    stated: tuple[Sourced, ...] = ()  # what that publication, or its repository, states
+    assumptions: tuple[Sourced, ...] = ()  # what neither states, and what was taken instead
     cannot: tuple[str, ...] = ()  # what of that publication no run of this study can repeat
     tables: tuple[TableSpec, ...] = ()  # of that publication, in which ours stand beside its figures
     order: str = "random"

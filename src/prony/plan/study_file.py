@@ -11,7 +11,7 @@ from prony.plan.document import Place, StudyError, read_document
 from prony.plan.order import MOST_REPEATS, ORDERS, seed_of
 from prony.plan.request import make_stop, parse_joules, parse_seconds, unknown_setting
 from prony.plan.space import Part
-from prony.plan.study import LOCAL, Budget, Study
+from prony.plan.study import LOCAL, Budget, Sourced, Study
 from prony.plan.study_keys import SIZED, Inherited, Target
 from prony.plan.study_part import PartReader
 from prony.plan.study_tables import read_tables
@@ -21,7 +21,7 @@ from prony_node.workloads.config import Workload
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
 KEYS = {
-    "name", "question", "source", "assumptions", "workloads", "settings", "zip", "derive", "exclude", "parts",
+    "name", "question", "source", "stated", "assumptions", "workloads", "settings", "zip", "derive", "exclude", "parts",
     "repeats", "order", "seed", "budget", "site", "stop", "sizes", "tables", "cannot",
 }  # fmt: skip
 PART_KEYS = {"name", *SIZED, "sizes"}
@@ -56,7 +56,8 @@ def parse_study(text: str, file: str, reading: Reading, find: Callable[[str], Wo
         parts=chosen,
         question=_line(top, "question"),
         source=_line(top, "source"),
-        assumptions=_lines(top, "assumptions"),
+        stated=_sourced(top, "stated"),
+        assumptions=_sourced(top, "assumptions"),
         order=order,
         seed=seed_of(name) if seed is None else seed,
         budget=_budget(top),
@@ -245,3 +246,16 @@ def _lines(top: Top, name: str) -> tuple[str, ...]:
     if name not in top:
         return ()
     return tuple(" ".join(place.text(name).split()) for place in top[name][1].texts(name))
+
+
+def _sourced(top: Top, name: str) -> tuple[Sourced, ...]:
+    """A list of `{what: TEXT, source: TEXT}`."""
+    if name not in top:
+        return ()
+    found = []
+    for place in top[name][1].items(name):
+        keys = place.mapping(f"an entry of {name}", {"what", "source"})
+        if len(keys) < 2:
+            raise place.wrong(f"an entry of {name} has both: {{what: ..., source: ...}}")
+        found.append(Sourced(_line(keys, "what"), _line(keys, "source")))
+    return tuple(found)

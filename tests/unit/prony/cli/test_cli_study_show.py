@@ -104,7 +104,18 @@ def test_one_part_has_its_own_tables_alone(tmp_path: Path, study: Study, write: 
     plan = ["study", "plan", "caraml", "--runs", str(tmp_path), "--part", "gpt", "--part", "gpt-117m"]
     planned = CliRunner().invoke(make_app("study"), plan, catch_exceptions=False).stdout
     assert planned.startswith("caraml, size full, part gpt, gpt-117m only: ")
-    assert "resnet50" not in planned
+    trials, stated = planned.split("\nStated by the publication, and where:\n")
+    assert "resnet50" not in trials
+    stated, assumed = stated.split("\nNot stated by the publication, and assumed:\n")
+    assert (
+        "- energy is measured with jpwr, per GPU for GPT and per epoch for ResNet-50 (slides, Benchmark Models)"
+        in stated
+    )
+    assert "- what precision=fp16 keeps in fp32: autocast with fp32 weights (not stated; as torch does it)" in assumed
+    document = json.loads(CliRunner().invoke(make_app("study"), [*plan, "--json"], catch_exceptions=False).stdout)
+    assert {"what": "data: made on the device, where the suite read OSCAR and ImageNet; give yours as data=PATH",
+            "source": "Prony never downloads data"} in document["assumptions"]  # fmt: skip
+    assert document["parts"] == ["gpt", "gpt-117m"]
 
 
 def test_the_command_prints_tables_or_json_and_refuses_a_study_without(

@@ -41,7 +41,8 @@ def test_no_trial_is_refused_and_the_study_says_what_it_is(name: str, size: str)
     assert [str(one.trial) for one in planned if one.refused] == []
     assert study.question.endswith("?")
     assert study.source
-    assert min(len(study.assumptions), len(study.cannot), len(study.tables)) >= 3
+    assert min(len(study.stated), len(study.assumptions), len(study.cannot), len(study.tables)) >= 3
+    assert all(one.what and one.source for one in (*study.stated, *study.assumptions))
     one_device = [one for one in planned if one.trial.settings.get("devices", 1) == 1]
     assert len(one_device) == len({one.trial.hash for one in one_device})
     # On one device a quick study is a coffee break.

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from prony.plan.space import known_settings
 from prony.plan.studies import load_study
-from prony.plan.study import Study
+from prony.plan.study import Sourced, Study
 from prony.plan.study_file import Reading, parse_study
 from prony.plan.study_part import PATHS
 from prony_node.contract import RequestError
@@ -23,7 +23,8 @@ name: every-key
 question: Does it
   pay?
 source: a paper
-assumptions: [one, two]
+stated: [{what: batch 8, source: Table 1}]
+assumptions: [{what: fp32, source: the library's default}, {what: two, source: three}]
 workloads: [gpt-tiny, resnet50]
 settings:
   device: cpu
@@ -63,7 +64,9 @@ def trials(study: Study) -> list[str]:
 
 def test_a_study_with_every_key() -> None:
     study = read(STUDY)
-    assert (study.name, study.question, study.assumptions) == ("every-key", "Does it pay?", ("one", "two"))
+    assert (study.name, study.question) == ("every-key", "Does it pay?")
+    assert study.stated == (Sourced("batch 8", "Table 1"),)
+    assert study.assumptions == (Sourced("fp32", "the library's default"), Sourced("two", "three"))
     assert (study.seed, study.budget.max_time_s, study.budget.max_energy_j) == (7, 7200.0, 3.6e6)
     found = trials(study)
     assert found[0] == "gpt-tiny data=device seed=1 device=cpu batch_size=1 sequence=8 grad_accumulation=16"
@@ -229,6 +232,9 @@ BAD = [
     ("workloads: resnet50\nsite: theirs.yml", "its file you name yourself, --site FILE"),
     ("workloads: resnet50\nsite: ../../etc/passwd", "a study names a site"),
     ("workloads: resnet50\nsite: /etc/passwd", "a study names a site"),
+    ("workloads: resnet50\nstated: [fp32]", "line 2, column 10: an entry of stated is names with values"),
+    ("workloads: resnet50\nassumptions: [{what: fp32}]", "line 2, column 15: an entry of assumptions has both"),
+    ("workloads: resnet50\nstated: [{what: a, sauce: b}]", "'sauce' has no meaning .* did you mean 'source'"),
     ('workloads: resnet50\nquestion: "\\e[2J"', "holds a control character"),
     ("workloads: resnet50\nsettings: {<<: {seed: 1}}", "a merge key"),
 ]

@@ -28,7 +28,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Sourced:
-    """A setting of a study in words, with its source: where the publication states it, or why this value was assumed."""
+    """A setting of a study in words, and its source: where the publication states it, or why it was assumed."""
 
     what: str
     source: str

@@ -19,7 +19,8 @@ from prony_node.contract.trial import Trial
 APART = ("preset", "precision", "data", "devices", "nodes", "copies", "bind")
 NOT_IN_SIZE = "not among the trials of this size of the study"
 NOT_RUN = "not run yet"
-TINY = "size=tiny is another model, so there is no ratio"
+TINY_MODEL = "size=tiny is another model"
+TINY = f"{TINY_MODEL}, so there is no ratio"
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,11 @@ def total(trial: Trial) -> int:
 
 
 def _only(spec: TableSpec, trial: Trial) -> bool:
-    return all(_said(trial, name) == value for name, value in spec.only.items())
+    return all(said(trial, name) == value for name, value in spec.only.items())
 
 
-def _said(trial: Trial, name: str) -> str | None:
+def said(trial: Trial, name: str) -> str | None:
+    """A setting of a trial as a study file writes it; None where the trial does not have it."""
     value = trial.settings.get(name)
     if isinstance(value, bool):
         return "on" if value else "off"
@@ -81,8 +83,8 @@ def _matches(spec: TableSpec, figure: Figure, trial: Trial) -> bool:
     if trial.workload != figure.workload:
         return False
     for name, matched in spec.match.items():
-        wished, said = matched.wished(figure), _said(trial, name)
-        if name not in ("devices", "nodes") and wished is not None and said is not None and wished != said:
+        wished, ours = matched.wished(figure), said(trial, name)
+        if name not in ("devices", "nodes") and wished is not None and ours is not None and wished != ours:
             return False
     return not _by_devices(spec) or total(trial) in (1, figure.devices)
 
@@ -136,10 +138,10 @@ def _cell(spec: TableSpec, figure: Figure, beside: Sequence[Trial], known: Known
 
 
 def _good(known: Known, trial: Trial) -> list[Record]:
-    return [record for record in known.records.get(trial.hash, ()) if _is_good(record)]
+    return [record for record in known.records.get(trial.hash, ()) if is_good(record)]
 
 
-def _is_good(record: Record) -> bool:
+def is_good(record: Record) -> bool:
     return record["status"] == "ok" and not rate_fails(record)
 
 
@@ -165,7 +167,7 @@ def _value(wanted: Wanted, trial: Trial, known: Known) -> Ours:
     records = known.records.get(trial.hash, ())
     good = _good(known, trial)
     if not good:
-        why = _failure(records[0]) if records else known.missing.get(trial.hash, NOT_RUN)
+        why = failure(records[0]) if records else known.missing.get(trial.hash, NOT_RUN)
         return Ours(trial, wanted.metric, None, devices=total(trial), why=why)
     found = [wanted.of(record) for record in good]
     values = [one.value for one in found if one.value is not None]
@@ -175,7 +177,7 @@ def _value(wanted: Wanted, trial: Trial, known: Known) -> Ours:
     return Ours(trial, wanted.metric, statistics.median(values), found[0].unit, total(trial), runs)
 
 
-def _failure(record: Record) -> str:
+def failure(record: Record) -> str:
     if record["status"] == "ok":
         return f"failed check: {', '.join(rate_fails(record))}"
     return str(record["failure"]["kind"])
@@ -207,9 +209,9 @@ def _field(spec: TableSpec, name: str, trial: Trial) -> str:
     if name == "devices":
         return str(total(trial))
     for setting, matched in spec.match.items():
-        said = _said(trial, setting)
-        if matched.field == name and said is not None:
-            return next((text for text, value in matched.values.items() if value == said), said)
+        ours = said(trial, setting)
+        if matched.field == name and ours is not None:
+            return next((text for text, value in matched.values.items() if value == ours), ours)
     return ""
 
 
@@ -220,7 +222,7 @@ def _column(spec: TableSpec, figure: Figure) -> str:
 
 def _name(spec: TableSpec, metric: str, trial: Trial, apart: Sequence[str]) -> str:
     words = [metric.replace("_", " ")] if len(spec.metrics) > 1 else []
-    words += [f"{name}={said}" for name in apart if (said := _said(trial, name)) is not None]
+    words += [f"{name}={value}" for name in apart if (value := said(trial, name)) is not None]
     return ", ".join(["ours", *words])
 
 
@@ -230,4 +232,4 @@ def _apart(spec: TableSpec, trials: Sequence[Trial]) -> list[str]:
     names = [
         name for name in APART if name not in told and not (name in ("devices", "nodes") and "devices" in spec.rows)
     ]
-    return [name for name in names if len({_said(trial, name) for trial in trials}) > 1]
+    return [name for name in names if len({said(trial, name) for trial in trials}) > 1]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prony.analysis.claims import Judged, concerns, judge
 from prony.analysis.facts import introduce
 from prony.analysis.published_layout import Table
 from prony.analysis.published_tables import NOT_IN_SIZE, Known, fill
@@ -20,6 +21,7 @@ from prony.plan.prune import OutOfMemory
 from prony.plan.space import Planned
 from prony.plan.studies import load_study, shipped_studies
 from prony.plan.study import Study
+from prony.report.claim_lines import claim_lines
 from prony.report.published_lines import published_lines
 from prony_node.contract.errors import RequestError
 from prony_node.contract.record import rate_fails, using
@@ -42,6 +44,7 @@ class Shown:
     tables: list[Table]
     records: list[Record] = field(default_factory=list)
     left_out: int = 0  # runs of other machines
+    claims: list[Judged] = field(default_factory=list)
 
     def lines(self) -> list[str]:
         """Everything that a person needs to read the tables."""
@@ -52,6 +55,7 @@ class Shown:
             lines.append(f"{self.left_out} runs of other machines are left out: the machine is that of the newest run.")
         for table in self.tables:
             lines += ["", *published_lines(table)]
+        lines += ["", *claim_lines(self.claims)] if self.claims else []
         return lines + statement_lines(self.study)
 
     def machine(self) -> str:
@@ -68,6 +72,7 @@ class Shown:
         return {
             "study": self.study.name, "size": self.study.size, "source": self.study.source, "machine": self.machine(),
             "tables": [table.to_json() for table in self.tables],
+            "claims": [one.to_json() for one in self.claims],
             "stated": [one.to_json() for one in self.study.stated],
             "assumptions": [one.to_json() for one in self.study.assumptions], "cannot": list(self.study.cannot),
         }  # fmt: skip
@@ -98,20 +103,20 @@ def show_study(study: Study, root: Path) -> Shown:
     runs = _runs(planned, root)
     newest = max(runs, key=lambda run: run.started, default=None)
     ours = [run for run in runs if newest is not None and run.machine == newest.machine]
-    records: dict[str, list[Record]] = {}
-    for run in ours:
-        record = run.read_record()
-        if record is not None and record["status"] != "interrupted":
-            records.setdefault(run.trial_hash, []).append(record)
+    records = _by_trial(ours)
     best = {trial: _good(found) for trial, found in records.items()}
     absent = OTHER_PART if study.part_names else NOT_IN_SIZE
     known = Known([one.trial for one in planned], best, _missing(planned, best, newest), absent)
     every = [record for found in best.values() for record in found]
-    with using(*(record["id"] for record in every)):
+    elsewhere = _by_trial([run for run in runs if run not in ours]) if study.claims else {}
+    anywhere = {trial: [*records.get(trial, ()), *elsewhere.get(trial, ())] for trial in {*records, *elsewhere}}
+    with using(*(record["id"] for found in anywhere.values() for record in found)):
+        claims = judge([one for one in study.claims if not study.part_names or concerns(one, known.trials)],
+                       known, anywhere)  # fmt: skip
         tables = [table for spec in study.tables if (table := fill(spec, known)).rows]
     if study.part_names:  # a table of other parts alone has nothing of ours
         tables = [table for table in tables if any(row.ours for row in table.rows)]
-    return Shown(study, tables, every, len(runs) - len(ours))
+    return Shown(study, tables, every, len(runs) - len(ours), claims)
 
 
 def _runs(planned: list[Planned], root: Path) -> list[Run]:
@@ -120,6 +125,16 @@ def _runs(planned: list[Planned], root: Path) -> list[Run]:
     hashes = {one.trial.hash for one in planned}
     workloads = {one.trial.workload for one in planned}
     return [run for name in sorted(workloads) for run in store.runs(workload=name) if run.trial_hash in hashes]
+
+
+def _by_trial(runs: Sequence[Run]) -> dict[str, list[Record]]:
+    """The records of these runs by the hash of their trial; an interrupted run says nothing of it."""
+    found: dict[str, list[Record]] = {}
+    for run in runs:
+        record = run.read_record()
+        if record is not None and record["status"] != "interrupted":
+            found.setdefault(run.trial_hash, []).append(record)
+    return found
 
 
 def _good(found: list[Record]) -> list[Record]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from prony.catalog.claims import ClaimSpec
 from prony.catalog.published import TableSpec
 from prony.plan.order import Turn, arrange, check_repeats, seed_of
 from prony.plan.request import split_words, with_loader
@@ -52,6 +53,7 @@ class Study:
     assumptions: tuple[Sourced, ...] = ()  # what neither states, and what was taken instead
     cannot: tuple[str, ...] = ()  # what of that publication no run of this study can repeat
     tables: tuple[TableSpec, ...] = ()  # of that publication, in which ours stand beside its figures
+    claims: tuple[ClaimSpec, ...] = ()  # its conclusions, which runs can test
     order: str = "random"
     seed: int = 0
     budget: Budget = field(default_factory=Budget)

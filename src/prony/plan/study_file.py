@@ -12,6 +12,7 @@ from prony.plan.order import MOST_REPEATS, ORDERS, seed_of
 from prony.plan.request import make_stop, parse_joules, parse_seconds, unknown_setting
 from prony.plan.space import Part
 from prony.plan.study import LOCAL, Budget, Sourced, Study
+from prony.plan.study_claims import read_claims
 from prony.plan.study_keys import SIZED, Inherited, Target
 from prony.plan.study_part import PartReader
 from prony.plan.study_tables import read_tables
@@ -22,7 +23,7 @@ from prony_node.workloads.config import Workload
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
 KEYS = {
     "name", "question", "source", "stated", "assumptions", "workloads", "settings", "zip", "derive", "exclude", "parts",
-    "repeats", "order", "seed", "budget", "site", "stop", "sizes", "tables", "cannot",
+    "repeats", "order", "seed", "budget", "site", "stop", "sizes", "tables", "cells", "claims", "cannot",
 }  # fmt: skip
 PART_KEYS = {"name", *SIZED, "sizes"}
 
@@ -51,6 +52,7 @@ def parse_study(text: str, file: str, reading: Reading, find: Callable[[str], Wo
     seed = _whole(top, "seed", 0, 2**63)
     if seed is not None and order != "random":
         raise top["seed"][0].wrong("seed is of a random order; with order: given it has no meaning")
+    tables = read_tables(top["tables"][1], parts) if "tables" in top else ()
     return Study(
         name=name,
         parts=chosen,
@@ -66,7 +68,8 @@ def parse_study(text: str, file: str, reading: Reading, find: Callable[[str], Wo
         size=size,
         part_names=tuple(part.name for part in chosen) if reading.parts else (),
         cannot=_lines(top, "cannot"),
-        tables=read_tables(top["tables"][1], parts) if "tables" in top else (),
+        tables=tables,
+        claims=read_claims(top, parts, tables),
     )
 
 

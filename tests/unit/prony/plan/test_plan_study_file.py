@@ -51,6 +51,11 @@ budget: {max_time: 2h, max_energy: 1kWh}
 site: local
 sizes:
   quick: {settings: {batch_size: 2}, repeats: 1}
+cells:
+  small: {workload: resnet50, match: {batch_size: 1}}
+  large: {workload: resnet50, only: {batch_size: 4}}
+claims:
+  - {says: a larger batch pays, place: page 1, value: large / small, above: 1, published: 1.5}
 """
 
 

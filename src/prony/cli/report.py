@@ -17,6 +17,7 @@ from prony_node.contract.record import MalformedRecord, using
 
 if TYPE_CHECKING:
     from prony.analysis.published_layout import Table
+    from prony.report.claim_lines import Conclusions
     from prony.report.page import Entry
     from prony.store import Run
 
@@ -77,7 +78,7 @@ def _write(found: list[Run], out: Path, follow: bool) -> Path:
 
     with using(*(run.folder.name for run in found)):
         entries = [_entry(run) for run in found]
-        return build_report(entries, out, _tables(entries), follow=follow)
+        return build_report(entries, out, _tables(entries), _conclusions(entries), follow=follow)
 
 
 def _is_usable(run: Run) -> bool:
@@ -87,7 +88,7 @@ def _is_usable(run: Run) -> bool:
     try:
         with using(run.folder.name):
             entry = _entry(run)
-            report_text([entry], _tables([entry]))
+            report_text([entry], _tables([entry]), _conclusions([entry]))
     except RequestError:
         return False
     return True
@@ -106,3 +107,9 @@ def _tables(entries: list[Entry]) -> list[Table]:
     from prony.cli.study_tables import tables_of_records
 
     return tables_of_records([entry.record for entry in entries])
+
+
+def _conclusions(entries: list[Entry]) -> list[Conclusions]:
+    from prony.cli.study_tables import conclusions_of_records
+
+    return conclusions_of_records([entry.record for entry in entries])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prony.analysis.claims import Judged, concerns, judge
+from prony.analysis.claims import UNTESTED, Judged, concerns, judge
 from prony.analysis.facts import introduce
 from prony.analysis.published_layout import Table
 from prony.analysis.published_tables import NOT_IN_SIZE, Known, fill
@@ -21,7 +21,7 @@ from prony.plan.prune import OutOfMemory
 from prony.plan.space import Planned
 from prony.plan.studies import load_study, shipped_studies
 from prony.plan.study import Study
-from prony.report.claim_lines import claim_lines
+from prony.report.claim_lines import Conclusions, claim_line, claim_lines
 from prony.report.published_lines import published_lines
 from prony_node.contract.errors import RequestError
 from prony_node.contract.record import rate_fails, using
@@ -80,21 +80,41 @@ class Shown:
 
 def tables_of_records(records: Sequence[Record]) -> list[Table]:
     """The tables of the shipped studies that asked for these runs, as far as these runs fill them."""
+    found = [fill(spec, known) for study, known in _studies_of(records) for spec in study.tables]
+    return [table for table in found if any(ours.value is not None for row in table.rows for ours in row.ours.values())]
+
+
+def conclusions_of_records(records: Sequence[Record]) -> list[Conclusions]:
+    """What the studies that asked for these runs state and assume, and the claims that these runs can test."""
+    found = []
+    for study, known in _studies_of(records):
+        judged = judge(study.claims, known)
+        tested = [one for one in judged if one.verdict != UNTESTED]
+        lines = [f"{one.verdict}: {claim_line(one)}" for one in tested]
+        left = len(judged) - len(tested)
+        more = f"{left} further claims cannot be tested with these runs: prony study show {study.name}" if left else ""
+        stated, assumed = ([str(one) for one in those] for those in (study.stated, study.assumptions))
+        found.append(Conclusions(study.name, lines, more, stated, assumed))
+    return found
+
+
+def _studies_of(records: Sequence[Record]) -> list[tuple[Study, Known]]:
+    """The shipped studies that asked for these runs, each with its own of them."""
     found = []
     for name in dict.fromkeys(str((record.get("study") or {}).get("name")) for record in records):
         if name not in shipped_studies():
             continue
-        own = [record for record in records if (record.get("study") or {}).get("name") == name]
         by_trial: dict[str, list[Record]] = {}
         trials = {}
-        for record in own:
-            trial = Trial(record["trial"]["workload"], record["trial"]["settings"])
-            trials[trial.hash] = trial
-            by_trial.setdefault(trial.hash, []).append(record)
+        for record in records:
+            if (record.get("study") or {}).get("name") == name:
+                trial = Trial(record["trial"]["workload"], record["trial"]["settings"])
+                trials[trial.hash] = trial
+                by_trial.setdefault(trial.hash, []).append(record)
         best = {trial: _good(those) for trial, those in by_trial.items()}
         known = Known(list(trials.values()), best, absent=NOT_HERE)
-        found += [fill(spec, known) for spec in load_study(name, None, (), find_workload).tables]
-    return [table for table in found if any(ours.value is not None for row in table.rows for ours in row.ours.values())]
+        found.append((load_study(name, None, (), find_workload), known))
+    return found
 
 
 def show_study(study: Study, root: Path) -> Shown:

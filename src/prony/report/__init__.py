@@ -8,16 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from prony.analysis.published_layout import Table
+    from prony.report.claim_lines import Conclusions
     from prony.report.page import Entry
 
 
 def build_report(
-    given: Sequence[Path | dict[str, Any] | Entry], out: Path, tables: Sequence[Table] = (), *, follow: bool = True
+    given: Sequence[Path | dict[str, Any] | Entry],
+    out: Path,
+    tables: Sequence[Table] = (),
+    conclusions: Sequence[Conclusions] = (),
+    *,
+    follow: bool = True,
 ) -> Path:
     """Write one self-contained HTML file about these runs to `out`, whole or not at all."""
     from prony.report.build import build_report as build
 
-    return build(given, out, tables, follow=follow)
+    return build(given, out, tables, conclusions, follow=follow)
 
 
 __all__ = ["build_report"]

@@ -18,6 +18,7 @@ from prony.analysis.published_layout import Table
 from prony.analysis.scaling import scaling
 from prony.analysis.scaling_series import find_series
 from prony.analysis.settings import Record
+from prony.report.claim_lines import Conclusions
 from prony.report.collective_lines import collective_plot
 from prony.report.learning import curves
 from prony.report.numbers import format_target
@@ -35,13 +36,18 @@ OPEN_UP_TO = 6  # with more runs than this each is folded
 
 
 def build_report(
-    given: Sequence[Path | Record | Entry], out: Path, tables: Sequence[Table] = (), *, follow: bool = True
+    given: Sequence[Path | Record | Entry],
+    out: Path,
+    tables: Sequence[Table] = (),
+    conclusions: Sequence[Conclusions] = (),
+    *,
+    follow: bool = True,
 ) -> Path:
     """Write the report about these runs, with the publications' tables they fill, to `out`, whole or not at all.
 
     With `follow`, `out` may be a device or a link to one; else whatever has this name is replaced by a file.
     """
-    text = report_text(given, tables)
+    text = report_text(given, tables, conclusions)
     if follow and out.is_dir():
         raise RequestError(f"the report cannot be written to {out}: it is a folder, and a report is a file")
     parent = out.absolute().parent
@@ -68,7 +74,9 @@ def build_report(
     return out
 
 
-def report_text(given: Sequence[Path | Record | Entry], tables: Sequence[Table] = ()) -> str:
+def report_text(
+    given: Sequence[Path | Record | Entry], tables: Sequence[Table] = (), conclusions: Sequence[Conclusions] = ()
+) -> str:
     """The report about these runs as HTML."""
     if not given:
         raise RequestError("a report needs at least one run")
@@ -76,6 +84,7 @@ def report_text(given: Sequence[Path | Record | Entry], tables: Sequence[Table] 
     entries.sort(key=lambda entry: (str(entry.record.get("started") or ""), entry.record["id"]))
     page = page_of(entries)
     page.published += [table_entry(table) for table in tables]
+    page.conclusions += conclusions
     return render(page, entries)
 
 

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from prony.analysis.claims import FAILS, HOLDS, SHOWN, UNDECIDED, UNTESTED, Judged, Value, state
 from prony.report.numbers import format_number
 
 TITLE = "What the publication concludes, tested here"
 VERDICTS = (HOLDS, FAILS, UNDECIDED, UNTESTED)
+
+
+@dataclass(frozen=True)
+class Conclusions:
+    """What a report says of a publication below its tables."""
+
+    study: str
+    claims: list[str]
+    more: str  # on the claims that are left out
+    stated: list[str]
+    assumed: list[str]
 
 
 def claim_lines(judged: Sequence[Judged]) -> list[str]:

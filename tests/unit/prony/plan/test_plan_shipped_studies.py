@@ -94,6 +94,22 @@ def test_a_wrong_table_is_refused_where_it_stands(was: str, becomes: str, messag
     assert str(caught.value).startswith("mine.yaml, line ")
 
 
+@pytest.mark.parametrize(
+    ("name", "title", "said"),
+    [
+        ("nasari-pearc22", "Table 4", "70,000 images in 4.9 s are 14,286 images/s"),
+        ("olivia-gh200", "Tests 1 to 5", "about 25 million parameters, ours has 17.2 million"),
+        ("caraml", "GPT of 800 million parameters over global batches: energy", "421 Wh, more than its limit of 400 W"),
+        ("caraml", "ResNet-50 over global batches and devices: energy", "grows with the batch"),
+        ("caraml", "ResNet-50 over global batches and devices: images/s", "one die (GCD) of two"),
+        ("caraml", "GPT of 117 million", "a pipeline over four devices"),
+    ],
+)
+def test_what_does_not_fit_in_a_publication_is_said_beside_its_table(name: str, title: str, said: str) -> None:
+    (spec,) = [one for one in specs(name) if one.title.startswith(title)]
+    assert said in spec.note
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_page_has_every_study_its_tables_and_how_many_figures_there_are(name: str) -> None:
     page = (Path(__file__).parents[4] / "docs" / "published-studies.md").read_text(encoding="utf-8")

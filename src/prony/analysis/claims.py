@@ -21,7 +21,7 @@ from prony_node.stats import between_run
 
 HOLDS, FAILS, UNDECIDED, UNTESTED = "holds here", "does not hold here", "not decided here", "cannot be tested here"
 OWN_TOLERANCE = 0.05  # relative: a figure in words ("1.6x") is rounded, and figures are read from charts
-NO_INTERVAL = "there is no interval: repeat the runs"
+NO_INTERVAL = "the records have none; repeat the runs"
 OTHER_MACHINE = "no run of it on the machine of the newest run"
 SAME_RUNS = "the study has one trial for both sides"
 SHOWN = 3  # values of a claim that has many
@@ -95,7 +95,11 @@ def _missing(chosen: Mapping[str, _Chosen], values: Sequence[Value]) -> tuple[st
         if one.why and not one.needs:
             reasons.setdefault(one.why, []).append(f"{name} ({one.devices} devices)" if one.devices > 1 else name)
     found += [f"no value of {', '.join(names)}: {why}" for why, names in reasons.items()]
-    return tuple(found) or tuple(dict.fromkeys(f"undecided: {one.why}" for one in values if one.why))
+    if found:
+        return tuple(found)
+    return tuple(
+        dict.fromkeys(f"no {'value' if one.value is None else 'interval'}: {one.why}" for one in values if one.why)
+    )
 
 
 def _verdict(claim: ClaimSpec, values: Sequence[Value]) -> str:

@@ -153,7 +153,7 @@ def test_every_cell_is_one_trial_but_for_those_that_are_listed() -> None:
 def test_one_trial_for_both_sides_decides_nothing() -> None:
     claim = claim_of("olivia-gh200", ONE_TRIAL[0])
     judged = judged_with("olivia-gh200", claim, {"aggressive": 1000.0})
-    assert (judged.verdict, judged.missing) == (UNTESTED, (f"undecided: {SAME_RUNS}",))
+    assert (judged.verdict, judged.missing) == (UNTESTED, (f"no value: {SAME_RUNS}",))
 
 
 def test_an_interval_that_includes_the_bound_decides_nothing() -> None:
@@ -169,7 +169,7 @@ def test_an_interval_that_includes_the_bound_decides_nothing() -> None:
 def test_a_metric_without_an_interval_decides_nothing() -> None:
     claim = claim_of("olivia-gh200", "FP16 has a better accuracy")
     judged = judged_with("olivia-gh200", claim, {"fp16": 0.6, "workers_8": 0.5}, repeats=(1.0,))
-    assert (judged.verdict, judged.missing) == (UNDECIDED, (f"undecided: {NO_INTERVAL}",))
+    assert (judged.verdict, judged.missing) == (UNDECIDED, (f"no interval: {NO_INTERVAL}",))
     assert judged.values[0].value == pytest.approx(1.2)
 
 
@@ -179,7 +179,7 @@ def test_an_accuracy_needs_a_data_set() -> None:
     records = {one.hash: [record_of(one, 1.0, "rate", ANY_DEVICE, 0, "m")] for one in trials}
     (judged,) = judge([claim], Known(trials, records))
     assert judged.verdict == UNTESTED
-    assert judged.missing == ("undecided: nothing was learned from a data set: give it, as data=PATH epochs=10",)
+    assert judged.missing == ("no value: nothing was learned from a data set: give it, as data=PATH epochs=10",)
 
 
 def test_the_energy_of_one_run_has_the_interval_of_its_record() -> None:

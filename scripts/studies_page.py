@@ -19,6 +19,7 @@ from results_records import read_runs, unpack_group
 
 from prony.cli.study_tables import Shown, show_study
 from prony.plan.studies import load_study
+from prony.report.claim_lines import TITLE
 from prony_node.contract.errors import RequestError
 from prony_node.workloads import find_workload
 
@@ -52,8 +53,8 @@ def show(name: str, archive: Path, group: str) -> Shown:
 
 
 def lines_of(shown: Shown) -> list[str]:
-    """As `prony study show` prints them, each table under a title of its own."""
-    titles = {table.spec.title for table in shown.tables}
+    """As `prony study show` prints them, tables and claims under titles of their own."""
+    titles = {TITLE, *(table.spec.title for table in shown.tables)}
     return [f"### {line}" if line in titles else line for line in shown.lines()]
 
 

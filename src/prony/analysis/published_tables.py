@@ -22,7 +22,8 @@ NOT_RUN = "not run yet"
 # What a record can say that it read, as the catalog calls them. A folder for each class may hold any images.
 DATA_SETS = {"cifar10", "cifar100", "mnist", "fashion-mnist", "food101", "imagenet", "squad", "coco", "cityscapes"}
 LAYOUTS = {"imagenet"}
-TINY = "size=tiny is another model, so there is no ratio"
+TINY_MODEL = "size=tiny is another model"
+TINY = f"{TINY_MODEL}, so there is no ratio"
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ def has_only(spec: Selection, trial: Trial) -> bool:
 
 
 def said(trial: Trial, name: str) -> str | None:
+    """A setting of a trial as a study file writes it; None where the trial does not have it."""
     value = trial.settings.get(name)
     if isinstance(value, bool):
         return "on" if value else "off"
@@ -160,10 +162,10 @@ def _cell(spec: TableSpec, figure: Figure, beside: Sequence[Trial], known: Known
 
 
 def good_records(known: Known, trial: Trial) -> list[Record]:
-    return [record for record in known.records.get(trial.hash, ()) if _is_good(record)]
+    return [record for record in known.records.get(trial.hash, ()) if is_good(record)]
 
 
-def _is_good(record: Record) -> bool:
+def is_good(record: Record) -> bool:
     return record["status"] == "ok" and not rate_fails(record)
 
 
@@ -189,7 +191,7 @@ def value_of(wanted: Wanted, trial: Trial, known: Known) -> Ours:
     records = known.records.get(trial.hash, ())
     good = good_records(known, trial)
     if not good:
-        why = _failure(records[0]) if records else known.missing.get(trial.hash, NOT_RUN)
+        why = failure(records[0]) if records else known.missing.get(trial.hash, NOT_RUN)
         return Ours(trial, wanted.metric, None, devices=total(trial), why=why)
     found = [wanted.of(record) for record in good]
     values = [one.value for one in found if one.value is not None]
@@ -199,7 +201,7 @@ def value_of(wanted: Wanted, trial: Trial, known: Known) -> Ours:
     return Ours(trial, wanted.metric, statistics.median(values), found[0].unit, total(trial), runs)
 
 
-def _failure(record: Record) -> str:
+def failure(record: Record) -> str:
     if record["status"] == "ok":
         return f"failed check: {', '.join(rate_fails(record))}"
     return str(record["failure"]["kind"])

@@ -17,6 +17,7 @@ from prony_node.contract.record import MalformedRecord, using
 
 if TYPE_CHECKING:
     from prony.cli.study_tables import OfRecords
+    from prony.report.claim_lines import Conclusions
     from prony.report.page import Entry
     from prony.store import Run
 
@@ -78,7 +79,7 @@ def _write(found: list[Run], out: Path, follow: bool) -> Path:
     with using(*(run.folder.name for run in found)):
         entries = [_entry(run) for run in found]
         beside = _published(entries)
-        return build_report(entries, out, beside.tables, beside.plots, follow=follow)
+        return build_report(entries, out, beside.tables, beside.plots, _conclusions(entries), follow=follow)
 
 
 def _is_usable(run: Run) -> bool:
@@ -89,7 +90,7 @@ def _is_usable(run: Run) -> bool:
         with using(run.folder.name):
             entry = _entry(run)
             beside = _published([entry])
-            report_text([entry], beside.tables, beside.plots)
+            report_text([entry], beside.tables, beside.plots, _conclusions([entry]))
     except RequestError:
         return False
     return True
@@ -108,3 +109,9 @@ def _published(entries: list[Entry]) -> OfRecords:
     from prony.cli.study_tables import published_of_records
 
     return published_of_records([entry.record for entry in entries])
+
+
+def _conclusions(entries: list[Entry]) -> list[Conclusions]:
+    from prony.cli.study_tables import conclusions_of_records
+
+    return conclusions_of_records([entry.record for entry in entries])

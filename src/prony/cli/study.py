@@ -31,6 +31,9 @@ Words = Annotated[
     typer.Argument(metavar="SETTING=VALUES", help="What to change, in all parts or as PART.SETTING=VALUES in one."),
 ]
 Size = Annotated[str | None, typer.Option(metavar="quick|full", help="Which of its sizes, where it has several.")]
+Parts = Annotated[
+    list[str] | None, typer.Option("--part", metavar="PART", help="One part of the study only; may be given again.")
+]
 Retry = Annotated[bool, typer.Option("--retry-failed", help=RETRY_HELP)]
 OtherCode = Annotated[bool, typer.Option("--accept-other-code", help=OTHER_CODE_HELP)]
 Share = Annotated[bool, typer.Option("--share", help=SHARE_HELP)]
@@ -49,7 +52,9 @@ class Opened:
     files: dict[str, dict[str, Any]]
 
 
-def open_study(target: str, size: str | None, words: list[str] | None, site: str | None = None) -> Opened:
+def open_study(
+    target: str, size: str | None, words: list[str] | None, site: str | None = None, parts: list[str] | None = None
+) -> Opened:
     """Read and check a study; model files are asked from a node process."""
     files: dict[str, dict[str, Any]] = {}
 
@@ -60,7 +65,7 @@ def open_study(target: str, size: str | None, words: list[str] | None, site: str
         files[model.workload.name] = model.plan
         return model.workload
 
-    found = load_study(target, size, tuple(words or ()), find)
+    found = load_study(target, size, tuple(words or ()), find, tuple(parts or ()))
     return Opened(replace(found, site=site) if site is not None else found, files)
 
 
@@ -69,6 +74,7 @@ def plan(
     target: Target,
     settings: Words = None,
     size: Size = None,
+    part: Parts = None,
     site: At = None,
     as_json: Json = False,
     runs: Runs = None,
@@ -77,7 +83,7 @@ def plan(
     from prony.cli.study_plan import make_outlook, print_outlook
 
     root = runs_root(runs)
-    opened = open_study(target, size, settings, site)
+    opened = open_study(target, size, settings, site, part)
     outlook = make_outlook(opened.study, root)
     if as_json:
         json.dump(outlook.to_json(), sys.stdout, indent=1)
@@ -91,6 +97,7 @@ def run(
     target: Target,
     settings: Words = None,
     size: Size = None,
+    part: Parts = None,
     retry_failed: Retry = False,
     share: Share = False,
     energy: Energy = True,
@@ -109,7 +116,7 @@ def run(
     A record counts if it is of this machine and this software.
     """
     root = runs_root(out)
-    opened = open_study(target, size, settings, site)
+    opened = open_study(target, size, settings, site, part)
     there = at_site(opened.study.site != LOCAL, partition, time, block, detach, dry_run)
     options = Options(root, retry_failed, share, energy, opened.files, there, accept_other_code=accept_other_code)
     try:
@@ -125,6 +132,7 @@ def resume(
     target: Target,
     settings: Words = None,
     size: Size = None,
+    part: Parts = None,
     retry_failed: Retry = False,
     share: Share = False,
     energy: Energy = True,
@@ -143,7 +151,7 @@ def resume(
     No finished run is made again.
     """
     run(
-        target, settings, size, retry_failed, share, energy,
+        target, settings, size, part, retry_failed, share, energy,
         site, partition, time, block, detach, dry_run, as_json, out, accept_other_code,
     )  # fmt: skip
 
@@ -153,6 +161,7 @@ def status(
     target: Target,
     settings: Words = None,
     size: Size = None,
+    part: Parts = None,
     site: At = None,
     as_json: Json = False,
     runs: Runs = None,
@@ -161,7 +170,7 @@ def status(
     from prony.cli.study_plan import make_standing, print_standing
 
     root = runs_root(runs)
-    opened = open_study(target, size, settings, site)
+    opened = open_study(target, size, settings, site, part)
     standing = make_standing(opened.study, root, opened.files)
     if as_json:
         json.dump(standing.to_json(), sys.stdout, indent=1)
@@ -175,13 +184,14 @@ def show(
     target: Target,
     settings: Words = None,
     size: Size = None,
+    part: Parts = None,
     site: At = None,
     as_json: Json = False,
     runs: Runs = None,
 ) -> None:
     """Print our figures beside those of the repeated publication."""
     root = runs_root(runs)
-    opened = open_study(target, size, settings, site)
+    opened = open_study(target, size, settings, site, part)
     if not opened.study.tables:
         raise RequestError(f"{opened.study.name} has no tables of a publication; `prony report` shows what was run")
     if as_json:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,8 +64,10 @@ def describe(study: Study) -> dict[str, Any]:
     """A study as JSON: what is neither trial nor run."""
     return {
         "study": study.name, "question": study.question, "source": study.source, "size": study.size, "site": study.site,
+        "parts": [part.name for part in study.parts],
         "order": study.order, "seed": study.seed if study.order == "random" else None,
-        "assumptions": list(study.assumptions), "cannot": list(study.cannot),
+        "stated": [one.to_json() for one in study.stated],
+        "assumptions": [one.to_json() for one in study.assumptions], "cannot": list(study.cannot),
         "budget": {"max_time_s": study.budget.max_time_s, "max_energy_j": study.budget.max_energy_j},
     }  # fmt: skip
 
@@ -129,9 +131,20 @@ def outlook_lines(outlook: Outlook) -> list[str]:
             f"{len(outlook.refused):,} trials would be refused on any machine, so `prony study run` will not start; "
             "exclude them, or give their settings a condition"
         )
-    lines += [f"assumption: {text}" for text in study.assumptions]
-    lines += [f"not repeated: {text}" for text in study.cannot]
-    return lines
+    return lines + statement_lines(study)
+
+
+def statement_lines(study: Study) -> list[str]:
+    """What the publication states, what is assumed, and what is not repeated, as three lists."""
+    return [
+        *_listed("Stated by the publication, and where:", study.stated),
+        *_listed("Not stated by the publication, and assumed:", study.assumptions),
+        *_listed("What this study cannot repeat:", study.cannot),
+    ]
+
+
+def _listed(title: str, entries: Sequence[object]) -> list[str]:
+    return ["", title, *(f"- {one}" for one in entries)] if entries else []
 
 
 def _trials(good: list[Planned], several: bool) -> list[str]:
@@ -155,6 +168,7 @@ def _words(settings: dict[str, Value]) -> str:
 
 def _head(study: Study) -> list[str]:
     size = f", size {study.size}" if study.size else ""
+    size += f", part {', '.join(study.part_names)} only" if study.part_names else ""
     lines = [f"{study.name}{size}{f': {study.question}' if study.question else ''}"]
     lines += [f"after {study.source}"] if study.source else []
     lines += [f"site {study.site}"] if study.site != LOCAL else []

@@ -7,19 +7,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prony.analysis.claims import UNTESTED, Judged, concerns, judge
 from prony.analysis.facts import introduce
 from prony.analysis.published_layout import Table
 from prony.analysis.published_plots import draw
-from prony.analysis.published_tables import Known, fill
+from prony.analysis.published_tables import NOT_IN_SIZE, Known, fill
 from prony.analysis.settings import Record
 from prony.cli.ask import ask_node
 from prony.cli.open_store import updated_store
 from prony.cli.study_here import impossible_here
+from prony.cli.study_plan import statement_lines
 from prony.launch.collect import collect_all
 from prony.plan.prune import OutOfMemory
 from prony.plan.space import Planned
 from prony.plan.studies import load_study, shipped_studies
 from prony.plan.study import Study
+from prony.report.claim_lines import Conclusions, claim_line, claim_lines
 from prony.report.published_lines import Captioned, plot_caption, published_lines
 from prony_node.contract.errors import RequestError
 from prony_node.contract.record import rate_fails, using
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from prony.store import Run
 
 NOT_HERE = "not among these runs"
+OTHER_PART = "not among the trials of this part of the study"
 ELSEWHERE = "there is no run of it from that machine"
 
 
@@ -42,6 +46,7 @@ class Shown:
     plots: list[Captioned]
     records: list[Record] = field(default_factory=list)
     left_out: int = 0  # runs of other machines
+    claims: list[Judged] = field(default_factory=list)
 
     def lines(self) -> list[str]:
         """Everything that a person needs to read the tables."""
@@ -52,8 +57,8 @@ class Shown:
             lines.append(f"{self.left_out} runs of other machines are left out: the machine is that of the newest run.")
         for table in self.tables:
             lines += ["", *published_lines(table)]
-        lines += _listed("What this study cannot repeat:", self.study.cannot)
-        return lines + _listed("Not stated by the publication, and assumed:", self.study.assumptions)
+        lines += ["", *claim_lines(self.claims)] if self.claims else []
+        return lines + statement_lines(self.study)
 
     def machine(self) -> str:
         return machines(self.records) or "nothing was run yet"
@@ -62,7 +67,9 @@ class Shown:
         return {
             "study": self.study.name, "size": self.study.size, "source": self.study.source, "machine": self.machine(),
             "tables": [table.to_json() for table in self.tables],
-            "cannot": list(self.study.cannot), "assumptions": list(self.study.assumptions),
+            "claims": [one.to_json() for one in self.claims],
+            "stated": [one.to_json() for one in self.study.stated],
+            "assumptions": [one.to_json() for one in self.study.assumptions], "cannot": list(self.study.cannot),
         }  # fmt: skip
 
 
@@ -78,10 +85,6 @@ def _machine(record: Record) -> str:
     return ", ".join([told[name] for name in ("device", "CPU") if name in told] + [f"torch {told.get('torch', '?')}"])
 
 
-def _listed(title: str, texts: tuple[str, ...]) -> list[str]:
-    return ["", title, *(f"- {text}" for text in texts)] if texts else []
-
-
 @dataclass(frozen=True)
 class OfRecords:
     """The tables and plots of shipped studies that have values of ours."""
@@ -93,23 +96,45 @@ class OfRecords:
 def published_of_records(records: Sequence[Record]) -> OfRecords:
     """The tables and plots of the shipped studies that asked for these runs, as far as these runs fill them."""
     tables, plots = [], []
+    for study, known in _studies_of(records):
+        tables += [table for spec in study.tables if (table := fill(spec, known)).has_ours]
+        drawn = [plot for spec in study.plots if (plot := draw(spec, known)).has_ours]
+        own = [record for found in known.records.values() for record in found]
+        plots += [Captioned(plot, plot_caption(plot, study.source, machines(own))) for plot in drawn]
+    return OfRecords(tables, plots)
+
+
+def conclusions_of_records(records: Sequence[Record]) -> list[Conclusions]:
+    """What the studies that asked for these runs state and assume, and the claims that these runs can test."""
+    found = []
+    for study, known in _studies_of(records):
+        judged = judge(study.claims, known)
+        tested = [one for one in judged if one.verdict != UNTESTED]
+        lines = [f"{one.verdict}: {claim_line(one)}" for one in tested]
+        left = len(judged) - len(tested)
+        more = f"{left} further claims cannot be tested with these runs: prony study show {study.name}" if left else ""
+        stated, assumed = ([str(one) for one in those] for those in (study.stated, study.assumptions))
+        found.append(Conclusions(study.name, lines, more, stated, assumed))
+    return found
+
+
+def _studies_of(records: Sequence[Record]) -> list[tuple[Study, Known]]:
+    """The shipped studies that asked for these runs, each with its own of them."""
+    found = []
     for name in dict.fromkeys(str((record.get("study") or {}).get("name")) for record in records):
         if name not in shipped_studies():
             continue
-        own = [record for record in records if (record.get("study") or {}).get("name") == name]
         by_trial: dict[str, list[Record]] = {}
         trials = {}
-        for record in own:
-            trial = Trial(record["trial"]["workload"], record["trial"]["settings"])
-            trials[trial.hash] = trial
-            by_trial.setdefault(trial.hash, []).append(record)
+        for record in records:
+            if (record.get("study") or {}).get("name") == name:
+                trial = Trial(record["trial"]["workload"], record["trial"]["settings"])
+                trials[trial.hash] = trial
+                by_trial.setdefault(trial.hash, []).append(record)
         best = {trial: _good(those) for trial, those in by_trial.items()}
         known = Known(list(trials.values()), best, absent=NOT_HERE)
-        study = load_study(name, None, (), find_workload)
-        tables += [table for spec in study.tables if (table := fill(spec, known)).has_ours]
-        drawn = [plot for spec in study.plots if (plot := draw(spec, known)).has_ours]
-        plots += [Captioned(plot, plot_caption(plot, study.source, machines(own))) for plot in drawn]
-    return OfRecords(tables, plots)
+        found.append((load_study(name, None, (), find_workload), known))
+    return found
 
 
 def show_study(study: Study, root: Path) -> Shown:
@@ -118,22 +143,25 @@ def show_study(study: Study, root: Path) -> Shown:
     runs = _runs(planned, root)
     newest = max(runs, key=lambda run: run.started, default=None)
     ours = [run for run in runs if newest is not None and run.machine == newest.machine]
-    records: dict[str, list[Record]] = {}
-    for run in ours:
-        record = run.read_record()
-        if record is not None and record["status"] != "interrupted":
-            records.setdefault(run.trial_hash, []).append(record)
+    records = _by_trial(ours)
     best = {trial: _good(found) for trial, found in records.items()}
     beyond = _beyond_memory(planned, best)
     missing = _missing([one for one in planned if one.trial.hash not in best], newest) | beyond
     datasets = {one.trial.hash: one.datasets for one in planned if "" not in one.datasets}
-    known = Known([one.trial for one in planned], best, missing, beyond_memory=beyond, datasets=datasets)
+    absent = OTHER_PART if study.part_names else NOT_IN_SIZE
+    known = Known([one.trial for one in planned], best, missing, absent, beyond, datasets)
     every = [record for found in best.values() for record in found]
-    with using(*(record["id"] for record in every)):
+    elsewhere = _by_trial([run for run in runs if run not in ours]) if study.claims else {}
+    anywhere = {trial: [*records.get(trial, ()), *elsewhere.get(trial, ())] for trial in {*records, *elsewhere}}
+    with using(*(record["id"] for found in anywhere.values() for record in found)):
+        claims = judge([one for one in study.claims if not study.part_names or concerns(one, known.trials)],
+                       known, anywhere)  # fmt: skip
         tables = [table for spec in study.tables if (table := fill(spec, known)).rows]
         drawn = [draw(spec, known) for spec in study.plots]
         plots = [Captioned(plot, plot_caption(plot, study.source, machines(every))) for plot in drawn]
-    return Shown(study, tables, plots, every, len(runs) - len(ours))
+    if study.part_names:  # a table of other parts alone has nothing of ours
+        tables = [table for table in tables if any(row.ours for row in table.rows)]
+    return Shown(study, tables, plots, every, len(runs) - len(ours), claims)
 
 
 def _runs(planned: list[Planned], root: Path) -> list[Run]:
@@ -142,6 +170,16 @@ def _runs(planned: list[Planned], root: Path) -> list[Run]:
     hashes = {one.trial.hash for one in planned}
     workloads = {one.trial.workload for one in planned}
     return [run for name in sorted(workloads) for run in store.runs(workload=name) if run.trial_hash in hashes]
+
+
+def _by_trial(runs: Sequence[Run]) -> dict[str, list[Record]]:
+    """The records of these runs by the hash of their trial; an interrupted run says nothing of it."""
+    found: dict[str, list[Record]] = {}
+    for run in runs:
+        record = run.read_record()
+        if record is not None and record["status"] != "interrupted":
+            found.setdefault(run.trial_hash, []).append(record)
+    return found
 
 
 def _good(found: list[Record]) -> list[Record]:

@@ -26,17 +26,23 @@ def shipped_studies() -> dict[str, str]:
     return {Path(file.name).stem: file.read_text(encoding="utf-8") for file in files}
 
 
-def load_study(target: str, size: str | None, words: tuple[str, ...], find: Callable[[str], Workload]) -> Study:
+def load_study(
+    target: str,
+    size: str | None,
+    words: tuple[str, ...],
+    find: Callable[[str], Workload],
+    parts: tuple[str, ...] = (),
+) -> Study:
     """The study that a word means: a file where it looks like one, else a shipped study of that name."""
     if target.endswith(ENDINGS) or "/" in target:
         path = expand(target)
         text = _read(path)
-        return replace(parse_study(text, target, Reading(path.absolute().parent, size, words), find), file=path)
+        return replace(parse_study(text, target, Reading(path.absolute().parent, size, words, parts), find), file=path)
     shipped = shipped_studies()
     if target not in shipped:
         hint = "" if shipped else "; Prony ships none"
         raise RequestError(f"{unknown('study', target, shipped)}{hint}; a file of yours ends in .yaml")
-    return parse_study(shipped[target], f"{target}.yaml", Reading(None, size, words), find)
+    return parse_study(shipped[target], f"{target}.yaml", Reading(None, size, words, parts), find)
 
 
 def _read(path: Path) -> str:

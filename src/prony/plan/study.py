@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from prony.catalog.claims import ClaimSpec
 from prony.catalog.published import PlotSpec, TableSpec
 from prony.plan.order import Turn, arrange, check_repeats, seed_of
 from prony.plan.request import split_words, with_loader
@@ -27,6 +28,20 @@ class Budget:
 
 
 @dataclass(frozen=True)
+class Sourced:
+    """A setting of a study in words, and its source: where the publication states it, or why it was assumed."""
+
+    what: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.what} ({self.source})"
+
+    def to_json(self) -> dict[str, str]:
+        return {"what": self.what, "source": self.source}
+
+
+@dataclass(frozen=True)
 class Study:
     """What a study file, or the words of `prony sweep`, ask for."""
 
@@ -34,16 +49,19 @@ class Study:
     parts: tuple[Part, ...]
     question: str = ""
     source: str = ""  # the publication that it repeats
-    assumptions: tuple[str, ...] = ()  # what that publication does not state, and what was taken instead
+    stated: tuple[Sourced, ...] = ()  # what that publication, or its repository, states
+    assumptions: tuple[Sourced, ...] = ()  # what neither states, and what was taken instead
     cannot: tuple[str, ...] = ()  # what of that publication no run of this study can repeat
     tables: tuple[TableSpec, ...] = ()  # of that publication, in which ours stand beside its figures
     plots: tuple[PlotSpec, ...] = ()  # of that publication, in which ours are drawn before its figures
+    claims: tuple[ClaimSpec, ...] = ()  # its conclusions, which runs can test
     order: str = "random"
     seed: int = 0
     budget: Budget = field(default_factory=Budget)
     site: str = LOCAL
     sizes: tuple[str, ...] = ()  # that it can be run in
     size: str | None = None  # the one that was asked for
+    part_names: tuple[str, ...] = ()  # the parts that were asked for; (): all
     file: Path | None = None  # None: shipped, or a sweep
 
     def planned(self) -> list[Planned]:

@@ -11,7 +11,8 @@ from prony.plan.document import Place, StudyError, read_document
 from prony.plan.order import MOST_REPEATS, ORDERS, seed_of
 from prony.plan.request import make_stop, parse_joules, parse_seconds, unknown_setting
 from prony.plan.space import Part
-from prony.plan.study import LOCAL, Budget, Study
+from prony.plan.study import LOCAL, Budget, Sourced, Study
+from prony.plan.study_claims import read_claims
 from prony.plan.study_keys import SIZED, Inherited, Target
 from prony.plan.study_part import PartReader
 from prony.plan.study_tables import read_plots, read_tables
@@ -21,8 +22,8 @@ from prony_node.workloads.config import Workload
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
 KEYS = {
-    "name", "question", "source", "assumptions", "workloads", "settings", "zip", "derive", "exclude", "parts",
-    "repeats", "order", "seed", "budget", "site", "stop", "sizes", "tables", "plots", "cannot",
+    "name", "question", "source", "stated", "assumptions", "workloads", "settings", "zip", "derive", "exclude", "parts",
+    "repeats", "order", "seed", "budget", "site", "stop", "sizes", "tables", "plots", "cells", "claims", "cannot",
 }  # fmt: skip
 PART_KEYS = {"name", "dataset", *SIZED, "sizes"}
 DATASET = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,59}")  # without dots, which part the words of a command
@@ -35,6 +36,7 @@ class Reading:
     folder: Path | None  # of the file; None: shipped with Prony, where no path has a meaning
     size: str | None = None
     words: tuple[str, ...] = ()  # setting=values, part.setting=values, or either with .dataset behind the setting
+    parts: tuple[str, ...] = ()  # by name; (): all
 
 
 def parse_study(text: str, file: str, reading: Reading, find: Callable[[str], Workload]) -> Study:
@@ -45,26 +47,31 @@ def parse_study(text: str, file: str, reading: Reading, find: Callable[[str], Wo
     size = _chosen(sizes, reading.size, file)
     shared = Inherited.of({key: value for key, value in top.items() if key in SIZED})
     parts = _parts(document, top, shared, size, reading, find)
+    chosen = tuple(part for part in parts if not reading.parts or part.name in reading.parts)
     name = _name(top, file)
     order = _choice(top, "order", ORDERS, "random")
     seed = _whole(top, "seed", 0, 2**63)
     if seed is not None and order != "random":
         raise top["seed"][0].wrong("seed is of a random order; with order: given it has no meaning")
+    tables = read_tables(top["tables"][1], parts) if "tables" in top else ()
     return Study(
         name=name,
-        parts=parts,
+        parts=chosen,
         question=_line(top, "question"),
         source=_line(top, "source"),
-        assumptions=_lines(top, "assumptions"),
+        stated=_sourced(top, "stated"),
+        assumptions=_sourced(top, "assumptions"),
         order=order,
         seed=seed_of(name) if seed is None else seed,
         budget=_budget(top),
         site=_site(top),
         sizes=tuple(sizes),
         size=size,
+        part_names=tuple(part.name for part in chosen) if reading.parts else (),
         cannot=_lines(top, "cannot"),
-        tables=read_tables(top["tables"][1], parts) if "tables" in top else (),
+        tables=tables,
         plots=read_plots(top["plots"][1], parts) if "plots" in top else (),
+        claims=read_claims(top, parts, tables),
     )
 
 
@@ -136,12 +143,26 @@ def _parts(
         content = shared.overlaid({key: value for key, value in keys.items() if key in SIZED})
         content = content.sized(top, size).sized(keys, size)
         readers[name] = PartReader(name, place or document, content, reading.folder, find, _dataset(keys))
+    chosen = _chosen_parts(readers, reading.parts, has_parts="parts" in top)
     targets = _targets(reading.words, readers)
     for target in targets:
-        _refuse_target(target, readers)
-    for name, reader in readers.items():
+        meant = [name for name, reader in readers.items() if target.means(name, reader.dataset)]
+        if target.part is not None and meant and not any(name in chosen for name in meant):
+            raise RequestError(f"{target.part}.{target.name} is for a part that --part leaves out")
+        _refuse_target(target, chosen)
+    for name, reader in chosen.items():
         reader.override({target: values for target, values in targets.items() if target.means(name, reader.dataset)})
     return tuple(reader.read(_stop(reader.content), _repeats(reader.content)) for reader in readers.values())
+
+
+def _chosen_parts(readers: dict[str, PartReader], asked: Collection[str], has_parts: bool) -> dict[str, PartReader]:
+    """The parts that a person asked for; words of the command line are for these alone."""
+    for name in asked:
+        if not has_parts:
+            raise RequestError("this study has no parts; leave --part out")
+        if name not in readers:
+            raise unknown("part", name, readers)
+    return {name: reader for name, reader in readers.items() if not asked or name in asked}
 
 
 def _refuse_target(target: Target, readers: Mapping[str, PartReader]) -> None:
@@ -256,3 +277,16 @@ def _lines(top: Top, name: str) -> tuple[str, ...]:
     if name not in top:
         return ()
     return tuple(" ".join(place.text(name).split()) for place in top[name][1].texts(name))
+
+
+def _sourced(top: Top, name: str) -> tuple[Sourced, ...]:
+    """A list of `{what: TEXT, source: TEXT}`."""
+    if name not in top:
+        return ()
+    found = []
+    for place in top[name][1].items(name):
+        keys = place.mapping(f"an entry of {name}", {"what", "source"})
+        if len(keys) < 2:
+            raise place.wrong(f"an entry of {name} has both: {{what: ..., source: ...}}")
+        found.append(Sourced(_line(keys, "what"), _line(keys, "source")))
+    return tuple(found)

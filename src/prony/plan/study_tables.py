@@ -101,12 +101,12 @@ def _selection(keys: Keys, place: Place, settings: Mapping[str, Setting], what: 
         where=_where(keys, figures(name) if name else ()),
         metrics=_words(keys, "metrics", ("throughput",)),
         match=_match(keys, settings),
-        only=_only(keys, settings),
+        only=read_settings(keys, "only", settings),
         workloads=_words(keys, "workloads", ()),
-        samples={data: int(_number(at[1], "samples")) for data, at in _mapping(keys, "samples").items()},
+        samples={data: int(read_number(at[1], "samples")) for data, at in _mapping(keys, "samples").items()},
         epochs=_epochs(keys),
-        epoch_batches=int(_number(keys["epoch_batches"][1], "epoch_batches")) if "epoch_batches" in keys else None,
-        unit_flops=_number(keys["unit_flops"][1], "unit_flops") if "unit_flops" in keys else None,
+        epoch_batches=int(read_number(keys["epoch_batches"][1], "epoch_batches")) if "epoch_batches" in keys else None,
+        unit_flops=read_number(keys["unit_flops"][1], "unit_flops") if "unit_flops" in keys else None,
         note=_line(keys, "note"),
     )
     if name and not spec.chosen():
@@ -144,10 +144,10 @@ def _match(keys: Keys, settings: Mapping[str, Setting]) -> dict[str, Matched]:
     return found
 
 
-def _only(keys: Keys, settings: Mapping[str, Setting]) -> dict[str, tuple[str | None, ...]]:
+def read_settings(keys: Keys, key: str, settings: Mapping[str, Setting]) -> dict[str, tuple[str | None, ...]]:
     """Setting to the values that ours may have; with nothing behind it, ours must not have it."""
     found: dict[str, tuple[str | None, ...]] = {}
-    for name, (at, value) in _mapping(keys, "only").items():
+    for name, (at, value) in _mapping(keys, key).items():
         _setting(at, name, settings)
         places = [] if value.is_nothing else value.texts(name)
         for place in places:
@@ -201,10 +201,10 @@ def _epochs(keys: Keys) -> int | None:
     if "epochs" not in keys:
         return 1
     place = keys["epochs"][1]
-    return None if place.text("epochs") == UNKNOWN else int(_number(place, "epochs"))
+    return None if place.text("epochs") == UNKNOWN else int(read_number(place, "epochs"))
 
 
-def _number(place: Place, what: str) -> float:
+def read_number(place: Place, what: str) -> float:
     text = place.text(what)
     if not NUMBER.fullmatch(text):
         raise place.wrong(f"{what} is a number, not {text[:40]!r}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from prony.analysis.published_layout import Table
+    from prony.report.claim_lines import Conclusions
     from prony.report.page import Entry
     from prony.report.published_lines import Captioned
 
@@ -17,13 +18,14 @@ def build_report(
     out: Path,
     tables: Sequence[Table] = (),
     plots: Sequence[Captioned] = (),
+    conclusions: Sequence[Conclusions] = (),
     *,
     follow: bool = True,
 ) -> Path:
     """Write one self-contained HTML file about these runs to `out`, whole or not at all."""
     from prony.report.build import build_report as build
 
-    return build(given, out, tables, plots, follow=follow)
+    return build(given, out, tables, plots, conclusions, follow=follow)
 
 
 __all__ = ["build_report"]

@@ -18,6 +18,7 @@ from prony.analysis.published_layout import Table
 from prony.analysis.scaling import scaling
 from prony.analysis.scaling_series import find_series
 from prony.analysis.settings import Record
+from prony.report.claim_lines import Conclusions
 from prony.report.collective_lines import collective_plot
 from prony.report.learning import curves
 from prony.report.numbers import format_target
@@ -39,6 +40,7 @@ def build_report(
     out: Path,
     tables: Sequence[Table] = (),
     plots: Sequence[Captioned] = (),
+    conclusions: Sequence[Conclusions] = (),
     *,
     follow: bool = True,
 ) -> Path:
@@ -46,7 +48,7 @@ def build_report(
 
     With `follow`, `out` may be a device or a link to one; else whatever has this name is replaced by a file.
     """
-    text = report_text(given, tables, plots)
+    text = report_text(given, tables, plots, conclusions)
     if follow and out.is_dir():
         raise RequestError(f"the report cannot be written to {out}: it is a folder, and a report is a file")
     parent = out.absolute().parent
@@ -74,7 +76,10 @@ def build_report(
 
 
 def report_text(
-    given: Sequence[Path | Record | Entry], tables: Sequence[Table] = (), plots: Sequence[Captioned] = ()
+    given: Sequence[Path | Record | Entry],
+    tables: Sequence[Table] = (),
+    plots: Sequence[Captioned] = (),
+    conclusions: Sequence[Conclusions] = (),
 ) -> str:
     """The report about these runs as HTML."""
     if not given:
@@ -84,6 +89,7 @@ def report_text(
     page = page_of(entries)
     page.published += [table_entry(table) for table in tables]
     page.published_plots += _published_plots(plots)
+    page.conclusions += conclusions
     return render(page, entries)
 
 

@@ -15,6 +15,7 @@ from prony.analysis.settings import Record, in_order, settings_of, show_setting,
 from prony.analysis.spread import Group, groups
 from prony.report.batch_lines import batch_lines
 from prony.report.binding_lines import binding_lines
+from prony.report.claim_lines import Conclusions
 from prony.report.collective_lines import collective_lines, collective_table
 from prony.report.data_lines import data_lines
 from prony.report.learning_lines import REACHED, curve_table, learning_lines
@@ -65,6 +66,7 @@ class Page:
     spreads: list[dict[str, Any]] = field(default_factory=list)
     published: list[dict[str, Any]] = field(default_factory=list)
     published_plots: list[dict[str, Any]] = field(default_factory=list)
+    conclusions: list[Conclusions] = field(default_factory=list)  # of those publications
     scalings: list[dict[str, Any]] = field(default_factory=list)
     learning: list[dict[str, Any]] = field(default_factory=list)
     learned_sweeps: list[dict[str, Any]] = field(default_factory=list)

@@ -126,11 +126,12 @@ def test_what_this_machine_cannot_do_is_left_out(root: Path) -> None:
     carried, said = carry(root, text)
     assert [o.record["trial"]["settings"]["precision"] for o in carried.outcomes] == ["fp32", "fp32"]
     assert "left out, since this machine cannot do it (2 of the trials): precision=tf32 is a mode of CUDA's" in said
-    study = parse_study(f"{text}  #\nassumptions: none\n", "s.yaml", Reading(None), find_workload)
+    assumed = "assumptions: [{what: fp32, source: not stated}]\n"
+    study = parse_study(f"{text}  #\n{assumed}", "s.yaml", Reading(None), find_workload)
     lines = outlook_lines(make_outlook(study, root))
     assert "2 of the runs are finished here and will be skipped" in lines
     assert "nothing is left to run" in lines
-    assert lines[-1] == "assumption: none"
+    assert lines[-2:] == ["Not stated by the publication, and assumed:", "- fp32 (not stated)"]
 
 
 def test_a_study_of_a_site_is_judged_by_the_site(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

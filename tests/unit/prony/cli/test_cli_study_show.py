@@ -12,11 +12,20 @@ from typer.testing import CliRunner
 
 import prony.cli.study_here
 import prony.cli.study_tables
+from prony.analysis.claims import Judged
 from prony.analysis.published_tables import NOT_RUN
 from prony.cli.main import make_app
-from prony.cli.study_tables import ELSEWHERE, OfRecords, published_of_records, show_study
+from prony.cli.study_tables import (
+    ELSEWHERE,
+    OfRecords,
+    Shown,
+    conclusions_of_records,
+    published_of_records,
+    show_study,
+)
 from prony.plan.studies import load_study
 from prony.plan.study import Study
+from prony.report.build import report_text
 from prony_node.contract import files
 from prony_node.contract.trial import Trial
 from prony_node.workloads import find_workload
@@ -46,13 +55,16 @@ def study() -> Study:
 def write(tmp_path: Path, get_record: GetRecord) -> Write:
     """A run folder of a trial on a machine, with this rate."""
 
-    def make(trial: Trial, rate: float, machine: str, started: str = "2026-11-15T10:00:00+00:00") -> dict[str, Any]:
+    def make(
+        trial: Trial, rate: float, machine: str, started: str = "2026-11-15T10:00:00+00:00", device: str = "NVIDIA H200"
+    ) -> dict[str, Any]:
         record = get_record("d00001")
         record["id"] = f"{trial.workload}-{len(list(tmp_path.iterdir()))}"
         record["trial"] |= {**trial.to_json(), "effective": {"batch_size": 64, **trial.settings}}
         record["metrics"]["throughput"] |= {"value": rate, "low": rate, "high": rate}
         record |= {"started": started, "ended": started, "study": {"name": "caraml", "part": "resnet"}}
         record["fingerprint"] = {"machine": machine, "software": "s"}
+        record["facts"]["devices"][0]["name"] = device
         folder = tmp_path / record["id"]
         folder.mkdir()
         (folder / files.RECORD).write_text(json.dumps(record))
@@ -96,6 +108,29 @@ def test_the_tables_are_of_one_machine_that_of_the_newest_run(tmp_path: Path, st
     assert found["256", "ours, devices=1"] == found["64", "ours, devices=4"] == ELSEWHERE
 
 
+def test_one_part_has_its_own_tables_alone(tmp_path: Path, study: Study, write: Write) -> None:
+    write(trial_of(study, 1, 256), 4000.0, HERE)
+    arguments = ["study", "show", "caraml", "--size", "quick", "--runs", str(tmp_path), "--part", "resnet"]
+    printed = CliRunner().invoke(make_app("study"), arguments, catch_exceptions=False).stdout
+    assert "3,969 (×1.01)" in printed
+    assert "GPT of 800 million parameters over" not in printed
+    plan = ["study", "plan", "caraml", "--runs", str(tmp_path), "--part", "gpt", "--part", "gpt-117m"]
+    planned = CliRunner().invoke(make_app("study"), plan, catch_exceptions=False).stdout
+    assert planned.startswith("caraml, size full, part gpt, gpt-117m only: ")
+    trials, stated = planned.split("\nStated by the publication, and where:\n")
+    assert "resnet50" not in trials
+    stated, assumed = stated.split("\nNot stated by the publication, and assumed:\n")
+    assert (
+        "- energy is measured with jpwr, per GPU for GPT and per epoch for ResNet-50 (slides, Benchmark Models)"
+        in stated
+    )
+    assert "- what precision=fp16 keeps in fp32: autocast with fp32 weights (not stated; as torch does it)" in assumed
+    document = json.loads(CliRunner().invoke(make_app("study"), [*plan, "--json"], catch_exceptions=False).stdout)
+    assert {"what": "data: made on the device, where the suite read OSCAR and ImageNet; give yours as data=PATH",
+            "source": "Prony never downloads data"} in document["assumptions"]  # fmt: skip
+    assert document["parts"] == ["gpt", "gpt-117m"]
+
+
 def test_the_command_prints_tables_or_json_and_refuses_a_study_without(
     tmp_path: Path, study: Study, write: Write
 ) -> None:
@@ -115,6 +150,52 @@ def test_the_command_prints_tables_or_json_and_refuses_a_study_without(
     refused = CliRunner().invoke(make_app("study"), ["study", "show", str(tmp_path / "mine.yaml")])
     assert refused.exit_code == 2
     assert "mine has no tables of a publication" in refused.output
+
+
+GENERATIONS = "In ResNet-50 newer generations are faster"
+
+
+def claim_of(shown: Shown, says: str) -> Judged:
+    (found,) = [one for one in shown.claims if one.claim.says.startswith(says)]
+    return found
+
+
+def test_a_claim_that_names_devices_takes_runs_of_every_machine(tmp_path: Path, study: Study, write: Write) -> None:
+    trial = trial_of(study, 1, 256)
+    write(trial, 5000.0, HERE, device="NVIDIA GH200 120GB")
+    write(trial, 4000.0, THERE, device="NVIDIA H100 80GB HBM3")
+    assert claim_of(show_study(study, tmp_path), GENERATIONS).missing == ("needs runs on 1 x A100",)
+    write(trial, 2000.0, "elsewhere", device="NVIDIA A100-SXM4-40GB")
+    shown = show_study(study, tmp_path)
+    judged = claim_of(shown, GENERATIONS)
+    assert judged.verdict == "holds here"
+    assert [one.value for one in judged.values] == pytest.approx([1.25, 2.0])
+    text = "\n".join(shown.lines())
+    assert "Holds here:\n\n- In ResNet-50 newer generations are faster" in text
+    assert "here resnet_jedi_256 / resnet_sxm_256 is 1.25 (95 % CI " in text.replace("Here", "here")
+    assert text.index("What the publication concludes") < text.index("Stated by the publication")
+    (entry,) = [one for one in shown.to_json()["claims"] if one["says"].startswith(GENERATIONS)]
+    assert (entry["verdict"], entry["values"][1]["value"]) == ("holds here", pytest.approx(2.0))
+
+
+def test_one_part_has_its_own_claims_alone(tmp_path: Path) -> None:
+    of_part = load_study("caraml", "quick", (), find_workload, ("gpt",))
+    claims = show_study(of_part, tmp_path).claims
+    assert {cell.workload for one in claims for cell in one.claim.cells.values()} == {"gpt-800m"}
+
+
+def test_a_report_has_the_claims_that_its_runs_test_and_what_is_assumed(study: Study, write: Write) -> None:
+    trial = trial_of(study, 1, 256)
+    rates = {"NVIDIA GH200 120GB": 5000.0, "NVIDIA H100 80GB HBM3": 6000.0, "NVIDIA A100-SXM4-40GB": 2000.0}
+    records = [write(trial, rate, device, device=device) for device, rate in rates.items()]
+    (found,) = conclusions_of_records(records)
+    (line,) = found.claims
+    assert line.startswith("does not hold here: In ResNet-50 newer generations are faster")
+    assert found.more.endswith("further claims cannot be tested with these runs: prony study show caraml")
+    page = report_text(records, published_of_records(records).tables, conclusions=[found])
+    assert "What caraml concludes, tested with these runs" in page
+    assert "fits 40 GB" in page
+    assert conclusions_of_records([{**records[0], "study": {"name": "mine"}}]) == []
 
 
 def test_a_report_takes_the_tables_that_its_runs_fill(study: Study, write: Write) -> None:

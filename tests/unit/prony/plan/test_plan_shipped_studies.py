@@ -56,7 +56,8 @@ def test_no_trial_is_refused_and_the_study_says_what_it_is(name: str, size: str)
     assert [str(one.trial) for one in planned if one.refused] == []
     assert study.question.endswith("?")
     assert study.source
-    assert min(len(study.assumptions), len(study.cannot), len(study.tables)) >= 3
+    assert min(len(study.stated), len(study.assumptions), len(study.cannot), len(study.tables)) >= 3
+    assert all(one.what and one.source for one in (*study.stated, *study.assumptions))
     one_device = [one for one in planned if one.trial.settings.get("devices", 1) == 1]
     assert len(one_device) == len({one.trial.hash for one in one_device})
     # On one device a quick study is a coffee break.
@@ -144,6 +145,22 @@ def test_a_wrong_plot_is_refused_where_it_stands(was: str, becomes: str, message
                          ids=lambda spec: spec.title)  # fmt: skip
 def test_prony_can_measure_what_a_plot_shows(spec: PlotSpec) -> None:
     assert set(spec.metrics) <= set(MEASURES)
+
+
+@pytest.mark.parametrize(
+    ("name", "title", "said"),
+    [
+        ("nasari-pearc22", "Table 4", "70,000 images in 4.9 s are 14,286 images/s"),
+        ("olivia-gh200", "Tests 1 to 5", "about 25 million parameters, ours has 17.2 million"),
+        ("caraml", "GPT of 800 million parameters over global batches: energy", "421 Wh, more than its limit of 400 W"),
+        ("caraml", "ResNet-50 over global batches and devices: energy", "grows with the batch"),
+        ("caraml", "ResNet-50 over global batches and devices: images/s", "one die (GCD) of two"),
+        ("caraml", "GPT of 117 million", "a pipeline over four devices"),
+    ],
+)
+def test_what_does_not_fit_in_a_publication_is_said_beside_its_table(name: str, title: str, said: str) -> None:
+    (spec,) = [one for one in specs(name) if one.title.startswith(title)]
+    assert said in spec.note
 
 
 @pytest.mark.parametrize("name", NAMES)

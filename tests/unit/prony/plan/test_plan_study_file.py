@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from prony.plan.space import known_settings
 from prony.plan.studies import load_study
-from prony.plan.study import Study
+from prony.plan.study import Sourced, Study
 from prony.plan.study_file import Reading, parse_study
 from prony.plan.study_part import PATHS
 from prony_node.contract import RequestError
@@ -23,7 +23,8 @@ name: every-key
 question: Does it
   pay?
 source: a paper
-assumptions: [one, two]
+stated: [{what: batch 8, source: Table 1}]
+assumptions: [{what: fp32, source: the library's default}, {what: two, source: three}]
 workloads: [gpt-tiny, resnet50]
 settings:
   device: cpu
@@ -50,6 +51,11 @@ budget: {max_time: 2h, max_energy: 1kWh}
 site: local
 sizes:
   quick: {settings: {batch_size: 2}, repeats: 1}
+cells:
+  small: {workload: resnet50, match: {batch_size: 1}}
+  large: {workload: resnet50, only: {batch_size: 4}}
+claims:
+  - {says: a larger batch pays, place: page 1, value: large / small, above: 1, published: 1.5}
 """
 
 
@@ -63,7 +69,9 @@ def trials(study: Study) -> list[str]:
 
 def test_a_study_with_every_key() -> None:
     study = read(STUDY)
-    assert (study.name, study.question, study.assumptions) == ("every-key", "Does it pay?", ("one", "two"))
+    assert (study.name, study.question) == ("every-key", "Does it pay?")
+    assert study.stated == (Sourced("batch 8", "Table 1"),)
+    assert study.assumptions == (Sourced("fp32", "the library's default"), Sourced("two", "three"))
     assert (study.seed, study.budget.max_time_s, study.budget.max_energy_j) == (7, 7200.0, 3.6e6)
     found = trials(study)
     assert found[0] == "gpt-tiny data=device seed=1 device=cpu batch_size=1 sequence=8 grad_accumulation=16"
@@ -133,6 +141,40 @@ def test_sizes_and_words_change_settings() -> None:
         read(STUDY, words=("batchsize=4",))
     with pytest.raises(RequestError, match="seed changes together with others"):
         read(STUDY, words=("seed=4",))
+
+
+PARTS = """
+workloads: gpt-tiny
+parts:
+  - {name: small, settings: {sequence: 8, batch_size: [1, 2]}}
+  - {name: images, workloads: resnet50, settings: {batch_size: 4}}
+"""
+
+
+def of_part(*parts: str, words: tuple[str, ...] = (), text: str = PARTS) -> Study:
+    return parse_study(text, "s.yaml", Reading(None, words=words, parts=parts), find_workload)
+
+
+def test_one_part_alone_has_its_own_trials_and_takes_words_that_other_parts_would_refuse() -> None:
+    study = of_part("small", words=("sequence=16",))
+    assert trials(study) == ["gpt-tiny sequence=16 batch_size=1", "gpt-tiny sequence=16 batch_size=2"]
+    assert (study.part_names, of_part().part_names) == (("small",), ())
+    assert len(trials(of_part("images", "small"))) == 3
+
+
+@pytest.mark.parametrize(
+    ("parts", "words", "text", "said"),
+    [
+        (("smal",), (), PARTS, "unknown part 'smal'; did you mean 'small'"),
+        (("small",), ("images.batch_size=8",), PARTS, "images.batch_size is for a part that --part leaves out"),
+        (("small",), (), "workloads: gpt-tiny", "this study has no parts; leave --part out"),
+    ],
+)
+def test_a_part_that_cannot_be_chosen_is_refused(
+    parts: tuple[str, ...], words: tuple[str, ...], text: str, said: str
+) -> None:
+    with pytest.raises(RequestError, match=re.escape(said)):
+        of_part(*parts, words=words, text=text)
 
 
 def test_a_zipped_group_with_a_condition_may_speak_of_settings_and_of_groups_above() -> None:
@@ -231,6 +273,9 @@ BAD = [
     ("workloads: resnet50\nsite: theirs.yml", "its file you name yourself, --site FILE"),
     ("workloads: resnet50\nsite: ../../etc/passwd", "a study names a site"),
     ("workloads: resnet50\nsite: /etc/passwd", "a study names a site"),
+    ("workloads: resnet50\nstated: [fp32]", "line 2, column 10: an entry of stated is names with values"),
+    ("workloads: resnet50\nassumptions: [{what: fp32}]", "line 2, column 15: an entry of assumptions has both"),
+    ("workloads: resnet50\nstated: [{what: a, sauce: b}]", "'sauce' has no meaning .* did you mean 'source'"),
     ('workloads: resnet50\nquestion: "\\e[2J"', "holds a control character"),
     ("workloads: resnet50\nsettings: {<<: {seed: 1}}", "a merge key"),
 ]

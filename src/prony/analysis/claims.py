@@ -1,0 +1,272 @@
+"""A publication's conclusions tested: on records, by intervals of ratios, and on the publication's own figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from prony.analysis.compare import compare
+from prony.analysis.published_differences import device_name
+from prony.analysis.published_measures import Asked, measured
+from prony.analysis.published_tables import NOT_RUN, TINY_MODEL, Known, failure, is_good, said, total
+from prony.analysis.settings import Record, settings_of
+from prony.analysis.variation import Repeat, repeats_of
+from prony.catalog.claims import ACCURACY, PER_DEVICE, PER_WH, POWER, RATE, TIME, CellSpec, ClaimSpec, Ratio
+from prony.catalog.published import TableSpec
+from prony_node.contract.parallel import all_devices
+from prony_node.contract.trial import Trial
+from prony_node.stats import between_run
+
+HOLDS, FAILS, UNDECIDED, UNTESTED = "holds here", "does not hold here", "not decided here", "cannot be tested here"
+OWN_TOLERANCE = 0.05  # relative: a figure in words ("1.6x") is rounded, and figures are read from charts
+NO_INTERVAL = "the records have none; repeat the runs"
+OTHER_MACHINE = "no run of it on the machine of the newest run"
+SAME_RUNS = "the study has one trial for both sides"
+SHOWN = 3  # values of a claim that has many
+METRIC_NAMES = {PER_WH: "samples_per_wh", POWER: "power"}
+
+
+@dataclass(frozen=True)
+class Value:
+    """A quantity with its 95 % interval, or why it has none."""
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    why: str | None = None  # there is no value, or no interval
+    text: str = ""  # the expression that it is of
+
+    def to_json(self) -> dict[str, Any]:
+        return {"of": self.text, "value": self.value, "low": self.low, "high": self.high, "reason": self.why}
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim with its verdict."""
+
+    claim: ClaimSpec
+    verdict: str
+    values: tuple[Value, ...]
+    own: tuple[Value, ...]  # the same expressions over the publication's figures, where it has them
+    contradicted: str | None  # by these: in words
+    missing: tuple[str, ...] = ()  # what a test would need besides
+
+    def to_json(self) -> dict[str, Any]:
+        claim = self.claim
+        return {
+            "says": claim.says, "place": claim.place, "metric": claim.metric, "above": claim.above,
+            "below": claim.below, "published": claim.published, "verdict": self.verdict,
+            "missing": list(self.missing),
+            "values": [one.to_json() for one in self.values], "published_values": [one.to_json() for one in self.own],
+            "contradicted_by_its_own_numbers": self.contradicted,
+        }  # fmt: skip
+
+
+def judge(
+    claims: Sequence[ClaimSpec], known: Known, anywhere: Mapping[str, Sequence[Record]] | None = None
+) -> list[Judged]:
+    """Test each claim. `anywhere` has the records of every machine by trial, for claims that name devices."""
+    machines = known.records if anywhere is None else anywhere
+    pool = repeats_of(record for records in machines.values() for record in records)
+    return [_judge(claim, known, machines, pool) for claim in claims]
+
+
+def concerns(claim: ClaimSpec, trials: Sequence[Trial]) -> bool:
+    """Whether any of these trials is a cell of the claim."""
+    return any(_is_of(cell, trial) for cell in claim.cells.values() for trial in trials)
+
+
+def _judge(claim: ClaimSpec, known: Known, anywhere: Mapping[str, Sequence[Record]], pool: Sequence[Repeat]) -> Judged:
+    chosen = {name: _chosen(cell, known, anywhere) for name, cell in claim.cells.items()}
+    chosen = _of_one_machine(claim, chosen)
+    values = tuple(_value(ratio, claim, chosen, pool) for ratio in claim.values)
+    own = tuple(found for ratio in claim.values if (found := _own(ratio, claim)) is not None)
+    return Judged(claim, _verdict(claim, values), values, own, _contradicted(claim, own), _missing(chosen, values))
+
+
+def _missing(chosen: Mapping[str, _Chosen], values: Sequence[Value]) -> tuple[str, ...]:
+    """What keeps a claim from being decided: devices, runs of cells, else intervals; each once."""
+    devices = list(dict.fromkeys(one.needs for one in chosen.values() if one.needs))
+    found = [f"needs runs on {', '.join(devices)}"] if devices else []
+    reasons: dict[str, list[str]] = {}
+    for name, one in chosen.items():
+        if one.why and not one.needs:
+            reasons.setdefault(one.why, []).append(f"{name} ({one.devices} devices)" if one.devices > 1 else name)
+    found += [f"no value of {', '.join(names)}: {why}" for why, names in reasons.items()]
+    if found:
+        return tuple(found)
+    return tuple(
+        dict.fromkeys(f"no {'value' if one.value is None else 'interval'}: {one.why}" for one in values if one.why)
+    )
+
+
+def _verdict(claim: ClaimSpec, values: Sequence[Value]) -> str:
+    """One ratio that certainly lies outside the bounds decides, whatever is missing of the others."""
+    states = [state(claim, one) for one in values]
+    return next(verdict for verdict in (FAILS, UNTESTED, UNDECIDED, HOLDS) if verdict in states)
+
+
+def state(claim: ClaimSpec, one: Value) -> str:
+    """The verdict on one of its ratios."""
+    if one.value is None:
+        return UNTESTED
+    if one.low is None or one.high is None:
+        return UNDECIDED
+    if claim.holds(one.low) and claim.holds(one.high):
+        return HOLDS
+    below = claim.above is not None and one.high <= claim.above
+    beyond = claim.below is not None and one.low >= claim.below
+    return FAILS if below or beyond else UNDECIDED
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """The records of a cell, or why it has none."""
+
+    records: tuple[Record, ...] = ()
+    why: str | None = None
+    needs: str | None = None  # the devices that there is no run on
+    devices: int = 1
+
+
+def _chosen(cell: CellSpec, known: Known, anywhere: Mapping[str, Sequence[Record]]) -> _Chosen:
+    trials = [one for one in known.trials if _is_of(cell, one)]
+    if not trials:
+        return _Chosen(why=known.absent)
+    devices = total(trials[0])
+    records = anywhere if cell.on else known.records
+    found = [record for one in trials for record in records.get(one.hash, ()) if cell.is_on(device_name(record))]
+    if not found and cell.on:
+        needs = f"{devices} x {cell.on}"
+        return _Chosen(why=f"no run on {needs}", needs=needs)
+    if not found:
+        return _Chosen(why=known.missing.get(trials[0].hash, NOT_RUN), devices=devices)
+    good = tuple(record for record in found if is_good(record))
+    if any(settings_of(record).get("size") == "tiny" for record in good):
+        return _Chosen(why=TINY_MODEL)
+    return _Chosen(good) if good else _Chosen(why=failure(found[0]), devices=devices)
+
+
+def _is_of(cell: CellSpec, trial: Trial) -> bool:
+    """What a trial does not state agrees with `match`, as in tables; `only` is exact."""
+    if trial.workload != cell.workload:
+        return False
+    agrees = all(said(trial, name) in (None, *values) for name, values in cell.match.items())
+    return agrees and all(said(trial, name) in values for name, values in cell.only.items())
+
+
+def _of_one_machine(claim: ClaimSpec, chosen: Mapping[str, _Chosen]) -> dict[str, _Chosen]:
+    """Of several machines with such a device, that of the newest run, the same for all cells that name it."""
+    kept = {}
+    for name, one in chosen.items():
+        alike = [chosen[other] for other, cell in claim.cells.items() if cell.on == claim.cells[name].on]
+        every = [record for other in alike for record in other.records]
+        newest = max(every, key=lambda record: str(record.get("started") or ""), default=None)
+        mine = tuple(record for record in one.records if newest is not None and _machine(record) == _machine(newest))
+        kept[name] = replace(one, records=mine, why=one.why or (None if mine else OTHER_MACHINE))
+    return kept
+
+
+def _machine(record: Record) -> Any:
+    return (record.get("fingerprint") or {}).get("machine")
+
+
+def _value(ratio: Ratio, claim: ClaimSpec, chosen: Mapping[str, _Chosen], pool: Sequence[Repeat]) -> Value:
+    over, under = chosen[ratio.over], chosen[ratio.under]
+    why = [f"{name}: {chosen[name].why}" for name in (ratio.over, ratio.under) if chosen[name].why]
+    if why or over.records == under.records:
+        return Value(None, why="; ".join(why) or SAME_RUNS, text=ratio.text)
+    if claim.metric in (RATE, PER_DEVICE, TIME):
+        found = _rate_ratio(over.records, under.records, claim.metric, pool)
+    else:
+        found = _metric_ratio(_side(over.records, claim.metric), _side(under.records, claim.metric))
+    if found.value is None:
+        return replace(found, text=ratio.text)
+    value = ratio.of(found.value)
+    if found.low is None or found.high is None:
+        return Value(value, why=found.why, text=ratio.text)
+    low, high = sorted((ratio.of(found.low), ratio.of(found.high)))
+    return Value(value, low, high, text=ratio.text)
+
+
+def _rate_ratio(over: Sequence[Record], under: Sequence[Record], metric: str, pool: Sequence[Repeat]) -> Value:
+    found = compare(under, over, pool)
+    ratio, low, high = found.ratio, found.ratio_low, found.ratio_high
+    if ratio is None:
+        return Value(None, why=found.reason)
+    factor = _devices(under) / _devices(over) if metric == PER_DEVICE else 1.0
+    if low is None or high is None:
+        return Value(1.0 / ratio if metric == TIME else ratio * factor, why=found.reason)
+    if metric == TIME:
+        return Value(1.0 / ratio, 1.0 / high, 1.0 / low)
+    return Value(ratio * factor, low * factor, high * factor)
+
+
+def _devices(records: Sequence[Record]) -> int:
+    return all_devices(settings_of(records[0]))
+
+
+def _metric_ratio(over: Value, under: Value) -> Value:
+    """A ratio of other metrics. Half widths are added in squares on the log scale, as for rates of single runs."""
+    if over.value is None or under.value is None:
+        return Value(None, why=over.why or under.why)
+    ratio, widths = over.value / under.value, [_log_width(over), _log_width(under)]
+    if 0.0 in widths:
+        return Value(ratio, why=NO_INTERVAL)
+    factor = math.exp(math.hypot(*widths))
+    return Value(ratio, ratio / factor, ratio * factor)
+
+
+def _log_width(side: Value) -> float:
+    """Half of the interval on the log scale; 0: there is none."""
+    if side.low is None or side.high is None or not 0.0 < side.low < side.high:
+        return 0.0
+    return 0.5 * math.log(side.high / side.low)
+
+
+def _side(records: Sequence[Record], metric: str) -> Value:
+    """One run with the interval of its record, where it has one; of several runs, that between them."""
+    found = [_of_record(record, metric) for record in records]
+    missing = [one for one in found if one.value is None]
+    if missing or len(found) == 1:
+        return (missing or found)[0]
+    between = between_run([one.value for one in found if one.value is not None])
+    return Value(between.mean, between.low, between.high)
+
+
+def _of_record(record: Record, metric: str) -> Value:
+    if metric == ACCURACY:
+        accuracy = measured("accuracy_epoch_10", Asked(record, TableSpec(title=""), "", "", per_device=False))
+        return Value(accuracy.value or None, why=accuracy.why or "the accuracy is 0")
+    name = METRIC_NAMES[metric]
+    stated: dict[str, Any] = record["metrics"].get(name) or {}
+    if not stated.get("value") or stated["value"] < 0.0:
+        return Value(None, why=str(stated.get("reason") or f"the record has no {name}"))
+    share = all_devices(settings_of(record)) if metric == POWER else 1
+    low, high = stated.get("low"), stated.get("high")
+    if low is None or high is None:
+        return Value(stated["value"] / share)
+    return Value(stated["value"] / share, low / share, high / share)
+
+
+def _own(ratio: Ratio, claim: ClaimSpec) -> Value | None:
+    over, under = (claim.cells[name].published(claim.metric) for name in (ratio.over, ratio.under))
+    return None if over is None or under is None else Value(ratio.of(over / under), text=ratio.text)
+
+
+def _contradicted(claim: ClaimSpec, own: Sequence[Value]) -> str | None:
+    """What the publication's figures say against its claim: outside the bounds, or another value than it states."""
+    outside = [one for one in own if one.value is not None and not claim.holds(one.value)]
+    if outside:
+        found = ", ".join(f"{one.value:.3g} for {one.text}" for one in outside[:SHOWN])
+        return f"its figures give {found}" + (f" and {len(outside) - SHOWN} more" if len(outside) > SHOWN else "")
+    values = [one.value for one in own if one.value is not None]
+    if not values or claim.published is None:
+        return None
+    low, high = min(values) * (1 - OWN_TOLERANCE), max(values) * (1 + OWN_TOLERANCE)
+    if low <= claim.published <= high:
+        return None
+    span = f"{values[0]:.3g}" if len(values) == 1 else f"{min(values):.3g} to {max(values):.3g}"
+    return f"it says {claim.published:g}, and its figures give {span}"

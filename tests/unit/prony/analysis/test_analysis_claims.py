@@ -1,0 +1,294 @@
+"""Each claim of the shipped studies holds and does not hold where made-up records say so; every other verdict once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+from prony.analysis.claims import (
+    FAILS,
+    HOLDS,
+    NO_INTERVAL,
+    SAME_RUNS,
+    UNDECIDED,
+    UNTESTED,
+    Judged,
+    concerns,
+    judge,
+)
+from prony.analysis.published_tables import NOT_IN_SIZE, NOT_RUN, TINY_MODEL, Known
+from prony.catalog.claims import ACCURACY, PER_WH, POWER, TIME, ClaimSpec, Ratio
+from prony.plan.studies import load_study
+from prony.report.claim_lines import claim_line, claim_lines
+from prony_node.contract.parallel import all_devices
+from prony_node.contract.trial import Trial
+from prony_node.workloads import find_workload
+
+NAMES = ("caraml", "hurt-nrp", "nasari-pearc22", "olivia-gh200")
+REPEATS = (0.9997, 1.0, 1.0003)  # three runs that hardly differ
+ANY_DEVICE = "NVIDIA H200"
+# Claims about what the study has no trial of, or one trial for both sides, as yet.
+ONE_TRIAL = ("More CPUs do not help",)
+
+
+@cache
+def trials_of(study: str, size: str = "full") -> tuple[Trial, ...]:
+    return tuple(one.trial for one in load_study(study, size, (), find_workload).planned())
+
+
+CLAIMS = [(name, claim) for name in NAMES for claim in load_study(name, None, (), find_workload).claims]
+TESTABLE = [(name, claim) for name, claim in CLAIMS if not claim.says.startswith(ONE_TRIAL)]
+
+
+def claim_of(study: str, says: str) -> ClaimSpec:
+    (found,) = [claim for name, claim in CLAIMS if name == study and claim.says.startswith(says)]
+    return found
+
+
+def trial_of(study: str, claim: ClaimSpec, cell: str) -> Trial:
+    (found,) = [one for one in trials_of(study) if concerns(replace(claim, cells={cell: claim.cells[cell]}), [one])]
+    return found
+
+
+def record_of(trial: Trial, value: float, metric: str, device: str, number: int, machine: str) -> dict[str, Any]:
+    devices = all_devices(trial.settings)
+    rate = {ACCURACY: 100.0, PER_WH: 100.0, POWER: 100.0, TIME: 1e4 / value}.get(metric, value)
+    rate *= devices if metric == "rate_per_device" else 1
+    metrics: dict[str, Any] = {"throughput": {"value": rate, "low": rate * 0.999, "high": rate * 1.001, "unit": "u/s"}}
+    learning: dict[str, Any] = {}
+    if metric == ACCURACY:
+        metrics["quality"] = {"value": value, "unit": "accuracy"}
+        learning = {"curve": [{"epoch": 9, "accuracy": 0.1}, {"epoch": 10, "accuracy": value}]}
+    if metric == PER_WH:
+        metrics["samples_per_wh"] = {"value": value}
+    if metric == POWER:
+        metrics["power"] = {"value": value * devices}
+    return {
+        "id": f"{trial.hash}-{machine}-{number}", "status": "ok", "unit": "images", "checks": [],
+        "started": f"2026-11-15T10:0{number}:00+00:00", "fingerprint": {"machine": machine, "software": "s"},
+        "trial": {"workload": trial.workload, "settings": trial.settings, "effective": dict(trial.settings)},
+        "metrics": metrics, "learning": learning, "facts": {"devices": [{"name": device}]}, "phases": {},
+    }  # fmt: skip
+
+
+def judged_with(
+    study: str, claim: ClaimSpec, values: Mapping[str, float], repeats: tuple[float, ...] = REPEATS
+) -> Judged:
+    """The claim with runs of its cells that have these values, each device on a machine of its own."""
+    records: dict[str, list[dict[str, Any]]] = {}
+    for name, value in values.items():
+        trial, device = trial_of(study, claim, name), claim.cells[name].on or ANY_DEVICE
+        found = records.setdefault(trial.hash, [])
+        for number, factor in enumerate(repeats):
+            found.append(record_of(trial, value * factor, claim.metric, device, number, f"machine of {device}"))
+    (judged,) = judge([claim], Known(trials_of(study), records), records)
+    return judged
+
+
+def ratio_where(claim: ClaimSpec, ratio: Ratio, holds: bool) -> float:
+    """A ratio of two cells well inside the bounds, or well outside."""
+    steps = [math.exp(step / 1000) for step in range(-5000, 5001)]
+    found = [step for step in steps if claim.holds(ratio.of(step)) == holds]
+    return found[len(found) // (2 if holds else 4)]
+
+
+def values_for(claim: ClaimSpec, wanted: Mapping[str, float]) -> dict[str, float]:
+    """Values of the cells with these ratios, by the text of each."""
+    values: dict[str, float] = {}
+    left = list(claim.values)
+    while left:
+        ratio = next((one for one in left if one.over in values or one.under in values), left[0])
+        left.remove(ratio)
+        if ratio.over in values:
+            values[ratio.under] = values[ratio.over] / wanted[ratio.text]
+        else:
+            values.setdefault(ratio.under, 1000.0 if claim.metric != ACCURACY else 0.4)
+            values[ratio.over] = values[ratio.under] * wanted[ratio.text]
+    return values
+
+
+@pytest.mark.parametrize(("study", "claim"), TESTABLE, ids=lambda one: one.says[:60] if hasattr(one, "says") else one)
+def test_a_claim_holds_where_the_runs_say_so_and_does_not_where_one_ratio_says_otherwise(
+    study: str, claim: ClaimSpec
+) -> None:
+    inside = {ratio.text: ratio_where(claim, ratio, holds=True) for ratio in claim.values}
+    held = judged_with(study, claim, values_for(claim, inside))
+    assert (held.verdict, held.missing) == (HOLDS, ())
+    assert [one.value for one in held.values] == pytest.approx(
+        [ratio.of(inside[ratio.text]) for ratio in claim.values], rel=1e-3
+    )
+    last = claim.values[-1]
+    failed = judged_with(study, claim, values_for(claim, inside | {last.text: ratio_where(claim, last, holds=False)}))
+    assert failed.verdict == FAILS
+    assert "95 % CI" in claim_line(failed)
+
+
+@pytest.mark.parametrize(("study", "claim"), CLAIMS, ids=lambda one: one.says[:60] if hasattr(one, "says") else one)
+def test_without_runs_a_claim_cannot_be_tested_and_says_what_is_missing(study: str, claim: ClaimSpec) -> None:
+    judged = judged_with(study, claim, {})
+    assert judged.verdict == UNTESTED
+    devices = {cell.on for cell in claim.cells.values()} - {""}
+    said = "; ".join(judged.missing)
+    assert all(device in said for device in devices) or NOT_IN_SIZE in said
+    assert devices or NOT_RUN in said
+
+
+def test_every_cell_is_one_trial_but_for_those_that_are_listed() -> None:
+    without = set()
+    for study, claim in CLAIMS:
+        for name, cell in claim.cells.items():
+            count = sum(concerns(replace(claim, cells={name: cell}), [one]) for one in trials_of(study))
+            assert count <= 1, f"{study}: {name} is {count} trials"
+            without |= {claim.says} if not count else set()
+    assert not list(without)
+    assert len(CLAIMS) >= 70
+
+
+def test_one_trial_for_both_sides_decides_nothing() -> None:
+    claim = claim_of("olivia-gh200", ONE_TRIAL[0])
+    judged = judged_with("olivia-gh200", claim, {"aggressive": 1000.0})
+    assert (judged.verdict, judged.missing) == (UNTESTED, (f"no value: {SAME_RUNS}",))
+
+
+def test_an_interval_that_includes_the_bound_decides_nothing() -> None:
+    claim = claim_of("olivia-gh200", "FP16 is 2.5 % faster")
+    judged = judged_with("olivia-gh200", claim, {"fp16": 1001.0, "workers_8": 1000.0}, repeats=(1.0,))
+    assert judged.verdict == UNDECIDED
+    (value,) = judged.values
+    assert value.low is not None
+    assert value.high is not None
+    assert value.low < 1.0 < value.high
+
+
+def test_a_metric_without_an_interval_decides_nothing() -> None:
+    claim = claim_of("olivia-gh200", "FP16 has a better accuracy")
+    judged = judged_with("olivia-gh200", claim, {"fp16": 0.6, "workers_8": 0.5}, repeats=(1.0,))
+    assert (judged.verdict, judged.missing) == (UNDECIDED, (f"no interval: {NO_INTERVAL}",))
+    assert judged.values[0].value == pytest.approx(1.2)
+
+
+def test_an_accuracy_needs_a_data_set() -> None:
+    claim = claim_of("olivia-gh200", "FP16 has a better accuracy")
+    trials = [trial_of("olivia-gh200", claim, name) for name in ("fp16", "workers_8")]
+    records = {one.hash: [record_of(one, 1.0, "rate", ANY_DEVICE, 0, "m")] for one in trials}
+    (judged,) = judge([claim], Known(trials, records))
+    assert judged.verdict == UNTESTED
+    assert judged.missing == ("no value: nothing was learned from a data set: give it, as data=PATH epochs=100",)
+
+
+def test_the_energy_of_one_run_has_the_interval_of_its_record() -> None:
+    claim = claim_of("caraml", "An H100 SXM takes 1.6x")
+    records = {}
+    for name, value in (("gpt_sxm_16", 600.0), ("gpt_pcie_16", 400.0)):
+        trial = trial_of("caraml", claim, name)
+        record = record_of(trial, value, POWER, f"NVIDIA {claim.cells[name].on}", 0, name)
+        record["metrics"]["power"] |= {"low": 4 * value * 0.98, "high": 4 * value * 1.02}
+        records.setdefault(trial.hash, []).append(record)
+    one = replace(claim, values=claim.values[:1])
+    (judged,) = judge([one], Known(trials_of("caraml"), {}), records)
+    (value_of,) = judged.values
+    assert (judged.verdict, value_of.value) == (HOLDS, pytest.approx(1.5))
+    assert value_of.low == pytest.approx(1.5 * math.exp(-math.sqrt(2) * 0.02), rel=1e-3)
+
+
+def test_a_claim_without_a_device_takes_one_machine_and_one_with_devices_any() -> None:
+    named = claim_of("hurt-nrp", "One GH200 takes 32.3 %")
+    good = judged_with("hurt-nrp", named, {"resnet50_cifar100_gh200": 1500.0, "resnet50_cifar100_a100": 1000.0})
+    assert good.verdict == HOLDS, "runs of two machines"
+    plain = claim_of("olivia-gh200", "32 workers, BF16, TF32 and prefetching make one GPU")
+    baseline, optimised = (trial_of("olivia-gh200", plain, name) for name in ("baseline", "optimised"))
+    records = {
+        baseline.hash: [record_of(baseline, 100.0, "rate", ANY_DEVICE, 0, "here")],
+        optimised.hash: [record_of(optimised, 200.0, "rate", ANY_DEVICE, 1, "there")],
+    }
+    (judged,) = judge([plain], Known([baseline, optimised], records))
+    assert judged.verdict == UNTESTED
+    assert judged.missing == ("no value of baseline: no run of it on the machine of the newest run",)
+
+
+def test_a_device_is_known_by_the_words_of_its_name() -> None:
+    cell = next(iter(claim_of("hurt-nrp", "One GH200 takes 32.3 %").cells.values()))
+    assert replace(cell, on="A100 80GB").is_on("NVIDIA A100-SXM4-80GB")
+    assert replace(cell, on="A100-SXM").is_on("NVIDIA A100-SXM4-40GB")
+    assert not replace(cell, on="H200").is_on("NVIDIA GH200 480GB")
+    assert replace(cell, on="").is_on("anything")
+
+
+def test_a_tiny_model_tests_nothing() -> None:
+    claim = claim_of("olivia-gh200", "32 workers, BF16, TF32 and prefetching make one GPU")
+    trials, records = [], {}
+    for name in claim.cells:
+        whole = trial_of("olivia-gh200", claim, name)
+        trial = Trial(whole.workload, {**whole.settings, "size": "tiny"})
+        trials.append(trial)
+        records[trial.hash] = [record_of(trial, 10.0, "rate", "a CPU", 0, "here")]
+    (judged,) = judge([claim], Known(trials, records))
+    assert (judged.verdict, judged.missing) == (UNTESTED, (f"no value of baseline, optimised: {TINY_MODEL}",))
+
+
+def test_a_failed_check_of_a_run_decides_nothing() -> None:
+    claim = claim_of("olivia-gh200", "32 workers, BF16, TF32 and prefetching make one GPU")
+    trials = {name: trial_of("olivia-gh200", claim, name) for name in claim.cells}
+    records = {one.hash: [record_of(one, 100.0, "rate", ANY_DEVICE, 0, "here")] for one in trials.values()}
+    records[trials["optimised"].hash][0]["status"] = "failed"
+    records[trials["optimised"].hash][0]["failure"] = {"kind": "out-of-memory"}
+    (judged,) = judge([claim], Known(list(trials.values()), records))
+    assert (judged.verdict, judged.missing) == (UNTESTED, ("no value of optimised: out-of-memory",))
+
+
+# What the publications' own figures say against their text.
+CONTRADICTED = {
+    "hurt-nrp": {
+        "On every classifier and data set one GH200 takes 35 to 55 %": "0.323 for 1 - resnet50_cifar100_gh200",
+        "On every classifier and data set one GH200 takes 20 to 50 %": "0.543 for 1 - vit_h_cifar100_gh200",
+        "On every classifier and data set four A100 take 20 to 50 %": "0.549 for 1 - swin_t_food101_four_a100",
+    },
+    "nasari-pearc22": {"From 1 to 16 replicas the autoencoder": "0.456 for coder_x16"},
+    "olivia-gh200": {
+        "Scaling from one to four GPUs is near-linear": "3.55 for node / (4 * baseline)",
+        "Eight GPUs on two nodes scale": "it says 0.765, and its figures give 0.861",
+        "On four GPUs with BF16, 8 workers per GPU are faster": "0.953 for workers_8 / workers_4",
+        "FP16 has a better accuracy": "0.98 for fp16 / workers_8",
+        "8 workers and FP16 are the fastest": "0.976 for fp16 / workers_4",
+        "8 workers and FP16 have the best accuracy": "0.98 for fp16 / workers_8",
+    },
+    "caraml": {
+        "JURECA's GH200, alone, has 1.2x": "0.905 for gpt_jrdc_16 / gpt_jedi_16",
+        "JURECA's GH200 has 2.45x": "it says 2.45, and its figures give 1.73 to 2.15",
+        "An H100 PCIe does more tokens per watt-hour": "0.999 for gpt_pcie_16 / gpt_jedi_16",
+        "The lead of an H100 PCIe": "1.34 for gpt_pcie_64 / gpt_jedi_64",
+    },
+}
+
+
+@pytest.mark.parametrize("study", NAMES)
+def test_claims_are_held_to_the_figures_of_their_own_publication(study: str) -> None:
+    judged = judge([claim for name, claim in CLAIMS if name == study], Known(trials_of(study), {}))
+    found = {one.claim.says: one.contradicted for one in judged if one.contradicted}
+    expected = CONTRADICTED[study]
+    assert len(found) == len(expected)
+    for says, why in expected.items():
+        (said,) = [text for claim, text in found.items() if claim.startswith(says)]
+        assert why in said
+
+
+def test_a_claim_may_be_contradicted_there_and_hold_here_and_both_are_said() -> None:
+    claim = claim_of("olivia-gh200", "FP16 has a better accuracy")
+    judged = judged_with("olivia-gh200", claim, {"fp16": 0.6, "workers_8": 0.5})
+    assert judged.verdict == HOLDS
+    line = claim_line(judged)
+    assert "Here fp16 / workers_8 is 1.20 (95 % CI 1.20 to 1.20)." in line
+    assert line.endswith("Contradicted by the publication's own numbers: its figures give 0.98 for fp16 / workers_8.")
+    lines = claim_lines([judged])
+    assert "1 claims; holds here: 1; contradicted by the publication's own numbers: 1." in lines
+    assert judged.to_json()["verdict"] == HOLDS
+    assert judged.to_json()["published_values"][0]["value"] == pytest.approx(0.5201 / 0.5308)
+
+
+def test_no_claims_no_lines() -> None:
+    assert claim_lines([]) == []

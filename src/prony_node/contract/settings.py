@@ -21,7 +21,7 @@ class Setting:
     name: str
     kind: str
     help: str
-    choices: tuple[str, ...] = ()  # of a choice, or words that a count also takes (batch_size=auto)
+    choices: tuple[str, ...] = ()  # of a choice, or words that a count or a flag also takes (batch_size=auto)
     least: int = 1
     pattern: str = ""  # what a text must match
     example: str = ""
@@ -40,8 +40,8 @@ class Setting:
             raise self._refuse(text)
         return text
 
-    def _flag(self, text: object) -> bool:
-        if isinstance(text, bool):
+    def _flag(self, text: object) -> Value:
+        if isinstance(text, bool) or (isinstance(text, str) and text in self.choices):
             return text
         if text in ("on", "off"):
             return text == "on"
@@ -68,14 +68,12 @@ class Setting:
         return RequestError(f"{self.name}={shown} is not possible: {self.name} is {self.values()}{hint}")
 
     def words(self) -> tuple[str, ...]:
-        return ("on", "off") if self.kind == "flag" else self.choices
+        return ("on", "off", *self.choices) if self.kind == "flag" else self.choices
 
     def values(self) -> str:
         """The possible values, for a person."""
-        if self.kind == "flag":
-            return "on | off"
-        if self.kind == "choice":
-            return " | ".join(self.choices)
+        if self.kind in ("flag", "choice"):
+            return " | ".join(self.words())
         if self.kind == "count":
             words = "".join(f" | {word}" for word in self.choices)
             return f"a whole number of at least {self.least}{words}"
@@ -131,7 +129,8 @@ SETTINGS: dict[str, Setting] = {
         Setting("optimizer", "choice", "how parameters are updated", ("sgd", "adam", "adamw")),
         Setting("fused", "flag", "the optimizer's fused form: one kernel for all parameters"),
         Setting("grad_accumulation", "count", "micro-batches a step; a step has batch_size x this many samples"),
-        Setting("recompute", "flag", "recompute activations in the backward pass, to save memory"),
+        Setting("recompute", "flag", "recompute activations in the backward pass, to save memory; selective: those of "
+                "attention alone (gpt)", ("selective",)),
         Setting("workers", "count", "loader processes (data=host, generated, PATH)", least=0),
         Setting("prefetch", "count", "batches each loader worker prepares ahead"),
         Setting("pin_memory", "flag", "page-locked batches, copied while the device computes"),

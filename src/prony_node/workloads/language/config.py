@@ -85,6 +85,7 @@ def _gpt(name: str, layers: int, hidden: int, heads: int, sequence: int, batch: 
         can_split=True,
         tiny_shape=TINY_GPT,
         can_recompute=True,
+        can_recompute_attention=True,
         has_fp8=True,
         flops=sequence * (2.0 * parameters + 4 * layers * hidden * sequence),
         flops_source=GPT_FLOPS,

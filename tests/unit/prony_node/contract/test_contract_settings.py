@@ -25,6 +25,7 @@ WORDS: dict[str, list[tuple[object, Value]]] = {
 WRONG = {
     "batch_size": "atuo", "precision": "bf-16", "compile": "defalt", "graphs": "onn", "mode": "training",
     "data": "hosts", "optimizer": "adamv", "memory_format": "channel_last", "device": "cdua", "preset": "fsat",
+    "recompute": "selectiv",
 }  # fmt: skip
 
 
@@ -32,6 +33,7 @@ WRONG = {
 def test_a_setting_takes_every_value_it_offers(setting: Setting) -> None:
     if setting.kind == "flag":
         taken: list[tuple[object, Value]] = [("on", True), ("off", False), (True, True), (False, False)]
+        taken += [(word, word) for word in setting.choices]
     elif setting.kind == "choice":
         taken = [(word, word) for word in setting.choices]
     else:

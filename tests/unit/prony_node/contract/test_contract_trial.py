@@ -88,6 +88,8 @@ def test_what_a_workload_cannot_is_refused_by_its_name() -> None:
         WORKLOADS["gpt-tiny"].parse({"epochs": "1"})
     with pytest.raises(RequestError, match="recompute=on is not offered for resnet50: language models and dino"):
         WORKLOADS["resnet50"].parse({"recompute": "on"})
+    with pytest.raises(RequestError, match="recompute=selective is not offered for bert-base-squad: the gpt workloads"):
+        WORKLOADS["bert-base-squad"].parse({"recompute": "selective"})
     with pytest.raises(RequestError, match="memory_format=channels_last is a layout of images; gpt-tiny has none"):
         WORKLOADS["gpt-tiny"].parse({"memory_format": "channels_last"})
     assert WORKLOADS["resnet50"].parse({"epochs": "1", "recompute": "off"}) == {"epochs": 1, "recompute": False}

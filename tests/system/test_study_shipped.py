@@ -39,7 +39,7 @@ SMALLER = {  # batches and precisions that a CPU is quick with, so that a table 
         "batch_size=32", "node.precision=bf16", "node.workers=32", "workers.workers=32",
         "precisions.batch_size=256", "precisions.precision=fp32",
     ],
-    "caraml": ["precision=fp32", "resnet.global_batch=16,64"],
+    "caraml": ["precision=fp32", "gpt.global_batch=16,32,64", "resnet.global_batch=16,64"],
 }  # fmt: skip
 
 

@@ -65,7 +65,10 @@ PUBLISHED: dict[str, Published] = {
     ),  # it reads through loader workers, so the set is not held on the device
     "segformer-b4": _hurt("table II", "Cityscapes"),
     "deeplabv3plus-r101": _hurt("table II", "Cityscapes"),
-    "gpt-117m": Published(CARAML, "NLP table, a pipeline over four GC200", "synthetic", {"batch_size": 64}),
+    "gpt-117m": Published(
+        CARAML, "NLP table, a pipeline over four GC200", "synthetic",
+        {"batch_size": 1, "grad_accumulation": 64, "recompute": True, "optimizer": "adamw", "learning_rate": "1.5e-4"},
+    ),
     "gpt-800m": _megatron("chart LLM_tflops, one GH200", 4, "fp16"),
     "gpt-13b": _megatron("llm_benchmark_nvidia_amd.yaml of the suite", 2, "fp16"),
     "gpt-175b": _megatron("llm_benchmark_nvidia_amd.yaml of the suite", 2, "bf16"),

@@ -70,7 +70,7 @@ def asked_words(name: str, parts: str, folder: Path) -> list[str]:
         ("nasari-pearc22", "epochs models bert", 6, 14),
         ("nasari-pearc22", "batches autoencoder", 4, 20),
         ("olivia-gh200", "baseline precisions", 2, 2),
-        ("olivia-gh200", "optimised node workers", 1, 2),
+        ("olivia-gh200", "optimised node workers allocation", 1, 2),
         ("olivia-gh200", "numa independent", 1, 2),
         ("caraml", "", 6, 15),
     ],

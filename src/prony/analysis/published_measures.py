@@ -141,14 +141,26 @@ def _energy(asked: Asked) -> Measured:
     return Measured(MILLION / work, "the length of the published runs is not stated", None, unit)
 
 
+def _cpu_utilisation(asked: Asked) -> Measured:
+    """Of the cores that the run may use; the publication does not say of which cores its own is."""
+    value, why = _value(asked.record, "cpu_utilisation")
+    return Measured(value, why or "of which cores the published share is, is not stated", None)
+
+
+def _of_two_runs(asked: Asked) -> Measured:
+    return Measured(None, "it compares two runs: `prony compare` gives ours, with its interval")
+
+
 def _accuracy(asked: Asked) -> Measured:
     quality = asked.record["metrics"].get("quality") or {}
     if quality.get("value") is None or quality.get("unit") != "accuracy":
-        return Measured(None, "nothing was learned from a data set: give it, as data=PATH epochs=10")
+        return Measured(
+            None, "nothing was learned from a data set: give it, as data=PATH epochs=100 report_at_epochs=10"
+        )
     curve = (asked.record.get("learning") or {}).get("curve") or []
     tenth = next((point for point in curve if point.get("epoch") == 10), None)
     if tenth is None:
-        return Measured(None, "the run had no tenth epoch: give epochs=10")
+        return Measured(None, "the run had no tenth epoch: give epochs=100 report_at_epochs=10")
     return Measured(float(tenth["accuracy"]))
 
 
@@ -166,6 +178,9 @@ MEASURES: dict[str, Callable[[Asked], Measured]] = {
     "energy_per_device": _energy,
     "power_per_device": _power_per_device,
     "accuracy_epoch_10": _accuracy,
+    "cpu_utilisation": _cpu_utilisation,
+    "speedup": _of_two_runs,
+    "scaling_efficiency": _of_two_runs,
 }
 PER_DEVICE = ("throughput",)  # rates of which a run on one device says something about a published one on several
 # What is of one device already, or of work whoever did it, likewise.

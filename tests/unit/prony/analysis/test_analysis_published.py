@@ -216,6 +216,19 @@ def test_repeats_are_one_value() -> None:
     assert cell.to_json()["ratio"] == pytest.approx(2000 / 3969)
 
 
+def test_a_quarter_of_the_cores_stands_beside_72_of_288_with_the_cpu_utilisation_of_both() -> None:
+    shared = {"devices": 4, "precision": "bf16", "batch_size": 256, "workers": 32}
+    quarter, whole = (Trial("wideresnet", {**shared, "cores": share}) for share in ("25%", "100%"))
+    records = [record_of(quarter, 15_609.0, cpu_utilisation=0.4), record_of(whole, 31_500.0, cpu_utilisation=0.1)]
+    table = filled(spec_of("olivia-gh200", "Investigation 1"), *records)
+    rate = {"metric": "throughput", "workers_per_device": 32}
+    assert cell_of(table, **rate, note="288 CPUs").ratio == pytest.approx(1.0)
+    assert cell_of(table, **rate, place="Test 5").ratio == pytest.approx(0.5)
+    busy = cell_of(table, metric="cpu_utilisation", note="72 CPUs, highest observed")
+    assert busy.ours is not None
+    assert (busy.figure.value, busy.ours.value, busy.ratio) == (0.12, 0.4, None)
+
+
 def test_two_nodes_stand_beside_the_published_two_nodes() -> None:
     """The shipped trial, whose devices are those of both nodes, as the published ones are."""
     study = load_study("olivia-gh200", None, (), find_workload)

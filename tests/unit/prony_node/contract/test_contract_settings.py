@@ -14,7 +14,7 @@ WORDS: dict[str, list[tuple[object, Value]]] = {
     "batch_size": [("1", 1), ("auto", "auto"), (256, 256)],
     "workers": [("0", 0), (3, 3)],
     "seed": [("0", 0), ("123456", 123456)],
-    "cores": [("2", "2"), ("0-3,8", "0-3,8")],
+    "cores": [("2", "2"), ("0-3,8", "0-3,8"), ("25%", "25%")],
     "device": [("auto", "auto"), ("cpu", "cpu"), ("cuda", "cuda"), ("cuda:1", "cuda:1"), ("xpu:0", "xpu:0"),
                ("mps", "mps")],
     "data": [("device", "device"), ("host", "host"), ("generated", "generated"), ("./set", "./set"), ("~/b", "~/b")],

@@ -324,6 +324,7 @@ ELSEWHERE: dict[str, dict[str, tuple[str, ...]]] = {
         "prony_node/data/cifar.py": ("parse_binary", "parse_labels", "parse_pickle"),
         "prony_node/data/coco.py": ("parse_instances",),
         "prony_node/data/idx.py": ("parse_idx",),
+        "prony_node/data/jsonl.py": ("parse_text",),
         "prony_node/data/squad.py": ("parse_squad",),
         "prony_node/data/tokens.py": ("parse_note",),
     },

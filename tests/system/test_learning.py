@@ -50,7 +50,7 @@ def level(made: dict[str, Any], name: str) -> str:
 def test_a_small_classifier_learns_mnist(place: Path, real_data: Callable[[str], Path]) -> None:
     data = f"data={real_data('mnist')}"
     words = ("size=tiny", "until=accuracy>=0.9", "epochs=2", "data_samples=3000", "batch_size=16", "augment=off")
-    words += ("test_samples=2000",)
+    words += ("test_samples=2000", "report_at_epochs=1")
     made = record(place, "wideresnet", data, *words, "learning_rate=0.05", *ONE_CORE)
     quality = made["metrics"]["quality"]
     assert quality["value"] >= 0.9
@@ -58,6 +58,7 @@ def test_a_small_classifier_learns_mnist(place: Path, real_data: Callable[[str],
     assert quality["unit"] == "accuracy"
     learning = made["learning"]
     assert learning["reached"]["epoch"] == len(learning["curve"]) <= 2  # it stopped when it had learned enough
+    assert made["metrics"]["quality_at_epochs"]["value"] == learning["curve"][0]["accuracy"]
     last = learning["curve"][-1]
     assert last["accuracy"] == quality["value"]
     assert last["samples"] == 16 * last["steps"] == 16 * 187 * last["epoch"]

@@ -37,7 +37,7 @@ SMALLER = {  # batches and precisions that a CPU is quick with, so that a table 
         "batch_size=32", "node.precision=bf16", "node.workers=32", "workers.workers=32",
         "precisions.batch_size=256", "precisions.precision=default",
     ],
-    "caraml": ["precision=fp32", "resnet.global_batch=16,64"],
+    "caraml": ["precision=fp32", "gpt.global_batch=16,32,64", "resnet.global_batch=16,64"],
 }  # fmt: skip
 
 
@@ -59,7 +59,7 @@ def asked_words(name: str, parts: str) -> list[str]:
         ("nasari-pearc22", "epochs models bert", 6, 14),
         ("nasari-pearc22", "batches autoencoder", 4, 20),
         ("olivia-gh200", "baseline precisions", 2, 2),
-        ("olivia-gh200", "optimised node workers", 1, 2),
+        ("olivia-gh200", "optimised node workers allocation", 1, 2),
         ("olivia-gh200", "numa independent", 1, 2),
         ("caraml", "", 6, 15),
     ],

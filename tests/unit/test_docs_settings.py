@@ -126,9 +126,13 @@ def test_the_stated_values_of_the_plain_preset() -> None:
     assert stated == changed
 
 
+def shown(value: Value) -> Value:
+    return "on" if value is True else value
+
+
 def test_the_stated_studies_are_the_studies() -> None:
     expected = {
-        name: [study.named, study.data, ", ".join(f"{key}={value}" for key, value in study.settings.items())]
+        name: [study.named, study.data, ", ".join(f"{key}={shown(value)}" for key, value in study.settings.items())]
         for name, study in PUBLISHED.items()
     }
     assert table(SETTINGS_PAGE, "workload", "study", "data set", "stated") == expected

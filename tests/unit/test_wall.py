@@ -51,8 +51,8 @@ SEEN_OF_NODE: dict[str, set[str]] = {
     "__init__": {"__init__"},  # the version
 }
 NODE_LIBRARIES = {
-    "torch", "torchvision", "timm", "safetensors", "transformers", "segmentation_models_pytorch", "pynvml", "triton",
-    "numpy", "PIL", "scipy",
+    "torch", "torchvision", "timm", "safetensors", "tokenizers", "transformers", "segmentation_models_pytorch",
+    "pynvml", "triton", "numpy", "PIL", "scipy",
 }  # fmt: skip
 KERNELS = "_kernels.py"  # files of Triton code, which take it at their top and are themselves imported where used
 WITHOUT_TORCH = ("contract", "stats", "facts", "__main__", "__init__")

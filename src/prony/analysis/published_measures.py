@@ -8,6 +8,7 @@ from typing import Any
 
 from prony.analysis.settings import Record, settings_of
 from prony.catalog.published import Selection
+from prony_node.contract.mesh import devices_of_model
 from prony_node.contract.parallel import all_devices
 
 SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
@@ -51,12 +52,17 @@ def _value(record: Record, name: str) -> tuple[float | None, str | None]:
 
 
 def _rate(asked: Asked) -> Measured:
-    return Measured(*_value(asked.record, "throughput_per_device" if asked.per_device else "throughput"))
+    return _in_their_units(asked, *_value(asked.record, "throughput_per_device" if asked.per_device else "throughput"))
+
+
+def _in_their_units(asked: Asked, value: float | None, why: str | None) -> Measured:
+    """Work that is counted in tokens here and in sequences there."""
+    return Measured(None if value is None else value / asked.spec.unit_tokens, why)
 
 
 def _samples(asked: Asked) -> int | None:
     if asked.spec.epoch_batches is not None:
-        return asked.spec.epoch_batches * global_batch(asked.record)
+        return asked.spec.epoch_batches * global_batch(asked.record) * asked.spec.unit_tokens
     return asked.spec.samples.get(asked.dataset)
 
 
@@ -64,7 +70,7 @@ def global_batch(record: Record) -> int:
     """What all devices of a run do together in one step of the optimizer."""
     ours = settings_of(record)
     per_device = int(str(ours.get("batch_size") or 0)) * int(str(ours.get("grad_accumulation") or 1))
-    return per_device * all_devices(ours)
+    return per_device * max(1, all_devices(ours) // devices_of_model(ours))
 
 
 def _time(asked: Asked, epochs: int | None) -> Measured:
@@ -104,7 +110,12 @@ def _tflops(asked: Asked) -> Measured:
 
 
 def _per_energy(asked: Asked) -> Measured:
-    return Measured(*_value(asked.record, "samples_per_wh"))
+    return _in_their_units(asked, *_value(asked.record, "samples_per_wh"))
+
+
+def _power_per_device(asked: Asked) -> Measured:
+    power, why = _value(asked.record, "power")
+    return Measured(None if power is None else power / all_devices(settings_of(asked.record)), why)
 
 
 def _epoch_energy(asked: Asked) -> Measured:
@@ -130,14 +141,26 @@ def _energy(asked: Asked) -> Measured:
     return Measured(MILLION / work, "the length of the published runs is not stated", None, unit)
 
 
+def _cpu_utilisation(asked: Asked) -> Measured:
+    """Of the cores that the run may use; the publication does not say of which cores its own is."""
+    value, why = _value(asked.record, "cpu_utilisation")
+    return Measured(value, why or "of which cores the published share is, is not stated", None)
+
+
+def _of_two_runs(asked: Asked) -> Measured:
+    return Measured(None, "it compares two runs: `prony compare` gives ours, with its interval")
+
+
 def _accuracy(asked: Asked) -> Measured:
     quality = asked.record["metrics"].get("quality") or {}
     if quality.get("value") is None or quality.get("unit") != "accuracy":
-        return Measured(None, "nothing was learned from a data set: give it, as data=PATH epochs=100")
+        return Measured(
+            None, "nothing was learned from a data set: give it, as data=PATH epochs=100 report_at_epochs=10"
+        )
     curve = (asked.record.get("learning") or {}).get("curve") or []
     tenth = next((point for point in curve if point.get("epoch") == 10), None)
     if tenth is None:
-        return Measured(None, "the run had no tenth epoch: give epochs=10 or more")
+        return Measured(None, "the run had no tenth epoch: give epochs=100 report_at_epochs=10")
     return Measured(float(tenth["accuracy"]))
 
 
@@ -164,11 +187,15 @@ MEASURES: dict[str, Callable[[Asked], Measured]] = {
     "energy_per_epoch_per_device": _epoch_energy_per_device,
     "energy": _energy,
     "energy_per_device": _energy,
+    "power_per_device": _power_per_device,
     "accuracy_epoch_10": _accuracy,
     "time_gap": _gap,
     "split_time": lambda asked: _split(asked, "split_time"),
     "split_throughput": lambda asked: _split(asked, "split_throughput"),
     "accuracy": lambda asked: _split(asked, "quality"),
+    "cpu_utilisation": _cpu_utilisation,
+    "speedup": _of_two_runs,
+    "scaling_efficiency": _of_two_runs,
 }
 UNITS = {  # where no figure states one; that of a rate is the workload's own
     "time": "s", "epoch_time": "s", "tflops_per_device": "TFLOP/s", "tokens_per_energy": "1/Wh",
@@ -177,4 +204,6 @@ UNITS = {  # where no figure states one; that of a rate is the workload's own
 }  # fmt: skip
 PER_DEVICE = ("throughput",)  # rates of which a run on one device says something about a published one on several
 # What is of one device already, or of work whoever did it, likewise.
-ON_ANY = (*PER_DEVICE, "tflops_per_device", "energy_per_device", "tokens_per_energy", "images_per_energy")
+ON_ANY = (
+    *PER_DEVICE, "tflops_per_device", "energy_per_device", "power_per_device", "tokens_per_energy", "images_per_energy",
+)  # fmt: skip

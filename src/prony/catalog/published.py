@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from dataclasses import field as given
 from functools import cache
 from importlib import resources
@@ -75,17 +75,40 @@ class Selection:
     epochs: int | None = 1  # that a published time is of; None: not stated
     epoch_batches: int | None = None  # global batches of one epoch, where the publication counts it so
     unit_flops: float | None = None  # FLOPs of one token or image as the publication counts them
+    unit_tokens: int = 1  # of ours in one of the publication's, where it counts sequences
+    run_hours: float | None = None  # that its runs are assumed to last: their energy is then power and work per energy
     note: str = ""
 
     def chosen(self) -> tuple[Figure, ...]:
         """The figures that are shown."""
         if not self.figures:
             return ()
-        return tuple(
-            one
-            for one in figures(self.figures)
-            if one.metric in self.metrics and all(one.text(name) in values for name, values in self.where.items())
-        )
+        found = [
+            one for one in figures(self.figures) if all(one.text(name) in values for name, values in self.where.items())
+        ]
+        if self.run_hours is not None:
+            found += _of_runs(found, self.run_hours, self.unit_flops)
+        return tuple(one for one in found if one.metric in self.metrics)
+
+
+def _of_runs(found: Sequence[Figure], hours: float, unit_flops: float | None) -> list[Figure]:
+    """Mean power and work per energy of a device, from the energy of runs of that length and their TFLOP/s."""
+    made = []
+    flops = {_point(one): one.value for one in found if one.metric == "tflops_per_device"}
+    for one in found:
+        if one.metric != "energy_per_device":
+            continue
+        note = f"calculated from {one.value:g} Wh, for a run of {hours:g} h (assumed)"
+        made.append(replace(one, metric="power_per_device", value=one.value / hours, unit="W", note=note))
+        if unit_flops is not None and _point(one) in flops:
+            tokens = flops[_point(one)] * 1e12 / unit_flops * hours * 3600
+            made.append(replace(one, metric="tokens_per_energy", value=tokens / one.value, unit="1/Wh", note=note))
+    return made
+
+
+def _point(figure: Figure) -> tuple[object, ...]:
+    """Of a chart that shows several metrics of one run."""
+    return figure.place, figure.system, figure.accelerator, figure.devices, figure.global_batch
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from prony_node.contract.settings import SYNTHETIC_DATA
 from prony_node.contract.trial import Trial
 from prony_node.workloads import find_workload
 
-PATHS = ("data", "weights", "vocab")  # settings that name what must be there
+PATHS = ("data", "weights", "vocab", "tokenizer")  # settings that name what must be there
 NAMED = 12  # runs that are named one by one in the line at the end
 EXIT_OK, EXIT_FAILED, EXIT_REQUEST, EXIT_INTERRUPTED = 0, 1, 2, 130
 

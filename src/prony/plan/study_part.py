@@ -20,7 +20,7 @@ from prony_node.workloads.config import Workload
 from prony_node.workloads.model_file.config import is_model_file
 
 BARE = frozenset(name for name in WORKLOADS if name.isidentifier())  # workloads that need no quotes in an expression
-PATHS = ("data", "weights", "vocab", "stage")
+PATHS = ("data", "weights", "vocab", "tokenizer", "stage")
 
 
 class PartReader:

@@ -26,7 +26,7 @@ from prony_node.contract.settings import Setting
 
 KEYS = {
     "title", "figures", "where", "metrics", "match", "only", "workloads", "samples", "epochs", "epoch_batches",
-    "unit_flops", "note",
+    "unit_flops", "unit_tokens", "run_hours", "note",
 }  # fmt: skip
 TABLE_KEYS = {*KEYS, "rows", "columns"}
 PLOT_KEYS = {*KEYS, "kind", "x", "y", "series", "undrawn"}
@@ -107,6 +107,8 @@ def _selection(keys: Keys, place: Place, settings: Mapping[str, Setting], what: 
         epochs=_epochs(keys),
         epoch_batches=int(read_number(keys["epoch_batches"][1], "epoch_batches")) if "epoch_batches" in keys else None,
         unit_flops=read_number(keys["unit_flops"][1], "unit_flops") if "unit_flops" in keys else None,
+        unit_tokens=int(_positive(keys["unit_tokens"][1], "unit_tokens")) if "unit_tokens" in keys else 1,
+        run_hours=_positive(keys["run_hours"][1], "run_hours") if "run_hours" in keys else None,
         note=_line(keys, "note"),
     )
     if name and not spec.chosen():
@@ -211,6 +213,13 @@ def read_number(place: Place, what: str) -> float:
     if float(text) > MOST_NUMBER:
         raise place.wrong(f"{what} is {text[:40]}, which is too large a number")
     return float(text)
+
+
+def _positive(place: Place, what: str) -> float:
+    number = read_number(place, what)
+    if not number > 0:
+        raise place.wrong(f"{what} is a number above 0")
+    return number
 
 
 def _line(keys: Keys, name: str) -> str:

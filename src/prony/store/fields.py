@@ -35,7 +35,10 @@ ANCHOR_NUMBERS = (*anchors.COUNTS, "value")
 
 def record_fields() -> dict[str, Field]:
     """Every field of a record."""
-    names = {name: Field(name, KINDS[setting.kind]) for name, setting in SETTINGS.items()}
+    names = {
+        name: Field(name, KINDS[setting.kind], setting.choices if setting.kind == "flag" else ())
+        for name, setting in SETTINGS.items()
+    }
     names |= {name: Field(name, "number") for name in METRICS}
     names |= {name: Field(name, "text") for name in (*RECORD_TEXTS, "message")}
     return names | {name: Field(name, "number") for name in RECORD_NUMBERS}

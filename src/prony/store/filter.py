@@ -34,6 +34,7 @@ class Field:
 
     name: str
     kind: str
+    words: tuple[str, ...] = ()  # that a flag may be, besides on and off
 
 
 @dataclass(frozen=True)
@@ -122,8 +123,10 @@ def _value(field: Field, word: str) -> str | float | bool | None:
     if word == NOTHING:
         return None
     if field.kind == "flag":
+        if word in field.words:
+            return word
         if word not in ("on", "off"):
-            raise RequestError(f"{field.name} is on or off, not {word!r}")
+            raise RequestError(f"{field.name} is {' or '.join(('on', 'off', *field.words))}, not {word!r}")
         return word == "on"
     number = parse_number(word)
     if field.kind == "number":

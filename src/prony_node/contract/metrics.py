@@ -52,6 +52,7 @@ METRICS: dict[str, Quantity] = {
         Quantity("loss_first", "1", "neither", "loss on held-out data before the first step"),
         Quantity("loss_last", "1", "less", "loss on held-out data after the last step"),
         Quantity("quality", "{score}", "neither", "score of the test split; more is better, of a loss less"),
+        Quantity("quality_at_epochs", "{score}", "neither", "the same after the epochs that report_at_epochs names"),
         Quantity("time_to_quality", "s", "less", "training until the target was first reached, without evaluation"),
         Quantity("energy_to_quality", "J", "less", "of the devices that took part, over the same training"),
     )

@@ -21,7 +21,7 @@ class Setting:
     name: str
     kind: str
     help: str
-    choices: tuple[str, ...] = ()  # of a choice, or words that a count also takes (batch_size=auto)
+    choices: tuple[str, ...] = ()  # of a choice, or words that a count or a flag also takes (batch_size=auto)
     least: int = 1
     pattern: str = ""  # what a text must match
     example: str = ""
@@ -40,8 +40,8 @@ class Setting:
             raise self._refuse(text)
         return text
 
-    def _flag(self, text: object) -> bool:
-        if isinstance(text, bool):
+    def _flag(self, text: object) -> Value:
+        if isinstance(text, bool) or (isinstance(text, str) and text in self.choices):
             return text
         if text in ("on", "off"):
             return text == "on"
@@ -68,14 +68,12 @@ class Setting:
         return RequestError(f"{self.name}={shown} is not possible: {self.name} is {self.values()}{hint}")
 
     def words(self) -> tuple[str, ...]:
-        return ("on", "off") if self.kind == "flag" else self.choices
+        return ("on", "off", *self.choices) if self.kind == "flag" else self.choices
 
     def values(self) -> str:
         """The possible values, for a person."""
-        if self.kind == "flag":
-            return "on | off"
-        if self.kind == "choice":
-            return " | ".join(self.choices)
+        if self.kind in ("flag", "choice"):
+            return " | ".join(self.words())
         if self.kind == "count":
             words = "".join(f" | {word}" for word in self.choices)
             return f"a whole number of at least {self.least}{words}"
@@ -132,13 +130,14 @@ SETTINGS: dict[str, Setting] = {
         Setting("optimizer", "choice", "how parameters are updated", ("sgd", "adam", "adamw")),
         Setting("fused", "flag", "the optimizer's fused form: one kernel for all parameters"),
         Setting("grad_accumulation", "count", "micro-batches a step; a step has batch_size x this many samples"),
-        Setting("recompute", "flag", "recompute activations in the backward pass, to save memory"),
+        Setting("recompute", "flag", "recompute activations in the backward pass, to save memory; selective: those of "
+                "attention alone (gpt)", ("selective",)),
         Setting("workers", "count", "loader processes (data=host, generated, PATH)", least=0),
         Setting("prefetch", "count", "batches each loader worker prepares ahead"),
         Setting("pin_memory", "flag", "page-locked batches, copied while the device computes"),
-        Setting("cores", "text", "CPU cores to use: how many, or which (0-3,8)",
-                pattern=r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*",
-                example="a number of cores, or a list such as 0-3,8"),
+        Setting("cores", "text", "CPU cores to use: how many, what share of those allowed (25%), or which (0-3,8)",
+                pattern=r"[0-9]{1,3}%|[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*",
+                example="a number of cores, a share such as 25%, or a list such as 0-3,8"),
         Setting("bind", "choice", "ranks and loaders to the cores and memory next to their device; cores: none shared",
                 ("none", "numa", "cores")),
         Setting("memory_cap", "count", "device memory to use at most, in GiB, as on a smaller device"),
@@ -171,6 +170,7 @@ SETTINGS: dict[str, Setting] = {
         Setting("until", "text", "train until the test split shows this quality, for `epochs` at most",
                 pattern=r"[A-Za-z_]+\s*(>=|<=)\s*[0-9]{1,6}(\.[0-9]{1,9})?",
                 example="a score and its target, such as accuracy>=0.93 or loss<=2.5"),
+        Setting("report_at_epochs", "count", "also report the score of the test split after this many epochs"),
         Setting("learning_rate", "text", "the highest that the optimizer takes; else the workload's own",
                 pattern=r"([0-9]{1,4}(\.[0-9]{0,12})?|\.[0-9]{1,12})(e-?[0-9]{1,2})?",
                 example="a number such as 0.1 or 3e-4"),

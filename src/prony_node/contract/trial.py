@@ -50,11 +50,14 @@ class Trial:
         return " ".join([self.workload, *words])
 
 
-TRAINING_ONLY = ("optimizer", "fused", "grad_accumulation", "recompute", "augment", "until", "learning_rate", "norms")
+TRAINING_ONLY = (
+    "optimizer", "fused", "grad_accumulation", "recompute", "augment", "until", "report_at_epochs",
+    "learning_rate", "norms",
+)  # fmt: skip
 INFERENCE_ONLY = ("phase", "blocks")
 LOADER_ONLY = ("workers", "prefetch", "pin_memory")
 DATA_SET_ONLY = (
-    "stage", "data_samples", "test_samples", "data_format", "decode", "cache", "augment", "until",
+    "stage", "data_samples", "test_samples", "data_format", "decode", "cache", "augment", "until", "report_at_epochs",
 )  # fmt: skip
 
 
@@ -140,6 +143,16 @@ def _check_memory(settings: dict[str, Value], kind: str) -> None:
         )
 
 
+def _check_reported_epochs(settings: dict[str, Value], asked: set[str]) -> None:
+    if "report_at_epochs" not in asked:
+        return
+    wanted, epochs = int(settings["report_at_epochs"]), settings.get("epochs")
+    if epochs is None and "until" not in settings:
+        raise RequestError(f"report_at_epochs is of a run that trains for epochs; add epochs={wanted} or more")
+    if epochs is not None and wanted > int(epochs):
+        raise RequestError(f"report_at_epochs={wanted} is not possible: the run ends after epochs={epochs}")
+
+
 def _check_data(settings: dict[str, Value], asked: set[str]) -> None:
     data = settings.get("data", "device")
     if data == "device":
@@ -158,6 +171,7 @@ def _check_data(settings: dict[str, Value], asked: set[str]) -> None:
         )
     if "until" in asked and "steps" in asked:
         raise RequestError("until is judged after whole epochs; give epochs instead of steps, or leave it out")
+    _check_reported_epochs(settings, asked)
     decode = settings.get("decode", "cpu")
     if settings.get("cache") == "device" and decode != "cpu" and {"cache", "decode"} <= asked:
         raise RequestError(f"cache=device holds decoded images, so there is nothing left for decode={decode}")

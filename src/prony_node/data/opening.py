@@ -14,12 +14,13 @@ from prony_node.data.coco import is_coco, open_coco
 from prony_node.data.dataset import SPLITS, DataSet, listing, refuse
 from prony_node.data.folders import is_food101, is_imagenet, open_food101, open_imagenet
 from prony_node.data.idx import is_idx, open_idx
+from prony_node.data.jsonl import find_lines, open_lines
 from prony_node.data.manifest import is_unfinished
 from prony_node.data.shards import find_shards, open_shards
 from prony_node.data.squad import is_squad, open_squad
 from prony_node.data.tokens import find_texts, find_token_files, open_text, open_tokens
 
-DEFAULT_SEQUENCE = {"squad": 384, "text": 1024, "tokens": 1024}
+DEFAULT_SEQUENCE = {"squad": 384, "jsonl": 1024, "text": 1024, "tokens": 1024}
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ KINDS = {
         lambda path: any(find_token_files(path, split) for split in SPLITS),
         open_tokens,
     ),
+    "jsonl": Kind("*.jsonl or *.jsonl.xz", lambda path: bool(find_lines(path)), open_lines),
     "text": Kind("*.txt", lambda path: bool(find_texts(path)), open_text),
 }
 
@@ -84,10 +86,12 @@ def open_dataset(
     split: str = "train",
     sequence: int | None = None,
     wanted: Collection[str] = KINDS.keys(),
+    tokenizer: str | None = None,
 ) -> DataSet:
     """The data set in that folder; a RequestError says what was expected and what was found.
 
-    `sequence` is the length of a sample where it is made of tokens. Without a kind it is one of those `wanted`.
+    `sequence` is the length of a sample where it is made of tokens; `tokenizer` is a file that makes tokens of texts in
+    JSON lines. Without a kind it is one of those `wanted`.
     """
     place = Path(path).expanduser()
     if split not in SPLITS:
@@ -109,6 +113,10 @@ def open_dataset(
             raise refuse(place, "data set", expected_of(wanted), listing(place))
         if found == "mnist" and kind is None:
             return open_idx(place, None, split)
+        if tokenizer is not None:
+            if found != "jsonl":
+                raise RequestError(f"tokenizer is for texts in JSON lines, and {place} is {found}; leave it out")
+            return open_lines(place, split, sequence or DEFAULT_SEQUENCE[found], tokenizer)
         return KINDS[found].open(place, split, sequence or DEFAULT_SEQUENCE.get(found, 0))
     except OSError as error:
         raise RequestError(f"{error.filename or place} cannot be read: {error.strerror or error}") from error

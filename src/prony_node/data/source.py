@@ -28,7 +28,7 @@ from prony_node.data.stage import stage
 KINDS = {
     "images": ("cifar10", "cifar100", "mnist", "fashion-mnist", "food101", "imagenet", "shards"),
     "grey": ("mnist", "fashion-mnist"),
-    "tokens": ("tokens", "text"),
+    "tokens": ("tokens", "jsonl", "text"),
     "spans": ("squad",),
     "boxes": ("coco",),
     "masks": ("cityscapes",),
@@ -67,7 +67,8 @@ def open_source(
     else:
         folder = Path(str(settings["data"])).expanduser()
     refuse_kind(workload, reads, folder)
-    opening = partial(open_dataset, sequence=sequence, wanted=KINDS[reads])
+    tokenizer = str(settings["tokenizer"]) if "tokenizer" in settings else None
+    opening = partial(open_dataset, sequence=sequence, wanted=KINDS[reads], tokenizer=tokenizer)
     if "stage" in settings:
         opening(folder)  # before a large copy is made of what cannot be used
         staged = stage(folder, str(settings["stage"]), partial(_bytes_there, note))

@@ -15,7 +15,12 @@ def allowed_cores() -> list[int]:
 
 
 def wanted_cores(text: str, allowed: list[int]) -> list[int]:
-    """`4` is the first four allowed cores; `0-3,8` are those cores."""
+    """`4` is the first four allowed cores, `25%` a quarter of them (one at least); `0-3,8` are those cores."""
+    if text.endswith("%"):
+        share = int(text[:-1])
+        if not 1 <= share <= 100:
+            raise RequestError(f"cores={text} is not possible: a share is 1% to 100%")
+        return allowed[: max(1, len(allowed) * share // 100)]
     if text.isdigit():
         count = int(text)
         if not 1 <= count <= len(allowed):

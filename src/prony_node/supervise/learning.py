@@ -146,7 +146,9 @@ class Learning:
         run.found["learning"] = self.document()
         run.found["work"]["epoch_units"] = self._step * run.units_per_step * self.replicas
         run.phases["evaluation"] = {"seconds": self._evaluation_s, "steps": 0}
-        run.metrics["quality"] = self._quality()
+        run.metrics["quality"] = self._quality(len(self.curve))
+        if "report_at_epochs" in run.settings:
+            run.metrics["quality_at_epochs"] = self._quality(int(run.settings["report_at_epochs"]))
         run.metrics["energy_to_quality"] = missing("no energy was measured")  # the supervisor may know better
         run.metrics["time_to_quality"] = self._time_to_quality(window.clock)
         if self.target is None:
@@ -158,18 +160,21 @@ class Learning:
         )
         run.checks.append(make_check("quality", level, said))
 
-    def _quality(self) -> dict[str, Any]:
-        value = self.curve[-1][self.score]
+    def _quality(self, epoch: int) -> dict[str, Any]:
+        """The score after so many epochs."""
+        if epoch > len(self.curve):
+            return missing(f"there is no epoch {epoch}: the run ended after {len(self.curve)}")
+        value = self.curve[epoch - 1][self.score]
         if value is None:
             if SCORES[self.score] == MORE:
                 return missing(f"there is no {self.score}: the test split has nothing to be found")
-            return missing(f"the {self.score} was not finite after epoch {len(self.curve)}")
+            return missing(f"the {self.score} was not finite after epoch {epoch}")
         bounds: dict[str, Any] = {}
         if self.score in SHARES:
             low, high = share_interval(value, self.test_samples)
             bounds = {"low": low, "high": high, "interval": "95 %, of the test split's size"}
         kind = str(self.run.found["data"]["kind"])
-        source = f"{self.test_samples:,} samples of {kind}'s test split after epoch {len(self.curve)}"
+        source = f"{self.test_samples:,} samples of {kind}'s test split after epoch {epoch}"
         return measured(value, self.score, scope="test split", source=source, **bounds)
 
     def _time_to_quality(self, clock: str) -> dict[str, Any]:

@@ -58,6 +58,7 @@ class Workload:
     fixed: Mapping[str, Value] = field(default_factory=dict)  # defaults of those settings
     shape: Mapping[str, int] = field(default_factory=dict)  # the model's dimensions
     can_recompute: bool = False
+    can_recompute_attention: bool = False  # alone: recompute=selective
     has_fp8: bool = False  # it trains with linear layers of eight bits
     library: str = ""  # besides torch
     flops: float | None = None  # of the forward pass of a sample at the defaults, a multiply-add being two
@@ -132,6 +133,11 @@ class Workload:
             raise RequestError(
                 f"recompute=on is not offered for {self.name}: "
                 "language models and dino-swin-l can run their layers twice; leave it out"
+            )
+        if settings.get("recompute") == "selective" and not self.can_recompute_attention:
+            raise RequestError(
+                f"recompute=selective is not offered for {self.name}: the gpt workloads alone can run their attention "
+                "twice; use recompute=on"
             )
         check_eight_bits(self, settings)
         check_sides(self, settings)
@@ -232,6 +238,8 @@ class Workload:
         if requested.get("preset") == "published":
             study = published(self.name, mode)
             values |= {**study.settings, "study": study.named}
+            if "attention" in study.settings and machine.device != "cuda":
+                values["attention"] = "library"  # its kernel is one of CUDA's
         if self.tiny is not None:
             values["size"] = "full"
             if requested.get("size") == "tiny":

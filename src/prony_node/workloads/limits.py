@@ -112,6 +112,8 @@ def check_data(workload: Workload, settings: Mapping[str, Value]) -> None:
         raise RequestError(f"decode={settings['decode']} {BY_WORKERS[workload.reads]}; {workload.name} has decode=cpu")
     if workload.reads in BY_WORKERS and settings.get("cache") == "device":
         raise RequestError(f"cache=device is for small sets of pixels; {workload.name} takes cache=memory or off")
+    if "tokenizer" in settings and (not reads_data_set(settings) or data == "generated"):
+        raise RequestError(f"tokenizer is for texts that you have, and data={data} has none; add data=PATH")
     if "until" in settings:
         if settings.get("phase", "forward") != "forward" or settings.get("mode") == "infer":
             raise RequestError("until is a quality to train to; it has no meaning with mode=infer")

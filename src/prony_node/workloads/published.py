@@ -39,6 +39,14 @@ def _hurt(place: str, data: str, **settings: Value) -> Published:
     return Published(HURT, f"{place}, one A100 or GH200", data, settings)
 
 
+def _megatron(place: str, micro_batch: int, precision: str) -> Published:
+    """A GPT of the suite's; its optimizer is Apex's FusedAdam, which Megatron-LM takes for `adam`."""
+    return Published(CARAML, f"{place}, Megatron-LM", "OSCAR", {
+        "batch_size": micro_batch, "precision": precision, "recompute": "selective", "attention": "flash",
+        "optimizer": "adam", "fused": True, "learning_rate": "1e-4",
+    })  # fmt: skip
+
+
 PUBLISHED: dict[str, Published] = {
     "resnet50": Published(
         CARAML, "chart resnet_1, one GH200, TensorFlow", "ImageNet", {"batch_size": 2048, "precision": "fp16"}
@@ -59,11 +67,13 @@ PUBLISHED: dict[str, Published] = {
     ),  # it reads through loader workers, so the set is not held on the device
     "segformer-b4": _hurt("table II", "Cityscapes"),
     "deeplabv3plus-r101": _hurt("table II", "Cityscapes"),
-    "gpt-117m": Published(CARAML, "NLP table, a pipeline over four GC200", "synthetic", {"batch_size": 64}),
-    # The only batch of its chart that needs no micro-batches, whose size is not stated.
-    "gpt-800m": Published(
-        CARAML, "chart LLM_tflops, one GH200, Megatron-LM", "OSCAR", {"batch_size": 16, "precision": "fp16"}
+    "gpt-117m": Published(
+        CARAML, "NLP table, a pipeline over four GC200", "synthetic",
+        {"batch_size": 1, "grad_accumulation": 64, "recompute": True, "optimizer": "adamw", "learning_rate": "1.5e-4"},
     ),
+    "gpt-800m": _megatron("chart LLM_tflops, one GH200", 4, "fp16"),
+    "gpt-13b": _megatron("llm_benchmark_nvidia_amd.yaml of the suite", 2, "fp16"),
+    "gpt-175b": _megatron("llm_benchmark_nvidia_amd.yaml of the suite", 2, "bf16"),
     "bert-base-squad": Published(LAMBDA, "one H200", "SQuAD", {"precision": "fp16"}),
     "compression-autoencoder": Published(NASARI, "table 4, one A100, TensorFlow", "MNIST", {"batch_size": 10}),
     "fasterrcnn-r50-fpn": _hurt("table II", "COCO"),

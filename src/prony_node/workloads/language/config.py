@@ -20,6 +20,10 @@ VOCABULARY_FILE = Setting(
     "vocab", "text", "the vocab.txt of the checkpoint, for its word pieces (data=PATH)",
     pattern=r"\S(.*\S)?", example="a file",
 )  # fmt: skip
+TOKENIZER = Setting(
+    "tokenizer", "text", "a tokenizer.json for texts in JSON lines (data=PATH); else a text is its bytes",
+    pattern=r"\S(.*\S)?", example="a file",
+)  # fmt: skip
 LIBRARY_ATTENTION: dict[str, Value] = {"attention": "library"}
 VOCABULARY = 50304  # GPT-2's 50257 tokens, padded to a multiple of 128 for the matrix units
 ADAM_RATE, SGD_RATE, SGD_TOKENS = 3e-4, 0.1, 256  # from so many tokens a step on, SGD takes its full rate
@@ -77,7 +81,7 @@ def _gpt(name: str, layers: int, hidden: int, heads: int, sequence: int, batch: 
         },
         memory_gib={"train": memory_gib, "infer": memory_gib / 4},
         optimizer="adamw",
-        settings=(SEQUENCE, PHASE, WEIGHTS, ATTENTION),
+        settings=(SEQUENCE, PHASE, WEIGHTS, TOKENIZER, ATTENTION),
         fixed={"sequence": sequence, "phase": "forward", **LIBRARY_ATTENTION},
         fixed_on_cuda=CUDNN_FIRST,
         fixed_when_plain=LIBRARY_ATTENTION,
@@ -85,6 +89,7 @@ def _gpt(name: str, layers: int, hidden: int, heads: int, sequence: int, batch: 
         can_split=True,
         tiny_shape=TINY_GPT,
         can_recompute=True,
+        can_recompute_attention=True,
         has_fp8=True,
         flops=sequence * (2.0 * parameters + 4 * layers * hidden * sequence),
         flops_source=GPT_FLOPS,
@@ -151,7 +156,7 @@ def transformers_workload(model: str) -> Workload:
         batch={"train/cpu": 1, "infer/cpu": 1, "train/accelerator": 8, "infer/accelerator": 8},
         memory_gib={"train": 0.0, "infer": 0.0},  # not known, so the batch is not made smaller
         optimizer="adamw",
-        settings=(SEQUENCE, WEIGHTS, ATTENTION),
+        settings=(SEQUENCE, WEIGHTS, TOKENIZER, ATTENTION),
         fixed={"sequence": 1024, **LIBRARY_ATTENTION},
         fixed_on_cuda=CUDNN_FIRST,
         fixed_when_plain=LIBRARY_ATTENTION,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from prony_node.data.synthetic import token_sampler
 from prony_node.measure.protocol import Batch, Task
@@ -37,6 +38,17 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1).type_as(x)
 
 
+def recomputed_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention that keeps its inputs alone and runs once more in the backward pass."""
+    attend = partial(F.scaled_dot_product_attention, is_causal=True)
+    # When FLOPs are counted, the plain form stands in for a kernel, which runs whole or not at all.
+    whole = set_checkpoint_early_stop(False) if q.is_meta else nullcontext()
+    with whole:
+        # Without dropout there is no random state to keep, and a captured step could not read it.
+        attended: Tensor = checkpoint(attend, q, k, v, use_reentrant=False, preserve_rng_state=False)
+    return attended
+
+
 class Layer(nn.Module):
     """Attention and feed-forward, each behind a norm and beside the residual stream."""
 
@@ -49,9 +61,12 @@ class Layer(nn.Module):
         self.norm2 = nn.LayerNorm(hidden, bias=False)
         self.up = nn.Linear(hidden, 4 * hidden, bias=False)
         self.down = nn.Linear(4 * hidden, hidden, bias=False)
+        self.recompute_attention = False
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         q, k, v = self.project(x, cosine, sine)
+        if self.recompute_attention:
+            return self.finish(x, recomputed_attention(q, k, v))
         return self.finish(x, F.scaled_dot_product_attention(q, k, v, is_causal=True))
 
     def project(self, x: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -156,6 +171,12 @@ def switch_recompute_on(model: nn.Module) -> None:
     model.recompute = True
 
 
+def switch_recompute_of_attention_on(model: nn.Module) -> None:
+    """As Megatron-LM's selective recomputation: attention is what takes most memory for its work."""
+    for layer in model.layers:
+        layer.recompute_attention = True
+
+
 def stages_here(model: nn.Module, own: Share) -> list[nn.Module]:
     """What this rank has of a model that is split over several."""
     from prony_node.workloads.language.split_gpt import stages_of  # torch's DTensor takes a while to import
@@ -167,7 +188,7 @@ def build(workload: Workload, settings: dict[str, Value]) -> Task:
     shape = dimensions(workload, settings)
     sequence = int(settings["sequence"])
     model = partial(GPT, shape["layers"], shape["hidden"], shape["heads"], shape["vocabulary"], sequence)
-    plain = settings.get("optimizer") == "sgd"  # its steps are not normalised, and its decay not decoupled
+    coupled = settings.get("optimizer") in ("sgd", "adam")  # weight decay is part of the gradient
     task = Task(
         unit="tokens",
         units_per_sample=sequence,
@@ -176,9 +197,9 @@ def build(workload: Workload, settings: dict[str, Value]) -> Task:
         predict=predict_last,
         sample=token_sampler(shape["vocabulary"], sequence),
         learning_rate=decoder_rate(settings),
-        weight_decay=1e-4 if plain else 0.1,
+        weight_decay=1e-4 if coupled else 0.1,
         attention="full",
-        recompute=switch_recompute_on,
+        recompute=switch_recompute_of_attention_on if settings.get("recompute") == "selective" else switch_recompute_on,
         scores=partial(token_scores, next_token_logits),
         vocabulary=shape["vocabulary"],
         split=stages_here,

@@ -140,7 +140,7 @@ def build(workload: Workload, settings: dict[str, Value]) -> Task:
         return model
 
     vocabulary = int(config.get_text_config().vocab_size)
-    plain = settings.get("optimizer") == "sgd"  # its steps are not normalised, and its decay not decoupled
+    coupled = settings.get("optimizer") in ("sgd", "adam")  # weight decay is part of the gradient
     return Task(
         unit="tokens",
         units_per_sample=sequence,
@@ -149,7 +149,7 @@ def build(workload: Workload, settings: dict[str, Value]) -> Task:
         predict=predict_last,
         sample=token_sampler(vocabulary, sequence),
         learning_rate=decoder_rate(settings),
-        weight_decay=1e-4 if plain else 0.1,
+        weight_decay=1e-4 if coupled else 0.1,
         attention="full",
         recompute=recompute_layers,
         scores=partial(token_scores, next_token_logits),

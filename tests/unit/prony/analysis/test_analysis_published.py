@@ -145,6 +145,29 @@ def test_energy_without_a_run_length_has_no_ratio_and_says_so() -> None:
     assert cell.why == "the length of the published runs is not stated"
 
 
+def test_energy_of_runs_of_an_assumed_length_is_compared_as_power_and_as_work_per_energy() -> None:
+    trial = Trial("gpt-800m", {"preset": "published", "devices": 4, "global_batch": 16})
+    spec = spec_of("caraml", "GPT of 800 million parameters over global batches: mean power")
+    table = filled(spec, record_of(trial, 80_000.0, power=1684.0, samples_per_wh=87_247.0))
+    power = cell_of(table, metric="power_per_device", system="JURECA A100", global_batch=16)
+    assert (power.figure.value, power.figure.unit, power.ratio) == (421.0, "W", pytest.approx(1.0))
+    assert power.figure.note == "calculated from 421 Wh, for a run of 1 h (assumed)"
+    work = cell_of(table, metric="tokens_per_energy", system="JURECA A100", global_batch=16)
+    assert work.figure.value == pytest.approx(166e12 / 8.135e9 * 3600 / 421)
+    assert work.ratio == pytest.approx(87_247.0 / work.figure.value), "ours is measured, not scaled"
+
+
+def test_three_devices_have_what_is_left_of_dividing_the_global_batch() -> None:
+    trial = Trial("resnet50", {"preset": "published", "devices": 3, "batch_size": 5})
+    spec = spec_of("caraml", "ResNet-50 on 2 to 4 devices: images")
+    table = filled(spec, record_of(trial, 1473.0))
+    cell = cell_of(table, system="WestAI H100", devices=3, global_batch=16)
+    assert cell.ratio == pytest.approx(1.0)
+    assert [(one.a, one.b) for one in cell.differs if one.name == "global batch"] == [(16, 15)]
+    assert cell_of(table, system="WestAI H100", devices=3, global_batch=32).ours is None
+    assert "JURECA MI250, MI250-GCD" in heads(table), "as dies, and so named"
+
+
 def test_flops_are_counted_as_the_publication_counts_them() -> None:
     trial = Trial("gpt-800m", {"preset": "published", "devices": 4, "global_batch": 2048})
     spec = spec_of("caraml", "GPT of 800 million parameters over global batches: TFLOP/s")
@@ -181,16 +204,19 @@ def test_flops_of_a_whole_model_are_not_those_of_a_tiny_one() -> None:
 
 
 def test_an_epoch_may_be_a_number_of_batches_and_its_energy_that_of_one_of_as_many_devices() -> None:
-    one, four = (Trial("gpt-117m", {"devices": count, "global_batch": 64, "batch_size": 16}) for count in (1, 4))
+    one = Trial("gpt-117m", {"devices": 1, "global_batch": 64, "batch_size": 64})
+    four = Trial("gpt-117m", {"devices": 4, "pp": 4, "global_batch": 64, "batch_size": 1, "grad_accumulation": 64})
     spec = spec_of("caraml", "GPT of 117 million")
     wanted = {"metric": "energy_per_epoch_per_device", "global_batch": 64}
-    cell = cell_of(filled(spec, record_of(four, 1000.0, samples_per_wh=4.08)), **wanted)
+    per_wh = 4.08 * 1024  # tokens, where the publication counts sequences of 1,024
+    cell = cell_of(filled(spec, record_of(four, 1000.0, samples_per_wh=per_wh)), **wanted)
     assert cell.ours is not None
     assert cell.ours.value == pytest.approx(4 * 64 / 4.08 / 4)
     assert cell.ratio == pytest.approx(1.0, abs=1e-3)  # as published: 15.68 Wh on each of four, 4.08 a watt-hour
-    alone = filled(spec, record_of(one, 1000.0, samples_per_wh=4.08), also=(four,))
+    alone = filled(spec, record_of(one, 1000.0, samples_per_wh=per_wh), also=(four,))
     assert cell_of(alone, **wanted).ratio is None, "one device does four times the work of one of four"
-    assert cell_of(alone, metric="throughput", global_batch=64).ratio is not None
+    rate = cell_of(alone, metric="throughput", global_batch=64)
+    assert rate.ratio == pytest.approx(1000 / 1024 / (64.99 / 4)), "sequences/s of one device"
     per_energy = cell_of(alone, metric="tokens_per_energy", global_batch=64)
     assert (per_energy.ratio, per_energy.per_device) == (pytest.approx(1.0), False), "work is work on any device"
     assert "ours, tokens per energy, devices=1" in heads(alone), "what a ratio is made of is shown"
@@ -203,8 +229,9 @@ def test_columns_stand_in_the_order_of_the_metrics_each_with_its_unit() -> None:
 
 
 def test_the_same_device_and_settings_do_not_differ() -> None:
-    settings = {"devices": 1, "precision": "fp16", "global_batch": 256, "batch_size": 256, "data": "/sets/imagenet"}
+    settings = {"devices": 1, "precision": "fp16", "global_batch": 256, "data": "/sets/imagenet"}
     record = record_of(Trial("resnet50", settings), 5000.0)
+    record["trial"]["effective"]["batch_size"] = 256
     record["facts"] = {"devices": [{"name": "NVIDIA A100-SXM4-40GB"}]}
     spec = spec_of("caraml", "ResNet-50 over global batches and devices: images")
     cell = cell_of(filled(spec, record), system="JURECA A100", global_batch=256)
@@ -219,6 +246,19 @@ def test_repeats_are_one_value() -> None:
     assert cell.ours is not None
     assert (cell.ours.value, len(cell.ours.runs)) == (2000.0, 3)
     assert cell.to_json()["ratio"] == pytest.approx(2000 / 3969)
+
+
+def test_a_quarter_of_the_cores_stands_beside_72_of_288_with_the_cpu_utilisation_of_both() -> None:
+    shared = {"devices": 4, "precision": "bf16", "batch_size": 256, "workers": 32}
+    quarter, whole = (Trial("wideresnet", {**shared, "cores": share}) for share in ("25%", "100%"))
+    records = [record_of(quarter, 15_609.0, cpu_utilisation=0.4), record_of(whole, 31_500.0, cpu_utilisation=0.1)]
+    table = filled(spec_of("olivia-gh200", "Investigation 1"), *records)
+    rate = {"metric": "throughput", "workers_per_device": 32}
+    assert cell_of(table, **rate, note="288 CPUs").ratio == pytest.approx(1.0)
+    assert cell_of(table, **rate, place="Test 5").ratio == pytest.approx(0.5)
+    busy = cell_of(table, metric="cpu_utilisation", note="72 CPUs, highest observed")
+    assert busy.ours is not None
+    assert (busy.figure.value, busy.ours.value, busy.ratio) == (0.12, 0.4, None)
 
 
 def test_two_nodes_stand_beside_the_published_two_nodes() -> None:

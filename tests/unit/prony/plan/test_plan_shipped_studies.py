@@ -12,6 +12,7 @@ from prony.catalog.published import PlotSpec, TableSpec, figures, published_name
 from prony.plan.studies import load_study, shipped_studies
 from prony.plan.study_file import Reading, parse_study
 from prony_node.contract.errors import RequestError
+from prony_node.contract.machine import Machine
 from prony_node.workloads import find_workload
 
 NAMES = ("caraml", "hurt-nrp", "nasari-pearc22", "olivia-gh200")
@@ -75,6 +76,21 @@ def test_every_published_figure_has_a_place_and_a_trial_beside_it(name: str) -> 
     assert [cell.figure for cell in cells if cell.why == NOT_IN_SIZE] == []
 
 
+def test_caraml_s_gpts_have_the_stated_micro_batches_and_layouts() -> None:
+    """Of the suite's llm_benchmark_nvidia_amd.yaml and llm_benchmark_ipu.yaml."""
+    trials = [one.trial for one in load_study("caraml", "full", (), find_workload).planned()]
+    stated = {"gpt-800m": (4, "fp16", 1, 1), "gpt-13b": (2, "bf16", 2, 2), "gpt-175b": (2, "bf16", 8, 8)}
+    machine = Machine("cuda", 139.0, 16)
+    for trial in trials:
+        found = find_workload(trial.workload).effective(trial.settings, machine)
+        layout = (found["batch_size"], found["precision"], found.get("tp", 1), found.get("pp", 1))
+        assert layout == stated.get(trial.workload, layout), str(trial)
+        if "pp" in trial.settings and trial.workload == "gpt-117m":
+            assert (found["batch_size"], found["pp"], found["recompute"]) == (1, 4, True)
+    batches = [trial.settings["batch_size"] for trial in trials if trial.settings["devices"] == 3]
+    assert batches == [2**power // 3 for power in range(4, 13)]
+
+
 def test_every_publication_is_repeated() -> None:
     assert {spec.figures for name in NAMES for spec in specs(name)} - {""} == set(published_names())
 
@@ -97,6 +113,7 @@ def test_a_table_has_a_cell_for_each_of_its_figures(spec: TableSpec) -> None:
         ("metrics: time", "only: {mode: sing}", "mode"),
         ("metrics: time", "epochs: many", "epochs is a number, not 'many'"),
         ("metrics: time", "samples: {ImageNet: 1e999}", "samples is 1e999, which is too large a number"),
+        ("metrics: time", "run_hours: 0", "run_hours is a number above 0"),
         ("metrics: time", "colums: system", "'colums' has no meaning in a table; did you mean 'columns'"),
         ("title: a table", "note: a table", "a table has a title"),
     ],

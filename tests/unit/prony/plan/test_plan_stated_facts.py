@@ -163,6 +163,8 @@ FACTS = [
     olivia("workers", "devices", 4, section="Tests 5, 6 and 8 to 12"),
     olivia("precisions", "precision", "default", "bf16", section="Tests 8 to 12; fp16 is in the part node"),
     olivia("precisions", "workers", 8, section="Tests 8 to 12"),
+    olivia("allocation", "cores", "25%", section="Investigation 1: 72 of 288 CPUs"),
+    olivia("workers", "cores", "100%", section="Investigation 1: 288 CPUs"),
     olivia("numa", "bind", "numa", section="Test 7"),
     olivia("numa", "workers", 32, section="Test 7"),
     olivia("independent", "parallel", "independent", section="Test 13"),
@@ -178,7 +180,18 @@ FACTS = [
     caraml("gpt", "gpt-800m", DATA, "oscar", section="slides: NLP Benchmark on GPU"),
     caraml("gpt", "gpt-800m", "devices", 1, 4, section="slides: DP 4, and 1 on JURECA's GH200"),
     caraml("gpt", "gpt-800m", "global_batch", *(16 * 2**step for step in range(6)), section="charts"),
-    caraml("gpt-117m", "gpt-117m", "devices", 4, section="slides: NLP Benchmark on Graphcore IPU M2000 POD4"),
+    caraml("gpt", "gpt-800m", "batch_size", 4, section="repository: micro-batch"),
+    caraml("gpt", "gpt-800m", "optimizer", "adam", section="repository"),
+    caraml("gpt", "gpt-800m", "recompute", "selective", section="repository"),
+    caraml("gpt", "gpt-800m", "attention", "flash", section="repository"),
+    caraml("gpt-117m-pipeline", "gpt-117m", "devices", 4, section="slides: NLP Benchmark on Graphcore IPU M2000 POD4"),
+    caraml("gpt-117m-pipeline", "gpt-117m", "pp", 4, section="slides: pipeline parallelism of 4"),
+    caraml("gpt-13b", "gpt-13b", "tp", 2, section="repository"),
+    caraml("gpt-13b", "gpt-13b", "pp", 2, section="repository"),
+    caraml("gpt-175b", "gpt-175b", "tp", 8, section="repository"),
+    caraml("gpt-175b", "gpt-175b", "pp", 8, section="repository"),
+    caraml("gpt-175b", "gpt-175b", "precision", "bf16", section="repository"),
+    caraml("resnet-3", "resnet50", "devices", 3, section="chart resnet_3"),
     caraml("gpt-117m", "gpt-117m", "global_batch", *(64 * 2**step for step in range(9)), section="slides: table"),
     caraml("gpt-117m", "gpt-117m", DATA, "synthetic", section="slides: table"),
     caraml("resnet", "resnet50", PARAMETERS, 25.6, section="slides: ResNet50"),
@@ -187,13 +200,6 @@ FACTS = [
     caraml("resnet", "resnet50", SAMPLES, 1_281_167, section="slides: titles of the charts"),
     caraml("resnet", "resnet50", "devices", 1, 2, 4, section="charts resnet_1, resnet_2 and resnet_4"),
     caraml("resnet", "resnet50", "global_batch", *(16 * 2**step for step in range(9)), section="slides: table; charts"),
-]
-# Stated, and not met by the trials yet. A row that passes fails here: move it to FACTS.
-NOT_MET = [
-    caraml("gpt", "gpt-800m", "batch_size", 4, section="repository: micro-batch"),
-    caraml("gpt", "gpt-800m", "optimizer", "adam", section="repository"),
-    caraml("gpt-117m", "gpt-117m", "pp", 4, section="slides: pipeline parallelism of 4"),
-    caraml("resnet", "resnet50", "devices", 3, section="chart resnet_3"),
 ]
 # Stated, and other in Prony on purpose; the study file says so.
 OTHER = [olivia("baseline", PARAMETERS, 25.0, section="Model & Dataset: about 25 M")]
@@ -258,15 +264,6 @@ def test_the_trials_are_what_the_publication_states(fact: Fact) -> None:
     check(fact)
 
 
-@pytest.mark.parametrize("fact", NOT_MET, ids=str)
-def test_what_is_not_met_yet_is_listed_as_such(fact: Fact) -> None:
-    try:
-        check(fact)
-    except AssertionError:
-        return
-    pytest.fail("the trials meet this now: move the row to FACTS")
-
-
 @pytest.mark.parametrize("fact", OTHER, ids=str)
 def test_what_is_other_on_purpose_is_said_in_the_study(fact: Fact) -> None:
     with pytest.raises(AssertionError):
@@ -279,6 +276,6 @@ def test_what_is_other_on_purpose_is_said_in_the_study(fact: Fact) -> None:
 
 def test_every_part_of_a_publication_has_a_stated_fact() -> None:
     ours = {("olivia-gh200", "copies")}  # not in the guide
-    facts = {(fact.study, fact.part) for fact in (*FACTS, *NOT_MET)}
+    facts = {(fact.study, fact.part) for fact in FACTS}
     for name in ("caraml", "hurt-nrp", "nasari-pearc22", "olivia-gh200"):
         assert {(name, part.name) for part in study_of(name).parts} - ours <= facts

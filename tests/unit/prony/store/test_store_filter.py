@@ -106,6 +106,7 @@ def test_the_best_are_found_without_reading_and_sorting_all(asked: Store) -> Non
         ("batch_size=large", "is a number, and 'large' is none"),
         ("batch_size~1", "~ looks for a part of a text"),
         ("graphs=yes", "is on or off"),
+        ("recompute=yes", "is on or off or selective"),
         ("batch_size<1,2", "several values go with = and !="),
         ("mfu<none", "neither more nor less"),
         ("a=1 " * 60, "unknown field"),
@@ -118,6 +119,11 @@ def test_the_best_are_found_without_reading_and_sorting_all(asked: Store) -> Non
 def test_a_mistake_is_a_sentence(where: str, said: str) -> None:
     with pytest.raises(RequestError, match=said.replace("(", r"\(")):
         parse_filter(where, FIELDS)
+
+
+def test_a_flag_with_words_of_its_own_is_asked_for_by_them() -> None:
+    terms = parse_filter("recompute=selective,on", FIELDS)
+    assert terms[0].values == ("selective", True)
 
 
 def test_units_are_few_and_exact() -> None:

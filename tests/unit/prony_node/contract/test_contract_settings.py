@@ -14,7 +14,7 @@ WORDS: dict[str, list[tuple[object, Value]]] = {
     "batch_size": [("1", 1), ("auto", "auto"), (256, 256)],
     "workers": [("0", 0), (3, 3)],
     "seed": [("0", 0), ("123456", 123456)],
-    "cores": [("2", "2"), ("0-3,8", "0-3,8")],
+    "cores": [("2", "2"), ("0-3,8", "0-3,8"), ("25%", "25%")],
     "device": [("auto", "auto"), ("cpu", "cpu"), ("cuda", "cuda"), ("cuda:1", "cuda:1"), ("xpu:0", "xpu:0"),
                ("mps", "mps")],
     "data": [("device", "device"), ("host", "host"), ("generated", "generated"), ("./set", "./set"), ("~/b", "~/b")],
@@ -25,6 +25,7 @@ WORDS: dict[str, list[tuple[object, Value]]] = {
 WRONG = {
     "batch_size": "atuo", "precision": "bf-16", "compile": "defalt", "graphs": "onn", "mode": "training",
     "data": "hosts", "optimizer": "adamv", "memory_format": "channel_last", "device": "cdua", "preset": "fsat",
+    "recompute": "selectiv",
 }  # fmt: skip
 
 
@@ -32,6 +33,7 @@ WRONG = {
 def test_a_setting_takes_every_value_it_offers(setting: Setting) -> None:
     if setting.kind == "flag":
         taken: list[tuple[object, Value]] = [("on", True), ("off", False), (True, True), (False, False)]
+        taken += [(word, word) for word in setting.choices]
     elif setting.kind == "choice":
         taken = [(word, word) for word in setting.choices]
     else:

@@ -51,6 +51,7 @@ WORDS = {
     "optimizer": "sgd",
     "grad_accumulation": "2",
     "until": "accuracy>=0.9",
+    "report_at_epochs": "1",
     "learning_rate": "0.1",
     "norms": "compiled",
 }
@@ -60,6 +61,8 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
     *[({name: "on" if name == "pin_memory" else "2"}, f"{name} has no meaning with data=device")
       for name in LOADER_ONLY],
     ({"data": "device", "workers": "2"}, "add data=host or leave it out"),
+    ({"data": "./set", "report_at_epochs": "10"}, "is of a run that trains for epochs; add epochs=10 or more"),
+    ({"data": "./set", "report_at_epochs": "10", "epochs": "9"}, "not possible: the run ends after epochs=9"),
     ({"compile": "off", "compile_cache": "cold"}, "compile_cache has no meaning with compile=off"),
     ({"compile": "reduce-overhead", "graphs": "on"}, "use compile=default graphs=on, or graphs=off"),
     ({"steps": "3", "epochs": "1"}, "steps and epochs are both lengths"),
@@ -88,6 +91,8 @@ def test_what_a_workload_cannot_is_refused_by_its_name() -> None:
         WORKLOADS["gpt-tiny"].parse({"epochs": "1"})
     with pytest.raises(RequestError, match="recompute=on is not offered for resnet50: language models and dino"):
         WORKLOADS["resnet50"].parse({"recompute": "on"})
+    with pytest.raises(RequestError, match="recompute=selective is not offered for bert-base-squad: the gpt workloads"):
+        WORKLOADS["bert-base-squad"].parse({"recompute": "selective"})
     with pytest.raises(RequestError, match="memory_format=channels_last is a layout of images; gpt-tiny has none"):
         WORKLOADS["gpt-tiny"].parse({"memory_format": "channels_last"})
     assert WORKLOADS["resnet50"].parse({"epochs": "1", "recompute": "off"}) == {"epochs": 1, "recompute": False}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import lzma
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from prony_node.data.dataset import as_tensor
 from prony_node.data.decode import decoded
 from prony_node.data.folders import open_food101
 from prony_node.data.idx import open_idx, parse_idx
+from prony_node.data.jsonl import open_lines, parse_text
 from prony_node.data.shards import index_shard
 from prony_node.data.squad import parse_squad
 from prony_node.data.tokens import map_tokens, parse_note
@@ -154,6 +156,23 @@ def test_squad(data: bytes) -> None:
 @example(b'{"dtype": "uint16", "vocabulary": 100000}')
 def test_token_notes(data: bytes) -> None:
     only_a_sentence(lambda: parse_note(data, HERE))
+
+
+@EASY
+@given(st.binary(max_size=60) | damaged(b'{"text": "a line", "id": 1}'))
+@example(b"[" * 100_000)
+@example(b'{"text": "\\ud800"}')
+@example(b'{"text": 1' + b"0" * 5000 + b"}")
+@example(b'["text"]')
+def test_json_lines(line: bytes) -> None:
+    only_a_sentence(lambda: parse_text(line, HERE))
+
+
+@FEW
+@given(damaged(lzma.compress(b'{"text": "a line of some length"}\n' * 40)))
+@example(b"")
+def test_compressed_json_lines(tmp_path: Path, data: bytes) -> None:
+    only_a_sentence(lambda: open_lines(write(tmp_path / "x.jsonl.xz", data), "train", 8))
 
 
 @FEW

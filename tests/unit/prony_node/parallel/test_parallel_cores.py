@@ -15,9 +15,12 @@ from prony_node.parallel.cores import allowed_cores, bind, wanted_cores
 @pytest.mark.parametrize(
     ("text", "allowed", "cores"),
     [("2", [0, 1, 2, 3], [0, 1]), ("2", [4, 6, 8], [4, 6]), ("1", [7], [7]), ("0-1", [0, 1, 2], [0, 1]),
-     ("0-2,5", [0, 1, 2, 3, 4, 5], [0, 1, 2, 5]), ("5,0-2,1", [0, 1, 2, 5], [0, 1, 2, 5]), ("3-3", [1, 3], [3])],
+     ("0-2,5", [0, 1, 2, 3, 4, 5], [0, 1, 2, 5]), ("5,0-2,1", [0, 1, 2, 5], [0, 1, 2, 5]), ("3-3", [1, 3], [3]),
+     ("25%", [0, 1, 2, 3, 6, 7, 8, 9], [0, 1]), ("100%", [4, 6, 8], [4, 6, 8]), ("25%", [3, 5], [3])],
 )  # fmt: skip
-def test_a_number_is_how_many_and_a_list_is_which(text: str, allowed: list[int], cores: list[int]) -> None:
+def test_a_number_is_how_many_a_share_of_how_many_and_a_list_is_which(
+    text: str, allowed: list[int], cores: list[int]
+) -> None:
     assert wanted_cores(text, allowed) == cores
 
 
@@ -25,6 +28,7 @@ def test_a_number_is_how_many_and_a_list_is_which(text: str, allowed: list[int],
     ("text", "sentence"),
     [("0", "cores=0: this machine lets us use 3 cores"), ("4", "lets us use 3 cores"),
      ("0-3", r"core 3 is not among the allowed \[0, 1, 2\]"), ("9,1", "core 9 is not among"),
+     ("0%", "a share is 1% to 100%"), ("101%", "a share is 1% to 100%"),
      ("2-1", "2-1 runs backwards; write 1-2"), ("1,2-0", "2-0 runs backwards; write 0-2")],
 )  # fmt: skip
 def test_cores_that_are_not_ours_are_refused(text: str, sentence: str) -> None:

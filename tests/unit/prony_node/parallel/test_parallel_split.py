@@ -26,6 +26,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "pp and tp": {"devices": 4, "pp": 2, "tp": 2, **TWO},
     "pp of four, recomputed": {"devices": 4, "pp": 4, "grad_accumulation": 4, "recompute": "on"},
+    "pp and tp, attention recomputed": {"devices": 4, "pp": 2, "tp": 2, "recompute": "selective", **TWO},
     "dp, pp and tp": {"devices": 8, "dp": 2, "pp": 2, "tp": 2, **TWO},
     "dp, pp and tp, fsdp": {"devices": 8, "dp": 2, "pp": 2, "tp": 2, "parallel": "fsdp", **TWO},
 }  # fmt: skip

@@ -35,7 +35,15 @@ def learned(scores: tuple[str, ...], **point: float | None) -> Learning:
 )
 def test_a_score_without_a_value_has_its_reason(scores: tuple[str, ...], reason: str) -> None:
     """A test split without boxes, or masks of nothing but 255, is not a model that went over all bounds."""
-    assert learned(scores, **dict.fromkeys(scores))._quality()["reason"] == reason
+    assert learned(scores, **dict.fromkeys(scores))._quality(1)["reason"] == reason
+
+
+def test_the_score_after_an_earlier_epoch_is_a_metric_of_its_own() -> None:
+    learning = learned(("loss",), loss=0.5)
+    learning.curve = [{"epoch": epoch, "loss": 1 / epoch} for epoch in range(1, 5)]
+    assert [learning._quality(epoch)["value"] for epoch in (2, 4)] == [0.5, 0.25]
+    assert learning._quality(2)["source"].endswith("after epoch 2")
+    assert learning._quality(10)["reason"] == "there is no epoch 10: the run ended after 4"
 
 
 @pytest.mark.parametrize(("scores", "asks"), [(("map",), "until='map>=...'"), (("loss",), "until='loss<=...'")])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from prony_node.contract import RequestError
 from prony_node.contract.machine import Machine
@@ -248,6 +251,53 @@ def test_recomputed_layers_are_counted_apart(name: str) -> None:
     found = count_flops(task, training=True, recompute=True)
     assert found.recomputed == pytest.approx(found.per_sample / 3, rel=0.35)
     assert found.recomputed > 0
+
+
+@pytest.mark.parametrize("name", ["gpt-117m", "gpt-800m"])
+def test_selective_recomputation_repeats_the_products_of_attention_alone(name: str) -> None:
+    """Queries with keys and weights with values, each 2 FLOP x sequence^2 x hidden in every layer."""
+    task, settings = task_of(name, recompute="selective")
+    found = count_flops(task, training=True, recompute=True)
+    shape = find_workload(name).shape
+    assert found.recomputed == 4 * shape["layers"] * shape["hidden"] * int(settings["sequence"]) ** 2
+    assert found.per_sample == count_flops(task_of(name)[0], training=True, recompute=False).per_sample
+
+
+class Attentions(TorchDispatchMode):
+    """Counts the attention kernels that are called in here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "scaled_dot_product" in str(func):
+            self.calls["backward" if "backward" in str(func) else "forward"] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def gradients(recompute: Value, compiled: bool = False) -> tuple[list[torch.Tensor], Counter[str]]:
+    task, settings = task_of("gpt-tiny", size="tiny", recompute=recompute)
+    torch.manual_seed(0)
+    model = task.model()
+    if settings["recompute"]:
+        assert task.recompute is not None
+        task.recompute(model)
+    batch = task.sample(torch.Generator().manual_seed(1), 2)
+    loss = torch.compile(task.loss, backend="aot_eager") if compiled else task.loss
+    with Attentions() if not compiled else nullcontext() as seen:
+        loss(model, batch).backward()
+    return [parameter.grad for parameter in model.parameters()], Counter() if seen is None else seen.calls
+
+
+def test_selective_recomputation_runs_attention_twice_and_changes_no_gradient() -> None:
+    (plain, once), (selective, twice) = gradients(False), gradients("selective")
+    assert once == {"forward": 2, "backward": 2}  # two layers
+    assert twice == {"forward": 4, "backward": 2}
+    compiled, _ = gradients("selective", compiled=True)
+    for one, other, third in zip(plain, selective, compiled, strict=True):
+        assert torch.equal(one, other)
+        torch.testing.assert_close(third, one)
 
 
 def test_names_of_transformers_need_no_library(monkeypatch: pytest.MonkeyPatch) -> None:

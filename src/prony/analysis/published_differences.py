@@ -68,10 +68,13 @@ def _precision(figure: Figure) -> str:
 
 
 def _batch(figure: Figure, record: Record) -> list[Difference]:
+    found = []
     if figure.global_batch is not None:
-        return [Difference("global batch", figure.global_batch, global_batch(record))]
-    per_device = global_batch(record) // all_devices(settings_of(record))
-    return [Difference("batch a device", figure.batch_per_device or NOT_STATED, per_device)]
+        found.append(Difference("global batch", figure.global_batch, global_batch(record)))
+    if figure.batch_per_device is not None or not found:
+        per_device = global_batch(record) // all_devices(settings_of(record))
+        found.append(Difference("batch per device", figure.batch_per_device or NOT_STATED, per_device))
+    return found
 
 
 def _data(value: str) -> str:

@@ -81,7 +81,7 @@ def _time(asked: Asked, epochs: int | None) -> Measured:
     if samples is None:
         return Measured(None, f"how many samples {asked.dataset or 'the data set'} has is not stated")
     seconds = samples * (epochs or 1) / rate
-    unit = SECONDS[asked.unit]
+    unit = SECONDS.get(asked.unit, 1.0)  # in seconds, where no figure states another unit
     if epochs is None:
         return Measured(seconds / unit, "the number of epochs is not stated", EPOCHS, f"{asked.unit} an epoch")
     return Measured(seconds / unit)

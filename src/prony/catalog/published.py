@@ -99,11 +99,18 @@ def _of_runs(found: Sequence[Figure], hours: float, unit_flops: float | None) ->
         if one.metric != "energy_per_device":
             continue
         note = f"calculated from {one.value:g} Wh, for a run of {hours:g} h (assumed)"
-        made.append(replace(one, metric="power_per_device", value=one.value / hours, unit="W", note=note))
+        made.append(replace(one, metric="power_per_device", value=_rounded(one.value / hours), unit="W", note=note))
         if unit_flops is not None and _point(one) in flops:
             tokens = flops[_point(one)] * 1e12 / unit_flops * hours * 3600
-            made.append(replace(one, metric="tokens_per_energy", value=tokens / one.value, unit="1/Wh", note=note))
+            made.append(
+                replace(one, metric="tokens_per_energy", value=_rounded(tokens / one.value), unit="1/Wh", note=note)
+            )
     return made
+
+
+def _rounded(value: float) -> float:
+    """To the digits that charts are read with."""
+    return float(f"{value:.4g}")
 
 
 def _point(figure: Figure) -> tuple[object, ...]:

@@ -55,13 +55,12 @@ def above(table: Table) -> str:
     """What the numbers are."""
     cells = table.cells()
     units = list(dict.fromkeys(cell.figure.unit for cell in cells if cell.figure.unit != SHARE))
-    words = [f"Published in {', '.join(units)}" if units else "No figures are published in numbers"]
+    words = [f"Published in {', '.join(units)}"] if units else []
+    words += [] if cells else ["No figures are published in numbers"]
     others = list(dict.fromkeys(ours.unit for row in table.rows for ours in row.ours.values() if ours.unit))
     words += [f"ours in {', '.join(others)}"] if others else []
     if any(cell.kind == EPOCHS for cell in cells):
-        words.append(
-            "in brackets how many of our epochs take the published time, which is of a number that nobody states"
-        )
+        words.append("in brackets: how many of our epochs take the published time (its number of epochs is not stated)")
     elif any(cell.ratio is not None for cell in cells):
         words.append("in brackets ours over the published")
     if any(cell.per_device and cell.ratio is not None for cell in cells):

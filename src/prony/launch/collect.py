@@ -11,11 +11,14 @@ from prony_node.contract import files
 from prony_node.contract.assemble import Parts, assemble, make_failure, read_parts
 from prony_node.contract.errors import RequestError
 from prony_node.contract.leftovers import remove_half_written, remove_leftovers
-from prony_node.contract.manifest import COLLECTION, write_manifest
+from prony_node.contract.manifest import COLLECTION, NOT_LISTED, has_manifest, write_manifest
 from prony_node.contract.plain import read_in_run, stat_in_run
 from prony_node.contract.plan import Plan
 from prony_node.contract.process import is_alive
 from prony_node.contract.record import read_record
+
+CLOSE_S = 2.0  # between the last of a supervisor's own writes
+ASSEMBLED_S = 20.0  # within which a supervisor makes the record of a rank that has ended
 
 
 def collect(
@@ -28,6 +31,7 @@ def collect(
     """
     record = read_record(folder)
     if record is not None:
+        complete_manifest(folder, gone)
         return record
     if gone and not folder.exists():
         raise RequestError(f"{folder} is gone: somebody has removed it while it was being filled")
@@ -66,27 +70,51 @@ def collect_all(root: Path) -> list[Path]:
     """
     remove_leftovers(root)
     written = []
-    for folder in _without_record(root):
+    for folder in _incomplete(root):
         try:
-            ours = folder.lstat().st_uid == os.geteuid()  # another's is for its owner to settle
-            if ours and (folder / files.PLAN).exists() and collect(folder) is not None:
+            if folder.lstat().st_uid != os.geteuid():  # another's is for its owner to settle
+                continue
+            if os.path.lexists(folder / files.RECORD):
+                complete_manifest(folder)
+            elif (folder / files.PLAN).exists() and collect(folder) is not None:
                 written.append(folder)
         except (RequestError, OSError):
             continue  # a plan of a newer Prony, or a folder that may not be written: not ours to settle
     return written
 
 
-def _without_record(root: Path) -> list[Path]:
-    """The folders with nothing in a record's place, not even a link that leads nowhere.
+def complete_manifest(folder: Path, gone: bool = False) -> None:
+    """Write the manifest of a run whose supervisor was killed after its record, if nothing was changed since."""
+    if has_manifest(folder) or not (gone or is_alive(files.read_json(folder / files.SUPERVISOR)) is False):
+        return
+    if (folder / files.SUPERVISOR).exists() and _is_as_left(folder):
+        write_manifest(folder, COLLECTION)
 
-    Of thousands of run folders nearly all have a record: one question of the system for each.
+
+def _is_as_left(folder: Path) -> bool:
+    """Whether the record came last, right after the rest, and nothing was removed: ctimes that nobody can set back."""
+    record_s = stat_in_run(folder / files.RECORD).st_ctime
+    others = [one.stat().st_ctime for one in folder.iterdir() if one.name not in (files.RECORD, *NOT_LISTED)]
+    return (
+        bool(others) and -CLOSE_S < record_s - max(others) < ASSEMBLED_S and folder.stat().st_ctime - record_s < CLOSE_S
+    )
+
+
+def _incomplete(root: Path) -> list[Path]:
+    """The folders with nothing in the place of a record or a manifest, not even a link that leads nowhere.
+
+    Of thousands of run folders nearly all have both: two questions of the system for each.
     """
     try:
         with os.scandir(root) as entries:
             names = [one.name for one in entries if one.is_dir(follow_symlinks=False) and not one.name.startswith(".")]
     except OSError:
         return []
-    return [root / name for name in sorted(names) if not os.path.lexists(f"{root}/{name}/{files.RECORD}")]
+    return [root / name for name in sorted(names) if not _is_complete(f"{root}/{name}")]
+
+
+def _is_complete(folder: str) -> bool:
+    return os.path.lexists(f"{folder}/{files.MANIFEST}") and os.path.lexists(f"{folder}/{files.RECORD}")
 
 
 def _what_happened(

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import sys
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from prony.launch.left import is_being_made, wait_for_left
 from prony.launch.local import LocalRun
 from prony.launch.node import ask_node, node_environment, node_python, supervisor_argv, write_node, write_node_zip
 from prony_node.contract import Plan, RequestError, Trial, files, read_record
-from prony_node.contract.manifest import SUPERVISOR, write_manifest
+from prony_node.contract.manifest import SUPERVISOR, has_manifest, write_manifest
 from prony_node.contract.process import identify
 
 ROOT = Path(__file__).parents[4]
@@ -210,6 +211,25 @@ def test_a_run_is_being_made_until_its_manifest_is_written(tmp_path: Path) -> No
     assert is_being_made(tmp_path, PLAN.trial.hash, PLAN.repeat)
     write_manifest(folder, SUPERVISOR)
     assert not is_being_made(tmp_path, PLAN.trial.hash, PLAN.repeat)
+
+
+@pytest.mark.parametrize("change", ["none", "edited", "removed"])
+def test_a_supervisor_that_was_killed_after_the_record_gets_its_manifest_unless_something_changed(
+    tmp_path: Path, change: str
+) -> None:
+    folder = left_folder(tmp_path, {**identify(), "start_ticks": 1})
+    files.write_whole(folder / files.RESULT, {})
+    files.write_once(folder / files.RECORD, {"schema": "prony.record/2", "status": "ok"})
+    if change == "edited":
+        time.sleep(2.1)  # longer than a supervisor takes between its last files
+        (folder / files.RESULT).write_text("{}")
+        os.utime(folder / files.RESULT, (0, 0))
+    if change == "removed":
+        (folder / files.STEPS).write_text("")
+        time.sleep(2.1)
+        (folder / files.STEPS).unlink()
+    collect_all(tmp_path)
+    assert has_manifest(folder) == (change == "none")
 
 
 def test_two_containers_write_the_node_program_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ def prony(surface: Surface, seed: int, budget_s: float, goal: Goal) -> Score:
     found = drive(search, replay, goal)
     shares = (found.search_s / surface.sweep_s, replay.spent_s / surface.sweep_s)
     shown = any(one.verdict == BETTER for one in found.confirmed)
-    return _score(surface, replay, found.kept(start), goal, shares, found.decided(start), shown)
+    return _score(surface, replay, found.chosen(start), goal, shares, found.decided(start), shown)
 
 
 def ladder(surface: Surface, seed: int, budget_s: float, goal: Goal) -> Score:

@@ -44,9 +44,7 @@ VERBS = {
     "verify": Verb("prony.cli.verify", "verify", "Check records against their manifests, files and schema."),
     "compare": Verb("prony.cli.compare", "compare", "Say what differs between two runs, and which is faster."),
     "report": Verb("prony.cli.report", "report", "Write runs as one self-contained HTML file."),
-    "figures": Verb(
-        "prony.cli.figures", "figures", "Draw the plots of a study's publication, ours in front, as files."
-    ),
+    "figures": Verb("prony.cli.figures", "figures", "Draw the plots of a publication, with ours in front."),
     "data": Verb("prony.cli.data", "data", "Show, generate or verify a data set on disk."),
     "power": Verb("prony.cli.power", "power", "Measure the energy of any command, or show live power.", wraps=True),
     "site": Verb("prony.cli.site", "site", "List, show, add or check the places where runs are started."),

@@ -362,7 +362,7 @@ def test_a_site_is_checked_and_its_nodes_are_screened(cluster: Cluster) -> None:
     assert "n1" in screened.output
     assert "can be told from 4 on" in screened.output
     nodes = {
-        job.node: cluster.record(job)["facts"]["environment"]["SLURMD_NODENAME"]
+        job.node: cluster.record(job)["facts"]["environment"]["SLURM_JOB_NODELIST"]  # of one node, so its name
         for job in cluster.jobs().all()
         if job.node
     }

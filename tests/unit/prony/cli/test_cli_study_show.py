@@ -123,7 +123,7 @@ def test_one_part_has_its_own_tables_alone(tmp_path: Path, study: Study, write: 
     assert "resnet50" not in trials
     stated, assumed = stated.split("\nNot stated by the publication, and assumed:\n")
     assert (
-        "- energy is measured with jpwr, per GPU for GPT and per epoch for ResNet-50 (slides, Benchmark Models)"
+        "- energy is measured with jpwr, per GPU for GPT and per epoch for ResNet-50 (slides, Introduction; Benchmark Models)"
         in stated
     )
     assert "- what precision=fp16 keeps in fp32: autocast with fp32 weights (not stated; as torch does it)" in assumed

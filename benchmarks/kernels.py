@@ -14,15 +14,18 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from asked import device_name, finish, read_words
+from prony_node.contract.settings import Value
+from prony_node.measure.compiling import use_cache
 from prony_node.measure.step import Step
 from prony_node.workloads import build_task
+from prony_node.workloads.config import Workload
 
 POOL, PROFILED = 8, 3
 
@@ -34,6 +37,18 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"kernels.py: {asked}", file=sys.stderr)
         return 2
     workload, settings, device = asked
+    with ExitStack() as closing:
+        use_cache(settings, Path(), closing)  # that of runs, whose kernels these are
+        text = "\n".join(look(workload, settings, device, options)) + "\n"
+    print(text, end="")
+    if options.out:
+        options.out.write_text(text)
+    return 0
+
+
+def look(
+    workload: Workload, settings: dict[str, Value], device: torch.device, options: argparse.Namespace
+) -> list[str]:
     step = Step(build_task(workload, settings), settings, device)
     step.finish_model()
     samples = int(settings["batch_size"])
@@ -49,11 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.parts:
             said += parts_of(step, pool, options.parts.split(","), device)
         said += kernels_of(step, pool, options.rows, device)
-    text = "\n".join(said) + "\n"
-    print(text, end="")
-    if options.out:
-        options.out.write_text(text)
-    return 0
+    return said
 
 
 def read_options(arguments: list[str] | None) -> argparse.Namespace:

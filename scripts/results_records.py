@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from prony.store.archive import unpacked
@@ -124,19 +124,6 @@ def is_verified(folder: Path) -> bool:
     from prony_node.supervise.verify import verify_folder
 
     return bool(verify_folder(folder).outcome == "verified")
-
-
-def unpack_group(archive: Path, group: str, root: Path) -> None:
-    """Put the run folders of one group of an archive under `root`, each by its own name."""
-    with tarfile.open(archive, "r:gz") as tar:
-        for member in tar:
-            path = PurePosixPath(member.name)
-            content = tar.extractfile(member)
-            if not path.parts[0].startswith(f"{group}@") or content is None:
-                continue
-            goal = root / path.parts[0].partition("@")[2] / path.name
-            goal.parent.mkdir(parents=True, exist_ok=True)
-            goal.write_bytes(content.read())
 
 
 def line_of(run: Run) -> Line:

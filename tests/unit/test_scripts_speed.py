@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 import threading
@@ -264,26 +263,22 @@ def test_the_tables_of_a_study_go_to_its_place(
     monkeypatch.setenv("PRONY_STORE", "postgresql://nobody@127.0.0.1:9/none")
     page = tmp_path / "page.md"
     page.write_text("by hand\n<!-- caraml -->\nold\n<!-- /caraml -->\nby hand too\n")
-    archive = tmp_path / "old.tar.gz"
-    pack_as(archive, "studies-caraml")
-    words = ["--archive", str(archive), "--page", str(page)]
+    words = ["--results", str(tmp_path), "--page", str(page)]
+    pack_one(tmp_path / "studies-caraml.tar.gz")
     assert studies_page.main(words) == 0
     text = page.read_text()
-    assert text.startswith("by hand\n<!-- caraml -->\ncaraml: What do global batch size")
-    assert text.endswith("\n<!-- /caraml -->\nby hand too\n")
-    assert text.count("\n### ") > 3
+    assert text.startswith("by hand\n<!-- caraml -->\nOurs: ")
+    assert text.endswith("\n`prony study show caraml` prints them all.\n<!-- /caraml -->\nby hand too\n")
     assert "\nold\n" not in text
-    pack_as(archive, "studies-caramel")
+    pack_one(tmp_path / "studies-caramel.tar.gz")
     assert studies_page.main(words) == 2
     said = capsys.readouterr().err
     assert "did you mean 'caraml'" in said
     assert "postgresql" not in said
 
 
-def pack_as(archive: Path, group: str) -> None:
-    """An archive with one run in a group."""
-    source = next((ROOT / "tests" / "replay" / "records").glob("*d00001"))
-    folder = archive.parent / f"{group}@{source.name}"
-    shutil.copytree(source, folder)
+def pack_one(archive: Path) -> None:
+    """An archive with one run, of no study."""
+    folder = next((ROOT / "tests" / "replay" / "records").glob("*d00001"))
     with archive.open("wb") as file:
         pack([folder], file)

@@ -72,8 +72,8 @@ def _batch(figure: Figure, record: Record) -> list[Difference]:
     if figure.global_batch is not None:
         found.append(Difference("global batch", figure.global_batch, global_batch(record)))
     if figure.batch_per_device is not None or not found:
-        per_device = global_batch(record) // all_devices(settings_of(record))
-        found.append(Difference("batch per device", figure.batch_per_device or NOT_STATED, per_device))
+        ours = settings_of(record).get("batch_size")  # of one pass through the model, as publications count it
+        found.append(Difference("batch per device", figure.batch_per_device or NOT_STATED, ours))
     return found
 
 

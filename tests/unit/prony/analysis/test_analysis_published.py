@@ -238,6 +238,14 @@ def test_the_same_device_and_settings_do_not_differ() -> None:
     assert [one.name for one in cell.differs] == ["framework"]
 
 
+def test_accumulated_batches_are_no_larger_batch_per_device() -> None:
+    trial = Trial("resnet50", {"devices": 1, "batch_size": 20, "grad_accumulation": 24, "preset": "plain"})
+    table = filled(spec_of("nasari-pearc22", "Table 3"), record_of(trial, 1134.0))
+    cell = cell_of(table, devices=1, batch_per_device=20, metric="throughput")
+    assert cell.ratio is not None
+    assert "batch per device" not in {one.name for one in cell.differs}
+
+
 def test_repeats_are_one_value() -> None:
     trial = Trial("resnet50", {"devices": 1, "global_batch": 256})
     spec = spec_of("caraml", "ResNet-50 over global batches and devices: images")

@@ -202,6 +202,13 @@ UNITS = {  # where no figure states one; that of a rate is the workload's own
     "images_per_energy": "1/Wh", "energy_per_epoch": "Wh", "energy_per_epoch_per_device": "Wh",
     "accuracy_epoch_10": "1",
 }  # fmt: skip
+RESTS_ON = {  # the metric of a record whose interval and checks are those of ours
+    **dict.fromkeys(("throughput", "throughput_first_epoch", "time", "epoch_time", "tflops_per_device"), "throughput"),
+    **dict.fromkeys(("tokens_per_energy", "images_per_energy", "energy_per_epoch"), "samples_per_wh"),
+    **dict.fromkeys(("energy_per_epoch_per_device", "energy", "energy_per_device"), "samples_per_wh"),
+    "power_per_device": "power", "accuracy": "quality",
+}  # fmt: skip
+OF_ENERGY = ("samples_per_wh", "power")
 PER_DEVICE = ("throughput",)  # rates of which a run on one device says something about a published one on several
 # What is of one device already, or of work whoever did it, likewise.
 ON_ANY = (

@@ -217,7 +217,10 @@ def search_energy(tuning: Tuning) -> tuple[float | None, str | None]:
     """Joules of the runs that this call made, whole runs; None with the reason where one of them has none."""
     known = [one for one in tuning.energies_j if one is not None]
     if len(known) < len(tuning.energies_j):
-        return None, f"{len(tuning.energies_j) - len(known)} of {len(tuning.energies_j)} processes have no energy figure"
+        return (
+            None,
+            f"{len(tuning.energies_j) - len(known)} of {len(tuning.energies_j)} processes have no energy figure",
+        )
     return math.fsum(known), None
 
 

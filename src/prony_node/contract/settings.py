@@ -136,7 +136,7 @@ SETTINGS: dict[str, Setting] = {
         Setting("prefetch", "count", "batches each loader worker prepares ahead"),
         Setting("pin_memory", "flag", "page-locked batches, copied while the device computes"),
         Setting("cores", "text", "CPU cores to use: how many, what share of those allowed (25%), or which (0-3,8)",
-                pattern=r"[0-9]{1,3}%|[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*",
+                pattern=r"([1-9][0-9]?|100)%|[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*",
                 example="a number of cores, a share such as 25%, or a list such as 0-3,8"),
         Setting("bind", "choice", "ranks and loaders to the cores and memory next to their device; cores: none shared",
                 ("none", "numa", "cores")),

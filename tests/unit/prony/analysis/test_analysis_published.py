@@ -246,6 +246,28 @@ def test_accumulated_batches_are_no_larger_batch_per_device() -> None:
     assert "batch per device" not in {one.name for one in cell.differs}
 
 
+def test_what_speaks_against_a_run_stands_beside_its_value() -> None:
+    trial = Trial("resnet50", {"devices": 1, "batch_size": 20, "grad_accumulation": 24, "preset": "plain"})
+    record = record_of(trial, 1000.0)
+    record["metrics"]["throughput"] |= {"low": 900.0, "high": 1100.0}
+    record["checks"] = [{"name": "blocks", "level": "warn"}, {"name": "loss", "level": "pass"}]
+    lines = published_lines(filled(spec_of("nasari-pearc22", "Table 3"), record))
+    assert any("1,000 ± 10 %*" in line for line in lines)
+    assert "- * Checks of these runs warn: blocks." in lines
+    assert any(line.startswith("- ± is half of a 95 % CI within one run") for line in lines)
+
+
+def test_energy_whose_checks_fail_is_none_and_the_rate_stays() -> None:
+    trial = Trial("gpt-800m", {"devices": 1, "global_batch": 16, "preset": "published", "grad_accumulation": 4})
+    record = record_of(trial, 1000.0, samples_per_wh=300_000.0, power=600.0)
+    record["checks"] = [{"name": "energy-agreement", "level": "fail"}]
+    title = "GPT of 800 million parameters over global batches: mean power"
+    cells = filled(spec_of("caraml", title), record).cells()
+    assert {cell.why for cell in cells if cell.figure.global_batch == 16} == {"failed check: energy-agreement"}
+    rates = filled(spec_of("caraml", "GPT of 800 million parameters over global batches: TFLOP/s"), record)
+    assert rates.has_ours
+
+
 def test_repeats_are_one_value() -> None:
     trial = Trial("resnet50", {"devices": 1, "global_batch": 256})
     spec = spec_of("caraml", "ResNet-50 over global batches and devices: images")

@@ -67,6 +67,14 @@ def draw(*words: str) -> Result:
     return CliRunner().invoke(make_app("figures"), ["figures", *words], catch_exceptions=False)
 
 
+def test_one_part_of_a_study_can_be_drawn(tmp_path: Path, ours: dict[str, Any]) -> None:
+    runs, out = tmp_path / "runs", tmp_path / "figures"
+    done = draw("caraml", "--part", "resnet", "--runs", str(runs), "--out", str(out), "--format", "json")
+    assert done.exit_code == 0
+    wrong = draw("caraml", "--part", "resnett", "--runs", str(runs))
+    assert (wrong.exit_code, "did you mean 'resnet'" in wrong.stderr) == (2, True)
+
+
 def test_each_plot_is_a_file_with_its_caption(tmp_path: Path, ours: dict[str, Any]) -> None:
     out = tmp_path / "new" / "figures"
     done = draw("caraml", "--size", "quick", "--runs", str(tmp_path / "runs"), "--out", str(out), "--format", "json")

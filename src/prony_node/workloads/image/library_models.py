@@ -103,7 +103,7 @@ def _try(model: Callable[[], nn.Module], name: str, size: int) -> None:
         said = " ".join(str(error).split())[:300]
         raise RequestError(f"{name} cannot be tried without weights at image_size={size}: {said}") from error
     if not isinstance(answer, Tensor) or answer.dim() != 2:
-        raise RequestError(f"{name} is not a classifier: it does not answer one row of classes an image")
+        raise RequestError(f"{name} is not a classifier: it does not answer one row of classes per image")
 
 
 def classification_loss(network: nn.Module, batch: Batch) -> Tensor:

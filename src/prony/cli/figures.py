@@ -48,8 +48,7 @@ def figures(
     print(f"{study.name}: {shown.machine()}")
     if not shown.records:
         print(f"no runs of it in {root}: the published series are drawn alone")
-    plots = shown.plots()
-    drawn = [one for one in plots if one.plot.panels]
+    drawn = [one for one in shown.plots if one.plot.panels]
     names = file_names([one.plot.spec.title for one in drawn], study.name)
     from prony.report.published_plots import plot_file  # a second to import
 
@@ -62,7 +61,7 @@ def figures(
     for name, content in contents.items():  # after all are drawn, so that a plot that cannot be leaves no half of a set
         write_alone(out / name, content)
         print(out / name)
-    for one in plots:
+    for one in shown.plots:
         if not one.plot.panels:
             print(f"not drawn, since it has no published numbers and no runs: {one.plot.spec.title}")
 

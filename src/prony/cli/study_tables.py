@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,11 +48,13 @@ class Shown:
     claims: list[Judged]
     left_out: int  # runs of other machines
 
-    @property
+    @cached_property
     def records(self) -> list[Record]:
         return _records(self.known)
 
+    @cached_property
     def plots(self) -> list[Captioned]:
+        """Drawn when first asked for: most who show a study print its tables alone."""
         with using(*(record["id"] for record in self.records)):
             return _captioned(self.study, self.known, [draw(spec, self.known) for spec in self.study.plots])
 

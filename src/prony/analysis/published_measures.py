@@ -83,7 +83,7 @@ def _time(asked: Asked, epochs: int | None) -> Measured:
     seconds = samples * (epochs or 1) / rate
     unit = SECONDS.get(asked.unit, 1.0)  # in seconds, where no figure states another unit
     if epochs is None:
-        return Measured(seconds / unit, "the number of epochs is not stated", EPOCHS, f"{asked.unit} an epoch")
+        return Measured(seconds / unit, "the number of epochs is not stated", EPOCHS, f"{asked.unit} per epoch")
     return Measured(seconds / unit)
 
 

@@ -23,12 +23,12 @@ from prony.analysis.published_tables import (
 from prony.analysis.settings import DRAWN, Difference, Record
 from prony.analysis.stated import number
 from prony.catalog.published import BARS, HEAT, LINES, Figure, PlotSpec
+from prony_node.contract.record_types import OUT_OF_MEMORY
 from prony_node.contract.trial import Trial
 from prony_node.stats import mean_interval
 
 __all__ = ["BARS", "HEAT", "LINES", "Apart", "Mark", "Panel", "Plot", "Series", "draw", "is_count", "worded"]
 
-OUT_OF_MEMORY = "out-of-memory"
 MOST_DIGITS = 12
 OWN_SCALE_FROM = 12.0  # the largest bar of all groups over that of the smallest group
 WORDS = {  # how a field of a series reads

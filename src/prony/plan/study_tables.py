@@ -18,7 +18,7 @@ from prony.catalog.published import (
     figures,
     published_names,
 )
-from prony.plan.document import Place
+from prony.plan.document import Keys, Place, read_choice, read_line
 from prony.plan.request import unknown_setting
 from prony.plan.space import Part, known_settings
 from prony_node.contract.errors import RequestError, unknown
@@ -34,7 +34,6 @@ OURS_TOO = ("workload", "devices")  # fields that a trial of ours has without a 
 UNKNOWN = "unknown"  # how a table says that the publication does not state its epochs
 MOST_NUMBER = 1e24  # FLOPs of a sample of the largest model, and room above
 NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
-Keys = Mapping[str, tuple[Place, Place]]
 
 
 def read_tables(place: Place, parts: Iterable[Part]) -> tuple[TableSpec, ...]:
@@ -68,7 +67,7 @@ def _table(keys: Keys, place: Place, settings: Mapping[str, Setting]) -> TableSp
 def _plot(keys: Keys, place: Place, settings: Mapping[str, Setting]) -> PlotSpec:
     spec = PlotSpec(
         **vars(_selection(keys, place, settings, "plot")),
-        kind=_choice(keys, "kind", KINDS, LINES),
+        kind=read_choice(keys, "kind", KINDS, LINES),
         x=_axis(keys, "x", "workload"),
         y=_axis(keys, "y", ""),
         series=_fields(keys, "series", ("system",)),
@@ -96,7 +95,7 @@ def _selection(keys: Keys, place: Place, settings: Mapping[str, Setting], what: 
     if name and name not in published_names():
         raise keys["figures"][1].wrong(str(unknown("publication", name, published_names())))
     spec = Selection(
-        title=_line(keys, "title"),
+        title=read_line(keys, "title"),
         figures=name,
         where=_where(keys, figures(name) if name else ()),
         metrics=_words(keys, "metrics", ("throughput",)),
@@ -109,7 +108,7 @@ def _selection(keys: Keys, place: Place, settings: Mapping[str, Setting], what: 
         unit_flops=read_number(keys["unit_flops"][1], "unit_flops") if "unit_flops" in keys else None,
         unit_tokens=int(_positive(keys["unit_tokens"][1], "unit_tokens")) if "unit_tokens" in keys else 1,
         run_hours=_positive(keys["run_hours"][1], "run_hours") if "run_hours" in keys else None,
-        note=_line(keys, "note"),
+        note=read_line(keys, "note"),
     )
     if name and not spec.chosen():
         raise place.wrong(f"none of the figures of {name} is chosen by where and metrics")
@@ -190,15 +189,6 @@ def _words(keys: Keys, name: str, otherwise: tuple[str, ...]) -> tuple[str, ...]
     return tuple(one.text(name) for one in keys[name][1].texts(name)) if name in keys else otherwise
 
 
-def _choice(keys: Keys, name: str, choices: tuple[str, ...], otherwise: str) -> str:
-    if name not in keys:
-        return otherwise
-    place = keys[name][1]
-    if place.text(name) not in choices:
-        raise place.wrong(str(unknown(name, place.text(name), choices)))
-    return place.text(name)
-
-
 def _epochs(keys: Keys) -> int | None:
     if "epochs" not in keys:
         return 1
@@ -220,7 +210,3 @@ def _positive(place: Place, what: str) -> float:
     if not number > 0:
         raise place.wrong(f"{what} is a number above 0")
     return number
-
-
-def _line(keys: Keys, name: str) -> str:
-    return " ".join(keys[name][1].text(name).split()) if name in keys else ""

@@ -12,8 +12,8 @@ from prony.analysis.published_plots import BARS, HEAT, Panel, Plot
 from prony.report.numbers import NOTHING, format_number, format_share
 
 HEADS = {
-    "workload": "workload", "dataset": "data set", "batch_per_device": "batch a device", "global_batch": "global batch",
-    "workers_per_device": "workers", "place": "where",
+    "workload": "workload", "dataset": "data set", "batch_per_device": "batch per device",
+    "global_batch": "global batch", "workers_per_device": "workers", "place": "where",
 }  # fmt: skip
 SHARE = "1"  # the unit of an accuracy
 SHOWN = 8  # different values in a line

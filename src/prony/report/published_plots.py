@@ -18,7 +18,7 @@ from prony.report.published_lines import HEADS, Captioned, format_published, pan
 SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left"]
 SIGNS = "●■▲◆✚▼▶◀"  # the same in text
 LOG_X_FROM, LOG_Y_FROM = 8.0, 50.0  # the largest value over the smallest, from which on an axis is logarithmic
-OUT_OF_MEMORY = "OOM"
+OOM = "OOM"
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 Spec = dict[str, Any]  # a part of a Vega-Lite document
 
@@ -126,7 +126,7 @@ def _lines_panel(plot: Plot, panel: Panel, names: Sequence[Series], look: Look, 
     lost = [one for one in panel.series if any(mark.value is None for mark in one.marks)]
     for number, one in enumerate(lost):  # above the panel, where nothing else lies
         place = [other.name for other in names if other.ours].index(one.name)
-        text = {"type": "text", "text": f"{SIGNS[place % len(SIGNS)]} {OUT_OF_MEMORY}", "fontSize": look.text - 2,
+        text = {"type": "text", "text": f"{SIGNS[place % len(SIGNS)]} {OOM}", "fontSize": look.text - 2,
                 "color": look.series[place % len(look.series)]}  # fmt: skip
         rows = [_row(one.name, mark) for mark in one.marks if mark.value is None]
         at = {"x": x, "y": {"value": -look.text * (number + 0.6)}}
@@ -233,7 +233,7 @@ def _bars_panel(panel: Panel, group: str, look: Look, extent: int, width: int) -
 
 def _label(series: Series, mark: Mark) -> str:
     if mark.value is None:
-        return OUT_OF_MEMORY
+        return OOM
     return format_number(mark.value) if series.ours else format_published(mark.value)
 
 
@@ -286,7 +286,7 @@ def _heat_map(plot: Plot, panel: Panel, series: Series, look: Look, named: bool)
 def _short(mark: Mark) -> str:
     """A number that fits a cell: whole from a hundred on, in thousands from ten thousand on."""
     if mark.value is None:
-        return OUT_OF_MEMORY
+        return OOM
     if mark.value >= 10_000:
         return f"{mark.value / 1000:.1f}k"
     return f"{mark.value:.0f}" if mark.value >= 100 else format_number(mark.value, 3)

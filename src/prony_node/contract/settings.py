@@ -116,7 +116,7 @@ SETTINGS: dict[str, Setting] = {
         Setting("cache", "choice", "keep the files in host memory, or a small data set whole on the device",
                 ("off", "memory", "device")),
         Setting("augment", "flag", "random crops and mirrored images in training"),
-        Setting("batch_size", "count", "samples a step on a device; auto: the largest that fits", ("auto",)),
+        Setting("batch_size", "count", "samples per step and device; auto: the largest that fits", ("auto",)),
         Setting("global_batch", "count", "samples of one update of the weights, on all devices; instead of batch_size"),
         Setting("precision", "choice", "default: fp32 as torch has it, with TF32 in convolutions; bf16, fp16 and fp8 "
                 "keep fp32 weights; bf16-pure has no fp32 at all",
@@ -129,7 +129,7 @@ SETTINGS: dict[str, Setting] = {
         Setting("memory_format", "choice", "layout of image tensors", ("contiguous", "channels_last")),
         Setting("optimizer", "choice", "how parameters are updated", ("sgd", "adam", "adamw")),
         Setting("fused", "flag", "the optimizer's fused form: one kernel for all parameters"),
-        Setting("grad_accumulation", "count", "micro-batches a step; a step has batch_size x this many samples"),
+        Setting("grad_accumulation", "count", "micro-batches per step; a step has batch_size x this many samples"),
         Setting("recompute", "flag", "recompute activations in the backward pass, to save memory; selective: those of "
                 "attention alone (gpt)", ("selective",)),
         Setting("workers", "count", "loader processes (data=host, generated, PATH)", least=0),
@@ -154,7 +154,7 @@ SETTINGS: dict[str, Setting] = {
         Setting("dp", "count", "replicas of a split model, each with its own batches; else what the devices leave"),
         Setting("tp", "count", "devices that share every layer of a model (gpt)"),
         Setting("pp", "count", "devices that a model's layers are cut over, one after another (gpt)"),
-        Setting("schedule", "choice", "of a pipeline: one stage a device, or two that take turns",
+        Setting("schedule", "choice", "of a pipeline: one stage per device, or two that take turns",
                 ("1f1b", "interleaved")),
         Setting("bucket_mb", "count", "MB of gradients that are exchanged at once (parallel=ddp)"),
         Setting("compression", "choice", "what gradients become before they are exchanged (parallel=ddp)",

@@ -212,7 +212,7 @@ def test_an_epoch_may_be_a_number_of_batches_and_its_energy_that_of_one_of_as_ma
     cell = cell_of(filled(spec, record_of(four, 1000.0, samples_per_wh=per_wh)), **wanted)
     assert cell.ours is not None
     assert cell.ours.value == pytest.approx(4 * 64 / 4.08 / 4)
-    assert cell.ratio == pytest.approx(1.0, abs=1e-3)  # as published: 15.68 Wh on each of four, 4.08 a watt-hour
+    assert cell.ratio == pytest.approx(1.0, abs=1e-3)  # as published: 15.68 Wh on each of four, 4.08 per watt-hour
     alone = filled(spec, record_of(one, 1000.0, samples_per_wh=per_wh), also=(four,))
     assert cell_of(alone, **wanted).ratio is None, "one device does four times the work of one of four"
     rate = cell_of(alone, metric="throughput", global_batch=64)

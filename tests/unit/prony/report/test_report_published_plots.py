@@ -199,15 +199,13 @@ def test_an_interval_is_that_within_one_run_and_that_between_several() -> None:
 
 
 def test_series_of_ours_that_would_lie_on_each_other_are_told_apart() -> None:
-    """Cores are no field of a figure; two runs that differ in them are two series."""
-    trials = [
-        Trial("wideresnet", {"devices": 4, "precision": "bf16", "batch_size": 256, "workers": 8, "cores": cores})
-        for cores in ("0-71", "0-287")
-    ]
+    """Prefetching is no field of a figure; two runs that differ in it are two series."""
+    words = {"devices": 4, "precision": "bf16", "batch_size": 256, "workers": 8, "cores": "25%"}
+    trials = [Trial("wideresnet", {**words, "prefetch": prefetch}) for prefetch in (2, 4)]
     plot = plot_of("olivia-gh200", "Tests 6 and", Known(trials, {one.hash: [record_of(one)] for one in trials}))
     assert [one.name for one in plot.series(ours=True)] == [
-        "ours, 4 devices, cores=0-71",
-        "ours, 4 devices, cores=0-287",
+        "ours, Tests 8-12, 4 devices, prefetch=2",
+        "ours, Tests 8-12, 4 devices, prefetch=4",
     ]
 
 

@@ -251,7 +251,7 @@ def _of_record(record: Record, metric: str) -> Value:
 
 
 def _accuracy(record: Record) -> Value:
-    """After epoch 10, with the interval of the metric that is of that epoch: it says what the test split's size allows."""
+    """After epoch 10, with the interval of the metric of that epoch, which is of the test split's size."""
     found = measured("accuracy_epoch_10", Asked(record, TableSpec(title=""), "", "", per_device=False))
     if not found.value:
         return Value(None, why=found.why or "the accuracy is 0")

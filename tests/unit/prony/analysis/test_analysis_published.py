@@ -147,6 +147,16 @@ def test_a_published_rate_stands_beside_the_run_with_its_share_of_the_cores() ->
     assert rate_beside("Test 6", "Test 6", records[0]) is None
 
 
+def test_the_energy_of_an_epoch_on_ipus_has_a_ratio_and_that_of_runs_of_unknown_length_none() -> None:
+    trial = Trial("resnet50", {"devices": 2, "global_batch": 16})
+    spec = spec_of("caraml", "ResNet-50 on 2 to 4 devices: energy")
+    table = filled(spec, record_of(trial, 1000.0, samples_per_wh=10_000.0))
+    epoch = cell_of(table, accelerator="GC200", devices=2, global_batch=16)
+    assert epoch.ratio == pytest.approx(1281167 / 10_000 / 2 / 20.28)
+    run = cell_of(table, accelerator="A100-40GB-SXM", devices=2, global_batch=16)
+    assert (run.ratio, run.why) == (None, "the length of the published runs is not stated")
+
+
 def test_the_first_epoch_counts_the_cold_start() -> None:
     trial = Trial("resnet50", {"devices": 1, "precision": "fp16"})
     table = filled(spec_of("nasari-pearc22", "Table 1:"), record_of(trial, 5000.0, cold_start=60.0))

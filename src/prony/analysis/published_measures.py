@@ -156,8 +156,7 @@ def _epoch_energy(asked: Asked) -> Measured:
 
 def _epoch_energy_per_device(asked: Asked) -> Measured:
     whole = _epoch_energy(asked)
-    devices = settings_of(asked.record).get("devices", 1)
-    return whole if whole.value is None else Measured(whole.value / int(str(devices)))
+    return whole if whole.value is None else Measured(whole.value / all_devices(settings_of(asked.record)))
 
 
 def _energy(asked: Asked) -> Measured:
@@ -228,7 +227,7 @@ MEASURES: dict[str, Callable[[Asked], Measured]] = {
 UNITS = {  # where no figure states one; that of a rate is the workload's own
     "time": "s", "epoch_time": "s", "tflops_per_device": "TFLOP/s", "tokens_per_energy": "1/Wh",
     "images_per_energy": "1/Wh", "energy_per_epoch": "Wh", "energy_per_epoch_per_device": "Wh",
-    "accuracy_epoch_10": "1",
+    "accuracy_epoch_10": "1", "accuracy": "1", "cpu_utilisation": "1", "power_per_device": "W",
 }  # fmt: skip
 PER_DEVICE = ("throughput",)  # rates of which a run on one device says something about a published one on several
 # What is of one device already, or of work whoever did it, likewise.

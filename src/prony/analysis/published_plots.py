@@ -12,7 +12,6 @@ from prony.analysis.published_tables import (
     APART,
     Known,
     Wanted,
-    by_devices,
     field_of,
     good_records,
     has_only,
@@ -236,7 +235,7 @@ def _ours(spec: PlotSpec, metric: str, trial: Trial, figures: Sequence[Figure], 
     beside = beside or [one for one in own if one.workload == trial.workload] or own
     unit = beside[0].unit if beside else UNITS.get(metric, "")
     dataset = beside[0].dataset if beside else next(iter(spec.samples), "")
-    wanted = Wanted(spec, metric, unit, dataset, not by_devices(spec))
+    wanted = Wanted(spec, metric, unit, dataset)  # a rate of all devices, as the published ones are drawn
     found = value_of(wanted, trial, known)
     if number(found.value) is None:
         return _Found(lost=found.why == OUT_OF_MEMORY or trial.hash in known.beyond_memory)

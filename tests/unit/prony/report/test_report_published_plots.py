@@ -222,6 +222,18 @@ def test_an_interval_is_that_within_one_run_and_that_between_several() -> None:
     assert (mark.value, mark.low, mark.high) == (between.mean, between.low, between.high), "not the median, 1000"
 
 
+def test_a_rate_is_that_of_all_devices_and_each_metric_has_its_unit() -> None:
+    """Published rates are drawn as totals, also where a plot does not go by devices."""
+    spec = PlotSpec("a plot", workloads=("resnet50",), x="workload", metrics=("throughput", "cpu_utilisation"))
+    trial = Trial("resnet50", {"devices": 4})
+    record = record_of(trial, 4000.0)
+    record["metrics"]["cpu_utilisation"] = {"value": 0.0}
+    plot = draw(spec, Known([trial], {trial.hash: [record]}))
+    assert [(panel.unit, panel.series[0].marks[0].value) for panel in plot.panels] == [("images/s", 4000.0), ("1", 0.0)]
+    (rate, share) = specification(plot, FILE)["concat"]
+    assert [len(layer["data"]["values"]) for one in (rate, share) for layer in one["layer"]] == [1] * 6, "0 is a value"
+
+
 def test_a_caption_says_how_many_values_have_no_interval() -> None:
     spec = PlotSpec("a plot", workloads=("resnet50",), x="devices", match={"devices": Matched("devices")})
     trials = [Trial("resnet50", {"devices": devices}) for devices in (1, 2)]

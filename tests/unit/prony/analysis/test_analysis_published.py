@@ -144,7 +144,11 @@ def test_a_published_rate_stands_beside_the_run_with_its_share_of_the_cores() ->
     assert rate_beside("Test 6", "Test 6", *records) == 60_000.0
     assert rate_beside("Investigation 1", "Test 6", *records) == 60_000.0
     assert rate_beside("Tests 8 to 12", "Tests 8-12", records[1]) is None
+    assert rate_beside("Tests 1 to 5", "Test 5", records[1]) is None
     assert rate_beside("Test 6", "Test 6", records[0]) is None
+    # Of test 4 the cores are not stated, so a run with any share stands beside it.
+    alone = Trial("wideresnet", {"devices": 1, "precision": "bf16", "batch_size": 32, "workers": 32, "cores": "1"})
+    assert rate_beside("Tests 1 to 5", "Test 4", record_of(alone, 4000.0)) == 4000.0
 
 
 def test_the_energy_of_an_epoch_on_ipus_has_a_ratio_and_that_of_runs_of_unknown_length_none() -> None:

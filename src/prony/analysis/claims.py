@@ -57,7 +57,7 @@ class Judged:
         claim = self.claim
         return {
             "says": claim.says, "place": claim.place, "metric": claim.metric, "above": claim.above,
-            "below": claim.below, "published": claim.published, "verdict": self.verdict,
+            "below": claim.below, "tested": claim.tested, "published": claim.published, "verdict": self.verdict,
             "missing": list(self.missing),
             "values": [one.to_json() for one in self.values], "published_values": [one.to_json() for one in self.own],
             "contradicted_by_its_own_numbers": self.contradicted,
@@ -238,8 +238,7 @@ def _side(records: Sequence[Record], metric: str) -> Value:
 
 def _of_record(record: Record, metric: str) -> Value:
     if metric == ACCURACY:
-        accuracy = measured("accuracy_epoch_10", Asked(record, TableSpec(title=""), "", "", per_device=False))
-        return Value(accuracy.value or None, why=accuracy.why or "the accuracy is 0")
+        return _accuracy(record)
     name = METRIC_NAMES[metric]
     stated: dict[str, Any] = record["metrics"].get(name) or {}
     if not stated.get("value") or stated["value"] < 0.0:
@@ -249,6 +248,18 @@ def _of_record(record: Record, metric: str) -> Value:
     if low is None or high is None:
         return Value(stated["value"] / share)
     return Value(stated["value"] / share, low / share, high / share)
+
+
+def _accuracy(record: Record) -> Value:
+    """After epoch 10, with the interval of the metric of that epoch, which is of the test split's size."""
+    found = measured("accuracy_epoch_10", Asked(record, TableSpec(title=""), "", "", per_device=False))
+    if not found.value:
+        return Value(None, why=found.why or "the accuracy is 0")
+    is_reported = str(settings_of(record).get("report_at_epochs")) == "10"
+    is_last = record["learning"]["curve"][-1].get("epoch") == 10
+    name = "quality_at_epochs" if is_reported else "quality" if is_last else ""
+    stated: dict[str, Any] = record["metrics"].get(name) or {}
+    return Value(found.value, stated.get("low"), stated.get("high"))
 
 
 def _own(ratio: Ratio, claim: ClaimSpec) -> Value | None:

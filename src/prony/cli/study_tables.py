@@ -124,7 +124,7 @@ def _conclusions(study: Study, known: Known) -> Conclusions:
     """What a study states and assumes, and the claims that these runs can test."""
     judged = judge(study.claims, known)
     tested = [one for one in judged if one.verdict != UNTESTED]
-    lines = [f"{one.verdict}: {claim_line(one)}" for one in tested]
+    lines = [claim_line(one) for one in tested]
     left = len(judged) - len(tested)
     more = f"{left} further claims cannot be tested with these runs: prony study show {study.name}" if left else ""
     stated, assumed = ([str(one) for one in those] for those in (study.stated, study.assumptions))

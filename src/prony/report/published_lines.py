@@ -19,6 +19,7 @@ SHARE = "1"  # the unit of an accuracy
 SHOWN = 8  # different values in a line
 WIDE = 0.01  # an interval within a run is printed from here on
 WARNS = "*"
+SMALL = "where none shows, it is smaller than the mark"
 TITLES = {
     "throughput": "rate", "throughput_first_epoch": "rate of the first epoch", "time": "time",
     "epoch_time": "time of an epoch", "tflops_per_device": "rate of a device", "energy": "energy",
@@ -180,8 +181,13 @@ def plot_caption(plot: Plot, source: str, machine: str) -> list[str]:
     cited = f" ({source})" if source else ""
     lines = [f"{plot.spec.title}.", f"{'Grey: as published' if plot.has_published else 'No published series'}{cited}."]
     lines.append(f"In colour: ours, on {machine}." if plot.has_ours else "There are no runs of ours to draw.")
-    if plot.spec.kind != HEAT and plot.has_intervals:
-        lines.append("Bars are 95 % CIs; where none shows, it is smaller than the mark.")
+    without = sum(mark.low is None for mark in plot.values)
+    if plot.spec.kind != HEAT and without < len(plot.values):
+        said = f"{without} of our {len(plot.values)} values have none" if without else SMALL
+        lines.append(f"Bars are 95 % CIs; {said}.")
+    times = plot.times()
+    for how, places in times.items():
+        lines.append(f"Our time is {how}{f': {_some(places)}' if len(times) > 1 else ''}.")
     if plot.spec.kind == BARS and any(panel.has_own_scales for panel in plot.panels):
         lines.append(f"Each {HEADS.get(plot.spec.x, plot.spec.x)} has a scale of its own.")
     if plot.spec.undrawn:

@@ -112,7 +112,8 @@ def _lines_panel(plot: Plot, panel: Panel, names: Sequence[Series], look: Look, 
     marked = _marked(names, look)
     layers: list[Spec] = []
     for ours in (False, True):  # what comes last lies in front
-        rows = [_row(one.name, mark) for one in panel.series if one.ours == ours for mark in one.marks if mark.value]
+        marks = [(one.name, mark) for one in panel.series if one.ours == ours for mark in one.marks]
+        rows = [_row(name, mark) for name, mark in marks if mark.value is not None]
         if not rows:
             continue
         line = {"type": "line", "strokeWidth": 2 if ours else 1, "opacity": 1 if ours else 0.6}

@@ -171,6 +171,36 @@ def test_a_metric_without_an_interval_decides_nothing() -> None:
     assert judged.values[0].value == pytest.approx(1.2)
 
 
+@pytest.mark.parametrize(("metric", "words"), [("quality_at_epochs", {"report_at_epochs": 10}), ("quality", {})])
+def test_an_accuracy_of_one_run_has_the_interval_of_its_test_split(metric: str, words: dict[str, int]) -> None:
+    claim = claim_of("olivia-gh200", "FP16 has a better accuracy")
+    records = {}
+    for name, value in (("fp16", 0.53), ("workers_8", 0.50)):
+        trial = trial_of("olivia-gh200", claim, name)
+        record = record_of(trial, value, ACCURACY, ANY_DEVICE, 0, "here")
+        record["trial"]["effective"] |= words
+        record["metrics"][metric] = {"value": value, "unit": "accuracy", "low": value - 0.01, "high": value + 0.01}
+        if words:  # of a longer run, whose last epoch has another accuracy and interval
+            record["learning"]["curve"].append({"epoch": 100, "accuracy": 0.9})
+            record["metrics"]["quality"] = {"value": 0.9, "unit": "accuracy", "low": 0.1, "high": 0.99}
+        records[trial.hash] = [record]
+    (judged,) = judge([claim], Known(trials_of("olivia-gh200"), records))
+    (ratio,) = judged.values
+    assert (judged.verdict, ratio.value) == (HOLDS, pytest.approx(1.06))
+    assert ratio.low == pytest.approx(1.06 * math.exp(-math.hypot(0.01 / 0.53, 0.01 / 0.50)), rel=1e-3)
+
+
+@pytest.mark.parametrize(("rate", "said"), [(1310.0, "outside"), (1480.0, "inside")])
+def test_a_verdict_says_that_it_is_on_the_direction_and_not_on_the_published_number(rate: float, said: str) -> None:
+    claim = claim_of("hurt-nrp", "One GH200 takes 32.3 %")
+    cells = {"resnet50_cifar100_gh200": rate, "resnet50_cifar100_a100": 1000.0}
+    judged = judged_with("hurt-nrp", claim, cells)
+    line = claim_line(judged)
+    assert f"Holds here (above 1): ours {rate / 1000:.2f} (95 % CI " in line
+    assert line.endswith(f" for resnet50_cifar100_gh200 / resnet50_cifar100_a100; published 1.48, {said} this CI.")
+    assert judged.to_json()["tested"] == "above 1"
+
+
 def test_an_accuracy_needs_a_data_set() -> None:
     claim = claim_of("olivia-gh200", "FP16 has a better accuracy")
     trials = [trial_of("olivia-gh200", claim, name) for name in ("fp16", "workers_8")]
@@ -284,10 +314,11 @@ def test_a_claim_may_be_contradicted_there_and_hold_here_and_both_are_said() -> 
     judged = judged_with("olivia-gh200", claim, {"fp16": 0.6, "workers_8": 0.5})
     assert judged.verdict == HOLDS
     line = claim_line(judged)
-    assert "Here fp16 / workers_8 is 1.20 (95 % CI 1.20 to 1.20)." in line
+    assert "Holds here (above 1): ours 1.20 (95 % CI 1.20 to 1.20) for fp16 / workers_8." in line
     assert line.endswith("Contradicted by the publication's own numbers: its figures give 0.98 for fp16 / workers_8.")
     lines = claim_lines([judged])
-    assert "1 claims; holds here: 1; contradicted by the publication's own numbers: 1." in lines
+    counts = "1 claims; holds here: 1; contradicted by the publication's own numbers: 1."
+    assert f"{counts} A verdict is on the bounds in brackets, not on the published number." in lines
     assert judged.to_json()["verdict"] == HOLDS
     assert judged.to_json()["published_values"][0]["value"] == pytest.approx(0.5201 / 0.5308)
 

@@ -127,6 +127,40 @@ def test_a_rate_on_several_devices_is_held_to_one_of_ours_device_by_device_and_a
     assert (many.ratio, many.per_device) == (pytest.approx(2.0), False)
 
 
+def test_a_published_rate_stands_beside_the_run_with_its_share_of_the_cores() -> None:
+    """Of Olivia's tests, 5 and 8 to 12 had 72 of 288 cores, 6 had all."""
+    words = {"devices": 4, "precision": "bf16", "batch_size": 256, "workers": 32}
+    quarter, every = (Trial("wideresnet", {**words, "cores": cores}) for cores in ("25%", "100%"))
+    records = [record_of(quarter, 30_000.0), record_of(every, 60_000.0)]
+
+    def rate_beside(title: str, place: str, *those: dict[str, Any]) -> float | None:
+        cell = cell_of(
+            filled(spec_of("olivia-gh200", title), *those), place=place, workers_per_device=32, metric="throughput"
+        )
+        return cell.ours.value if cell.ours is not None else None
+
+    assert rate_beside("Tests 1 to 5", "Test 5", *records) == 30_000.0
+    assert rate_beside("Tests 8 to 12", "Tests 8-12", *records) == 30_000.0
+    assert rate_beside("Test 6", "Test 6", *records) == 60_000.0
+    assert rate_beside("Investigation 1", "Test 6", *records) == 60_000.0
+    assert rate_beside("Tests 8 to 12", "Tests 8-12", records[1]) is None
+    assert rate_beside("Tests 1 to 5", "Test 5", records[1]) is None
+    assert rate_beside("Test 6", "Test 6", records[0]) is None
+    # Of test 4 the cores are not stated, so a run with any share stands beside it.
+    alone = Trial("wideresnet", {"devices": 1, "precision": "bf16", "batch_size": 32, "workers": 32, "cores": "1"})
+    assert rate_beside("Tests 1 to 5", "Test 4", record_of(alone, 4000.0)) == 4000.0
+
+
+def test_the_energy_of_an_epoch_on_ipus_has_a_ratio_and_that_of_runs_of_unknown_length_none() -> None:
+    trial = Trial("resnet50", {"devices": 2, "global_batch": 16})
+    spec = spec_of("caraml", "ResNet-50 on 2 to 4 devices: energy")
+    table = filled(spec, record_of(trial, 1000.0, samples_per_wh=10_000.0))
+    epoch = cell_of(table, accelerator="GC200", devices=2, global_batch=16)
+    assert epoch.ratio == pytest.approx(1281167 / 10_000 / 2 / 20.28)
+    run = cell_of(table, accelerator="A100-40GB-SXM", devices=2, global_batch=16)
+    assert (run.ratio, run.why) == (None, "the length of the published runs is not stated")
+
+
 def test_the_first_epoch_counts_the_cold_start() -> None:
     trial = Trial("resnet50", {"devices": 1, "precision": "fp16"})
     table = filled(spec_of("nasari-pearc22", "Table 1:"), record_of(trial, 5000.0, cold_start=60.0))

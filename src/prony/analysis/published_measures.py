@@ -15,6 +15,7 @@ SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 EPOCHS = "epochs"  # a ratio of this kind says how many of our epochs a published time would hold
 OURS_OVER = "ours / published"
 MILLION = 1_000_000
+POSITIVE = ("throughput", "throughput_per_device", "samples_per_wh", "power")  # others may be 0
 CALCULATED = "calculated from the steady rate"
 WHOLE_PASS = "measured with its rate, in one pass over all samples, loading included"
 
@@ -51,7 +52,10 @@ def _value(record: Record, name: str) -> tuple[float | None, str | None]:
     metric: dict[str, Any] = record["metrics"].get(name) or {}
     if metric.get("value") is None:
         return None, str(metric.get("reason") or f"the record has no {name}")
-    return float(metric["value"]), None
+    value = float(metric["value"])
+    if value <= 0.0 and name in POSITIVE:
+        return None, f"the record has {value:g} as {name}"
+    return value, None
 
 
 def _rate(asked: Asked) -> Measured:

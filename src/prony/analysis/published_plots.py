@@ -19,6 +19,7 @@ from prony.analysis.published_tables import (
     said,
     total,
     value_of,
+    warnings_of,
 )
 from prony.analysis.settings import DRAWN, Difference, Record
 from prony.analysis.stated import number
@@ -35,6 +36,7 @@ WORDS = {  # how a field of a series reads
     "devices": "{} devices", "nodes": "{} nodes", "batch_per_device": "batch {}", "global_batch": "global batch {}",
     "workers_per_device": "{} workers", "replicas": "{} replicas", "instances": "{} instances",
 }  # fmt: skip
+TOO_FEW = "blocks"  # the check that warns of too few independent blocks for an interval
 
 
 @dataclass(frozen=True)
@@ -258,6 +260,8 @@ def _with_interval(wanted: Wanted, records: Sequence[Record]) -> tuple[float, fl
         between = between_run(values)
         return between.mean, between.low, between.high
     ((record, value),) = by_run
+    if TOO_FEW in warnings_of(record):  # as for a claim
+        return value, None, None
     ends = [wanted.of(_at(record, end)).value for end in ("low", "high")]
     known = sorted(end for end in ends if end is not None)
     return (value, known[0], known[1]) if len(known) == 2 and known[0] < known[1] else (value, None, None)

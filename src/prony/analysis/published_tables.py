@@ -162,6 +162,8 @@ def _cell(spec: TableSpec, figure: Figure, beside: Sequence[Trial], known: Known
     value = wanted.of(good[0])
     if settings_of(good[0]).get("size") == "tiny":
         return Cell(figure, ours, why=TINY, differs=differs)
+    if figure.metric in spec.no_ratio:
+        return Cell(figure, ours, why=spec.no_ratio[figure.metric], differs=differs)
     if value.value is None or value.ratio is None:
         return Cell(figure, ours, why=value.why, differs=differs)
     published = figure.value / (figure.devices or 1) if per_device else figure.value

@@ -32,7 +32,7 @@ def claim_lines(judged: Sequence[Judged]) -> list[str]:
     counts = [f"{verdict}: {len(those)}" for verdict, those in groups.items() if those]
     contradicted = sum(one.contradicted is not None for one in judged)
     counts += [f"contradicted by the publication's own numbers: {contradicted}"] if contradicted else []
-    lines = [TITLE, "", f"{len(judged)} claims; {'; '.join(counts)}. {ON_BOUNDS}"]
+    lines = [TITLE, "", f"{len(judged)} {'claim' if len(judged) == 1 else 'claims'}; {'; '.join(counts)}. {ON_BOUNDS}"]
     for verdict, those in groups.items():
         if those:
             lines += ["", f"{verdict.capitalize()}:", "", *(f"- {claim_line(one)}" for one in those)]

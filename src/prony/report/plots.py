@@ -139,7 +139,16 @@ def _svg(chart: Any) -> str:
             "domainColor": "var(--line-strong)", "tickColor": "var(--line-strong)"}  # fmt: skip
     styled = chart.configure(font=FONT, background="transparent").configure_view(stroke=None)
     spec = styled.configure_axis(**axis).to_dict(validate=False)
-    return str(vl_convert.vegalite_to_svg(spec))
+    return str(vl_convert.vegalite_to_svg(drawable(spec)))
+
+
+def drawable(value: Any) -> Any:
+    """A specification without control characters in its texts: they would abort the program that draws it."""
+    if isinstance(value, str):
+        return "".join(one if one.isprintable() or one in " \n\t" else "\ufffd" for one in value)
+    if isinstance(value, dict):
+        return {drawable(key): drawable(one) for key, one in value.items()}
+    return [drawable(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def fit_for_page(svg: str, name: str) -> str:

@@ -184,7 +184,7 @@ def plot_caption(plot: Plot, source: str, machine: str) -> list[str]:
     without = sum(mark.low is None for mark in plot.values)
     if plot.spec.kind != HEAT and without < len(plot.values):
         said = f"{without} of our {len(plot.values)} values have none" if without else SMALL
-        lines.append(f"Bars are 95 % CIs; {said}.")
+        lines.append(f"Bars are 95 % CIs, within one run where there is one; {said}.")
     times = plot.times()
     for how, places in times.items():
         lines.append(f"Our time is {how}{f': {_some(places)}' if len(times) > 1 else ''}.")

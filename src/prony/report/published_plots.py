@@ -12,11 +12,12 @@ import vl_convert
 
 from prony.analysis.published_plots import BARS, HEAT, Mark, Panel, Plot, Series, is_count, worded
 from prony.report.numbers import format_number
-from prony.report.plots import COLOURS, fit_for_page
+from prony.report.plots import COLOURS, drawable, fit_for_page
 from prony.report.published_lines import HEADS, Captioned, format_published, panel_title
 
 SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left"]
 SIGNS = "●■▲◆✚▼▶◀"  # the same in text
+TOO_SMALL = 1e-9  # of the largest value: no axis shows both
 LOG_X_FROM, LOG_Y_FROM = 8.0, 50.0  # the largest value over the smallest, from which on an axis is logarithmic
 OOM = "OOM"
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
@@ -53,12 +54,12 @@ FILE = Look(
 
 def plot_svg(plot: Plot, name: str) -> str:
     """The plot for the page."""
-    return fit_for_page(str(vl_convert.vegalite_to_svg(specification(plot, PAGE))), name)
+    return fit_for_page(str(vl_convert.vegalite_to_svg(drawable(specification(plot, PAGE)))), name)
 
 
 def plot_file(captioned: Captioned, kind: str) -> bytes:
     """The plot as a file of one of FORMATS; json is its specification."""
-    spec = specification(captioned.plot, FILE, " ".join(captioned.caption))
+    spec = drawable(specification(captioned.plot, FILE, " ".join(captioned.caption)))
     if kind == "json":
         return json.dumps(spec, indent=1).encode() + b"\n"
     if kind == "pdf":
@@ -155,7 +156,7 @@ def _y_of(values: Sequence[float], look: Look) -> Spec:
     """From zero on; logarithmic with ticks of its own where the smallest would lie on the axis."""
     axis = {"title": None, "format": ",~r", "minExtent": 4 * look.text}
     least, most = min(values, default=0.0), max(values, default=0.0)
-    if least <= 0 or most / least < LOG_Y_FROM:
+    if least <= most * TOO_SMALL or most / least < LOG_Y_FROM:
         return {"field": "value", "type": "quantitative", "axis": {**axis, "tickCount": 5}, "scale": {"zero": True}}
     first, last = math.floor(math.log10(least)), math.ceil(math.log10(most))
     steps = (1, 3) if last - first <= 3 else (1,)

@@ -246,13 +246,15 @@ def test_an_epoch_may_be_a_number_of_batches_and_its_energy_that_of_one_of_as_ma
     cell = cell_of(filled(spec, record_of(four, 1000.0, samples_per_wh=per_wh)), **wanted)
     assert cell.ours is not None
     assert cell.ours.value == pytest.approx(4 * 64 / 4.08 / 4)
-    assert cell.ratio == pytest.approx(1.0, abs=1e-3)  # as published: 15.68 Wh on each of four, 4.08 per watt-hour
+    assert cell.figure.value == pytest.approx(cell.ours.value, abs=0.01)  # 15.68 Wh on each of four, 4.08 per watt-hour
+    assert (cell.ratio, cell.why) == (None, "the published energy is of more than the steps of an epoch")
     alone = filled(spec, record_of(one, 1000.0, samples_per_wh=per_wh), also=(four,))
-    assert cell_of(alone, **wanted).ratio is None, "one device does four times the work of one of four"
+    assert cell_of(alone, **wanted).why == "no such device", "one device does four times the work of one of four"
     rate = cell_of(alone, metric="throughput", global_batch=64)
     assert rate.ratio == pytest.approx(1000 / 1024 / (64.99 / 4)), "sequences/s of one device"
     per_energy = cell_of(alone, metric="tokens_per_energy", global_batch=64)
-    assert (per_energy.ratio, per_energy.per_device) == (pytest.approx(1.0), False), "work is work on any device"
+    assert per_energy.ours is not None
+    assert per_energy.ours.value == pytest.approx(4.08), "work is work on any device"
     assert "ours, tokens per energy, devices=1" in heads(alone), "what a ratio is made of is shown"
 
 

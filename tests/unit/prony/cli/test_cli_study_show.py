@@ -19,7 +19,6 @@ from prony.cli.study_tables import (
     ELSEWHERE,
     OfRecords,
     Shown,
-    conclusions_of_records,
     published_of_records,
     show_study,
 )
@@ -187,15 +186,15 @@ def test_a_report_has_the_claims_that_its_runs_test_and_what_is_assumed(study: S
     trial = trial_of(study, 1, 256)
     rates = {"NVIDIA GH200 120GB": 5000.0, "NVIDIA H100 80GB HBM3": 6000.0, "NVIDIA A100-SXM4-40GB": 2000.0}
     records = [write(trial, rate, device, device=device) for device, rate in rates.items()]
-    (found,) = conclusions_of_records(records)
+    of_records = published_of_records(records)
+    (found,) = of_records.conclusions
     (line,) = found.claims
     assert line.startswith("In ResNet-50 newer generations are faster")
     assert "Does not hold here (above 1): ours 0.833 (95 % CI " in line
     assert found.more.endswith("further claims cannot be tested with these runs: prony study show caraml")
-    page = report_text(records, published_of_records(records).tables, conclusions=[found])
+    page = report_text(records, of_records.tables, conclusions=[found])
     assert "What caraml concludes, tested with these runs" in page
     assert "fits 40 GB" in page
-    assert conclusions_of_records([{**records[0], "study": {"name": "mine"}}]) == []
 
 
 def test_a_report_takes_the_tables_that_its_runs_fill(study: Study, write: Write) -> None:
@@ -203,4 +202,4 @@ def test_a_report_takes_the_tables_that_its_runs_fill(study: Study, write: Write
     titles = [table.spec.title for table in published_of_records([record]).tables]
     assert RATES in titles
     assert not any(title.startswith("GPT") for title in titles)
-    assert published_of_records([{**record, "study": {"name": "mine"}}]) == OfRecords([], [])
+    assert published_of_records([{**record, "study": {"name": "mine"}}]) == OfRecords([], [], [])

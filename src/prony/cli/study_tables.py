@@ -33,6 +33,7 @@ from prony_node.workloads import find_workload
 if TYPE_CHECKING:
     from prony.store import Run
 
+NO_TABLE = "No table: the published figures were made with other settings than these trials have."
 NOT_HERE = "not among these runs"
 OTHER_PART = "not among the trials of this part of the study"
 ELSEWHERE = "there is no run of it from that machine"
@@ -65,6 +66,8 @@ class Shown:
         lines += ["", f"Ours: {self.machine()}."]
         if self.left_out:
             lines.append(f"{self.left_out} runs of other machines are left out: the machine is that of the newest run.")
+        if self.study.tables and not self.tables:
+            lines += ["", NO_TABLE]
         for table in self.tables:
             lines += ["", *published_lines(table)]
         lines += ["", *claim_lines(self.claims)] if self.claims else []

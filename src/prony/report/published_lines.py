@@ -83,7 +83,7 @@ def below(table: Table) -> list[str]:
     doubts = list(dict.fromkeys(name for one in ours for name in one.doubts))
     lines += [f"{WARNS} Checks of these runs warn: {', '.join(doubts)}."] if doubts else []
     if any(one.half_width and one.half_width >= WIDE for one in ours):
-        lines.append(f"± is half of a 95 % CI within one run, printed from {format_share(WIDE)} on.")
+        lines.append(f"± is half of a 95 % CI within one run, printed from {format_share(WIDE, digits=1)} on.")
     return lines + [f"[{number}] {why}" for why, number in _notes(table).items()]
 
 

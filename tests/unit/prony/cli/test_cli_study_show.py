@@ -17,6 +17,7 @@ from prony.analysis.published_tables import NOT_RUN
 from prony.cli.main import make_app
 from prony.cli.study_tables import (
     ELSEWHERE,
+    NO_TABLE,
     OfRecords,
     Shown,
     published_of_records,
@@ -107,6 +108,12 @@ def test_the_tables_are_of_one_machine_that_of_the_newest_run(tmp_path: Path, st
     assert found["64", "ours, devices=1"] is None
     # Nothing is known here of what that machine can do.
     assert found["256", "ours, devices=1"] == found["64", "ours, devices=4"] == ELSEWHERE
+
+
+def test_trials_with_other_settings_than_the_published_say_so(tmp_path: Path) -> None:
+    words = ["study", "show", "olivia-gh200", "--part", "allocation", "batch_size=2", "--runs", str(tmp_path)]
+    printed = CliRunner().invoke(make_app("study"), words, catch_exceptions=False).stdout
+    assert NO_TABLE in printed
 
 
 def test_one_part_has_its_own_tables_alone(tmp_path: Path, study: Study, write: Write) -> None:

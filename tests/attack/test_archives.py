@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from prony.store import tabular, transfer
-from prony.store.archive import UNPACKED_FREELY
 from prony.store.transfer import take_tar
 from prony_node.contract.errors import RequestError
+from prony_node.contract.plain import UNPACKED_FREELY
 
 SOURCE = Path(__file__).parents[2] / "src"
 REPLAY = Path(__file__).parents[1] / "replay" / "records"

@@ -32,6 +32,7 @@ from prony.report.page import Entry, page_of
 from prony.store import Store
 from prony.store.rows import row_of_record
 from prony.store.scan import UNREADABLE
+from prony.store.tables import detail_table, run_table
 from prony.store.tabular import cell, without_mark
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
@@ -252,6 +253,48 @@ def test_a_record_that_was_broken_after_it_was_indexed_is_not_listed(root: Path)
     assert [run.id for run in _refreshed(root)] == [OTHER]
     (root / OTHER / files.RECORD).unlink()
     assert _refreshed(root) == []
+
+
+def no_hash(record: Record) -> None:
+    record["trial"]["hash"] = None
+
+
+@pytest.mark.parametrize("is_known", [False, True], ids=["new", "indexed before"])
+def test_a_record_without_what_every_row_has_is_passed_over_and_named(root: Path, is_known: bool) -> None:
+    """It blocked the whole root: `index.sqlite: NOT NULL constraint failed: run.trial_hash`."""
+    if is_known:
+        assert len(_refreshed(root)) == 2
+    edit(root, no_hash)
+    write_manifest(root / GOOD, SUPERVISOR)
+    for verb in ("runs", "report"):
+        done = prony(root, verb)
+        assert done.exit_code == 0, done.output
+        assert f"{GOOD} is left out: the record has no 'trial.hash'" in done.output
+    assert [run.id for run in _refreshed(root)] == [OTHER]
+    Store(root).rebuild()
+    assert [run.id for run in Store(root).runs()] == [OTHER]
+
+
+@pytest.mark.parametrize("is_gone", [False, True], ids=["null", "gone"])
+def test_no_value_that_a_record_lacks_gives_a_row_that_the_index_refuses(is_gone: bool) -> None:
+    tables = ((run_table, "run"), (detail_table, "detail"))
+    needed = [(part, column.name) for table, part in tables for column in table.columns if not column.nullable]
+    given = 0
+    for path in places(RECORD):
+        record = copy.deepcopy(RECORD)
+        inner = record
+        for name in path[:-1]:
+            inner = inner[name]
+        inner[path[-1]] = None
+        if is_gone:
+            del inner[path[-1]]
+        try:
+            row = row_of_record("x", validate_record(record))
+        except UNREADABLE:  # what a scan skips and reports
+            continue
+        given += 1
+        assert [name for part, name in needed if getattr(row, part)[name] is None] == [], path
+    assert given > 50, "most values are not needed"
 
 
 def _refreshed(root: Path) -> list[Any]:

@@ -20,7 +20,16 @@ from typing import Any, BinaryIO
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.leftovers import IMPORT, hold
-from prony_node.contract.plain import JOB, NotPlain, RunEntry, open_folder, open_plain, walk_run
+from prony_node.contract.plain import (
+    JOB,
+    MOST_TIMES,
+    NotPlain,
+    RunEntry,
+    most_unpacked,
+    open_folder,
+    open_plain,
+    walk_run,
+)
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=@-]{0,199}")  # of a folder or file: no slash, no dot in front
 INSIDE = re.compile(r"rank[0-9]+|try|walk")  # the folders that a run folder holds
@@ -28,7 +37,6 @@ MOST_PATH_PARTS = 3  # parts of a path: the folder, a folder in it (try), a file
 MOST_MEMBERS = 1_000_000
 LARGEST_FILE = 2**30
 LARGEST_WHOLE = 50 * 2**30  # bytes of all files of one tar, unpacked
-MOST_TIMES, UNPACKED_FREELY = 100, 64 * 2**20  # unpacked over packed size; bytes that are free of it
 HEADER_BYTES = 2**18  # of all headers of a member, which tarfile keeps in memory
 COPY_BYTES = 2**20
 LEFT_OUT = re.compile(r"\..*|.*\.lock")  # what is being written
@@ -233,7 +241,7 @@ class _Bounded:
         self.position += len(part)
         if self.position > self.most:
             raise Hostile(f"unpacked it has more than {self.most:,} bytes")
-        if self.position > max(UNPACKED_FREELY, MOST_TIMES * self.packed.count):
+        if self.position > most_unpacked(self.packed.count):
             raise Hostile(f"its {self.packed.count:,} bytes unpack to more than {MOST_TIMES} times as many")
         self.last = part[-1:] or self.last
         self.tail = again + part  # after the last member: a block of zeros, or nothing where the tar was cut off

@@ -112,12 +112,12 @@ def row_of_record(folder: str, record: dict[str, Any], place: str | None = None)
     effective = dict(trial.get("effective") or {})
     run = {
         "folder": folder,
-        "id": _text(record["id"]),
-        "workload": _text(trial["workload"]),
-        "trial_hash": _text(trial["hash"]),
+        "id": _needed(record["id"], "id"),
+        "workload": _needed(trial["workload"], "trial.workload"),
+        "trial_hash": _needed(trial.get("hash"), "trial.hash"),
         "effective_hash": _text(trial.get("effective_hash")),
         "repeat": _count(record.get("repeat"), LARGEST_REPEAT) or 0,
-        "status": _text(record["status"]),
+        "status": _needed(record["status"], "status"),
         "failure_kind": _text(failure.get("kind")),
         "started": _text(record.get("started") or ""),
         "ended": _text(record.get("ended") or ""),
@@ -190,6 +190,14 @@ def storable(text: str) -> str:
 
 def _text(value: Any) -> str | None:
     return None if value is None else storable((value if isinstance(value, str) else str(value))[:LONGEST_TEXT])
+
+
+def _needed(value: Any, place: str) -> str:
+    """The text of a column that is never empty: one row without it, and no row of its transaction is written."""
+    text = _text(value)
+    if text is None:
+        raise RequestError(f"the record has no {place!r}")
+    return text
 
 
 def _count(value: Any, largest: int = LARGEST) -> int | None:

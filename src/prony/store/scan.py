@@ -144,13 +144,14 @@ def _read_record(folder: Path) -> dict[str, Any] | None:
 
 
 def is_readable(folder: Path) -> bool:
-    """Whether there is a record in a folder; one that another user keeps to themselves may be good."""
+    """Whether a folder has a record that gives a row; one that another user keeps to themselves may be good."""
     try:
-        return read_record(folder) is not None
+        read_row(folder)
     except PermissionError:
         return True
-    except (RequestError, OSError):
+    except UNREADABLE:
         return False
+    return True
 
 
 def scan(folders: Iterable[Path]) -> Scan:

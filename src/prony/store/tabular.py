@@ -11,11 +11,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from prony.store.archive import MOST_TIMES, UNPACKED_FREELY
 from prony.store.rows import NO_NUMBER, row_of_record
 from prony_node.contract.errors import RequestError
 from prony_node.contract.files import make_folders, open_temporary, temporary_name
-from prony_node.contract.plain import READ_LIMIT
+from prony_node.contract.plain import MOST_TIMES, READ_LIMIT, most_unpacked
 
 LONGEST_CELL = READ_LIMIT  # characters of one record
 PARQUET_ROWS = 1000  # records in memory at a time
@@ -202,7 +201,7 @@ def read_parquet(path: Path) -> Iterator[str]:
             groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
             if any(group.column(place).total_uncompressed_size > PARQUET_GROUP for group in groups):
                 raise RequestError(f"{path} is refused: its records take more than {PARQUET_GROUP:,} bytes at once")
-            left = max(UNPACKED_FREELY, MOST_TIMES * path.stat().st_size)
+            left = most_unpacked(path.stat().st_size)
             for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=["record"]):
                 for value in batch.column(0):
                     text = str(value.as_py())

@@ -37,6 +37,7 @@ GROUP_READS_FILE = stat.S_IRGRP
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 SAMPLES_LIMIT = 2**30  # bytes of power samples: a day of eight devices
 LONGEST_LINE = 2**20  # bytes
+MOST_TIMES, UNPACKED_FREELY = 100, 64 * 2**20  # unpacked over packed size; bytes that are free of it
 MOST_LEVELS = 16  # levels of folders in a run folder that are looked into; Prony makes two
 _IN_A_RUN = re.compile(r".*/(rank\d+|try|walk)|walk/\d+", re.DOTALL)  # a folder in a run folder, with the one above
 _SAFELY = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
@@ -82,6 +83,11 @@ def read_open(handle: int, path: Path | str, limit: int = READ_LIMIT) -> bytes:
     if len(content) > limit:
         raise NotPlain(path, f"it is longer than {limit / 2**20:,.0f} MiB")
     return content
+
+
+def most_unpacked(packed_bytes: int) -> int:
+    """How many bytes so many packed ones may unpack to: what gives more was made to fill a memory or a disk."""
+    return max(UNPACKED_FREELY, MOST_TIMES * packed_bytes)
 
 
 def is_shared(root: Path) -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -15,14 +15,17 @@ import torch
 from torch import Tensor
 
 from prony_node.contract import RequestError
+from prony_node.contract.plain import most_unpacked
 from prony_node.data.dataset import Origin, listing, refuse
 from prony_node.data.tokens import BYTES, END_OF_FILE, HELD_OUT, Packed
 
 SUFFIXES = (".jsonl", ".jsonl.xz")
 MOST_LINE = 2**24  # bytes of one object: what is longer is no line of text
+BLOCK = 2**20  # bytes that are read at once
 MOST_TOKENS = 10**9  # that are held in memory, 4 bytes each
-TOGETHER = 512  # texts that a tokenizer is handed at once, for its threads
+TOGETHER, TOGETHER_BYTES = 512, 2**24  # texts that a tokenizer is handed at once, for its threads, and their bytes
 MOST_TOKENIZER = 2**27  # bytes of a tokenizer.json
+MOST_VOCABULARY = 2**24  # ids: the largest vocabularies in use have a 50th of it
 ENDS = ("<|endoftext|>", "</s>", "<eos>", "[SEP]")  # by which tokenizers name the end of a text
 
 
@@ -64,12 +67,41 @@ def _encoded(files: tuple[Path, ...], tokenizer: Path | None, changed: tuple[int
     if tokenizer is None:
         return Texts(_joined((array("B", text.encode()) for text in texts), END_OF_FILE, "B"), BYTES)
     own = load_tokenizer(tokenizer)
+    vocabulary = _vocabulary(own, tokenizer)
     end = next((number for name in ENDS if (number := own.token_to_id(name)) is not None), None)
-    together = iter(lambda: list(islice(texts, TOGETHER)), [])
-    numbers = (array("i", one.ids) for some in together for one in own.encode_batch(some, add_special_tokens=False))
-    tokens = _joined(numbers, end, "i")
-    largest = int(tokens.max()) if len(tokens) else 0
-    return Texts(tokens, max(own.get_vocab_size(), largest + 1))
+    numbers = (part for some in _batches(texts) for part in _encode(some, own, tokenizer))
+    return Texts(_joined(numbers, end, "i"), vocabulary)
+
+
+def _vocabulary(own: Any, file: Path) -> int:
+    """How many ids a model needs for all of the tokenizer's: they may have gaps."""
+    largest = max(own.get_vocab().values(), default=0)
+    if largest >= MOST_VOCABULARY:
+        raise RequestError(
+            f"tokenizer={file} is not possible: it has the id {largest:,}, and ids are below {MOST_VOCABULARY:,}"
+        )
+    return max(int(own.get_vocab_size()), largest + 1)
+
+
+def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Texts to encode at once, few enough for a memory: the library takes up to 220 times their bytes meanwhile."""
+    some: list[str] = []
+    held = 0
+    for text in texts:
+        size = len(text.encode())
+        if some and (len(some) == TOGETHER or held + size > TOGETHER_BYTES):
+            yield some
+            some, held = [], 0
+        some.append(text)
+        held += size
+    if some:
+        yield some
+
+
+def _encode(texts: list[str], own: Any, file: Path) -> list[array[int]]:
+    """The tokens of each text."""
+    with _blamed(file, "it fails on a text"):
+        return [array("i", one.ids) for one in own.encode_batch(texts, add_special_tokens=False)]
 
 
 def _joined(parts: Iterator[array[int]], end: int | None, kind: str) -> Tensor:
@@ -90,12 +122,37 @@ def _joined(parts: Iterator[array[int]], end: int | None, kind: str) -> Tensor:
 
 def read_texts(file: Path) -> Iterator[str]:
     """The text of every line, read as a stream; empty lines are passed over."""
+    for number, line in _numbered(file):
+        if len(line) > MOST_LINE:
+            raise RequestError(f"{file}, line {number:,} is longer than {MOST_LINE:,} bytes: no line of text")
+        if line.strip():
+            yield parse_text(line, f"{file}, line {number:,}")
+
+
+def _numbered(file: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines that are not empty, with their numbers; one that is too long is given as far as it was read."""
+    number, rest = 1, b""
+    for block in _blocks(file):
+        *lines, rest = (rest + block).split(b"\n")
+        yield from ((number + place, line) for place, line in enumerate(lines) if line)
+        number += len(lines)
+        if len(rest) > MOST_LINE:
+            break
+    yield number, rest
+
+
+def _blocks(file: Path) -> Iterator[bytes]:
+    packed = file.stat().st_size
+    most = left = most_unpacked(packed)
     with _opened(file) as stream:
-        number = 0
-        while line := _line(stream, file, number + 1):
-            number += 1
-            if line.strip():
-                yield parse_text(line, f"{file}, line {number:,}")
+        while block := _read(stream, file):
+            left -= len(block)
+            if left < 0:
+                raise RequestError(
+                    f"{file} is refused: its {packed:,} bytes unpack to more than {most:,}, which no texts do; unpack "
+                    "it yourself if you trust it"
+                )
+            yield block
 
 
 def _opened(file: Path) -> BinaryIO:
@@ -108,16 +165,13 @@ def _opened(file: Path) -> BinaryIO:
     return cast(BinaryIO, lzma.open(file))
 
 
-def _line(stream: BinaryIO, file: Path, number: int) -> bytes:
+def _read(stream: BinaryIO, file: Path) -> bytes:
     try:
-        line = stream.readline(MOST_LINE + 1)
+        return stream.read(BLOCK)
     except OSError:
         raise
     except Exception as error:  # of lzma, which may not be there to be named
         raise RequestError(f"{file} is incomplete or no .xz file: {error}") from error
-    if len(line) > MOST_LINE:
-        raise RequestError(f"{file}, line {number:,} is longer than {MOST_LINE:,} bytes: no line of text")
-    return line
 
 
 def parse_text(line: bytes, where: str) -> str:
@@ -148,10 +202,21 @@ def load_tokenizer(file: Path) -> Any:
         raise RequestError(f"tokenizer={file} is not possible: there is no such file")
     if file.stat().st_size > MOST_TOKENIZER:
         raise RequestError(f"tokenizer={file} is not possible: it is larger than {MOST_TOKENIZER:,} bytes")
-    try:
+    with _blamed(file, "it is no tokenizer.json"):
         own = Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises no narrower one
-        raise RequestError(f"tokenizer={file} is not possible: it is no tokenizer.json: {str(error)[:200]}") from error
     own.no_truncation()
     own.no_padding()
     return own
+
+
+@contextlib.contextmanager
+def _blamed(file: Path, fault: str) -> Iterator[None]:
+    """Whatever the library raises, as a fault of the tokenizer: it has no narrower error than Exception, and panics."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise RequestError(f"tokenizer={file} is not possible: {fault}: {str(error)[:200]}") from error

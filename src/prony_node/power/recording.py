@@ -18,7 +18,15 @@ from typing import Any, TextIO
 
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
-from prony_node.contract.plain import LONGEST_LINE, SAMPLES_LIMIT, NotPlain, bounded_lines, open_in_run, plain_lines
+from prony_node.contract.plain import (
+    LONGEST_LINE,
+    MOST_TIMES,
+    SAMPLES_LIMIT,
+    NotPlain,
+    bounded_lines,
+    open_in_run,
+    plain_lines,
+)
 from prony_node.contract.plan import check_schema
 from prony_node.power.sensor import Reading, Sensor
 
@@ -26,7 +34,6 @@ POWER_VERSION = 1
 POWER_SCHEMA = f"prony.power/{POWER_VERSION}"
 HEADER = ("before_s", "after_s", "sensor", "value", "note")
 FLUSH_EVERY_S = 0.25
-MOST_TIMES = 100  # its packed size that a file of samples unpacks to; real ones have five to ten
 WORDS = ("id", "reader", "part", "label")
 NUMBERS = ("period_s", "window_s", "seen_share", "resolution", "wraps_at_j", "uncertainty")
 

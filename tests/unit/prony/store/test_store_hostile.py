@@ -47,7 +47,8 @@ UNUSABLE: dict[str, Edit] = {
     "trial.settings.x is no finite number": lambda record: record["trial"]["settings"].update(x=10**400),
     "effective.batch_size is no finite": lambda record: record["trial"]["effective"].update(batch_size=10**400),
     "settings.x is no finite number up to": lambda record: record["trial"]["settings"].update(x=float("nan")),
-    "incomplete: KeyError": lambda record: record["trial"].pop("hash"),
+    "has no 'trial.hash'": lambda record: record["trial"].pop("hash"),
+    "the record has no 'trial.hash'": lambda record: record["trial"].update(hash=None),
     "facts.devices is not a list": lambda record: record["facts"].update(devices="none"),
 }
 

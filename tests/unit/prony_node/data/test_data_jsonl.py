@@ -6,10 +6,11 @@ import json
 import lzma
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from prony_node.contract import RequestError
+from prony_node.contract import RequestError, plain
 from prony_node.contract.machine import Machine
 from prony_node.data import jsonl
 from prony_node.data.opening import open_dataset
@@ -113,6 +114,103 @@ def test_what_is_no_tokenizer_is_answered_with_a_sentence(
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(RequestError, match="which is not installed: pip install tokenizers"):
         open_dataset(oscar, tokenizer=str(tmp_path / "wrong.json"))
+
+
+def a_tokenizer(file: Path, vocabulary: dict[str, int], normalizer: object = None) -> Path:
+    model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"}
+    parts = {"version": "1.0", "added_tokens": [], "normalizer": normalizer, "model": model}
+    file.write_text(json.dumps(parts | dict.fromkeys(("truncation", "padding", "pre_tokenizer", "post_processor"))))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "said"),
+    [
+        ({"the": 0}, r"it fails on a text: WordLevel error: Missing \[UNK\] token"),
+        ({}, "it fails on a text"),
+        ({"[UNK]": 4 * 10**9}, "it has the id 4,000,000,000, and ids are below 16,777,216"),
+        ({"[UNK]": 0, "a": 2 * 10**9}, "it has the id 2,000,000,000, and ids are below 16,777,216"),
+        ({"[UNK]": 2**24}, "it has the id 16,777,216, and ids are below 16,777,216"),
+    ],
+)
+def test_a_tokenizer_that_fails_or_has_absurd_ids_is_answered_with_a_sentence(
+    oscar: Path, tmp_path: Path, vocabulary: dict[str, int], said: str
+) -> None:
+    pytest.importorskip("tokenizers")
+    file = a_tokenizer(tmp_path / "own.json", vocabulary)
+    with pytest.raises(RequestError, match=rf"tokenizer=.*own\.json is not possible: {said}"):
+        open_dataset(oscar, sequence=8, tokenizer=str(file))
+
+
+def test_a_panic_of_the_library_is_a_sentence_too(oscar: Path, tmp_path: Path) -> None:
+    """It is no Exception."""
+    pytest.importorskip("tokenizers")
+    file = a_tokenizer(tmp_path / "own.json", {"[UNK]": 0}, {"type": "Precompiled", "precompiled_charsmap": "AAAA"})
+    with pytest.raises(RequestError, match=r"tokenizer=.*own\.json is not possible: it is no tokenizer\.json"):
+        open_dataset(oscar, sequence=8, tokenizer=str(file))
+
+
+def test_ids_with_gaps_are_all_in_the_vocabulary(oscar: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    file = a_tokenizer(tmp_path / "own.json", {"[UNK]": 3, "never in a text": 70})
+    assert open_dataset(oscar, sequence=8, tokenizer=str(file)).vocabulary == 71  # type: ignore[attr-defined]
+
+
+class Handed:
+    """A tokenizer that notes how many bytes it is handed at once, and takes each text for one word."""
+
+    def __init__(self, own: Any) -> None:
+        self.own, self.bytes = own, list[int]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.own, name)
+
+    def encode_batch(self, texts: list[str], add_special_tokens: bool) -> Any:
+        self.bytes.append(sum(len(text.encode()) for text in texts))
+        return self.own.encode_batch(["the"] * len(texts), add_special_tokens=add_special_tokens)
+
+
+def test_long_texts_are_handed_to_a_tokenizer_a_few_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: Path
+) -> None:
+    """512 of them at once would take hundreds of GB before the first token is counted."""
+    handed = Handed(jsonl.load_tokenizer(tokenizer))
+    monkeypatch.setattr(jsonl, "load_tokenizer", lambda file: handed)
+    (tmp_path / "x.jsonl").write_bytes(lines(["a" * 2**22] * 9 + ["\u00e9"] * 3))
+    found = open_dataset(tmp_path / "x.jsonl", sequence=8, tokenizer=str(tokenizer))
+    assert handed.bytes == [2**24, 2**24, 2**22 + 6]
+    assert found[0][0].tolist() == [1, 0] * 4
+    monkeypatch.setattr(jsonl, "MOST_TOKENS", 5)
+    jsonl._encoded.cache_clear()
+    handed.bytes.clear()
+    with pytest.raises(RequestError, match="more than 5 tokens"):
+        open_dataset(tmp_path / "x.jsonl", sequence=8, tokenizer=str(tokenizer))
+    assert handed.bytes == [2**24], "tokens are counted after each batch"
+
+
+def test_a_small_file_that_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """300 KB hold 2 * 10**9 newlines, which took minutes to pass over."""
+    monkeypatch.setattr(plain, "UNPACKED_FREELY", 2**20)
+    file = tmp_path / "x.jsonl.xz"
+    file.write_bytes(lzma.compress(b"\n" * 2**22, preset=0))
+    packed = file.stat().st_size
+    with pytest.raises(
+        RequestError, match=rf"x\.jsonl\.xz is refused: its {packed:,} bytes unpack to more than 1,048,576"
+    ):
+        open_dataset(file, sequence=8)
+    (tmp_path / "plain.jsonl").write_bytes(b"\n" * 2**22 + lines(TEXTS))
+    assert open_dataset(tmp_path / "plain.jsonl", sequence=8).kind == "jsonl", "what is not packed has its size"
+
+
+def test_lines_that_cross_what_is_read_at_once_are_whole(oscar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (oscar / "part-1.jsonl").write_bytes(b"\n \r\n" + lines(TEXTS[:20]).rstrip(b"\n"))
+    for size in (1, 7, 2**20):
+        monkeypatch.setattr(jsonl, "BLOCK", size)
+        assert [text for file in jsonl.find_lines(oscar) for text in jsonl.read_texts(file)] == TEXTS
+        (oscar / "wrong.jsonl").write_bytes(b"\n" + lines(["first"]) + b"\n{")
+        with pytest.raises(RequestError, match="line 4 is no JSON"):
+            list(jsonl.read_texts(oscar / "wrong.jsonl"))
+        (oscar / "wrong.jsonl").unlink()
 
 
 def test_a_gpt_takes_texts_and_a_tokenizer_by_their_paths(oscar: Path, tokenizer: Path) -> None:

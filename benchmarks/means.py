@@ -194,7 +194,7 @@ def main(arguments: list[str] | None = None) -> int:
         found = time_in_turns(forms, device, options)
     except RequestError as error:
         return refuse(str(error))
-    print(f"{workload.name} {' '.join(options.settings)}: {settings['batch_size']} samples a step")
+    print(f"{workload.name} {' '.join(options.settings)}: {settings['batch_size']} samples per step")
     for form in forms:
         print(f"{form.name}: {told(found[form.name])}{ratio(found[form.name], found[ALL])}{followed(form, settings)}")
     keep_turns(options, device, {"samples": int(settings["batch_size"])}, found)

@@ -241,7 +241,7 @@ def largest_rows(results: Path) -> Iterable[list[str]]:
 TABLES: dict[str, tuple[list[str], Callable[[Path], Iterable[list[str]]]]] = {
     "workloads": (
         ["work", "batch", "precision", "rate (95 % within the run)", "runs", "MFU", "latency, median of a batch",
-         "memory reserved", "work a watt-hour (GPU)", "checks that did not pass"], workload_rows),
+         "memory reserved", "work per watt-hour (GPU)", "checks that did not pass"], workload_rows),
     "quality": (
         ["seed", "batch", "target", "accuracy", "epoch", "time to quality", "energy to quality (GPU)", "rate",
          "checks that did not pass"], quality_rows),

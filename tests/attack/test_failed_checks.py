@@ -18,7 +18,7 @@ from prony.analysis.compare import compare
 from prony.analysis.scaling import scaling
 from prony.cli.execute import doubts, exit_code, trouble
 from prony.cli.screen import rates_of
-from prony.cli.study_tables import _good
+from prony.cli.study_tables import _good_or_failed
 from prony.cli.study_view import Tally
 from prony.plan.search_goal import find_goal, result_of
 from prony.plan.search_space import Candidate
@@ -226,7 +226,7 @@ def test_screen_gives_no_rate_to_a_node_whose_check_failed(good: dict[str, Any])
 
 def test_tables_comparisons_and_plots_take_good_runs(good: dict[str, Any]) -> None:
     wrong = with_check(good, "fail", rate=1e9)
-    assert _good([wrong, good]) == [good]
+    assert _good_or_failed([wrong, good]) == [good]
     assert compare(good, wrong).verdict == "no interval"
     sizes = [copy.deepcopy(good) for _ in range(3)]
     for size, record in enumerate(sizes, start=1):

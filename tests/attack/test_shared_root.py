@@ -23,7 +23,7 @@ from prony.cli.report import report_file
 from prony.launch.jobs import Jobs
 from prony.launch.kubernetes_view import View
 from prony.report import build_report
-from prony.store.group import DEEPEST, Done, share_root
+from prony.store.group import MOST_FOLDERS, Done, share_root
 from prony_node.contract import RequestError, files
 from prony_node.contract.owners import user_name
 from prony_node.contract.plain import SHARED_MARK, SHARED_TEXT, is_shared
@@ -191,7 +191,7 @@ def test_folders_without_end_in_a_run_do_not_stop_the_sharing_of_others(project:
         here = below
     os.close(here)
     try:
-        assert share_root(project.root, COMMON).left == [endless.name + "/x" * (DEEPEST + 1)]
+        assert share_root(project.root, COMMON).left == [endless.name + "/x" * (MOST_FOLDERS + 1)]
         assert is_shared_with_group(fine)
     finally:
         subprocess.run(["rm", "-r", str(endless)], check=True)

@@ -214,7 +214,7 @@ def test_a_scaling_series_of_one_and_of_two_nodes_is_one_command(cluster: Cluste
     assert len(cluster.jobs().all()) == 2, "what was under way was waited for, and not submitted again"
     again = prony(*words)
     assert again.stderr.count("finished before (ok") == 3
-    assert "strong scaling: 8 samples a step" in again.stdout
+    assert "strong scaling: 8 samples per step" in again.stdout
 
 
 def test_cancel_of_what_runs_and_of_what_waits(bed: SlurmBed, cluster: Cluster) -> None:

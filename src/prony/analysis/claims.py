@@ -10,18 +10,22 @@ from typing import Any
 from prony.analysis.compare import compare
 from prony.analysis.published_differences import device_name
 from prony.analysis.published_measures import Asked, measured
-from prony.analysis.published_tables import NOT_RUN, TINY_MODEL, Known, failure, is_good, said, total
+from prony.analysis.published_tables import NOT_RUN, TINY_MODEL, Known, energy_fails, failure, is_good, said, total
 from prony.analysis.settings import Record, settings_of
 from prony.analysis.variation import Repeat, repeats_of
 from prony.catalog.claims import ACCURACY, PER_DEVICE, PER_WH, POWER, RATE, TIME, CellSpec, ClaimSpec, Ratio
 from prony.catalog.published import TableSpec
+from prony_node.contract.errors import RequestError
 from prony_node.contract.parallel import all_devices
 from prony_node.contract.trial import Trial
 from prony_node.stats import between_run
 
 HOLDS, FAILS, UNDECIDED, UNTESTED = "holds here", "does not hold here", "not decided here", "cannot be tested here"
 OWN_TOLERANCE = 0.05  # relative: a figure in words ("1.6x") is rounded, and figures are read from charts
-NO_INTERVAL = "the records have none; repeat the runs"
+ROUNDING = 0.005  # absolute: figures and words of a publication have two decimals
+STEPS = 64  # of an interval, at which an expression is evaluated: it need not be monotone
+CALIBRATION = 0.05  # of a power sensor, as NVIDIA states it; it does not cancel between devices
+NO_INTERVAL = "one run says nothing of the variation between runs; repeat the runs"
 OTHER_MACHINE = "no run of it on the machine of the newest run"
 SAME_RUNS = "the study has one trial for both sides"
 SHOWN = 3  # values of a claim that has many
@@ -57,7 +61,7 @@ class Judged:
         claim = self.claim
         return {
             "says": claim.says, "place": claim.place, "metric": claim.metric, "above": claim.above,
-            "below": claim.below, "published": claim.published, "verdict": self.verdict,
+            "below": claim.below, "tested": claim.tested, "published": claim.published, "verdict": self.verdict,
             "missing": list(self.missing),
             "values": [one.to_json() for one in self.values], "published_values": [one.to_json() for one in self.own],
             "contradicted_by_its_own_numbers": self.contradicted,
@@ -182,13 +186,17 @@ def _value(ratio: Ratio, claim: ClaimSpec, chosen: Mapping[str, _Chosen], pool: 
         found = _rate_ratio(over.records, under.records, claim.metric, pool)
     else:
         found = _metric_ratio(_side(over.records, claim.metric), _side(under.records, claim.metric))
+        found = _calibrated(found, over.records, under.records) if claim.metric in METRIC_NAMES else found
     if found.value is None:
         return replace(found, text=ratio.text)
-    value = ratio.of(found.value)
-    if found.low is None or found.high is None:
-        return Value(value, why=found.why, text=ratio.text)
-    low, high = sorted((ratio.of(found.low), ratio.of(found.high)))
-    return Value(value, low, high, text=ratio.text)
+    try:
+        value = ratio.of(found.value)
+        if found.low is None or found.high is None:
+            return Value(value, why=found.why, text=ratio.text)
+        across = [ratio.of(found.low + step / STEPS * (found.high - found.low)) for step in range(STEPS + 1)]
+    except RequestError as error:  # it divides by zero there
+        return Value(None, why=str(error), text=ratio.text)
+    return Value(value, min(value, *across), max(value, *across), text=ratio.text)
 
 
 def _rate_ratio(over: Sequence[Record], under: Sequence[Record], metric: str, pool: Sequence[Repeat]) -> Value:
@@ -219,6 +227,18 @@ def _metric_ratio(over: Value, under: Value) -> Value:
     return Value(ratio, ratio / factor, ratio * factor)
 
 
+def _calibrated(found: Value, over: Sequence[Record], under: Sequence[Record]) -> Value:
+    """The uncertainty of both sensors, where they are not the same."""
+    if found.value is None or found.low is None or found.high is None or _sensors(over) == _sensors(under):
+        return found
+    width = math.hypot(_log_width(found), math.sqrt(2.0) * CALIBRATION)
+    return replace(found, low=found.value / math.exp(width), high=found.value * math.exp(width))
+
+
+def _sensors(records: Sequence[Record]) -> set[str]:
+    return {str(one.get("uuid")) for record in records for one in record["facts"].get("devices") or ()}
+
+
 def _log_width(side: Value) -> float:
     """Half of the interval on the log scale; 0: there is none."""
     if side.low is None or side.high is None or not 0.0 < side.low < side.high:
@@ -227,38 +247,59 @@ def _log_width(side: Value) -> float:
 
 
 def _side(records: Sequence[Record], metric: str) -> Value:
-    """One run with the interval of its record, where it has one; of several runs, that between them."""
+    """Of several runs, with the interval between them. One run has none, but for its accuracy on a test split."""
     found = [_of_record(record, metric) for record in records]
     missing = [one for one in found if one.value is None]
-    if missing or len(found) == 1:
-        return (missing or found)[0]
+    if missing:
+        return missing[0]
+    if len(found) == 1:
+        return found[0] if metric == ACCURACY else Value(found[0].value)
     between = between_run([one.value for one in found if one.value is not None])
     return Value(between.mean, between.low, between.high)
 
 
 def _of_record(record: Record, metric: str) -> Value:
     if metric == ACCURACY:
-        accuracy = measured("accuracy_epoch_10", Asked(record, TableSpec(title=""), "", "", per_device=False))
-        return Value(accuracy.value or None, why=accuracy.why or "the accuracy is 0")
+        return _accuracy(record)
+    if wrong := energy_fails(record):
+        return Value(None, why=f"failed check: {', '.join(wrong)}")
     name = METRIC_NAMES[metric]
     stated: dict[str, Any] = record["metrics"].get(name) or {}
     if not stated.get("value") or stated["value"] < 0.0:
         return Value(None, why=str(stated.get("reason") or f"the record has no {name}"))
     share = all_devices(settings_of(record)) if metric == POWER else 1
-    low, high = stated.get("low"), stated.get("high")
-    if low is None or high is None:
-        return Value(stated["value"] / share)
-    return Value(stated["value"] / share, low / share, high / share)
+    return Value(stated["value"] / share)
+
+
+def _accuracy(record: Record) -> Value:
+    """After epoch 10, with the interval of the metric of that epoch, which is of the test split's size."""
+    found = measured("accuracy_epoch_10", Asked(record, TableSpec(title=""), "", "", per_device=False))
+    if not found.value:
+        return Value(None, why=found.why or "the accuracy is 0")
+    is_reported = str(settings_of(record).get("report_at_epochs")) == "10"
+    is_last = record["learning"]["curve"][-1].get("epoch") == 10
+    name = "quality_at_epochs" if is_reported else "quality" if is_last else ""
+    stated: dict[str, Any] = record["metrics"].get(name) or {}
+    return Value(found.value, stated.get("low"), stated.get("high"))
 
 
 def _own(ratio: Ratio, claim: ClaimSpec) -> Value | None:
     over, under = (claim.cells[name].published(claim.metric) for name in (ratio.over, ratio.under))
-    return None if over is None or under is None else Value(ratio.of(over / under), text=ratio.text)
+    if over is None or under is None:
+        return None
+    try:
+        return Value(ratio.of(over / under), text=ratio.text)
+    except RequestError:  # it divides by zero there
+        return None
+
+
+def _holds_rounded(claim: ClaimSpec, value: float) -> bool:
+    return any(claim.holds(value + off) for off in (-ROUNDING, 0.0, ROUNDING))
 
 
 def _contradicted(claim: ClaimSpec, own: Sequence[Value]) -> str | None:
     """What the publication's figures say against its claim: outside the bounds, or another value than it states."""
-    outside = [one for one in own if one.value is not None and not claim.holds(one.value)]
+    outside = [one for one in own if one.value is not None and not _holds_rounded(claim, one.value)]
     if outside:
         found = ", ".join(f"{one.value:.3g} for {one.text}" for one in outside[:SHOWN])
         return f"its figures give {found}" + (f" and {len(outside) - SHOWN} more" if len(outside) > SHOWN else "")

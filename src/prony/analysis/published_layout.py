@@ -22,6 +22,8 @@ class Ours:
     devices: int = 1
     runs: tuple[str, ...] = ()
     why: str | None = None  # there is no value
+    half_width: float | None = None  # of the 95 % interval within one run, as a share
+    doubts: tuple[str, ...] = ()  # checks of these runs that warn
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class Cell:
             "ours": None if self.ours is None else self.ours.value,
             "unit": self.figure.unit if self.ours is None or self.ours.unit is None else self.ours.unit,
             "runs": [] if self.ours is None else list(self.ours.runs),
+            "half_width": None if self.ours is None else self.ours.half_width,
+            "doubts": [] if self.ours is None else list(self.ours.doubts),
             "ratio": self.ratio, "ratio_is": self.kind, "per_device": self.per_device, "reason": self.why,
             "differs": {one.name: {"published": one.a, "ours": one.b} for one in self.differs},
         }  # fmt: skip
@@ -79,7 +83,8 @@ class Table:
             "cells": [cell.to_json() for cell in self.cells()],
             "ours_alone": [
                 {"row": dict(zip(self.spec.rows, row.key, strict=True)), "metric": ours.metric, "ours": ours.value,
-                 "runs": list(ours.runs), "reason": ours.why}
+                 "runs": list(ours.runs), "half_width": ours.half_width, "doubts": list(ours.doubts),
+                 "reason": ours.why}
                 for row in self.rows if not row.cells for ours in row.ours.values()
             ],
         }  # fmt: skip

@@ -15,6 +15,9 @@ SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 EPOCHS = "epochs"  # a ratio of this kind says how many of our epochs a published time would hold
 OURS_OVER = "ours / published"
 MILLION = 1_000_000
+POSITIVE = ("throughput", "throughput_per_device", "samples_per_wh", "power")  # others may be 0
+CALCULATED = "calculated from the steady rate"
+WHOLE_PASS = "measured with its rate, in one pass over all samples, loading included"
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,7 @@ class Measured:
     why: str | None = None  # there is none; or no ratio to the published one
     ratio: str | None = OURS_OVER
     unit: str | None = None  # where it is not the published one
+    how: str = ""  # of a time, and of a rate over the same pass: measured or calculated
 
 
 @dataclass(frozen=True)
@@ -48,10 +52,16 @@ def _value(record: Record, name: str) -> tuple[float | None, str | None]:
     metric: dict[str, Any] = record["metrics"].get(name) or {}
     if metric.get("value") is None:
         return None, str(metric.get("reason") or f"the record has no {name}")
-    return float(metric["value"]), None
+    value = float(metric["value"])
+    if value <= 0.0 and name in POSITIVE:
+        return None, f"the record has {value:g} as {name}"
+    return value, None
 
 
 def _rate(asked: Asked) -> Measured:
+    if (passed := _whole_pass(asked)) is not None:
+        share = all_devices(settings_of(asked.record)) if asked.per_device else 1
+        return Measured(passed.rate / share, how=WHOLE_PASS)
     return _in_their_units(asked, *_value(asked.record, "throughput_per_device" if asked.per_device else "throughput"))
 
 
@@ -73,7 +83,27 @@ def global_batch(record: Record) -> int:
     return per_device * max(1, all_devices(ours) // devices_of_model(ours))
 
 
+@dataclass(frozen=True)
+class _Pass:
+    """An inference over the test split."""
+
+    seconds: float
+    rate: float
+
+
+def _whole_pass(asked: Asked) -> _Pass | None:
+    """That of the run, where it answered as many samples as the publication did."""
+    seconds, _ = _value(asked.record, "split_time")
+    rate, _ = _value(asked.record, "split_throughput")
+    samples = _samples(asked)
+    if seconds is None or rate is None or samples is None or round(seconds * rate) != samples:
+        return None
+    return _Pass(seconds, rate)
+
+
 def _time(asked: Asked, epochs: int | None) -> Measured:
+    if epochs == 1 and (passed := _whole_pass(asked)) is not None:
+        return Measured(passed.seconds / SECONDS.get(asked.unit, 1.0), how=WHOLE_PASS)
     rate, why = _value(asked.record, "throughput")
     samples = _samples(asked)
     if rate is None:
@@ -83,8 +113,10 @@ def _time(asked: Asked, epochs: int | None) -> Measured:
     seconds = samples * (epochs or 1) / rate
     unit = SECONDS.get(asked.unit, 1.0)  # in seconds, where no figure states another unit
     if epochs is None:
-        return Measured(seconds / unit, "the number of epochs is not stated", EPOCHS, f"{asked.unit} an epoch")
-    return Measured(seconds / unit)
+        return Measured(
+            seconds / unit, "the number of epochs is not stated", EPOCHS, f"{asked.unit} per epoch", CALCULATED
+        )
+    return Measured(seconds / unit, how=CALCULATED)
 
 
 def _first_epoch(asked: Asked) -> Measured:
@@ -128,8 +160,7 @@ def _epoch_energy(asked: Asked) -> Measured:
 
 def _epoch_energy_per_device(asked: Asked) -> Measured:
     whole = _epoch_energy(asked)
-    devices = settings_of(asked.record).get("devices", 1)
-    return whole if whole.value is None else Measured(whole.value / int(str(devices)))
+    return whole if whole.value is None else Measured(whole.value / all_devices(settings_of(asked.record)))
 
 
 def _energy(asked: Asked) -> Measured:
@@ -200,8 +231,15 @@ MEASURES: dict[str, Callable[[Asked], Measured]] = {
 UNITS = {  # where no figure states one; that of a rate is the workload's own
     "time": "s", "epoch_time": "s", "tflops_per_device": "TFLOP/s", "tokens_per_energy": "1/Wh",
     "images_per_energy": "1/Wh", "energy_per_epoch": "Wh", "energy_per_epoch_per_device": "Wh",
-    "accuracy_epoch_10": "1",
+    "accuracy_epoch_10": "1", "accuracy": "1", "cpu_utilisation": "1", "power_per_device": "W",
 }  # fmt: skip
+RESTS_ON = {  # the metric of a record whose interval and checks are those of ours
+    **dict.fromkeys(("throughput", "throughput_first_epoch", "time", "epoch_time", "tflops_per_device"), "throughput"),
+    **dict.fromkeys(("tokens_per_energy", "images_per_energy", "energy_per_epoch"), "samples_per_wh"),
+    **dict.fromkeys(("energy_per_epoch_per_device", "energy", "energy_per_device"), "samples_per_wh"),
+    "power_per_device": "power", "accuracy": "quality",
+}  # fmt: skip
+OF_ENERGY = ("samples_per_wh", "power")
 PER_DEVICE = ("throughput",)  # rates of which a run on one device says something about a published one on several
 # What is of one device already, or of work whoever did it, likewise.
 ON_ANY = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -11,7 +12,6 @@ from prony.analysis.published_tables import (
     APART,
     Known,
     Wanted,
-    by_devices,
     field_of,
     good_records,
     has_only,
@@ -19,33 +19,39 @@ from prony.analysis.published_tables import (
     said,
     total,
     value_of,
+    warnings_of,
 )
 from prony.analysis.settings import DRAWN, Difference, Record
 from prony.analysis.stated import number
 from prony.catalog.published import BARS, HEAT, LINES, Figure, PlotSpec
+from prony_node.contract.record_types import OUT_OF_MEMORY
 from prony_node.contract.trial import Trial
-from prony_node.stats import mean_interval
+from prony_node.stats import between_run
 
 __all__ = ["BARS", "HEAT", "LINES", "Apart", "Mark", "Panel", "Plot", "Series", "draw", "is_count", "worded"]
 
-OUT_OF_MEMORY = "out-of-memory"
 MOST_DIGITS = 12
 OWN_SCALE_FROM = 12.0  # the largest bar of all groups over that of the smallest group
 WORDS = {  # how a field of a series reads
     "devices": "{} devices", "nodes": "{} nodes", "batch_per_device": "batch {}", "global_batch": "global batch {}",
     "workers_per_device": "{} workers", "replicas": "{} replicas", "instances": "{} instances",
 }  # fmt: skip
+TOO_FEW = "blocks"  # the check that warns of too few independent blocks for an interval
 
 
 @dataclass(frozen=True)
 class Mark:
-    """One value in a plot, in the unit of its panel; without one, ours ran out of memory."""
+    """One value in a plot, in the unit of its panel; without one, ours ran out of memory.
+
+    Of several runs, the value is their geometric mean, to which the interval belongs.
+    """
 
     x: str
     y: str  # of a heat map, else ""
     value: float | None
     low: float | None = None  # 95 %
     high: float | None = None
+    how: str = ""  # of a time: measured or calculated
 
 
 @dataclass(frozen=True)
@@ -94,11 +100,20 @@ class Plot:
 
     @property
     def has_ours(self) -> bool:
-        return any(mark.value is not None for one in self.series(ours=True) for mark in one.marks)
+        return bool(self.values)
 
     @property
-    def has_intervals(self) -> bool:
-        return any(mark.low is not None for one in self.series(ours=True) for mark in one.marks)
+    def values(self) -> list[Mark]:
+        """Those of ours."""
+        return [mark for one in self.series(ours=True) for mark in one.marks if mark.value is not None]
+
+    def times(self) -> dict[str, list[str]]:
+        """How times of ours came about, with where each way is drawn."""
+        found: dict[str, dict[str, None]] = {}
+        for one in self.series(ours=True):
+            for mark in (mark for mark in one.marks if mark.how):
+                found.setdefault(mark.how, {})[f"{mark.x}, {one.name}"] = None
+        return {how: list(places) for how, places in found.items()}
 
     @property
     def has_published(self) -> bool:
@@ -222,28 +237,34 @@ def _ours(spec: PlotSpec, metric: str, trial: Trial, figures: Sequence[Figure], 
     beside = beside or [one for one in own if one.workload == trial.workload] or own
     unit = beside[0].unit if beside else UNITS.get(metric, "")
     dataset = beside[0].dataset if beside else next(iter(spec.samples), "")
-    wanted = Wanted(spec, metric, unit, dataset, not by_devices(spec))
+    wanted = Wanted(spec, metric, unit, dataset)  # a rate of all devices, as the published ones are drawn
     found = value_of(wanted, trial, known)
     if number(found.value) is None:
         return _Found(lost=found.why == OUT_OF_MEMORY or trial.hash in known.beyond_memory)
     good = good_records(known, trial)
-    low, high = _interval(wanted, good)
+    value, low, high = _with_interval(wanted, good)
     own_unit = found.unit or unit or f"{good[0].get('unit') or 'samples'}/s"
     apart = None
     if beside and found.unit is not None:
         apart = Apart(metric, unit, found.unit, wanted.of(good[0]).why or "")
-    return _Found(Mark(*_place(spec, trial), found.value, low, high), own_unit, apart)
+    return _Found(Mark(*_place(spec, trial), value, low, high, wanted.of(good[0]).how), own_unit, apart)
 
 
-def _interval(wanted: Wanted, records: Sequence[Record]) -> tuple[float | None, float | None]:
-    """95 %: of one run that within it, of several that between them."""
-    values = [value for record in records if (value := wanted.of(record).value) is not None]
+def _with_interval(wanted: Wanted, records: Sequence[Record]) -> tuple[float, float | None, float | None]:
+    """A value with its 95 % interval: of one run that within it, of several their mean with that between them."""
+    by_run = [(record, value) for record in records if (value := number(wanted.of(record).value)) is not None]
+    values = [value for _, value in by_run]
     if len(values) > 1:
-        between = mean_interval(values)
-        return between.low, between.high
-    ends = [wanted.of(_at(records[0], end)).value for end in ("low", "high")]
+        if min(values) <= 0.0:
+            return statistics.fmean(values), None, None
+        between = between_run(values)
+        return between.mean, between.low, between.high
+    ((record, value),) = by_run
+    if TOO_FEW in warnings_of(record):  # as for a claim
+        return value, None, None
+    ends = [wanted.of(_at(record, end)).value for end in ("low", "high")]
     known = sorted(end for end in ends if end is not None)
-    return (known[0], known[1]) if len(known) == 2 and known[0] < known[1] else (None, None)
+    return (value, known[0], known[1]) if len(known) == 2 and known[0] < known[1] else (value, None, None)
 
 
 def _at(record: Record, end: str) -> Record:

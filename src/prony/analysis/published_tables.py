@@ -8,11 +8,20 @@ from dataclasses import dataclass, field
 
 from prony.analysis.published_differences import differences
 from prony.analysis.published_layout import Cell, Ours, Row, Table
-from prony.analysis.published_measures import EPOCHS, ON_ANY, PER_DEVICE, Asked, Measured, measured
+from prony.analysis.published_measures import (
+    EPOCHS,
+    OF_ENERGY,
+    ON_ANY,
+    PER_DEVICE,
+    RESTS_ON,
+    Asked,
+    Measured,
+    measured,
+)
 from prony.analysis.settings import Record, settings_of
 from prony.catalog.published import Figure, Selection, TableSpec
 from prony_node.contract.parallel import all_devices
-from prony_node.contract.record import rate_fails
+from prony_node.contract.record import failed_checks, rate_fails
 from prony_node.contract.trial import Trial
 
 # What sets columns of ours apart, where it varies and no row says it.
@@ -153,6 +162,8 @@ def _cell(spec: TableSpec, figure: Figure, beside: Sequence[Trial], known: Known
     value = wanted.of(good[0])
     if settings_of(good[0]).get("size") == "tiny":
         return Cell(figure, ours, why=TINY, differs=differs)
+    if figure.metric in spec.no_ratio:
+        return Cell(figure, ours, why=spec.no_ratio[figure.metric], differs=differs)
     if value.value is None or value.ratio is None:
         return Cell(figure, ours, why=value.why, differs=differs)
     published = figure.value / (figure.devices or 1) if per_device else figure.value
@@ -190,6 +201,13 @@ class Wanted:
 def value_of(wanted: Wanted, trial: Trial, known: Known) -> Ours:
     records = known.records.get(trial.hash, ())
     good = good_records(known, trial)
+    source = RESTS_ON.get(wanted.metric)
+    if good and source in OF_ENERGY:
+        wrong = {name for record in good for name in energy_fails(record)}
+        good = [record for record in good if not energy_fails(record)]
+        if not good:
+            why = f"failed check: {', '.join(sorted(wrong))}"
+            return Ours(trial, wanted.metric, None, devices=total(trial), why=why)
     if not good:
         why = failure(records[0]) if records else known.missing.get(trial.hash, NOT_RUN)
         return Ours(trial, wanted.metric, None, devices=total(trial), why=why)
@@ -198,7 +216,26 @@ def value_of(wanted: Wanted, trial: Trial, known: Known) -> Ours:
     if not values:
         return Ours(trial, wanted.metric, None, devices=total(trial), why=found[0].why)
     runs = tuple(str(record["id"]) for record in good)
-    return Ours(trial, wanted.metric, statistics.median(values), found[0].unit, total(trial), runs)
+    return Ours(
+        trial, wanted.metric, statistics.median(values), found[0].unit, total(trial), runs,
+        half_width=_half_width(good[0], source) if len(good) == 1 and source else None,
+        doubts=tuple(dict.fromkeys(name for record in good for name in warnings_of(record))),
+    )  # fmt: skip
+
+
+def energy_fails(record: Record) -> list[str]:
+    return [name for name in failed_checks(record) if name.startswith("energy")]
+
+
+def warnings_of(record: Record) -> list[str]:
+    return [str(check["name"]) for check in record.get("checks") or () if check["level"] == "warn"]
+
+
+def _half_width(record: Record, source: str) -> float | None:
+    """Half of the interval within one run, as a share of the value."""
+    metric = record["metrics"].get(source) or {}
+    low, high, value = metric.get("low"), metric.get("high"), metric.get("value")
+    return None if low is None or high is None or not value else float((high - low) / 2 / value)
 
 
 def failure(record: Record) -> str:

@@ -30,7 +30,7 @@ class Point:
 
     devices: int
     nodes: int
-    batch: int | None  # samples a step on one device
+    batch: int | None  # samples per step and device
     side: Side  # the rate, and what its interval covers
     free: Side | None  # the same with sync=off
     speedup: Figure | None

@@ -19,7 +19,7 @@ class Link:
 
     run: str
     operation: str
-    bandwidth: Figure  # bytes a second
+    bandwidth: Figure  # bytes per second
 
 
 def operation_of(record: Record) -> str | None:

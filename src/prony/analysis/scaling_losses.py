@@ -25,7 +25,7 @@ COMMUNICATION, INPUT, IMBALANCE, REST = "communication", "input", "imbalance", "
 
 
 @dataclass(frozen=True)
-class Part:
+class LostPart:
     """One part of what was lost; None, with a reason, where it was not measured and is in the rest."""
 
     name: str
@@ -38,7 +38,7 @@ class Losses:
     """What N devices lose against N times one: a share of the step time, and its parts, which add up to it."""
 
     lost: Figure
-    parts: list[Part]
+    parts: list[LostPart]
     exposed: Figure | None  # what sync=off saves, as measured: communication and imbalance, before the ladder
     doubts: list[str]
 
@@ -65,30 +65,32 @@ def losses(
         communication, imbalance, alone = _synchronisation(ratio, _apart(synchronised, free), ideal)
         exposed, doubts = _exposed(ratio), _doubts(ratio, efficiency)
     elif all(are_copies(record) for record in synchronised):
-        communication, imbalance = (Part(name, Figure(0.0)) for name in (COMMUNICATION, IMBALANCE))
+        communication, imbalance = (LostPart(name, Figure(0.0)) for name in (COMMUNICATION, IMBALANCE))
         alone, exposed, doubts = 1.0, None, []
     else:
-        communication, imbalance = (Part(name, None, no_free) for name in (COMMUNICATION, IMBALANCE))
+        communication, imbalance = (LostPart(name, None, no_free) for name in (COMMUNICATION, IMBALANCE))
         alone, exposed, doubts = 1.0, None, []
     doubts += _stragglers([*synchronised, *free])
     waited, reason = _further_wait(base, free or synchronised, alone, ideal)
     held = 0.0 if waited is None else _between(waited.value, 0.0, alone - ideal)
-    waiting = Part(INPUT, None if waited is None else _around(held, waited.low, waited.high), reason)
-    rest = Part(REST, Figure(max(0.0, alone - ideal - held)))
+    waiting = LostPart(INPUT, None if waited is None else _around(held, waited.low, waited.high), reason)
+    rest = LostPart(REST, Figure(max(0.0, alone - ideal - held)))
     return Losses(lost, [communication, waiting, imbalance, rest], exposed, doubts)
 
 
-def _synchronisation(ratio: Figure, apart: tuple[float, float] | None, ideal: float) -> tuple[Part, Part, float]:
+def _synchronisation(
+    ratio: Figure, apart: tuple[float, float] | None, ideal: float
+) -> tuple[LostPart, LostPart, float]:
     """Communication and imbalance, and the time that ranks take which do not wait for each other."""
     mean, slowest = apart or (1.0, 1.0)
     alone = _between(ratio.value * mean, ideal, 1.0)
     last = _between(ratio.value * slowest, alone, 1.0)
     # How far apart the ranks are is taken as known here: a mean over the runs, without an interval of its own.
     ends = (None if end is None else 1.0 - slowest * end for end in (ratio.high, ratio.low))
-    communication = Part(COMMUNICATION, _around(1.0 - last, *ends))
+    communication = LostPart(COMMUNICATION, _around(1.0 - last, *ends))
     if apart is None:
-        return communication, Part(IMBALANCE, None, NO_PACES), alone
-    return communication, Part(IMBALANCE, Figure(last - alone)), alone
+        return communication, LostPart(IMBALANCE, None, NO_PACES), alone
+    return communication, LostPart(IMBALANCE, Figure(last - alone)), alone
 
 
 def _apart(synchronised: Sequence[Record], free: Sequence[Record]) -> tuple[float, float] | None:

@@ -70,7 +70,10 @@ def cores_each(record: Record) -> str | None:
     if asked is None:
         stated = settings_of(record).get("cores")
         return None if stated is None else str(stated)
-    return str(max(1, _core_count(str(asked)) // max(1, devices_per_node(_counts(record)))))
+    ranks = max(1, devices_per_node(_counts(record)))
+    if str(asked).endswith("%"):
+        return f"{int(str(asked)[:-1]) / ranks:g}%"
+    return str(max(1, _core_count(str(asked)) // ranks))
 
 
 def _core_count(text: str) -> int:

@@ -85,5 +85,11 @@ class ClaimSpec:
     below: float | None = None
     published: float | None = None  # what the publication says that the expression is
 
+    @property
+    def tested(self) -> str:
+        """What a verdict is on: the bounds in words, such as `above 1`. The published number is not one of them."""
+        bounds = {"above": self.above, "below": self.below}
+        return " and ".join(f"{name} {bound:g}" for name, bound in bounds.items() if bound is not None)
+
     def holds(self, value: float) -> bool:
         return (self.above is None or value > self.above) and (self.below is None or value < self.below)

@@ -76,6 +76,7 @@ class Selection:
     epoch_batches: int | None = None  # global batches of one epoch, where the publication counts it so
     unit_flops: float | None = None  # FLOPs of one token or image as the publication counts them
     unit_tokens: int = 1  # of ours in one of the publication's, where it counts sequences
+    no_ratio: Mapping[str, str] = given(default_factory=dict)  # metric to the reason why ours has no ratio to it
     run_hours: float | None = None  # that its runs are assumed to last: their energy is then power and work per energy
     note: str = ""
 

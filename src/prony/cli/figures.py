@@ -13,7 +13,7 @@ import typer
 
 from prony.cli.execute import runs_root
 from prony.cli.open_store import RUNS_HELP
-from prony.cli.study import Size, Target, Words, open_study
+from prony.cli.study import Parts, Size, Target, Words, open_study
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError, unknown
 from prony_node.contract.plain import write_alone
@@ -26,6 +26,7 @@ def figures(
     target: Target,
     settings: Words = None,
     size: Size = None,
+    part: Parts = None,
     kind: Annotated[str, typer.Option("--format", metavar="|".join(FORMATS), help="json: Vega-Lite.")] = FORMATS[0],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the files go.")] = Path("figures"),
     runs: Annotated[Path | None, typer.Option(help=RUNS_HELP)] = None,
@@ -36,7 +37,7 @@ def figures(
 
     if kind not in FORMATS:
         raise unknown("format", kind, FORMATS)
-    study = open_study(target, size, settings).study
+    study = open_study(target, size, settings, parts=part).study
     if not study.plots:
         raise RequestError(f"{study.name} has no plots of a publication; `prony report` shows what was run")
     if out.exists() and not out.is_dir():

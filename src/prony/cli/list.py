@@ -135,7 +135,7 @@ def _workload_table(entries: list[dict[str, Any]]) -> Any:
     from prony.report.numbers import NOTHING, format_si
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name, side in (("workload", "left"), ("unit", "left"), ("parameters", "right"), ("FLOP a sample", "right")):
+    for name, side in (("workload", "left"), ("unit", "left"), ("parameters", "right"), ("FLOP per sample", "right")):
         table.add_column(name, justify=side, no_wrap=True)  # type: ignore[arg-type]
     table.add_column("what it is, and its source", overflow="fold")
     for entry in entries:

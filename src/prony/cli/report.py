@@ -17,7 +17,6 @@ from prony_node.contract.record import MalformedRecord, using
 
 if TYPE_CHECKING:
     from prony.cli.study_tables import OfRecords
-    from prony.report.claim_lines import Conclusions
     from prony.report.page import Entry
     from prony.store import Run
 
@@ -79,7 +78,7 @@ def _write(found: list[Run], out: Path, follow: bool) -> Path:
     with using(*(run.folder.name for run in found)):
         entries = [_entry(run) for run in found]
         beside = _published(entries)
-        return build_report(entries, out, beside.tables, beside.plots, _conclusions(entries), follow=follow)
+        return build_report(entries, out, beside.tables, beside.plots, beside.conclusions, follow=follow)
 
 
 def _is_usable(run: Run) -> bool:
@@ -90,7 +89,7 @@ def _is_usable(run: Run) -> bool:
         with using(run.folder.name):
             entry = _entry(run)
             beside = _published([entry])
-            report_text([entry], beside.tables, beside.plots, _conclusions([entry]))
+            report_text([entry], beside.tables, beside.plots, beside.conclusions)
     except RequestError:
         return False
     return True
@@ -109,9 +108,3 @@ def _published(entries: list[Entry]) -> OfRecords:
     from prony.cli.study_tables import published_of_records
 
     return published_of_records([entry.record for entry in entries])
-
-
-def _conclusions(entries: list[Entry]) -> list[Conclusions]:
-    from prony.cli.study_tables import conclusions_of_records
-
-    return conclusions_of_records([entry.record for entry in entries])

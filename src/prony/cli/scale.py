@@ -28,7 +28,7 @@ from prony.launch.blocks import BLOCK
 from prony.launch.site import Partition
 from prony.launch.site_find import find_site
 from prony.plan.request import make_stop
-from prony.plan.scale import STRONG, WEAK, Series, make_series, parse_counts
+from prony.plan.scale import STRONG, WEAK, ScalingTrials, make_series, parse_counts
 from prony.plan.study import LOCAL
 from prony_node.contract.errors import RequestError
 from prony_node.contract.record import using
@@ -129,7 +129,7 @@ def _kinds(weak: bool, strong: bool, both: bool) -> list[str]:
     return [WEAK, STRONG] if both else [STRONG] if strong else [WEAK]
 
 
-def _refuse_lonely_nodes(series: Series) -> None:
+def _refuse_lonely_nodes(series: ScalingTrials) -> None:
     """Runs are started on this machine alone, so the other nodes must know where to come."""
     if all(trial.settings.get("nodes", 1) == 1 for trial in series.trials):
         return
@@ -140,7 +140,7 @@ def _refuse_lonely_nodes(series: Series) -> None:
         )
 
 
-def _analyse(outcomes: list[Outcome], series: Series, predict: list[int], root: Path) -> list[Scaling]:
+def _analyse(outcomes: list[Outcome], series: ScalingTrials, predict: list[int], root: Path) -> list[Scaling]:
     """A series of each kind, as far as it was run."""
     from prony.analysis.scaling import NOT_RUN, scaling
 

@@ -22,10 +22,11 @@ from prony.launch.estimate import FIXED_LENGTHS
 from prony.launch.job import BlockRun
 from prony.launch.jobs import Jobs
 from prony.launch.site_find import find_site
-from prony.plan.prune import OUT_OF_MEMORY, OutOfMemory
+from prony.plan.prune import OutOfMemory
 from prony.plan.study import LOCAL, Study, refuse_refused
 from prony_node.contract.errors import RequestError
 from prony_node.contract.plan import Plan
+from prony_node.contract.record_types import OUT_OF_MEMORY
 from prony_node.contract.trial import Trial
 
 if TYPE_CHECKING:

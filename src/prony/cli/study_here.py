@@ -12,8 +12,10 @@ from prony.plan.space import Planned, count_combinations
 from prony.plan.study import LOCAL, Study
 from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import Machine
+from prony_node.contract.mesh import devices_of_model
 from prony_node.contract.parallel import all_devices, devices_per_node
 
+BYTES_IN = {"train": 8, "infer": 2}  # a parameter's, at least: with its gradient in fp32; in 16 bits
 MANY = 10_000  # combinations, which take longer to be made than the node to answer
 KINDS = ("cpu", "cuda")  # when a trial is fine on both, the node need not be asked, which takes seconds
 
@@ -88,6 +90,8 @@ def _depends(one: Planned) -> bool:
         return True
     if devices_per_node(settings) > 1 and settings.get("device") != "cpu":
         return True
+    if _beyond_memory(one):  # on a CPU, if that is what there is
+        return True
     kinds = ("cpu",) if settings.get("device") == "cpu" else KINDS
     return any(_refusal(one, kind) is not None for kind in kinds)
 
@@ -108,10 +112,24 @@ def _why_not(one: Planned, node: Mapping[str, Any]) -> str | None:
     if kind not in (found, "cpu"):
         return f"device={wished} is not here: torch finds {found}"
     if kind == "cpu":
-        return _refusal(one, kind)
+        return _refusal(one, kind) or _beyond_memory(one)
     if number and int(number) >= len(names):
         return f"device={wished} is not here: torch finds {len(names)} of {kind}"
     if devices_per_node(one.trial.settings) > len(names):
         count = all_devices(one.trial.settings)
         return f"devices={count} is not possible here: torch finds {len(names)} of {kind}"
     return _refusal(one, kind)
+
+
+def _beyond_memory(one: Planned) -> str | None:
+    """Whether weights and gradients alone do not fit this host, where each rank is a process on its CPU."""
+    settings, parameters = one.trial.settings, one.workload.parameters
+    if parameters is None or settings.get("size") == "tiny":
+        return None
+    copies = max(1, devices_per_node(settings) // devices_of_model(settings))
+    least_bytes = parameters * BYTES_IN[str(settings.get("mode", one.workload.modes[0]))] * copies
+    has_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if least_bytes <= has_bytes:
+        return None
+    need, has = (f"{amount / 2**30:,.0f} GiB" for amount in (least_bytes, has_bytes))
+    return f"{one.workload.name} needs {need} of memory or more, and this host has {has}; size=tiny tries it out"

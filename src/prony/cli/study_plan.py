@@ -107,6 +107,10 @@ def print_outlook(outlook: Outlook) -> None:
         console.print(line)
 
 
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
 def outlook_lines(outlook: Outlook) -> list[str]:
     study, total = outlook.study, outlook.total
     lines = [*_head(study), ""]
@@ -114,7 +118,8 @@ def outlook_lines(outlook: Outlook) -> list[str]:
     lines += _trials(good, several=len(study.parts) > 1)
     lines += [f"  and {len(good) - TRIALS_SHOWN:,} more (--json has all)"] if len(good) > TRIALS_SHOWN else []
     order = f"random within each repeat, seed {study.seed}" if study.order == "random" else "as given, there and back"
-    lines += ["", f"{len(good):,} trials, {len(outlook.turns):,} runs in an order {order}"]
+    counts = f"{_count(len(good), 'trial')}, {_count(len(outlook.turns), 'run')}"
+    lines += ["", f"{counts} in an order {order}" if len(outlook.turns) > 1 else counts]
     where = "here" if study.site == LOCAL else "there"
     lines += [f"{outlook.finished:,} of the runs are finished {where} and will be skipped"] if outlook.finished else []
     lines += (

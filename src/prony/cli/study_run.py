@@ -30,10 +30,11 @@ from prony.launch.left import LOOK_EVERY_S, is_being_made, maker_of, wait_for_le
 from prony.launch.lock import devices_of, hold_devices
 from prony.plan.estimate import SAME
 from prony.plan.order import Turn
-from prony.plan.prune import OUT_OF_MEMORY, OutOfMemory
+from prony.plan.prune import OutOfMemory
 from prony.plan.study import LOCAL, Study, refuse_refused
 from prony.report.numbers import format_seconds
 from prony_node.contract.errors import RequestError, Unfinished
+from prony_node.contract.record_types import OUT_OF_MEMORY
 
 FAILURES_IN_A_ROW = 5
 SAY_WHO_AFTER_S = 10.0

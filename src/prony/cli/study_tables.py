@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prony.analysis.claims import UNTESTED, Judged, concerns, judge
 from prony.analysis.facts import introduce
 from prony.analysis.published_layout import Table
-from prony.analysis.published_plots import draw
-from prony.analysis.published_tables import NOT_IN_SIZE, Known, fill
+from prony.analysis.published_plots import Plot, draw
+from prony.analysis.published_tables import NOT_IN_SIZE, Known, fill, is_good
 from prony.analysis.settings import Record
 from prony.cli.ask import ask_node
 from prony.cli.open_store import updated_store
@@ -25,13 +26,14 @@ from prony.plan.study import Study
 from prony.report.claim_lines import Conclusions, claim_line, claim_lines
 from prony.report.published_lines import Captioned, plot_caption, published_lines
 from prony_node.contract.errors import RequestError
-from prony_node.contract.record import rate_fails, using
+from prony_node.contract.record import using
 from prony_node.contract.trial import Trial
 from prony_node.workloads import find_workload
 
 if TYPE_CHECKING:
     from prony.store import Run
 
+NO_TABLE = "No table: the published figures were made with other settings than these trials have."
 NOT_HERE = "not among these runs"
 OTHER_PART = "not among the trials of this part of the study"
 ELSEWHERE = "there is no run of it from that machine"
@@ -42,11 +44,20 @@ class Shown:
     """A study's tables, and whose runs stand in them."""
 
     study: Study
+    known: Known
     tables: list[Table]
-    plots: list[Captioned]
-    records: list[Record] = field(default_factory=list)
-    left_out: int = 0  # runs of other machines
-    claims: list[Judged] = field(default_factory=list)
+    claims: list[Judged]
+    left_out: int  # runs of other machines
+
+    @cached_property
+    def records(self) -> list[Record]:
+        return _records(self.known)
+
+    @cached_property
+    def plots(self) -> list[Captioned]:
+        """Drawn when first asked for: most who show a study print its tables alone."""
+        with using(*(record["id"] for record in self.records)):
+            return _captioned(self.study, self.known, [draw(spec, self.known) for spec in self.study.plots])
 
     def lines(self) -> list[str]:
         """Everything that a person needs to read the tables."""
@@ -55,6 +66,8 @@ class Shown:
         lines += ["", f"Ours: {self.machine()}."]
         if self.left_out:
             lines.append(f"{self.left_out} runs of other machines are left out: the machine is that of the newest run.")
+        if self.study.tables and not self.tables:
+            lines += ["", NO_TABLE]
         for table in self.tables:
             lines += ["", *published_lines(table)]
         lines += ["", *claim_lines(self.claims)] if self.claims else []
@@ -87,35 +100,42 @@ def _machine(record: Record) -> str:
 
 @dataclass(frozen=True)
 class OfRecords:
-    """The tables and plots of shipped studies that have values of ours."""
+    """The tables and plots of shipped studies that have values of ours, and what the studies conclude."""
 
     tables: list[Table]
     plots: list[Captioned]
+    conclusions: list[Conclusions]
 
 
 def published_of_records(records: Sequence[Record]) -> OfRecords:
-    """The tables and plots of the shipped studies that asked for these runs, as far as these runs fill them."""
-    tables, plots = [], []
+    """What the shipped studies that asked for these runs show, as far as these runs fill it."""
+    tables, plots, conclusions = [], [], []
     for study, known in _studies_of(records):
         tables += [table for spec in study.tables if (table := fill(spec, known)).has_ours]
         drawn = [plot for spec in study.plots if (plot := draw(spec, known)).has_ours]
-        own = [record for found in known.records.values() for record in found]
-        plots += [Captioned(plot, plot_caption(plot, study.source, machines(own))) for plot in drawn]
-    return OfRecords(tables, plots)
+        plots += _captioned(study, known, drawn)
+        conclusions.append(_conclusions(study, known))
+    return OfRecords(tables, plots, conclusions)
 
 
-def conclusions_of_records(records: Sequence[Record]) -> list[Conclusions]:
-    """What the studies that asked for these runs state and assume, and the claims that these runs can test."""
-    found = []
-    for study, known in _studies_of(records):
-        judged = judge(study.claims, known)
-        tested = [one for one in judged if one.verdict != UNTESTED]
-        lines = [f"{one.verdict}: {claim_line(one)}" for one in tested]
-        left = len(judged) - len(tested)
-        more = f"{left} further claims cannot be tested with these runs: prony study show {study.name}" if left else ""
-        stated, assumed = ([str(one) for one in those] for those in (study.stated, study.assumptions))
-        found.append(Conclusions(study.name, lines, more, stated, assumed))
-    return found
+def _captioned(study: Study, known: Known, drawn: Sequence[Plot]) -> list[Captioned]:
+    ours = machines(_records(known))
+    return [Captioned(plot, plot_caption(plot, study.source, ours)) for plot in drawn]
+
+
+def _conclusions(study: Study, known: Known) -> Conclusions:
+    """What a study states and assumes, and the claims that these runs can test."""
+    judged = judge(study.claims, known)
+    tested = [one for one in judged if one.verdict != UNTESTED]
+    lines = [claim_line(one) for one in tested]
+    left = len(judged) - len(tested)
+    more = f"{left} further claims cannot be tested with these runs: prony study show {study.name}" if left else ""
+    stated, assumed = ([str(one) for one in those] for those in (study.stated, study.assumptions))
+    return Conclusions(study.name, lines, more, stated, assumed)
+
+
+def _records(known: Known) -> list[Record]:
+    return [record for found in known.records.values() for record in found]
 
 
 def _studies_of(records: Sequence[Record]) -> list[tuple[Study, Known]]:
@@ -131,7 +151,7 @@ def _studies_of(records: Sequence[Record]) -> list[tuple[Study, Known]]:
                 trial = Trial(record["trial"]["workload"], record["trial"]["settings"])
                 trials[trial.hash] = trial
                 by_trial.setdefault(trial.hash, []).append(record)
-        best = {trial: _good(those) for trial, those in by_trial.items()}
+        best = {trial: _good_or_failed(those) for trial, those in by_trial.items()}
         known = Known(list(trials.values()), best, absent=NOT_HERE)
         found.append((load_study(name, None, (), find_workload), known))
     return found
@@ -142,26 +162,24 @@ def show_study(study: Study, root: Path) -> Shown:
     planned = [one for one in study.planned() if one.refused is None]
     runs = _runs(planned, root)
     newest = max(runs, key=lambda run: run.started, default=None)
-    ours = [run for run in runs if newest is not None and run.machine == newest.machine]
+    machine = None if newest is None else newest.machine
+    ours = [run for run in runs if run.machine == machine]
     records = _by_trial(ours)
-    best = {trial: _good(found) for trial, found in records.items()}
+    best = {trial: _good_or_failed(found) for trial, found in records.items()}
     beyond = _beyond_memory(planned, best)
     missing = _missing([one for one in planned if one.trial.hash not in best], newest) | beyond
     datasets = {one.trial.hash: one.datasets for one in planned if "" not in one.datasets}
     absent = OTHER_PART if study.part_names else NOT_IN_SIZE
     known = Known([one.trial for one in planned], best, missing, absent, beyond, datasets)
-    every = [record for found in best.values() for record in found]
-    elsewhere = _by_trial([run for run in runs if run not in ours]) if study.claims else {}
+    elsewhere = _by_trial([run for run in runs if run.machine != machine]) if study.claims else {}
     anywhere = {trial: [*records.get(trial, ()), *elsewhere.get(trial, ())] for trial in {*records, *elsewhere}}
     with using(*(record["id"] for found in anywhere.values() for record in found)):
         claims = judge([one for one in study.claims if not study.part_names or concerns(one, known.trials)],
                        known, anywhere)  # fmt: skip
         tables = [table for spec in study.tables if (table := fill(spec, known)).rows]
-        drawn = [draw(spec, known) for spec in study.plots]
-        plots = [Captioned(plot, plot_caption(plot, study.source, machines(every))) for plot in drawn]
     if study.part_names:  # a table of other parts alone has nothing of ours
         tables = [table for table in tables if any(row.ours for row in table.rows)]
-    return Shown(study, tables, plots, every, len(runs) - len(ours), claims)
+    return Shown(study, known, tables, claims, len(runs) - len(ours))
 
 
 def _runs(planned: list[Planned], root: Path) -> list[Run]:
@@ -182,9 +200,9 @@ def _by_trial(runs: Sequence[Run]) -> dict[str, list[Record]]:
     return found
 
 
-def _good(found: list[Record]) -> list[Record]:
+def _good_or_failed(found: list[Record]) -> list[Record]:
     """The good runs of a trial; where it has none, those that failed."""
-    return [record for record in found if record["status"] == "ok" and not rate_fails(record)] or found
+    return [record for record in found if is_good(record)] or found
 
 
 def _missing(left: list[Planned], newest: Run | None) -> dict[str, str]:

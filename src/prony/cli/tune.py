@@ -29,11 +29,12 @@ from prony.launch.collect import collect_all
 from prony.launch.lock import devices_of, hold_devices
 from prony.plan.request import parse_seconds
 from prony.plan.search import Search
-from prony.plan.search_drive import Found, drive
+from prony.plan.search_drive import SearchOutcome, drive
 from prony.plan.search_goal import Goal, find_goal, parse_limits, unmeasurable
 from prony.plan.search_space import default_lists, make_space, split_searched, trial_of
 from prony_node.contract.errors import RequestError
 from prony_node.contract.plan import Stop
+from prony_node.contract.record_types import OUT_OF_MEMORY
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import Trial
 from prony_node.workloads import find_workload
@@ -111,7 +112,7 @@ def _trials(workload: Workload, fixed: Mapping[str, Value], lists: Mapping[str, 
     return [Trial(workload.name, dict(fixed)), *(trial_of(workload, fixed, one) for one in candidates)]
 
 
-def _search(tuning: Tuning, lists: dict[str, list[str]]) -> tuple[Search, Found] | None:
+def _search(tuning: Tuning, lists: dict[str, list[str]]) -> tuple[Search, SearchOutcome] | None:
     """The start's run, which says what the defaults are here; then the search around it."""
     rules = tuning.goal.rules
     tuning.wait_for_left([None])
@@ -140,7 +141,7 @@ def _search(tuning: Tuning, lists: dict[str, list[str]]) -> tuple[Search, Found]
 def _unusable(record: dict[str, Any], tuning: Tuning) -> str | None:
     """Why no search can begin from this run; out of memory is no reason, since a smaller batch may fit."""
     failure = record["failure"] or {}
-    if failure and (failure["kind"] != "out-of-memory" or not record["trial"].get("effective")):
+    if failure and (failure["kind"] != OUT_OF_MEMORY or not record["trial"].get("effective")):
         return f"the run with the defaults failed ({failure['kind']}): {failure['message']}"
     failed = [f"{check['name']}: {check['message']}" for check in record["checks"] if check["level"] == "fail"]
     if failed:

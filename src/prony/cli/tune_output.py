@@ -18,7 +18,7 @@ from prony.analysis.tuning import mathematics_sentences
 from prony.cli.console import make_console
 from prony.plan.search import PRIOR_RUNS, Search
 from prony.plan.search_confirm import BETTER, PAIRS, SAME, UNDECIDED, WORSE, Confirmation
-from prony.plan.search_drive import Found, Step
+from prony.plan.search_drive import SearchOutcome, Step
 from prony.plan.search_goal import FAILED_CHECK, Goal
 from prony.plan.search_space import Candidate
 from prony.plan.search_terms import Estimate, Result
@@ -31,7 +31,7 @@ SCHEMA = "prony.tuning/2"
 SHOWN = 3  # rivals and refused combinations that are named one by one
 
 
-def print_tuning(tuning: Tuning, search: Search, found: Found) -> None:
+def print_tuning(tuning: Tuning, search: Search, found: SearchOutcome) -> None:
     """For a person: what was measured, then the answer."""
     console = make_console()
     console.print(_table(tuning, search, found))
@@ -40,7 +40,7 @@ def print_tuning(tuning: Tuning, search: Search, found: Found) -> None:
     _print_command(console, tuning, search, found)
 
 
-def _table(tuning: Tuning, search: Search, found: Found) -> Table:
+def _table(tuning: Tuning, search: Search, found: SearchOutcome) -> Table:
     """A row per setting, in the order in which they were first measured."""
     names = list(search.space.lists)
     table = Table(box=None, pad_edge=False, header_style="dim")
@@ -60,7 +60,7 @@ def _table(tuning: Tuning, search: Search, found: Found) -> Table:
     return table
 
 
-def _state(search: Search, found: Found, candidate: Candidate) -> str:
+def _state(search: Search, found: SearchOutcome, candidate: Candidate) -> str:
     words = ["default"] if candidate.key == search.start.key else []
     if candidate.key == found.champion.key and found.decided(search.start):
         words.append("best")
@@ -95,7 +95,7 @@ def value_text(goal: Goal, record: dict[str, Any]) -> str:
     return format_rate(metric["value"], metric.get("unit"), metric.get("low"), metric.get("high"))
 
 
-def _answer(tuning: Tuning, search: Search, found: Found) -> list[str]:
+def _answer(tuning: Tuning, search: Search, found: SearchOutcome) -> list[str]:
     lines = _advice(tuning, search, found)
     lines += _open(search, found)
     lines += _failed(search)
@@ -107,7 +107,7 @@ def _answer(tuning: Tuning, search: Search, found: Found) -> list[str]:
     return lines
 
 
-def _advice(tuning: Tuning, search: Search, found: Found) -> list[str]:
+def _advice(tuning: Tuning, search: Search, found: SearchOutcome) -> list[str]:
     start = search.start
     if found.leader is None:
         return ["No advice: nothing ran without a failure within the limits."]
@@ -156,7 +156,7 @@ def _ratio(goal: Goal, one: Confirmation, other: str) -> str:
     return f"{what} ({interval}, {one.pairs} interleaved pairs of fresh processes)"
 
 
-def _open(search: Search, found: Found) -> list[str]:
+def _open(search: Search, found: SearchOutcome) -> list[str]:
     """Settings that may still be better than what is kept."""
     told = {one.b.key for one in found.undecided}
     rest = [one for one in found.open if one.candidate.key not in told]
@@ -177,7 +177,7 @@ def _failed(search: Search) -> list[str]:
     return [f"Never advised, however fast: {'; '.join(shown)}{more}."] if shown else []
 
 
-def _measured(search: Search, found: Found) -> list[str]:
+def _measured(search: Search, found: SearchOutcome) -> list[str]:
     space = search.space
     tried = sum(bool(search.runs_of(one)) for one in space.candidates)
     text = f"{tried} of {len(space.candidates)} combinations were measured"
@@ -204,7 +204,7 @@ def _spread(search: Search) -> str:
     return f"The intervals in the table are 95 % CIs and include {what} ({source})."
 
 
-def _cost(tuning: Tuning, found: Found) -> str:
+def _cost(tuning: Tuning, found: SearchOutcome) -> str:
     energy_j, reason = search_energy(tuning)
     energy = f"{energy_j / 3600.0:.3g} Wh" if energy_j is not None else f"energy unknown: {reason}"
     parts = f"{format_seconds(found.search_s)} screening, {format_seconds(found.confirm_s)} in pairs"
@@ -217,11 +217,14 @@ def search_energy(tuning: Tuning) -> tuple[float | None, str | None]:
     """Joules of the runs that this call made, whole runs; None with the reason where one of them has none."""
     known = [one for one in tuning.energies_j if one is not None]
     if len(known) < len(tuning.energies_j):
-        return None, f"{len(tuning.energies_j) - len(known)} of {len(tuning.energies_j)} processes have no energy figure"
+        return (
+            None,
+            f"{len(tuning.energies_j) - len(known)} of {len(tuning.energies_j)} processes have no energy figure",
+        )
     return math.fsum(known), None
 
 
-def _mode(found: Found) -> str:
+def _mode(found: SearchOutcome) -> str:
     return str((found.path[0].made.record["trial"].get("effective") or {}).get("mode", "train"))
 
 
@@ -241,7 +244,7 @@ def command(tuning: Tuning, candidate: Candidate) -> list[str]:
     return ["prony", "run", tuning.word, *(f"{name}={show_setting(value)}" for name, value in settings.items())]
 
 
-def _print_command(console: Console, tuning: Tuning, search: Search, found: Found) -> None:
+def _print_command(console: Console, tuning: Tuning, search: Search, found: SearchOutcome) -> None:
     chosen = found.chosen(search.start)
     if found.leader is not None and chosen.key != search.start.key:
         label = "use it" if found.decided(search.start) else "try it"
@@ -249,13 +252,13 @@ def _print_command(console: Console, tuning: Tuning, search: Search, found: Foun
     console.print(f"run folders: {tuning.root.absolute()}", markup=False, soft_wrap=True)
 
 
-def print_tuning_json(tuning: Tuning, search: Search, found: Found) -> None:
+def print_tuning_json(tuning: Tuning, search: Search, found: SearchOutcome) -> None:
     """The result alone on stdout."""
     json.dump(tuning_document(tuning, search, found), sys.stdout, indent=1)
     sys.stdout.write("\n")
 
 
-def tuning_document(tuning: Tuning, search: Search, found: Found) -> dict[str, Any]:
+def tuning_document(tuning: Tuning, search: Search, found: SearchOutcome) -> dict[str, Any]:
     energy_j, reason = search_energy(tuning)
     start = search.start
     changed = found.champion.key != start.key

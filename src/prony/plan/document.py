@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import yaml
 
-from prony_node.contract.errors import RequestError, nearest
+from prony_node.contract.errors import RequestError, nearest, unknown
 
 MOST_BYTES = 256 * 1024
 MOST_PLACES = 20_000  # with every alias followed, which is what a YAML bomb is made of
@@ -95,6 +95,23 @@ class Place:
                 raise name.wrong(f"{word!r} stands twice in {what}")
             found[word] = (name, place)
         return found
+
+
+Keys = Mapping[str, tuple[Place, Place]]  # as Place.mapping answers
+
+
+def read_line(keys: Keys, name: str) -> str:
+    """A text on one line; "" where the key is not there."""
+    return " ".join(keys[name][1].text(name).split()) if name in keys else ""
+
+
+def read_choice(keys: Keys, name: str, choices: Collection[str], otherwise: str) -> str:
+    if name not in keys:
+        return otherwise
+    text = keys[name][1].text(name)
+    if text not in choices:
+        raise keys[name][1].wrong(str(unknown(name, text, choices)))
+    return text
 
 
 def read_document(text: str, file: str) -> Place:

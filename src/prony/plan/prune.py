@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from prony_node.contract.record_types import OUT_OF_MEMORY
 from prony_node.contract.trial import Trial, settings_hash
 
 BATCH = ("batch_size", "global_batch")
-OUT_OF_MEMORY = "out-of-memory"
 
 
 class OutOfMemory:

@@ -26,7 +26,7 @@ COUNTED = {"devices", "nodes", *SEVERAL_ONLY, *(name for options in OPTIONS.valu
 
 
 @dataclass
-class Series:
+class ScalingTrials:
     """The trials of a scaling study, by kind; one device is in both."""
 
     workload: Workload
@@ -75,7 +75,7 @@ def make_series(
     machine: Callable[[str], Machine],
     nodes: Sequence[int] = (),
     diagnose: bool = True,
-) -> Series:
+) -> ScalingTrials:
     """The trials at each count of `devices=1,2,4`, and with the largest on each of so many nodes; all checked.
 
     `machine` says what the setting `device` means where the series is run; it is asked where a default depends on it.
@@ -84,7 +84,7 @@ def make_series(
     given: dict[str, object] = dict(with_loader(split_words(words, workload.own_settings())))
     counts = _counts(str(given.pop("devices", "")), nodes)
     _refuse(given)
-    series = Series(workload, no_free="" if diagnose else "the runs with sync=off were switched off")
+    series = ScalingTrials(workload, no_free="" if diagnose else "the runs with sync=off were switched off")
     if STRONG in kinds and not given.keys() & {"batch_size", "global_batch"}:
         found = machine(str(given.get("device", "auto")))
         given["batch_size"] = workload.defaults(_on_one(workload, given, counts[-1]), found)["batch_size"]

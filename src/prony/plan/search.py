@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from prony.plan.search_confirm import PAIRS
 from prony.plan.search_space import BATCH, Candidate, Space
 from prony.plan.search_terms import Estimate, Limit, Result, Rules, Screen
+from prony_node.contract.record_types import OUT_OF_MEMORY
 from prony_node.stats import t_quantile
 
-OUT_OF_MEMORY = "out-of-memory"
 SHOWN_WORSE = "shown to be worse"
 SCREENING = 0.45  # of the budget, at most; the rest is for the A/B
 LEAST_LEFT = 0.2  # of the budget must be left beside the A/B, or there is none and all of it goes into screening

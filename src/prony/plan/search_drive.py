@@ -51,7 +51,7 @@ class Step:
 
 
 @dataclass
-class Found:
+class SearchOutcome:
     """What a search found, how it got there and what it cost."""
 
     champion: Candidate  # the start, or what was shown to be better than it
@@ -93,9 +93,9 @@ class Found:
         return self.champion if self.decided(start) or self.leader is None else self.leader
 
 
-def drive(search: Search, machine: Machine, goal: Goal, first: Made | None = None) -> Found:
+def drive(search: Search, machine: Machine, goal: Goal, first: Made | None = None) -> SearchOutcome:
     """Screen until there is nothing to ask, then challenge. `first` is the start's run, where it was made before."""
-    found = Found(search.start)
+    found = SearchOutcome(search.start)
     if first is not None:
         _tell(search, goal, found, Step(search.start, "start", first))
     _screen(search, machine, goal, found)
@@ -114,7 +114,7 @@ def drive(search: Search, machine: Machine, goal: Goal, first: Made | None = Non
     return found
 
 
-def _screen(search: Search, machine: Machine, goal: Goal, found: Found) -> None:
+def _screen(search: Search, machine: Machine, goal: Goal, found: SearchOutcome) -> None:
     while (ask := search.ask()) is not None:
         made = machine.screen(ask)
         for candidate, one in zip(ask.candidates, made or (), strict=False):
@@ -126,7 +126,7 @@ def _screen(search: Search, machine: Machine, goal: Goal, found: Found) -> None:
     found.leader = leader.candidate if leader is not None else None
 
 
-def _tell(search: Search, goal: Goal, found: Found, step: Step) -> Result:
+def _tell(search: Search, goal: Goal, found: SearchOutcome, step: Step) -> Result:
     made = step.made
     result = result_of(made.record, step.candidate, goal, made.cost_s, fresh=made.fresh)
     found.path.append(step)
@@ -134,7 +134,7 @@ def _tell(search: Search, goal: Goal, found: Found, step: Step) -> Result:
     return result
 
 
-def _challenge(search: Search, machine: Machine, goal: Goal, found: Found) -> None:
+def _challenge(search: Search, machine: Machine, goal: Goal, found: SearchOutcome) -> None:
     """The champion against the leader, then against others that may be better, as far as the budget goes."""
     asked = {search.start.key}
     while (rival := _next_rival(search, found, asked)) is not None:
@@ -150,13 +150,13 @@ def _challenge(search: Search, machine: Machine, goal: Goal, found: Found) -> No
             return
 
 
-def _next_rival(search: Search, found: Found, asked: set[str]) -> Candidate | None:
+def _next_rival(search: Search, found: SearchOutcome, asked: set[str]) -> Candidate | None:
     waiting = [found.leader] if found.leader is not None else []
     waiting += [one.candidate for one in search.open_against(found.champion)]
     return next((one for one in waiting if one.key not in asked), None)
 
 
-def _pairs(search: Search, machine: Machine, goal: Goal, found: Found, rival: Candidate) -> Confirmation | None:
+def _pairs(search: Search, machine: Machine, goal: Goal, found: SearchOutcome, rival: Candidate) -> Confirmation | None:
     """ABBA of the champion and a rival: four pairs, and more where they decide nothing and the budget allows."""
     room_s = search.budget_s - search.spent_s
     one_s = search.pairs_cost_s(found.champion, rival, 1)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from prony.catalog.claims import METRICS, RATE, CellSpec, ClaimSpec, Ratio
 from prony.catalog.published import FIELDS, TableSpec
-from prony.plan.document import Place
+from prony.plan.document import Keys, Place, read_choice, read_line
 from prony.plan.expression import Expression, parse_expression
 from prony.plan.operations import FUNCTIONS
 from prony.plan.space import Part, known_settings
@@ -18,7 +18,6 @@ from prony_node.contract.settings import Setting
 
 CELL_KEYS = {"workload", "on", "match", "only", "figure"}
 CLAIM_KEYS = {"says", "place", "value", "metric", "above", "below", "published"}
-Keys = Mapping[str, tuple[Place, Place]]
 
 
 def read_claims(top: Keys, parts: Iterable[Part], tables: Iterable[TableSpec]) -> tuple[ClaimSpec, ...]:
@@ -76,9 +75,7 @@ def _claim(place: Place, cells: Mapping[str, CellSpec]) -> ClaimSpec:
     for name in ("says", "place", "value"):
         if name not in keys:
             raise place.wrong(f"a claim has {name}")
-    metric = keys["metric"][1].text("metric") if "metric" in keys else RATE
-    if metric not in METRICS:
-        raise keys["metric"][1].wrong(str(unknown("metric", metric, METRICS)))
+    metric = read_choice(keys, "metric", METRICS, RATE)
     numbers = {name: read_number(keys[name][1], name) for name in ("above", "below", "published") if name in keys}
     if not {"above", "below"} & set(numbers):
         raise place.wrong("a claim has a bound: above, below, or both")
@@ -88,8 +85,8 @@ def _claim(place: Place, cells: Mapping[str, CellSpec]) -> ClaimSpec:
     if len(mixed) > 1:
         raise keys["value"][1].wrong("either all cells of a claim say on which device (on), or none does")
     return ClaimSpec(
-        says=_line(keys, "says"),
-        place=_line(keys, "place"),
+        says=read_line(keys, "says"),
+        place=read_line(keys, "place"),
         values=values,
         cells={name: cells[name] for name in sorted(named)},
         metric=metric,
@@ -131,7 +128,3 @@ def _value(expression: Expression, names: tuple[str, ...], over: float, under: f
     if value is None or isinstance(value, (str, bool)):
         raise RequestError(f"{expression.text!r} is no number")
     return float(value)
-
-
-def _line(keys: Keys, name: str) -> str:
-    return " ".join(keys[name][1].text(name).split())

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from prony.plan.document import Place, StudyError, read_document
+from prony.plan.document import Keys, Place, StudyError, read_choice, read_document, read_line
 from prony.plan.order import MOST_REPEATS, ORDERS, seed_of
 from prony.plan.request import make_stop, parse_joules, parse_seconds, unknown_setting
 from prony.plan.space import Part
@@ -49,7 +49,7 @@ def parse_study(text: str, file: str, reading: Reading, find: Callable[[str], Wo
     parts = _parts(document, top, shared, size, reading, find)
     chosen = tuple(part for part in parts if not reading.parts or part.name in reading.parts)
     name = _name(top, file)
-    order = _choice(top, "order", ORDERS, "random")
+    order = read_choice(top, "order", ORDERS, "random")
     seed = _whole(top, "seed", 0, 2**63)
     if seed is not None and order != "random":
         raise top["seed"][0].wrong("seed is of a random order; with order: given it has no meaning")
@@ -57,8 +57,8 @@ def parse_study(text: str, file: str, reading: Reading, find: Callable[[str], Wo
     return Study(
         name=name,
         parts=chosen,
-        question=_line(top, "question"),
-        source=_line(top, "source"),
+        question=read_line(top, "question"),
+        source=read_line(top, "source"),
         stated=_sourced(top, "stated"),
         assumptions=_sourced(top, "assumptions"),
         order=order,
@@ -75,10 +75,7 @@ def parse_study(text: str, file: str, reading: Reading, find: Callable[[str], Wo
     )
 
 
-Top = Mapping[str, tuple[Place, Place]]
-
-
-def _name(top: Top, file: str) -> str:
+def _name(top: Keys, file: str) -> str:
     if "name" not in top:
         return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(file).stem).strip("-.") or "study"
     place = top["name"][1]
@@ -88,9 +85,9 @@ def _name(top: Top, file: str) -> str:
     return name
 
 
-def _site(top: Top) -> str:
+def _site(top: Keys) -> str:
     """By its name alone: a site's file has commands in it, and a study that someone sent brings none."""
-    site = _line(top, "site")
+    site = read_line(top, "site")
     if not site:
         return LOCAL
     if not NAME.fullmatch(site) or site.endswith((".yaml", ".yml")):
@@ -100,7 +97,7 @@ def _site(top: Top) -> str:
     return site
 
 
-def _sizes(top: Top) -> list[str]:
+def _sizes(top: Keys) -> list[str]:
     """The sizes that the study has: those that it, or any of its parts, speaks of."""
     found: dict[str, None] = {}
     places = [top["sizes"][1]] if "sizes" in top else []
@@ -129,7 +126,7 @@ def _chosen(sizes: list[str], asked: str | None, file: str) -> str | None:
 
 
 def _parts(
-    document: Place, top: Top, shared: Inherited, size: str | None, reading: Reading, find: Callable[[str], Workload]
+    document: Place, top: Keys, shared: Inherited, size: str | None, reading: Reading, find: Callable[[str], Workload]
 ) -> tuple[Part, ...]:
     places = top["parts"][1].items("parts") if "parts" in top else [None]
     if not places:
@@ -209,7 +206,7 @@ def _target(left: str, readers: Mapping[str, PartReader]) -> Target:
     return Target(part, name)
 
 
-def _dataset(keys: Top) -> str:
+def _dataset(keys: Keys) -> str:
     """The published data set that the trials of a part stand for."""
     if "dataset" not in keys:
         return ""
@@ -234,7 +231,7 @@ def _repeats(content: Inherited) -> int:
     return _whole(content.keys, "repeats", 1, MOST_REPEATS) or 1
 
 
-def _budget(top: Top) -> Budget:
+def _budget(top: Keys) -> Budget:
     if "budget" not in top:
         return Budget()
     given = top["budget"][1].mapping("budget", {"max_time", "max_energy"})
@@ -251,7 +248,7 @@ def _budget(top: Top) -> Budget:
     return Budget(time_s, energy_j)
 
 
-def _whole(keys: Top, name: str, least: int, most: int) -> int | None:
+def _whole(keys: Keys, name: str, least: int, most: int) -> int | None:
     if name not in keys:
         return None
     text = keys[name][1].text(name)
@@ -260,26 +257,13 @@ def _whole(keys: Top, name: str, least: int, most: int) -> int | None:
     return int(text)
 
 
-def _choice(top: Top, name: str, choices: tuple[str, ...], otherwise: str) -> str:
-    if name not in top:
-        return otherwise
-    text = top[name][1].text(name)
-    if text not in choices:
-        raise top[name][1].wrong(str(unknown(name, text, choices)))
-    return text
-
-
-def _line(top: Top, name: str) -> str:
-    return " ".join(top[name][1].text(name).split()) if name in top else ""
-
-
-def _lines(top: Top, name: str) -> tuple[str, ...]:
+def _lines(top: Keys, name: str) -> tuple[str, ...]:
     if name not in top:
         return ()
     return tuple(" ".join(place.text(name).split()) for place in top[name][1].texts(name))
 
 
-def _sourced(top: Top, name: str) -> tuple[Sourced, ...]:
+def _sourced(top: Keys, name: str) -> tuple[Sourced, ...]:
     """A list of `{what: TEXT, source: TEXT}`."""
     if name not in top:
         return ()
@@ -288,5 +272,5 @@ def _sourced(top: Top, name: str) -> tuple[Sourced, ...]:
         keys = place.mapping(f"an entry of {name}", {"what", "source"})
         if len(keys) < 2:
             raise place.wrong(f"an entry of {name} has both: {{what: ..., source: ...}}")
-        found.append(Sourced(_line(keys, "what"), _line(keys, "source")))
+        found.append(Sourced(read_line(keys, "what"), read_line(keys, "source")))
     return tuple(found)

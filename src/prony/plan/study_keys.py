@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from prony.plan.document import Place
+from prony.plan.document import Keys, Place
 
 SIZED = {"workloads", "settings", "zip", "derive", "exclude", "repeats", "stop"}  # what a part or a size may change
 MERGED = ("settings", "derive")  # by name; of the others the nearest one counts
-Keys = Mapping[str, tuple[Place, Place]]
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from prony.catalog.published import (
     figures,
     published_names,
 )
-from prony.plan.document import Place
+from prony.plan.document import Keys, Place, read_choice, read_line
 from prony.plan.request import unknown_setting
 from prony.plan.space import Part, known_settings
 from prony_node.contract.errors import RequestError, unknown
@@ -26,15 +26,15 @@ from prony_node.contract.settings import Setting
 
 KEYS = {
     "title", "figures", "where", "metrics", "match", "only", "workloads", "samples", "epochs", "epoch_batches",
-    "unit_flops", "unit_tokens", "run_hours", "note",
+    "unit_flops", "unit_tokens", "run_hours", "no_ratio", "note",
 }  # fmt: skip
+LONGEST_TITLE = 200
 TABLE_KEYS = {*KEYS, "rows", "columns"}
 PLOT_KEYS = {*KEYS, "kind", "x", "y", "series", "undrawn"}
 OURS_TOO = ("workload", "devices")  # fields that a trial of ours has without a match
 UNKNOWN = "unknown"  # how a table says that the publication does not state its epochs
 MOST_NUMBER = 1e24  # FLOPs of a sample of the largest model, and room above
 NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
-Keys = Mapping[str, tuple[Place, Place]]
 
 
 def read_tables(place: Place, parts: Iterable[Part]) -> tuple[TableSpec, ...]:
@@ -68,7 +68,7 @@ def _table(keys: Keys, place: Place, settings: Mapping[str, Setting]) -> TableSp
 def _plot(keys: Keys, place: Place, settings: Mapping[str, Setting]) -> PlotSpec:
     spec = PlotSpec(
         **vars(_selection(keys, place, settings, "plot")),
-        kind=_choice(keys, "kind", KINDS, LINES),
+        kind=read_choice(keys, "kind", KINDS, LINES),
         x=_axis(keys, "x", "workload"),
         y=_axis(keys, "y", ""),
         series=_fields(keys, "series", ("system",)),
@@ -96,7 +96,7 @@ def _selection(keys: Keys, place: Place, settings: Mapping[str, Setting], what: 
     if name and name not in published_names():
         raise keys["figures"][1].wrong(str(unknown("publication", name, published_names())))
     spec = Selection(
-        title=_line(keys, "title"),
+        title=_title(keys),
         figures=name,
         where=_where(keys, figures(name) if name else ()),
         metrics=_words(keys, "metrics", ("throughput",)),
@@ -106,14 +106,33 @@ def _selection(keys: Keys, place: Place, settings: Mapping[str, Setting], what: 
         samples={data: int(read_number(at[1], "samples")) for data, at in _mapping(keys, "samples").items()},
         epochs=_epochs(keys),
         epoch_batches=int(read_number(keys["epoch_batches"][1], "epoch_batches")) if "epoch_batches" in keys else None,
-        unit_flops=read_number(keys["unit_flops"][1], "unit_flops") if "unit_flops" in keys else None,
-        unit_tokens=int(_positive(keys["unit_tokens"][1], "unit_tokens")) if "unit_tokens" in keys else 1,
+        unit_flops=_positive(keys["unit_flops"][1], "unit_flops") if "unit_flops" in keys else None,
+        unit_tokens=_count(keys["unit_tokens"][1], "unit_tokens") if "unit_tokens" in keys else 1,
+        no_ratio=_no_ratio(keys),
         run_hours=_positive(keys["run_hours"][1], "run_hours") if "run_hours" in keys else None,
-        note=_line(keys, "note"),
+        note=read_line(keys, "note"),
     )
     if name and not spec.chosen():
         raise place.wrong(f"none of the figures of {name} is chosen by where and metrics")
     return spec
+
+
+def _title(keys: Keys) -> str:
+    title = read_line(keys, "title")
+    if len(title) > LONGEST_TITLE:
+        raise keys["title"][1].wrong(f"a title has at most {LONGEST_TITLE} characters, and this one has {len(title):,}")
+    return title
+
+
+def _no_ratio(keys: Keys) -> dict[str, str]:
+    """Metric to the reason why ours has no ratio to the published value."""
+    found = {}
+    metrics = _words(keys, "metrics", ("throughput",))
+    for name, (at, value) in _mapping(keys, "no_ratio").items():
+        if name not in metrics:
+            raise at.wrong(str(unknown("metric of this table", name, metrics)))
+        found[name] = value.text(name)
+    return found
 
 
 def _where(keys: Keys, known: Collection[Figure]) -> dict[str, tuple[str, ...]]:
@@ -190,15 +209,6 @@ def _words(keys: Keys, name: str, otherwise: tuple[str, ...]) -> tuple[str, ...]
     return tuple(one.text(name) for one in keys[name][1].texts(name)) if name in keys else otherwise
 
 
-def _choice(keys: Keys, name: str, choices: tuple[str, ...], otherwise: str) -> str:
-    if name not in keys:
-        return otherwise
-    place = keys[name][1]
-    if place.text(name) not in choices:
-        raise place.wrong(str(unknown(name, place.text(name), choices)))
-    return place.text(name)
-
-
 def _epochs(keys: Keys) -> int | None:
     if "epochs" not in keys:
         return 1
@@ -215,12 +225,15 @@ def read_number(place: Place, what: str) -> float:
     return float(text)
 
 
+def _count(place: Place, what: str) -> int:
+    number = _positive(place, what)
+    if number != int(number):
+        raise place.wrong(f"{what} is a whole number")
+    return int(number)
+
+
 def _positive(place: Place, what: str) -> float:
     number = read_number(place, what)
     if not number > 0:
         raise place.wrong(f"{what} is a number above 0")
     return number
-
-
-def _line(keys: Keys, name: str) -> str:
-    return " ".join(keys[name][1].text(name).split()) if name in keys else ""

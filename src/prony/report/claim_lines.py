@@ -9,6 +9,7 @@ from prony.analysis.claims import FAILS, HOLDS, SHOWN, UNDECIDED, UNTESTED, Judg
 from prony.report.numbers import format_number
 
 TITLE = "What the publication concludes, tested here"
+ON_BOUNDS = "A verdict is on the bounds in brackets, not on the published number."
 VERDICTS = (HOLDS, FAILS, UNDECIDED, UNTESTED)
 
 
@@ -31,7 +32,7 @@ def claim_lines(judged: Sequence[Judged]) -> list[str]:
     counts = [f"{verdict}: {len(those)}" for verdict, those in groups.items() if those]
     contradicted = sum(one.contradicted is not None for one in judged)
     counts += [f"contradicted by the publication's own numbers: {contradicted}"] if contradicted else []
-    lines = [TITLE, "", f"{len(judged)} claims; {'; '.join(counts)}."]
+    lines = [TITLE, "", f"{len(judged)} {'claim' if len(judged) == 1 else 'claims'}; {'; '.join(counts)}. {ON_BOUNDS}"]
     for verdict, those in groups.items():
         if those:
             lines += ["", f"{verdict.capitalize()}:", "", *(f"- {claim_line(one)}" for one in those)]
@@ -42,10 +43,15 @@ def claim_line(one: Judged) -> str:
     """The claim, our values, what a test would need, and what the publication's own figures say."""
     claim = one.claim
     sentences = [f"{claim.says} ({claim.place})"]
-    published = [f"published {claim.published:g}"] if claim.published is not None else []
-    ours = [f"{value.text} is {_with_interval(value)}" for value in _told(one)]
-    if ours or published:
-        sentences.append("; ".join([*(["here " + ", ".join(_some(ours))] if ours else []), *published]))
+    told = _told(one)
+    published = (
+        [f"published {claim.published:g}{_beside(claim.published, told)}"] if claim.published is not None else []
+    )
+    ours = [f"{_with_interval(value)} for {value.text}" for value in told]
+    if ours:
+        sentences.append(f"{one.verdict} ({claim.tested}): ours {'; '.join([*_some(ours), *published])}")
+    elif published:
+        sentences += published
     if one.verdict in (UNTESTED, UNDECIDED):
         sentences += _some(list(one.missing))
     if one.contradicted:
@@ -64,6 +70,13 @@ def _with_interval(value: Value) -> str:
     if value.low is None or value.high is None:
         return text
     return f"{text} (95 % CI {format_number(value.low, 3)} to {format_number(value.high, 3)})"
+
+
+def _beside(published: float, ours: list[Value]) -> str:
+    """Whether the published number lies in our interval, where there is one interval."""
+    if len(ours) != 1 or ours[0].low is None or ours[0].high is None:
+        return ""
+    return f", {'inside' if ours[0].low <= published <= ours[0].high else 'outside'} this CI"
 
 
 def _some(texts: list[str]) -> list[str]:

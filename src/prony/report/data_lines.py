@@ -69,7 +69,7 @@ def _shapes(work: Any) -> str:
 def _waits(work: Any) -> str:
     """For the device, of the workload itself; what reads a loss or a count has to."""
     per_step = number(work.get("own_synchronisations_per_step")) if isinstance(work, dict) else None
-    return "" if per_step is None else f"{per_step:.4g} a step for the device, the workload's own"
+    return "" if per_step is None else f"{per_step:.4g} per step for the device, the workload's own"
 
 
 def _decoded(by_device: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import altair as alt
 import vl_convert
 
-from prony.report.series import Series
+from prony.report.series import StepSeries
 from prony.report.sweep import Sweep
 
 DRAWN_AT_ONCE = 1000  # plots that are kept: where one record of many is no good, a page is made again
@@ -68,13 +68,13 @@ def sweep_keys(sweep: Sweep) -> list[dict[str, str]]:
     ]
 
 
-def series_svg(series: Series, name: str) -> str:
+def series_svg(series: StepSeries, name: str) -> str:
     """The step time over the run: the cut transient shaded, the mean of the window with its interval."""
     return fit_for_page(_series_svg(series), name)
 
 
 @functools.lru_cache(maxsize=DRAWN_AT_ONCE)
-def _series_svg(series: Series) -> str:
+def _series_svg(series: StepSeries) -> str:
     unit, size = _time_unit(series)
     rows = [
         {"t": point.time_s, "mean": point.mean_s / size,
@@ -105,7 +105,7 @@ def _series_svg(series: Series) -> str:
     return _svg(alt.layer(*layers).properties(width=WIDTH, height=150))
 
 
-def _time_unit(series: Series) -> tuple[str, float]:
+def _time_unit(series: StepSeries) -> tuple[str, float]:
     typical_s = series.mean_s or series.points[-1].mean_s
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if typical_s >= size:
@@ -113,7 +113,7 @@ def _time_unit(series: Series) -> tuple[str, float]:
     return "ns", 1e-9
 
 
-def _domain(series: Series, size: float) -> list[float]:
+def _domain(series: StepSeries, size: float) -> list[float]:
     """The range that shows the window; a far outlier is cut off rather than flattening all the rest."""
     means = sorted(point.mean_s for point in series.points)
     middle = means[len(means) // 2]
@@ -139,7 +139,16 @@ def _svg(chart: Any) -> str:
             "domainColor": "var(--line-strong)", "tickColor": "var(--line-strong)"}  # fmt: skip
     styled = chart.configure(font=FONT, background="transparent").configure_view(stroke=None)
     spec = styled.configure_axis(**axis).to_dict(validate=False)
-    return str(vl_convert.vegalite_to_svg(spec))
+    return str(vl_convert.vegalite_to_svg(drawable(spec)))
+
+
+def drawable(value: Any) -> Any:
+    """A specification without control characters in its texts: they would abort the program that draws it."""
+    if isinstance(value, str):
+        return "".join(one if one.isprintable() or one in " \n\t" else "\ufffd" for one in value)
+    if isinstance(value, dict):
+        return {drawable(key): drawable(one) for key, one in value.items()}
+    return [drawable(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def fit_for_page(svg: str, name: str) -> str:

@@ -9,14 +9,17 @@ from typing import Any
 from prony.analysis.published_layout import Cell, Ours, Row, Table
 from prony.analysis.published_measures import EPOCHS
 from prony.analysis.published_plots import BARS, HEAT, Panel, Plot
-from prony.report.numbers import NOTHING, format_number
+from prony.report.numbers import NOTHING, format_number, format_share
 
 HEADS = {
-    "workload": "workload", "dataset": "data set", "batch_per_device": "batch a device", "global_batch": "global batch",
-    "workers_per_device": "workers", "place": "where",
+    "workload": "workload", "dataset": "data set", "batch_per_device": "batch per device",
+    "global_batch": "global batch", "workers_per_device": "workers", "place": "where",
 }  # fmt: skip
 SHARE = "1"  # the unit of an accuracy
 SHOWN = 8  # different values in a line
+WIDE = 0.01  # an interval within a run is printed from here on
+WARNS = "*"
+SMALL = "where none shows, it is smaller than the mark"
 TITLES = {
     "throughput": "rate", "throughput_first_epoch": "rate of the first epoch", "time": "time",
     "epoch_time": "time of an epoch", "tflops_per_device": "rate of a device", "energy": "energy",
@@ -65,7 +68,7 @@ def above(table: Table) -> str:
         words.append("in brackets ours over the published")
     if any(cell.per_device and cell.ratio is not None for cell in cells):
         words.append("with d: of one device on each side, since ours ran on another number of them")
-    return "; ".join(words) + "."
+    return "; ".join(words) + "." if words else ""
 
 
 def below(table: Table) -> list[str]:
@@ -76,6 +79,11 @@ def below(table: Table) -> list[str]:
         names = ", ".join(one.name for one in differs)
         lines.append(f"Not the same on both sides, and a ratio is the effect of all of it together: {names}.")
         lines += [f"{one.name}: published {_some(one.published)}; ours {_some(one.ours)}" for one in differs]
+    ours = [one for row in table.rows for one in row.ours.values() if one.value is not None]
+    doubts = list(dict.fromkeys(name for one in ours for name in one.doubts))
+    lines += [f"{WARNS} Checks of these runs warn: {', '.join(doubts)}."] if doubts else []
+    if any(one.half_width and one.half_width >= WIDE for one in ours):
+        lines.append(f"± is half of a 95 % CI within one run, printed from {format_share(WIDE, digits=1)} on.")
     return lines + [f"[{number}] {why}" for why, number in _notes(table).items()]
 
 
@@ -90,8 +98,7 @@ def published_lines(table: Table) -> list[str]:
     return [
         table.spec.title,
         "",
-        above(table),
-        "",
+        *([above(table), ""] if above(table) else []),
         lines[0],
         rule,
         *lines[1:],
@@ -138,7 +145,8 @@ def format_published(value: float) -> str:
 def _ours(ours: Ours, row: Row, table: Table, notes: dict[str, int]) -> str:
     if ours.value is None:
         return f"{NOTHING} [{notes[ours.why]}]" if ours.why else NOTHING
-    text = format_number(ours.value)
+    width = f" ± {format_share(ours.half_width, digits=2)}" if ours.half_width and ours.half_width >= WIDE else ""
+    text = f"{format_number(ours.value)}{width}{WARNS if ours.doubts else ''}"
     if "devices" not in table.spec.rows:
         return text
     wished = row.key[table.spec.rows.index("devices")]
@@ -173,8 +181,13 @@ def plot_caption(plot: Plot, source: str, machine: str) -> list[str]:
     cited = f" ({source})" if source else ""
     lines = [f"{plot.spec.title}.", f"{'Grey: as published' if plot.has_published else 'No published series'}{cited}."]
     lines.append(f"In colour: ours, on {machine}." if plot.has_ours else "There are no runs of ours to draw.")
-    if plot.spec.kind != HEAT and plot.has_intervals:
-        lines.append("Bars are 95 % CIs; where none shows, it is smaller than the mark.")
+    without = sum(mark.low is None for mark in plot.values)
+    if plot.spec.kind != HEAT and without < len(plot.values):
+        said = f"{without} of our {len(plot.values)} values have none" if without else SMALL
+        lines.append(f"Bars are 95 % CIs, within one run where there is one; {said}.")
+    times = plot.times()
+    for how, places in times.items():
+        lines.append(f"Our time is {how}{f': {_some(places)}' if len(times) > 1 else ''}.")
     if plot.spec.kind == BARS and any(panel.has_own_scales for panel in plot.panels):
         lines.append(f"Each {HEADS.get(plot.spec.x, plot.spec.x)} has a scale of its own.")
     if plot.spec.undrawn:

@@ -12,13 +12,14 @@ import vl_convert
 
 from prony.analysis.published_plots import BARS, HEAT, Mark, Panel, Plot, Series, is_count, worded
 from prony.report.numbers import format_number
-from prony.report.plots import COLOURS, fit_for_page
+from prony.report.plots import COLOURS, drawable, fit_for_page
 from prony.report.published_lines import HEADS, Captioned, format_published, panel_title
 
 SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left"]
 SIGNS = "●■▲◆✚▼▶◀"  # the same in text
+TOO_SMALL = 1e-9  # of the largest value: no axis shows both
 LOG_X_FROM, LOG_Y_FROM = 8.0, 50.0  # the largest value over the smallest, from which on an axis is logarithmic
-OUT_OF_MEMORY = "OOM"
+OOM = "OOM"
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 Spec = dict[str, Any]  # a part of a Vega-Lite document
 
@@ -53,12 +54,12 @@ FILE = Look(
 
 def plot_svg(plot: Plot, name: str) -> str:
     """The plot for the page."""
-    return fit_for_page(str(vl_convert.vegalite_to_svg(specification(plot, PAGE))), name)
+    return fit_for_page(str(vl_convert.vegalite_to_svg(drawable(specification(plot, PAGE)))), name)
 
 
 def plot_file(captioned: Captioned, kind: str) -> bytes:
     """The plot as a file of one of FORMATS; json is its specification."""
-    spec = specification(captioned.plot, FILE, " ".join(captioned.caption))
+    spec = drawable(specification(captioned.plot, FILE, " ".join(captioned.caption)))
     if kind == "json":
         return json.dumps(spec, indent=1).encode() + b"\n"
     if kind == "pdf":
@@ -112,7 +113,8 @@ def _lines_panel(plot: Plot, panel: Panel, names: Sequence[Series], look: Look, 
     marked = _marked(names, look)
     layers: list[Spec] = []
     for ours in (False, True):  # what comes last lies in front
-        rows = [_row(one.name, mark) for one in panel.series if one.ours == ours for mark in one.marks if mark.value]
+        marks = [(one.name, mark) for one in panel.series if one.ours == ours for mark in one.marks]
+        rows = [_row(name, mark) for name, mark in marks if mark.value is not None]
         if not rows:
             continue
         line = {"type": "line", "strokeWidth": 2 if ours else 1, "opacity": 1 if ours else 0.6}
@@ -126,7 +128,7 @@ def _lines_panel(plot: Plot, panel: Panel, names: Sequence[Series], look: Look, 
     lost = [one for one in panel.series if any(mark.value is None for mark in one.marks)]
     for number, one in enumerate(lost):  # above the panel, where nothing else lies
         place = [other.name for other in names if other.ours].index(one.name)
-        text = {"type": "text", "text": f"{SIGNS[place % len(SIGNS)]} {OUT_OF_MEMORY}", "fontSize": look.text - 2,
+        text = {"type": "text", "text": f"{SIGNS[place % len(SIGNS)]} {OOM}", "fontSize": look.text - 2,
                 "color": look.series[place % len(look.series)]}  # fmt: skip
         rows = [_row(one.name, mark) for mark in one.marks if mark.value is None]
         at = {"x": x, "y": {"value": -look.text * (number + 0.6)}}
@@ -154,7 +156,7 @@ def _y_of(values: Sequence[float], look: Look) -> Spec:
     """From zero on; logarithmic with ticks of its own where the smallest would lie on the axis."""
     axis = {"title": None, "format": ",~r", "minExtent": 4 * look.text}
     least, most = min(values, default=0.0), max(values, default=0.0)
-    if least <= 0 or most / least < LOG_Y_FROM:
+    if least <= most * TOO_SMALL or most / least < LOG_Y_FROM:
         return {"field": "value", "type": "quantitative", "axis": {**axis, "tickCount": 5}, "scale": {"zero": True}}
     first, last = math.floor(math.log10(least)), math.ceil(math.log10(most))
     steps = (1, 3) if last - first <= 3 else (1,)
@@ -233,7 +235,7 @@ def _bars_panel(panel: Panel, group: str, look: Look, extent: int, width: int) -
 
 def _label(series: Series, mark: Mark) -> str:
     if mark.value is None:
-        return OUT_OF_MEMORY
+        return OOM
     return format_number(mark.value) if series.ours else format_published(mark.value)
 
 
@@ -286,7 +288,7 @@ def _heat_map(plot: Plot, panel: Panel, series: Series, look: Look, named: bool)
 def _short(mark: Mark) -> str:
     """A number that fits a cell: whole from a hundred on, in thousands from ten thousand on."""
     if mark.value is None:
-        return OUT_OF_MEMORY
+        return OOM
     if mark.value >= 10_000:
         return f"{mark.value / 1000:.1f}k"
     return f"{mark.value:.0f}" if mark.value >= 100 else format_number(mark.value, 3)

@@ -12,7 +12,7 @@ from prony.analysis.variation import OWN
 from prony.report.numbers import NOTHING, format_bytes, format_number, format_rate, format_share, format_si
 from prony_node.contract.trial import Trial
 
-GAINED = ("devices", "batch a device", "rate, 95 %", "speedup, 95 %", "efficiency, 95 %")
+GAINED = ("devices", "batch per device", "rate, 95 %", "speedup, 95 %", "efficiency, 95 %")
 THROUGH = 1e-6  # a law that misses its points by less goes through them
 LOST = ("devices", "lost", "communication", "input", "imbalance", "rest")
 
@@ -26,10 +26,10 @@ class Lines:
 
 
 def scaling_title(found: Scaling) -> str:
-    """resnet50 precision=bf16, weak scaling: 64 samples a step on each device."""
+    """resnet50 precision=bf16, weak scaling: 64 samples per step and device."""
     trial = Trial(found.workload, found.settings)
-    where = "on each device" if found.kind == WEAK else "on all devices together"
-    kept = "" if found.batch is None else f": {found.batch:,} samples a step {where}"
+    where = "and device" if found.kind == WEAK else "on all devices together"
+    kept = "" if found.batch is None else f": {found.batch:,} samples per step {where}"
     return f"{trial}, {found.kind} scaling{kept}"
 
 
@@ -122,7 +122,7 @@ def _wire(found: Scaling) -> list[str]:
     bounds = f"at least {format_si(sent / step_s, 'B/s')}"
     if exposed > 0.0:
         bounds += f", and {format_si(sent / (step_s * exposed), 'B/s')} were only its exposed part the exchange"
-    said = [f"On {_devices(point)} each device sends {format_bytes(sent)} a step: a bus bandwidth of {bounds}."]
+    said = [f"On {_devices(point)} each device sends {format_bytes(sent)} per step: a bus bandwidth of {bounds}."]
     return said + _link(point)
 
 

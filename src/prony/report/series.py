@@ -25,7 +25,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Series:
+class StepSeries:
     """The step time over a run, with the end of the transient that was cut."""
 
     points: tuple[Point, ...]
@@ -43,13 +43,13 @@ class _Block:
     duration_s: float
 
 
-def read_series(folder: Path, record: dict[str, Any]) -> Series | None:
+def read_series(folder: Path, record: dict[str, Any]) -> StepSeries | None:
     """The series of a run; None where it was not kept, or is of no use."""
     blocks = _read_blocks(folder / files.STEPS)
     if len(blocks) < 2:
         return None
     steady = record.get("steady") or {}
-    return Series(
+    return StepSeries(
         points=_points(blocks),
         cut_s=_end_of(blocks, int(steady.get("cut_steps") or 0)),
         end_s=blocks[-1].end_s,

@@ -20,11 +20,11 @@ from typing import Any, BinaryIO
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.leftovers import IMPORT, hold
-from prony_node.contract.plain import JOB, Found, NotPlain, open_folder, open_plain, walk_run
+from prony_node.contract.plain import JOB, NotPlain, RunEntry, open_folder, open_plain, walk_run
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=@-]{0,199}")  # of a folder or file: no slash, no dot in front
 INSIDE = re.compile(r"rank[0-9]+|try|walk")  # the folders that a run folder holds
-DEEPEST = 3  # parts of a path: the folder, a folder in it (try), a file
+MOST_PATH_PARTS = 3  # parts of a path: the folder, a folder in it (try), a file
 MOST_MEMBERS = 1_000_000
 LARGEST_FILE = 2**30
 LARGEST_WHOLE = 50 * 2**30  # bytes of all files of one tar, unpacked
@@ -147,8 +147,8 @@ def _checked(member: tarfile.TarInfo, limits: Limits, count: int) -> list[str]:
     if not (member.isreg() or member.isdir()) or member.issparse():
         raise Hostile(f"{shown} is neither a file nor a folder (a link, a device or a sparse file)")
     parts = member.name.removeprefix("./").rstrip("/").split("/")
-    is_known = len(parts) < DEEPEST or INSIDE.fullmatch(parts[1]) is not None
-    if len(parts) > DEEPEST or not is_known or not all(NAME.fullmatch(part) for part in parts):
+    is_known = len(parts) < MOST_PATH_PARTS or INSIDE.fullmatch(parts[1]) is not None
+    if len(parts) > MOST_PATH_PARTS or not is_known or not all(NAME.fullmatch(part) for part in parts):
         raise Hostile(f"{shown} is no name that a run folder has")
     if parts[-1] == JOB:
         raise Hostile(f"{shown} says what a job executes, and a run folder holds no job")
@@ -260,13 +260,13 @@ def _opened(source: io.RawIOBase) -> BinaryIO:
     return buffered
 
 
-def _is_packed(found: Found) -> bool:
+def _is_packed(found: RunEntry) -> bool:
     parts = found.name.split("/")
-    fits = len(parts) < DEEPEST and all(NAME.fullmatch(part) and not LEFT_OUT.fullmatch(part) for part in parts)
+    fits = len(parts) < MOST_PATH_PARTS and all(NAME.fullmatch(part) and not LEFT_OUT.fullmatch(part) for part in parts)
     return fits and stat.S_ISREG(found.status.st_mode)
 
 
-def _add(tar: tarfile.TarFile, found: Found, folder: Path, name: str) -> None:
+def _add(tar: tarfile.TarFile, found: RunEntry, folder: Path, name: str) -> None:
     """One file as it is now: a size that changes while it is read would break the tar."""
     path = folder / found.name
     try:

@@ -42,7 +42,7 @@ RUN_FILES = (files.PLAN, files.RECORD, files.NODE_PLAN)
 LOCKS = (CLAIMS, ".lock")  # nothing is ever written to them
 INDEX = re.compile(r"index\.sqlite.*")  # of the user who made it: it stays theirs
 ANCHORS = re.compile(r"[0-9a-f]{16}\.json")
-DEEPEST = 20  # folders below each other; Prony makes three or four
+MOST_FOLDERS = 20  # folders below each other; Prony makes three or four
 
 
 @dataclass
@@ -223,7 +223,7 @@ def _share(folder: int, name: str, owner: int, done: Done, shown: str) -> bool:
     """
     changed = False
     for handle, found in _opened(folder, name):
-        is_too_deep = shown.count("/") > DEEPEST
+        is_too_deep = shown.count("/") > MOST_FOLDERS
         if found.st_uid != owner or is_too_deep or (stat.S_ISREG(found.st_mode) and found.st_nlink != 1):
             done.left.append(shown)
         elif stat.S_ISREG(found.st_mode) and (INDEX.fullmatch(name) or name.endswith(".lock")):

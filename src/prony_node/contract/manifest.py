@@ -10,12 +10,12 @@ from typing import Any
 
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
-from prony_node.contract.plain import Found, NotPlain, open_plain, walk_run
+from prony_node.contract.plain import NotPlain, RunEntry, open_plain, walk_run
 from prony_node.contract.plan import check_schema
 
 MANIFEST_VERSION = 1
 MANIFEST_SCHEMA = f"prony.manifest/{MANIFEST_VERSION}"
-DEEPEST = 2  # parts of a name: a file, or a file in a folder (rank1/steps.csv)
+MOST_NAME_PARTS = 2  # parts of a name: a file, or a file in a folder (rank1/steps.csv)
 CHUNK_BYTES = 2**20
 LARGEST_BYTES = 8 * 2**30  # of a file; a sparse one has any size that its writer likes
 # The supervisor's own output goes on until it ends, after the manifest.
@@ -61,7 +61,7 @@ def manifest_problems(folder: Path) -> list[str]:
     return [*(f"{name} is missing" for name in missing), *added, *links, *changed]
 
 
-def _changes(found: Found, listed: dict[str, Any]) -> list[str]:
+def _changes(found: RunEntry, listed: dict[str, Any]) -> list[str]:
     try:
         same = found.status.st_size == listed["bytes"] and _sha256(found) == listed["sha256"]
     except OSError as error:
@@ -86,14 +86,14 @@ def _read(folder: Path) -> dict[str, dict[str, Any]]:
     return dict(listed)
 
 
-def _is_listed(found: Found) -> bool:
+def _is_listed(found: RunEntry) -> bool:
     """Whether it is a plain file that an archive of the folder holds, and not one that is being written."""
     parts = found.name.split("/")
-    passing = len(parts) > DEEPEST or any(part.startswith(".") or part.endswith(".lock") for part in parts)
+    passing = len(parts) > MOST_NAME_PARTS or any(part.startswith(".") or part.endswith(".lock") for part in parts)
     return not passing and found.name not in NOT_LISTED and stat.S_ISREG(found.status.st_mode)
 
 
-def _sha256(found: Found) -> str:
+def _sha256(found: RunEntry) -> str:
     digest = hashlib.sha256()
     with os.fdopen(open_plain(found.name, folder=found.folder), "rb") as file:
         if os.fstat(file.fileno()).st_size > LARGEST_BYTES:

@@ -19,7 +19,7 @@ class Quantity:
 METRICS: dict[str, Quantity] = {
     metric.name: metric
     for metric in (
-        Quantity("throughput", "{unit}/s", "more", "work through the model a second, all devices"),
+        Quantity("throughput", "{unit}/s", "more", "work through the model per second, all devices"),
         Quantity("throughput_per_device", "{unit}/s", "more", "the same for one device"),
         Quantity("step_time", "s", "less", "mean time of a step in the steady window"),
         Quantity("latency_p50", "s", "less", "one batch alone, submitted to finished: median"),
@@ -43,7 +43,7 @@ METRICS: dict[str, Quantity] = {
         Quantity("bus_bandwidth", "B/s", "more", "of the exchange between devices, where its own time was measured"),
         Quantity("energy", "J", "less", "of the devices that took part, first to last tick in the steady window"),
         Quantity("energy_per_sample", "J/{one}", "less", "energy over the work done between the same two instants"),
-        Quantity("samples_per_wh", "{unit}/Wh", "more", "the same the other way round: work a watt-hour"),
+        Quantity("samples_per_wh", "{unit}/Wh", "more", "the same the other way round: work per watt-hour"),
         Quantity("power", "W", "less", "mean power of the devices that took part"),
         Quantity("power_peak", "W", "neither", "highest power reading of any device in the window"),
         Quantity("power_idle", "W", "neither", "mean power of the devices before the run, where they were idle"),

@@ -37,7 +37,7 @@ GROUP_READS_FILE = stat.S_IRGRP
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 SAMPLES_LIMIT = 2**30  # bytes of power samples: a day of eight devices
 LONGEST_LINE = 2**20  # bytes
-DEEPEST = 16  # levels of folders in a run folder that are looked into; Prony makes two
+MOST_LEVELS = 16  # levels of folders in a run folder that are looked into; Prony makes two
 _IN_A_RUN = re.compile(r".*/(rank\d+|try|walk)|walk/\d+", re.DOTALL)  # a folder in a run folder, with the one above
 _SAFELY = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 
@@ -280,7 +280,7 @@ def stat_in_run(path: Path) -> os.stat_result:
 
 
 @dataclass(frozen=True)
-class Found:
+class RunEntry:
     """Something below a run folder."""
 
     name: str  # with those of the folders in between: rank1/steps.csv
@@ -288,19 +288,19 @@ class Found:
     status: os.stat_result  # of a link, not of what it leads to
 
 
-def walk_run(folder: Path) -> Iterator[Found]:
+def walk_run(folder: Path) -> Iterator[RunEntry]:
     """All that lies in a run folder, in the order of the names."""
     with open_run_folder(folder) as top:
-        yield from _walk(top, "", DEEPEST)
+        yield from _walk(top, "", MOST_LEVELS)
 
 
-def _walk(folder: int, above: str, levels: int) -> Iterator[Found]:
+def _walk(folder: int, above: str, levels: int) -> Iterator[RunEntry]:
     for name in sorted(os.listdir(folder)):
         try:
             status = os.stat(name, dir_fd=folder, follow_symlinks=False)
         except OSError:  # gone since
             continue
-        yield Found(above + name, folder, status)
+        yield RunEntry(above + name, folder, status)
         if stat.S_ISDIR(status.st_mode) and levels > 1:
             try:
                 below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=folder)

@@ -17,6 +17,7 @@ FailureKind = Literal[
 ]  # fmt: skip
 LEVELS: tuple[str, ...] = get_args(Level)
 FAILURES: tuple[str, ...] = get_args(FailureKind)
+OUT_OF_MEMORY: FailureKind = "out-of-memory"
 
 JsonObject = Mapping[str, Any]
 Plain = str | int | float | bool | None  # the value of a setting

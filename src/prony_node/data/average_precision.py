@@ -27,7 +27,7 @@ class Truth:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundBox:
     """One box that was answered."""
 
     label: int
@@ -35,9 +35,9 @@ class Found:
     score: float
 
 
-def found_in(rows: Iterable[Sequence[float]]) -> list[Found]:
+def found_in(rows: Iterable[Sequence[float]]) -> list[FoundBox]:
     """The boxes of one image from rows of x1, y1, x2, y2, score, label; a row without a score holds none."""
-    return [Found(int(row[5]), row[:4], row[4]) for row in rows if row[4] > 0]
+    return [FoundBox(int(row[5]), row[:4], row[4]) for row in rows if row[4] > 0]
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Tally:
     right: list[tuple[bool | None, ...]] = field(default_factory=list)  # None: it does not count
 
 
-def mean_average_precision(images: Iterable[tuple[Sequence[Truth], Sequence[Found]]]) -> float:
+def mean_average_precision(images: Iterable[tuple[Sequence[Truth], Sequence[FoundBox]]]) -> float:
     """The mean over classes and overlaps; not a number where nothing was to be found."""
     tallies: dict[int, Tally] = {}
     for truths, answers in images:
@@ -62,7 +62,7 @@ def mean_average_precision(images: Iterable[tuple[Sequence[Truth], Sequence[Foun
     return math.fsum(each) / len(each) if each else math.nan
 
 
-def _count(tally: Tally, truths: list[Truth], answers: list[Found]) -> None:
+def _count(tally: Tally, truths: list[Truth], answers: list[FoundBox]) -> None:
     """Add one image's answers of a class, the best first."""
     truths = sorted(truths, key=lambda truth: truth.crowd)  # a crowd is looked at last
     tally.there += sum(not truth.crowd for truth in truths)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from prony_node.contract import RequestError
-from prony_node.data.average_precision import Found, Truth, found_in, mean_average_precision
+from prony_node.data.average_precision import FoundBox, Truth, found_in, mean_average_precision
 from prony_node.data.boxes import box_rows, padded
 from prony_node.data.cache import Cache, fill_cache
 from prony_node.data.dataset import Encoded, FileReader, Origin, as_tensor
@@ -87,7 +87,7 @@ class BoxedImages(Encoded):
     def scores(self, answered: dict[str, Tensor]) -> dict[str, float]:
         """Mean average precision of the boxes that were found in each image, in order."""
         pairs = ((self.truths(index), found_in(rows.tolist())) for index, rows in enumerate(answered["found"]))
-        images: list[tuple[list[Truth], list[Found]]] = list(pairs)
+        images: list[tuple[list[Truth], list[FoundBox]]] = list(pairs)
         return {"map": mean_average_precision(images)}
 
     def truths(self, index: int) -> list[Truth]:

@@ -30,7 +30,7 @@ class Staged:
 
 
 @dataclass(frozen=True)
-class Found:
+class SourceFile:
     """A file of the source as it is now."""
 
     name: str
@@ -58,7 +58,7 @@ def stage(source: Path | str, target: Path | str, report: Report | None = None) 
         raise RequestError(f"copying {source} to {target} failed: {error.strerror or error}") from error
 
 
-def _copy_all(source: Path, target: Path, found: list[Found], report: Report | None, begun: float) -> Staged:
+def _copy_all(source: Path, target: Path, found: list[SourceFile], report: Report | None, begun: float) -> Staged:
     listed = _listed(target)
     missing = [file for file in found if not _is_there(target, file, listed)]
     total, needed = (sum(file.size_bytes for file in files) for files in (found, missing))
@@ -78,7 +78,7 @@ def _copy_all(source: Path, target: Path, found: list[Found], report: Report | N
     return Staged(target, len(found), total, needed, time.monotonic() - begun)
 
 
-def _copy(file: Found, target: Path) -> list[object]:
+def _copy(file: SourceFile, target: Path) -> list[object]:
     """One file, under another name until it was read back and agrees. Its line in the list."""
     goal = target / file.name
     goal.parent.mkdir(parents=True, exist_ok=True)
@@ -102,7 +102,7 @@ def _copy(file: Found, target: Path) -> list[object]:
     return [file.name, file.size_bytes, file.changed_ns, goal.stat().st_mtime_ns, digest.hexdigest()]
 
 
-def _is_there(target: Path, file: Found, listed: dict[str, list[object]]) -> bool:
+def _is_there(target: Path, file: SourceFile, listed: dict[str, list[object]]) -> bool:
     """Copied from the file as it is now, and not touched since."""
     line = listed.get(file.name)
     if line is None or line[1:3] != [file.size_bytes, file.changed_ns]:
@@ -130,11 +130,11 @@ def _listed(target: Path) -> dict[str, list[object]]:
     return found
 
 
-def _files(source: Path) -> Iterator[Found]:
+def _files(source: Path) -> Iterator[SourceFile]:
     """Every file below, links followed, each folder once."""
     if source.is_file():
         facts = source.stat()
-        yield Found(source.name, source, facts.st_size, facts.st_mtime_ns)
+        yield SourceFile(source.name, source, facts.st_size, facts.st_mtime_ns)
         return
     seen = set()
     for folder, below, names in os.walk(source, followlinks=True, onerror=_unreadable):
@@ -151,7 +151,7 @@ def _files(source: Path) -> Iterator[Found]:
                 facts = path.stat()
             except OSError as error:
                 raise RequestError(f"{path} cannot be copied: {error.strerror}") from error
-            yield Found(path.relative_to(source).as_posix(), path, facts.st_size, facts.st_mtime_ns)
+            yield SourceFile(path.relative_to(source).as_posix(), path, facts.st_size, facts.st_mtime_ns)
 
 
 def _unreadable(error: OSError) -> None:
@@ -168,7 +168,7 @@ def _check_places(source: Path, target: Path) -> None:
         raise RequestError(f"{target} is a file; expected a folder to copy to")
 
 
-def _refuse_strangers(source: Path, target: Path, found: list[Found], listed: dict[str, list[object]]) -> None:
+def _refuse_strangers(source: Path, target: Path, found: list[SourceFile], listed: dict[str, list[object]]) -> None:
     """A file in the target that no copy brought there would be read as part of the data set."""
     wanted = {file.name for file in found}
     there = (path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file())

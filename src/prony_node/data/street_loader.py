@@ -80,7 +80,7 @@ class Cropped(Dataset[Batch]):
         mask = decoded_as_it_is(_read(masks, self._held[1], index), where)
         if len(mask) != 1 or mask.dtype != torch.uint8:
             depth = 8 if mask.dtype == torch.uint8 else 16
-            raise RequestError(f"{where} has {len(mask)} x {depth} bits a pixel: expected a mask of 8 bits a pixel")
+            raise RequestError(f"{where} has {len(mask)} x {depth} bits per pixel: expected a mask of 8 bits per pixel")
         if mask.shape[1:] != image.shape[1:]:
             raise RequestError(f"{where} has {_size(mask)} pixels, and its image has {_size(image)}")
         if int(mask.max()) >= len(LABELS):

@@ -123,7 +123,7 @@ def _folders(mounts: list[Mount], paths: dict[str, str], controller: str) -> lis
 
 
 def _quota(tree: Tree, version: int, folder: str) -> float | None:
-    """CPU time a second that the group may use, in cores."""
+    """CPU time per second that the group may use, in cores."""
     if version == 2:
         words = (tree.text(f"{folder}/cpu.max") or "").split()
         quota, period = (whole_number(word) for word in [*words, "", ""][:2])

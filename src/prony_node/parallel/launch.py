@@ -50,7 +50,7 @@ def refuse_missing_devices(plan: Plan) -> dict[str, str] | None:
 
     settings = plan.trial.settings
     wanted, kind = devices_per_node(settings), str(settings.get("device", "auto")).partition(":")[0]
-    spread = f" nodes={settings['nodes']}, {wanted} a node," if "nodes" in settings else ""
+    spread = f" nodes={settings['nodes']}, {wanted} per node," if "nodes" in settings else ""
     asked = f"devices={all_devices(settings)}{spread}"
     ranks, most = ranks_per_node(settings), RANKS_A_CORE * len(allowed_cores())
     if ranks > most:

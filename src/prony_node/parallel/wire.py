@@ -18,7 +18,7 @@ class Wire:
 
 
 def tensor_bytes(model: nn.Module, width: int | None = None) -> int:
-    """Of everything that has a gradient, in whole; `width` bytes an element, else its own."""
+    """Of everything that has a gradient, in whole; `width` bytes per element, else its own."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return sum(parameter.numel() * (width or parameter.element_size()) for parameter in trained)
 

@@ -102,5 +102,5 @@ class Blocks:
         return Blocks([sum(times_s[a:b]) for a, b in pairs], [sum(steps[a:b]) for a, b in pairs]), size
 
     def step_times_s(self) -> list[float]:
-        """Mean time a step in each block."""
+        """Mean time per step in each block."""
         return [time_s / steps for time_s, steps in zip(self.times_s, self.steps, strict=True)]

@@ -11,6 +11,7 @@ from typing import Any
 
 from prony_node.contract import files
 from prony_node.contract.plan import Plan
+from prony_node.contract.record_types import OUT_OF_MEMORY
 from prony_node.contract.trial import Trial
 from prony_node.measure.batch_search import Tried, largest_that_fits
 from prony_node.supervise.claim import own_plan
@@ -111,7 +112,7 @@ def _judge(batch: int, result: dict[str, Any], status: int | None, folder: Path,
     log = read_tail(folder / files.LOG, lines=200)
     print(f"batch_size={batch} ended with:\n{log}", flush=True)  # into the log of this rank: the folder goes
     failure = result.get("failure") or {}
-    if failure.get("kind") == "out-of-memory":
+    if failure.get("kind") == OUT_OF_MEMORY:
         return Tried(batch, False, room=room, reason=str(failure.get("message")))
     if failure:
         raise TryFailed(str(failure.get("kind")), f"while trying batch_size={batch}: {failure.get('message')}")

@@ -86,7 +86,7 @@ class CollectiveRun:
         self.run.progress.note(f"{made.size:,} B in {self.curve[-1]['time_s']:.3g} s")
 
     def _row(self, size: int, series: Series, estimate: Estimate | None) -> dict[str, Any]:
-        """A point of the curve: times of one operation in seconds, bandwidths in bytes a second."""
+        """A point of the curve: times of one operation in seconds, bandwidths in bytes per second."""
         seconds = estimate.step_time_s if estimate else series.seconds / series.operations
         low_s, high_s = (estimate.step_time_low_s, estimate.step_time_high_s) if estimate else (None, None)
         return {

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Part:
+class RankShare:
     """What one rank did of all passes."""
 
     seconds: float  # from the first batch that was asked for to the last answer
@@ -115,7 +115,7 @@ class SplitPass:
         """The metrics of the passes of all ranks, in the first one's result."""
         run = self.run
         sums = {name: float(torch.cat(values).double().sum()) for name, values in self._scores.items()}
-        parts = run.ranks.gathered(Part(self._seconds, self.passes * len(self.part), sums))
+        parts = run.ranks.gathered(RankShare(self._seconds, self.passes * len(self.part), sums))
         run.phases["rest_of_split"] = {"seconds": self._rest_s, "steps": self._rest}
         if not parts:
             return

@@ -86,7 +86,7 @@ def _why_unread(folder: Path, error: Exception) -> str:
 
 
 @dataclass(frozen=True)
-class Series:
+class RankBlocks:
     """The timed blocks of a rank, as they lie on disk: steps, seconds, and the mean over ranks of a collective."""
 
     steps: tuple[int, ...]
@@ -103,8 +103,8 @@ class Series:
             seen, begin = seen + self.steps[begin], begin + 1
         return sum(self.times_s[begin:]) / sum(self.steps[begin:])
 
-    def first(self, count: int | None) -> Series:
-        return self if count is None else Series(self.steps[:count], self.times_s[:count])
+    def first(self, count: int | None) -> RankBlocks:
+        return self if count is None else RankBlocks(self.steps[:count], self.times_s[:count])
 
     def estimate(self, confidence: float, period: int) -> Estimate | None:
         """By the same code that the rank asks."""
@@ -115,9 +115,9 @@ class Series:
         return tracker.estimate()
 
 
-def read_series(path: Path, column: str = "duration_s") -> Series:
+def read_series(path: Path, column: str = "duration_s") -> RankBlocks:
     rows = [(int(row["steps"]), float(row[column])) for row in csv.DictReader(plain_lines(path))]
-    return Series(tuple(steps for steps, _ in rows), tuple(time_s for _, time_s in rows))
+    return RankBlocks(tuple(steps for steps, _ in rows), tuple(time_s for _, time_s in rows))
 
 
 @dataclass
@@ -258,7 +258,7 @@ class Recomputation:
             if name in own and not _same(own[name], value):
                 self._differs(f"steady.{name} is {own[name]}, from {files.STEPS} it is {value}")
 
-    def _work(self, whole: Series, seen: Series, estimate: Estimate | None) -> None:
+    def _work(self, whole: RankBlocks, seen: RankBlocks, estimate: Estimate | None) -> None:
         """Steps are those of the series, and samples those of the steps."""
         work, settings = self.record.work, _settings(self.record)
         if rank_count(settings) > 1 and not in_lockstep(settings):

@@ -62,11 +62,11 @@ def meet_shapes(run: Run) -> tuple[float, int]:
 
 
 def use_up_lead(run: Run, step_s: float) -> int:
-    """Two batches a step, one of them for nothing, until they have to be waited for; how many steps that were.
+    """Two batches per step, one of them for nothing, until they have to be waited for; how many steps that were.
 
     A loader goes on during the cold start until its queues are full. A window that begins with those tells less of the
     loader than of the step: of 216 batches of JPEGs that an H200 took in 20 s, 28 had been decoded before. Where two
-    batches a step are there in time, the loader is not what limits the run.
+    batches per step are there in time, the loader is not what limits the run.
     """
     ahead = int(run.settings.get("workers", 0)) * int(run.settings.get("prefetch", 0))
     steps, waited, spent_s = 0, False, 0.0

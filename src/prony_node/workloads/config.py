@@ -130,8 +130,9 @@ class Workload:
         if "epochs" in settings and self.epoch_samples is None and not reads_data_set(settings):
             raise RequestError(f"{self.name} has no data set of a known size, so no epochs; use steps=N")
         if settings.get("recompute") and not self.can_recompute:
+            asked = "selective" if settings["recompute"] == "selective" else "on"
             raise RequestError(
-                f"recompute=on is not offered for {self.name}: "
+                f"recompute={asked} is not offered for {self.name}: "
                 "language models and dino-swin-l can run their layers twice; leave it out"
             )
         if settings.get("recompute") == "selective" and not self.can_recompute_attention:

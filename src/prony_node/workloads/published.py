@@ -20,7 +20,12 @@ class Published:
     study: str
     place: str  # where in the study, and on what
     data: str  # the data set that it read; give yours as data=PATH
-    settings: Mapping[str, Value] = field(default_factory=dict)  # that it states
+    stated: Mapping[str, Value] = field(default_factory=dict)
+    assumed: Mapping[str, Value] = field(default_factory=dict)  # not stated, and other than in preset=plain
+
+    @property
+    def settings(self) -> dict[str, Value]:
+        return {**self.stated, **self.assumed}
 
     @property
     def named(self) -> str:
@@ -34,9 +39,11 @@ NASARI = "Nasari et al. (PEARC 2022)"
 LAMBDA = "Lambda GPU benchmark v2"
 
 
-def _hurt(place: str, data: str, **settings: Value) -> Published:
+def _hurt(place: str, data: str, image_size: int | None = None, batch_size: int | None = None) -> Published:
     """It states neither batch nor precision; the number of parameters says which model and image size it had."""
-    return Published(HURT, f"{place}, one A100 or GH200", data, settings)
+    stated: dict[str, Value] = {} if image_size is None else {"image_size": image_size}
+    assumed: dict[str, Value] = {} if batch_size is None else {"batch_size": batch_size}
+    return Published(HURT, f"{place}, one A100 or GH200", data, stated, assumed)
 
 
 def _megatron(place: str, micro_batch: int, precision: str) -> Published:
@@ -63,7 +70,7 @@ PUBLISHED: dict[str, Published] = {
     "mobilenetv3-large": Published(NASARI, "table 2, sixteen GC200", "not stated"),
     "wideresnet": Published(
         GH200_GUIDE, "test 4, one GH200", "CIFAR-100",
-        {"batch_size": 32, "precision": "bf16", "workers": 32, "prefetch": 4, "cache": "off"},
+        {"batch_size": 32, "precision": "bf16", "workers": 32, "prefetch": 4}, {"cache": "off"},
     ),  # it reads through loader workers, so the set is not held on the device
     "segformer-b4": _hurt("table II", "Cityscapes"),
     "deeplabv3plus-r101": _hurt("table II", "Cityscapes"),

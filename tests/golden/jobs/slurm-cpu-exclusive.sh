@@ -115,7 +115,7 @@ trap on_near_end USR2
 trap "ending='the job was ended'" TERM
 trap 'printf "%s\n" "$?" >"$own"/ended' EXIT
 
-# on_nodes COUNT LOG FILE HASH WORDS: the node program on the first COUNT nodes, one process a node;
+# on_nodes COUNT LOG FILE HASH WORDS: the node program on the first COUNT nodes, one process per node;
 # FILE, which has this hash, is its input
 on_nodes() {
     local nodes=$1 log=$2 status=0

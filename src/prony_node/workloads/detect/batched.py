@@ -1,6 +1,6 @@
 """Faster R-CNN's four losses over a whole batch at once: torchvision's modules, weights and rules.
 
-The host waits once an image, where proposals suppress each other (with suppression=library), and once a level of the
+The host waits once per image, where proposals suppress each other (with suppression=library), and once per level of the
 pyramid, where regions are pooled from it (with pooling=library). All else has shapes that it knows beforehand, so that
 the device never runs dry between two parts.
 """

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from prony_node.contract.settings import Value
     from prony_node.workloads.config import Workload
 
-# For 16 images a step, torchvision's own recipe, and in proportion for fewer (Goyal et al. 2017). It begins with a
+# For 16 images per step, torchvision's own recipe, and in proportion for fewer (Goyal et al. 2017). It begins with a
 # warm-up, which a run to a quality has. Without one 0.02 gives a loss that is no number: after 5 steps of two images
 # on a CPU, within 14 of 72 on an H200. 0.0025, the recipe's for two, learned there for hundreds of steps.
 SGD_RATE, SGD_SAMPLES, COLD_RATE = 0.02, 16, 0.0025

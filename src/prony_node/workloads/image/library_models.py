@@ -25,7 +25,7 @@ RATE = 3e-4  # of Adam, for convolutions and attention alike without a warm-up
 
 
 @dataclass(frozen=True)
-class Found:
+class LibraryModel:
     """A model as its library knows it."""
 
     model: Callable[..., nn.Module]  # takes the option for another size
@@ -54,12 +54,12 @@ def build(workload: Workload, settings: dict[str, Value]) -> Task:
     return replace(task, loss=classification_loss)
 
 
-def find(workload: Workload) -> Found:
+def find(workload: Workload) -> LibraryModel:
     library, _, name = workload.name.partition("/")
     return {"timm": _timm, "torchvision": _torchvision}[library](name)
 
 
-def _timm(name: str) -> Found:
+def _timm(name: str) -> LibraryModel:
     import timm
 
     model, dot, tag = name.partition(".")
@@ -70,7 +70,7 @@ def _timm(name: str) -> Found:
         raise unknown(f"tag of timm's {model}", tag, tags)
     config = timm.get_pretrained_cfg(name)
     classes = (config.num_classes if config else 0) or CLASSES  # 0: published without a classifier
-    return Found(
+    return LibraryModel(
         partial(timm.create_model, name, pretrained=False, num_classes=classes),
         classes,
         config.input_size[-1] if config else SIZE,
@@ -78,13 +78,13 @@ def _timm(name: str) -> Found:
     )
 
 
-def _torchvision(name: str) -> Found:
+def _torchvision(name: str) -> LibraryModel:
     from torchvision import models
 
     if name not in (names := models.list_models(module=models)):
         raise unknown("torchvision model", name, names)
     sizes = [known.transforms.keywords.get("crop_size", SIZE) for known in models.get_model_weights(name)]
-    return Found(
+    return LibraryModel(
         partial(models.get_model, name, weights=None, num_classes=CLASSES),
         CLASSES,
         min(sizes, default=SIZE),  # the larger ones are for weights that were tuned further
@@ -103,7 +103,7 @@ def _try(model: Callable[[], nn.Module], name: str, size: int) -> None:
         said = " ".join(str(error).split())[:300]
         raise RequestError(f"{name} cannot be tried without weights at image_size={size}: {said}") from error
     if not isinstance(answer, Tensor) or answer.dim() != 2:
-        raise RequestError(f"{name} is not a classifier: it does not answer one row of classes an image")
+        raise RequestError(f"{name} is not a classifier: it does not answer one row of classes per image")
 
 
 def classification_loss(network: nn.Module, batch: Batch) -> Tensor:

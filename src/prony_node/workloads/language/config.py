@@ -26,13 +26,13 @@ TOKENIZER = Setting(
 )  # fmt: skip
 LIBRARY_ATTENTION: dict[str, Value] = {"attention": "library"}
 VOCABULARY = 50304  # GPT-2's 50257 tokens, padded to a multiple of 128 for the matrix units
-ADAM_RATE, SGD_RATE, SGD_TOKENS = 3e-4, 0.1, 256  # from so many tokens a step on, SGD takes its full rate
+ADAM_RATE, SGD_RATE, SGD_TOKENS = 3e-4, 0.1, 256  # from so many tokens per step on, SGD takes its full rate
 CARAML = "CARAML suite (SC24)"
 MEGATRON = "Narayanan et al., Efficient Large-Scale Language Model Training (2021), appendix"
 TINY_GPT = {"layers": 2, "hidden": 64, "heads": 2, "vocabulary": 256}
 GPT_FLOPS = (
-    "2 FLOP a parameter and token (Brown et al., GPT-3, 2020, appendix D) and 4 x layers x hidden x sequence a token "
-    f"for full attention ({MEGATRON}; CARAML runs its Megatron-LM); logits at every position, as in training"
+    "2 FLOP per parameter and token (Brown et al., GPT-3, 2020, appendix D) and 4 x layers x hidden x sequence per "
+    f"token for full attention ({MEGATRON}; CARAML runs its Megatron-LM); logits at every position, as in training"
 )
 BERT_FLOPS = (
     f"sequence x layers x (24 hidden^2 + 4 hidden x sequence) ({MEGATRON}); "

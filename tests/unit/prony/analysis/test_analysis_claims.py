@@ -25,6 +25,7 @@ from prony.analysis.published_tables import NOT_IN_SIZE, NOT_RUN, TINY_MODEL, Kn
 from prony.catalog.claims import ACCURACY, PER_WH, POWER, TIME, ClaimSpec, Ratio
 from prony.plan.studies import load_study
 from prony.report.claim_lines import claim_line, claim_lines
+from prony_node.contract.errors import RequestError
 from prony_node.contract.parallel import all_devices
 from prony_node.contract.trial import Trial
 from prony_node.workloads import find_workload
@@ -171,6 +172,36 @@ def test_a_metric_without_an_interval_decides_nothing() -> None:
     assert judged.values[0].value == pytest.approx(1.2)
 
 
+@pytest.mark.parametrize(("metric", "words"), [("quality_at_epochs", {"report_at_epochs": 10}), ("quality", {})])
+def test_an_accuracy_of_one_run_has_the_interval_of_its_test_split(metric: str, words: dict[str, int]) -> None:
+    claim = claim_of("olivia-gh200", "FP16 has a better accuracy")
+    records = {}
+    for name, value in (("fp16", 0.53), ("workers_8", 0.50)):
+        trial = trial_of("olivia-gh200", claim, name)
+        record = record_of(trial, value, ACCURACY, ANY_DEVICE, 0, "here")
+        record["trial"]["effective"] |= words
+        record["metrics"][metric] = {"value": value, "unit": "accuracy", "low": value - 0.01, "high": value + 0.01}
+        if words:  # of a longer run, whose last epoch has another accuracy and interval
+            record["learning"]["curve"].append({"epoch": 100, "accuracy": 0.9})
+            record["metrics"]["quality"] = {"value": 0.9, "unit": "accuracy", "low": 0.1, "high": 0.99}
+        records[trial.hash] = [record]
+    (judged,) = judge([claim], Known(trials_of("olivia-gh200"), records))
+    (ratio,) = judged.values
+    assert (judged.verdict, ratio.value) == (HOLDS, pytest.approx(1.06))
+    assert ratio.low == pytest.approx(1.06 * math.exp(-math.hypot(0.01 / 0.53, 0.01 / 0.50)), rel=1e-3)
+
+
+@pytest.mark.parametrize(("rate", "said"), [(1310.0, "outside"), (1480.0, "inside")])
+def test_a_verdict_says_that_it_is_on_the_direction_and_not_on_the_published_number(rate: float, said: str) -> None:
+    claim = claim_of("hurt-nrp", "One GH200 takes 32.3 %")
+    cells = {"resnet50_cifar100_gh200": rate, "resnet50_cifar100_a100": 1000.0}
+    judged = judged_with("hurt-nrp", claim, cells)
+    line = claim_line(judged)
+    assert f"Holds here (above 1): ours {rate / 1000:.2f} (95 % CI " in line
+    assert line.endswith(f" for resnet50_cifar100_gh200 / resnet50_cifar100_a100; published 1.48, {said} this CI.")
+    assert judged.to_json()["tested"] == "above 1"
+
+
 def test_an_accuracy_needs_a_data_set() -> None:
     claim = claim_of("olivia-gh200", "FP16 has a better accuracy")
     trials = [trial_of("olivia-gh200", claim, name) for name in ("fp16", "workers_8")]
@@ -182,19 +213,57 @@ def test_an_accuracy_needs_a_data_set() -> None:
     )
 
 
-def test_the_energy_of_one_run_has_the_interval_of_its_record() -> None:
+def power_ratio(repeats: int, devices: tuple[str, str], failing: str = "") -> Judged:
+    """Of 600 over 400 W, in runs on these devices."""
     claim = claim_of("caraml", "An H100 SXM takes 1.6x")
-    records = {}
-    for name, value in (("gpt_sxm_16", 600.0), ("gpt_pcie_16", 400.0)):
+    records: dict[str, list[dict[str, Any]]] = {}
+    for (name, value), uuid in zip((("gpt_sxm_16", 600.0), ("gpt_pcie_16", 400.0)), devices, strict=True):
         trial = trial_of("caraml", claim, name)
-        record = record_of(trial, value, POWER, f"NVIDIA {claim.cells[name].on}", 0, name)
-        record["metrics"]["power"] |= {"low": 4 * value * 0.98, "high": 4 * value * 1.02}
-        records.setdefault(trial.hash, []).append(record)
-    one = replace(claim, values=claim.values[:1])
-    (judged,) = judge([one], Known(trials_of("caraml"), {}), records)
-    (value_of,) = judged.values
-    assert (judged.verdict, value_of.value) == (HOLDS, pytest.approx(1.5))
-    assert value_of.low == pytest.approx(1.5 * math.exp(-math.sqrt(2) * 0.02), rel=1e-3)
+        for number in range(repeats):
+            record = record_of(trial, value + number, POWER, f"NVIDIA {claim.cells[name].on}", number, name)
+            record["metrics"]["power"] |= {"low": 4 * value * 0.98, "high": 4 * value * 1.02}
+            record["facts"]["devices"][0]["uuid"] = uuid
+            record["checks"] = [{"name": failing, "level": "fail"}] if failing else []
+            records.setdefault(trial.hash, []).append(record)
+    cells = {name: claim.cells[name] for name in ("gpt_sxm_16", "gpt_pcie_16")}
+    (judged,) = judge([replace(claim, values=claim.values[:1], cells=cells)], Known(trials_of("caraml"), {}), records)
+    return judged
+
+
+def test_the_energy_of_one_run_decides_nothing_and_that_of_several_counts_the_sensors() -> None:
+    assert power_ratio(1, ("a", "b")).missing == (f"no interval: {NO_INTERVAL}",)
+    widths = []
+    for devices in (("a", "a"), ("a", "b")):
+        judged = power_ratio(3, devices)
+        (value,) = judged.values
+        assert (judged.verdict, value.value) == (HOLDS, pytest.approx(1.5, rel=0.01))
+        assert value.low is not None
+        assert value.high is not None
+        widths.append(math.log(value.high / value.low) / 2)
+    assert widths[1] == pytest.approx(math.hypot(widths[0], math.sqrt(2) * 0.05))
+
+
+def test_energy_whose_checks_fail_tests_nothing() -> None:
+    judged = power_ratio(3, ("a", "a"), "energy-agreement")
+    assert (judged.verdict, judged.missing) == (UNTESTED, ("no value: failed check: energy-agreement",))
+
+
+def test_an_interval_is_that_of_the_whole_expression_and_not_of_its_ends() -> None:
+    claim = claim_of("olivia-gh200", "FP16 is 2.5 % faster")
+    (ratio,) = claim.values
+    bent = replace(claim, values=(replace(ratio, of=lambda value: max(value, 1 / value)),), above=1.02, below=None)
+    judged = judged_with("olivia-gh200", bent, {"fp16": 1001.0, "workers_8": 1000.0}, repeats=(1.0,))
+    assert judged.verdict == UNDECIDED, "1.00 lies inside, although both ends are above the bound"
+
+
+def test_a_ratio_for_which_an_expression_has_no_value_cannot_be_tested() -> None:
+    def divide(value: float) -> float:
+        raise RequestError("divides by zero")
+
+    claim = claim_of("olivia-gh200", "FP16 is 2.5 % faster")
+    broken = replace(claim, values=(replace(claim.values[0], of=divide),))
+    judged = judged_with("olivia-gh200", broken, {"fp16": 1001.0, "workers_8": 1000.0})
+    assert (judged.verdict, judged.missing) == (UNTESTED, ("no value: divides by zero",))
 
 
 def test_a_claim_without_a_device_takes_one_machine_and_one_with_devices_any() -> None:
@@ -252,7 +321,6 @@ CONTRADICTED = {
     "nasari-pearc22": {"From 1 to 16 replicas the autoencoder": "0.456 for coder_x16"},
     "olivia-gh200": {
         "Scaling from one to four GPUs is near-linear": "3.55 for node / (4 * baseline)",
-        "Eight GPUs on two nodes scale": "it says 0.765, and its figures give 0.861",
         "On four GPUs with BF16, 8 workers per GPU are faster": "0.953 for workers_8 / workers_4",
         "FP16 has a better accuracy": "0.98 for fp16 / workers_8",
         "8 workers and FP16 are the fastest": "0.976 for fp16 / workers_4",
@@ -261,7 +329,6 @@ CONTRADICTED = {
     "caraml": {
         "JURECA's GH200, alone, has 1.2x": "0.905 for gpt_jrdc_16 / gpt_jedi_16",
         "JURECA's GH200 has 2.45x": "it says 2.45, and its figures give 1.73 to 2.15",
-        "An H100 PCIe does more tokens per watt-hour": "0.999 for gpt_pcie_16 / gpt_jedi_16",
         "The lead of an H100 PCIe": "1.34 for gpt_pcie_64 / gpt_jedi_64",
         "On several IPUs the rate of ResNet-50 grows": "0.784 for ipus_2_64 / ipus_2_16",
     },
@@ -284,10 +351,11 @@ def test_a_claim_may_be_contradicted_there_and_hold_here_and_both_are_said() -> 
     judged = judged_with("olivia-gh200", claim, {"fp16": 0.6, "workers_8": 0.5})
     assert judged.verdict == HOLDS
     line = claim_line(judged)
-    assert "Here fp16 / workers_8 is 1.20 (95 % CI 1.20 to 1.20)." in line
+    assert "Holds here (above 1): ours 1.20 (95 % CI 1.20 to 1.20) for fp16 / workers_8." in line
     assert line.endswith("Contradicted by the publication's own numbers: its figures give 0.98 for fp16 / workers_8.")
     lines = claim_lines([judged])
-    assert "1 claims; holds here: 1; contradicted by the publication's own numbers: 1." in lines
+    counts = "1 claim; holds here: 1; contradicted by the publication's own numbers: 1."
+    assert f"{counts} A verdict is on the bounds in brackets, not on the published number." in lines
     assert judged.to_json()["verdict"] == HOLDS
     assert judged.to_json()["published_values"][0]["value"] == pytest.approx(0.5201 / 0.5308)
 

@@ -127,6 +127,40 @@ def test_a_rate_on_several_devices_is_held_to_one_of_ours_device_by_device_and_a
     assert (many.ratio, many.per_device) == (pytest.approx(2.0), False)
 
 
+def test_a_published_rate_stands_beside_the_run_with_its_share_of_the_cores() -> None:
+    """Of Olivia's tests, 5 and 8 to 12 had 72 of 288 cores, 6 had all."""
+    words = {"devices": 4, "precision": "bf16", "batch_size": 256, "workers": 32}
+    quarter, every = (Trial("wideresnet", {**words, "cores": cores}) for cores in ("25%", "100%"))
+    records = [record_of(quarter, 30_000.0), record_of(every, 60_000.0)]
+
+    def rate_beside(title: str, place: str, *those: dict[str, Any]) -> float | None:
+        cell = cell_of(
+            filled(spec_of("olivia-gh200", title), *those), place=place, workers_per_device=32, metric="throughput"
+        )
+        return cell.ours.value if cell.ours is not None else None
+
+    assert rate_beside("Tests 1 to 5", "Test 5", *records) == 30_000.0
+    assert rate_beside("Tests 8 to 12", "Tests 8-12", *records) == 30_000.0
+    assert rate_beside("Test 6", "Test 6", *records) == 60_000.0
+    assert rate_beside("Investigation 1", "Test 6", *records) == 60_000.0
+    assert rate_beside("Tests 8 to 12", "Tests 8-12", records[1]) is None
+    assert rate_beside("Tests 1 to 5", "Test 5", records[1]) is None
+    assert rate_beside("Test 6", "Test 6", records[0]) is None
+    # Of test 4 the cores are not stated, so a run with any share stands beside it.
+    alone = Trial("wideresnet", {"devices": 1, "precision": "bf16", "batch_size": 32, "workers": 32, "cores": "1"})
+    assert rate_beside("Tests 1 to 5", "Test 4", record_of(alone, 4000.0)) == 4000.0
+
+
+def test_the_energy_of_an_epoch_on_ipus_has_a_ratio_and_that_of_runs_of_unknown_length_none() -> None:
+    trial = Trial("resnet50", {"devices": 2, "global_batch": 16})
+    spec = spec_of("caraml", "ResNet-50 on 2 to 4 devices: energy")
+    table = filled(spec, record_of(trial, 1000.0, samples_per_wh=10_000.0))
+    epoch = cell_of(table, accelerator="GC200", devices=2, global_batch=16)
+    assert epoch.ratio == pytest.approx(1281167 / 10_000 / 2 / 20.28)
+    run = cell_of(table, accelerator="A100-40GB-SXM", devices=2, global_batch=16)
+    assert (run.ratio, run.why) == (None, "the length of the published runs is not stated")
+
+
 def test_the_first_epoch_counts_the_cold_start() -> None:
     trial = Trial("resnet50", {"devices": 1, "precision": "fp16"})
     table = filled(spec_of("nasari-pearc22", "Table 1:"), record_of(trial, 5000.0, cold_start=60.0))
@@ -212,13 +246,15 @@ def test_an_epoch_may_be_a_number_of_batches_and_its_energy_that_of_one_of_as_ma
     cell = cell_of(filled(spec, record_of(four, 1000.0, samples_per_wh=per_wh)), **wanted)
     assert cell.ours is not None
     assert cell.ours.value == pytest.approx(4 * 64 / 4.08 / 4)
-    assert cell.ratio == pytest.approx(1.0, abs=1e-3)  # as published: 15.68 Wh on each of four, 4.08 a watt-hour
+    assert cell.figure.value == pytest.approx(cell.ours.value, abs=0.01)  # 15.68 Wh on each of four, 4.08 per watt-hour
+    assert (cell.ratio, cell.why) == (None, "the published energy is of more than the steps of an epoch")
     alone = filled(spec, record_of(one, 1000.0, samples_per_wh=per_wh), also=(four,))
-    assert cell_of(alone, **wanted).ratio is None, "one device does four times the work of one of four"
+    assert cell_of(alone, **wanted).why == "no such device", "one device does four times the work of one of four"
     rate = cell_of(alone, metric="throughput", global_batch=64)
     assert rate.ratio == pytest.approx(1000 / 1024 / (64.99 / 4)), "sequences/s of one device"
     per_energy = cell_of(alone, metric="tokens_per_energy", global_batch=64)
-    assert (per_energy.ratio, per_energy.per_device) == (pytest.approx(1.0), False), "work is work on any device"
+    assert per_energy.ours is not None
+    assert per_energy.ours.value == pytest.approx(4.08), "work is work on any device"
     assert "ours, tokens per energy, devices=1" in heads(alone), "what a ratio is made of is shown"
 
 
@@ -244,6 +280,28 @@ def test_accumulated_batches_are_no_larger_batch_per_device() -> None:
     cell = cell_of(table, devices=1, batch_per_device=20, metric="throughput")
     assert cell.ratio is not None
     assert "batch per device" not in {one.name for one in cell.differs}
+
+
+def test_what_speaks_against_a_run_stands_beside_its_value() -> None:
+    trial = Trial("resnet50", {"devices": 1, "batch_size": 20, "grad_accumulation": 24, "preset": "plain"})
+    record = record_of(trial, 1000.0)
+    record["metrics"]["throughput"] |= {"low": 900.0, "high": 1100.0}
+    record["checks"] = [{"name": "blocks", "level": "warn"}, {"name": "loss", "level": "pass"}]
+    lines = published_lines(filled(spec_of("nasari-pearc22", "Table 3"), record))
+    assert any("1,000 ± 10 %*" in line for line in lines)
+    assert "- * Checks of these runs warn: blocks." in lines
+    assert any(line.startswith("- ± is half of a 95 % CI within one run") for line in lines)
+
+
+def test_energy_whose_checks_fail_is_none_and_the_rate_stays() -> None:
+    trial = Trial("gpt-800m", {"devices": 1, "global_batch": 16, "preset": "published", "grad_accumulation": 4})
+    record = record_of(trial, 1000.0, samples_per_wh=300_000.0, power=600.0)
+    record["checks"] = [{"name": "energy-agreement", "level": "fail"}]
+    title = "GPT of 800 million parameters over global batches: mean power"
+    cells = filled(spec_of("caraml", title), record).cells()
+    assert {cell.why for cell in cells if cell.figure.global_batch == 16} == {"failed check: energy-agreement"}
+    rates = filled(spec_of("caraml", "GPT of 800 million parameters over global batches: TFLOP/s"), record)
+    assert rates.has_ours
 
 
 def test_repeats_are_one_value() -> None:

@@ -229,6 +229,14 @@ def test_cores_are_compared_as_those_of_a_rank() -> None:
     assert change.sentence == "cores of a rank: 4 on one device, 2 on 2, 2 on 4", "two nodes have four each"
 
 
+def test_a_share_of_the_cores_is_divided_among_the_ranks_too() -> None:
+    records = series({1: 1.0, 2: 1.8, 4: 3.0})
+    for record in records:
+        record["trial"]["settings"]["cores"] = record["trial"]["effective"]["cores"] = "50%"
+    (change,) = scaling(records, "weak").changes
+    assert change.sentence == "cores of a rank: 50% on one device, 25% on 2, 12.5% on 4"
+
+
 def test_a_batch_that_changed_is_a_change_in_weak_scaling_alone() -> None:
     records = series({1: 1.0, 2: 1.8}, "strong")
     assert [change.what for change in scaling(records, "weak").changes] == ["batch_size"]

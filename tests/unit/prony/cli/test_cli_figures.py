@@ -67,6 +67,22 @@ def draw(*words: str) -> Result:
     return CliRunner().invoke(make_app("figures"), ["figures", *words], catch_exceptions=False)
 
 
+def test_a_title_too_long_is_refused_where_it_stands(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(STUDY % ("x" * 300))
+    done = draw(str(tmp_path / "mine.yaml"), "--out", str(tmp_path / "figures"))
+    assert done.exit_code == 2
+    assert "mine.yaml" in done.stderr
+    assert "a title has at most 200 characters, and this one has 300" in done.stderr
+
+
+def test_one_part_of_a_study_can_be_drawn(tmp_path: Path, ours: dict[str, Any]) -> None:
+    runs, out = tmp_path / "runs", tmp_path / "figures"
+    done = draw("caraml", "--part", "resnet", "--runs", str(runs), "--out", str(out), "--format", "json")
+    assert done.exit_code == 0
+    wrong = draw("caraml", "--part", "resnett", "--runs", str(runs))
+    assert (wrong.exit_code, "did you mean 'resnet'" in wrong.stderr) == (2, True)
+
+
 def test_each_plot_is_a_file_with_its_caption(tmp_path: Path, ours: dict[str, Any]) -> None:
     out = tmp_path / "new" / "figures"
     done = draw("caraml", "--size", "quick", "--runs", str(tmp_path / "runs"), "--out", str(out), "--format", "json")
@@ -118,7 +134,7 @@ def test_a_study_without_plots_says_so(tmp_path: Path) -> None:
     assert "mine has no plots of a publication" in refused.output
 
 
-@pytest.mark.parametrize("title", ["../../escaped", "/etc/passwd", "a/b\\\\c", "..", "ü 漢", "x" * 300])
+@pytest.mark.parametrize("title", ["../../escaped", "/etc/passwd", "a/b\\\\c", "..", "ü 漢", "x" * 200])
 def test_no_title_leads_out_of_the_folder(tmp_path: Path, title: str) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "mine.yaml").write_text(STUDY % title, encoding="utf-8")

@@ -65,7 +65,7 @@ def scale(root: Path, words: str, code: int = 0) -> str:
 
 def test_the_answer_holds_gain_loss_and_prediction(machine: Machine, tmp_path: Path) -> None:
     said = scale(tmp_path, "devices=1,2,4 batch_size=64")
-    assert "weak scaling: 64 samples a step on each device" in said
+    assert "weak scaling: 64 samples per step and device" in said
     for words in ("90.0 %", "communication", "Nothing else changed", "Held out: from 1 and 2 alone", "between 3 runs"):
         assert words in " ".join(said.split())
     assert f"prony report --runs {tmp_path}" in said.replace("\n", " ")

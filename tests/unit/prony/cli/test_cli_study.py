@@ -121,6 +121,19 @@ def test_a_budget_stops_it_and_the_next_start_goes_on(root: Path) -> None:
     assert (len(carried.outcomes), carried.stopped) == (6, None)
 
 
+def test_one_trial_is_counted_as_one(root: Path) -> None:
+    study = parse_study("workloads: gpt-tiny\nsettings: {batch_size: 4}\n", "s.yaml", Reading(None), find_workload)
+    assert "1 trial, 1 run" in outlook_lines(make_outlook(study, root))
+
+
+def test_a_model_that_this_host_cannot_hold_is_left_out(root: Path) -> None:
+    text = "workloads: [gpt-175b, gpt-tiny]\nsettings: {device: cpu, size: [full, tiny], batch_size: 1}\n"
+    study = parse_study(text, "s.yaml", Reading(None), find_workload)
+    (why,) = make_outlook(study, root).impossible.values()
+    assert why.startswith("gpt-175b needs 1,")
+    assert "and this host has" in why
+
+
 def test_what_this_machine_cannot_do_is_left_out(root: Path) -> None:
     text = "workloads: gpt-tiny\nsettings: {precision: [fp32, tf32], batch_size: 1..2}\n"
     carried, said = carry(root, text)

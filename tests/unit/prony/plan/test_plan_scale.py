@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from prony.plan.scale import COUNTED, STRONG, WEAK, Series, make_series, parse_counts
+from prony.plan.scale import COUNTED, STRONG, WEAK, ScalingTrials, make_series, parse_counts
 from prony_node.contract import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.contract.plan import Stop
 from prony_node.workloads import WORKLOADS, find_workload
 
 
-def made(words: str, *kinds: str, diagnose: bool = False, nodes: tuple[int, ...] = ()) -> Series:
+def made(words: str, *kinds: str, diagnose: bool = False, nodes: tuple[int, ...] = ()) -> ScalingTrials:
     return make_series("gpt-tiny", words.split(), kinds or (WEAK,), Machine, nodes, diagnose)
 
 
-def shown(series: Series, *left_out: str) -> list[str]:
+def shown(series: ScalingTrials, *left_out: str) -> list[str]:
     """The trials without their workload, and without what every one of them has."""
     return [" ".join(word for word in str(trial).split()[1:] if word not in left_out) for trial in series.trials]
 

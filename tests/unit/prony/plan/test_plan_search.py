@@ -13,12 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prony.plan.search import OUT_OF_MEMORY, Search
+from prony.plan.search import Search
 from prony.plan.search_confirm import BETTER, SAME, UNDECIDED, WORSE, Confirmation, confirmation, looks, next_side
-from prony.plan.search_drive import Found, Made, drive
+from prony.plan.search_drive import Made, SearchOutcome, drive
 from prony.plan.search_goal import GOALS
 from prony.plan.search_space import Candidate, Space
 from prony.plan.search_terms import Limit, PairRun, Result, Rules, Screen
+from prony_node.contract.record_types import OUT_OF_MEMORY
 
 GIB = 2.0**30
 GOAL = GOALS["throughput"]
@@ -329,7 +330,7 @@ def test_an_a_b_says_better_worse_the_same_or_nothing_and_never_on_three_pairs()
 
 
 def test_nothing_that_ran_is_no_advice() -> None:
-    found = Found(Candidate((("batch_size", 8),)))
+    found = SearchOutcome(Candidate((("batch_size", 8),)))
     assert not found.decided(found.champion)
     assert found.chosen(found.champion) == found.champion
     assert Rules().between_runs == 0.01

@@ -164,6 +164,6 @@ def test_the_spread_of_shapes_is_told_and_nothing_else_is_taken_for_one() -> Non
 
 def test_how_often_a_workload_waits_for_the_device_is_told() -> None:
     assert dict(data_lines({"work": {"own_synchronisations_per_step": 1.0}})) == {
-        "waits": "1 a step for the device, the workload's own"
+        "waits": "1 per step for the device, the workload's own"
     }
     assert data_lines({"work": {"own_synchronisations_per_step": "x"}}) == []

@@ -19,6 +19,7 @@ from prony.report.build import report_text
 from prony.report.published_lines import Captioned, panel_title, plot_caption
 from prony.report.published_plots import FILE, PAGE, plot_file, plot_svg, specification
 from prony_node.contract.trial import Trial
+from prony_node.stats import between_run
 from prony_node.workloads import find_workload
 
 NAMES = ("caraml", "hurt-nrp", "nasari-pearc22", "olivia-gh200")
@@ -167,6 +168,29 @@ def test_only_gaps_are_published_of_inference_and_the_caption_says_so() -> None:
     assert "No published series." in caption
     assert any("4xA100, GH200" in line for line in caption if line.startswith("Not drawn"))
     assert "41.7 %" in caption[-1]
+    assert "Our time is calculated from the steady rate." in caption
+
+
+@pytest.mark.parametrize(("images", "seconds", "rate"), [(50_000, 40.0, 1250.0), (10_000, 20.0, 2500.0)])
+def test_a_pass_over_all_validation_images_is_drawn_with_its_measured_time(
+    images: int, seconds: float, rate: float
+) -> None:
+    """One over fewer images is not, and its time is calculated."""
+    trials = [Trial("resnet50", {"mode": "infer", "devices": devices}) for devices in (1, 4)]
+    records = {one.hash: [record_of(one, 2500.0)] for one in trials}
+    records[trials[1].hash][0]["metrics"] |= {"split_time": {"value": 40.0}, "split_throughput": {"value": images / 40}}
+    plot = plot_of("hurt-nrp", "Fig. 2", Known(trials, records))
+    four = {panel.metric: one.marks[0] for panel in plot.panels for one in panel.series if "4 devices" in one.name}
+    assert (four["time"].value, four["throughput"].value) == (seconds, rate)
+    said = [line for line in plot_caption(plot, "", "") if line.startswith("Our time is")]
+    if images == 50_000:
+        assert said == [
+            "Our time is calculated from the steady rate: resnet50, ours, 1 device.",
+            "Our time is measured with its rate, in one pass over all samples, loading included: "
+            "resnet50, ours, 4 devices.",
+        ]
+    else:
+        assert said == ["Our time is calculated from the steady rate."]
 
 
 def test_quantities_that_are_not_the_same_have_panels_of_their_own() -> None:
@@ -192,22 +216,44 @@ def test_an_interval_is_that_within_one_run_and_that_between_several() -> None:
     assert (mark.value, mark.low, mark.high) == (1000.0, 900.0, 1200.0)
     ((mark,),) = [one.marks for one in draw(timed, Known([trial], {trial.hash: [record_of(trial)]})).series(ours=True)]
     assert (mark.value, mark.low, mark.high) == (0.5, 500 / 1200, 500 / 900), "a fast end is a short time"
-    several = {trial.hash: [record_of(trial, rate) for rate in (990.0, 1000.0, 1010.0)]}
+    several = {trial.hash: [record_of(trial, rate) for rate in (990.0, 1000.0, 1100.0)]}
     ((mark,),) = [one.marks for one in draw(spec, Known([trial], several)).series(ours=True)]
-    assert mark.low is not None
-    assert 970 < mark.low < 980, "Student's, of three means"
+    between = between_run([990.0, 1000.0, 1100.0])
+    assert (mark.value, mark.low, mark.high) == (between.mean, between.low, between.high), "not the median, 1000"
+
+
+def test_a_rate_is_that_of_all_devices_and_each_metric_has_its_unit() -> None:
+    """Published rates are drawn as totals, also where a plot does not go by devices."""
+    spec = PlotSpec("a plot", workloads=("resnet50",), x="workload", metrics=("throughput", "cpu_utilisation"))
+    trial = Trial("resnet50", {"devices": 4})
+    record = record_of(trial, 4000.0)
+    record["metrics"]["cpu_utilisation"] = {"value": 0.0}
+    plot = draw(spec, Known([trial], {trial.hash: [record]}))
+    assert [(panel.unit, panel.series[0].marks[0].value) for panel in plot.panels] == [("images/s", 4000.0), ("1", 0.0)]
+    (rate, share) = specification(plot, FILE)["concat"]
+    assert [len(layer["data"]["values"]) for one in (rate, share) for layer in one["layer"]] == [1] * 6, "0 is a value"
+
+
+def test_a_caption_says_how_many_values_have_no_interval() -> None:
+    spec = PlotSpec("a plot", workloads=("resnet50",), x="devices", match={"devices": Matched("devices")})
+    trials = [Trial("resnet50", {"devices": devices}) for devices in (1, 2)]
+    records = {one.hash: [record_of(one)] for one in trials}
+    known = Known(trials, records)
+    within = "Bars are 95 % CIs, within one run where there is one; "
+    assert f"{within}where none shows, it is smaller than the mark." in plot_caption(draw(spec, known), "", "")
+    rate = records[trials[1].hash][0]["metrics"]["throughput"]
+    rate["low"] = rate["high"] = None
+    assert f"{within}1 of our 2 values have none." in plot_caption(draw(spec, known), "", "")
 
 
 def test_series_of_ours_that_would_lie_on_each_other_are_told_apart() -> None:
-    """Cores are no field of a figure; two runs that differ in them are two series."""
-    trials = [
-        Trial("wideresnet", {"devices": 4, "precision": "bf16", "batch_size": 256, "workers": 8, "cores": cores})
-        for cores in ("0-71", "0-287")
-    ]
+    """Prefetching is no field of a figure; two runs that differ in it are two series."""
+    words = {"devices": 4, "precision": "bf16", "batch_size": 256, "workers": 8, "cores": "25%"}
+    trials = [Trial("wideresnet", {**words, "prefetch": prefetch}) for prefetch in (2, 4)]
     plot = plot_of("olivia-gh200", "Tests 6 and", Known(trials, {one.hash: [record_of(one)] for one in trials}))
     assert [one.name for one in plot.series(ours=True)] == [
-        "ours, 4 devices, cores=0-71",
-        "ours, 4 devices, cores=0-287",
+        "ours, Tests 8-12, 4 devices, prefetch=2",
+        "ours, Tests 8-12, 4 devices, prefetch=4",
     ]
 
 

@@ -16,7 +16,7 @@ def test_a_report_about_a_series_has_its_section(tmp_path: Path) -> None:
     records = [*series({1: 1.0, 2: 1.9, 4: 3.6}), scaled_record(4, 3900.0, sync=False)]
     text = build_report(records, tmp_path / "report.html").read_text(encoding="utf-8")
     assert '<h2 id="scaling">Scaling</h2>' in text
-    assert "resnet50, weak scaling: 64 samples a step on each device" in text
+    assert "resnet50, weak scaling: 64 samples per step and device" in text
     assert text.count("speedup over one device") >= 1
     assert "7.7 % (3.4 to 11.8)" in text  # what communication takes on 4
     assert "Rate over what was varied" not in text
@@ -61,7 +61,7 @@ def collective(devices: int, bandwidth: float, name: str = "allreduce", machine:
 def test_what_is_sent_bounds_the_bandwidth() -> None:
     records = [*series({1: 1.0, 2: 1.9}), sending(4, 3600.0)]
     notes = scaling_lines(scaling(records, "weak")).notes
-    assert "On 4 each device sends 190.7 MiB a step: a bus bandwidth of at least 2.000 GB/s." in notes
+    assert "On 4 each device sends 190.7 MiB per step: a bus bandwidth of at least 2.000 GB/s." in notes
     assert "What the links can do was not measured; `prony run allreduce devices=4` would." in notes
     spread = [*series({1: 1.0, 2: 1.9}), sending(4, 3600.0, settings={"nodes": 2})]
     assert "`prony run allreduce devices=4 nodes=2` would." in " ".join(scaling_lines(scaling(spread, "weak")).notes)
@@ -90,7 +90,7 @@ def test_the_page_finds_the_collectives_that_it_was_given(tmp_path: Path) -> Non
 
 def test_rows_and_titles_are_for_a_person() -> None:
     found = scaling(series({1: 1.0, 2: 1.8}, "strong"), "strong")
-    assert scaling_title(found) == "resnet50, strong scaling: 64 samples a step on all devices together"
+    assert scaling_title(found) == "resnet50, strong scaling: 64 samples per step on all devices together"
     assert gained_row(found.points[0]) == ["1", "64", "1,000 images/s ± 3.3 %", "1", "100 %"]
     assert gained_row(found.points[1])[3:] == ["1.800 (1.720 to 1.884)", "90.0 % (86.0 to 94.2)"]
     assert lost_row(found.points[0]) is None

@@ -76,6 +76,7 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
     ({"batch_size": "auto", "device": "mps"}, "which torch does not tell"),
     ({"memory_cap": "4", "device": "mps"}, "memory_cap cannot be held on device=mps"),
     ({"memory_cap": "0"}, "memory_cap is a whole number of at least 1"),
+    *[({"cores": share}, "a share such as 25%") for share in ("0%", "101%", "250%")],
 ]  # fmt: skip
 
 
@@ -91,6 +92,8 @@ def test_what_a_workload_cannot_is_refused_by_its_name() -> None:
         WORKLOADS["gpt-tiny"].parse({"epochs": "1"})
     with pytest.raises(RequestError, match="recompute=on is not offered for resnet50: language models and dino"):
         WORKLOADS["resnet50"].parse({"recompute": "on"})
+    with pytest.raises(RequestError, match="recompute=selective is not offered for resnet50"):
+        WORKLOADS["resnet50"].parse({"recompute": "selective"})
     with pytest.raises(RequestError, match="recompute=selective is not offered for bert-base-squad: the gpt workloads"):
         WORKLOADS["bert-base-squad"].parse({"recompute": "selective"})
     with pytest.raises(RequestError, match="memory_format=channels_last is a layout of images; gpt-tiny has none"):

@@ -9,54 +9,55 @@ import random
 
 import pytest
 
-from prony_node.data.average_precision import Found, Truth, mean_average_precision
+from prony_node.data.average_precision import FoundBox, Truth, mean_average_precision
 
-Image = tuple[list[Truth], list[Found]]
+Image = tuple[list[Truth], list[FoundBox]]
 SQUARE = (10.0, 10.0, 20.0, 20.0)
 ELSEWHERE = (50.0, 50.0, 60.0, 60.0)
 
 
 def test_every_box_found_exactly_is_one() -> None:
-    images = [([Truth(1, SQUARE), Truth(2, ELSEWHERE)], [Found(1, SQUARE, 0.9), Found(2, ELSEWHERE, 0.1)])]
+    images = [([Truth(1, SQUARE), Truth(2, ELSEWHERE)], [FoundBox(1, SQUARE, 0.9), FoundBox(2, ELSEWHERE, 0.1)])]
     assert mean_average_precision(images) == pytest.approx(1.0)
 
 
 def test_nothing_found_is_nothing_and_nothing_to_find_is_no_number() -> None:
     assert mean_average_precision([([Truth(1, SQUARE)], [])]) == 0.0
-    assert math.isnan(mean_average_precision([([], [Found(1, SQUARE, 0.9)])]))
+    assert math.isnan(mean_average_precision([([], [FoundBox(1, SQUARE, 0.9)])]))
 
 
 def test_the_wrong_class_in_the_right_place_is_wrong() -> None:
-    assert mean_average_precision([([Truth(1, SQUARE)], [Found(2, SQUARE, 0.9)])]) == 0.0
+    assert mean_average_precision([([Truth(1, SQUARE)], [FoundBox(2, SQUARE, 0.9)])]) == 0.0
 
 
 def test_an_overlap_counts_up_to_what_it_reaches() -> None:
     shifted = (10.0, 10.0, 20.0, 17.2)  # 0.72 of the union: right at 0.50 to 0.70, wrong at 0.75 to 0.95
-    assert mean_average_precision([([Truth(1, SQUARE)], [Found(1, shifted, 0.9)])]) == pytest.approx(0.5)
+    assert mean_average_precision([([Truth(1, SQUARE)], [FoundBox(1, shifted, 0.9)])]) == pytest.approx(0.5)
 
 
 def test_a_wrong_answer_costs_when_it_is_surer_than_the_right_one() -> None:
-    right, wrong = Found(1, SQUARE, 0.5), Found(1, ELSEWHERE, 0.9)
+    right, wrong = FoundBox(1, SQUARE, 0.5), FoundBox(1, ELSEWHERE, 0.9)
     assert mean_average_precision([([Truth(1, SQUARE)], [right, wrong])]) == pytest.approx(0.5)
-    unsure = Found(1, ELSEWHERE, 0.1)
+    unsure = FoundBox(1, ELSEWHERE, 0.1)
     assert mean_average_precision([([Truth(1, SQUARE)], [right, unsure])]) == pytest.approx(1.0)
 
 
 def test_half_of_the_boxes_are_found_up_to_half_of_the_recalls() -> None:
-    images: list[Image] = [([Truth(1, SQUARE), Truth(1, ELSEWHERE)], [Found(1, SQUARE, 0.9)])]
+    images: list[Image] = [([Truth(1, SQUARE), Truth(1, ELSEWHERE)], [FoundBox(1, SQUARE, 0.9)])]
     assert mean_average_precision(images) == pytest.approx(51 / 101)
 
 
 def test_a_box_is_found_once() -> None:
-    twice = [Found(1, SQUARE, 0.9), Found(1, SQUARE, 0.8)]
-    images: list[Image] = [([Truth(1, SQUARE)], twice), ([Truth(1, SQUARE)], [Found(1, SQUARE, 0.7)])]
+    twice = [FoundBox(1, SQUARE, 0.9), FoundBox(1, SQUARE, 0.8)]
+    images: list[Image] = [([Truth(1, SQUARE)], twice), ([Truth(1, SQUARE)], [FoundBox(1, SQUARE, 0.7)])]
     assert mean_average_precision(images) == pytest.approx((51 + 50 * 2 / 3) / 101)
 
 
 def test_a_crowd_is_neither_to_be_found_nor_wrong_to_find() -> None:
     crowd = Truth(1, (0.0, 0.0, 100.0, 100.0), crowd=True)
-    inside = [Found(1, ELSEWHERE, 0.95), Found(1, (70.0, 70.0, 80.0, 80.0), 0.9)]
-    assert mean_average_precision([([Truth(1, SQUARE), crowd], [*inside, Found(1, SQUARE, 0.5)])]) == pytest.approx(1.0)
+    inside = [FoundBox(1, ELSEWHERE, 0.95), FoundBox(1, (70.0, 70.0, 80.0, 80.0), 0.9)]
+    answers = [*inside, FoundBox(1, SQUARE, 0.5)]
+    assert mean_average_precision([([Truth(1, SQUARE), crowd], answers)]) == pytest.approx(1.0)
     assert math.isnan(mean_average_precision([([crowd], inside)]))
 
 
@@ -109,8 +110,8 @@ def images_of_chance(seed: int) -> list[Image]:
                 moved = [value + chance.gauss(0, 2) for value in truth.corners]
                 moved = [*moved[:2], max(moved[2], moved[0] + 0.5), max(moved[3], moved[1] + 0.5)]
                 label = truth.label if chance.random() < 0.8 else 1
-                found.append(Found(label, moved, round(chance.random(), 1)))
-        found += [Found(2, ELSEWHERE, chance.random()) for _ in range(chance.randint(0, 3))]
+                found.append(FoundBox(label, moved, round(chance.random(), 1)))
+        found += [FoundBox(2, ELSEWHERE, chance.random()) for _ in range(chance.randint(0, 3))]
         chance.shuffle(found)
         images.append((truths, found))
     return images

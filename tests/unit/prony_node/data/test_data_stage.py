@@ -46,7 +46,7 @@ def test_a_copy_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.Mon
     source, target = imagenet(tmp_path / "source"), tmp_path / "copy"
     copy, calls = room._copy, []
 
-    def fails_later(file: room.Found, goal: Path) -> list[object]:
+    def fails_later(file: room.SourceFile, goal: Path) -> list[object]:
         calls.append(file.name)
         if len(calls) > 6:
             raise KeyboardInterrupt

@@ -238,7 +238,7 @@ def test_masks_that_are_no_label_ids_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=rf"{path.name} has 96x40 pixels, and its image has 96x48"):
         taken(streets_to_train(opened(folder), 1, height=32, width=32, workers=0), 1)
     Image.new("RGB", (96, 48), 7).save(path)
-    with pytest.raises(RequestError, match=rf"{path.name} has 3 x 8 bits a pixel: expected a mask of 8"):
+    with pytest.raises(RequestError, match=rf"{path.name} has 3 x 8 bits per pixel: expected a mask of 8"):
         taken(streets_to_test(opened(folder), 1, height=32, width=32, workers=0), 1)
     write(path, b"no image")
     with pytest.raises(RequestError, match=rf"{path.name} \(8 bytes\) cannot be decoded"):

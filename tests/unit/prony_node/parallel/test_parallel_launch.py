@@ -96,7 +96,7 @@ def test_more_devices_than_a_node_has_are_refused_by_what_falls_to_it(monkeypatc
     for settings, said in (
         ({"devices": 8, "nodes": 2}, ""),
         ({"devices": 8}, "devices=8 is not possible: torch finds 4"),
-        ({"devices": 16, "nodes": 2}, "devices=16 nodes=2, 8 a node, is not possible: torch finds 4"),
+        ({"devices": 16, "nodes": 2}, "devices=16 nodes=2, 8 per node, is not possible: torch finds 4"),
     ):
         refused = refuse_missing_devices(Plan("run", Trial("gpt-800m", settings)))
         assert (refused is None) == (not said)

@@ -1,8 +1,8 @@
 """What a record says, field by field, for ten kinds of run: held against tests/golden/records.
 
 Figures, times and what a machine is are left out. What stays: which fields there are, which metrics have a value and in
-which unit, which checks were made, what was effective, how a run ended. PRONY_GOLDEN=write renews the files; look at the
-difference before committing it.
+which unit, which checks were made, the effective settings, how a run ended. PRONY_GOLDEN=write renews the files; look at
+the difference before committing it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,28 @@ GOLDEN = ROOT / "tests" / "golden" / "records"
 sys.path.insert(0, str(ROOT / "tests" / "unit" / "prony_node" / "data"))
 import small_sets  # noqa: E402
 
+from prony_node.contract import files  # noqa: E402
+
 pytestmark = pytest.mark.slow
 
 SHORT = ("size=tiny", "device=cpu", "cores=1", "steps=8")
-EXAMPLE = re.findall(r"```python\n(.*?)```", (ROOT / "docs/add-a-workload.md").read_text(encoding="utf-8"), re.DOTALL)[-1]
-BROKEN = EXAMPLE.replace("network(batch[0])", "network(batch[1])")  # labels are no images
+EXAMPLE = re.findall(r"```python\n(.*?)```", (ROOT / "docs/add-a-workload.md").read_text(encoding="utf-8"), re.DOTALL)[
+    -1
+]
+BROKEN = (
+    EXAMPLE.replace("loss=lambda network, batch: F.cross_entropy(network(batch[0]), batch[1])", "loss=loss")
+    + """
+
+STEPS = []
+
+
+def loss(network, batch):
+    STEPS.append(None)
+    if len(STEPS) > 12:
+        raise ValueError("the thirteenth loss")
+    return F.cross_entropy(network(batch[0]), batch[1])
+"""
+)
 CASES = {
     "training": ("gpt-tiny", *SHORT),
     "inference": ("gpt-tiny", *SHORT, "mode=infer"),
@@ -37,7 +54,7 @@ CASES = {
     "ddp": ("gpt-tiny", *SHORT, "devices=2"),
     "pipeline": ("gpt-tiny", *SHORT, "devices=2", "pp=2", "batch_size=2"),
     "collective": ("allreduce", "device=cpu", "devices=2", "largest=4KiB"),
-    "failure": ("./broken.py", "device=cpu", "steps=2"),
+    "failure": ("./broken.py", "device=cpu", "steps=40"),
     "out-of-memory": ("mobilenetv3-small", "size=tiny", "device=cpu", "cores=1", "memory_cap=1", "steps=2",
                       "batch_size=4096"),
     "interrupted": ("gpt-tiny", "size=tiny", "device=cpu", "cores=1"),
@@ -76,7 +93,9 @@ def make(name: str, place: Path) -> dict[str, Any]:
     limit = [] if any(word.startswith(("steps", "epochs")) for word in words) else ["--max-time", "3s"]
     limit = ["--max-time", "100s", "--tolerance", "0.01%"] if name == "interrupted" else limit
     argv = [sys.executable, "-m", "prony", "run", *words, *limit, "--no-energy"]
-    with subprocess.Popen(argv, cwd=place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+    with subprocess.Popen(
+        argv, cwd=place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as process:
         if name == "interrupted":
             until_it_measures(runs)
             process.send_signal(signal.SIGINT)
@@ -89,7 +108,7 @@ def make(name: str, place: Path) -> dict[str, Any]:
 
 def until_it_measures(runs: Path) -> None:
     for _ in range(600):
-        if any("measuring" in path.read_text() for path in runs.glob("*/progress*")):
+        if any('"phase": "measure"' in path.read_text() for path in runs.glob(f"*/{files.PROGRESS}")):
             return
         time.sleep(0.1)
     raise AssertionError("it never measured")
@@ -98,13 +117,12 @@ def until_it_measures(runs: Path) -> None:
 def outline(record: dict[str, Any], place: Path) -> dict[str, Any]:
     """A record without its figures."""
     trial = record["trial"]
-    effective = {key: value if key in trial["settings"] else kind(value) for key, value in trial["effective"].items()}
     text = json.dumps(
         {
             **{key: record[key] for key in HELD if key in record},
             "fields": sorted(record),
             "trial": {**{key: kind(value) for key, value in trial.items()}, "settings": trial["settings"]},
-            "effective": effective,
+            "effective": trial["effective"],
             "metrics": {name: told(metric) for name, metric in record["metrics"].items()},
             "phases": {name: sorted(phase) for name, phase in record["phases"].items()},
             "checks": sorted(check["name"] for check in record["checks"]),

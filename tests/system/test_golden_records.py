@@ -1,8 +1,8 @@
 """What a record says, field by field, for ten kinds of run: held against tests/golden/records.
 
 Figures, times and what a machine is are left out. What stays: which fields there are, which metrics have a value and in
-which unit, which checks were made, the effective settings, how a run ended. PRONY_GOLDEN=write renews the files; look at
-the difference before committing it.
+which unit, which checks were made, the effective settings, how a run ended. PRONY_GOLDEN=write renews the files; look
+at the difference before committing it.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from prony_node.workloads.dino.attention import DeformableAttention
+from prony_node.workloads.dino.model import DeformableAttention
 
 BLOCK = 32  # queries of a program: with its 128 threads, each has eight channels of one
 

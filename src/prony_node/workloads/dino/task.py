@@ -13,13 +13,11 @@ from torch.nn.utils.rnn import pad_sequence
 from prony_node.data.boxes import COUNTS, IMAGES, SIZES, box_sampler
 from prony_node.data.scenes import COCO_SCENERY, MOST_BOXES, TINY_SCENERY
 from prony_node.measure.protocol import Batch, Task
+from prony_node.workloads.dino.boxes import Targets, ToHost, corners
 from prony_node.workloads.dino.config import size_of
-from prony_node.workloads.dino.geometry import corners
-from prony_node.workloads.dino.losses import denoising_loss, matched_loss
-from prony_node.workloads.dino.matching import Matching
+from prony_node.workloads.dino.loss import Matching, denoising_loss, matched_loss
 from prony_node.workloads.dino.model import Dino
 from prony_node.workloads.dino.sampling import use_kernel
-from prony_node.workloads.dino.targets import Targets, ToHost
 from prony_node.workloads.weights import with_weights
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from prony_node.workloads.dino.config import TINY, Size
-from prony_node.workloads.dino.positions import Levels, find_levels
+from prony_node.workloads.dino.model import Levels, find_levels
 
 
 @pytest.fixture(autouse=True)

@@ -9,12 +9,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from prony_node.workloads.dino.attention import DeformableAttention
 from prony_node.workloads.dino.config import Size
-from prony_node.workloads.dino.decoder import Decoder, on_levels
-from prony_node.workloads.dino.encoder import Encoder, encoder_references
-from prony_node.workloads.dino.positions import Levels, box_embeddings, centres, find_levels, place_embeddings
-from prony_node.workloads.dino.queries import QuerySelection
+from prony_node.workloads.dino.model import (
+    Decoder,
+    DeformableAttention,
+    Encoder,
+    Levels,
+    QuerySelection,
+    box_embeddings,
+    centres,
+    encoder_references,
+    find_levels,
+    on_levels,
+    place_embeddings,
+)
 
 
 def bilinear(image: Tensor, x: float, y: float) -> Tensor:

@@ -8,10 +8,9 @@ import math
 import pytest
 import torch
 
-from prony_node.workloads.dino import losses
-from prony_node.workloads.dino.geometry import centre_size, corners, generalised_iou, logit
-from prony_node.workloads.dino.matching import Matching, match_costs
-from prony_node.workloads.dino.targets import Targets, ToHost
+from prony_node.workloads.dino import loss as losses
+from prony_node.workloads.dino.boxes import Targets, ToHost, centre_size, corners, generalised_iou, logit
+from prony_node.workloads.dino.loss import Matching, match_costs
 
 Box = tuple[float, float, float, float]
 SIZES = torch.tensor([[100, 200], [50, 80]])

@@ -8,24 +8,25 @@ import pytest
 import torch
 from torch import Tensor
 
+from prony_node.workloads.dino.boxes import Targets, corners
 from prony_node.workloads.dino.config import FULL, Size
-from prony_node.workloads.dino.decoder import Decoder
-from prony_node.workloads.dino.denoising import (
+from prony_node.workloads.dino.model import (
     LABEL_NOISE,
     LAMBDA_1,
     LAMBDA_2,
+    Decoder,
+    Levels,
     Noised,
+    QuerySelection,
+    centres,
     filled_up,
     group_count,
     hidden_from,
     make_noised,
     noised_boxes,
     noised_labels,
+    proposals,
 )
-from prony_node.workloads.dino.geometry import corners
-from prony_node.workloads.dino.positions import Levels, centres
-from prony_node.workloads.dino.queries import QuerySelection, proposals
-from prony_node.workloads.dino.targets import Targets
 
 # Mixed query selection
 

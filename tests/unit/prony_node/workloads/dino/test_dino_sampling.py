@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from prony_node.workloads.dino.attention import DeformableAttention
 from prony_node.workloads.dino.config import Size
-from prony_node.workloads.dino.decoder import Decoder
+from prony_node.workloads.dino.model import Decoder, DeformableAttention
 from prony_node.workloads.dino.sampling import KernelSampling, use_kernel
 
 SRC = Path(__file__).parents[5] / "src"
@@ -46,10 +45,10 @@ for kind, bound in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
         assert (plain.float() - own.float()).norm() < bound * plain.float().norm(), (kind, plain.shape)
 print("alike")
 
-from prony_node.workloads.dino.attention import DeformableAttention
+from prony_node.workloads.dino.model import DeformableAttention
 from prony_node.workloads.dino.config import TINY
-from prony_node.workloads.dino.encoder import encoder_references
-from prony_node.workloads.dino.positions import find_levels
+from prony_node.workloads.dino.model import encoder_references
+from prony_node.workloads.dino.model import find_levels
 from prony_node.workloads.dino.sampling import use_kernel
 
 levels = find_levels(torch.tensor([[60, 80], [44, 72]]), (64, 80), [(8, 10), (4, 5), (2, 3), (1, 2)])

@@ -17,10 +17,9 @@ from prony_node.measure.protocol import Batch
 from prony_node.measure.step import Step
 from prony_node.supervise.rank import describe
 from prony_node.workloads import build_task, find_workload
-from prony_node.workloads.dino.backbone import level_shapes
+from prony_node.workloads.dino.boxes import Targets, ToHost, corners
 from prony_node.workloads.dino.config import FULL, TINY
-from prony_node.workloads.dino.geometry import corners
-from prony_node.workloads.dino.targets import Targets, ToHost
+from prony_node.workloads.dino.model import level_shapes
 from prony_node.workloads.dino.task import detection_loss, detections, smooth_answers
 
 CPU = torch.device("cpu")

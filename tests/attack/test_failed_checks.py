@@ -142,8 +142,8 @@ def test_a_run_with_a_failed_check_exits_with_1(model: Path, tmp_path: Path) -> 
 
 
 def test_strict_makes_a_warning_an_exit_code_of_1(tmp_path: Path) -> None:
-    """Two steps are too few blocks for an interval, which is a warning."""
-    words = ("run", "gpt-tiny", "size=tiny", "steps=2", "device=cpu", "--no-energy", "--json")
+    """Four steps, each long enough to be a block, are too few blocks for an interval, which is a warning."""
+    words = ("run", "gpt-tiny", "size=tiny", "batch_size=64", "steps=4", "device=cpu", "--no-energy", "--json")
     lenient, strict = prony(tmp_path, *words), prony(tmp_path, *words, "--strict")
     for done in (lenient, strict):
         levels = {check["name"]: check["level"] for check in json.loads(done.stdout)["checks"]}

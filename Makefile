@@ -40,10 +40,10 @@ types:
 setup: $(VENV)/.installed-$(TORCH)
 setup-dev: $(VENV)/.installed-$(TORCH)-dev
 
-$(VENV)/.installed-pinned: EXTRAS = [node]
-$(VENV)/.installed-pinned-dev: EXTRAS = [node,dev]
-$(VENV)/.installed-system: EXTRAS =
-$(VENV)/.installed-system-dev: EXTRAS = [dev]
+$(VENV)/.installed-pinned: EXTRAS = [workloads,report]
+$(VENV)/.installed-pinned-dev: EXTRAS = [workloads,report,dev]
+$(VENV)/.installed-system: EXTRAS = [report]
+$(VENV)/.installed-system-dev: EXTRAS = [report,dev]
 
 $(VENV)/.installed-pinned $(VENV)/.installed-pinned-dev: pyproject.toml constraints.txt
 	@echo "prony: setting up $(VENV) (some minutes the first time)" >&2

@@ -5,6 +5,7 @@
 #   pip    torch and torchvision from wherever this pip takes them, at the versions of CONSTRAINTS
 set -euo pipefail
 constraints=$1 torch=$2
+# With torch and torchvision, what the extra `workloads` of pyproject.toml has.
 libraries=(timm transformers segmentation-models-pytorch scipy nvidia-ml-py)
 
 if [ "$torch" = none ]; then

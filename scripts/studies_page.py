@@ -23,8 +23,8 @@ from prony.cli.figures import file_names
 from prony.cli.study_tables import Shown, show_study
 from prony.plan.studies import load_study
 from prony.report.claim_lines import TITLE, claim_lines
+from prony.report.drawing import require_plots
 from prony.report.published_lines import Captioned, published_lines
-from prony.report.published_plots import plot_file
 from prony.store.archive import unpacked
 from prony_node.contract.errors import RequestError
 from prony_node.workloads import find_workload
@@ -41,6 +41,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     os.environ.pop("PRONY_STORE", None)  # these runs are no news to a team
     try:
+        if options.figures:
+            require_plots()
         for archive in sorted(options.results.glob(f"{PREFIX}*{SUFFIX}")):
             name = archive.name.removeprefix(PREFIX).removesuffix(SUFFIX)
             with (
@@ -91,6 +93,8 @@ def left_out(shown: Shown) -> list[str]:
 
 
 def draw(shown: Shown, folder: Path) -> None:
+    from prony.report.published_plots import plot_file
+
     folder.mkdir(parents=True, exist_ok=True)
     for name, one in figures_of(shown).items():
         (folder / f"{name}.svg").write_bytes(plot_file(one, "svg"))

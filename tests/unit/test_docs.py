@@ -85,6 +85,20 @@ def test_every_room_has_its_line_in_the_architecture() -> None:
     assert {str(room) for room in rooms if f"| `{room.relative_to(ROOT).as_posix()}` |" not in text} == set()
 
 
+def test_the_commands_of_the_guide_to_contributing_are_real() -> None:
+    """A newcomer's first command must not fail: its targets, files and tests exist."""
+    text = read("CONTRIBUTING.md")
+    shown = [line.partition("#")[0] for block in FENCE.findall(text) for line in block.splitlines()]
+    shown += [span for span in code_spans("CONTRIBUTING.md") if " " in span]
+    targets = {word for line in shown if line.startswith("make ") for word in line.split()[1:] if "=" not in word}
+    assert {"setup-dev", "lint", "types", "test", "test-containers", "test-kubernetes"} == targets
+    assert [one for one in targets if not re.search(rf"^{one}:", read("Makefile"), re.MULTILINE)] == []
+    paths = [word for line in shown for word in line.split() if re.match(r"(tests|scripts|[.]ci)/", word)]
+    assert len(paths) >= 5
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    assert "test_every_path_and_name_in_the_architecture_exists" in read("tests/unit/test_docs.py")  # -k architecture
+
+
 def test_every_page_is_in_the_index() -> None:
     text = read("docs/index.md")
     pages = [path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")]

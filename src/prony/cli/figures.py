@@ -34,7 +34,9 @@ def figures(
     """Draw the plots of the publication that a study repeats, each a file with its caption beside it."""
     from prony.cli.study_at_site import study_root
     from prony.cli.study_tables import show_study
+    from prony.report.drawing import require_plots
 
+    require_plots()
     if kind not in FORMATS:
         raise unknown("format", kind, FORMATS)
     study = open_study(target, size, settings, parts=part).study

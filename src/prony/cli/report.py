@@ -50,6 +50,7 @@ def report(
             print(f"prony: {folder.name} is left out: its record is not what Prony writes", file=sys.stderr)
         written = _write(usable, target, follow)
     print(f"report: {written.absolute()}{'' if follow else own_name_note(written)}")
+    say_without_plots()
 
 
 def report_file(root: Path) -> Path:
@@ -65,6 +66,15 @@ def report_file(root: Path) -> Path:
     if owner == os.geteuid() or not mode & stat.S_ISVTX:
         return usual
     return root / f"report-{user_name(os.geteuid())}.html"
+
+
+def say_without_plots() -> None:
+    """A report is made without plots where the libraries that draw them are missing: its tables say the same."""
+    from prony.report.drawing import why_no_plots
+
+    why = why_no_plots()
+    if why is not None:
+        print(f"prony: the report is without plots; {why}", file=sys.stderr)
 
 
 def own_name_note(written: Path) -> str:

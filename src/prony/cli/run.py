@@ -234,7 +234,7 @@ def _print_outcomes(outcomes: list[Outcome], root: Path) -> None:
 
 def write_report(outcomes: list[Outcome], root: Path) -> None:
     """A suite ends with its report; on stderr, so that --json stays alone on stdout."""
-    from prony.cli.report import own_name_note, report_file
+    from prony.cli.report import own_name_note, report_file, say_without_plots
 
     out = report_file(root.absolute())
     try:
@@ -245,3 +245,4 @@ def write_report(outcomes: list[Outcome], root: Path) -> None:
         print(f"prony: no report was made: {type(error).__name__}: {error}", file=sys.stderr)
         return
     print(f"report: {out}{own_name_note(out)}", file=sys.stderr)
+    say_without_plots()

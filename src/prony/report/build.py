@@ -15,11 +15,12 @@ from markupsafe import Markup
 
 from prony.analysis.learning import quality_of
 from prony.analysis.published_layout import Table
-from prony.analysis.scaling import scaling
+from prony.analysis.scaling import Scaling, scaling
 from prony.analysis.scaling_series import find_series
 from prony.analysis.settings import Record
 from prony.report.claim_lines import Conclusions
 from prony.report.collective_lines import collective_plot
+from prony.report.drawing import why_no_plots
 from prony.report.learning import curves
 from prony.report.numbers import format_target
 from prony.report.page import Entry, Page, page_of
@@ -88,19 +89,27 @@ def report_text(
     entries.sort(key=lambda entry: (str(entry.record.get("started") or ""), entry.record["id"]))
     page = page_of(entries)
     page.published += [table_entry(table) for table in tables]
-    page.published_plots += _published_plots(plots)
     page.conclusions += conclusions
-    return render(page, entries)
+    page.without_plots = why_no_plots()
+    return render(page, entries, plots)
 
 
-def render(page: Page, entries: Sequence[Entry]) -> str:
-    """The page with its plots."""
+def render(page: Page, entries: Sequence[Entry], plots: Sequence[Captioned] = ()) -> str:
+    """The page as HTML, with its plots unless it says why it is without them."""
+    records = [entry.record for entry in entries]
+    series = find_series(records)
+    page.scalings += _scalings(series, records, drawn=page.without_plots is None)
+    if page.without_plots is None:
+        page.published_plots += _published_plots(plots)
+        _add_plots(page, entries, {record["id"] for _, those in series for record in those})
+    return _template().render(page=page, unfolded=len(page.runs) <= OPEN_UP_TO)
+
+
+def _add_plots(page: Page, entries: Sequence[Entry], scaled: set[str]) -> None:
+    """Sweeps, learning and the plots of each run; runs of a scaling series are in no sweep."""
     from prony.report.plots import series_svg, sweep_svg  # a second to import, so only for a report
 
     records = [entry.record for entry in entries]
-    series = find_series(records)
-    scaled = {record["id"] for _, those in series for record in those}
-    page.scalings += _scalings(series, records)
     page.sweeps += _sweeps([one for one in records if quality_of(one) is None and one["id"] not in scaled])
     page.learning += _learning(records)
     page.learned_sweeps += _learned_sweeps(records)
@@ -111,7 +120,6 @@ def render(page: Page, entries: Sequence[Entry]) -> str:
         messages = collective_plot(entry.record)
         if messages is not None:
             run["messages_plot"] = Markup(sweep_svg(messages, f"messages{number}"))
-    return _template().render(page=page, unfolded=len(page.runs) <= OPEN_UP_TO)
 
 
 @functools.cache
@@ -160,21 +168,25 @@ def _published_plots(plots: Sequence[Captioned]) -> list[dict[str, Any]]:
     ]
 
 
-def _scalings(series: Sequence[tuple[str, list[Record]]], every: Sequence[Record]) -> list[dict[str, Any]]:
+def _scalings(series: Sequence[tuple[str, list[Record]]], every: Sequence[Record], drawn: bool) -> list[dict[str, Any]]:
     """Speedup against ideal, and where the rest went; collectives among all records say what the links can do."""
-    from prony.report.scaling_plot import scaling_svg
-
     found = [scaling(records, kind, collectives=every) for kind, records in series]
     return [
         {
             "title": scaling_title(one),
-            "svgs": [Markup(scaling_svg(one, what, f"scaling{number}{what}")) for what in ("speedup", "efficiency")],
+            "svgs": _scaling_plots(one, f"scaling{number}") if drawn else [],
             "gained": {"columns": GAINED, "rows": [gained_row(point) for point in one.points]},
             "lost": {"columns": LOST, "rows": [row for point in one.points if (row := lost_row(point))]},
             "lines": scaling_lines(one),
         }
         for number, one in enumerate(found)
     ]
+
+
+def _scaling_plots(found: Scaling, name: str) -> list[Markup]:
+    from prony.report.scaling_plot import scaling_svg
+
+    return [Markup(scaling_svg(found, what, f"{name}{what}")) for what in ("speedup", "efficiency")]
 
 
 def _learned_sweeps(records: Sequence[Record]) -> list[dict[str, Any]]:

@@ -72,6 +72,7 @@ class Page:
     learned_sweeps: list[dict[str, Any]] = field(default_factory=list)
     sweeps: list[dict[str, Any]] = field(default_factory=list)
     runs: list[dict[str, Any]] = field(default_factory=list)
+    without_plots: str | None = None  # why
 
 
 def page_of(entries: Sequence[Entry]) -> Page:

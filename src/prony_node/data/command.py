@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prony_node.contract.errors import RequestError, unknown
+from prony_node.contract.extras import install_command
 from prony_node.data.place import DEFAULT_SAMPLES, FILES_ALONE, FORMS, generated_folder
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ def main(words: list[str]) -> int:
         return EXIT_REQUEST
     except ModuleNotFoundError as error:
         needs = "torch, and torchvision and Pillow for images"
-        tell("refused", f"data sets need {needs}: {error}. PRONY_PYTHON names the Python that has them")
+        how = f"{install_command('node,vision')}, or let PRONY_PYTHON name a Python that has them"
+        tell("refused", f"data sets need {needs}: {error}. {how}")
         return EXIT_REQUEST
     except (OSError, RuntimeError) as error:
         tell("failed", str(error) or type(error).__name__)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from prony_node.contract import RequestError
+from prony_node.contract.extras import install_command
 from prony_node.contract.plain import most_unpacked
 from prony_node.data.dataset import Origin, listing, refuse
 from prony_node.data.tokens import BYTES, END_OF_FILE, HELD_OUT, Packed
@@ -196,7 +197,7 @@ def load_tokenizer(file: Path) -> Any:
         from tokenizers import Tokenizer
     except ImportError as error:
         raise RequestError(
-            f"tokenizer={file} is read by the library tokenizers, which is not installed: pip install tokenizers"
+            f"tokenizer={file} is read by the library tokenizers, which is not installed: {install_command('language')}"
         ) from error
     if not file.is_file():
         raise RequestError(f"tokenizer={file} is not possible: there is no such file")

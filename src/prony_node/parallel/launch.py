@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from prony_node.contract import files
+from prony_node.contract.extras import missing_library
 from prony_node.contract.leftovers import MEETING
 from prony_node.contract.parallel import all_devices, devices_per_node, ranks_per_node
 from prony_node.contract.plan import Plan
@@ -36,7 +37,7 @@ def main(argv: list[str]) -> int:
         refused = refuse_missing_devices(plan)
         ended = {"failure": refused, "ranks": []} if refused else launch(plan, plan_file, folder)
     except ModuleNotFoundError as error:  # torch itself, or a part of it
-        missing = f"this workload needs {(error.name or '?').partition('.')[0]}, which is not installed here"
+        missing = missing_library((error.name or "?").partition(".")[0])
         ended["failure"] = {"kind": "missing-library", "message": missing}
     finally:
         files.write_whole(folder / files.LAUNCHER, ended)

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from typing import Any
 
+from prony_node.contract.extras import extra_of, install_command
 from prony_node.facts import (
     container_facts,
     device_facts,
@@ -129,15 +130,17 @@ def missing_for(document: dict[str, Any]) -> list[dict[str, str]]:
 def _missing_software(document: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     torch, devices = document["torch"], document["devices"]
     if not torch["installed"]:
-        how = "install torch here, or let PRONY_PYTHON name a Python that has it"
+        how = f"{install_command('node')}, or let PRONY_PYTHON name a Python that has torch"
         yield "torch", f"every run ({torch['reason']})", how
-    libraries: dict[str, list[str]] = {}
+    libraries: dict[tuple[str, str | None], list[str]] = {}
     of_libraries = (make("NAME") for make in LIBRARIES.values())
     for workload in (*WORKLOADS.values(), *of_libraries):
         if workload.library and importlib.util.find_spec(workload.library) is None:
-            libraries.setdefault(workload.library, []).append(workload.name)
-    for library, names in libraries.items():
-        yield library, ", ".join(names), f"pip install {library}, in the version that belongs to this torch"
+            extra = extra_of(workload.library, workload.module)
+            libraries.setdefault((workload.library, extra), []).append(workload.name)
+    for (library, extra), names in libraries.items():
+        command = install_command(extra) if extra else f"pip install {library}"
+        yield library, ", ".join(names), f"{command}, with {library} in the version that belongs to this torch"
     for kind in sorted({device["kind"] for device in devices}):
         ready = compile_ability(kind)
         if not ready["can"]:
@@ -153,7 +156,7 @@ def _missing_hardware(document: dict[str, Any]) -> Iterator[tuple[str, str, str]
         else:
             yield "an accelerator", "device=cuda, xpu or mps", "no driver of one is loaded; runs use the CPU"
     if any(device["kind"] == "cuda" and not device.get("clocks") for device in devices):
-        how = "pip install nvidia-ml-py"
+        how = f"{install_command('node')}, or nvidia-ml-py alone"
         yield "the device's sensors", "checks of clocks, throttling and foreign processes", how
 
 

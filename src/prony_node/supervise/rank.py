@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import functools
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
+from prony_node.contract.extras import missing_library
 from prony_node.contract.plan import Plan
 from prony_node.facts.software import imported_versions
 from prony_node.measure.host_allocator import avoid_reservations
@@ -20,6 +22,7 @@ from prony_node.measure.out_of_memory import out_of_memory_in
 from prony_node.parallel.place import place_of
 from prony_node.supervise.auto_batch import TryFailed
 from prony_node.supervise.settle import settle
+from prony_node.workloads import WORKLOADS
 
 TORCH_ADVICE = "If reserved but unallocated memory is large"  # from here on it is about the allocator's settings
 
@@ -33,6 +36,8 @@ def main(argv: list[str]) -> int:
     stacks = files.open_text(folder / files.STACKS)
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     found: dict[str, Any] = {}
+    shipped = WORKLOADS.get(plan.trial.workload)
+    described = functools.partial(describe, module=shipped.module if shipped else "")
     settings = plan.trial.settings
     if "memory_cap" in settings and settings.get("device", "auto") in ("auto", "cpu"):
         avoid_reservations()
@@ -41,11 +46,11 @@ def main(argv: list[str]) -> int:
         from prony_node.supervise.run import Run
         from prony_node.supervise.walk import walk
 
-        walk(plan, folder, found, place, describe) if plan.walk else Run(plan, folder, found, place).execute()
+        walk(plan, folder, found, place, described) if plan.walk else Run(plan, folder, found, place).execute()
         found["status"] = "ok"
     except Exception as error:
         traceback.print_exc()
-        failure = describe(error, found.get("memory_free", ""))
+        failure = described(error, found.get("memory_free", ""))
         if place.size > 1:
             failure["at_monotonic"] = time.monotonic()
         found |= {"status": "failed", "failure": failure}
@@ -57,8 +62,11 @@ def main(argv: list[str]) -> int:
     return 0 if found["status"] == "ok" else 1
 
 
-def describe(error: Exception, memory_free: str = "") -> dict[str, Any]:
-    """A failure's kind, and a sentence; `memory_free` is what was free before anything was allocated."""
+def describe(error: Exception, memory_free: str = "", module: str = "") -> dict[str, Any]:
+    """A failure's kind, and a sentence; `memory_free` is what was free before anything was allocated.
+
+    `module` is that of the workload.
+    """
     if isinstance(error, TryFailed):
         return error.failure
     if isinstance(error, RequestError):
@@ -68,7 +76,7 @@ def describe(error: Exception, memory_free: str = "") -> dict[str, Any]:
     text = " ".join(str(error).split())
     if isinstance(error, ModuleNotFoundError):
         library = (error.name or "?").partition(".")[0]
-        return {"kind": "missing-library", "message": f"this workload needs {library}, which is not installed here"}
+        return {"kind": "missing-library", "message": missing_library(library, module)}
     if isinstance(error, ImportError):
         return {"kind": "missing-library", "message": f"a library could not be loaded here: {text[:600]}"}
     if name == "MissingDevice":

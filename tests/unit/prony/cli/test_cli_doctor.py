@@ -63,6 +63,7 @@ def test_a_missing_library_names_its_workload() -> None:
     document = ask("import sys; sys.modules['torchvision'] = None; " + ASK)
     (entry,) = (entry for entry in document["missing"] if entry["what"] == "torchvision")
     assert "resnet50" in entry["needed_for"]
+    assert entry["how"].startswith("pip install 'prony[vision]'")
 
 
 def test_a_full_machine_fits_and_brackets_are_not_markup(document: dict[str, Any]) -> None:

@@ -209,3 +209,4 @@ def test_without_torch_the_reason_is_a_sentence(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert "data sets need torch" in json.loads(done.stdout)["refused"]
+    assert "pip install 'prony[node,vision]'" in json.loads(done.stdout)["refused"]

@@ -112,7 +112,7 @@ def test_what_is_no_tokenizer_is_answered_with_a_sentence(
     with pytest.raises(RequestError, match=r"tokenizer is for texts in JSON lines, and .* is text; leave it out"):
         open_dataset(tmp_path / "plain.txt", tokenizer=str(tmp_path / "wrong.json"))
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(RequestError, match="which is not installed: pip install tokenizers"):
+    with pytest.raises(RequestError, match=r"which is not installed: pip install 'prony\[language\]'"):
         open_dataset(oscar, tokenizer=str(tmp_path / "wrong.json"))
 
 

@@ -118,5 +118,6 @@ def test_a_python_without_torch_is_named_as_it_is_for_one_rank(tmp_path: Path, m
     plan = Plan(run_id="one", trial=Trial("gpt-tiny", {"devices": 2}))
     files.write_whole(tmp_path / files.PLAN, plan.to_json())
     assert main([str(tmp_path / files.PLAN), str(tmp_path)]) == 1
-    said = {"kind": "missing-library", "message": "this workload needs torch, which is not installed here"}
+    message = "this workload needs torch, which is not installed here: pip install 'prony[node]'"
+    said = {"kind": "missing-library", "message": message}
     assert files.read_json(tmp_path / files.LAUNCHER) == {"failure": said, "ranks": []}

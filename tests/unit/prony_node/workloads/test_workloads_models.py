@@ -84,7 +84,7 @@ def test_resnet50_without_torchvision_is_a_missing_library(monkeypatch: pytest.M
         task_of(WORKLOADS["resnet50"])
     assert describe(caught.value) == {
         "kind": "missing-library",
-        "message": "this workload needs torchvision, which is not installed here",
+        "message": "this workload needs torchvision, which is not installed here: pip install 'prony[vision]'",
     }
     task_of(WORKLOADS["wideresnet"])  # which needs torch alone
 

@@ -222,5 +222,6 @@ def test_deeplab_without_its_library_says_so(monkeypatch: pytest.MonkeyPatch) ->
     workload = find_workload("deeplabv3plus-r101")
     with pytest.raises(ModuleNotFoundError) as caught:
         build_task(workload, dict(workload.fixed))
-    said = describe(caught.value)
-    assert (said["kind"], "segmentation_models_pytorch" in said["message"]) == ("missing-library", True)
+    said = describe(caught.value, module=workload.module)
+    assert said["kind"] == "missing-library"
+    assert "segmentation_models_pytorch, which is not installed here: pip install 'prony[scenes]'" in said["message"]

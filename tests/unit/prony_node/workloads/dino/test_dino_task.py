@@ -293,8 +293,8 @@ def test_a_library_that_is_not_there_is_named(library: str, monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(ModuleNotFoundError) as caught:
         build_task(WORKLOAD, {"size": "tiny"})
-    said = f"this workload needs {library}, which is not installed here"
-    assert describe(caught.value) == {"kind": "missing-library", "message": said}
+    said = f"this workload needs {library}, which is not installed here: pip install 'prony[scenes]'"
+    assert describe(caught.value, module=WORKLOAD.module) == {"kind": "missing-library", "message": said}
 
 
 def test_its_defaults_on_a_device_suit_images_of_any_shape() -> None:

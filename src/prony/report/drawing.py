@@ -1,0 +1,21 @@
+"""Whether plots can be drawn here: the libraries for it are an extra, which a login node need not have."""
+
+from __future__ import annotations
+
+from prony_node.contract.errors import RequestError
+
+
+def why_no_plots() -> str | None:
+    """What is missing and how to get it; None where plots can be drawn."""
+    try:
+        import altair  # noqa: F401
+        import vl_convert  # noqa: F401
+    except ImportError as error:
+        return f"plots need altair and vl-convert-python ({error}): pip install 'prony[report]'"
+    return None
+
+
+def require_plots() -> None:
+    why = why_no_plots()
+    if why is not None:
+        raise RequestError(why)

@@ -273,8 +273,11 @@ def test_the_studies_page_counts_the_same_doubts_as_the_records() -> None:
     assert stated in (ROOT / "docs" / "published-h200.md").read_text()
 
 
-def test_later_rules_doubt_the_first_jobs_gpt_800m_alone() -> None:
-    """docs/measuring.md says so: six runs warn of `steady` when their step series are judged by today's checks."""
+def test_later_rules_doubt_each_gpt_800m_of_the_first_job() -> None:
+    """docs/measuring.md says so: six runs warn of `steady`, and none of `blocks`, when today's checks judge their series.
+
+    The other 41 are not judged here: it takes too long.
+    """
     import csv
     import tarfile
 
@@ -285,21 +288,20 @@ def test_later_rules_doubt_the_first_jobs_gpt_800m_alone() -> None:
     with tarfile.open(ROOT / "results" / "h200" / "headline-20261118.tar.gz") as tar:
         for member in tar:
             folder, _, name = member.name.partition("/")
-            if name in ("record.json", "steps.csv", "result.json") and (content := tar.extractfile(member)):
+            if folder.startswith("gpt-800m") and name in ("record.json", "steps.csv") and (content := tar.extractfile(member)):
                 files.setdefault(folder, {})[name] = content.read().decode()
     doubted = []
     for found in files.values():
-        one, result = json.loads(found["record.json"]), json.loads(found["result.json"])
+        one = json.loads(found["record.json"])
         rows = list(csv.DictReader(line for line in found["steps.csv"].splitlines() if not line.startswith("#")))
         rule = StopRule(**{name: one["stop"][name] for name in ("tolerance", "min_time_s", "max_time_s")})
         estimate = estimate_of(
             [float(row["duration_s"]) for row in rows], [int(row["steps"]) for row in rows],
-            confidence=rule.confidence, drift_limit=rule.drift_limit, period=int(result.get("series_period") or 0),
-            blocks_seen=one["steady"]["blocks_seen"],
+            confidence=rule.confidence, drift_limit=rule.drift_limit, blocks_seen=one["steady"]["blocks_seen"],
         )  # fmt: skip
         warned = [check["name"] for check in series_checks(estimate, rule, fixed=False) if check["level"] == "warn"]
-        doubted += [(one["trial"]["workload"], name) for name in warned]
-    assert (len(files), doubted) == (17, [("gpt-800m", "steady")] * 6)
+        doubted.append(warned)
+    assert doubted == [["steady"]] * 6
 
 
 def test_the_table_of_records_is_what_the_archives_hold(monkeypatch: pytest.MonkeyPatch) -> None:

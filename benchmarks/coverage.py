@@ -3,8 +3,8 @@
     python benchmarks/coverage.py [--series 2000] [--jobs 2] [--cells PATTERN] [--seed 1] [--markdown FILE]
 
 Needs numpy beside Prony. Exits with 1 when a cell misses its gate. With fewer than 2000 series a cell misses only where
-its count is significantly beyond the gate, so that a quick run finds what is broken and nothing by chance. What the columns mean, and what is
-simulated, is told in docs/statistics.md.
+its count is significantly beyond the gate, so that a quick run finds what is broken and nothing by chance. What the
+columns mean, and what is simulated, is told in docs/statistics.md.
 """
 
 from __future__ import annotations

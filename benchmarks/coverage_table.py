@@ -179,8 +179,8 @@ def how_it_is_judged(series: int, cells: int) -> str:
     shown = next((count for count in range(series, -1, -1) if at_most(count, series, COVERAGE_GATE) < chance), None)
     least = "no coverage is low enough here" if shown is None else f"coverage of {100 * shown / series:.0f} % or less"
     return (
-        f"{series} series per cell, fewer than {ENOUGH_SERIES}: a miss is a share significantly beyond its gate (binomial, "
-        f"{100 * FAMILY_WISE:g} % over all cells together); for the gate of {100 * COVERAGE_GATE:g} % that is: {least}."
+        f"{series} series per cell, fewer than {ENOUGH_SERIES}: a miss is a share significantly beyond its gate "
+        f"(binomial, {100 * FAMILY_WISE:g} % over all cells together); for the gate of {100 * COVERAGE_GATE:g} % that is: {least}."
     )
 
 

@@ -37,6 +37,7 @@ ALONE = {  # of these, what is other in one mode alone
 SHOWN = {True: "on", False: "off"}
 H200 = Machine("cuda", 139.8, 16)
 AT_FLOOR = 0.01  # an interval is at its floor when it is wider by this share of it at most
+RATE = "rate (95 % within the run), window"
 LARGE = ((1e12, " T"), (1e9, " G"))  # of the ceilings, whose work is FLOPs or bytes
 
 
@@ -248,21 +249,21 @@ def largest_rows(results: Path) -> Iterable[list[str]]:
 
 TABLES: dict[str, tuple[list[str], Callable[[Path], Iterable[list[str]]]]] = {
     "workloads": (
-        ["work", "batch", "precision", "rate (95 % within the run), window", "runs", "MFU", "latency, median of a batch",
+        ["work", "batch", "precision", RATE, "runs", "MFU", "latency, median of a batch",
          "memory reserved", "work per watt-hour (GPU)", "checks that did not pass"], workload_rows),
     "quality": (
         ["seed", "batch", "target", "accuracy", "epoch", "time to quality", "energy to quality (GPU)", "rate",
          "checks that did not pass"], quality_rows),
     "inputs": (
-        ["work", "loader", "rate (95 % within the run), window", "waiting for data", "cores busy", "measured for at most",
+        ["work", "loader", RATE, "waiting for data", "cores busy", "measured for at most",
          "checks that did not pass"], input_rows),
     "scenes": (
-        ["work", "batch", "rate (95 % within the run), window", "runs", "plain eager bf16 loop, stretches, images/s",
+        ["work", "batch", RATE, "runs", "plain eager bf16 loop, stretches, images/s",
          "ratio", "memory reserved", "checks that did not pass"], scene_rows),
     "forms": (
-        ["work", "batch", "form", "when", "rate (95 % within the run), window", "memory reserved", "cold start"], form_rows),
+        ["work", "batch", "form", "when", RATE, "memory reserved", "cold start"], form_rows),
     "largest": (
-        ["work", "asked for", "batch", "rate (95 % within the run), window", "plain eager bf16 loop, stretches, images/s",
+        ["work", "asked for", "batch", RATE, "plain eager bf16 loop, stretches, images/s",
          "memory reserved", "checks that did not pass"], largest_rows),
     "auto": (
         ["work", "compile", "memory", "batch found", "smallest that did not fit", "batches tried",

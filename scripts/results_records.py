@@ -1,4 +1,4 @@
-"""The runs under results/: read from archives as records of this version, and listed in results/records.jsonl, one line per record.
+"""The runs under results/, read from archives as records of this version: results/records.jsonl, one line per record.
 
     python scripts/results_records.py [--results results]
 

@@ -96,8 +96,10 @@ def test_a_row_has_its_interval_energy_checks_and_peers(tmp_path: Path) -> None:
     peers = [PEER, {**PEER, "rate": 1_010.0, "device": "GPU-1"}]
     (tmp_path / "headline-1.peers.jsonl").write_text("".join(json.dumps(peer) + "\n" for peer in peers))
     readme, page = make_table(tmp_path, archive)
-    row = ("| vit-l, train, bf16 | 128 | **1,200 images/s** ± 2.1 % | 0.575 J/image | 3, 20 s | 0 of 3 | 1: clocks (1) "
-           "| 3: throttled (3) | timm benchmark.py, compiled: 1,005 ± 6.3 % (2 runs) | headline-1, 2026-11-18 |")  # fmt: skip
+    row = (
+        "| vit-l, train, bf16 | 128 | **1,200 images/s** ± 2.1 % | 0.575 J/image | 3, 20 s | 0 of 3 | 1: clocks (1) "
+        "| 3: throttled (3) | timm benchmark.py, compiled: 1,005 ± 6.3 % (2 runs) | headline-1, 2026-11-18 |"
+    )
     assert row in readme
     assert row in page
     assert "commit 8f1cf1a | `--amp --torchcompile` | 1,005 images/s ± 6.3 % | 2, 40 s | 1.19x |" in page
@@ -128,7 +130,9 @@ def test_a_folder_of_runs_is_read_like_an_archive(tmp_path: Path) -> None:
     (tmp_path / "headline-1-runs" / "peers.jsonl").write_text(json.dumps(PEER))
     from_folder, _ = make_table(tmp_path, tmp_path / "headline-1-runs")
     assert "compiled: 1,000" in from_folder
-    same = from_folder.replace("timm benchmark.py, compiled: 1,000 (1 run)", "-").replace("headline-1-runs", "headline-1")
+    same = from_folder.replace("timm benchmark.py, compiled: 1,000 (1 run)", "-").replace(
+        "headline-1-runs", "headline-1"
+    )
     assert same == make_table(tmp_path, archive)[0]
 
 
@@ -274,7 +278,7 @@ def test_the_studies_page_counts_the_same_doubts_as_the_records() -> None:
 
 
 def test_later_rules_doubt_each_gpt_800m_of_the_first_job() -> None:
-    """docs/measuring.md says so: six runs warn of `steady`, and none of `blocks`, when today's checks judge their series.
+    """docs/measuring.md says so: today's checks warn of `steady` in six runs, and of `blocks` in none.
 
     The other 41 are not judged here: it takes too long.
     """
@@ -288,7 +292,11 @@ def test_later_rules_doubt_each_gpt_800m_of_the_first_job() -> None:
     with tarfile.open(ROOT / "results" / "h200" / "headline-20261118.tar.gz") as tar:
         for member in tar:
             folder, _, name = member.name.partition("/")
-            if folder.startswith("gpt-800m") and name in ("record.json", "steps.csv") and (content := tar.extractfile(member)):
+            if (
+                folder.startswith("gpt-800m")
+                and name in ("record.json", "steps.csv")
+                and (content := tar.extractfile(member))
+            ):
                 files.setdefault(folder, {})[name] = content.read().decode()
     doubted = []
     for found in files.values():

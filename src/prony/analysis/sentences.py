@@ -118,8 +118,8 @@ def _cause(comparison: Comparison) -> str:
     if comparison.confounded_by == [COMPILE_CACHE_STATE]:
         cache = next(one for one in comparison.facts if one.name == COMPILE_CACHE_STATE)
         return (
-            f"Confounded: only the compile cache differs, {cache.a} for A and {cache.b} for B, so this is no difference "
-            "of settings or code. Repeat both with a warm cache."
+            f"Confounded: only the compile cache differs, {cache.a} for A and {cache.b} for B, so this is no "
+            "difference of settings or code. Repeat both with a warm cache."
         )
     if comparison.confounded:
         differ = _listed(comparison.confounded_by)

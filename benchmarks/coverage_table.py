@@ -180,7 +180,8 @@ def how_it_is_judged(series: int, cells: int) -> str:
     least = "no coverage is low enough here" if shown is None else f"coverage of {100 * shown / series:.0f} % or less"
     return (
         f"{series} series per cell, fewer than {ENOUGH_SERIES}: a miss is a share significantly beyond its gate "
-        f"(binomial, {100 * FAMILY_WISE:g} % over all cells together); for the gate of {100 * COVERAGE_GATE:g} % that is: {least}."
+        f"(binomial, {100 * FAMILY_WISE:g} % over all cells together). "
+        f"For the gate of {100 * COVERAGE_GATE:g} % that is: {least}."
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeGuard
 
 from prony_node.contract.typed import LARGEST
 
@@ -65,5 +65,5 @@ def _widened(metric: Any, floor: float) -> Any:
     return {**metric, "low": min(low, value / (1.0 + floor)), "high": max(high, value * (1.0 + floor))}
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST < value < LARGEST

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 from coverage_series import EVENTS, Cell
-from prony_node.stats import StopRule
+from prony_node.stats import StopRule, t_quantile
 
 COVERAGE_GATE, COVERAGE_GATE_AR_09 = 0.93, 0.90
 TOLD_GATE, DOUBT_GATE = 0.90, 0.05
 WIDTH_GATE, FLAG_GATE, FALSE_FLAG_GATE = 1.5, 0.95, 0.05
+ENOUGH_SERIES = 2000  # from here on a share is compared with its gate as it is
+FAMILY_WISE = 0.001  # below: the chance that any gate of the table is missed where every cell lies exactly on its gates
+GATES_OF_A_CELL = 5  # at most
 
 
 @dataclass
@@ -21,6 +25,7 @@ class Tally:
     covered: int = 0
     batch_covered: int = 0
     width: float = 0.0
+    width_squared: float = 0.0
     ideal_width: float = 0.0
     steps: float = 0.0
     reached_tolerance: int = 0
@@ -45,6 +50,29 @@ class Row:
 
     cell: Cell
     tally: Tally
+    chance: float | None = None  # with which a gate may be missed by chance; None: a share is compared as it is
+
+    def is_below(self, count: int, total: int, gate: float) -> bool:
+        """Whether too few of these are counted: fewer than the gate, and significantly so where there is a chance."""
+        if count >= gate * total:
+            return False
+        return self.chance is None or at_most(count, total, gate) < self.chance
+
+    def is_above(self, count: int, total: int, gate: float) -> bool:
+        return self.is_below(total - count, total, 1.0 - gate)
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether the mean width is beyond its gate, by its own standard error where there is a chance."""
+        tally = self.tally
+        mean = tally.width / tally.series
+        if self.width_ratio <= WIDTH_GATE or self.chance is None:
+            return self.width_ratio > WIDTH_GATE
+        if tally.series < 3:
+            return False
+        variance = max(tally.width_squared / tally.series - mean**2, 0.0) / (tally.series - 1)
+        least = mean - t_quantile(1.0 - self.chance, tally.series - 1) * math.sqrt(variance)
+        return least > WIDTH_GATE * tally.ideal_width / tally.series
 
     def share(self, count: float) -> float:
         return count / self.tally.series
@@ -69,23 +97,22 @@ class Row:
         return self.cell.kind == "steady" and self.cell.reaches(StopRule().tolerance, StopRule().max_time_s)
 
     def misses(self) -> list[str]:
-        tally = self.tally
+        tally, total = self.tally, self.tally.series
         if self.cell.kind in EVENTS:
-            return ["not told"] if tally.contained and tally.told < TOLD_GATE * tally.contained else []
-        if self.cell.kind == "switch":
-            told = self.share(tally.unsteady) >= FLAG_GATE  # in noise a jump may pass for a drift: it is marked
-            return [] if told or not self.jump_visible else ["not marked"]
+            return ["not told"] if self.is_below(tally.told, tally.contained, TOLD_GATE) else []
+        if self.cell.kind == "switch":  # in noise a jump may pass for a drift: it is marked
+            return ["not marked"] if self.jump_visible and self.is_below(tally.unsteady, total, FLAG_GATE) else []
         least = COVERAGE_GATE_AR_09 if self.cell.ar == 0.9 else COVERAGE_GATE
         found = []
-        if self.share(tally.covered) < least:
+        if self.is_below(tally.covered, total, least):
             found.append("coverage")
-        if self.width_ratio > WIDTH_GATE:
+        if self.is_wide:
             found.append("width")
-        if self.share(tally.false_flags) > FALSE_FLAG_GATE:
+        if self.is_above(tally.false_flags, total, FALSE_FLAG_GATE):
             found.append("false flags")
-        if self.detectable and self.share(tally.drift_yes) < FLAG_GATE:
+        if self.detectable and self.is_below(tally.drift_yes, total, FLAG_GATE):
             found.append("drift missed")
-        if self.never_doubted and self.share(tally.doubted) > DOUBT_GATE:
+        if self.never_doubted and self.is_above(tally.doubted, total, DOUBT_GATE):
             found.append("doubted")
         return found
 
@@ -123,6 +150,39 @@ class Row:
             f"{100 * share(tally.unsteady):.1f}" if self.cell.kind == "switch" else "", "", "", doubts[2],
             self.verdict(),
         ]  # fmt: skip
+
+
+def at_most(count: int, total: int, share: float) -> float:
+    """The probability of no more than this count among so many, each with this probability."""
+    if share >= 1.0:
+        return float(count >= share * total)
+    if share <= 0.0:
+        return 1.0
+    logs = (
+        math.lgamma(total + 1) - math.lgamma(k + 1) - math.lgamma(total - k + 1)
+        + k * math.log(share) + (total - k) * math.log1p(-share)
+        for k in range(count + 1)
+    )  # fmt: skip
+    return min(1.0, math.fsum(map(math.exp, logs)))
+
+
+def chance_of_a_gate(series: int, cells: int) -> float | None:
+    """With which each gate may be missed by chance; None with enough series."""
+    return None if series >= ENOUGH_SERIES else FAMILY_WISE / (GATES_OF_A_CELL * max(cells, 1))
+
+
+def how_it_is_judged(series: int, cells: int) -> str:
+    """For a person, what a miss means at this size."""
+    chance = chance_of_a_gate(series, cells)
+    if chance is None:
+        return f"{series} series per cell: a share beyond its gate is a miss."
+    shown = next((count for count in range(series, -1, -1) if at_most(count, series, COVERAGE_GATE) < chance), None)
+    least = "no coverage is low enough here" if shown is None else f"coverage of {100 * shown / series:.0f} % or less"
+    return (
+        f"{series} series per cell, fewer than {ENOUGH_SERIES}: a miss is a share significantly beyond its gate "
+        f"(binomial, {100 * FAMILY_WISE:g} % over all cells together). "
+        f"For the gate of {100 * COVERAGE_GATE:g} % that is: {least}."
+    )
 
 
 HEADER = [

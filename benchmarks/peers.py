@@ -1,19 +1,22 @@
 """What other people's programs reach with the same model, unchanged and in the same job as Prony's runs.
 
-    python benchmarks/peers.py OUT.jsonl --timm FOLDER --nanogpt FOLDER [--only WORD] [--prepare] [--tiny]
+    python benchmarks/peers.py OUT.jsonl --timm FOLDER --nanogpt FOLDER [--repeats 3] [--only WORD] [--prepare] [--tiny]
 
 - timm: `benchmark.py` of its repository, in bf16 autocast and channels-last, eager and compiled.
 - transformers: a script around its Trainer (benchmarks/peer_trainer.py), compiled.
 - nanoGPT: `bench.py` of its repository, with its fixed batch in place of its data set.
 
 FOLDER is a checkout; its commit goes into the row. A row is one line of JSON, written when its program has ended, so
-that a time limit loses only what was running; scripts/headline_table.py reads them. --prepare runs each program for a
+that a time limit loses only what was running. Each program runs --repeats times, in rounds, so that a time limit leaves
+as many repeats of each as possible. scripts/headline_table.py reads the rows: mean and 95 % CI between repeats, and a
+ratio where a program measured for 5 s or more. --prepare runs each program for a
 few steps and writes nothing: it fills the compiler's cache.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import re
 import subprocess
@@ -233,6 +236,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("out", type=Path, help="JSON lines; rows are added")
     parser.add_argument("--timm", type=Path, help="a checkout of huggingface/pytorch-image-models")
     parser.add_argument("--nanogpt", type=Path, help="a checkout of karpathy/nanoGPT")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of each program (default 3)")
     parser.add_argument("--only", action="append", help="programs with this in their name, such as 'resnet50 train'")
     parser.add_argument("--prepare", action="store_true", help="a few steps of each, several at once; writes nothing")
     parser.add_argument("--tiny", action="store_true", help="small models on a CPU, to try the script")
@@ -242,6 +246,8 @@ def main(arguments: list[str] | None = None) -> int:
         *trainer_peers(options.tiny),
         *(nanogpt_peers(options.nanogpt.resolve()) if options.nanogpt else []),
     ]
+    if options.repeats < 1:
+        parser.error("--repeats takes a number from 1 up")
     chosen = [peer for peer in every if any(word in str(peer) for word in options.only or [""])]
     if not chosen:
         names = "\n  ".join(map(str, every))
@@ -251,15 +257,19 @@ def main(arguments: list[str] | None = None) -> int:
         return prepare(chosen)
     device = device_of_this_machine()
     failed = 0
-    for peer in chosen:
+    broken: set[str] = set()
+    for number, peer in itertools.product(range(1, options.repeats + 1), chosen):
+        if str(peer) in broken:
+            continue  # it would fail again, and cost as much
         try:
             row = run(peer, device)
         except (ValueError, KeyError, TypeError) as error:
             failed += 1
+            broken.add(str(peer))
             reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
             print(f"{peer}: failed: {reason}", flush=True)
             continue
-        print(f"{peer}: {row.rate:,.1f} {row.unit} in {row.seconds:.1f} s", flush=True)
+        print(f"{peer}, run {number}: {row.rate:,.1f} {row.unit} in {row.seconds:.1f} s", flush=True)
         with options.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(row)) + "\n")
     return 1 if failed else 0

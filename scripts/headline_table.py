@@ -10,7 +10,8 @@ A row is one trial of one job, the newest job that has it. It is shown when
 - the job has three runs of it or more, each in fresh processes, and none that failed;
 - all of them are of one machine, one device and one version of the software;
 - each has a steady window of 20 s or more, after 5 s or more of steps that warm the device;
-- no check failed; checks that warn, or could not be made, are counted in the row;
+- no check failed; checks that warn, or could not be made, are counted in the row. So are runs that ended at their time
+  limit, which is no doubt by itself;
 - each has its energy and its step series, and `prony verify` agrees with its record.
 
 Where a rule is broken the row is refused with a sentence, on stderr and below the table of PAGE.
@@ -42,9 +43,11 @@ LEAST_RUNS = 3
 LEAST_WINDOW_S = 20.0
 LEAST_WARM_S = 5.0
 NONE_YET = "No job has been measured under these rules yet."
+LEAST_PEER_S = 5.0  # a rate of less is of a device that is not warm
 HEAD = ["work", "batch", "rate (mean, 95 % CI between runs)", "energy per sample (GPU)", "runs, shortest window",
-        "doubts", "not checked", "peers in the same job", "measured"]  # fmt: skip
-PEER_HEAD = ["work", "peer", "version", "its settings", "rate", "measured for", "Prony beside it"]
+        "ended at time limit", "doubts", "not checked", "peers in the same job", "job, date"]  # fmt: skip
+PEER_HEAD = ["work", "peer", "version", "its settings", "rate (mean, 95 % CI between runs)", "runs, shortest window",
+             "Prony beside it"]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -202,8 +205,10 @@ def cells(row: Row) -> list[str]:
         row.work, str(first.batch_size), f"**{found.mean:,.0f} {unit}**{half}",
         f"{joules(energy)}/{unit.removesuffix('s/s')}",
         f"{len(row.runs)}, {min(run.window_s or 0.0 for run in row.runs):.0f} s",
+        f"{sum(run.at_limit for run in row.runs)} of {len(row.runs)}",
         counted(run.doubts for run in row.runs), counted(run.unknown for run in row.runs),
-        "; ".join(f"{name}: {said}" for name, said in peer_rates(row).items()) or "-", row.date[:10],
+        "; ".join(f"{one[0].name}: {peer_rate(one)}{too_short(one)}" for one in programs(row)) or "-",
+        f"{row.job.name}, {row.date[:10]}",
     ]  # fmt: skip
 
 
@@ -228,18 +233,42 @@ def counted(named: Iterable[tuple[str, ...]]) -> str:
     return f"{count.total()}: " + ", ".join(f"{name} ({runs})" for name, runs in count.items()) if count else "0"
 
 
-def peer_rates(row: Row) -> dict[str, str]:
-    """The mean rate of each peer, and of how many runs."""
-    rates: dict[str, list[float]] = {}
+def programs(row: Row) -> list[list[Peer]]:
+    """The runs of each program with the same version and settings."""
+    found: dict[tuple[str, str, str], list[Peer]] = {}
     for peer in row.peers:
-        rates.setdefault(peer.name, []).append(peer.rate)
-    return {name: f"{statistics.fmean(found):,.0f} ({len(found)} run{'s' if len(found) > 1 else ''})"
-            for name, found in rates.items()}  # fmt: skip
+        found.setdefault((peer.name, peer.version, peer.settings), []).append(peer)
+    return list(found.values())
 
 
-def peer_cells(row: Row, peer: Peer) -> list[str]:
+def peer_rate(runs: list[Peer]) -> str:
+    """The mean rate with its CI between runs; one run has none."""
+    found = between_run([peer.rate for peer in runs])
+    if found.low is None or found.high is None:
+        return f"{found.mean:,.0f} (1 run)"
+    return f"{found.mean:,.0f} ± {100 * (found.high - found.low) / 2 / found.mean:.2g} % ({len(runs)} runs)"
+
+
+def too_short(runs: list[Peer]) -> str:
+    """How long it measured, where that is too short for a ratio."""
+    shortest_s = min(peer.seconds for peer in runs)
+    return f", measured for {seconds(shortest_s)}" if shortest_s < LEAST_PEER_S else ""
+
+
+def peer_cells(row: Row, runs: list[Peer]) -> list[str]:
+    """A ratio only where each run of the program measured long enough."""
+    peer, shortest_s = runs[0], min(peer.seconds for peer in runs)
+    ratio = f"{row.mean / statistics.fmean(peer.rate for peer in runs):.2f}x"
+    if too_short(runs):
+        ratio = f"no ratio: measured for less than {LEAST_PEER_S:.0f} s"
+    rate, _, count = peer_rate(runs).partition(" (")
+    mean, plus_minus, width = rate.partition(" ± ")
     return [f"{row.work}, {row.runs[0].batch_size}", peer.name, peer.version, f"`{peer.settings}`",
-            f"{peer.rate:,.0f} {peer.unit}", f"{peer.seconds:.0f} s", f"{row.mean / peer.rate:.2f}x"]  # fmt: skip
+            f"{mean} {peer.unit}{plus_minus}{width}", f"{count.split()[0]}, {seconds(shortest_s)}", ratio]  # fmt: skip
+
+
+def seconds(value: float) -> str:
+    return f"{value:.0f} s" if value >= 9.95 else f"{value:.1f} s"
 
 
 def write(jobs: list[Job], readme: Path, page: Path, order: list[Trial]) -> list[str]:
@@ -248,7 +277,7 @@ def write(jobs: list[Job], readme: Path, page: Path, order: list[Trial]) -> list
     place = {trial.hash: number for number, trial in enumerate(order)}
     rows.sort(key=lambda row: (place.get(row.trial.hash, len(place)), str(row.trial)))
     table = table_lines(HEAD, map(cells, rows)) if rows else [NONE_YET]
-    peers = [peer_cells(row, peer) for row in rows for peer in row.peers]
+    peers = [peer_cells(row, runs) for row in rows for runs in programs(row)]
     below = ["", "The peers, each in the job of its row:", "", *table_lines(PEER_HEAD, peers)] if peers else []
     below += ["", *(f"- {sentence}" for sentence in refused)] if refused else []
     put_lines(readme, MARK, table)

@@ -16,7 +16,9 @@ from typing import Any
 from page_tables import put_table
 from results_records import Record, Run, read_runs
 
+from prony.report.numbers import format_window
 from prony_node.contract.machine import Machine
+from prony_node.contract.record import window_of
 from prony_node.workloads import find_workload
 
 NONE = "-"
@@ -34,6 +36,8 @@ ALONE = {  # of these, what is other in one mode alone
 }
 SHOWN = {True: "on", False: "off"}
 H200 = Machine("cuda", 139.8, 16)
+AT_FLOOR = 0.01  # an interval is at its floor when it is wider by this share of it at most
+RATE = "rate (95 % within the run), window"
 LARGE = ((1e12, " T"), (1e9, " G"))  # of the ceilings, whose work is FLOPs or bytes
 
 
@@ -70,12 +74,17 @@ def value(record: Record, name: str, form: str, scale: float = 1.0, unit: str = 
 
 
 def rate(record: Record) -> str:
-    """Throughput with the interval of its run, in a unit that can be read."""
+    """Throughput in a unit that can be read, with the interval of its run and the window that it is of.
+
+    `floor` marks an interval that is as narrow as a window of that length supports.
+    """
     metric = record["metrics"]["throughput"]
     size, prefix = (1e12, " T") if metric["value"] >= 1e11 else (1e9, " G") if metric["value"] >= 1e8 else (1.0, " ")
     half = (metric["high"] - metric["low"]) / 2 / metric["value"]
     digits = 0 if size == 1.0 and metric["value"] >= 100 else 1
-    return f"{metric['value'] / size:,.{digits}f}{prefix}{metric['unit']} ± {half:.2%}"
+    at_floor = half < (1 + AT_FLOOR) * (record["steady"].get("half_width_floor") or 0.0)
+    length = format_window(window_of(record))
+    return f"{metric['value'] / size:,.{digits}f}{prefix}{metric['unit']} ± {half:.2%}{' (floor)' * at_floor}{length}"
 
 
 def work_per_wh(record: Record) -> str:
@@ -240,21 +249,21 @@ def largest_rows(results: Path) -> Iterable[list[str]]:
 
 TABLES: dict[str, tuple[list[str], Callable[[Path], Iterable[list[str]]]]] = {
     "workloads": (
-        ["work", "batch", "precision", "rate (95 % within the run)", "runs", "MFU", "latency, median of a batch",
+        ["work", "batch", "precision", RATE, "runs", "MFU", "latency, median of a batch",
          "memory reserved", "work per watt-hour (GPU)", "checks that did not pass"], workload_rows),
     "quality": (
         ["seed", "batch", "target", "accuracy", "epoch", "time to quality", "energy to quality (GPU)", "rate",
          "checks that did not pass"], quality_rows),
     "inputs": (
-        ["work", "loader", "rate (95 % within the run)", "waiting for data", "cores busy", "measured for at most",
+        ["work", "loader", RATE, "waiting for data", "cores busy", "measured for at most",
          "checks that did not pass"], input_rows),
     "scenes": (
-        ["work", "batch", "rate (95 % within the run)", "runs", "plain eager bf16 loop, stretches, images/s",
+        ["work", "batch", RATE, "runs", "plain eager bf16 loop, stretches, images/s",
          "ratio", "memory reserved", "checks that did not pass"], scene_rows),
     "forms": (
-        ["work", "batch", "form", "when", "rate (95 % within the run)", "memory reserved", "cold start"], form_rows),
+        ["work", "batch", "form", "when", RATE, "memory reserved", "cold start"], form_rows),
     "largest": (
-        ["work", "asked for", "batch", "rate (95 % within the run)", "plain eager bf16 loop, stretches, images/s",
+        ["work", "asked for", "batch", RATE, "plain eager bf16 loop, stretches, images/s",
          "memory reserved", "checks that did not pass"], largest_rows),
     "auto": (
         ["work", "compile", "memory", "batch found", "smallest that did not fit", "batches tried",

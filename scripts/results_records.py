@@ -1,4 +1,4 @@
-"""The runs under results/: read from archives, and listed in results/records.jsonl, one line per record.
+"""The runs under results/, read from archives as records of this version: results/records.jsonl, one line per record.
 
     python scripts/results_records.py [--results results]
 
@@ -22,6 +22,7 @@ from typing import Any
 from prony.store.archive import unpacked
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
+from prony_node.contract.record import upgrade
 
 Record = dict[str, Any]
 ARCHIVES = "**/*.tar.gz"
@@ -64,7 +65,8 @@ class Line:
     compile_cache: str | None
     outside_s: float | None  # what a run takes beside its warm-up and its window
     memory_gib: float | None
-    doubts: tuple[str, ...]  # checks that warn or fail, and `stop` where the stop rule was not met
+    doubts: tuple[str, ...]  # checks of the record that warn or fail
+    at_limit: bool  # it ended at its time limit, with something left that the stop rule asks for; no doubt by itself
     failed_checks: tuple[str, ...]
     unknown: tuple[str, ...]
     device: str | None
@@ -95,7 +97,7 @@ def _runs_of_archive(path: Path) -> Iterator[Run]:
             names.setdefault(folder, set()).add(name)
             content = tar.extractfile(member) if name == files.RECORD else None
             if content is not None:
-                records[folder] = json.load(content)
+                records[folder] = upgrade(json.load(content))
     verified = _verified_in(path) if any(MANIFEST in found for found in names.values()) else set()
     for folder, record in records.items():
         group = folder.partition("@")[0] if "@" in folder else ""
@@ -106,7 +108,7 @@ def _runs_of_folder(root: Path) -> Iterator[Run]:
     for path in sorted(root.glob(f"[!.]*/{files.RECORD}")):
         names = frozenset(file.relative_to(path.parent).as_posix() for file in path.parent.rglob("*"))
         verified = MANIFEST in names and is_verified(path.parent)
-        yield Run(root, "", json.loads(path.read_text(encoding="utf-8")), names, verified)
+        yield Run(root, "", upgrade(json.loads(path.read_text(encoding="utf-8"))), names, verified)
 
 
 def _verified_in(archive: Path) -> set[str]:
@@ -145,7 +147,7 @@ def line_of(run: Run) -> Line:
         compile_cache=(cold.get("compile_cache") or {}).get("state"),
         outside_s=_short(_whole_s(record) - (window_s or 0.0) - (warm_up_s or 0.0), 3),
         memory_gib=_short(memory["value"] / 2**30, 3) if memory.get("value") else None,
-        doubts=_named(checks, "warn", "fail") + _unmet(record), failed_checks=_named(checks, "fail"),
+        doubts=_named(checks, "warn", "fail"), at_limit=_ended_at_limit(record), failed_checks=_named(checks, "fail"),
         unknown=_named(checks, "unknown"),
         device=devices[0].get("name"), device_id=devices[0].get("uuid"), machine=fingerprint.get("machine"),
         software=fingerprint.get("software"), date=record["started"], commit=source.get("commit"),
@@ -181,10 +183,9 @@ def lines_of(results: Path) -> list[Line]:
     return sorted(found, key=lambda line: (line.archive, line.date, line.id))
 
 
-def _unmet(record: dict[str, Any]) -> tuple[str, ...]:
-    """A run that ended at its maximum time, with something left that the stop rule asks for."""
+def _ended_at_limit(record: Record) -> bool:
     reason = (record.get("stop") or {}).get("reason") or ""
-    return ("stop",) if reason.startswith("the maximum time is over, but") else ()
+    return bool(reason.startswith("the maximum time is over, but"))
 
 
 def read_lines(path: Path) -> list[Line]:

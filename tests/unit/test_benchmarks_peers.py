@@ -48,7 +48,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 def test_the_rate_is_the_one_that_the_program_printed(peers: ModuleType, checkouts: list[str], tmp_path: Path) -> None:
     out = tmp_path / "peers.jsonl"
     words = ["--only", "eager: resnet50 batch", "--only", "nanoGPT"]
-    assert peers.main([str(out), *checkouts, "--tiny", *words]) == 0
+    assert peers.main([str(out), *checkouts, "--tiny", "--repeats", "1", *words]) == 0
     timm, nanogpt = rows_of(out)
     assert (timm["rate"], timm["unit"], timm["seconds"]) == (50.0, "images/s", 5 * 2 / 50.0)
     assert nanogpt["rate"] == pytest.approx(12 * 1024 / 0.024)
@@ -62,9 +62,22 @@ def test_a_program_that_fails_is_named_with_its_reason_and_has_no_row(
     peers: ModuleType, checkouts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "peers.jsonl"
-    assert peers.main([str(out), *checkouts, "--tiny", "--only", "timm"]) == 1
+    assert peers.main([str(out), *checkouts, "--tiny", "--repeats", "1", "--only", "timm"]) == 1
     assert [row["name"] for row in rows_of(out)] == ["timm benchmark.py, eager", "timm benchmark.py, compiled"]
     assert "mode=infer batch_size=2: failed: CUDA error: no kernel image" in (capsys.readouterr().out)
+
+
+def test_each_program_has_three_repeats_in_rounds_and_one_that_failed_is_not_started_again(
+    peers: ModuleType, checkouts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "peers.jsonl"
+    assert peers.main([str(out), *checkouts, "--tiny", "--only", "eager", "--only", "nanoGPT"]) == 1
+    names = ["timm benchmark.py, eager", "nanoGPT bench.py"]
+    assert [row["name"] for row in rows_of(out)] == names * 3
+    printed = capsys.readouterr().out
+    assert (printed.count("mode=infer batch_size=2: failed"), printed.count(", run 3: ")) == (1, 2)
+    with pytest.raises(SystemExit):
+        peers.main([str(out), *checkouts, "--repeats", "0"])
 
 
 def test_preparing_runs_the_programs_and_writes_no_row(

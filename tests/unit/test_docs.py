@@ -108,7 +108,7 @@ def test_every_page_is_in_the_index() -> None:
 def test_the_readme_has_its_sections() -> None:
     text = read("README.md")
     headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
-    expected = ["Two commands", "Four questions", "Results on one H200", "Install", "What a record is", "Exit codes"]
+    expected = ["Two commands", "Four questions", "Results on an H200", "Install", "What a record is", "Exit codes"]
     assert [heading for heading in headings if heading in expected] == expected
     assert text.index("docs/img/report.png") < text.index("make run") < text.index("<!-- headline -->")
     assert text.index("<!-- headline -->") < text.index("<!-- /headline -->")

@@ -306,6 +306,22 @@ def test_a_record_of_other_code_keeps_its_figures_and_todays_statistics_are_a_no
     assert verify_folder(folder).outcome == "not verified"
 
 
+def test_an_older_record_with_an_interval_below_the_floor_stays_unverified_and_unchanged(folder: Path) -> None:
+    """Widening is for whoever reads it: the file stays, and nothing is there to check it against."""
+
+    def without_floor(record: dict[str, Any]) -> None:
+        del record["steady"]["half_width_floor"]
+        rate = record["metrics"]["throughput"]
+        rate |= {"low": rate["value"], "high": rate["value"]}
+        record["schema"] = "prony.record/1"
+
+    edit(folder, without_floor, manifest=False)
+    (folder / files.MANIFEST).unlink()
+    before = (folder / files.RECORD).read_bytes()
+    found = verify_folder(folder)
+    assert (found.outcome, (folder / files.RECORD).read_bytes()) == ("unverified", before)
+
+
 def test_of_the_same_code_an_interval_that_differs_is_a_problem(folder: Path) -> None:
     def wider(document: dict[str, Any]) -> None:
         document["metrics"]["throughput"]["high"] *= 1.01

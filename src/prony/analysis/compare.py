@@ -18,6 +18,7 @@ from prony_node.stats import RatioInterval, paired_ratio, t_quantile
 FASTER, SLOWER, SAME, UNKNOWN, NOT_COMPARABLE = (
     "faster", "slower", "no difference shown", "no interval", "not comparable",
 )  # fmt: skip
+COMPILE_CACHE_STATE = "compile cache"  # as the runs found it; `compile_cache` is the setting
 SAME_TO_THE_LAST_DIGIT = 1e-9  # relative
 WELCH, PAIRED, BORROWED = "Welch", "paired", "one run on a side"
 PAIRS_TO_PAIR = (
@@ -90,6 +91,11 @@ def compare(
     settings = _settings(ours, theirs)
     facts = _facts(ours, theirs, settings)
     question, confounded_by = _question(questions(settings, [*ours, *theirs]) + facts.groups())
+    if question == COMPILE_CACHE_STATE:
+        question, confounded_by = (
+            None,
+            [COMPILE_CACHE_STATE],
+        )  # nobody asked about it: it stands in the way of an answer
     mixed = _not_repeats(ours, "A") or _not_repeats(theirs, "B")
     reason = _no_rate(ours, "A") or _no_rate(theirs, "B") or mixed or _different_units(side_a, side_b)
     pairs = None if reason else _pairs(ours, theirs, paired)
@@ -114,13 +120,14 @@ def compare(
 
 
 def slowdown(comparison: Comparison, threshold: float) -> bool | None:
-    """Whether B takes more time than A by more than this share; None where the interval includes both answers.
+    """Whether B takes more time than A by more than this share; None where nothing can be concluded.
 
-    An interval that reaches from a slowdown below the threshold to one beyond it does not answer either. Nor does a
-    run with a failed check: one that leaves out work is fast.
+    An interval that reaches from a slowdown below the threshold to one beyond it does not answer. Nor does a
+    run with a failed check: one that leaves out work is fast. Nor does a confounded comparison: what else differs may
+    make a slowdown, or hide one.
     """
     low, high = comparison.ratio_low, comparison.ratio_high
-    if low is None or high is None or comparison.failed_checks:
+    if low is None or high is None or comparison.failed_checks or comparison.confounded:
         return None
     if 1.0 / high > 1.0 + threshold:
         return True
@@ -268,7 +275,7 @@ def _facts(ours: list[Record], theirs: list[Record], settings: list[Difference])
     facts = fact_differences(ours[0], theirs[0])
     states = [" and ".join(cache_states(records)) for records in (ours, theirs)]
     if all(states) and states[0] != states[1] and not any(one.name == "compile_cache" for one in settings):
-        return FactDifferences([Difference("compile cache", *states), *facts.matter], facts.noted)
+        return FactDifferences([Difference(COMPILE_CACHE_STATE, *states), *facts.matter], facts.noted)
     return facts
 
 

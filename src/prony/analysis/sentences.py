@@ -6,9 +6,7 @@ difference of times: "p % faster" could mean either.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from prony.analysis.compare import NOT_COMPARABLE, PAIRED, SAME, UNKNOWN, Comparison
+from prony.analysis.compare import COMPILE_CACHE_STATE, NOT_COMPARABLE, PAIRED, SAME, UNKNOWN, Comparison
 from prony.analysis.quality_sentences import quality_sentences
 from prony.analysis.settings import DRAWN, LABELS
 from prony.analysis.variation import CPU_PRIOR_DEVIATION, NEAREST, PRIOR, PRIOR_DEVIATION, Variation
@@ -32,14 +30,19 @@ def sentences(comparison: Comparison) -> list[str]:
     return said + quality_sentences(comparison.quality)
 
 
-def slowdown_sentence(found: bool | None, threshold: float, failed_checks: Sequence[str] = ()) -> str:
+def slowdown_sentence(found: bool | None, threshold: float, comparison: Comparison) -> str:
     """What `--fail-if-slower` found."""
     share = f"{100 * threshold:.3g} %"
-    if found is None and failed_checks:
-        return f"nothing can be concluded: {'; '.join(failed_checks)}"
-    if found is None:
-        return f"nothing can be concluded: the runs do not show whether B is slower than A by more than {share}"
-    return f"B is{'' if found else ' not'} slower than A by more than {share}"
+    if found is not None:
+        return f"B is{'' if found else ' not'} slower than A by more than {share}"
+    if comparison.failed_checks or comparison.verdict in (NOT_COMPARABLE, UNKNOWN):
+        why = "; ".join(comparison.failed_checks) or str(comparison.reason)
+    elif comparison.confounded:
+        cause = _cause(comparison).removesuffix(".")
+        why = cause[0].lower() + cause[1:]
+    else:
+        why = f"the runs do not show whether B is slower than A by more than {share}"
+    return f"nothing can be concluded: {why}"
 
 
 def _ratio(comparison: Comparison) -> str:
@@ -112,6 +115,12 @@ def _share(value: float) -> str:
 
 
 def _cause(comparison: Comparison) -> str:
+    if comparison.confounded_by == [COMPILE_CACHE_STATE]:
+        cache = next(one for one in comparison.facts if one.name == COMPILE_CACHE_STATE)
+        return (
+            f"Confounded: only the compile cache differs, {cache.a} for A and {cache.b} for B, so this is no "
+            "difference of settings or code. Repeat both with a warm cache."
+        )
     if comparison.confounded:
         differ = _listed(comparison.confounded_by)
         return f"Confounded: {differ} differ, so no one of them explains the ratio alone."
@@ -125,9 +134,6 @@ def _cause(comparison: Comparison) -> str:
     ]
     if comparison.question == "preset" and chosen:
         return f"Only preset differs, and what it chooses: {_listed(chosen)}."
-    if comparison.question == "compile cache":
-        cache = comparison.facts[0]
-        return f"Only the compile cache differs: {cache.a} for A, {cache.b} for B."
     return f"Only {comparison.question} differs."
 
 

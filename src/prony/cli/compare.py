@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from prony.store import Store
 
 RUN_HELP = "A run as for `prony show`, or several repeats of it with commas between."
-FAIL_HELP = "Exit with 1 if B is shown to be slower than A by more than this (2%), with 3 if that cannot be told."
+FAIL_HELP = "Exit with 1 if B is shown to be slower than A by more than this (2%), with 3 if nothing can be concluded."
 EXITS = {True: 1, False: 0, None: 3}  # whether B is slower by more than asked
 MOST_FACTS = 12
 
@@ -54,17 +54,21 @@ def compare(
     from prony.analysis.compare import slowdown
     from prony.analysis.sentences import sentences, slowdown_sentence
 
+    slower: dict[str, Any] = {}
     with using(*(record["id"] for record in (*ours, *theirs))):
         comparison = compare_records(ours, theirs, stored_repeats(store, [*ours, *theirs]), paired or None)
+        if threshold is not None:
+            found = slowdown(comparison, threshold)
+            said = slowdown_sentence(found, threshold, comparison)
+            slower = {"slowdown": {"threshold": threshold, "shown": found, "sentence": said}}
         if as_json:
-            print(json.dumps(comparison.to_json() | {"sentences": sentences(comparison)}, indent=1))
+            print(json.dumps(comparison.to_json() | {"sentences": sentences(comparison)} | slower, indent=1))
         else:
             from prony.cli.console import make_console
 
             print_comparison(make_console(), comparison)
     if threshold is not None:
-        found = slowdown(comparison, threshold)
-        print(f"prony: {slowdown_sentence(found, threshold, comparison.failed_checks)}", file=sys.stderr)
+        print(f"prony: {said}", file=sys.stderr)
         raise typer.Exit(EXITS[found])
 
 

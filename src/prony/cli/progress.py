@@ -11,7 +11,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from prony.report.numbers import format_rate, format_share
+from prony.report.numbers import format_rate, format_share, format_window
 
 PLAIN_EVERY_S = 5.0
 PHASE_NAMES = {
@@ -51,7 +51,7 @@ def describe(line: dict[str, Any]) -> str:
     if rate is not None:
         text = format_rate(rate, str(line.get("unit") or ""))
         if half_width is not None:
-            text += f" ± {format_share(half_width, 2)}"
+            text += f" ± {format_share(half_width, 2)}{format_window(_number(line, 'window_s'))}"
             text += f" (target {100 * target:.3g} %)" if target is not None else ""
         words.append(text)
     elif line.get("steps"):

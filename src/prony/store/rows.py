@@ -12,7 +12,7 @@ from prony_node.contract.errors import RequestError
 from prony_node.contract.record import read_record, window_of, worst_level
 from prony_node.contract.verification import manifest_mark, marked
 
-ROW_VERSION = 3  # rows of an older one are read anew from their folders
+ROW_VERSION = 4  # rows of an older one are read anew from their folders
 # Effective settings that have a column of their own; the others are in JSON beside the row.
 TEXT_SETTINGS = ("preset", "mode", "data", "precision", "compile")
 NUMBER_SETTINGS = ("batch_size", "workers")

@@ -15,6 +15,7 @@ from prony_node.contract.plan import Plan, check_schema
 from prony_node.contract.record_types import FAILURES as FAILURES
 from prony_node.contract.record_types import LEVELS as LEVELS
 from prony_node.contract.record_types import Record
+from prony_node.contract.record_upgrades import add_interval_floor, add_provenance_parts
 from prony_node.contract.typed import LARGEST, Absent, Malformed, decode
 
 RECORD_VERSION = 2
@@ -30,14 +31,10 @@ class MalformedRecord(RequestError):
     """A record with the right types at the top, and wrong ones further in."""
 
 
-def add_provenance_parts(old: dict[str, Any]) -> dict[str, Any]:
-    """1 to 2: the software of the fingerprint has its parts by name. What an older record was made by is not known."""
-    stated = old.get("fingerprint")
-    return {**old, "fingerprint": {**stated, "parts": {}}} if isinstance(stated, dict) else dict(old)
-
-
 # An upgrade takes the document of version N to version N + 1; version 1 is the first.
-UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: add_provenance_parts}
+UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    1: lambda old: add_interval_floor(add_provenance_parts(old))
+}
 
 
 def new_record(plan: Plan, *, status: str, started: str, ended: str) -> dict[str, Any]:

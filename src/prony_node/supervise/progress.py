@@ -33,6 +33,7 @@ class Progress:
         line |= {"steps": 0, "rate": None, "unit": f"{self.unit}/s" if self.unit else None}
         line |= {
             "half_width": None,
+            "window_s": None,
             "target": self.rule.tolerance if self.rule else None,
             "left_s": None,
             **more,
@@ -46,16 +47,16 @@ class Progress:
         """A line from inside the measured loop, at most two a second."""
         elapsed_s = time.monotonic() - self._began
         rate = steps * self.units_per_step / elapsed_s if elapsed_s > 0.5 else None
-        half_width = left_s = note = None
+        half_width = window_s = left_s = note = None
         if decision is not None and decision.estimate is not None:
             rate = self.units_per_step / decision.estimate.step_time_s
-            half_width = decision.estimate.relative_half_width
+            half_width, window_s = decision.estimate.relative_half_width, decision.estimate.window_s
             if self.rule is not None and half_width <= self.rule.tolerance:
                 note = decision.reason  # narrow enough, and yet it goes on
         if self.rule is not None:
             left_s = time_left_s(elapsed_s, half_width, self.rule)
         more = {"note": note} if note else {}
-        self.write(steps=steps, rate=rate, half_width=half_width, left_s=left_s, **more)
+        self.write(steps=steps, rate=rate, half_width=half_width, window_s=window_s, left_s=left_s, **more)
 
 
 def time_left_s(elapsed_s: float, half_width: float | None, rule: StopRule) -> float:

@@ -9,6 +9,7 @@ import pytest
 
 from prony.analysis.compare import FASTER, NOT_COMPARABLE, SAME, SLOWER, UNKNOWN, compare, slowdown
 from prony.analysis.sentences import sentences, slowdown_sentence
+from prony_node.contract.record import validate_record
 
 GetRecord = Callable[[str], dict[str, Any]]
 
@@ -70,9 +71,52 @@ def test_a_cold_and_a_warm_compile_cache_are_a_named_difference(get_record: GetR
     assert found.verdict == SLOWER
     assert said[0].startswith("B is 0.86x as fast as A (95 % CI 0.82 to 0.90; one run per side, ")
     assert said[1] == "B takes 16.4 % (11.3 % to 21.7 %) more time than A."
-    assert "Only the compile cache differs: cold for A, warm for B." in said
+    cause = (
+        "onfounded: only the compile cache differs, cold for A and warm for B, so this is no difference of settings or "
+        "code. Repeat both with a warm cache"
+    )
+    assert f"C{cause}." in said
+    assert (found.question, found.confounded_by) == (None, ["compile cache"])
+    assert slowdown(found, 0.02) is None
+    assert slowdown_sentence(None, 0.02, found) == f"nothing can be concluded: c{cause}"
     theirs["trial"]["effective"]["precision"] = "fp16"
     assert compare(ours, theirs).confounded_by == ["precision", "compile cache"]
+
+
+def test_the_compile_cache_as_a_setting_is_a_question_and_is_answered(get_record: GetRecord) -> None:
+    ours, theirs = set_rate(get_record("c00000"), 2454.6, 0.0001), set_rate(get_record("c00001"), 2108.9, 0.0001)
+    for record, state in ((ours, "warm"), (theirs, "cold")):
+        record["phases"]["cold_start"] = {"seconds": 9.0, "compile_cache": {"state": state}}
+        record["trial"]["effective"]["compile_cache"] = state
+    found = compare(ours, theirs)
+    assert (found.question, found.confounded, slowdown(found, 0.02)) == ("compile_cache", False, True)
+
+
+def test_a_confounded_comparison_answers_no_question_of_a_slowdown(get_record: GetRecord) -> None:
+    """What else differs may make a slowdown, or hide one."""
+    ours, theirs = set_rate(get_record("c00000"), 2000.0, 0.001), set_rate(get_record("c00001"), 1000.0, 0.001)
+    theirs["facts"]["software"]["torch"] = "2.11.0"
+    assert slowdown(compare(ours, theirs), 0.02) is True  # one thing differs
+    theirs["facts"]["devices"][0]["name"] = "NVIDIA H100 80GB HBM3"
+    found = compare(ours, theirs)
+    assert (found.verdict, found.confounded, slowdown(found, 0.02)) == (SLOWER, True, None)
+    assert slowdown(compare(theirs, ours), 0.02) is None
+    assert slowdown_sentence(None, 0.02, found).startswith("nothing can be concluded: confounded: machine and software")
+
+
+@pytest.mark.parametrize(("gain", "verdict"), [(1.0008, SAME), (1.02, FASTER)])
+def test_repeats_of_older_records_are_told_apart_beyond_the_floor_of_their_windows(
+    get_record: GetRecord, gain: float, verdict: str
+) -> None:
+    """As stored, three runs of 8 s with ± 0.003 % that agree by chance showed 0.08 %."""
+    sides = []
+    for factor in (1.0, gain):
+        runs = [set_rate(get_record(f"c0000{n}"), factor * (1000.0 + 0.01 * n), 0.00003) for n in range(3)]
+        for run in runs:
+            run |= {"schema": "prony.record/1", "steady": {"window_s": 8.0}}
+        sides.append(runs)
+    assert compare(*sides).verdict == FASTER
+    assert compare(*([validate_record(run) for run in runs] for runs in sides)).verdict == verdict
 
 
 def test_a_side_with_runs_of_both_cache_states_is_doubted(get_record: GetRecord) -> None:
@@ -153,7 +197,7 @@ def test_a_run_with_a_failed_check_answers_no_question_of_a_slowdown(get_record:
     theirs["checks"].append({"name": "still-training", "level": "fail", "message": "the weights stood still"})
     found = compare(get_record("a00203"), theirs)
     assert slowdown(found, 0.02) is None
-    said = slowdown_sentence(None, 0.02, found.failed_checks)
+    said = slowdown_sentence(None, 0.02, found)
     assert said == f"nothing can be concluded: {theirs['id']} failed its check still-training"
     assert sentences(found)[0].endswith(f"as fast as A, but {theirs['id']} failed its check still-training.")
     theirs["checks"][-1] = {"name": "energy-limit", "level": "fail", "message": "a sensor is wrong"}

@@ -190,6 +190,7 @@ def test_compare_json(call: Call) -> None:
         ("a00200", "a00203", 1, "B is slower than A by more than 2 %"),
         ("c00000", "c00001", 3, "nothing can be concluded"),
         ("e00001", "c00000", 3, "nothing can be concluded"),  # not comparable
+        ("a00200", "a01004", 3, "nothing can be concluded: confounded: batch_size and precision differ"),
     ],
 )
 def test_a_slowdown_is_told_by_the_exit_code(call: Call, a: str, b: str, status: int, sentence: str) -> None:
@@ -197,6 +198,9 @@ def test_a_slowdown_is_told_by_the_exit_code(call: Call, a: str, b: str, status:
         result = call("compare", a, b, "--fail-if-slower", *words)
         assert result.exit_code == status, result.stderr
         assert sentence in result.stderr
+    found = json.loads(result.stdout)["slowdown"]
+    assert (found["threshold"], found["shown"]) == (0.02, {0: False, 1: True, 3: None}[status])
+    assert f"prony: {found['sentence']}" in result.stderr
 
 
 @pytest.mark.parametrize(

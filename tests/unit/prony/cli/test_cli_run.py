@@ -154,13 +154,13 @@ def wait_for(root: Path, phase: str) -> None:
 
 LINE: dict[str, Any] = {
     "phase": "measure", "steps": 50, "rate": 12650.4, "unit": "images/s", "half_width": 0.018,
-    "target": 0.01, "elapsed_s": 4.2, "left_s": 7.6,
+    "window_s": 3.94, "target": 0.01, "elapsed_s": 4.2, "left_s": 7.6,
 }  # fmt: skip
 
 
 def test_progress_says_phase_rate_interval_and_time_left() -> None:
-    assert describe(LINE) == "measuring, 12,650 images/s ± 1.8 % (target 1 %), 4 s, about 8 s left"
-    assert "± 110 % (target 1 %)" in describe({**LINE, "half_width": 1.1})
+    assert describe(LINE) == "measuring, 12,650 images/s ± 1.8 %, 3.9 s (target 1 %), 4 s, about 8 s left"
+    assert "± 110 %, 3.9 s (target 1 %)" in describe({**LINE, "half_width": 1.1})
     assert describe({"phase": "cold_start", "steps": 3, "rate": None}) == "cold start, 3 steps"
     assert describe({"phase": "build", "note": "compiling"}) == "building, compiling"
 

@@ -177,3 +177,53 @@ def test_any_document_is_refused_as_a_record(document: Any) -> None:
     with pytest.raises(RequestError):
         validate_record(document)
     json.dumps(good(), allow_nan=False)
+
+
+# Intervals of records from before the floor
+
+
+def narrow(schema: int = 1, window_s: float = 7.9, half: float = 0.000034) -> dict[str, Any]:
+    record = {**good(), "schema": f"prony.record/{schema}"}
+    ends = {"low": 100.0 / (1 + half), "high": 100.0 * (1 + half)}
+    record["metrics"]["throughput"] = measured(100.0, "B/s", scope="all devices", source="counted", **ends)
+    record["metrics"]["energy_per_sample"] = measured(
+        2.0, "J/B", scope="gpu", source="counter", low=1.9999, high=2.0001
+    )
+    record["metrics"]["step_time"] = measured(0.01, "s", scope="all devices", source="clock")
+    record["steady"] = {
+        "step_time_s": 0.01, "step_time_low_s": 0.01 / (1 + half), "step_time_high_s": 0.01 * (1 + half),
+        "relative_half_width": half, "window_s": window_s,
+    }  # fmt: skip
+    return record
+
+
+@pytest.mark.parametrize("window_s", [0.4, 7.9, 25.0])
+def test_an_interval_of_an_older_record_is_as_wide_as_its_window_supports(window_s: float) -> None:
+    """A window of 7.9 s printed ± 0.0034 %."""
+    from prony_node.stats.estimate import half_width_floor
+
+    floor = half_width_floor(window_s)
+    found = validate_record(narrow(window_s=window_s))
+    rate, steady = found["metrics"]["throughput"], found["steady"]
+    assert (rate["low"], rate["high"]) == pytest.approx((100.0 / (1 + floor), 100.0 * (1 + floor)))
+    assert (steady["half_width_floor"], steady["relative_half_width"]) == (pytest.approx(floor),) * 2
+    assert steady["step_time_high_s"] == pytest.approx(0.01 * (1 + floor))
+    assert found["metrics"]["step_time"]["low"] is None  # no interval is made up
+    assert found["metrics"]["energy_per_sample"]["high"] == 2.0001  # not of the step series
+    again = {**found, "schema": "prony.record/1"}
+    assert validate_record(again) == found
+
+
+def test_a_wider_interval_and_one_of_this_version_stay_as_they_are() -> None:
+    wide = narrow(half=0.02)
+    assert validate_record(wide)["metrics"]["throughput"] == wide["metrics"]["throughput"]
+    own = narrow(schema=2)
+    assert validate_record(own)["metrics"] == own["metrics"]
+    read = narrow()
+    validate_record(read)
+    assert read == narrow()  # the document itself is not changed
+
+
+def test_copies_are_widened_by_the_window_that_they_share() -> None:
+    record = narrow(window_s=25.0) | {"parallel": {"window_s": 2.5}}
+    assert validate_record(record)["metrics"]["throughput"]["high"] == pytest.approx(100.2)

@@ -13,7 +13,7 @@ from prony.report.numbers import NOTHING, format_number, format_share
 
 HEADS = {
     "workload": "workload", "dataset": "data set", "batch_per_device": "batch per device",
-    "global_batch": "global batch", "workers_per_device": "workers", "place": "where",
+    "global_batch": "global batch", "workers_per_device": "workers", "place": "where", "cpus": "CPUs",
 }  # fmt: skip
 SHARE = "1"  # the unit of an accuracy
 SHOWN = 8  # different values in a line
@@ -26,6 +26,7 @@ TITLES = {
     "energy_per_device": "energy of a device", "energy_per_epoch": "energy of an epoch",
     "energy_per_epoch_per_device": "energy of an epoch and device", "tokens_per_energy": "tokens per energy",
     "images_per_energy": "images per energy", "accuracy_epoch_10": "accuracy after epoch 10",
+    "power_per_device": "power of a device",
 }  # fmt: skip
 
 
@@ -188,13 +189,18 @@ def plot_caption(plot: Plot, source: str, machine: str) -> list[str]:
     times = plot.times()
     for how, places in times.items():
         lines.append(f"Our time is {how}{f': {_some(places)}' if len(times) > 1 else ''}.")
-    if plot.spec.kind == BARS and any(panel.has_own_scales for panel in plot.panels):
+    if plot.spec.kind == BARS and any(panel.has_own_scales and not panel.is_logarithmic for panel in plot.panels):
         lines.append(f"Each {HEADS.get(plot.spec.x, plot.spec.x)} has a scale of its own.")
+    if plot.spec.kind == BARS and any(panel.is_logarithmic for panel in plot.panels):
+        lines.append("Bars of ours share one logarithmic scale.")
     if plot.spec.undrawn:
         lines.append(f"Not drawn, since the publication states no numbers: {', '.join(plot.spec.undrawn)}.")
     for metric, names in plot.without_numbers.items():
         words = TITLES.get(metric, metric.replace("_", " "))
         lines.append(f"Not drawn in {words}, since no numbers are published: {'; '.join(names)}.")
+    for why in dict.fromkeys(plot.spec.no_ratio.values()):
+        names = [TITLES.get(name, name.replace("_", " ")) for name, its in plot.spec.no_ratio.items() if its == why]
+        lines.append(f"Not drawn: {' and '.join(names)}, since {why}.")
     for one in plot.apart:
         lines.append(f"Published in {one.published}, ours in {one.ours}, so each has its own panel: {one.why}.")
     for name, marks in plot.out_of_memory().items():

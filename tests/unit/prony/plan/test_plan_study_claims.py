@@ -32,7 +32,7 @@ def test_a_claim_has_cells_bounds_and_expressions_of_a_ratio() -> None:
     assert (claim.says, claim.place, claim.metric) == ("four are faster", "Table I", "rate")
     assert (claim.above, claim.below, claim.published) == (0.1, 4.0, 1.9)
     assert list(claim.cells) == ["four", "one"]
-    assert [(ratio.over, ratio.under, ratio.of(2.0)) for ratio in claim.values] == [
+    assert [(*ratio.pairs[0], ratio.of(2.0)) for ratio in claim.values] == [
         ("four", "one", 2.0),
         ("one", "four", -1.0),
     ]

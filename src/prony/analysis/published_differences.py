@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -44,13 +44,24 @@ class Gathered:
     ours: tuple[str, ...]
 
 
-def gather(found: Iterable[Difference]) -> list[Gathered]:
-    names: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
-    for one in found:
-        there, here = names.setdefault(one.name, ({}, {}))
-        there[str(one.a)] = None
-        here[str(one.b)] = None
-    return [Gathered(name, tuple(there), tuple(here)) for name, (there, here) in names.items()]
+def gather(found: Iterable[tuple[Figure, Sequence[Difference]]]) -> list[Gathered]:
+    """Of figures with what differs of each. What only some systems do not state is said with their names."""
+    compared: dict[str, None] = {}
+    names: dict[str, tuple[dict[str, dict[str, None]], dict[str, None]]] = {}
+    for figure, differs in found:
+        compared[figure.system] = None
+        for one in differs:
+            there, here = names.setdefault(one.name, ({}, {}))
+            there.setdefault(str(one.a), {})[figure.system] = None
+            here[str(one.b)] = None
+    return [
+        Gathered(name, tuple(_of_systems(text, systems, compared) for text, systems in there.items()), tuple(here))
+        for name, (there, here) in names.items()
+    ]
+
+
+def _of_systems(text: str, systems: Collection[str], compared: Collection[str]) -> str:
+    return f"{text} ({', '.join(systems)})" if text == NOT_STATED and len(systems) < len(compared) else text
 
 
 def device_name(record: Record) -> str:

@@ -107,6 +107,7 @@ class Plot:
     without_numbers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # metric to series not drawn in it
     apart: tuple[Apart, ...] = ()
     differs: tuple[Gathered, ...] = ()
+    trials: tuple[tuple[str, str], ...] = ()  # of ours that are drawn: the hash of each, with the metric
 
     @property
     def has_ours(self) -> bool:
@@ -160,6 +161,7 @@ def draw(spec: PlotSpec, known: Known) -> Plot:
     names = _names(spec, trials)
     panels: dict[tuple[str, str], dict[tuple[str, bool], list[Mark]]] = {}
     apart: list[Apart] = []
+    shown: list[tuple[str, str]] = []
     drawn = [one for one in spec.metrics if one not in spec.no_ratio]  # ours and theirs are of other things
     for metric in drawn:
         for figure in figures:
@@ -172,6 +174,7 @@ def draw(spec: PlotSpec, known: Known) -> Plot:
             if found.lost:
                 lost.append(trial)
             if found.mark is not None:
+                shown.append((trial.hash, metric))
                 panels.setdefault((metric, found.unit), {}).setdefault((names[trial.hash], True), []).append(found.mark)
                 if found.apart is not None and found.apart not in apart:
                     apart.append(found.apart)
@@ -184,8 +187,14 @@ def draw(spec: PlotSpec, known: Known) -> Plot:
         _without_numbers(spec, figures),
         tuple(apart),
         tuple(
-            gather(one for figure in figures for trial in trials for one in _differences(spec, figure, trial, known))
+            gather(
+                (figure, found)
+                for figure in figures
+                for trial in trials
+                if (found := _differences(spec, figure, trial, known))
+            )
         ),
+        tuple(shown),
     )
 
 

@@ -32,9 +32,9 @@ TITLES = {
 
 def heads(table: Table) -> list[str]:
     """The names of the columns; a published one with its unit, where the table has several."""
-    units = {name: {row.cells[name].figure.unit for row in table.rows if name in row.cells} for name in table.columns}
-    several = len(set().union(*units.values()) - {SHARE}) > 1
-    published = [f"{name}, {unit}" if several and (unit := _only_unit(units[name])) else name for name in table.columns]
+    of = {name: {row.cells[name].figure.unit for row in table.rows if name in row.cells} for name in table.columns}
+    several = len(set().union(*of.values()) - {SHARE}) > 1
+    published = [f"{name}, {unit}" if several and (unit := _only_unit(of[name])) else name for name in table.columns]
     return [*(HEADS.get(name, name) for name in table.spec.rows), *published, *table.ours]
 
 
@@ -58,11 +58,9 @@ def body(table: Table) -> list[list[str]]:
 def above(table: Table) -> str:
     """What the numbers are."""
     cells = table.cells()
-    units = list(dict.fromkeys(cell.figure.unit for cell in cells if cell.figure.unit != SHARE))
-    words = [f"Published in {', '.join(units)}"] if units else []
+    words = [f"Published in {text}"] if (text := ", ".join(units(table))) else []
     words += [] if cells else ["No figures are published in numbers"]
-    others = list(dict.fromkeys(ours.unit for row in table.rows for ours in row.ours.values() if ours.unit))
-    words += [f"ours in {', '.join(others)}"] if others else []
+    words += [f"ours in {text}"] if (text := ", ".join(units_of_ours(table))) else []
     if any(cell.kind == EPOCHS for cell in cells):
         words.append("in brackets: how many of our epochs take the published time (its number of epochs is not stated)")
     elif any(cell.ratio is not None for cell in cells):
@@ -70,6 +68,16 @@ def above(table: Table) -> str:
     if any(cell.per_device and cell.ratio is not None for cell in cells):
         words.append("with d: of one device on each side, since ours ran on another number of them")
     return "; ".join(words) + "." if words else ""
+
+
+def units(table: Table) -> list[str]:
+    """Of the published figures, each once."""
+    return list(dict.fromkeys(cell.figure.unit for cell in table.cells() if cell.figure.unit != SHARE))
+
+
+def units_of_ours(table: Table) -> list[str]:
+    """Those that are not the published ones."""
+    return list(dict.fromkeys(ours.unit for row in table.rows for ours in row.ours.values() if ours.unit))
 
 
 def below(table: Table) -> list[str]:
@@ -85,27 +93,35 @@ def below(table: Table) -> list[str]:
     lines += [f"{WARNS} Checks of these runs warn: {', '.join(doubts)}."] if doubts else []
     if any(one.half_width and one.half_width >= WIDE for one in ours):
         lines.append(f"± is half of a 95 % CI within one run, printed from {format_share(WIDE, digits=1)} on.")
-    return lines + [f"[{number}] {why}" for why, number in _notes(table).items()]
+    return lines + reasons(table)
 
 
 def published_lines(table: Table) -> list[str]:
     """A table as a page of Markdown shows it, and as a terminal can."""
+    return [
+        table.spec.title,
+        "",
+        *([above(table), ""] if above(table) else []),
+        *grid_lines(table),
+        "",
+        *(f"- {line}" for line in below(table)),
+    ]
+
+
+def grid_lines(table: Table) -> list[str]:
+    """The rows and columns alone."""
     texts = [heads(table), *body(table)]
     widths = [max(len(row[place]) for row in texts) for place in range(len(texts[0]))]
     lines = [
         "| " + " | ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) + " |" for row in texts
     ]
     rule = "| " + " | ".join("-" * max(3, width) for width in widths) + " |"
-    return [
-        table.spec.title,
-        "",
-        *([above(table), ""] if above(table) else []),
-        lines[0],
-        rule,
-        *lines[1:],
-        "",
-        *(f"- {line}" for line in below(table)),
-    ]
+    return [lines[0], rule, *lines[1:]]
+
+
+def reasons(table: Table) -> list[str]:
+    """Why cells are empty or have no ratio, by the numbers that stand in them."""
+    return [f"[{number}] {why}" for why, number in _notes(table).items()]
 
 
 def table_entry(table: Table) -> dict[str, Any]:

@@ -28,7 +28,8 @@ from typing import TypeVar
 
 from page_tables import put_lines, put_table
 
-from prony.analysis.claims import UNTESTED, Judged, judge
+from prony.analysis.claims import UNTESTED, Judged, holds_rounded, judge
+from prony.analysis.published_differences import gather
 from prony.analysis.published_layout import Cell, Ours, Row, Table
 from prony.analysis.published_tables import Known, total
 from prony.cli.figures import file_names
@@ -81,10 +82,11 @@ def lines_of(shown: Shown) -> list[str]:
     """The tables, figures and claims that have something of ours."""
     figures = figures_of(shown)
     tables = kept_tables(shown, figures.values())
-    lines = [f"Ours: {shown.machine()}. {differences_of(tables, figures.values())}", *not_run(shown)]
+    lines = [" ".join([f"Ours: {shown.machine()}.", *differences_of(shown)]), *not_run(shown)]
     for table in tables:
-        lines += ["", f"### {table.spec.title}", "", *in_units(table), *grid_lines(table), ""]
-        lines += [f"- {line}" for line in ([table.spec.note] if table.spec.note else []) + reasons(table)]
+        notes = [*filter(None, [table.spec.note]), *reasons(table)]
+        lines += ["", f"### {headed(table)}", "", *grid_lines(table), *([""] if notes else [])]
+        lines += [f"- {line}" for line in notes]
     for name, one in figures.items():
         title, *caption = one.caption
         if shown.study.source:
@@ -154,26 +156,24 @@ def chosen(of: dict[str, T], names: Collection[str]) -> dict[str, T]:
     return {name: value for name, value in of.items() if name in names}
 
 
-def in_units(table: Table) -> list[str]:
-    """The units that no head of a column says."""
-    words = [f"Published in {units(table)[0]}"] if len(units(table)) == 1 else []
-    words += [f"ours in {', '.join(units_of_ours(table))}"] if units_of_ours(table) else []
-    return ["; ".join(words) + ".", ""] if words else []
+def headed(table: Table) -> str:
+    """The title with the unit, where no head of a column says it."""
+    words = units(table) if len(units(table)) == 1 else []
+    words += [f"ours in {unit}" for unit in units_of_ours(table)]
+    return f"{table.spec.title} ({'; '.join(words)})" if words else table.spec.title
 
 
 # --- what a reader needs besides ---
 
 
-def differences_of(tables: Iterable[Table], figures: Iterable[Captioned]) -> str:
-    """What is not the same on both sides, over all that is shown."""
-    names: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
-    every = [one for table in tables for one in table.differs()]
-    for one in [*every, *(one for figure in figures for one in figure.plot.differs)]:
-        there, here = names.setdefault(one.name, ({}, {}))
-        there |= dict.fromkeys(one.published)
-        here |= dict.fromkeys(one.ours)
-    told = [f"{name} (published {some(there)}; ours {some(here)})" for name, (there, here) in names.items()]
-    return f"Not the same on both sides: {'; '.join(told)}." if told else ""
+def differences_of(shown: Shown) -> list[str]:
+    """What is not the same on both sides, over all tables."""
+    cells = [cell for table in shown.tables for cell in table.cells() if cell.differs]
+    told = [
+        f"{one.name} (published {some(one.published)}; ours {some(one.ours)})"
+        for one in gather((cell.figure, cell.differs) for cell in cells)
+    ]
+    return [f"Not the same on both sides: {'; '.join(told)}."] if told else []
 
 
 def some(values: Collection[str]) -> str:
@@ -211,7 +211,7 @@ def left_out(shown: Shown, tables: Iterable[Table]) -> list[str]:
     titles = {table.spec.title for table in tables}
     absent = [table.spec.title for table in shown.tables if table.spec.title not in titles]
     found = [f"{untested} more claims cannot be tested with these runs."] if untested else []
-    found += [f"Tables without a ratio of ours, or with runs that are shown above: {'; '.join(absent)}."] if absent else []
+    found += [f"{len(absent)} tables have no ratio of ours, or runs that are shown above."] if absent else []
     return [*found, f"`prony study show {shown.study.name}` prints them all."] if found else []
 
 
@@ -244,7 +244,7 @@ def contradicted_rows() -> list[list[str]]:
 def own_figures(one: Judged) -> str:
     """The values of the claim's expression that contradict it, beside its bound or its number."""
     values = [value.value for value in one.own if value.value is not None]
-    outside = [value for value in values if not one.claim.holds(value)]
+    outside = [value for value in values if not holds_rounded(one.claim, value)]
     bound = f", claimed {one.claim.tested}" if outside else f", claimed {one.claim.published:g}"
     low, high = (f"{end:.3g}" for end in (min(outside or values), max(outside or values)))
     return (low if low == high else f"{low} to {high}") + bound

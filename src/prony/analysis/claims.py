@@ -340,13 +340,14 @@ def _own(ratio: Ratio, claim: ClaimSpec) -> Value | None:
         return None
 
 
-def _holds_rounded(claim: ClaimSpec, value: float) -> bool:
+def holds_rounded(claim: ClaimSpec, value: float) -> bool:
+    """Whether a published value may lie within the bounds before it was rounded."""
     return any(claim.holds(value + off) for off in (-ROUNDING, 0.0, ROUNDING))
 
 
 def _contradicted(claim: ClaimSpec, own: Sequence[Value]) -> str | None:
     """What the publication's figures say against its claim: outside the bounds, or another value than it states."""
-    outside = [one for one in own if one.value is not None and not _holds_rounded(claim, one.value)]
+    outside = [one for one in own if one.value is not None and not holds_rounded(claim, one.value)]
     if outside:
         found = ", ".join(f"{one.value:.3g} for {one.text}" for one in outside[:SHOWN])
         return f"its figures give {found}" + (f" and {len(outside) - SHOWN} more" if len(outside) > SHOWN else "")

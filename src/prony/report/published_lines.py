@@ -181,7 +181,8 @@ def panel_title(plot: Plot, panel: Panel) -> str:
     for one in plot.apart:
         if one.metric == panel.metric:
             side = "ours" if panel.unit == one.ours else "published"
-            return f"{words.split(' of ')[0] if side == 'ours' else words}, {panel.unit} ({side})"
+            scale = ", log scale" if plot.spec.kind == BARS and panel.is_logarithmic else ""
+            return f"{words.split(' of ')[0] if side == 'ours' else words}, {panel.unit} ({side}{scale})"
     return words if panel.unit == SHARE else f"{words}, {panel.unit}"
 
 

@@ -158,7 +158,7 @@ def chosen(of: dict[str, T], names: Collection[str]) -> dict[str, T]:
 
 def headed(table: Table) -> str:
     """The title with the unit, where no head of a column says it."""
-    words = units(table) if len(units(table)) == 1 else []
+    words = units(table) if len(units(table)) == 1 and "/s" not in table.spec.title else []
     words += [f"ours in {unit}" for unit in units_of_ours(table)]
     return f"{table.spec.title} ({'; '.join(words)})" if words else table.spec.title
 
@@ -194,8 +194,8 @@ def not_run(shown: Shown) -> list[str]:
         told.append(f"`{' '.join([trial.workload, *words])}`")
     return [
         "",
-        f"{len(missing)} of today's {len(alone)} trials on one device are not in the archive yet, since they were added or "
-        f"changed after these runs: {', '.join(told)}.",
+        f"{len(missing)} of today's {len(alone)} trials on one device are not in the archive yet, since they were "
+        f"added or changed after these runs: {', '.join(told)}.",
     ]
 
 

@@ -306,10 +306,8 @@ def _of_record(record: Record, claim: ClaimSpec) -> Value:
 
 
 def _first_epoch(record: Record, samples: int) -> Value:
-    spec = TableSpec(title="", samples={"": samples})
-    first, later = (
-        measured(name, Asked(record, spec, "", "", per_device=False)) for name in ("throughput_first_epoch", "throughput")
-    )
+    asked = Asked(record, TableSpec(title="", samples={"": samples}), "", "", per_device=False)
+    first, later = (measured(name, asked) for name in ("throughput_first_epoch", "throughput"))
     if first.value is None or later.value is None:
         return Value(None, why=first.why or later.why)
     return Value(first.value / later.value)

@@ -188,10 +188,10 @@ def draw(spec: PlotSpec, known: Known) -> Plot:
         tuple(apart),
         tuple(
             gather(
-                (figure, found)
+                (figure, differs)
                 for figure in figures
                 for trial in trials
-                if (found := _differences(spec, figure, trial, known))
+                if (differs := _differences(spec, figure, trial, known))
             )
         ),
         tuple(shown),

@@ -116,7 +116,7 @@ def _ratio(place: Place, cells: Mapping[str, CellSpec], metric: str) -> Ratio:
             return Ratio(text, pairs, of=lambda product: product)
     except RequestError as error:
         raise place.wrong(str(error)) from error
-    raise place.wrong(f"{text!r} is not of the ratio of two cells, such as a / b or 1 - a / (2 * b) or (a / b) / (c / d)")
+    raise place.wrong(f"{text!r} is not of the ratio of two cells, such as a / b, 1 - a / (2 * b), (a / b) / (c / d)")
 
 
 def _named(text: str, cells: Collection[str]) -> tuple[str, ...]:

@@ -216,8 +216,8 @@ def plot_caption(plot: Plot, source: str, machine: str) -> list[str]:
         words = TITLES.get(metric, metric.replace("_", " "))
         lines.append(f"Not drawn in {words}, since no numbers are published: {'; '.join(names)}.")
     for why in dict.fromkeys(plot.spec.no_ratio.values()):
-        names = [TITLES.get(name, name.replace("_", " ")) for name, its in plot.spec.no_ratio.items() if its == why]
-        lines.append(f"Not drawn: {' and '.join(names)}, since {why}.")
+        left = [TITLES.get(name, name.replace("_", " ")) for name, its in plot.spec.no_ratio.items() if its == why]
+        lines.append(f"Not drawn: {' and '.join(left)}, since {why}.")
     for one in plot.apart:
         lines.append(f"Published in {one.published}, ours in {one.ours}, so each has its own panel: {one.why}.")
     for name, marks in plot.out_of_memory().items():

@@ -208,6 +208,27 @@ def test_a_verdict_says_that_it_is_on_the_direction_and_not_on_the_published_num
     assert judged.to_json()["tested"] == "above 1"
 
 
+def test_a_claim_on_two_ratios_has_the_width_of_both_and_of_a_shared_cell_twice() -> None:
+    claim = claim_of("hurt-nrp", "With ResNet-50 the gap")
+    ends = {name: 1000.0 for name in claim.cells}
+    (apart,) = judged_with("hurt-nrp", claim, ends).values
+    near = claim_of("nasari-pearc22", "In ResNet-50 in TensorFlow an IPU")
+    shared = judged_with("nasari-pearc22", near, {name: 1000.0 for name in near.cells}).values[0]
+    assert apart.low is not None
+    assert shared.low is not None
+    assert apart.value == shared.value == pytest.approx(1.0)
+    assert math.log(shared.low) == pytest.approx(math.sqrt(2) * math.log(apart.low), rel=0.01)
+
+
+def test_a_first_epoch_is_compared_with_the_following_of_the_same_run() -> None:
+    claim = claim_of("nasari-pearc22", "On one device the first epoch")
+    judged = judged_with("nasari-pearc22", claim, {"torch_1": 0.6})
+    assert (judged.verdict, judged.values[0].value) == (HOLDS, pytest.approx(0.6))
+    assert judged.own[0].value == pytest.approx(1113 / 1862.9)
+    once = judged_with("nasari-pearc22", claim, {"torch_1": 0.6}, repeats=(1.0,))
+    assert (once.verdict, once.missing) == (UNDECIDED, (f"no interval: {NO_INTERVAL}",))
+
+
 def test_an_accuracy_needs_a_data_set() -> None:
     claim = claim_of("olivia-gh200", "FP16 has a better accuracy")
     trials = [trial_of("olivia-gh200", claim, name) for name in ("fp16", "workers_8")]

@@ -336,7 +336,8 @@ def test_a_quarter_of_the_cores_stands_beside_72_of_288_with_the_cpu_utilisation
 
 def test_what_only_one_system_does_not_state_is_said_with_its_name() -> None:
     trial = Trial("resnet50", {"preset": "published", "devices": 1, "global_batch": 256, "precision": "bf16"})
-    differs = filled(spec_of("caraml", "ResNet-50 over global batches and devices: images"), record_of(trial, 9.0)).differs()
+    spec = spec_of("caraml", "ResNet-50 over global batches and devices: images")
+    differs = filled(spec, record_of(trial, 9.0)).differs()
     (precision,) = [one for one in differs if one.name == "precision"]
     assert precision.published == ("not stated (JURECA IPU-M2000)", "fp16")
     ipu = filled(spec_of("caraml", "ResNet-50 on one IPU"), record_of(trial, 9.0, samples_per_wh=5.0)).differs()

@@ -242,7 +242,7 @@ FACTS = [
 OTHER = [
     (olivia("baseline", PARAMETERS, 25.0, section="Model & Dataset: about 25 M"), "ours has 17.2 million"),
     (caraml("gpt-13b", "gpt-13b", "precision", "fp16", section="repository"), "it has bf16"),
-    (caraml("resnet", "resnet50", "blocks", "resnet50_v2", section="repository"), "ours is torchvision's ResNet-50 v1.5"),
+    (caraml("resnet", "resnet50", "model", "resnet50_v2", section="slides"), "ours is torchvision's ResNet-50 v1.5"),
     (caraml("gpt", "gpt-800m", "schedule", "cosine", section="repository: 1e-4 to 1e-5"), "falls linearly to 0"),
 ]
 

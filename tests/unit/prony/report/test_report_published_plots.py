@@ -31,7 +31,8 @@ GPT, ONE_DEVICE, GRID = "GPT of 800", "ResNet-50 on one device", "ResNet-50 over
 
 def record_of(trial: Trial, rate: float = 1000.0) -> dict[str, Any]:
     devices = int(str(trial.settings.get("devices", 1)))
-    values = {"throughput": rate, "throughput_per_device": rate / devices, "samples_per_wh": 20.0 * rate, "power": 500.0}
+    values = {"throughput": rate, "throughput_per_device": rate / devices, "samples_per_wh": 20.0 * rate}
+    values["power"] = 500.0
     effective = {"precision": "fp32", "data": "device", "batch_size": 64, "compile": "off", **trial.settings}
     return {
         "id": f"{trial.workload}-{trial.hash}", "status": "ok", "unit": "images", "phases": {},

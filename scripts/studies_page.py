@@ -237,7 +237,7 @@ def contradicted_rows() -> list[list[str]]:
         for one in judge(load_study(name, None, (), find_workload).claims, Known([], {})):
             if one.contradicted is not None:
                 says = re.sub(r" \([^()]*\)$", "", one.claim.says)
-                rows.append([f"`{name}`", f"{says} ({one.claim.place})", own_figures(one)])
+                rows.append([name, f"{says} ({one.claim.place})", own_figures(one)])
     return rows
 
 

@@ -1,36 +1,53 @@
 """Write the tables, figures and claims of the shipped studies into docs/published-h200.md, from archives of their runs.
 
     python scripts/studies_page.py [--results results/h200] [--page docs/published-h200.md] [--figures docs/figures]
+                                   [--studies docs/published-studies.md]
 
 RESULTS/studies-NAME.tar.gz holds the runs that `prony study run NAME --size quick` made on a device. What they give
-goes between `<!-- NAME -->` and `<!-- /NAME -->` of PAGE; what is around it is written by hand. Tables, figures and
-claims without a run are left out, and counted. The page names figures in `figures` beside it; with --figures they are
-drawn.
+goes between `<!-- NAME -->` and `<!-- /NAME -->` of PAGE; what is around it is written by hand. The page is short:
+
+- A table needs a ratio of ours, on as many devices as published; else another table or a figure shows its runs.
+- Rows and columns without ours are left out, and rows that repeat a run of one device beside several devices.
+- What is not the same on both sides stands once per study.
+
+The page names figures in `figures` beside it; with --figures they are drawn there, and those of a study that are drawn
+no more are removed. With --studies, the claims that a publication's own numbers contradict go to that page.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import tempfile
+from collections.abc import Collection, Iterable
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
-from page_tables import put_lines
+from page_tables import put_lines, put_table
 
-from prony.analysis.claims import UNTESTED
+from prony.analysis.claims import UNTESTED, Judged, holds_rounded, judge
+from prony.analysis.published_differences import gather
+from prony.analysis.published_layout import Cell, Ours, Row, Table
+from prony.analysis.published_tables import Known, total
 from prony.cli.figures import file_names
 from prony.cli.study_tables import Shown, show_study
-from prony.plan.studies import load_study
+from prony.plan.studies import load_study, shipped_studies
 from prony.report.claim_lines import TITLE, claim_lines
 from prony.report.drawing import require_plots
-from prony.report.published_lines import Captioned, published_lines
+from prony.report.published_lines import Captioned, grid_lines, reasons, units, units_of_ours
 from prony.store.archive import unpacked
 from prony_node.contract.errors import RequestError
 from prony_node.workloads import find_workload
 
 SIZE = "quick"
 PREFIX, SUFFIX = "studies-", ".tar.gz"
+CONTRADICTED = "contradicted"  # where these claims go
+T = TypeVar("T")
+SOME = 6  # values of what differs
+SAID_ONCE = ("Bars are 95 % CIs", "Not the same", "Our time is", "Published in", "Not drawn in")  # of a caption
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -38,6 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, default=Path("results/h200"))
     parser.add_argument("--page", type=Path, default=Path("docs/published-h200.md"))
     parser.add_argument("--figures", type=Path)
+    parser.add_argument("--studies", type=Path)
     options = parser.parse_args(arguments)
     os.environ.pop("PRONY_STORE", None)  # these runs are no news to a team
     try:
@@ -54,6 +72,8 @@ def main(arguments: list[str] | None = None) -> int:
             put_lines(options.page, name, lines_of(shown))
             if options.figures:
                 draw(shown, options.figures)
+        if options.studies:
+            put_table(options.studies, CONTRADICTED, ["study", "claim", "its own figures"], contradicted_rows())
     except (RequestError, OSError) as error:
         print(f"studies_page.py: {error}", file=sys.stderr)
         return 2
@@ -62,19 +82,123 @@ def main(arguments: list[str] | None = None) -> int:
 
 def lines_of(shown: Shown) -> list[str]:
     """The tables, figures and claims that have something of ours."""
-    lines = [f"Ours: {shown.machine()}."]
-    for table in shown.tables:
-        if table.has_ours:
-            title, *rest = published_lines(table)
-            lines += ["", f"### {title}", *rest]
-    for name, one in figures_of(shown).items():
+    figures = figures_of(shown)
+    tables = kept_tables(shown, figures.values())
+    lines = [" ".join([f"Ours: {shown.machine()}.", *differences_of(shown)]), *not_run(shown)]
+    for table in tables:
+        notes = [*filter(None, [table.spec.note]), *reasons(table)]
+        lines += ["", f"### {headed(table)}", "", *grid_lines(table), *([""] if notes else [])]
+        lines += [f"- {line}" for line in notes]
+    for name, one in figures.items():
         title, *caption = one.caption
-        notes = [line for line in caption if str(shown.study.source) not in line and shown.machine() not in line]
+        if shown.study.source:
+            caption = [line for line in caption if str(shown.study.source) not in line]
+        notes = [line for line in caption if shown.machine() not in line and not line.startswith(SAID_ONCE)]
         lines += ["", f"![{title}](figures/{name}.svg)", "", " ".join([f"**{title}**", *notes])]
     tested = [one for one in shown.claims if one.verdict != UNTESTED]
-    contradicted = [one for one in shown.claims if one.verdict == UNTESTED and one.contradicted]
-    lines += ["", f"### {TITLE}", *claim_lines([*tested, *contradicted])[1:]]
-    return [*lines, "", *left_out(shown)]
+    if tested:
+        lines += ["", f"### {TITLE}", *claim_lines(tested)[1:]]
+    return [*lines, "", *left_out(shown, tables)]
+
+
+# --- tables ---
+
+
+def kept_tables(shown: Shown, figures: Iterable[Captioned]) -> list[Table]:
+    """The tables of the page, each with the rows and columns that it needs."""
+    there = {one for figure in figures for one in figure.plot.trials}
+    candidates = [table for table in shown.tables if any(cell.ratio is not None for cell in table.cells())]
+    kept = [table for table in candidates if any(is_alike(cell) for cell in table.cells())]
+    there |= {one for table in kept for one in values_of(table, table.rows)}
+    for table in candidates:
+        if table not in kept and not values_of(table, table.rows) <= there:
+            kept.append(table)
+            there |= values_of(table, table.rows)
+    return [shortened(table) for table in shown.tables if table in kept]
+
+
+def is_alike(cell: Cell) -> bool:
+    """Whether its ratio is of as many devices on both sides."""
+    return cell.ratio is not None and cell.ours is not None and cell.ours.devices == (cell.figure.devices or 1)
+
+
+def values_of(table: Table, rows: Iterable[Row]) -> set[tuple[str, str]]:
+    """The values of ours, each as the hash of its trial and its metric."""
+    found = [one for row in rows for one in row.ours.values() if one.value is not None]
+    return {(one.trial.hash, one.metric) for one in found if one.metric not in table.spec.no_ratio}
+
+
+def shortened(table: Table) -> Table:
+    """Without rows and columns that say nothing of ours."""
+    alike = [row for row in table.rows if any(is_alike(cell) for cell in row.cells.values())]
+    there = values_of(table, alike)
+    rows = [row for row in table.rows if row in alike or values_of(table, [row]) - there]
+    ours = [name for name in table.ours if any(has_value(row.ours.get(name)) for row in rows)]
+    measured = {one.metric for row in rows for one in row.ours.values() if one.value is not None}
+    compared = {cell.figure.metric for row in rows for cell in row.cells.values() if cell.ratio is not None}
+    columns = []
+    for name in table.columns:
+        cells = [row.cells[name] for row in rows if name in row.cells]
+        metrics = {cell.figure.metric for cell in cells}
+        if any(cell.ratio is not None for cell in cells) or metrics & measured - compared:
+            columns.append(name)
+    return replace(
+        table,
+        columns=tuple(columns),
+        ours=tuple(ours),
+        rows=tuple(Row(row.key, chosen(row.cells, columns), chosen(row.ours, ours)) for row in rows),
+    )
+
+
+def has_value(ours: Ours | None) -> bool:
+    return ours is not None and ours.value is not None
+
+
+def chosen(of: dict[str, T], names: Collection[str]) -> dict[str, T]:
+    return {name: value for name, value in of.items() if name in names}
+
+
+def headed(table: Table) -> str:
+    """The title with the unit, where no head of a column says it."""
+    words = units(table) if len(units(table)) == 1 and "/s" not in table.spec.title else []
+    words += [f"ours in {unit}" for unit in units_of_ours(table)]
+    return f"{table.spec.title} ({'; '.join(words)})" if words else table.spec.title
+
+
+# --- what a reader needs besides ---
+
+
+def differences_of(shown: Shown) -> list[str]:
+    """What is not the same on both sides, over all tables."""
+    cells = [cell for table in shown.tables for cell in table.cells() if cell.differs]
+    told = [
+        f"{one.name} (published {some(one.published)}; ours {some(one.ours)})"
+        for one in gather((cell.figure, cell.differs) for cell in cells)
+    ]
+    return [f"Not the same on both sides: {'; '.join(told)}."] if told else []
+
+
+def some(values: Collection[str]) -> str:
+    more = f" and {len(values) - SOME} more" if len(values) > SOME else ""
+    return ", ".join(list(values)[:SOME]) + more
+
+
+def not_run(shown: Shown) -> list[str]:
+    """The trials on one device that the archive lacks."""
+    alone = [trial for trial in shown.known.trials if total(trial) == 1]
+    missing = [trial for trial in alone if trial.hash not in shown.known.records]
+    if not missing:
+        return []
+    same = {pair for pair in alone[0].settings.items() if all(pair in trial.settings.items() for trial in alone)}
+    told = []
+    for trial in missing:
+        words = [f"{name}={value}" for name, value in trial.settings.items() if (name, value) not in same]
+        told.append(f"`{' '.join([trial.workload, *words])}`")
+    return [
+        "",
+        f"{len(missing)} of today's {len(alone)} trials on one device are not in the archive yet, since they were "
+        f"added or changed after these runs: {', '.join(told)}.",
+    ]
 
 
 def figures_of(shown: Shown) -> dict[str, Captioned]:
@@ -84,21 +208,50 @@ def figures_of(shown: Shown) -> dict[str, Captioned]:
     return {name: one for name, one in zip(names, drawn, strict=True) if one.plot.has_ours}
 
 
-def left_out(shown: Shown) -> list[str]:
-    untested = sum(one.verdict == UNTESTED and not one.contradicted for one in shown.claims)
-    tables = [table.spec.title for table in shown.tables if not table.has_ours]
+def left_out(shown: Shown, tables: Iterable[Table]) -> list[str]:
+    untested = sum(one.verdict == UNTESTED for one in shown.claims)
+    titles = {table.spec.title for table in tables}
+    absent = [table.spec.title for table in shown.tables if table.spec.title not in titles]
     found = [f"{untested} more claims cannot be tested with these runs."] if untested else []
-    found += [f"No run here stands in: {'; '.join(tables)}."] if tables else []
+    found += [f"{len(absent)} tables have no ratio of ours, or runs that are shown above."] if absent else []
     return [*found, f"`prony study show {shown.study.name}` prints them all."] if found else []
 
 
 def draw(shown: Shown, folder: Path) -> None:
+    """The figures of the page; those of the study that it has no more are removed."""
     from prony.report.published_plots import plot_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    for name, one in figures_of(shown).items():
+    figures = figures_of(shown)
+    for path in folder.glob(f"{shown.study.name}-*.svg"):
+        if path.stem not in figures:
+            path.unlink()
+    for name, one in figures.items():
         (folder / f"{name}.svg").write_bytes(plot_file(one, "svg"))
         print(folder / f"{name}.svg")
+
+
+# --- claims that need no run to be doubted ---
+
+
+def contradicted_rows() -> list[list[str]]:
+    """The claims of all studies that do not fit the publication's own figures."""
+    rows = []
+    for name in shipped_studies():
+        for one in judge(load_study(name, None, (), find_workload).claims, Known([], {})):
+            if one.contradicted is not None:
+                says = re.sub(r" \([^()]*\)$", "", one.claim.says)
+                rows.append([name, f"{says} ({one.claim.place})", own_figures(one)])
+    return rows
+
+
+def own_figures(one: Judged) -> str:
+    """The values of the claim's expression that contradict it, beside its bound or its number."""
+    values = [value.value for value in one.own if value.value is not None]
+    outside = [value for value in values if not holds_rounded(one.claim, value)]
+    bound = f", claimed {one.claim.tested}" if outside else f", claimed {one.claim.published:g}"
+    low, high = (f"{end:.3g}" for end in (min(outside or values), max(outside or values)))
+    return (low if low == high else f"{low} to {high}") + bound
 
 
 if __name__ == "__main__":

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from prony.plan.studies import shipped_studies
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,7 +35,7 @@ def rows_of(page: str, head: str) -> list[list[str]]:
         ("headline_table.py", {"--readme": "README.md", "--page": "docs/performance.md"}),
         ("results_page.py", {"--page": "docs/results.md"}),
         ("false_alarms.py", {"--page": "docs/measuring.md"}),
-        ("studies_page.py", {"--page": "docs/published-h200.md"}),
+        ("studies_page.py", {"--page": "docs/published-h200.md", "--studies": "docs/published-studies.md"}),
     ],
 )
 def test_the_tables_are_what_the_records_say(script: str, pages: dict[str, str], tmp_path: Path) -> None:
@@ -44,6 +47,21 @@ def test_the_tables_are_what_the_records_say(script: str, pages: dict[str, str],
     for page in pages.values():
         made = (tmp_path / Path(page).name).read_text(encoding="utf-8")
         assert made == (ROOT / page).read_text(encoding="utf-8"), f"run scripts/{script}"
+
+
+def test_the_folder_has_the_figures_that_the_page_shows() -> None:
+    page = (ROOT / "docs" / "published-h200.md").read_text(encoding="utf-8")
+    shown = set(re.findall(r"\(figures/([^)]+)\)", page))
+    there = {path.name for path in (ROOT / "docs" / "figures").glob("*.svg")}
+    assert {name for name in there if name.startswith(tuple(f"{name}-" for name in shipped_studies()))} == shown
+
+
+def test_the_page_of_the_studies_stays_short() -> None:
+    page = (ROOT / "docs" / "published-h200.md").read_text(encoding="utf-8")
+    assert len([word for word in page.split() if word != "|"]) < 4000
+    assert page.count("Not the same on both sides") == page.count("\nOurs: ") == len(shipped_studies())
+    cells = [cell.strip() for line in page.splitlines() if line.startswith("|") for cell in line.strip("|").split("|")]
+    assert "devices=4" not in " ".join(cells), "a column without runs"
 
 
 def test_what_speed_brought_is_what_those_tables_say() -> None:

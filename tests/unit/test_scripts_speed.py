@@ -269,6 +269,12 @@ def test_the_tables_of_a_study_go_to_its_place(
     text = page.read_text()
     assert text.startswith("by hand\n<!-- caraml -->\nOurs: ")
     assert text.endswith("\n`prony study show caraml` prints them all.\n<!-- /caraml -->\nby hand too\n")
+    figures = tmp_path / "figures"
+    figures.mkdir()
+    for name in ("caraml-no-longer-drawn.svg", "of-a-person.svg"):
+        (figures / name).write_text("<svg/>")
+    assert studies_page.main([*words, "--figures", str(figures)]) == 0
+    assert [path.name for path in figures.iterdir()] == ["of-a-person.svg"], "this study's alone, with nothing of ours"
     assert "\nold\n" not in text
     pack_one(tmp_path / "studies-caramel.tar.gz")
     assert studies_page.main(words) == 2

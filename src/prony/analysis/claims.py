@@ -13,7 +13,18 @@ from prony.analysis.published_measures import Asked, measured
 from prony.analysis.published_tables import NOT_RUN, TINY_MODEL, Known, energy_fails, failure, is_good, said, total
 from prony.analysis.settings import Record, settings_of
 from prony.analysis.variation import Repeat, repeats_of
-from prony.catalog.claims import ACCURACY, PER_DEVICE, PER_WH, POWER, RATE, TIME, CellSpec, ClaimSpec, Ratio
+from prony.catalog.claims import (
+    ACCURACY,
+    FIRST_EPOCH,
+    PER_DEVICE,
+    PER_WH,
+    POWER,
+    RATE,
+    TIME,
+    CellSpec,
+    ClaimSpec,
+    Ratio,
+)
 from prony.catalog.published import TableSpec
 from prony_node.contract.errors import RequestError
 from prony_node.contract.parallel import all_devices
@@ -178,15 +189,11 @@ def _machine(record: Record) -> Any:
 
 
 def _value(ratio: Ratio, claim: ClaimSpec, chosen: Mapping[str, _Chosen], pool: Sequence[Repeat]) -> Value:
-    over, under = chosen[ratio.over], chosen[ratio.under]
-    why = [f"{name}: {chosen[name].why}" for name in (ratio.over, ratio.under) if chosen[name].why]
-    if why or over.records == under.records:
+    named = [name for pair in ratio.pairs for name in pair if name]
+    why = [f"{name}: {chosen[name].why}" for name in dict.fromkeys(named) if chosen[name].why]
+    if why or any(under and chosen[over].records == chosen[under].records for over, under in ratio.pairs):
         return Value(None, why="; ".join(why) or SAME_RUNS, text=ratio.text)
-    if claim.metric in (RATE, PER_DEVICE, TIME):
-        found = _rate_ratio(over.records, under.records, claim.metric, pool)
-    else:
-        found = _metric_ratio(_side(over.records, claim.metric), _side(under.records, claim.metric))
-        found = _calibrated(found, over.records, under.records) if claim.metric in METRIC_NAMES else found
+    found = _product([_of_pair(pair, claim, chosen, pool) for pair in ratio.pairs], shared=len(set(named)) < len(named))
     if found.value is None:
         return replace(found, text=ratio.text)
     try:
@@ -197,6 +204,30 @@ def _value(ratio: Ratio, claim: ClaimSpec, chosen: Mapping[str, _Chosen], pool: 
     except RequestError as error:  # it divides by zero there
         return Value(None, why=str(error), text=ratio.text)
     return Value(value, min(value, *across), max(value, *across), text=ratio.text)
+
+
+def _of_pair(pair: tuple[str, str], claim: ClaimSpec, chosen: Mapping[str, _Chosen], pool: Sequence[Repeat]) -> Value:
+    over, under = (chosen[name].records if name else () for name in pair)
+    if not pair[1]:
+        return _side(over, claim)
+    if claim.metric in (RATE, PER_DEVICE, TIME):
+        return _rate_ratio(over, under, claim.metric, pool)
+    found = _metric_ratio(_side(over, claim), _side(under, claim))
+    return _calibrated(found, over, under) if claim.metric in METRIC_NAMES else found
+
+
+def _product(found: Sequence[Value], shared: bool) -> Value:
+    """Half widths are added in squares on the log scale; of ratios that share a cell, as they are."""
+    if len(found) == 1:
+        return found[0]
+    values = [one.value for one in found if one.value is not None]
+    if len(values) < len(found):
+        return Value(None, why="; ".join(one.why for one in found if one.value is None and one.why))
+    ratio, widths = math.prod(values), [_log_width(one) for one in found]
+    if 0.0 in widths:
+        return Value(ratio, why=next((one.why for one in found if one.why), NO_INTERVAL))
+    factor = math.exp(sum(widths) if shared else math.hypot(*widths))
+    return Value(ratio, ratio / factor, ratio * factor)
 
 
 def _rate_ratio(over: Sequence[Record], under: Sequence[Record], metric: str, pool: Sequence[Repeat]) -> Value:
@@ -246,21 +277,24 @@ def _log_width(side: Value) -> float:
     return 0.5 * math.log(side.high / side.low)
 
 
-def _side(records: Sequence[Record], metric: str) -> Value:
+def _side(records: Sequence[Record], claim: ClaimSpec) -> Value:
     """Of several runs, with the interval between them. One run has none, but for its accuracy on a test split."""
-    found = [_of_record(record, metric) for record in records]
+    found = [_of_record(record, claim) for record in records]
     missing = [one for one in found if one.value is None]
     if missing:
         return missing[0]
     if len(found) == 1:
-        return found[0] if metric == ACCURACY else Value(found[0].value)
+        return found[0] if claim.metric == ACCURACY else Value(found[0].value, why=NO_INTERVAL)
     between = between_run([one.value for one in found if one.value is not None])
     return Value(between.mean, between.low, between.high)
 
 
-def _of_record(record: Record, metric: str) -> Value:
+def _of_record(record: Record, claim: ClaimSpec) -> Value:
+    metric = claim.metric
     if metric == ACCURACY:
         return _accuracy(record)
+    if metric == FIRST_EPOCH:
+        return _first_epoch(record, claim.samples or 0)
     if wrong := energy_fails(record):
         return Value(None, why=f"failed check: {', '.join(wrong)}")
     name = METRIC_NAMES[metric]
@@ -269,6 +303,14 @@ def _of_record(record: Record, metric: str) -> Value:
         return Value(None, why=str(stated.get("reason") or f"the record has no {name}"))
     share = all_devices(settings_of(record)) if metric == POWER else 1
     return Value(stated["value"] / share)
+
+
+def _first_epoch(record: Record, samples: int) -> Value:
+    asked = Asked(record, TableSpec(title="", samples={"": samples}), "", "", per_device=False)
+    first, later = (measured(name, asked) for name in ("throughput_first_epoch", "throughput"))
+    if first.value is None or later.value is None:
+        return Value(None, why=first.why or later.why)
+    return Value(first.value / later.value)
 
 
 def _accuracy(record: Record) -> Value:
@@ -284,22 +326,26 @@ def _accuracy(record: Record) -> Value:
 
 
 def _own(ratio: Ratio, claim: ClaimSpec) -> Value | None:
-    over, under = (claim.cells[name].published(claim.metric) for name in (ratio.over, ratio.under))
-    if over is None or under is None:
-        return None
+    product = 1.0
+    for over, under in ratio.pairs:
+        above, below = (claim.cells[name].published(claim.metric) if name else 1.0 for name in (over, under))
+        if above is None or below is None:
+            return None
+        product *= above / below
     try:
-        return Value(ratio.of(over / under), text=ratio.text)
+        return Value(ratio.of(product), text=ratio.text)
     except RequestError:  # it divides by zero there
         return None
 
 
-def _holds_rounded(claim: ClaimSpec, value: float) -> bool:
+def holds_rounded(claim: ClaimSpec, value: float) -> bool:
+    """Whether a published value may lie within the bounds before it was rounded."""
     return any(claim.holds(value + off) for off in (-ROUNDING, 0.0, ROUNDING))
 
 
 def _contradicted(claim: ClaimSpec, own: Sequence[Value]) -> str | None:
     """What the publication's figures say against its claim: outside the bounds, or another value than it states."""
-    outside = [one for one in own if one.value is not None and not _holds_rounded(claim, one.value)]
+    outside = [one for one in own if one.value is not None and not holds_rounded(claim, one.value)]
     if outside:
         found = ", ".join(f"{one.value:.3g} for {one.text}" for one in outside[:SHOWN])
         return f"its figures give {found}" + (f" and {len(outside) - SHOWN} more" if len(outside) > SHOWN else "")

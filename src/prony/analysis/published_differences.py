@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -44,13 +44,31 @@ class Gathered:
     ours: tuple[str, ...]
 
 
-def gather(found: Iterable[Difference]) -> list[Gathered]:
+def gather(found: Iterable[tuple[Figure, Sequence[Difference]]]) -> list[Gathered]:
+    """Of figures with what differs of each. What only some systems do not state is said with their names."""
+    every = list(found)
     names: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
-    for one in found:
-        there, here = names.setdefault(one.name, ({}, {}))
-        there[str(one.a)] = None
-        here[str(one.b)] = None
-    return [Gathered(name, tuple(there), tuple(here)) for name, (there, here) in names.items()]
+    for _, differs in every:
+        for one in differs:
+            there, here = names.setdefault(one.name, ({}, {}))
+            there[str(one.a)] = None
+            here[str(one.b)] = None
+    return [
+        Gathered(name, tuple(f"{text}{_of_systems(name, text, every)}" for text in there), tuple(here))
+        for name, (there, here) in names.items()
+    ]
+
+
+def _of_systems(name: str, text: str, found: Iterable[tuple[Figure, Sequence[Difference]]]) -> str:
+    """Which systems do not state it, where the others do."""
+    silent: dict[str, None] = {}
+    others = set()
+    for figure, differs in found:
+        if any((one.name, one.a) == (name, NOT_STATED) for one in differs):
+            silent[figure.system] = None
+        else:
+            others.add(figure.system)
+    return f" ({', '.join(silent)})" if text == NOT_STATED and others and others.isdisjoint(silent) else ""
 
 
 def device_name(record: Record) -> str:

@@ -72,7 +72,7 @@ class Table:
         return any(ours.value is not None for row in self.rows for ours in row.ours.values())
 
     def differs(self) -> list[Gathered]:
-        return gather(one for row in self.rows for cell in row.cells.values() for one in cell.differs)
+        return gather((cell.figure, cell.differs) for cell in self.cells() if cell.differs)
 
     def cells(self) -> list[Cell]:
         return [cell for row in self.rows for cell in row.cells.values()]

@@ -244,4 +244,5 @@ PER_DEVICE = ("throughput",)  # rates of which a run on one device says somethin
 # What is of one device already, or of work whoever did it, likewise.
 ON_ANY = (
     *PER_DEVICE, "tflops_per_device", "energy_per_device", "power_per_device", "tokens_per_energy", "images_per_energy",
+    "cpu_utilisation",
 )  # fmt: skip

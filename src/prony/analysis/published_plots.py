@@ -34,7 +34,7 @@ MOST_DIGITS = 12
 OWN_SCALE_FROM = 12.0  # the largest bar of all groups over that of the smallest group
 WORDS = {  # how a field of a series reads
     "devices": "{} devices", "nodes": "{} nodes", "batch_per_device": "batch {}", "global_batch": "global batch {}",
-    "workers_per_device": "{} workers", "replicas": "{} replicas", "instances": "{} instances",
+    "workers_per_device": "{} workers", "replicas": "{} replicas", "instances": "{} instances", "cpus": "{} CPUs",
 }  # fmt: skip
 TOO_FEW = "blocks"  # the check that warns of too few independent blocks for an interval
 
@@ -77,6 +77,16 @@ class Panel:
             most[mark.x] = max(most.get(mark.x, 0.0), mark.value or 0.0)
         return bool(most) and max(most.values()) / min(most.values()) >= OWN_SCALE_FROM
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether nothing published stands in it."""
+        return all(one.ours for one in self.series)
+
+    @property
+    def is_logarithmic(self) -> bool:
+        """Of bars: ours alone, whose groups differ much. Scales of their own would make every bar equally long."""
+        return self.is_ours and self.has_own_scales
+
 
 @dataclass(frozen=True)
 class Apart:
@@ -97,6 +107,7 @@ class Plot:
     without_numbers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # metric to series not drawn in it
     apart: tuple[Apart, ...] = ()
     differs: tuple[Gathered, ...] = ()
+    trials: tuple[tuple[str, str], ...] = ()  # of ours that are drawn: the hash of each, with the metric
 
     @property
     def has_ours(self) -> bool:
@@ -150,7 +161,9 @@ def draw(spec: PlotSpec, known: Known) -> Plot:
     names = _names(spec, trials)
     panels: dict[tuple[str, str], dict[tuple[str, bool], list[Mark]]] = {}
     apart: list[Apart] = []
-    for metric in spec.metrics:
+    shown: list[tuple[str, str]] = []
+    drawn = [one for one in spec.metrics if one not in spec.no_ratio]  # ours and theirs are of other things
+    for metric in drawn:
         for figure in figures:
             if figure.metric == metric:
                 series = panels.setdefault((metric, figure.unit), {}).setdefault((_name(spec, figure), False), [])
@@ -161,6 +174,7 @@ def draw(spec: PlotSpec, known: Known) -> Plot:
             if found.lost:
                 lost.append(trial)
             if found.mark is not None:
+                shown.append((trial.hash, metric))
                 panels.setdefault((metric, found.unit), {}).setdefault((names[trial.hash], True), []).append(found.mark)
                 if found.apart is not None and found.apart not in apart:
                     apart.append(found.apart)
@@ -173,8 +187,14 @@ def draw(spec: PlotSpec, known: Known) -> Plot:
         _without_numbers(spec, figures),
         tuple(apart),
         tuple(
-            gather(one for figure in figures for trial in trials for one in _differences(spec, figure, trial, known))
+            gather(
+                (figure, differs)
+                for figure in figures
+                for trial in trials
+                if (differs := _differences(spec, figure, trial, known))
+            )
         ),
+        tuple(shown),
     )
 
 
@@ -206,7 +226,7 @@ def _panel_of_ours(
 def _without_numbers(spec: PlotSpec, figures: Sequence[Figure]) -> dict[str, tuple[str, ...]]:
     every = dict.fromkeys(_name(spec, figure) for figure in figures)
     found = {}
-    for metric in spec.metrics:
+    for metric in (one for one in spec.metrics if one not in spec.no_ratio):
         there = {_name(spec, figure) for figure in figures if figure.metric == metric}
         if missing := tuple(name for name in every if name not in there):
             found[metric] = missing

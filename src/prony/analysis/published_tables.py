@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from prony.analysis.published_differences import differences
 from prony.analysis.published_layout import Cell, Ours, Row, Table
@@ -63,10 +63,26 @@ def fill(spec: TableSpec, known: Known) -> Table:
         row.cells.setdefault(column, _cell(spec, figure, beside, known))
         for trial in _shown(spec, figure, beside, row.cells[column]):
             row.ours.setdefault(_name(spec, figure.metric, trial, apart), _ours(spec, figure, trial, known))
+    _complete(spec, chosen, apart, known, rows)
     _alone(spec, chosen, trials, known, apart, rows)
     there = {name for row in rows.values() for name in row.ours}
     names = dict.fromkeys(_name(spec, metric, trial, apart) for metric in spec.metrics for trial in trials)
     return Table(spec, tuple(columns), tuple(name for name in names if name in there), _in_order(rows))
+
+
+def _complete(
+    spec: TableSpec, chosen: Sequence[Figure], apart: Sequence[str], known: Known, rows: Mapping[tuple[str, ...], Row]
+) -> None:
+    """In each row, the other metrics of the table for the trials that stand there, where no figure of them does."""
+    units = {figure.metric: figure.unit for figure in chosen}
+    for row in rows.values():
+        figure = next(iter(row.cells.values())).figure
+        trials = {one.trial.hash: one.trial for one in row.ours.values()}
+        for metric in spec.metrics:
+            alike = replace(figure, metric=metric, unit=units.get(metric, ""))
+            for trial in trials.values():
+                if metric in ON_ANY or not by_devices(spec) or total(trial) == figure.devices:
+                    row.ours.setdefault(_name(spec, metric, trial, apart), _ours(spec, alike, trial, known))
 
 
 def _in_order(rows: Mapping[tuple[str, ...], Row]) -> tuple[Row, ...]:
@@ -278,7 +294,7 @@ def field_of(spec: Selection, name: str, trial: Trial) -> str:
 
 def _column(spec: TableSpec, figure: Figure) -> str:
     words = [figure.metric.replace("_", " ")] if len(spec.metrics) > 1 else []
-    return ", ".join([*words, *(figure.text(name) for name in spec.columns)]) or "published"
+    return ", ".join([*words, *(text for name in spec.columns if (text := figure.text(name)))]) or "published"
 
 
 def _name(spec: TableSpec, metric: str, trial: Trial, apart: Sequence[str]) -> str:

@@ -11,7 +11,8 @@ from prony.catalog.published import Figure, figures
 
 RATE, PER_DEVICE, TIME = "rate", "rate_per_device", "time"
 PER_WH, POWER, ACCURACY = "samples_per_wh", "power_per_device", "accuracy"
-METRICS = (RATE, PER_DEVICE, TIME, PER_WH, POWER, ACCURACY)
+FIRST_EPOCH = "first_epoch"  # the rate of the first epoch over that of the following, of one cell
+METRICS = (RATE, PER_DEVICE, TIME, PER_WH, POWER, ACCURACY, FIRST_EPOCH)
 
 
 @dataclass(frozen=True)
@@ -59,17 +60,18 @@ class CellSpec:
             return energy if metric == POWER else values.get("accuracy_epoch_10")
         if rate is None:
             return None
+        if metric == FIRST_EPOCH:
+            return values["throughput_first_epoch"] / rate if "throughput_first_epoch" in values else None
         return {RATE: rate, PER_DEVICE: rate / devices, TIME: 1.0 / rate}[metric]
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """An expression that depends on the ratio of two cells alone."""
+    """An expression of the ratio of two cells, of the product of two such ratios, or of one cell that is a share."""
 
     text: str
-    over: str
-    under: str
-    of: Callable[[float], float]  # its value for a ratio over / under
+    pairs: tuple[tuple[str, str], ...]  # the cells of each ratio; the second of a pair is "" for a share
+    of: Callable[[float], float]  # its value for the product of these ratios
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ class ClaimSpec:
     above: float | None = None
     below: float | None = None
     published: float | None = None  # what the publication says that the expression is
+    samples: int | None = None  # of an epoch, for the metric first_epoch
 
     @property
     def tested(self) -> str:

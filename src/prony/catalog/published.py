@@ -10,7 +10,11 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
-COUNTS = ("devices", "nodes", "batch_per_device", "global_batch", "workers_per_device", "replicas", "instances")
+COUNTS = (
+    "devices", "nodes", "batch_per_device", "global_batch", "workers_per_device", "replicas", "instances", "cpus",
+)  # fmt: skip
+
+OF_RUNS = ("power_per_device", "tokens_per_energy")  # metrics made of the energy of runs, see run_hours
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,7 @@ class Figure:
     workers_per_device: int | None
     replicas: int | None
     instances: int | None
+    cpus: int | None  # of the job: cores that its processes may use
 
     def text(self, name: str) -> str:
         """A field as a table shows it; "" where it is not stated."""

@@ -10,6 +10,7 @@ from prony.catalog.published import (
     HEAT,
     KINDS,
     LINES,
+    OF_RUNS,
     Figure,
     Matched,
     PlotSpec,
@@ -79,6 +80,7 @@ def _plot(keys: Keys, place: Place, settings: Mapping[str, Setting]) -> PlotSpec
     if spec.kind != HEAT and spec.y:
         raise keys["y"][0].wrong("y is the other axis of a heat map; what is drawn upwards is in metrics")
     known = {figure.metric for name in published_names() for figure in figures(name)}
+    known |= set(OF_RUNS) if spec.run_hours is not None else set()
     for one in keys["metrics"][1].texts("metrics") if "metrics" in keys else ():
         if one.text("metrics") not in known:
             raise one.wrong(str(unknown("metric", one.text("metrics"), known)))

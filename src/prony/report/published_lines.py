@@ -13,7 +13,7 @@ from prony.report.numbers import NOTHING, format_number, format_share
 
 HEADS = {
     "workload": "workload", "dataset": "data set", "batch_per_device": "batch per device",
-    "global_batch": "global batch", "workers_per_device": "workers", "place": "where",
+    "global_batch": "global batch", "workers_per_device": "workers", "place": "where", "cpus": "CPUs",
 }  # fmt: skip
 SHARE = "1"  # the unit of an accuracy
 SHOWN = 8  # different values in a line
@@ -26,14 +26,15 @@ TITLES = {
     "energy_per_device": "energy of a device", "energy_per_epoch": "energy of an epoch",
     "energy_per_epoch_per_device": "energy of an epoch and device", "tokens_per_energy": "tokens per energy",
     "images_per_energy": "images per energy", "accuracy_epoch_10": "accuracy after epoch 10",
+    "power_per_device": "power of a device",
 }  # fmt: skip
 
 
 def heads(table: Table) -> list[str]:
     """The names of the columns; a published one with its unit, where the table has several."""
-    units = {name: {row.cells[name].figure.unit for row in table.rows if name in row.cells} for name in table.columns}
-    several = len(set().union(*units.values()) - {SHARE}) > 1
-    published = [f"{name}, {unit}" if several and (unit := _only_unit(units[name])) else name for name in table.columns]
+    of = {name: {row.cells[name].figure.unit for row in table.rows if name in row.cells} for name in table.columns}
+    several = len(set().union(*of.values()) - {SHARE}) > 1
+    published = [f"{name}, {unit}" if several and (unit := _only_unit(of[name])) else name for name in table.columns]
     return [*(HEADS.get(name, name) for name in table.spec.rows), *published, *table.ours]
 
 
@@ -57,11 +58,9 @@ def body(table: Table) -> list[list[str]]:
 def above(table: Table) -> str:
     """What the numbers are."""
     cells = table.cells()
-    units = list(dict.fromkeys(cell.figure.unit for cell in cells if cell.figure.unit != SHARE))
-    words = [f"Published in {', '.join(units)}"] if units else []
+    words = [f"Published in {text}"] if (text := ", ".join(units(table))) else []
     words += [] if cells else ["No figures are published in numbers"]
-    others = list(dict.fromkeys(ours.unit for row in table.rows for ours in row.ours.values() if ours.unit))
-    words += [f"ours in {', '.join(others)}"] if others else []
+    words += [f"ours in {text}"] if (text := ", ".join(units_of_ours(table))) else []
     if any(cell.kind == EPOCHS for cell in cells):
         words.append("in brackets: how many of our epochs take the published time (its number of epochs is not stated)")
     elif any(cell.ratio is not None for cell in cells):
@@ -69,6 +68,16 @@ def above(table: Table) -> str:
     if any(cell.per_device and cell.ratio is not None for cell in cells):
         words.append("with d: of one device on each side, since ours ran on another number of them")
     return "; ".join(words) + "." if words else ""
+
+
+def units(table: Table) -> list[str]:
+    """Of the published figures, each once."""
+    return list(dict.fromkeys(cell.figure.unit for cell in table.cells() if cell.figure.unit != SHARE))
+
+
+def units_of_ours(table: Table) -> list[str]:
+    """Those that are not the published ones."""
+    return list(dict.fromkeys(ours.unit for row in table.rows for ours in row.ours.values() if ours.unit))
 
 
 def below(table: Table) -> list[str]:
@@ -84,27 +93,35 @@ def below(table: Table) -> list[str]:
     lines += [f"{WARNS} Checks of these runs warn: {', '.join(doubts)}."] if doubts else []
     if any(one.half_width and one.half_width >= WIDE for one in ours):
         lines.append(f"± is half of a 95 % CI within one run, printed from {format_share(WIDE, digits=1)} on.")
-    return lines + [f"[{number}] {why}" for why, number in _notes(table).items()]
+    return lines + reasons(table)
 
 
 def published_lines(table: Table) -> list[str]:
     """A table as a page of Markdown shows it, and as a terminal can."""
+    return [
+        table.spec.title,
+        "",
+        *([above(table), ""] if above(table) else []),
+        *grid_lines(table),
+        "",
+        *(f"- {line}" for line in below(table)),
+    ]
+
+
+def grid_lines(table: Table) -> list[str]:
+    """The rows and columns alone."""
     texts = [heads(table), *body(table)]
     widths = [max(len(row[place]) for row in texts) for place in range(len(texts[0]))]
     lines = [
         "| " + " | ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) + " |" for row in texts
     ]
     rule = "| " + " | ".join("-" * max(3, width) for width in widths) + " |"
-    return [
-        table.spec.title,
-        "",
-        *([above(table), ""] if above(table) else []),
-        lines[0],
-        rule,
-        *lines[1:],
-        "",
-        *(f"- {line}" for line in below(table)),
-    ]
+    return [lines[0], rule, *lines[1:]]
+
+
+def reasons(table: Table) -> list[str]:
+    """Why cells are empty or have no ratio, by the numbers that stand in them."""
+    return [f"[{number}] {why}" for why, number in _notes(table).items()]
 
 
 def table_entry(table: Table) -> dict[str, Any]:
@@ -164,7 +181,8 @@ def panel_title(plot: Plot, panel: Panel) -> str:
     for one in plot.apart:
         if one.metric == panel.metric:
             side = "ours" if panel.unit == one.ours else "published"
-            return f"{words.split(' of ')[0] if side == 'ours' else words}, {panel.unit} ({side})"
+            scale = ", log scale" if plot.spec.kind == BARS and panel.is_logarithmic else ""
+            return f"{words.split(' of ')[0] if side == 'ours' else words}, {panel.unit} ({side}{scale})"
     return words if panel.unit == SHARE else f"{words}, {panel.unit}"
 
 
@@ -188,13 +206,18 @@ def plot_caption(plot: Plot, source: str, machine: str) -> list[str]:
     times = plot.times()
     for how, places in times.items():
         lines.append(f"Our time is {how}{f': {_some(places)}' if len(times) > 1 else ''}.")
-    if plot.spec.kind == BARS and any(panel.has_own_scales for panel in plot.panels):
+    if plot.spec.kind == BARS and any(panel.has_own_scales and not panel.is_logarithmic for panel in plot.panels):
         lines.append(f"Each {HEADS.get(plot.spec.x, plot.spec.x)} has a scale of its own.")
+    if plot.spec.kind == BARS and any(panel.is_logarithmic for panel in plot.panels):
+        lines.append("Bars of ours share one logarithmic scale.")
     if plot.spec.undrawn:
         lines.append(f"Not drawn, since the publication states no numbers: {', '.join(plot.spec.undrawn)}.")
     for metric, names in plot.without_numbers.items():
         words = TITLES.get(metric, metric.replace("_", " "))
         lines.append(f"Not drawn in {words}, since no numbers are published: {'; '.join(names)}.")
+    for why in dict.fromkeys(plot.spec.no_ratio.values()):
+        left = [TITLES.get(name, name.replace("_", " ")) for name, its in plot.spec.no_ratio.items() if its == why]
+        lines.append(f"Not drawn: {' and '.join(left)}, since {why}.")
     for one in plot.apart:
         lines.append(f"Published in {one.published}, ours in {one.ours}, so each has its own panel: {one.why}.")
     for name, marks in plot.out_of_memory().items():

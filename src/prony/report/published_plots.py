@@ -19,6 +19,7 @@ SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down"
 SIGNS = "●■▲◆✚▼▶◀"  # the same in text
 TOO_SMALL = 1e-9  # of the largest value: no axis shows both
 LOG_X_FROM, LOG_Y_FROM = 8.0, 50.0  # the largest value over the smallest, from which on an axis is logarithmic
+LOG_BARS_FROM = 2.0  # times the smallest value: where logarithmic bars begin
 OOM = "OOM"
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 Spec = dict[str, Any]  # a part of a Vega-Lite document
@@ -109,7 +110,8 @@ def _lines(plot: Plot, look: Look) -> Spec:
 
 def _lines_panel(plot: Plot, panel: Panel, names: Sequence[Series], look: Look, named: bool) -> Spec:
     x = _x_of(plot, look, named)
-    y = _y_of([end for one in panel.series for mark in one.marks for end in _ends(mark)], look)
+    values = [end for one in panel.series for mark in one.marks for end in _ends(mark)]
+    y = _y_of(values, look, scaling=plot.spec.x == "devices" and _is_wide([int(one) for one in plot.along("x")]))
     marked = _marked(names, look)
     layers: list[Spec] = []
     for ours in (False, True):  # what comes last lies in front
@@ -145,18 +147,25 @@ def _x_of(plot: Plot, look: Look, named: bool) -> Spec:
         return {"field": "x", "type": "nominal", "axis": axis, "scale": {"domain": values}}
     numbers = [int(value) for value in values]
     axis |= {"values": numbers, "format": ",d", "labelOverlap": "greedy"}
-    wide = numbers[0] > 0 and numbers[-1] / numbers[0] >= LOG_X_FROM
+    wide = _is_wide(numbers)
     domain = [numbers[0], numbers[-1]] if len(numbers) > 1 else [numbers[0] - 0.5, numbers[0] + 0.5]
     scale: Spec = {"nice": False, "padding": look.text, "domain": domain}
     scale |= {"type": "log", "base": 2} if wide else {"zero": False}
     return {"field": "n", "type": "quantitative", "axis": axis, "scale": scale}
 
 
-def _y_of(values: Sequence[float], look: Look) -> Spec:
-    """From zero on; logarithmic with ticks of its own where the smallest would lie on the axis."""
+def _is_wide(numbers: Sequence[int]) -> bool:
+    return numbers[0] > 0 and numbers[-1] / numbers[0] >= LOG_X_FROM
+
+
+def _y_of(values: Sequence[float], look: Look, scaling: bool) -> Spec:
+    """From zero on; logarithmic with ticks of its own where the smallest would lie on the axis, and over many devices.
+
+    On two logarithmic axes, linear scaling is a straight line.
+    """
     axis = {"title": None, "format": ",~r", "minExtent": 4 * look.text}
     least, most = min(values, default=0.0), max(values, default=0.0)
-    if least <= most * TOO_SMALL or most / least < LOG_Y_FROM:
+    if least <= most * TOO_SMALL or most / least < (LOG_X_FROM if scaling else LOG_Y_FROM):
         return {"field": "value", "type": "quantitative", "axis": {**axis, "tickCount": 5}, "scale": {"zero": True}}
     first, last = math.floor(math.log10(least)), math.ceil(math.log10(most))
     steps = (1, 3) if last - first <= 3 else (1,)
@@ -205,7 +214,8 @@ def _bars(plot: Plot, look: Look) -> Spec:
 
 def _bars_panel(panel: Panel, group: str, look: Look, extent: int, width: int) -> Spec:
     own = [(one, mark) for one in panel.series for mark in one.marks if mark.x == group]
-    scaled = [mark for one in panel.series for mark in one.marks if mark.x == group or not panel.has_own_scales]
+    is_shared = panel.is_logarithmic or not panel.has_own_scales
+    scaled = [mark for one in panel.series for mark in one.marks if mark.x == group or is_shared]
     most = max((end for mark in scaled for end in _ends(mark)), default=1.0)
     rows = [
         {**_row(one.name, mark), "end": max(_ends(mark), default=0.0), "label": _label(one, mark), "ours": one.ours}
@@ -215,8 +225,14 @@ def _bars_panel(panel: Panel, group: str, look: Look, extent: int, width: int) -
     padding = {"paddingInner": 0.25, "paddingOuter": 0.1}
     y = {"field": "series", "type": "nominal", "sort": None, "axis": axis, "scale": padding}
     room = 0.55 * look.text * max(len(_label(one, mark)) for one in panel.series for mark in one.marks) + 4
-    end = most * width / max(width - room, 20)
-    x = {"field": "value", "type": "quantitative", "axis": None, "scale": {"domain": [0, end]}}
+    stretch = width / max(width - room, 20)
+    scale: Spec = {"domain": [0, most * stretch]}
+    start = 0.0
+    if panel.is_logarithmic:
+        start = min(end for mark in scaled for end in _ends(mark)) / LOG_BARS_FROM
+        scale = {"type": "log", "nice": False, "domain": [start, start * (most / start) ** stretch]}
+    x = {"field": "value", "type": "quantitative", "axis": None, "scale": scale}
+    base = {"x2": {"datum": start}} if panel.is_logarithmic else {}
     text = {"type": "text", "align": "left", "dx": 3, "fontSize": look.text - 1, "color": look.ink}
     return {
         "data": {"values": rows},
@@ -224,8 +240,8 @@ def _bars_panel(panel: Panel, group: str, look: Look, extent: int, width: int) -
         "height": max(len(rows), 1) * (look.text + 5),
         "encoding": {"y": y},
         "layer": [
-            _part("!datum.ours", {"type": "bar", "color": look.muted, "opacity": 0.55}, x=x),
-            _part("datum.ours", {"type": "bar", "color": look.series[0]}, x=x),
+            _part("!datum.ours", {"type": "bar", "color": look.muted, "opacity": 0.55}, x=x, **base),
+            _part("datum.ours", {"type": "bar", "color": look.series[0]}, x=x, **base),
             _part("datum.low < datum.high", {"type": "rule", "color": look.ink},
                   x={**x, "field": "low"}, x2={"field": "high"}),
             _part("true", text, x={**x, "field": "end"}, text={"field": "label"}),

@@ -22,7 +22,7 @@ from prony.analysis.claims import (
     judge,
 )
 from prony.analysis.published_tables import NOT_IN_SIZE, NOT_RUN, TINY_MODEL, Known
-from prony.catalog.claims import ACCURACY, PER_WH, POWER, TIME, ClaimSpec, Ratio
+from prony.catalog.claims import ACCURACY, FIRST_EPOCH, PER_WH, POWER, TIME, ClaimSpec, Ratio
 from prony.plan.studies import load_study
 from prony.report.claim_lines import claim_line, claim_lines
 from prony_node.contract.errors import RequestError
@@ -56,7 +56,7 @@ def trial_of(study: str, claim: ClaimSpec, cell: str) -> Trial:
 
 def record_of(trial: Trial, value: float, metric: str, device: str, number: int, machine: str) -> dict[str, Any]:
     devices = all_devices(trial.settings)
-    rate = {ACCURACY: 100.0, PER_WH: 100.0, POWER: 100.0, TIME: 1e4 / value}.get(metric, value)
+    rate = {ACCURACY: 100.0, PER_WH: 100.0, POWER: 100.0, FIRST_EPOCH: 100.0, TIME: 1e4 / value}.get(metric, value)
     rate *= devices if metric == "rate_per_device" else 1
     metrics: dict[str, Any] = {"throughput": {"value": rate, "low": rate * 0.999, "high": rate * 1.001, "unit": "u/s"}}
     learning: dict[str, Any] = {}
@@ -67,11 +67,14 @@ def record_of(trial: Trial, value: float, metric: str, device: str, number: int,
         metrics["samples_per_wh"] = {"value": value}
     if metric == POWER:
         metrics["power"] = {"value": value * devices}
+    if metric == FIRST_EPOCH:  # an epoch of this many images takes 1 / value times as long from the first step on
+        metrics["cold_start"] = {"value": 1281167 / rate * (1 / value - 1)}
     return {
         "id": f"{trial.hash}-{machine}-{number}", "status": "ok", "unit": "images", "checks": [],
         "started": f"2026-11-15T10:0{number}:00+00:00", "fingerprint": {"machine": machine, "software": "s"},
         "trial": {"workload": trial.workload, "settings": trial.settings, "effective": dict(trial.settings)},
         "metrics": metrics, "learning": learning, "facts": {"devices": [{"name": device}]}, "phases": {},
+        "work": {},
     }  # fmt: skip
 
 
@@ -99,15 +102,18 @@ def ratio_where(claim: ClaimSpec, ratio: Ratio, holds: bool) -> float:
 def values_for(claim: ClaimSpec, wanted: Mapping[str, float]) -> dict[str, float]:
     """Values of the cells with these ratios, by the text of each."""
     values: dict[str, float] = {}
-    left = list(claim.values)
+    left = {pair: wanted[ratio.text] for ratio in claim.values for pair in ratio.pairs[:1]}
+    left |= {pair: 1.0 for ratio in claim.values for pair in ratio.pairs[1:]}  # the first of two has it all
     while left:
-        ratio = next((one for one in left if one.over in values or one.under in values), left[0])
-        left.remove(ratio)
-        if ratio.over in values:
-            values[ratio.under] = values[ratio.over] / wanted[ratio.text]
+        over, under = next((pair for pair in left if set(pair) & set(values)), next(iter(left)))
+        value = left.pop((over, under))
+        if not under:
+            values[over] = value
+        elif over in values:
+            values[under] = values[over] / value
         else:
-            values.setdefault(ratio.under, 1000.0 if claim.metric != ACCURACY else 0.4)
-            values[ratio.over] = values[ratio.under] * wanted[ratio.text]
+            values.setdefault(under, 0.4 if claim.metric in (ACCURACY, FIRST_EPOCH) else 1000.0)
+            values[over] = values[under] * value
     return values
 
 
@@ -145,7 +151,7 @@ def test_every_cell_is_one_trial_but_for_those_that_are_listed() -> None:
             assert count <= 1, f"{study}: {name} is {count} trials"
             without |= {claim.says} if not count else set()
     assert not list(without)
-    assert len(CLAIMS) >= 70
+    assert len(CLAIMS) >= 76
 
 
 def test_one_trial_for_both_sides_decides_nothing() -> None:
@@ -200,6 +206,27 @@ def test_a_verdict_says_that_it_is_on_the_direction_and_not_on_the_published_num
     assert f"Holds here (above 1): ours {rate / 1000:.2f} (95 % CI " in line
     assert line.endswith(f" for resnet50_cifar100_gh200 / resnet50_cifar100_a100; published 1.48, {said} this CI.")
     assert judged.to_json()["tested"] == "above 1"
+
+
+def test_a_claim_on_two_ratios_has_the_width_of_both_and_of_a_shared_cell_twice() -> None:
+    claim = claim_of("hurt-nrp", "With ResNet-50 the gap")
+    ends = {name: 1000.0 for name in claim.cells}
+    (apart,) = judged_with("hurt-nrp", claim, ends).values
+    near = claim_of("nasari-pearc22", "In ResNet-50 in TensorFlow an IPU")
+    shared = judged_with("nasari-pearc22", near, {name: 1000.0 for name in near.cells}).values[0]
+    assert apart.low is not None
+    assert shared.low is not None
+    assert apart.value == shared.value == pytest.approx(1.0)
+    assert math.log(shared.low) == pytest.approx(math.sqrt(2) * math.log(apart.low), rel=0.01)
+
+
+def test_a_first_epoch_is_compared_with_the_following_of_the_same_run() -> None:
+    claim = claim_of("nasari-pearc22", "On one device the first epoch")
+    judged = judged_with("nasari-pearc22", claim, {"torch_1": 0.6})
+    assert (judged.verdict, judged.values[0].value) == (HOLDS, pytest.approx(0.6))
+    assert judged.own[0].value == pytest.approx(1113 / 1862.9)
+    once = judged_with("nasari-pearc22", claim, {"torch_1": 0.6}, repeats=(1.0,))
+    assert (once.verdict, once.missing) == (UNDECIDED, (f"no interval: {NO_INTERVAL}",))
 
 
 def test_an_accuracy_needs_a_data_set() -> None:

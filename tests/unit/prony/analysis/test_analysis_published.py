@@ -142,7 +142,6 @@ def test_a_published_rate_stands_beside_the_run_with_its_share_of_the_cores() ->
     assert rate_beside("Tests 1 to 5", "Test 5", *records) == 30_000.0
     assert rate_beside("Tests 8 to 12", "Tests 8-12", *records) == 30_000.0
     assert rate_beside("Test 6", "Test 6", *records) == 60_000.0
-    assert rate_beside("Investigation 1", "Test 6", *records) == 60_000.0
     assert rate_beside("Tests 8 to 12", "Tests 8-12", records[1]) is None
     assert rate_beside("Tests 1 to 5", "Test 5", records[1]) is None
     assert rate_beside("Test 6", "Test 6", records[0]) is None
@@ -318,13 +317,31 @@ def test_a_quarter_of_the_cores_stands_beside_72_of_288_with_the_cpu_utilisation
     shared = {"devices": 4, "precision": "bf16", "batch_size": 256, "workers": 32}
     quarter, whole = (Trial("wideresnet", {**shared, "cores": share}) for share in ("25%", "100%"))
     records = [record_of(quarter, 15_609.0, cpu_utilisation=0.4), record_of(whole, 31_500.0, cpu_utilisation=0.1)]
-    table = filled(spec_of("olivia-gh200", "Investigation 1"), *records)
+    spec = spec_of("olivia-gh200", "Test 6 and Investigation 1")
+    table = filled(spec, *records)
     rate = {"metric": "throughput", "workers_per_device": 32}
-    assert cell_of(table, **rate, note="288 CPUs").ratio == pytest.approx(1.0)
-    assert cell_of(table, **rate, place="Test 5").ratio == pytest.approx(0.5)
-    busy = cell_of(table, metric="cpu_utilisation", note="72 CPUs, highest observed")
+    assert cell_of(table, **rate, cpus=288).ratio == pytest.approx(1.0)
+    assert cell_of(table, **rate, cpus=72).ratio == pytest.approx(0.5)
+    busy = cell_of(table, metric="cpu_utilisation", note="highest observed")
     assert busy.ours is not None
     assert (busy.figure.value, busy.ours.value, busy.ratio) == (0.12, 0.4, None)
+    assert heads(table)[-2:] == ["ours, throughput", "ours, cpu utilisation"]
+    ours = {row.key: [one.value for one in row.ours.values()] for row in table.rows if row.ours}
+    # Of 288 CPUs no utilisation is published; ours stands there all the same.
+    assert ours == {("4", "32", "72"): [15_609.0, 0.4], ("4", "32", "288"): [31_500.0, 0.1]}
+    alone = record_of(Trial("wideresnet", {**shared, "devices": 1, "cores": "25%"}), 4000.0, cpu_utilisation=0.3)
+    (row,) = [row for row in filled(spec, alone).rows if row.ours]
+    assert [one.value for one in row.ours.values()] == [4000.0, 0.3], "a share of the cores, on however many devices"
+
+
+def test_what_only_one_system_does_not_state_is_said_with_its_name() -> None:
+    trial = Trial("resnet50", {"preset": "published", "devices": 1, "global_batch": 256, "precision": "bf16"})
+    spec = spec_of("caraml", "ResNet-50 over global batches and devices: images")
+    differs = filled(spec, record_of(trial, 9.0)).differs()
+    (precision,) = [one for one in differs if one.name == "precision"]
+    assert precision.published == ("not stated (JURECA IPU-M2000)", "fp16")
+    ipu = filled(spec_of("caraml", "ResNet-50 on one IPU"), record_of(trial, 9.0, samples_per_wh=5.0)).differs()
+    assert [one.published for one in ipu if one.name == "precision"] == [("not stated",)]
 
 
 def test_two_nodes_stand_beside_the_published_two_nodes() -> None:

@@ -10,6 +10,7 @@ from prony.analysis.published_measures import MEASURES
 from prony.analysis.published_tables import NOT_IN_SIZE, Known, fill
 from prony.catalog.published import PlotSpec, TableSpec, figures, published_names
 from prony.plan.studies import load_study, shipped_studies
+from prony.plan.study import study_of_words
 from prony.plan.study_file import Reading, parse_study
 from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import Machine
@@ -194,3 +195,14 @@ def test_the_page_has_every_study_its_tables_and_how_many_figures_there_are(name
         assert kind.split(" and ")[0] in section
     for plot in study.plots:
         assert f"- {plot.title}" in section.split("\nPlots:\n")[1]
+
+
+def test_the_sweeps_of_the_page_repeat_trials_of_the_study() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "published-studies.md").read_text(encoding="utf-8")
+    study = load_study("nasari-pearc22", "quick", (), find_workload)
+    trials = {one.trial.hash for one in study.planned()}
+    sweeps = [line.split(" --")[0].split()[2:] for line in page.splitlines() if line.startswith("prony sweep")]
+    assert len(sweeps) == 2
+    for workload, *words in sweeps:
+        swept = study_of_words(find_workload(workload), words, study.parts[0].stop)
+        assert {one.trial.hash for one in swept.planned()} <= trials, "such runs would count for nothing"

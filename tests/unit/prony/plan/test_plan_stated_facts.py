@@ -112,6 +112,14 @@ FACTS = [
     nasari("epochs", "resnet50", PARAMETERS, 25.6, section="3: ResNet50 v1.5"),
     nasari("epochs", "resnet50", DATA, "imagenet", section="3"),
     nasari("epochs", "resnet50", "devices", 1, 2, 4, 8, 16, section="Table 1"),
+    nasari("epochs", "resnet50", "precision", "tf32", "fp16", section="3.1, Figure 1: TF32 and mixed precision"),
+    nasari("figure-2", "resnet50", "precision", "fp16", section="3.3.2, Figure 2: mixed precision"),
+    nasari("figure-2", "resnet50", "batch_size", 256, section="3.3.2: batch 256 on the GPUs"),
+    nasari("figure-2", "resnet50", "preset", "plain", section="3.3.2: TensorFlow 1.15 as it comes"),
+    nasari("figure-2", "resnet50", "grad_accumulation", 1, section="3.3.1: accumulation is of the IPUs"),
+    nasari("figure-2", "resnet50", "devices", 1, 2, 4, 8, section="Figure 2: over the number of devices"),
+    nasari("figure-2", "resnet50", EPOCHS, 1, section="3.3.2: one epoch"),
+    nasari("figure-2", "resnet50", DATA, "imagenet", section="3.3.2"),
     nasari(
         "models", "efficientnet-b0", "devices", 2, 4, section="Table 2 (2 replicas of 2 IPUs), 3.2 (2 A100, 4 V100)"
     ),
@@ -157,11 +165,25 @@ FACTS = [
     olivia("two-nodes", "batch_size", 256, section="Test 3"),
     olivia("two-nodes", "workers", 8, section="Test 3"),
     olivia("two-nodes", "precision", "fp16", section="Test 3"),
-    olivia("workers", "workers", 4, 8, 16, 32, section="Tests 5 and 8 to 12"),
-    olivia("workers", "batch_size", 256, section="Tests 5 and 8 to 12"),
-    olivia("workers", "precision", "bf16", section="Tests 5 and 8 to 12"),
-    olivia("workers", "devices", 4, section="Tests 5 and 8 to 12"),
-    olivia("workers", "cores", "25%", section="Investigation 1: 72 of 288 CPUs in the original request"),
+    *(
+        fact
+        for part, tests in (("workers", "Tests 8 to 12"), ("aggressive", "Test 5, which is the row with 32 workers"))
+        for fact in (
+            olivia(part, "batch_size", 256, section=tests),
+            olivia(part, "precision", "bf16", section=tests),
+            olivia(part, "devices", 4, section=tests),
+            olivia(part, "cores", "25%", section="Investigation 1: 72 of 288 CPUs in the original request"),
+        )
+    ),
+    olivia("workers", "workers", 4, 8, 16, section="Tests 8 to 12"),
+    olivia("workers", "prefetch", 2, section="not stated in tests 8 to 12: torch's default"),
+    olivia("precisions", "prefetch", 2, section="not stated in tests 8 to 12: torch's default"),
+    olivia("node", "prefetch", 2, section="not stated in test 2: torch's default"),
+    olivia("two-nodes", "prefetch", 2, section="not stated in test 3: torch's default"),
+    olivia("aggressive", "workers", 32, section="Test 5"),
+    olivia("aggressive", "prefetch", 4, section="Test 5: the optimizations of test 4"),
+    olivia("allocation", "prefetch", 4, section="Test 6: test 5 with more CPUs"),
+    olivia("independent", "prefetch", 4, section="Test 13: four trainings as in test 4"),
     olivia("precisions", "precision", "default", "bf16", section="Tests 8 to 12; fp16 is in the part node"),
     olivia("precisions", "workers", 8, section="Tests 8 to 12"),
     olivia("precisions", "cores", "25%", section="Investigation 1: 72 of 288 CPUs in the original request"),
@@ -192,6 +214,15 @@ FACTS = [
     caraml("gpt-8", "gpt-800m", "batch_size", 4, section="repository: micro-batch"),
     caraml("gpt-117m-pipeline", "gpt-117m", "devices", 4, section="slides: NLP Benchmark on Graphcore IPU M2000 POD4"),
     caraml("gpt-117m-pipeline", "gpt-117m", "pp", 4, section="slides: pipeline parallelism of 4"),
+    caraml("gpt-117m-pipeline", "gpt-117m", "batch_size", 1, section="repository: micro-batch"),
+    *(
+        caraml(name, name, fact, value, section="repository")
+        for name, shape in (
+            ("gpt-13b", {"layers": 40, "hidden": 5120, "heads": 32, "batch_size": 2}),
+            ("gpt-175b", {"layers": 96, "hidden": 12288, "heads": 96, "batch_size": 2}),
+        )
+        for fact, value in shape.items()
+    ),
     caraml("gpt-13b", "gpt-13b", "tp", 2, section="repository"),
     caraml("gpt-13b", "gpt-13b", "pp", 2, section="repository"),
     caraml("gpt-175b", "gpt-175b", "tp", 8, section="repository"),
@@ -207,8 +238,13 @@ FACTS = [
     caraml("resnet", "resnet50", "devices", 1, 2, 4, section="charts resnet_1, resnet_2 and resnet_4"),
     caraml("resnet", "resnet50", "global_batch", *(16 * 2**step for step in range(9)), section="slides: table; charts"),
 ]
-# Stated, and other in Prony on purpose; the study file says so.
-OTHER = [olivia("baseline", PARAMETERS, 25.0, section="Model & Dataset: about 25 M")]
+# Stated, and other in Prony on purpose; the study file says so, in these words.
+OTHER = [
+    (olivia("baseline", PARAMETERS, 25.0, section="Model & Dataset: about 25 M"), "ours has 17.2 million"),
+    (caraml("gpt-13b", "gpt-13b", "precision", "fp16", section="repository"), "it has bf16"),
+    (caraml("resnet", "resnet50", "model", "resnet50_v2", section="slides"), "ours is torchvision's ResNet-50 v1.5"),
+    (caraml("gpt", "gpt-800m", "schedule", "cosine", section="repository: 1e-4 to 1e-5"), "falls linearly to 0"),
+]
 
 
 @cache
@@ -270,14 +306,27 @@ def test_the_trials_are_what_the_publication_states(fact: Fact) -> None:
     check(fact)
 
 
-@pytest.mark.parametrize("fact", OTHER, ids=str)
-def test_what_is_other_on_purpose_is_said_in_the_study(fact: Fact) -> None:
+@pytest.mark.parametrize(("fact", "words"), OTHER, ids=str)
+def test_what_is_other_on_purpose_is_said_in_the_study(fact: Fact, words: str) -> None:
     with pytest.raises(AssertionError):
         check(fact)
-    (parameters,) = {one.workload.parameters for one in trials_of(fact)}
+    study = study_of(fact.study)
+    assert any(words in text for text in (*(one.what for one in study.stated), *study.cannot))
+
+
+def test_our_wideresnet_has_as_many_parameters_as_the_study_says() -> None:
+    (parameters,) = {one.workload.parameters for one in load_part("olivia-gh200", "baseline")}
     assert parameters is not None
-    said = [one.what for one in study_of(fact.study).stated]
-    assert any(f"ours has {parameters / 1e6:.1f} million" in what for what in said)
+    assert f"{parameters / 1e6:.1f}" == "17.2"
+
+
+@pytest.mark.parametrize(
+    ("study", "words", "section"),
+    [("hurt-nrp", "with MMSegmentation's pre-trained weights", "section II.C"),
+     ("nasari-pearc22", "GPUs in TF32 and in mixed precision", "section 3.1")],
+)  # fmt: skip
+def test_what_is_stated_and_no_setting_is_in_the_list(study: str, words: str, section: str) -> None:
+    assert [one.source.startswith(section) for one in study_of(study).stated if words in one.what] == [True]
 
 
 def test_every_part_of_a_publication_has_a_stated_fact() -> None:

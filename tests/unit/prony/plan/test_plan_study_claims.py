@@ -32,7 +32,7 @@ def test_a_claim_has_cells_bounds_and_expressions_of_a_ratio() -> None:
     assert (claim.says, claim.place, claim.metric) == ("four are faster", "Table I", "rate")
     assert (claim.above, claim.below, claim.published) == (0.1, 4.0, 1.9)
     assert list(claim.cells) == ["four", "one"]
-    assert [(ratio.over, ratio.under, ratio.of(2.0)) for ratio in claim.values] == [
+    assert [(*ratio.pairs[0], ratio.of(2.0)) for ratio in claim.values] == [
         ("four", "one", 2.0),
         ("one", "four", -1.0),
     ]
@@ -59,6 +59,8 @@ def test_a_claim_has_cells_bounds_and_expressions_of_a_ratio() -> None:
         ("four / one", "four / onee", "line 11, column 53: unknown cell 'onee'; did you mean 'one'"),
         ("four / one", "four - one", "line 11, column 53: 'four - one' is not of the ratio of two cells"),
         ("four / one", "four", "is not of the ratio of two cells"),
+        ("four / one", "four * one / two", "unknown cell 'two'"),
+        ("above: 0.1", "above: 0.1, metric: first_epoch", "a claim on the first epoch has samples"),
         ("four / one", "four / (one - one)", "divides by zero"),
         ("four / one", "four > one", "is no number"),
         ("four / one", "four / ours", "either all cells of a claim say on which device (on), or none does"),
@@ -75,6 +77,20 @@ def test_a_wrong_claim_is_refused_where_it_stands(was: str, becomes: str, messag
         read(STUDY.replace(was, becomes, 1))
     assert message in str(caught.value)
     assert str(caught.value).startswith("mine.yaml, line ")
+
+
+def test_a_claim_may_compare_two_ratios() -> None:
+    def pairs(value: str) -> tuple[tuple[str, str], ...]:
+        text = STUDY.replace("  ours: {workload: swin-t}", "  a: {workload: swin-t}\n  b: {workload: swin-t}")
+        text = text.replace("on: A100 80GB, ", "").replace("on: A100, ", "")
+        (ratio,) = read(text.replace("[four / one, 1 - one / four]", f"[{value}]")).claims[0].values
+        return ratio.pairs
+
+    assert pairs("(four / one) / (a / b)") == (("four", "one"), ("b", "a"))
+    assert pairs("(a / four) / (one / a)") == (("a", "four"), ("a", "one"))
+    for wrong in ("four / one + a / b", "2 * (four / one) / (a / b)", "four / (one * a)", "four * one * a * b"):
+        with pytest.raises(RequestError, match="is not of the ratio of two cells"):
+            pairs(wrong)
 
 
 def test_a_study_without_figures_has_claims_without_figures() -> None:

@@ -32,6 +32,7 @@ GPT, ONE_DEVICE, GRID = "GPT of 800", "ResNet-50 on one device", "ResNet-50 over
 def record_of(trial: Trial, rate: float = 1000.0) -> dict[str, Any]:
     devices = int(str(trial.settings.get("devices", 1)))
     values = {"throughput": rate, "throughput_per_device": rate / devices, "samples_per_wh": 20.0 * rate}
+    values["power"] = 500.0
     effective = {"precision": "fp32", "data": "device", "batch_size": 64, "compile": "off", **trial.settings}
     return {
         "id": f"{trial.workload}-{trial.hash}", "status": "ok", "unit": "images", "phases": {},
@@ -148,9 +149,7 @@ def test_a_caption_says_whose_series_are_drawn_what_is_not_and_what_differs() ->
     alone = plot_caption(plot_of("nasari-pearc22", "Figure 1", Known([], {})), "", "")
     assert "There are no runs of ours to draw." in alone
     gpt = plot_caption(plot_of("caraml", GPT), "", "")
-    assert any(
-        line.startswith("Not drawn in tokens per energy, since no numbers are published: JURECA A100") for line in gpt
-    )
+    assert "Not drawn in power of a device, since no numbers are published: JURECA MI250, 8 devices." in gpt
 
 
 def test_only_gaps_are_published_of_inference_and_the_caption_says_so() -> None:
@@ -255,6 +254,53 @@ def test_series_of_ours_that_would_lie_on_each_other_are_told_apart() -> None:
         "ours, Tests 8-12, 4 devices, prefetch=2",
         "ours, Tests 8-12, 4 devices, prefetch=4",
     ]
+
+
+def test_published_power_and_work_per_energy_of_gpt_are_drawn_for_runs_of_an_hour() -> None:
+    plot = plot_of("caraml", GPT)
+    assert [panel.metric for panel in plot.panels] == ["tflops_per_device", "power_per_device", "tokens_per_energy"]
+    for panel in plot.panels:
+        assert {one.ours for one in panel.series} == {True, False}, panel.metric
+    assert "runs of one hour, which is an assumption" in plot_caption(plot, "", "")[-1]
+
+
+def test_what_has_no_ratio_is_not_drawn_and_the_caption_says_why() -> None:
+    plot = plot_of("caraml", "GPT of 117 million")
+    assert [panel.metric for panel in plot.panels] == ["throughput"]
+    assert (
+        "Not drawn: energy of an epoch and device and tokens per energy, since the published energy is of more than "
+        "the steps of an epoch." in plot_caption(plot, "", "")
+    )
+
+
+def test_figure_1_has_two_precisions_and_figure_2_the_batch_of_the_gpus() -> None:
+    first = plot_of("nasari-pearc22", "Figure 1")
+    assert [one.name for one in first.series(ours=True)] == ["ours, tf32", "ours, mixed"]
+    assert [len(one.marks) for one in first.series(ours=True)] == [5, 5]
+    second = plot_of("nasari-pearc22", "Figure 2")
+    places = {one.name: [mark.x for mark in one.marks] for one in second.series(ours=True)}
+    assert places["ours, batch 256"] == ["1", "2", "4", "8"]
+    assert "1" in places["ours, batch 20"]
+    for plot in (first, second):
+        (panel,) = specification(plot, FILE)["concat"]
+        scales = {layer["encoding"]["y"]["scale"].get("type") for layer in panel["layer"]}
+        assert scales == {"log"}, "over many devices, both axes are logarithmic"
+
+
+def test_bars_of_ours_alone_share_a_scale_so_that_their_length_says_something() -> None:
+    """With a scale for each model every bar would be as long as the others."""
+    study = STUDIES["hurt-nrp"]
+    known = known_of(study)
+    records = {
+        trial.hash: [record_of(trial, 10_000.0 if trial.workload == "resnet50" else 100.0)] for trial in known.trials
+    }
+    plot = plot_of("hurt-nrp", "Table I (a)", Known(known.trials, records))
+    assert [(panel.is_ours, panel.is_logarithmic) for panel in plot.panels] == [(False, False), (True, True)]
+    rows = specification(plot, FILE)["vconcat"]
+    scales = [row["hconcat"][1]["layer"][1]["encoding"]["x"]["scale"] for row in rows]
+    assert {scale["type"] for scale in scales} == {"log"}
+    assert len({tuple(scale["domain"]) for scale in scales}) == 1
+    assert "Bars of ours share one logarithmic scale." in plot_caption(plot, "", "")
 
 
 def test_a_wide_axis_is_logarithmic_with_plain_numbers() -> None:

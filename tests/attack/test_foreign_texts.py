@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
-import lzma
 import re
 import zipfile
 from html.parser import HTMLParser
@@ -37,8 +37,8 @@ from prony_node.workloads import find_workload
 from prony_node.workloads.weights import read_weights
 
 RECORDS = Path(__file__).parents[1] / "replay" / "records"
-HOSTILE = ['id="\\074svg/onload=alert(1)//"', 'x id="\\q"', 'a\\"b', "\\", '"><script>alert(1)</script>', "']}{", "\\g<9>",
-           "${alert(1)}", "url(#x)", 'href="#a"']  # fmt: skip
+HOSTILE = ['id="\\074svg/onload=alert(1)//"', 'x id="\\q"', 'a\\"b', "\\", '"><script>alert(1)</script>', "']}{",
+           "\\g<9>", "${alert(1)}", "url(#x)", 'href="#a"']  # fmt: skip
 
 
 class Page(HTMLParser):
@@ -154,23 +154,23 @@ def test_a_compressed_checkpoint_is_refused(tmp_path: Path) -> None:
     ):
         for one in whole.namelist():
             packed.writestr(one, whole.read(one))
-    with pytest.raises(RequestError, match="it is compressed, which torch.save never does"):
+    with pytest.raises(RequestError, match=r"it is compressed, which torch.save never does"):
         read_weights(tmp_path / "b.pt")
 
 
 def test_a_refused_checkpoint_is_said_in_our_words(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     torch.save({"w": Path("x")}, tmp_path / "a.pt")
-    with pytest.raises(RequestError, match="objects of other types, which could run code$"):
+    with pytest.raises(RequestError, match=r"objects of other types, which could run code$"):
         read_weights(tmp_path / "a.pt")
     (tmp_path / "b.pt").write_bytes(b"hello")
-    with pytest.raises(RequestError, match="it is damaged or another file$"):
+    with pytest.raises(RequestError, match=r"it is damaged or another file$"):
         read_weights(tmp_path / "b.pt")
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.data())
-def test_any_checkpoint_is_tensors_or_a_sentence(data: st.DataObject, tmp_path: Path) -> None:
+@given(data=st.data())
+def test_any_checkpoint_is_tensors_or_a_sentence(tmp_path: Path, data: st.DataObject) -> None:
     torch = pytest.importorskip("torch")
     path = tmp_path / "a.pt"
     torch.save({"w": torch.zeros(4)}, path, _use_new_zipfile_serialization=data.draw(st.booleans()))
@@ -178,10 +178,8 @@ def test_any_checkpoint_is_tensors_or_a_sentence(data: st.DataObject, tmp_path: 
     at = data.draw(st.integers(0, len(content)))
     content = content[:at] + data.draw(st.binary(max_size=8)) + content[at + data.draw(st.integers(0, 12)) :]
     path.write_bytes(content)
-    try:
+    with contextlib.suppress(RequestError):
         read_weights(path)
-    except RequestError:
-        pass
 
 
 TOKENIZER: dict[str, Any] = {
@@ -217,17 +215,15 @@ def test_tokenizers_in_use_do_not_grow_texts() -> None:
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.data())
-def test_any_tokenizer_is_one_or_a_sentence(data: st.DataObject, tmp_path: Path) -> None:
+@given(data=st.data())
+def test_any_tokenizer_is_one_or_a_sentence(tmp_path: Path, data: st.DataObject) -> None:
     pytest.importorskip("tokenizers")
     text = json.dumps({**TOKENIZER, "normalizer": replace({"String": "a"}, "b")})
     at = data.draw(st.integers(0, len(text)))
     text = text[:at] + data.draw(st.text(max_size=6)) + text[at + data.draw(st.integers(0, 12)) :]
     (tmp_path / "t.json").write_bytes(text.encode(errors="surrogatepass"))
-    try:
+    with contextlib.suppress(RequestError):
         load_tokenizer(tmp_path / "t.json")
-    except RequestError:
-        pass
 
 
 def test_a_packed_text_that_asks_for_too_much_memory_is_said() -> None:
@@ -237,7 +233,6 @@ def test_a_packed_text_that_asks_for_too_much_memory_is_said() -> None:
 
     with pytest.raises(RequestError, match="it asks for too much memory to unpack"):
         _read(Stream(), Path("a.jsonl.xz"))  # type: ignore[arg-type]
-    assert lzma.LZMAError
 
 
 # --- edited records in claims, tables and plots ---
@@ -258,7 +253,7 @@ def replace_in(document: Any, data: st.DataObject) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.data())
+@given(data=st.data())
 def test_an_edited_record_is_judged_drawn_or_refused(data: st.DataObject) -> None:
     base, by_hash = record("c00000"), {}
     trials = [one.trial for one in STUDY.planned() if one.refused is None][:6]

@@ -24,6 +24,7 @@ from prony.analysis.published_tables import (
 from prony.analysis.settings import DRAWN, Difference, Record
 from prony.analysis.stated import number
 from prony.catalog.published import BARS, HEAT, LINES, Figure, PlotSpec
+from prony_node.contract.digits import is_digits
 from prony_node.contract.record_types import OUT_OF_MEMORY
 from prony_node.contract.trial import Trial
 from prony_node.stats import between_run
@@ -151,7 +152,7 @@ class Plot:
 
 def is_count(value: str) -> bool:
     """Whether a value of an axis is a number, of a size that has a place on one."""
-    return value.isascii() and value.isdigit() and len(value) <= MOST_DIGITS
+    return is_digits(value) and len(value) <= MOST_DIGITS
 
 
 def draw(spec: PlotSpec, known: Known) -> Plot:

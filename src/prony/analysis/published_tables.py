@@ -20,6 +20,7 @@ from prony.analysis.published_measures import (
 )
 from prony.analysis.settings import Record, settings_of
 from prony.catalog.published import Figure, Selection, TableSpec
+from prony_node.contract.digits import is_digits
 from prony_node.contract.parallel import all_devices
 from prony_node.contract.record import failed_checks, rate_fails
 from prony_node.contract.trial import Trial
@@ -87,7 +88,7 @@ def _complete(
 
 def _in_order(rows: Mapping[tuple[str, ...], Row]) -> tuple[Row, ...]:
     """As published; by size where rows are numbers alone, so that those without a figure stand between the others."""
-    if all(text.isdigit() for key in rows for text in key):
+    if all(is_digits(text) for key in rows for text in key):
         return tuple(rows[key] for key in sorted(rows, key=lambda key: [int(text) for text in key]))
     return tuple(rows.values())
 

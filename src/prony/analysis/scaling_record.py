@@ -7,6 +7,7 @@ from typing import Any
 
 from prony.analysis.settings import Record, settings_of
 from prony.analysis.stated import count, number
+from prony_node.contract.digits import is_digits
 from prony_node.contract.parallel import all_devices, devices_per_node
 
 NO_WAIT = ("device",)  # data that lies where it is used: nothing is waited for
@@ -78,7 +79,7 @@ def cores_each(record: Record) -> str | None:
 
 def _core_count(text: str) -> int:
     """`4` are four cores, `0-3,8` are five."""
-    if text.isdigit():
+    if is_digits(text):
         return int(text)
     ends = [part.partition("-") for part in text.split(",")]
     return sum(int(last or first) - int(first) + 1 for first, _, last in ends)

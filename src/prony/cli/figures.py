@@ -53,12 +53,16 @@ def figures(
         print(f"no runs of it in {root}: the published series are drawn alone")
     drawn = [one for one in shown.plots if one.plot.panels]
     names = file_names([one.plot.spec.title for one in drawn], study.name)
-    from prony.report.published_plots import plot_file  # a second to import
+    from prony.report.plots import NotDrawn  # a second to import
+    from prony.report.published_plots import plot_file
 
     contents: dict[str, bytes] = {}
     for number, (name, one) in enumerate(zip(names, drawn, strict=True), start=1):
         print(f"prony: drawing {number} of {len(drawn)}: {one.plot.spec.title}", file=sys.stderr)
-        contents[f"{name}.{kind}"] = plot_file(one, kind)
+        try:
+            contents[f"{name}.{kind}"] = plot_file(one, kind)
+        except NotDrawn as error:
+            raise RequestError(f"the plot {one.plot.spec.title!r} cannot be drawn: {error}") from error
         contents[f"{name}.txt"] = ("\n".join(one.caption) + "\n").encode(errors="replace")
     files.make_folders(out)
     for name, content in contents.items():  # after all are drawn, so that a plot that cannot be leaves no half of a set

@@ -9,6 +9,7 @@ from prony.launch.job import Outcome
 from prony.launch.kubernetes_manifest import JOB_LABEL
 from prony.launch.protocol import Status
 from prony_node.contract.assemble import make_failure
+from prony_node.contract.digits import is_digits
 
 Facts = dict[str, Any]  # the little that is kept of an object; plain JSON
 
@@ -32,7 +33,7 @@ def pod_facts(pod: Facts) -> Facts:
     return {
         "name": metadata.get("name"),
         "job": (metadata.get("labels") or {}).get(JOB_LABEL),
-        "index": int(str(index)) if str(index or "").isdigit() else 0,
+        "index": int(str(index)) if is_digits(str(index or "")) else 0,
         "made_s": _seconds(metadata.get("creationTimestamp")),
         "deleted": metadata.get("deletionTimestamp") is not None,
         "phase": status.get("phase"),

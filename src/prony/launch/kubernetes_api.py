@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from prony.launch.calls import PAUSES_S
 from prony.launch.protocol import Warn
+from prony_node.contract.digits import is_digits
 from prony_node.contract.errors import RequestError
 
 CONNECT_S = 10.0
@@ -193,7 +194,7 @@ def _problem(status: int, headers: Mapping[str, str], body: bytes) -> ApiProblem
     except (ValueError, TypeError, KeyError, RecursionError):
         said = text.strip()[:200] or "nothing"
     after = headers.get("Retry-After") or ""
-    after_s = float(after) if after.isdigit() else None
+    after_s = float(after) if is_digits(after) else None
     return ApiProblem(status, f"the API server answered {status}: {said}", after_s)
 
 

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from prony.launch.site import ARCHITECTURES, Partition
+from prony_node.contract.digits import is_digits
 
 PRODUCT_LABELS = ("nvidia.com/gpu.product", "amd.com/gpu.product-name", "gpu.intel.com/product")
 ACCELERATOR = re.compile(r"(nvidia\.com/(?!mig-)|amd\.com/gpu|gpu\.intel\.com/|habana\.ai/)")
@@ -87,4 +88,4 @@ def _tolerates(toleration: dict[str, str], taint: dict[str, Any]) -> bool:
 
 
 def _count(text: object) -> int:
-    return int(str(text)) if str(text).isdigit() else 0
+    return int(str(text)) if is_digits(str(text)) else 0

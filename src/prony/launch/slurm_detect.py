@@ -11,6 +11,7 @@ from prony.launch.calls import CALLER, Caller, NoAnswer, ask
 from prony.launch.protocol import Warn
 from prony.launch.site import ARCHITECTURES, Partition
 from prony.launch.slurm_answers import parse_gres
+from prony_node.contract.digits import is_digits
 
 FORMAT = "%P|%a|%D|%c|%l|%G|%N"  # partition, up, nodes, CPUs, longest time, generic resources, names
 
@@ -78,7 +79,7 @@ def _partition(name: str, lines: list[list[str]], caller: Caller, warn: Warn) ->
     own = [parts for parts in lines if parts[0].rstrip("*") == name]
     count, gres = parse_gres(parts[5] for parts in own) or (0, "gpu")
     alike = [parts for parts in own if (parse_gres([parts[5]], gres) or (0,))[0] == count] or own
-    sizes = [int(parts[3].rstrip("+")) for parts in alike if parts[3].rstrip("+").isdigit()]
+    sizes = [int(parts[3].rstrip("+")) for parts in alike if is_digits(parts[3].rstrip("+"))]
     cores = min(sizes, default=None)
     return Partition(
         name=name,
@@ -86,7 +87,7 @@ def _partition(name: str, lines: list[list[str]], caller: Caller, warn: Warn) ->
         accelerator=gres.partition(":")[2].upper(),
         gres=gres,
         arch=_architecture(alike[0][6], caller, warn),
-        nodes=sum(int(parts[2]) for parts in alike if parts[2].isdigit()) or None,
+        nodes=sum(int(parts[2]) for parts in alike if is_digits(parts[2])) or None,
         max_time_s=parse_time(alike[0][4]),
         cores_per_device=cores // count if cores and count and cores >= count else None,
     )

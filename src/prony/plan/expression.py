@@ -25,6 +25,7 @@ from prony.plan.operations import (
     truth,
 )
 from prony.plan.tokens import ExpressionError, Token, shown, tokens
+from prony_node.contract.digits import is_digits
 from prony_node.contract.errors import RequestError, nearest
 
 MOST_CHARACTERS, MOST_DEPTH = 400, 24
@@ -193,7 +194,7 @@ class _Parser:
         raise self._wrong(f"a setting or a value is missing before {token.text!r}", token)
 
     def _number(self, token: Token) -> int | float:
-        number = int(token.text) if token.text.isdigit() else float(token.text)
+        number = int(token.text) if is_digits(token.text) else float(token.text)
         if number > MOST_NUMBER:
             raise self._wrong(f"{shown(token.text)} is too large a number", token)
         return number

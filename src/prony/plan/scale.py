@@ -10,6 +10,7 @@ from prony.plan.order import check_repeats
 from prony.plan.request import split_words, with_loader
 from prony.plan.space import Axis, Part, known_settings
 from prony.plan.study import Study
+from prony_node.contract.digits import is_digits
 from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.contract.parallel import OPTIONS, SEVERAL_ONLY, devices_per_node
@@ -108,7 +109,7 @@ def make_series(
 def parse_counts(text: str, option: str) -> list[int]:
     """`1,2,4` as numbers of at least one, each once, in order."""
     words = [word.strip() for word in text.split(",")]
-    if not all(word.isascii() and word.isdigit() and len(word) <= 9 and int(word) > 0 for word in words):
+    if not all(is_digits(word) and len(word) <= 9 and int(word) > 0 for word in words):
         raise RequestError(f"{option} {text} is not possible: give whole numbers of at least 1, such as 1,2,4")
     return sorted({int(word) for word in words})
 
@@ -152,7 +153,7 @@ def _settings(
     settings = {**_implied(workload, given, counts[-1]), **given, "devices": count.devices}
     if count.nodes > 1:
         settings["nodes"] = count.nodes
-    if str(settings.get("cores", "")).isdigit():  # so many for each device: a node shares them out among its ranks
+    if is_digits(str(settings.get("cores", ""))):  # so many for each device: a node shares them out among its ranks
         settings["cores"] = str(int(str(settings["cores"])) * devices_per_node(vars(count)))
     settings |= _batch(settings, counts, count, kind)
     if count.devices == 1:

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from prony.plan.expression import Expression
 from prony.plan.operations import Scalar, Values
+from prony_node.contract.digits import is_digits
 from prony_node.contract.errors import RequestError
 from prony_node.contract.plan import Stop
 from prony_node.contract.settings import SETTINGS, Setting, Value
@@ -209,7 +210,7 @@ def scalars(workload: str, given: Mapping[str, Value]) -> dict[str, Scalar]:
     """The settings as expressions see them: the text of a number is that number."""
     known: dict[str, Scalar] = {WORKLOAD: workload}
     for name, value in given.items():
-        known[name] = _number(value) if isinstance(value, str) and value[:1].isdigit() else value
+        known[name] = _number(value) if isinstance(value, str) and is_digits(value[:1]) else value
     return known
 
 

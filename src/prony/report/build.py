@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,10 +116,10 @@ def _add_plots(page: Page, entries: Sequence[Entry], scaled: set[str]) -> None:
     for number, (entry, run) in enumerate(zip(entries, page.runs, strict=True)):
         steps = read_series(entry.folder, entry.record) if entry.folder else None
         if steps is not None:
-            run["plot"] = Markup(series_svg(steps, f"run{number}"))
+            run["plot"] = _drawn(series_svg, steps, f"run{number}")
         messages = collective_plot(entry.record)
         if messages is not None:
-            run["messages_plot"] = Markup(sweep_svg(messages, f"messages{number}"))
+            run["messages_plot"] = _drawn(sweep_svg, messages, f"messages{number}")
 
 
 @functools.cache
@@ -134,7 +134,12 @@ def _template() -> Template:
     return environment.get_template("report.html")
 
 
-# Markup: the plotting library has escaped every text in its SVG.
+def _drawn(draw: Callable[..., str], *given: Any) -> Markup:
+    """A plot, or a sentence in its place: what one record holds must not cost the page."""
+    try:
+        return Markup(draw(*given))  # the plotting library has escaped every text in its SVG
+    except (ValueError, ArithmeticError):
+        return Markup('<p class="soft small">This plot is left out: it cannot be drawn from these records.</p>')
 
 
 def _sweeps(records: Sequence[Record]) -> list[dict[str, Any]]:
@@ -144,7 +149,7 @@ def _sweeps(records: Sequence[Record]) -> list[dict[str, Any]]:
     return [
         {
             "caption": f"{sweep.workload}: {sweep.unit} over {sweep.x_name}",
-            "svg": Markup(sweep_svg(sweep, f"sweep{number}")),
+            "svg": _drawn(sweep_svg, sweep, f"sweep{number}"),
             "name": sweep.colour_name,
             "marks": sweep_keys(sweep),
         }
@@ -161,7 +166,7 @@ def _published_plots(plots: Sequence[Captioned]) -> list[dict[str, Any]]:
     return [
         {
             "title": one.plot.spec.title,
-            "svg": Markup(plot_svg(one.plot, f"published{number}")),
+            "svg": _drawn(plot_svg, one.plot, f"published{number}"),
             "caption": one.caption[1:],
         }
         for number, one in enumerate(plots)
@@ -186,7 +191,7 @@ def _scalings(series: Sequence[tuple[str, list[Record]]], every: Sequence[Record
 def _scaling_plots(found: Scaling, name: str) -> list[Markup]:
     from prony.report.scaling_plot import scaling_svg
 
-    return [Markup(scaling_svg(found, what, f"{name}{what}")) for what in ("speedup", "efficiency")]
+    return [_drawn(scaling_svg, found, what, f"{name}{what}") for what in ("speedup", "efficiency")]
 
 
 def _learned_sweeps(records: Sequence[Record]) -> list[dict[str, Any]]:
@@ -196,7 +201,7 @@ def _learned_sweeps(records: Sequence[Record]) -> list[dict[str, Any]]:
     return [
         {
             "caption": f"{plots[0].workload} over {plots[0].x_name}",
-            "svgs": [Markup(sweep_svg(plot, f"learned{number}{plot.metric}", HALF)) for plot in plots],
+            "svgs": [_drawn(sweep_svg, plot, f"learned{number}{plot.metric}", HALF) for plot in plots],
             "missing": max(plot.missing for plot in plots),
             "name": plots[0].colour_name,
             "marks": sweep_keys(plots[0]),
@@ -214,7 +219,7 @@ def _learning(records: Sequence[Record]) -> list[dict[str, Any]]:
             "caption": f"{found.workload}: {found.score} of the test split",
             "targets": ", ".join(format_target(found.score, target) for target in found.targets),
             "svgs": [
-                Markup(learning_svg(found, axis, f"learning{number}{axis}"))
+                _drawn(learning_svg, found, axis, f"learning{number}{axis}")
                 for axis in ("training_s", "samples")
                 if has_axis(found, axis)
             ],

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import altair as alt
 import vl_convert
@@ -12,6 +13,7 @@ import vl_convert
 from prony.report.series import StepSeries
 from prony.report.sweep import Sweep
 
+T = TypeVar("T")
 DRAWN_AT_ONCE = 1000  # plots that are kept: where one record of many is no good, a page is made again
 WIDTH, HALF = 880, 500  # HALF: of two that stand beside each other
 Y_TITLES = {"time_to_quality": "training time to the target, in s"}  # where the unit alone does not say it
@@ -20,6 +22,12 @@ FONT = "system-ui, sans-serif"
 COLOURS = [f"var(--series-{number})" for number in range(1, 9)]
 SHAPES = ["circle", "square", "triangle-up", "diamond"]
 SIGNS = ["●", "■", "▲", "◆"]  # the same shapes in text
+TAG = re.compile(r"<[^<>]*>")  # texts and attributes of an SVG hold both signs escaped
+OWN = re.compile(r'(\sid="|\bhref="#|url\(#)([^")]+)(?=["\)])')  # an id of an SVG, or what refers to one
+
+
+class NotDrawn(ValueError):
+    """A plot that the drawing library refuses."""
 
 
 def sweep_svg(sweep: Sweep, name: str, width: int = WIDTH) -> str:
@@ -137,9 +145,21 @@ def _svg(chart: Any) -> str:
     }
     axis = {**text, "labelColor": "var(--ink-soft)", "gridColor": "var(--line)", "titlePadding": 8,
             "domainColor": "var(--line-strong)", "tickColor": "var(--line-strong)"}  # fmt: skip
-    styled = chart.configure(font=FONT, background="transparent").configure_view(stroke=None)
+    styled = chart.configure(font=FONT, background="transparent", aria=False).configure_view(stroke=None)
     spec = styled.configure_axis(**axis).to_dict(validate=False)
-    return str(vl_convert.vegalite_to_svg(drawable(spec)))
+    return rendered(spec, vl_convert.vegalite_to_svg)
+
+
+def rendered(spec: dict[str, Any], convert: Callable[..., T], **options: Any) -> T:
+    """What one of the library's functions makes of a specification, or NotDrawn."""
+    try:
+        return convert(drawable(spec), **options)
+    except (MemoryError, OSError):
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise NotDrawn("the drawing library refuses it") from error
 
 
 def drawable(value: Any) -> Any:
@@ -154,7 +174,5 @@ def drawable(value: Any) -> Any:
 def fit_for_page(svg: str, name: str) -> str:
     """An SVG that several may stand beside in one page: its own ids, a size that yields to the page."""
     svg = svg[svg.index("<svg") :]
-    ids = set(re.findall(r'\bid="([^"]+)"', svg))
-    for own in sorted(ids, key=len, reverse=True):
-        svg = re.sub(rf'(\bid="|url\(#|href="#){re.escape(own)}(?=["\)])', rf"\g<1>{name}-{own}", svg)
+    svg = TAG.sub(lambda tag: OWN.sub(lambda own: f"{own[1]}{name}-{own[2]}", tag[0]), svg)
     return re.sub(r'<svg([^>]*?) width="[^"]*" height="[^"]*"', r"<svg\1", svg, count=1)

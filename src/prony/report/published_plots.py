@@ -12,7 +12,7 @@ import vl_convert
 
 from prony.analysis.published_plots import BARS, HEAT, Mark, Panel, Plot, Series, is_count, worded
 from prony.report.numbers import format_number
-from prony.report.plots import COLOURS, drawable, fit_for_page
+from prony.report.plots import COLOURS, drawable, fit_for_page, rendered
 from prony.report.published_lines import HEADS, Captioned, format_published, panel_title
 
 SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left"]
@@ -55,19 +55,19 @@ FILE = Look(
 
 def plot_svg(plot: Plot, name: str) -> str:
     """The plot for the page."""
-    return fit_for_page(str(vl_convert.vegalite_to_svg(drawable(specification(plot, PAGE)))), name)
+    return fit_for_page(rendered(specification(plot, PAGE), vl_convert.vegalite_to_svg), name)
 
 
 def plot_file(captioned: Captioned, kind: str) -> bytes:
     """The plot as a file of one of FORMATS; json is its specification."""
-    spec = drawable(specification(captioned.plot, FILE, " ".join(captioned.caption)))
+    spec = specification(captioned.plot, FILE, " ".join(captioned.caption))
     if kind == "json":
-        return json.dumps(spec, indent=1).encode() + b"\n"
+        return json.dumps(drawable(spec), indent=1).encode() + b"\n"
     if kind == "pdf":
-        return bytes(vl_convert.vegalite_to_pdf(spec))
+        return rendered(spec, vl_convert.vegalite_to_pdf)
     if kind == "png":
-        return bytes(vl_convert.vegalite_to_png(spec, scale=2))
-    return str(vl_convert.vegalite_to_svg(spec)).encode()
+        return rendered(spec, vl_convert.vegalite_to_png, scale=2)
+    return rendered(spec, vl_convert.vegalite_to_svg).encode()
 
 
 def specification(plot: Plot, look: Look, description: str = "") -> Spec:
@@ -89,7 +89,7 @@ def specification(plot: Plot, look: Look, description: str = "") -> Spec:
         "padding": 4,
         "background": look.paper if look is FILE else "transparent",
         "config": {
-            "font": look.font, "view": {"stroke": None}, "axis": axis, "title": title,
+            "aria": False, "font": look.font, "view": {"stroke": None}, "axis": axis, "title": title,
             "legend": {**text, "labelLimit": look.width, "symbolSize": 6 * look.text},
         },
     }  # fmt: skip

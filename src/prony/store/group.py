@@ -17,6 +17,7 @@ from pathlib import Path
 
 from prony.store.anchors import SCHEMA as ANCHORS_SCHEMA
 from prony_node.contract import files
+from prony_node.contract.digits import is_digits
 from prony_node.contract.errors import RequestError, nearest
 from prony_node.contract.owners import group_name
 from prony_node.contract.plain import (
@@ -59,7 +60,7 @@ class Done:
 def find_group(name: str) -> int:
     """The number of a group that this user is in, by name or number."""
     try:
-        number = int(name) if name.isdigit() else grp.getgrnam(name).gr_gid
+        number = int(name) if is_digits(name) else grp.getgrnam(name).gr_gid
     except KeyError:
         guess = nearest(name, (group.gr_name for group in grp.getgrall()))
         hint = f"; did you mean {guess!r}?" if guess else "; `id` lists the groups that you are in"

@@ -8,6 +8,7 @@ from sqlalchemy import Connection, MetaData, insert, inspect, text
 
 from prony.store.sqlite_file import MARK, TABLES, Foreign
 from prony.store.tables import HEAD, VERSION_TABLE, metadata, version_table
+from prony_node.contract.digits import is_digits
 from prony_node.contract.errors import RequestError
 
 LEGACY_VERSION = 2  # of the table `version`, before there were migrations: revision 0001
@@ -25,7 +26,7 @@ def found_revision(connection: Connection) -> str | None:
     names = set(inspect(connection).get_table_names())
     if VERSION_TABLE in names:
         found = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalars().all()
-        known = len(found) == 1 and str(found[0]).isdigit() and int(found[0]) > 0
+        known = len(found) == 1 and is_digits(str(found[0])) and int(found[0]) > 0
         return str(found[0]) if known else None
     if "version" in names and "run" in names and connection.dialect.name == "sqlite":
         versions = connection.execute(text("SELECT version FROM version")).scalars().all()
@@ -37,7 +38,7 @@ def found_revision(connection: Connection) -> str | None:
 
 
 def is_newer(revision: str) -> bool:
-    return revision.isdigit() and int(revision) > int(HEAD)
+    return is_digits(revision) and int(revision) > int(HEAD)
 
 
 def newer(where: str, revision: str) -> RequestError:

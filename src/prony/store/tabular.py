@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -20,7 +21,10 @@ LONGEST_CELL = READ_LIMIT  # characters of one record
 PARQUET_ROWS = 1000  # records in memory at a time
 PARQUET_GROUP = 2**30  # bytes of the records that were written together, unpacked
 NOT_OF_THE_RUN = ("folder", "place", "row_version", "stamp")  # columns that speak of where and how it was indexed
-FORMULA = tuple("=+-@\t\r\n")  # what a formula begins with
+FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # what a formula begins with, the full-width signs too
+# Where a spreadsheet that separates cells by semicolons or tabs begins another cell within one of ours.
+LINES, APOSTROPHE = tuple("\t\r\n"), "'"
+INNER = re.compile(r"([;\t\r\n])")
 FORMATS = {
     ".tar": "tar", ".tgz": "tar", ".tar.gz": "tar", ".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet"
 }  # fmt: skip
@@ -110,9 +114,10 @@ def write_csv(records: Iterable[dict[str, Any]], file: IO[bytes]) -> int:
     for record in records:
         values = _with_record(record)
         if writer is None:
-            writer = csv.DictWriter(text, list(values))
+            writer = csv.DictWriter(text, list(values), quoting=csv.QUOTE_ALL)
             writer.writeheader()
-        writer.writerow({name: cell(value) for name, value in values.items()})
+        row = {name: cell(value) for name, value in values.items()}
+        writer.writerow({**row, "record": values["record"].replace(";", "\\u003b")})  # JSON, which says the same
         count += 1
     if writer is None:
         text.write("record\r\n")
@@ -123,13 +128,27 @@ def write_csv(records: Iterable[dict[str, Any]], file: IO[bytes]) -> int:
 
 def cell(value: Any) -> Any:
     """A cell as a spreadsheet shows it: a text that it would compute as a formula begins with an apostrophe."""
-    is_formula = isinstance(value, str) and value.lstrip(" '")[:1] in FORMULA and not _is_number(value)
-    return f"'{value}" if is_formula else value
+    if not isinstance(value, str) or _is_number(value):
+        return value
+    first, *rest = INNER.split(value)
+    inner = "".join(_marked(part) for part in rest)
+    return f"{_marked(first) if first or value[:1] not in LINES else APOSTROPHE}{inner}"
+
+
+def _marked(part: str) -> str:
+    return f"'{part}" if _is_formula(part) and not _is_number(part) else part
+
+
+def _is_formula(text: str) -> bool:
+    first = next((one for one in text if one.isprintable() and not one.isspace() and one != "'"), "")
+    return first in FORMULA
 
 
 def without_mark(text: str) -> str:
     """The text of a cell, without the apostrophe that `cell` put before it."""
-    return text[1:] if text.startswith("'") and cell(text[1:]) == text else text
+    bare = "".join(part.removeprefix("'") if _is_formula(part) else part for part in INNER.split(text))
+    bare = bare.removeprefix("'") if text[1:2] in LINES else bare
+    return bare if cell(bare) == text else text
 
 
 def _is_number(text: str) -> bool:

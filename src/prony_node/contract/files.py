@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
+from prony_node.contract.digits import is_digits
 from prony_node.contract.plain import (
     GROUP_ADDS,
     GROUP_READS_FILE,
@@ -69,7 +70,7 @@ def rank_folder(folder: Path, rank: int) -> Path:
 
 def rank_folders(folder: Path) -> dict[int, Path]:
     """The folders of the ranks that have begun, by rank."""
-    others = {int(path.name[4:]): path for path in folder.glob("rank*") if path.name[4:].isdigit()}
+    others = {int(path.name[4:]): path for path in folder.glob("rank*") if is_digits(path.name[4:])}
     return {**({0: folder} if (folder / RANK).exists() else {}), **dict(sorted(others.items()))}
 
 

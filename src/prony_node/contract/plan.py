@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from prony_node.contract.digits import is_digits
 from prony_node.contract.errors import NewerSchema, RequestError
 from prony_node.contract.trial import Trial
 
@@ -103,7 +104,7 @@ def check_schema(document: Any, name: str, newest: int) -> int:
     if not isinstance(schema, str) or not schema.startswith(f"{name}/"):
         raise RequestError(f"expected a document of schema {name}/{newest}, found {schema!r}")
     number = schema.partition("/")[2]
-    if not number.isascii() or not number.isdigit() or len(number) > 9:
+    if not is_digits(number) or len(number) > 9:
         raise RequestError(f"{schema!r} has no version number")
     if int(number) > newest:
         raise NewerSchema(

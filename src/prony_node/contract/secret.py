@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from prony_node.contract.digits import is_digits
+
 REMOVED = "***"
 # A name that holds one of these anywhere, or one of the short ones between underscores, is never recorded.
 SECRET_WORDS = (
@@ -89,7 +91,7 @@ def _is_secret_option(option: str, value: str) -> bool:
     if not re.match(r"--?[A-Za-z]{2}", option):
         return False
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", option.lstrip("-"))  # --apiToken
-    return bool(_SECRET_OPTION.search(name)) and not ("tokens" in name.lower() and value.isdigit())
+    return bool(_SECRET_OPTION.search(name)) and not ("tokens" in name.lower() and is_digits(value))
 
 
 def _is_secret_variable(name: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ MOST_TOKENS = 10**9  # that are held in memory, 4 bytes each
 TOGETHER, TOGETHER_BYTES = 512, 2**24  # texts that a tokenizer is handed at once, for its threads, and their bytes
 MOST_TOKENIZER = 2**27  # bytes of a tokenizer.json
 MOST_VOCABULARY = 2**24  # ids: the largest vocabularies in use have a 50th of it
+MOST_GROWTH = 64  # times as long as it was: what comes before the model of a tokenizer
+GROWTH_OF_MAP = 8  # of a table of characters (Precompiled), which is not read here
+MAY_BE_EMPTY = re.compile(r"\(\?|[*?|^$]|\\[AbBGKzZyY]|\{0|\{,")  # in an expression that may match an empty place
 ENDS = ("<|endoftext|>", "</s>", "<eos>", "[SEP]")  # by which tokenizers name the end of a text
 
 
@@ -172,7 +176,8 @@ def _read(stream: BinaryIO, file: Path) -> bytes:
     except OSError:
         raise
     except Exception as error:  # of lzma, which may not be there to be named
-        raise RequestError(f"{file} is incomplete or no .xz file: {error}") from error
+        why = "it asks for too much memory to unpack" if isinstance(error, MemoryError) else str(error)
+        raise RequestError(f"{file} is incomplete or no .xz file{why and f': {why}'}") from error
 
 
 def parse_text(line: bytes, where: str) -> str:
@@ -201,13 +206,57 @@ def load_tokenizer(file: Path) -> Any:
         ) from error
     if not file.is_file():
         raise RequestError(f"tokenizer={file} is not possible: there is no such file")
-    if file.stat().st_size > MOST_TOKENIZER:
+    with file.open("rb") as opened:
+        content = opened.read(MOST_TOKENIZER + 1)
+    if len(content) > MOST_TOKENIZER:
         raise RequestError(f"tokenizer={file} is not possible: it is larger than {MOST_TOKENIZER:,} bytes")
     with _blamed(file, "it is no tokenizer.json"):
-        own = Tokenizer.from_file(str(file))
+        text = content.decode()
+        times = growth(json.loads(text))
+    if times > MOST_GROWTH:
+        raise RequestError(
+            f"tokenizer={file} is not possible: its steps (Replace, Prepend, ByteLevel) can make a text more than "
+            f"{MOST_GROWTH} times as long"
+        )
+    with _blamed(file, "it is no tokenizer.json"):
+        own = Tokenizer.from_str(text)
     own.no_truncation()
     own.no_padding()
     return own
+
+
+def growth(document: Any) -> int:
+    """How many times as long the steps before the model of a tokenizer.json may make a text, at most."""
+    if not isinstance(document, dict):
+        return 1
+    times, left = 1, [document.get("normalizer"), document.get("pre_tokenizer")]
+    while left:
+        step = left.pop()
+        if isinstance(step, list):
+            left += step
+        elif isinstance(step, dict):
+            times = min(times * _growth_of(step), MOST_GROWTH + 1)
+            left += step.values()
+    return times
+
+
+def _growth_of(step: dict[str, Any]) -> int:
+    """Of one step, told by its keys: the library also takes steps without a type."""
+    if isinstance(step.get("prepend"), str):
+        return 1 + len(step["prepend"])
+    if "precompiled_charsmap" in step:
+        return GROWTH_OF_MAP
+    if step.get("type") == "ByteLevel":
+        return 2  # a character beyond ASCII has two bytes or more, and each becomes a character
+    content, pattern = step.get("content"), step.get("pattern")
+    if not isinstance(content, str) or pattern is None:
+        return 1
+    found = pattern.get("String") if isinstance(pattern, dict) else pattern
+    if isinstance(found, str) and found:
+        return max(1, -(-len(content) // len(found)))
+    regex = pattern.get("Regex") if isinstance(pattern, dict) else None
+    takes_some = isinstance(regex, str) and not MAY_BE_EMPTY.search(regex)
+    return max(1, len(content)) if takes_some else 1 + len(content)
 
 
 @contextlib.contextmanager

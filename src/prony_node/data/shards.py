@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from prony_node.contract import RequestError
+from prony_node.contract.digits import is_digits
 from prony_node.contract.files import read_plain_json, to_json
 from prony_node.contract.plain import write_alone
 from prony_node.data.dataset import Encoded, Origin, listing, refuse
@@ -126,7 +127,7 @@ def _entry(path: Path, handle: int, key: str, parts: dict[str, tuple[int, int]])
         raise RequestError(f"{path} has an image {key!r} without a class: expected {key}.cls beside it")
     at, length = parts["cls"]
     text = os.pread(handle, min(length, MOST_LABEL_BYTES), at).decode("ascii", "replace").strip()
-    if not text.isascii() or not text.isdigit() or not 0 <= int(text) < MOST_CLASSES:
+    if not is_digits(text) or not 0 <= int(text) < MOST_CLASSES:
         raise RequestError(f"{path}: {key}.cls holds {text[:20]!r}, expected the number of a class")
     return offset, size, int(text)
 

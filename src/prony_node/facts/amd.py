@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from prony_node.contract.digits import is_digits
 from prony_node.facts.pci import link_facts
 from prony_node.facts.tree import Missing, Tree
 
@@ -113,7 +114,7 @@ def processes(tree: Tree) -> list[dict[str, Any]] | None:
     if not tree.exists("/sys/class/kfd/kfd/proc"):
         return None
     pids = (name.rpartition("/")[2] for name in tree.names("/sys/class/kfd/kfd/proc/*"))
-    return [{"pid": int(pid)} for pid in pids if pid.isascii() and pid.isdigit()]
+    return [{"pid": int(pid)} for pid in pids if is_digits(pid)]
 
 
 def _scaled(tree: Tree, folder: str | None, name: str, scale: float) -> float | None:

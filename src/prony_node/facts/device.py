@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from prony_node.contract.digits import is_digits
 from prony_node.facts import amd, nvidia
 from prony_node.facts.cpu import cpu_facts
 from prony_node.facts.memory import memory_facts
@@ -18,7 +19,7 @@ def device_facts(device: str, root: Path = Path("/")) -> dict[str, Any]:
     missing = Missing()
     tree = Tree(root)
     kind, _, number = device.partition(":")
-    index = int(number) if number.isascii() and number.isdigit() else None
+    index = int(number) if is_digits(number) else None
     facts: dict[str, Any] = {
         "device": device,
         "kind": kind,

@@ -6,6 +6,7 @@ import os
 import re
 from typing import Any
 
+from prony_node.contract.digits import is_digits
 from prony_node.facts.tree import Missing, Tree, parse_cpu_list, parse_keys, whole_number
 
 NODES = "/sys/devices/system/node"
@@ -61,7 +62,7 @@ def numa_facts(tree: Tree, missing: Missing) -> list[dict[str, Any]]:
                 "cpus": cpus or "",
                 "cpu_count": len(parse_cpu_list(cpus)),
                 "memory_bytes": parse_meminfo(lines).get("MemTotal"),
-                "distances": [int(word) for word in (distances or "").split() if word.isascii() and word.isdigit()],
+                "distances": [int(word) for word in (distances or "").split() if is_digits(word)],
             }
         )
     if not nodes:

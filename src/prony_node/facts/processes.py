@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from prony_node.contract.digits import is_digits
 from prony_node.facts.tree import Tree, whole_number
 
 
@@ -41,7 +42,7 @@ def all_processes(tree: Tree) -> dict[int, Process]:
 
 def _process_names(tree: Tree) -> list[str]:
     try:
-        return [path.name for path in tree.path("/proc").iterdir() if path.name.isascii() and path.name.isdigit()]
+        return [path.name for path in tree.path("/proc").iterdir() if is_digits(path.name)]
     except OSError:
         return []
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from prony_node.contract.core_lists import cpu_list as cpu_list
 from prony_node.contract.core_lists import parse_cpu_list as parse_cpu_list
+from prony_node.contract.digits import is_digits
 
 MOST_BYTES = 4 << 20  # no file of /proc or /sys that is read here is longer
 
@@ -84,7 +85,7 @@ class Tree:
 
 def _counting_order(name: str) -> list[tuple[int, int, str]]:
     parts = re.split(r"([0-9]{1,18})", name)
-    return [(1, int(part), "") if part.isascii() and part.isdigit() else (0, 0, part) for part in parts]
+    return [(1, int(part), "") if is_digits(part) else (0, 0, part) for part in parts]
 
 
 def whole_number(text: str | None) -> int | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from prony_node.contract.digits import is_digits
 from prony_node.contract.mesh import devices_of_model
 from prony_node.contract.metrics import measured, missing
 from prony_node.contract.parallel import replicas
@@ -68,7 +69,7 @@ def _group_bytes(name: str) -> int | None:
         text = (Path("/sys/fs/cgroup") / name).read_text().strip()
     except OSError:
         return None
-    return int(text) if text.isdigit() else None
+    return int(text) if is_digits(text) else None
 
 
 def state_bytes(parameters: int, settings: dict[str, Value]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from prony_node.contract.digits import is_digits
 from prony_node.contract.errors import RequestError
 
 
@@ -21,7 +22,7 @@ def wanted_cores(text: str, allowed: list[int]) -> list[int]:
         if not 1 <= share <= 100:
             raise RequestError(f"cores={text} is not possible: a share is 1% to 100%")
         return allowed[: max(1, len(allowed) * share // 100)]
-    if text.isdigit():
+    if is_digits(text):
         count = int(text)
         if not 1 <= count <= len(allowed):
             raise RequestError(f"cores={text}: this machine lets us use {len(allowed)} cores")

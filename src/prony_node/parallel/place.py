@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from prony_node.contract.digits import is_digits
 from prony_node.contract.errors import RequestError
 from prony_node.contract.parallel import check_nodes, rank_count, ranks_per_node
 from prony_node.contract.settings import Value
@@ -37,7 +38,7 @@ def node_rank(settings: Mapping[str, Value]) -> int:
     if nodes == 1:
         return 0
     text = os.environ.get(NODE_RANK, "")
-    if not text.isdigit() or int(text) >= nodes:
+    if not is_digits(text) or int(text) >= nodes:
         raise RequestError(
             f"nodes={nodes} needs {NODE_RANK} to say which node this is, from 0 to {nodes - 1}; found {text!r}"
         )
@@ -50,7 +51,7 @@ def meeting_place() -> str:
     """Where the processes of a run meet: as the environment says, else at a port of this host that is free."""
     text = os.environ.get(RENDEZVOUS) or "localhost:0"
     host, _, port = text.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit() or int(port) > LAST_PORT:
+    if not host or not is_digits(port) or int(port) > LAST_PORT:
         raise RequestError(
             f"{RENDEZVOUS}={text} is no HOST:PORT with a port up to {LAST_PORT}, such as node017:29500, an address of "
             "the first node where all meet"

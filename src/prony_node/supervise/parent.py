@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+from prony_node.contract.digits import is_digits
+
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -24,7 +26,7 @@ def end_with_parent(signal_number: int) -> None:
 def controller_pid() -> int | None:
     """The controller that started this supervisor; None when a person did."""
     text = os.environ.get("PRONY_CONTROLLER_PID", "")
-    return int(text) if text.isdigit() else None
+    return int(text) if is_digits(text) else None
 
 
 def controller_is_gone() -> bool:

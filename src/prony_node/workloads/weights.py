@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 import re
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,7 @@ from prony_node.contract.errors import RequestError
 from prony_node.contract.settings import Value
 
 WRAPPED_IN = ("state_dict", "model")  # under which training scripts keep the weights beside other things
+ZIP = b"PK\x03\x04"  # by which torch, too, tells a zip file
 SHOWN = 3  # names of tensors in a sentence
 
 
@@ -64,13 +67,15 @@ def read_weights(file: Path) -> dict[str, Tensor]:
         except Exception as error:  # safetensors has an exception of its own kind for a broken file
             raise RequestError(f"weights={file} is not a safetensors file: {error}") from error
     else:
+        _check_stored(file)
         try:
             loaded = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:  # of what is no checkpoint torch's reader raises nearly anything
-            first = str(error).strip().splitlines()[:1]
+            other = isinstance(error, pickle.UnpicklingError) and "GLOBAL" in str(error)
+            why = "it holds objects of other types, which could run code" if other else "it is damaged or another file"
             raise RequestError(
                 f"weights={file} is not a file of tensors alone that torch.save wrote, and nothing else is opened: "
-                f"{' '.join(first)}"
+                f"{why}"
             ) from error
     for key in WRAPPED_IN:
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
@@ -79,6 +84,21 @@ def read_weights(file: Path) -> dict[str, Tensor]:
         raise RequestError(f"weights={file} holds no state_dict: a dictionary from names to tensors was expected")
     # Distributed training wraps a model, and so its names.
     return {str(name).removeprefix("module."): value for name, value in loaded.items()}
+
+
+def _check_stored(file: Path) -> None:
+    """Refuse a zip file of which more comes out than it holds; torch.save compresses nothing."""
+    with file.open("rb") as opened:
+        if opened.read(len(ZIP)) != ZIP:
+            return
+    try:
+        with zipfile.ZipFile(file) as archive:
+            members = archive.infolist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, UnicodeError) as error:
+        raise RequestError(f"weights={file} is incomplete or damaged") from error
+    packed = any(one.compress_type != zipfile.ZIP_STORED for one in members)
+    if packed or sum(one.file_size for one in members) > file.stat().st_size:
+        raise RequestError(f"weights={file} is refused: it is compressed, which torch.save never does; save it again")
 
 
 def fill(network: nn.Module, weights: dict[str, Tensor], path: str, head: Head = SAME_HEAD) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from prony_node.contract.digits import is_digits
 from prony_node.power.readers.plausible import plausible_j
 from prony_node.power.readers.sysfs import Folder
 from prony_node.power.sensor import Sensor, SensorLost, Unavailable
@@ -157,4 +158,4 @@ def _processor(folder: Folder) -> tuple[str, int, int]:
         re.findall(r"^(vendor_id|cpu family|model)[ \t]*:[ \t]*(\w{1,20})[ \t]*$", text, re.MULTILINE | re.ASCII)
     )
     family, model = found.get("cpu family", ""), found.get("model", "")
-    return found.get("vendor_id", ""), int(family) if family.isdigit() else 0, int(model) if model.isdigit() else 0
+    return found.get("vendor_id", ""), int(family) if is_digits(family) else 0, int(model) if is_digits(model) else 0

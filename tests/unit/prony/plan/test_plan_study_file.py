@@ -56,6 +56,13 @@ cells:
   large: {workload: resnet50, only: {batch_size: 4}}
 claims:
   - {says: a larger batch pays, place: page 1, value: large / small, above: 1, published: 1.5}
+tables:
+  - {title: a table, figures: caraml-sc24, where: {workload: resnet50}, metrics: [throughput], rows: [global_batch],
+     columns: [system], match: {devices: devices, global_batch: global_batch}, workloads: [resnet50],
+     samples: {imagenet: 1281167}, epochs: 1, unit_tokens: 1}
+plots:
+  - {title: a plot, kind: lines, figures: caraml-sc24, where: {workload: resnet50, devices: 1}, x: global_batch,
+     metrics: [throughput, energy], series: [system], match: {devices: devices, global_batch: global_batch}}
 """
 
 

@@ -1,0 +1,11 @@
+"""Whole numbers in texts of others."""
+
+MOST_DIGITS = 20  # of 64 bits
+
+
+def is_digits(text: str) -> bool:
+    """Whether a text is a whole number in digits 0 to 9, of 64 bits or little more.
+
+    `str.isdigit` alone takes characters that `int` refuses (a superscript two) or reads (Arabic digits).
+    """
+    return text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS

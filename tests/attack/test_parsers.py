@@ -350,6 +350,8 @@ NOT_FUZZED = {
     "prony/launch/local_jobs.py _identity": OWN_JOB,
     "prony/launch/slurm.py _submitted_s": OWN_JOB,
     "prony/launch/kubernetes_fetch.py _ended_s": "pod_facts has made what it reads",
+    "prony/launch/node.py node_zip": "writes a zip file",
+    "prony_node/data/tokens.py map_tokens": "maps bytes as numbers; every byte is one",
     "prony/launch/node.py ask_node": "below, with a process each",
     "prony/launch/site_file.py _parse": "a part of parse_site",
     "prony/launch/site_find.py _parsed": "a part of parse_site",

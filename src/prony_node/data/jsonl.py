@@ -74,7 +74,8 @@ def _encoded(files: tuple[Path, ...], tokenizer: Path | None, changed: tuple[int
     own = load_tokenizer(tokenizer)
     vocabulary = _vocabulary(own, tokenizer)
     end = next((number for name in ENDS if (number := own.token_to_id(name)) is not None), None)
-    numbers = (part for some in _batches(texts) for part in _encode(some, own, tokenizer))
+    most = TOGETHER_BYTES // growth(json.loads(own.to_str()))
+    numbers = (part for some in _batches(texts, most) for part in _encode(some, own, tokenizer))
     return Texts(_joined(numbers, end, "i"), vocabulary)
 
 
@@ -88,13 +89,13 @@ def _vocabulary(own: Any, file: Path) -> int:
     return max(int(own.get_vocab_size()), largest + 1)
 
 
-def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+def _batches(texts: Iterable[str], most: int) -> Iterator[list[str]]:
     """Texts to encode at once, few enough for a memory: the library takes up to 220 times their bytes meanwhile."""
     some: list[str] = []
     held = 0
     for text in texts:
         size = len(text.encode())
-        if some and (len(some) == TOGETHER or held + size > TOGETHER_BYTES):
+        if some and (len(some) == TOGETHER or held + size > most):
             yield some
             some, held = [], 0
         some.append(text)

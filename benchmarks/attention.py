@@ -19,12 +19,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from plain import refuse
 from prony_node.contract.files import write_whole
-from prony_node.measure.attention import ORDER, Kind, choose, device_clock, time_on
+from prony_node.measure.attention import ORDER, AttentionShape, choose, device_clock, time_on
 
 
-def kind(batch: int, heads: int, tokens: int, width: int, causal: bool) -> Kind:
+def kind(batch: int, heads: int, tokens: int, width: int, causal: bool) -> AttentionShape:
     shape = (batch, heads, tokens, width)
-    return Kind(shape, shape, shape, None, causal)
+    return AttentionShape(shape, shape, shape, None, causal)
 
 
 KINDS = {

@@ -26,11 +26,10 @@ EVERY_S = 0.003
 import torch  # noqa: E402
 
 from asked import finish, read_words  # noqa: E402
-from prony_node.measure.compiling import cache_state, use_cache  # noqa: E402
+from prony_node.measure.compiling import cache_state, keep_winners, use_cache  # noqa: E402
 from prony_node.measure.flops import count_flops  # noqa: E402
-from prony_node.measure.gradients import Noting  # noqa: E402
+from prony_node.measure.gradients import GradientObserver  # noqa: E402
 from prony_node.measure.step import Step  # noqa: E402
-from prony_node.measure.winners import keep_winners  # noqa: E402
 from prony_node.workloads import build_task  # noqa: E402
 
 
@@ -54,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
         step = Step(build_task(workload, settings), settings, device)
         step.finish_model()
         if step.training and not options.not_ahead:
-            with Noting() as noted:
+            with GradientObserver() as noted:
                 count_flops(step.task, training=True, recompute=False)
             step.gradients = noted.of_batch(int(settings["batch_size"]))
         source = torch.Generator(device).manual_seed(1)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from prony_node.power.readers.stamps import DriverStamps
+from prony_node.power.readers.nvidia import DriverStamps
 from prony_node.power.recording import Trace
 from prony_node.power.sensor import Reading, Sensor
 

@@ -20,7 +20,7 @@ import torch
 
 from asked import finish, read_words
 from prony_node.measure.flops import count_flops
-from prony_node.measure.gradients import Kind, Noting, on_backward_thread
+from prony_node.measure.gradients import ConvolutionGradient, GradientObserver, on_backward_thread
 from prony_node.measure.step import Step
 from prony_node.workloads import build_task
 
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     workload, settings, device = asked
     step = Step(build_task(workload, settings), settings, device)
-    with Noting() as noted:
+    with GradientObserver() as noted:
         count_flops(step.task, training=True, recompute=False)
     kinds = noted.of_batch(int(settings["batch_size"]))
     if not kinds:
@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def timed(kind: Kind, device: torch.device, dtype: torch.dtype, layout: torch.memory_format) -> float:
+def timed(kind: ConvolutionGradient, device: torch.device, dtype: torch.dtype, layout: torch.memory_format) -> float:
     finish(device)
     began = time.perf_counter()
     kind.ask(device, dtype, layout)
@@ -92,7 +92,7 @@ def counting_turns(work: Callable[[], list[float]]) -> tuple[list[float], int]:
         thread.join()
 
 
-def told(kinds: list[Kind], seconds: list[float], depthwise: bool) -> str:
+def told(kinds: list[ConvolutionGradient], seconds: list[float], depthwise: bool) -> str:
     chosen = [one for kind, one in zip(kinds, seconds, strict=True) if (kind.groups > 1) == depthwise]
     return f"{sum(chosen):.2f} s of {len(chosen)} {'depthwise' if depthwise else 'other'} kinds"
 

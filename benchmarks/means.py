@@ -44,7 +44,7 @@ from prony_node.measure.protocol import Batch
 from prony_node.measure.step import INFERENCE, Step
 from prony_node.workloads import build_task, find_workload
 from prony_node.workloads.config import Workload
-from prony_node.workloads.language.attention import NAME as NO_MASK
+from prony_node.workloads.language.task import NAME as NO_MASK
 
 ALL = "all"
 TRYING, FOLDING, HALVING, UNMASKING, UNREAD = MEANS = ("trying", "folding", "halving", "unmasking", "unread")

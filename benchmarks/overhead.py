@@ -28,11 +28,11 @@ from prony_node.measure.clock import clock_for
 from prony_node.measure.device import choose_device, machine_of
 from prony_node.measure.loop import measured_loop, steps_per_block
 from prony_node.measure.step import Step
-from prony_node.parallel.cores import allowed_cores
-from prony_node.power.process import SamplerProcess
+from prony_node.parallel.binding import allowed_cores
 from prony_node.power.recording import read_recording
+from prony_node.power.sampler_process import SamplerProcess
 from prony_node.stats import StopRule, Tracker, mean_interval
-from prony_node.supervise.progress import Progress
+from prony_node.supervise.watchdog import Progress
 from prony_node.workloads import build_task, find_workload
 
 POOL = 16

@@ -21,7 +21,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from prony_node.workloads import build_task, find_workload
-from prony_node.workloads.detect.task import image_list, target_list
+from prony_node.workloads.detect.loss import image_list, target_list
 
 WORK = (
     ("wideresnet", 32, "train"),

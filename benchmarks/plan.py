@@ -11,8 +11,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from prony.cli.study_plan import make_outlook
-from prony.plan.study_file import Reading, parse_study
+from prony.cli.study_output import make_outlook
+from prony.plan.study_file import StudyFileOptions, parse_study
 from prony_node.workloads import find_workload
 
 STUDY = """
@@ -35,7 +35,7 @@ def main(trials: int = 100_000) -> None:
     text = STUDY.format(seeds=max(1, round(trials / OF_A_SEED)))
     with tempfile.TemporaryDirectory() as root:
         begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
-        study = parse_study(text, "many.yaml", Reading(None), find_workload)
+        study = parse_study(text, "many.yaml", StudyFileOptions(None), find_workload)
         outlook = make_outlook(study, Path(root))
         took_s, cpu_s = time.perf_counter() - begun_s, time.process_time() - begun_cpu_s
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

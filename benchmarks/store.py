@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from prony.store import Store
-from prony.store.rows import Row, row_of_record
+from prony.store.rows import IndexRow, row_of_record
 
 ROOT = Path(__file__).parents[1]
 ARCHIVE, TEMPLATE = ROOT / "results/h200/unverified.tar.gz", "gpt-800m-20261115T053342-e6f1e3"
@@ -50,14 +50,14 @@ ASK = """
 import json, resource, sys, time
 from pathlib import Path
 from prony.store import Store
-from prony.store.query import Question, ask_records
+from prony.store.query import StoreQuery, ask_records
 root, repeats, queries = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
 store, out = Store(root), {}
 for name, (where, sort, columns) in queries.items():
     seconds, cpu = [], time.process_time()
     for _ in range(repeats):
         start = time.perf_counter()
-        rows = ask_records(store, Question(where, sort, columns=tuple(columns), limit=50)).rows
+        rows = ask_records(store, StoreQuery(where, sort, columns=tuple(columns), limit=50)).rows
         seconds.append(time.perf_counter() - start)
     out[name] = {"seconds": seconds, "rows": len(rows), "cpu": (time.process_time() - cpu) / repeats}
 print(json.dumps({"queries": out, "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
@@ -145,7 +145,7 @@ def template() -> dict[str, Any]:
     raise LookupError(f"{ARCHIVE} has no run {TEMPLATE}")
 
 
-def _rows(count: int) -> Iterator[Row]:
+def _rows(count: int) -> Iterator[IndexRow]:
     """Rows of a few hundred trials, each with its own id, time and rate."""
     draw = random.Random(0)
     record = template()
@@ -172,11 +172,11 @@ def _rows(count: int) -> Iterator[Row]:
             "energy_per_sample": 1 / rate,
             "started": started,
         }
-        yield Row(pattern.run | varied, pattern.detail | {"folder": name})
+        yield IndexRow(pattern.run | varied, pattern.detail | {"folder": name})
 
 
-def _parts(rows: Iterator[Row], size: int) -> Iterator[list[Row]]:
-    part: list[Row] = []
+def _parts(rows: Iterator[IndexRow], size: int) -> Iterator[list[IndexRow]]:
+    part: list[IndexRow] = []
     for row in rows:
         part.append(row)
         if len(part) == size:

@@ -6,12 +6,8 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from prony.plan.search import Search
-from prony.plan.search_confirm import BETTER
-from prony.plan.search_drive import drive
-from prony.plan.search_goal import Goal, result_of
-from prony.plan.search_space import BATCH, Candidate, Space
-from prony.plan.search_terms import Screen
+from prony.plan.search import BETTER, Search, run_search
+from prony.plan.search_space import BATCH, Candidate, Goal, Screening, Space, result_of
 from prony_node.contract.machine import Machine
 from prony_node.workloads import find_workload
 from tune_replay import Replay
@@ -51,7 +47,7 @@ def prony(surface: Surface, seed: int, budget_s: float, goal: Goal) -> Score:
     """The search as `prony tune` makes it, its A/B included."""
     replay, start = Replay(surface, seed), default_start(surface)
     search = Search(space_of(surface), start, budget_s=budget_s, rules=goal.rules)
-    found = drive(search, replay, goal)
+    found = run_search(search, replay, goal)
     shares = (found.search_s / surface.sweep_s, replay.spent_s / surface.sweep_s)
     shown = any(one.verdict == BETTER for one in found.confirmed)
     return _score(surface, replay, found.chosen(start), goal, shares, found.decided(start), shown)
@@ -78,7 +74,7 @@ def _highest(surface: Surface, seed: int, budget_s: float, goal: Goal, order: It
     for candidate in order:
         if seen and replay.spent_s + replay.entry(candidate).around_s + seconds > budget_s:
             break
-        (made,) = replay.screen(Screen((candidate,), seconds, ""))
+        (made,) = replay.screen(Screening((candidate,), seconds, ""))
         value = result_of(made.record, candidate, goal, made.cost_s).value
         seen[candidate.key] = (value or 0.0, candidate)
     share = replay.spent_s / surface.sweep_s

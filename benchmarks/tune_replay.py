@@ -9,9 +9,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from prony.plan.search_drive import Made
-from prony.plan.search_space import Candidate
-from prony.plan.search_terms import PairRun, Screen
+from prony.plan.search import SearchRun
+from prony.plan.search_space import Candidate, PairRun, Screening
 from prony_node.stats import StopRule, Tracker
 from tune_surface import Entry, Surface
 
@@ -31,24 +30,24 @@ class Replay:
     def entry(self, candidate: Candidate) -> Entry:
         return self.entries[candidate.key]
 
-    def screen(self, ask: Screen) -> list[Made]:
+    def screen(self, ask: Screening) -> list[SearchRun]:
         """Several sizes in one process; the first that fails ends it."""
-        made: list[Made] = []
+        made: list[SearchRun] = []
         for candidate in ask.candidates:
             made.append(self._make(self.entry(candidate), ask.seconds, fresh=not made))
             if made[-1].record["status"] != "ok":
                 break
         return made
 
-    def run(self, ask: PairRun) -> Made:
+    def run(self, ask: PairRun) -> SearchRun:
         return self._make(self.entry(ask.candidate), ask.seconds, fresh=True)
 
-    def _make(self, entry: Entry, seconds: float, fresh: bool) -> Made:
+    def _make(self, entry: Entry, seconds: float, fresh: bool) -> SearchRun:
         self.processes += fresh
         record, measured_s = self._failed(entry) if entry.status != "ok" else self._good(entry, seconds)
         cost_s = (entry.around_s if fresh else entry.own_s) + measured_s
         self.spent_s += cost_s
-        return Made(record, cost_s, fresh)
+        return SearchRun(record, cost_s, fresh)
 
     def _failed(self, entry: Entry) -> tuple[dict[str, Any], float]:
         failure = {"kind": entry.kind, "message": entry.message}

@@ -32,15 +32,14 @@ from pathlib import Path
 
 from results_records import LINES, Line, read_lines
 
-from prony.cli.execute import Job, first_line, plan_of
+from prony.cli.execute import TrialRun, first_line, plan_of
 from prony.launch.local import LocalRun
 from prony.plan.request import parse_seconds, parse_trial
-from prony.plan.suites import load_suites
+from prony.plan.study import load_suites
 from prony.store.archive import pack
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError, unknown
-from prony_node.contract.plan import Stop
-from prony_node.contract.trial import Trial
+from prony_node.contract.trial import Stop, Trial
 from prony_node.workloads import find_workload
 
 RECORDS = Path(__file__).parents[1] / "results" / LINES
@@ -213,7 +212,7 @@ def records_in(runs: Path) -> Counter[str]:
 def run(trial: Trial, runs: Path, stop: Stop, repeat: int = 0, energy: bool = True) -> str:
     """Make one run in fresh processes; empty when all is well, else how it ended."""
     try:
-        made = LocalRun(plan_of(Job(trial, stop, repeat, energy)), runs)
+        made = LocalRun(plan_of(TrialRun(trial, stop, repeat, energy)), runs)
         made.start()
         for _ in made.follow():
             pass

@@ -9,8 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from prony_node.contract.record import RECORD_SCHEMA
-from prony_node.contract.record_types import Record
+from prony_node.contract.record import RECORD_SCHEMA, Record
 from prony_node.contract.typed import json_schema
 
 PATH = Path(__file__).parents[1] / "docs" / "record.schema.json"

@@ -29,15 +29,13 @@ from typing import TypeVar
 from page_tables import put_lines, put_table
 
 from prony.analysis.claims import UNTESTED, Judged, holds_rounded, judge
-from prony.analysis.published_differences import gather
-from prony.analysis.published_layout import Cell, Ours, Row, Table
-from prony.analysis.published_tables import Known, total
+from prony.analysis.published_measures import gather
+from prony.analysis.published_tables import Cell, Ours, StudyResults, Table, TableRow, total
 from prony.cli.figures import file_names
-from prony.cli.study_tables import Shown, show_study
-from prony.plan.studies import load_study, shipped_studies
-from prony.report.claim_lines import TITLE, claim_lines
+from prony.cli.study_output import Shown, show_study
+from prony.plan.study_file import load_study, shipped_studies
 from prony.report.drawing import require_plots
-from prony.report.published_lines import Captioned, grid_lines, reasons, units, units_of_ours
+from prony.report.published import TITLE, Captioned, claim_lines, grid_lines, reasons, units, units_of_ours
 from prony.store.archive import unpacked
 from prony_node.contract.errors import RequestError
 from prony_node.workloads import find_workload
@@ -122,7 +120,7 @@ def is_alike(cell: Cell) -> bool:
     return cell.ratio is not None and cell.ours is not None and cell.ours.devices == (cell.figure.devices or 1)
 
 
-def values_of(table: Table, rows: Iterable[Row]) -> set[tuple[str, str]]:
+def values_of(table: Table, rows: Iterable[TableRow]) -> set[tuple[str, str]]:
     """The values of ours, each as the hash of its trial and its metric."""
     found = [one for row in rows for one in row.ours.values() if one.value is not None]
     return {(one.trial.hash, one.metric) for one in found if one.metric not in table.spec.no_ratio}
@@ -146,7 +144,7 @@ def shortened(table: Table) -> Table:
         table,
         columns=tuple(columns),
         ours=tuple(ours),
-        rows=tuple(Row(row.key, chosen(row.cells, columns), chosen(row.ours, ours)) for row in rows),
+        rows=tuple(TableRow(row.key, chosen(row.cells, columns), chosen(row.ours, ours)) for row in rows),
     )
 
 
@@ -238,7 +236,7 @@ def contradicted_rows() -> list[list[str]]:
     """The claims of all studies that do not fit the publication's own figures."""
     rows = []
     for name in shipped_studies():
-        for one in judge(load_study(name, None, (), find_workload).claims, Known([], {})):
+        for one in judge(load_study(name, None, (), find_workload).claims, StudyResults([], {})):
             if one.contradicted is not None:
                 says = re.sub(r" \([^()]*\)$", "", one.claim.says)
                 rows.append([name, f"{says} ({one.claim.place})", own_figures(one)])

@@ -43,7 +43,7 @@ def main(words: list[str]) -> int:
         print(USAGE, end="")
         return 0 if words else 2
     if words[0] == "power":
-        from prony_node.power.options import main as power
+        from prony_node.power.any_command import main as power
 
         return power(words[1:])
     name_user()  # not for a command whose power is measured: its environment stays its own
@@ -52,11 +52,11 @@ def main(words: list[str]) -> int:
 
         return data(words[1:])
     if words[0] == "carry":
-        from prony_node.supervise.carry import carry
+        from prony_node.supervise.job_script import run_job_script
 
-        return carry(words[1:])
+        return run_job_script(words[1:])
     if words[0] == "job" and len(words) == 2:
-        from prony_node.supervise.job_here import run_script
+        from prony_node.supervise.job_script import run_script
 
         return run_script(Path(words[1]))
     if words[0] == "verify" and len(words) > 1:
@@ -65,11 +65,11 @@ def main(words: list[str]) -> int:
         return verify(words[1:])
     fewest, most = QUESTIONS.get(words[0], (0, 0))
     if fewest <= len(words) <= most:
-        from prony_node.supervise.parent import controller_pid
+        from prony_node.supervise.processes import controller_pid
 
         if controller_pid() is None:
             return _answer(words)
-        from prony_node.supervise.lifeline import answer_on_lifeline
+        from prony_node.supervise.questions import answer_on_lifeline
 
         return answer_on_lifeline(lambda: _answer(words))
     if len(words) != 2:
@@ -82,19 +82,19 @@ def main(words: list[str]) -> int:
 
 def _answer(words: list[str]) -> int:
     if words[0] == "fingerprint":
-        from prony_node.supervise.node_fingerprint import fingerprints
+        from prony_node.supervise.questions import fingerprints
 
         return _print(fingerprints(words[1:]))
     if words[0] == "devices":
-        from prony_node.supervise.devices import find_devices
+        from prony_node.supervise.questions import find_devices
 
         return _print(find_devices())
     if words[0] == "workload":
-        from prony_node.supervise.names import check_name
+        from prony_node.supervise.questions import check_name
 
         return _print(check_name(words[1]))
     if words[0] == "model":
-        from prony_node.supervise.model_file import describe_model_file
+        from prony_node.supervise.questions import describe_model_file
 
         return _print(describe_model_file(Path(words[1])))
     from prony_node.supervise.doctor import doctor

@@ -18,7 +18,7 @@ import pytest
 from prony.store import tabular, transfer
 from prony.store.transfer import take_tar
 from prony_node.contract.errors import RequestError
-from prony_node.contract.plain import UNPACKED_FREELY
+from prony_node.contract.safe_files import UNPACKED_FREELY
 
 SOURCE = Path(__file__).parents[2] / "src"
 REPLAY = Path(__file__).parents[1] / "replay" / "records"
@@ -34,11 +34,11 @@ try:
     import pyarrow.parquet
 except ImportError:
     pass
-from prony.cli.store_import import take
+from prony.cli.store import import_runs
 from prony_node.contract.errors import RequestError
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
-    arrived = take(sys.argv[1], Path(sys.argv[2]))
+    arrived = import_runs(sys.argv[1], Path(sys.argv[2]))
     print(len(arrived.new), "imported", [one.reason for one in arrived.refused])
 except RequestError as error:
     print("refused:", error)

@@ -17,23 +17,21 @@ from typer.testing import CliRunner
 
 from prony.cli.main import make_app
 from prony.launch import job as kept
-from prony.launch.collect import collect
-from prony.launch.follow import ProgressTail, read_text
-from prony.launch.receive import unpack
+from prony.launch.collect import ProgressTail, collect, read_text
+from prony.launch.kubernetes_fetch import unpack
 from prony.store.anchors import FOLDER, read_anchors
 from prony.store.archive import pack_one
-from prony.store.scan import read_row, record_stamp
+from prony.store.rows import read_row, record_stamp
 from prony_node.contract import files
-from prony_node.contract.assemble import read_parts
+from prony_node.contract.cache import remove_half_written
 from prony_node.contract.errors import RequestError
-from prony_node.contract.leftovers import remove_half_written
-from prony_node.contract.manifest import SUPERVISOR, manifest_problems, write_manifest
-from prony_node.contract.plain import GROUP_ADDS, SHARED_MARK, SHARED_TEXT, NotPlain, open_run_folder
 from prony_node.contract.record import read_record
+from prony_node.contract.run_folder import SUPERVISOR, manifest_problems, read_parts, write_manifest
+from prony_node.contract.safe_files import GROUP_ADDS, SHARED_MARK, SHARED_TEXT, NotPlain, open_run_folder
 from prony_node.power.account import _log
 from prony_node.power.recording import read_recording
-from prony_node.supervise.carry import bundle
-from prony_node.supervise.rank_process import read_tail, top_of_stack
+from prony_node.supervise.job_script import bundle
+from prony_node.supervise.processes import read_tail, top_of_stack
 from prony_node.supervise.verify import verify_folder
 from prony_node.supervise.watchdog import _size_and_time, last_progress
 
@@ -143,7 +141,7 @@ def test_what_a_pod_sends_is_not_written_behind_a_link(
 def test_no_verb_reads_behind_a_link_that_came_after_the_list(
     exchanged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
-    monkeypatch.setattr("prony.store.scan._is_folder", lambda entry: entry.name == RUN)  # as it was a moment before
+    monkeypatch.setattr("prony.store.rows._is_folder", lambda entry: entry.name == RUN)  # as it was a moment before
     root, out = str(exchanged.parent), tmp_path / "out.tar"
     words = {
         "runs": ["runs", "--json", "--runs", root],

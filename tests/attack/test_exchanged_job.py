@@ -18,7 +18,7 @@ from prony.launch.job import BlockRun, Job, new_job
 from prony.launch.jobs import Jobs
 from prony.launch.node import node_zip, write_node
 from prony.launch.script import hash_of, start_text
-from prony.launch.site_find import read_site
+from prony.launch.site import read_site
 from prony_node.contract import Plan, Trial
 
 
@@ -55,7 +55,7 @@ class Scene:
 
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    monkeypatch.setattr("prony.launch.local_jobs.LocalJobs.submit", lambda *_: json.dumps({"pid": 0}))
+    monkeypatch.setattr("prony.launch.local.LocalJobs.submit", lambda *_: json.dumps({"pid": 0}))
     root, planted, python = tmp_path / "runs", tmp_path / "planted", tmp_path / "python"
     exchange = f"[ ! -e {planted} ] || {{ mv {root}/.jobs {root}/old; mv {planted} {root}/.jobs; }}"
     python.write_text(f'#!/bin/sh\n{exchange}\nexec {shlex.quote(sys.executable)} -S "$@"\n', encoding="utf-8")

@@ -18,13 +18,12 @@ from prony.analysis.compare import compare
 from prony.analysis.scaling import scaling
 from prony.cli.execute import doubts, exit_code, trouble
 from prony.cli.screen import rates_of
-from prony.cli.study_tables import _good_or_failed
-from prony.cli.study_view import Tally
-from prony.plan.search_goal import find_goal, result_of
-from prony.plan.search_space import Candidate
-from prony.report.sweep import sweeps
+from prony.cli.study_output import _good_or_failed
+from prony.cli.study_run import StudyProgress
+from prony.plan.search_space import Candidate, find_goal, result_of
+from prony.report.plot_data import sweeps
+from prony_node.contract.run_folder import UNVERIFIED, marked
 from prony_node.contract.trial import Trial
-from prony_node.contract.verification import UNVERIFIED, marked
 
 SOURCE = Path(__file__).parents[2] / "src"
 REPLAY = Path(__file__).parents[1] / "replay" / "records"
@@ -168,7 +167,7 @@ def test_exit_codes_follow_the_checks(good: dict[str, Any]) -> None:
 
 
 def test_best_so_far_is_none_of_a_failed_check(good: dict[str, Any]) -> None:
-    tally = Tally(3)
+    tally = StudyProgress(3)
     trial = Trial("resnet50", {"mode": "train"})
     tally.learn(trial, with_check(good, "fail", rate=1e9))
     assert not tally.best
@@ -183,7 +182,7 @@ def test_best_so_far_is_none_of_a_failed_check(good: dict[str, Any]) -> None:
 def test_an_unverified_run_is_shown_doubted_and_never_the_best(good: dict[str, Any], tmp_path: Path) -> None:
     """Who edits a record writes the schema of before manifests into it, and nothing shows the change."""
     edited = marked(with_check(good, "pass", rate=1e9), UNVERIFIED, tmp_path)
-    tally = Tally(2)
+    tally = StudyProgress(2)
     tally.learn(Trial("resnet50", {"mode": "train"}), edited)
     assert not tally.best
     assert "1 of 2 done, 1 left" in tally.line()
@@ -196,7 +195,7 @@ def test_words_of_a_model_file_name_its_path(
     good: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    tally = Tally(2, files={"mine@01234567": str(tmp_path / "a b.py"), "other@01234567": "/elsewhere/other.py"})
+    tally = StudyProgress(2, files={"mine@01234567": str(tmp_path / "a b.py"), "other@01234567": "/elsewhere/other.py"})
     tally.learn(Trial("mine@01234567", {"data": "/with space", "compile": False}), good)
     tally.learn(Trial("other@01234567"), good)
     said = "\n".join(tally.lines())

@@ -16,19 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from prony.cli import tune_runs
-from prony.launch import left, lock, node
-from prony.plan.search_space import Candidate
-from prony.plan.search_terms import Screen
+from prony.cli import tune_search
+from prony.launch import collect, locks, node
+from prony.plan.search_space import Candidate, Screening
 from prony.store.index import index_place
 from prony_node.contract import Plan, RequestError, Trial, files
-from prony_node.contract.plain import NotPlain, make_own_folder
-from prony_node.contract.process import identify
-from prony_node.facts import source
-from prony_node.measure import winners
+from prony_node.contract.machine import identify
+from prony_node.contract.safe_files import NotPlain, make_own_folder
+from prony_node.facts import software
+from prony_node.measure import compiling
 from prony_node.measure.compiling import use_cache
-from prony_node.supervise.bytecode import bytecode_environment
 from prony_node.supervise.claim import own_plan
+from prony_node.supervise.processes import bytecode_environment
 
 if TYPE_CHECKING:
     from conftest import User
@@ -139,11 +138,11 @@ def test_the_plan_of_a_rank_and_the_configuration_of_git_are_not_where_members_c
         assert not path.is_relative_to(project)
     assert not path.parent.exists()
     used: list[Path] = []
-    prepare = source._prepare
-    monkeypatch.setattr(source, "_prepare", lambda own, git: used.append(own.own) or prepare(own, git))
+    prepare = software._prepare
+    monkeypatch.setattr(software, "_prepare", lambda own, git: used.append(own.own) or prepare(own, git))
     (project / ".git").mkdir()
     (project / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
-    source.source_facts(project)
+    software.source_facts(project)
     assert len(used) == 1
     assert not used[0].is_relative_to(project)
 
@@ -297,8 +296,8 @@ def test_a_hostile_winner_costs_time_and_no_more(tmp_path: Path, tried: object) 
 
     path = tmp_path / "kernel.winner"
     path.write_text(json.dumps({"torch": torch.__version__, "winner": "a", "tried": tried}))
-    assert winners.recall(path, {"a"}) in (None, "a")
-    assert winners.recall(path, {"a", "b"}) is None
+    assert compiling.recall(path, {"a"}) in (None, "a")
+    assert compiling.recall(path, {"a", "b"}) is None
 
 
 @pytest.mark.parametrize("by", ["link", "rename"])
@@ -324,19 +323,19 @@ def test_a_private_folder_is_not_opened_in_the_place_of_the_locks(
     monkeypatch.setattr(Path, "mkdir", make_and_lose)
     if by == "link":
         with pytest.raises(RequestError, match=r"prony-locks cannot be made for locks: .*link.*PRONY_LOCKS"):
-            lock.lock_folder()
+            locks.lock_folder()
         assert mode_of(private) & 0o777 == 0o700
     else:
-        assert mode_of(lock.lock_folder()) & 0o777 == 0o700
+        assert mode_of(locks.lock_folder()) & 0o777 == 0o700
 
 
 def test_the_folder_of_the_locks_is_for_all_users(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PRONY_LOCKS", str(project / "further" / "locks"))
     with umask(0o077):
-        folder = lock.lock_folder()
+        folder = locks.lock_folder()
         assert os.umask(0o077) == 0o077
     assert mode_of(folder) & 0o1777 == 0o1777
-    assert lock.lock_folder() == folder
+    assert locks.lock_folder() == folder
 
 
 def test_a_planted_link_for_screenings_is_refused(
@@ -344,23 +343,23 @@ def test_a_planted_link_for_screenings_is_refused(
 ) -> None:
     (commons / ".screening").symlink_to(tmp_path)
     started: list[Path] = []
-    monkeypatch.setattr(tune_runs, "run_one", lambda job, root, *_: started.append(root))
+    monkeypatch.setattr(tune_search, "run_one", lambda job, root, *_: started.append(root))
     fields: dict[str, Any] = {"fixed": {}, "goal": None, "limits": [], "budget_s": 60.0, "display": None}
     workload: Any = SimpleNamespace(name="gpt-tiny", parse=lambda settings: settings)
-    tuning = tune_runs.Tuning(word="gpt-tiny", workload=workload, root=commons, **fields)
+    tuning = tune_search.Tuning(word="gpt-tiny", workload=workload, root=commons, **fields)
     with pytest.raises(RequestError, match=r"\.screening cannot be used for screenings: it is no folder; remove it"):
-        tuning._walk(Screen((Candidate((("batch_size", 4),)),), 1.0, "first"))
+        tuning._walk(Screening((Candidate((("batch_size", 4),)),), 1.0, "first"))
     assert started == []
 
 
 def test_a_run_that_another_user_planted_keeps_nobody_waiting(
     commons: Path, stranger: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(left, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(collect, "PATIENCE_S", 0.0)
     planted = commons / PLAN.run_id
     files.create_folder(planted, {files.PLAN: PLAN.to_json(), files.SUPERVISOR: {"role": "supervisor", **identify()}})
     key = (PLAN.trial.hash, PLAN.repeat)
-    assert left.is_being_made(commons, *key), "one of our own"
+    assert collect.is_being_made(commons, *key), "one of our own"
     os.chown(planted, stranger.uid, stranger.gid)
-    assert not left.is_being_made(commons, *key)
-    left.wait_for_left(commons, {key}, pytest.fail)
+    assert not collect.is_being_made(commons, *key)
+    collect.wait_for_left(commons, {key}, pytest.fail)

@@ -17,12 +17,11 @@ import pytest
 from typer.testing import CliRunner
 
 from prony.cli.main import make_app
-from prony.launch.calls import Caller
 from prony.launch.job import BlockRun, Job, load, load_jobs, new_job, save
 from prony.launch.jobs import Jobs
-from prony.launch.local_jobs import LocalJobs
-from prony.launch.protocol import LAUNCHERS
-from prony.launch.site_find import read_site
+from prony.launch.local import LocalJobs
+from prony.launch.protocol import LAUNCHERS, Caller
+from prony.launch.site import read_site
 from prony.launch.slurm import Slurm
 from prony_node.contract import Plan, RequestError, Trial
 
@@ -344,7 +343,7 @@ def test_a_node_runs_nothing_that_others_put_in_the_place_of_the_job(
 ) -> None:
     """The script was handed to the scheduler; the folder that it works in is exchanged before it begins."""
     job = scene.job()
-    monkeypatch.setattr("prony.launch.local_jobs.LocalJobs.submit", lambda *_: json.dumps({"pid": 0}))
+    monkeypatch.setattr("prony.launch.local.LocalJobs.submit", lambda *_: json.dumps({"pid": 0}))
     Jobs(scene.root, print).add([job])
     script = (job.folder / "job.sh").read_text()
     exchange(job)
@@ -377,7 +376,7 @@ def test_a_script_that_others_put_in_the_place_of_a_job_is_not_started(
         return subprocess.Popen(argv, **options)
 
     if late:
-        monkeypatch.setattr("prony.launch.local_jobs.subprocess.Popen", start)
+        monkeypatch.setattr("prony.launch.local.subprocess.Popen", start)
     else:
         monkeypatch.setattr(launcher, "submit", submit)
     with contextlib.suppress(RequestError):

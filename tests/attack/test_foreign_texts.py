@@ -17,22 +17,21 @@ from hypothesis import strategies as st
 
 from prony.analysis.claims import judge
 from prony.analysis.published_plots import draw
-from prony.analysis.published_tables import Known, fill
-from prony.launch import kubernetes_answers, kubernetes_detect
-from prony.plan.studies import load_study
+from prony.analysis.published_tables import StudyResults, fill
+from prony.launch import kubernetes_answers
+from prony.plan.study_file import load_study
 from prony.report import plots
 from prony.report.build import report_text
-from prony.report.claim_lines import claim_line
-from prony.report.published_lines import published_lines
+from prony.report.published import claim_line, published_lines
 from prony.report.published_plots import FILE, specification
 from prony.store import group
-from prony.store.schema import is_newer
+from prony.store.database import is_newer
 from prony.store.tabular import cell, without_mark
 from prony_node.contract import files
 from prony_node.contract.digits import is_digits
 from prony_node.contract.errors import RequestError
 from prony_node.contract.record import using, validate_record
-from prony_node.data.jsonl import MOST_GROWTH, _read, growth, load_tokenizer
+from prony_node.data.text_files import MOST_GROWTH, _read, growth, load_tokenizer
 from prony_node.workloads import find_workload
 from prony_node.workloads.weights import read_weights
 
@@ -111,7 +110,7 @@ def test_a_plot_that_cannot_be_drawn_is_a_sentence(monkeypatch: pytest.MonkeyPat
 def test_what_int_refuses_or_reads_otherwise_is_no_number(text: str, tmp_path: Path) -> None:
     assert not is_digits(text)
     assert not is_newer(text)
-    assert kubernetes_detect._count(text) == 0
+    assert kubernetes_answers._count(text) == 0
     assert kubernetes_answers.pod_facts({"metadata": {"labels": {kubernetes_answers.INDEX: text}}})["index"] == 0
     (tmp_path / f"rank{text[:20]}x²").mkdir()
     (tmp_path / "rank²").mkdir()
@@ -267,7 +266,7 @@ def test_an_edited_record_is_judged_drawn_or_refused(data: st.DataObject) -> Non
             by_hash[trial.hash] = [validate_record(one)]
         except RequestError:
             continue
-    known = Known(trials, by_hash)
+    known = StudyResults(trials, by_hash)
     try:
         with using("x"):
             claims, tables = judge(STUDY.claims, known, by_hash), [fill(spec, known) for spec in STUDY.tables]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from prony_node.facts.source import source_facts
+from prony_node.facts.software import source_facts
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 IDENTITY = ("-c", "user.name=a", "-c", "user.email=a@example.org")
@@ -182,7 +182,7 @@ def test_a_slow_git_has_one_deadline_for_all_its_answers(tmp_path: Path, monkeyp
     slow.write_text(f'#!/bin/sh\nsleep 0.6\nexec {shutil.which("git")} "$@"\n')
     slow.chmod(0o755)
     monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
-    monkeypatch.setattr("prony_node.facts.source.LIMIT_S", 1.0)
+    monkeypatch.setattr("prony_node.facts.software.LIMIT_S", 1.0)
     began = time.monotonic()
     facts = source_facts(repository)
     assert time.monotonic() - began < 2
@@ -326,7 +326,7 @@ def test_a_further_work_tree_a_submodule_and_a_sha256_repository_are_read(tmp_pa
 
 @pytest.mark.parametrize("name", ["HEAD", "commondir", "config", "index", "packed-refs"])
 def test_a_fifo_in_a_git_directory_does_not_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr("prony_node.facts.source.LIMIT_S", 0.5)
+    monkeypatch.setattr("prony_node.facts.software.LIMIT_S", 0.5)
     repository = a_repository(tmp_path / "theirs")
     (repository / ".git" / name).unlink(missing_ok=True)
     os.mkfifo(repository / ".git" / name)

@@ -16,16 +16,15 @@ from typing import Any
 
 import pytest
 
-from prony.launch import follow
-from prony.launch.follow import LogTail, read_text
+from prony.launch import collect
+from prony.launch.collect import LogTail, read_text
 from prony.launch.job import BlockRun, Job, close, load, new_job, save
 from prony.launch.jobs import Jobs
-from prony.launch.receive import Receiver
-from prony.launch.site_find import read_site
+from prony.launch.kubernetes_fetch import Receiver
+from prony.launch.site import read_site
 from prony_node.contract import Plan, RequestError, Trial
-from prony_node.contract.frames import Frame, encode, in_parts
-from prony_node.contract.leftovers import JOBS_LOCK, OLD_S, remove_leftovers
-from prony_node.contract.log_limits import MOST_BYTES, Ends
+from prony_node.contract.cache import JOBS_LOCK, OLD_S, remove_leftovers
+from prony_node.contract.logs import MOST_BYTES, Ends, Frame, encode, in_parts
 
 GAP = re.compile(rb"\[prony: ([0-9,]+) bytes were left out here")
 ENDLESS = "#!/bin/sh\nexec yes 'a line of sixty-four bytes, which is long enough for a test of logs'\n"
@@ -163,7 +162,7 @@ def test_following_a_log_goes_on_after_it_was_cut(tmp_path: Path, monkeypatch: p
     with path.open("ab") as file:
         file.write(b"more\nlast")
     assert (log.read(), log.read(last=True)) == ("more\n", "last")
-    monkeypatch.setattr(follow, "MOST_BYTES", 100)
+    monkeypatch.setattr(collect, "MOST_BYTES", 100)
     path.write_bytes(b"x" * 1000)
     assert len(LogTail(path).read()) == 1000, "a line without an end is not waited for"
 

@@ -19,16 +19,15 @@ from typing import Any
 import pytest
 
 from prony.launch.collect import collect
-from prony.launch.receive import unpack
+from prony.launch.kubernetes_fetch import unpack
 from prony.plan.request import make_plan
 from prony.store import Store
-from prony_node.contract import files, leftovers
-from prony_node.contract.leftovers import HOLDER, OLD_S, remove_half_written, remove_leftovers, remove_temporary
-from prony_node.contract.plain import NotPlain
-from prony_node.contract.plan import Stop
-from prony_node.contract.process import identify
-from prony_node.contract.trial import Trial
-from prony_node.power import shared, survey
+from prony_node.contract import cache, files
+from prony_node.contract.cache import HOLDER, OLD_S, remove_half_written, remove_leftovers, remove_temporary
+from prony_node.contract.machine import identify
+from prony_node.contract.safe_files import NotPlain
+from prony_node.contract.trial import Stop, Trial
+from prony_node.power import sampler, sampler_process
 from prony_node.power.recording import Recording
 
 IMPORT = """
@@ -265,27 +264,27 @@ def test_a_finished_run_that_takes_the_name_of_a_killed_import_stays(
     gone.wait()
     place = tmp_path / ".import-abcdefgh"
     place.mkdir()
-    (place / leftovers.HOLDER).write_text(json.dumps({"pid": gone.pid, "host": os.uname().nodename}))
+    (place / cache.HOLDER).write_text(json.dumps({"pid": gone.pid, "host": os.uname().nodename}))
     files.create_folder(tmp_path / "finished", {files.RECORD: {"id": "finished"}})
-    look = leftovers.is_alive
+    look = cache.is_alive
 
     def exchange(who: object) -> bool | None:
         place.rename(tmp_path / "away")
         (tmp_path / "finished").rename(place)
         return look(who)
 
-    monkeypatch.setattr(leftovers, "is_alive", exchange)
-    leftovers.remove_leftovers(tmp_path)
+    monkeypatch.setattr(cache, "is_alive", exchange)
+    cache.remove_leftovers(tmp_path)
     assert (place / files.RECORD).exists()
 
 
 # Each makes one temporary folder, and then waits for its standard input to end.
 MAKERS = {
     "prony-git-": """
-from prony_node.facts import source
-source._find = lambda folder: (folder, folder)
-source._prepare = lambda *_: sys.stdin.readline()
-source.source_facts(Path.cwd())
+from prony_node.facts import software
+software._find = lambda folder: (folder, folder)
+software._prepare = lambda *_: sys.stdin.readline()
+software.source_facts(Path.cwd())
 """,
     "prony-verify-": """
 import contextlib
@@ -299,13 +298,13 @@ with contextlib.ExitStack() as places:
     next(verify._of_archive(Path("/dev/null"), places))
 """,
     "prony-survey-": """
-from prony_node.power import survey
-survey.sample = lambda *_, **__: sys.stdin.readline()
-survey.survey()
+from prony_node.power import sampler
+sampler.sample = lambda *_, **__: sys.stdin.readline()
+sampler.survey()
 """,
     "prony-samples-": """
-from prony_node.power.any_command import Request, run_command
-run_command(["cat"], Request())
+from prony_node.power.any_command import CommandOptions, run_command
+run_command(["cat"], CommandOptions())
 """,
     "prony-node-": """
 import hashlib, os, runpy
@@ -396,12 +395,12 @@ def test_no_temporary_folder_is_made_where_others_could_replace_it(
     commons.chmod(0o777)
     monkeypatch.setattr(tempfile, "tempdir", str(commons))
     seen: list[Path] = []
-    monkeypatch.setattr(survey, "sample", lambda folder, **_: seen.append(folder))
-    monkeypatch.setattr(survey, "read_recording", lambda _: Recording())
-    survey.survey(0.0)
+    monkeypatch.setattr(sampler, "sample", lambda folder, **_: seen.append(folder))
+    monkeypatch.setattr(sampler, "read_recording", lambda _: Recording())
+    sampler.survey(0.0)
     assert not seen[0].is_relative_to(commons)
     with pytest.raises(NotPlain, match="others can write to"):
-        shared.user_folder()
+        sampler_process.user_folder()
 
 
 def test_a_folder_of_another_machine_of_this_name_stays_while_it_is_held(tmp_path: Path) -> None:

@@ -14,19 +14,18 @@ from typing import Any
 
 import pytest
 
-from prony.launch.claim import claimed
 from prony.launch.jobs import Jobs
-from prony.launch.lock import hold_devices
+from prony.launch.locks import claimed, hold_devices
 from prony.store import Store
 from prony.store.database import Unwritable
 from prony.store.sqlite_file import connect
 from prony_node.contract import RequestError, files
-from prony_node.contract.plain import NotPlain
+from prony_node.contract.safe_files import NotPlain
 from prony_node.data.manifest import LOCK, held
 from prony_node.power.recording import Writer
-from prony_node.power.shared import MUTEX, _alone
-from prony_node.supervise.progress import Progress
-from prony_node.supervise.steps_file import write_blocks
+from prony_node.power.sampler_process import MUTEX, _alone
+from prony_node.supervise.step_series import write_blocks
+from prony_node.supervise.watchdog import Progress
 
 SECRET = "the key of somebody\n"
 

@@ -14,7 +14,7 @@ import pytest
 
 from prony.cli.console import LEAST_WIDTH, make_console, sensible
 from prony.launch.node import can_start
-from prony.launch.site_find import sites_folder
+from prony.launch.site import sites_folder
 from prony_node.contract.cache import expand
 
 if TYPE_CHECKING:

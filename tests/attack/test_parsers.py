@@ -21,53 +21,44 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from prony.analysis.ceiling import _hours_apart
+from prony.analysis.compare import _hours_apart
 from prony.catalog import __file__ as catalog
 from prony.cli.compare import parse_share
-from prony.cli.study_history import seen_of
-from prony.launch import image, kubernetes_answers, lock, site_check
-from prony.launch.calls import Caller, Shared
-from prony.launch.collect import collect
-from prony.launch.follow import ProgressTail
-from prony.launch.image import Unknown
+from prony.cli.study_trials import seen_of
+from prony.launch import image, kubernetes_answers, locks, site_check
+from prony.launch.collect import ProgressTail, collect
+from prony.launch.image import Unknown, registry_architectures
 from prony.launch.job import BlockRun, new_job
 from prony.launch.job import load as load_job
 from prony.launch.kubernetes_api import Api, ApiProblem, _problem, read_changes
-from prony.launch.node import ask_node
-from prony.launch.registry import registry_architectures
-from prony.launch.section import read_section
-from prony.launch.site import Partition
-from prony.launch.site_file import parse_site
-from prony.launch.site_find import find_site
-from prony.launch.slurm_answers import id_of_name, job_id, parse_gres, parse_sacct, parse_squeue
-from prony.launch.slurm_detect import fill_in, parse_time
-from prony.launch.talk import NodeTalk
+from prony.launch.node import NodeTalk, ask_node
+from prony.launch.protocol import Caller, Shared
+from prony.launch.site import Partition, find_site, parse_site, read_section
+from prony.launch.slurm import fill_in, id_of_name, job_id, parse_gres, parse_sacct, parse_squeue, parse_time
 from prony.plan.request import parse_joules, parse_seconds, parse_tolerance, parse_trial
 from prony.plan.scale import parse_counts
-from prony.plan.search_goal import parse_limits
-from prony.plan.suites import parse_suite
-from prony.plan.values import split_values
-from prony.report import run_energy
+from prony.plan.search_space import parse_limits
+from prony.plan.space import split_values
+from prony.plan.study import parse_suite
+from prony.report import series
 from prony.report.series import read_series
 from prony.store import Store, anchors, tabular
 from prony.store.anchors import Anchor
-from prony.store.filter import parse_number
 from prony.store.index import index_place
-from prony.store.rows import Run, _document
-from prony.store.scan import read_row
+from prony.store.query import parse_number
+from prony.store.rows import RunSummary, _document, read_row
 from prony.store.transfer import take_records
-from prony_node.contract import Plan, Trial, files, leftovers, manifest
-from prony_node.contract.cost import parse_rate
+from prony_node.contract import Plan, Trial, cache, files, run_folder
 from prony_node.contract.errors import RequestError
-from prony_node.contract.process import identify, is_alive
-from prony_node.contract.quality import parse_target
+from prony_node.contract.machine import identify, is_alive
+from prony_node.contract.metrics import parse_rate
 from prony_node.contract.record import _moment, parse_record
-from prony_node.contract.settings import SETTINGS
+from prony_node.contract.settings import SETTINGS, parse_target
 from prony_node.data import manifest as data_manifest
-from prony_node.data import stage
+from prony_node.data import source
 from prony_node.facts.tree import parse_keys
-from prony_node.parallel.cores import wanted_cores
-from prony_node.power.options import parse_interval, parse_readers
+from prony_node.parallel.binding import wanted_cores
+from prony_node.power.any_command import parse_interval, parse_readers
 from prony_node.supervise.claim import load_plan
 from prony_node.supervise.watchdog import last_progress
 from prony_node.workloads import find_workload
@@ -151,9 +142,11 @@ def told_by_a_node(text: str) -> object:
     return list(NodeTalk(mock.Mock(), io.StringIO(text), io.StringIO(), io.StringIO()).lines())
 
 
-def a_run(ended: str) -> Run:
-    values: dict[str, Any] = dict.fromkeys(Run.__dataclass_fields__)
-    return Run(**{**values, "folder": Path("none"), "settings": {}, "started": "2026-01-01T00:00:00", "ended": ended})
+def a_run(ended: str) -> RunSummary:
+    values: dict[str, Any] = dict.fromkeys(RunSummary.__dataclass_fields__)
+    return RunSummary(
+        **{**values, "folder": Path("none"), "settings": {}, "started": "2026-01-01T00:00:00", "ended": ended}
+    )
 
 
 JOB_ID = "prony-20260101T000000-abcdef"
@@ -185,12 +178,12 @@ ANCHORS = json.dumps({"schema": anchors.SCHEMA, "anchors": [asdict(Anchor("Doe 2
 MANIFEST_OF_RUN = json.dumps({"schema": "prony.manifest/1", "files": {"record.json": {"sha256": "0", "bytes": 1}}})
 PARSERS = (
     Parser("prony/cli/compare.py parse_share", parse_share, "3%"),
-    Parser("prony/launch/calls.py Shared._fresh", kept_answer, '{"at_s": 0.0, "answer": "x"}', ()),
+    Parser("prony/launch/protocol.py Shared._fresh", kept_answer, '{"at_s": 0.0, "answer": "x"}', ()),
     *(
         Parser("prony/launch/collect.py collect", of_file(name, collect, {**LEFT, name: ""}), LEFT[name])
         for name in LEFT
     ),
-    Parser("prony/launch/follow.py _parse", of_file("progress.jsonl", lambda folder: ProgressTail(folder).read()),
+    Parser("prony/launch/collect.py _parse", of_file("progress.jsonl", lambda folder: ProgressTail(folder).read()),
            '{"phase": "measure", "steps": 3}\n', ()),
     Parser("prony/launch/image.py _of_index", of_bytes(image._of_index), IMAGES, ()),
     Parser("prony/launch/image.py _of_inspection", of_bytes(image._of_inspection), '[{"Architecture": "arm64"}]', ()),
@@ -200,77 +193,77 @@ PARSERS = (
     Parser("prony/launch/kubernetes_api.py _problem", of_bytes(lambda text: _problem(500, {}, text)),
            '{"message": "x"}', ()),
     Parser("prony/launch/kubernetes_answers.py _seconds", kubernetes_answers._seconds, "2026-01-01T00:00:00Z", ()),
-    Parser("prony/launch/lock.py _holders", of_file("a.lock", lambda folder: list(lock._holders(folder))),
+    Parser("prony/launch/locks.py _holders", of_file("a.lock", lambda folder: list(locks._holders(folder))),
            json.dumps({"what": "a sweep", **identify()}), ()),
-    Parser("prony/launch/registry.py _read", asked_of_a_registry, IMAGES, (Unknown,)),
-    Parser("prony/launch/section.py read_section", lambda text: read_section(text, "s.yaml", "a site"),
+    Parser("prony/launch/image.py _read", asked_of_a_registry, IMAGES, (Unknown,)),
+    Parser("prony/launch/site.py read_section", lambda text: read_section(text, "s.yaml", "a site"),
            "name: a\nnodes: {cpu: 1}\n"),
     Parser("prony/launch/site_check.py read_answer", of_file("answer", site_check.read_answer),
            'words\n{\n"a": 1}\n', ()),
-    Parser("prony/launch/site_file.py parse_site", lambda text: parse_site(text, "s.yaml", "s"),
+    Parser("prony/launch/site.py parse_site", lambda text: parse_site(text, "s.yaml", "s"),
            (CATALOG / "sites/jureca.yaml").read_text()),
-    Parser("prony/launch/site_file.py parse_site", lambda text: parse_site(text, "s.yaml", "s"),
+    Parser("prony/launch/site.py parse_site", lambda text: parse_site(text, "s.yaml", "s"),
            (CATALOG / "sites/nrp.yaml").read_text()),
-    Parser("prony/launch/slurm_answers.py parse_squeue", parse_squeue, SQUEUE, ()),
-    Parser("prony/launch/slurm_answers.py parse_sacct", parse_sacct, SACCT, ()),
-    Parser("prony/launch/slurm_answers.py parse_gres", lambda text: parse_gres(text.splitlines()),
+    Parser("prony/launch/slurm.py parse_squeue", parse_squeue, SQUEUE, ()),
+    Parser("prony/launch/slurm.py parse_sacct", parse_sacct, SACCT, ()),
+    Parser("prony/launch/slurm.py parse_gres", lambda text: parse_gres(text.splitlines()),
            "gpu:h100:4(S:0-3)\ngpu:2", ()),
-    Parser("prony/launch/slurm_answers.py job_id", job_id, "1234;cluster\n", ()),
-    Parser("prony/launch/slurm_answers.py id_of_name", lambda text: id_of_name(text, "a"), "1|RUNNING|None|a\n", ()),
-    Parser("prony/launch/slurm_detect.py parse_time", parse_time, "1-02:03:04", ()),
-    Parser("prony/launch/slurm_detect.py fill_in",
+    Parser("prony/launch/slurm.py job_id", job_id, "1234;cluster\n", ()),
+    Parser("prony/launch/slurm.py id_of_name", lambda text: id_of_name(text, "a"), "1|RUNNING|None|a\n", ()),
+    Parser("prony/launch/slurm.py parse_time", parse_time, "1-02:03:04", ()),
+    Parser("prony/launch/slurm.py fill_in",
            lambda text: fill_in(Partition("a"), lambda _: None, Caller(run=lambda *_: text)),
            "1-00:00:00|gpu:h100:4|n[1-4]\n"),
-    Parser("prony/launch/talk.py NodeTalk.lines", told_by_a_node, '{"phase": 1}\n', ()),
+    Parser("prony/launch/node.py NodeTalk.lines", told_by_a_node, '{"phase": 1}\n', ()),
     Parser("prony/plan/request.py parse_seconds", parse_seconds, "2.5h"),
     Parser("prony/plan/request.py parse_joules", parse_joules, "1.5kWh"),
     Parser("prony/plan/request.py parse_tolerance", parse_tolerance, "0.5%"),
     Parser("prony/plan/request.py parse_trial", lambda text: parse_trial("gpt-tiny", text.split(" ")),
            "batch_size=4 precision=bf16 seed=1"),
     Parser("prony/plan/scale.py parse_counts", lambda text: parse_counts(text, "--devices"), "1,2,4"),
-    Parser("prony/plan/search_goal.py parse_limits", lambda text: parse_limits([text]), "memory<40GiB"),
-    Parser("prony/plan/suites.py parse_suite", lambda text: parse_suite(text, "s.yaml"),
+    Parser("prony/plan/search_space.py parse_limits", lambda text: parse_limits([text]), "memory<40GiB"),
+    Parser("prony/plan/study.py parse_suite", lambda text: parse_suite(text, "s.yaml"),
            (CATALOG / "suites/quick.yaml").read_text()),
-    Parser("prony/plan/values.py split_values", lambda text: split_values(SETTINGS["batch_size"], text), "16..64,3"),
-    Parser("prony/report/run_energy.py _read", of_file("power.csv", run_energy._read, {files.POWER: POWER}),
+    Parser("prony/plan/space.py split_values", lambda text: split_values(SETTINGS["batch_size"], text), "16..64,3"),
+    Parser("prony/report/series.py _read", of_file("power.csv", series._read, {files.POWER: POWER}),
            SAMPLES, ()),
-    Parser("prony/report/run_energy.py _read", of_file("power.json", run_energy._read), POWER, ()),
+    Parser("prony/report/series.py _read", of_file("power.json", series._read), POWER, ()),
     Parser("prony/report/series.py _read_blocks", of_file("steps.csv", lambda folder: read_series(folder, {})),
            SERIES, ()),
     Parser("prony/store/anchors.py read_anchors",
            of_file("a.json", lambda folder: anchors.read_anchors(folder.parent), folder="anchors"), ANCHORS, ()),
-    Parser("prony/store/filter.py parse_number", parse_number, "1.5e3", ()),
+    Parser("prony/store/query.py parse_number", parse_number, "1.5e3", ()),
     Parser("prony/store/rows.py _document", _document, '{"batch_size": 4}'),
-    Parser("prony/analysis/ceiling.py _hours_apart",
+    Parser("prony/analysis/compare.py _hours_apart",
            lambda text: _hours_apart({"started": text}, {"started": "2026-01-01T00:00:00+00:00"}), "2026-01-01", ()),
-    Parser("prony/cli/study_history.py seen_of", lambda text: seen_of(a_run(text)), "2026-01-01T00:00:00+00:00", ()),
-    Parser("prony/store/scan.py _read_record", of_file("record.json", read_row), RECORD),
+    Parser("prony/cli/study_trials.py seen_of", lambda text: seen_of(a_run(text)), "2026-01-01T00:00:00+00:00", ()),
+    Parser("prony/store/rows.py _read_record", of_file("record.json", read_row), RECORD),
     Parser("prony/store/tabular.py read_csv", of_file("a.csv", lambda folder: list(tabular.read_csv(folder / "a.csv"))),
            'record,id\n"{""id"": 1}",1\n'),
     Parser("prony/store/transfer.py take_records",
            of_file("x", lambda folder: take_records((folder / "x").read_text("utf-8", "replace").split("\n"),
                                                     folder / "to", "x")), RECORD),
-    Parser("prony_node/contract/cost.py parse_rate", lambda text: parse_rate(text, "price"), "0.31EUR"),
+    Parser("prony_node/contract/metrics.py parse_rate", lambda text: parse_rate(text, "price"), "0.31EUR"),
     Parser("prony_node/contract/files.py _read_json",
            of_file("a.json", lambda folder: files.read_json(folder / "a.json")), HOLDER, ()),
-    Parser("prony_node/contract/leftovers.py _is_left_open",
-           of_file("supervisor.json", lambda folder: leftovers._is_left(folder.parent, "run", "supervisor.json")),
+    Parser("prony_node/contract/cache.py _is_left_open",
+           of_file("supervisor.json", lambda folder: cache._is_left(folder.parent, "run", "supervisor.json")),
            HOLDER, (OSError,)),
-    Parser("prony_node/contract/manifest.py _read", of_file("manifest.json", manifest._read), MANIFEST_OF_RUN),
-    Parser("prony_node/contract/quality.py parse_target", lambda text: parse_target(text, ("accuracy", "loss")),
+    Parser("prony_node/contract/run_folder.py _read", of_file("manifest.json", run_folder._read), MANIFEST_OF_RUN),
+    Parser("prony_node/contract/settings.py parse_target", lambda text: parse_target(text, ("accuracy", "loss")),
            "accuracy>=0.76"),
     Parser("prony_node/contract/record.py _moment", _moment, "2026-01-01T00:00:00+00:00", ()),
-    Parser("prony_node/contract/process.py is_alive", of_document(is_alive), HOLDER, ()),
+    Parser("prony_node/contract/machine.py is_alive", of_document(is_alive), HOLDER, ()),
     Parser("prony_node/data/manifest.py read_manifest", of_file("manifest.json", data_manifest.read_manifest),
            '{"files": 3, "list_sha256": "0"}', ()),
     Parser("prony_node/data/manifest.py _lines",
            of_file("list", lambda folder: list(data_manifest._lines(folder / "list"))), LISTED, ()),
-    Parser("prony_node/data/stage.py _listed", of_file(stage.LIST, stage._listed), STAGED, ()),
+    Parser("prony_node/data/source.py _listed", of_file(source.LIST, source._listed), STAGED, ()),
     Parser("prony_node/facts/tree.py parse_keys", parse_keys, "MemTotal: 12 kB\nSwap:", ()),
-    Parser("prony_node/parallel/cores.py wanted_cores",
+    Parser("prony_node/parallel/binding.py wanted_cores",
            lambda text: wanted_cores(str(SETTINGS["cores"].parse(text)), list(range(16))), "0-3,8"),
-    Parser("prony_node/power/options.py parse_interval", parse_interval, "100ms"),
-    Parser("prony_node/power/options.py parse_readers", parse_readers, "nvidia,rapl"),
+    Parser("prony_node/power/any_command.py parse_interval", parse_interval, "100ms"),
+    Parser("prony_node/power/any_command.py parse_readers", parse_readers, "nvidia,rapl"),
     Parser("prony_node/supervise/claim.py load_plan",
            of_file("plan.json", lambda folder: load_plan(folder / "plan.json")),
            json.dumps(PLAN.to_json())),
@@ -292,10 +285,10 @@ ELSEWHERE: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "test_foreign_texts.py": {
         "prony_node/workloads/weights.py": ("read_weights", "_check_stored"),
-        "prony_node/data/jsonl.py": ("load_tokenizer",),
+        "prony_node/data/text_files.py": ("load_tokenizer",),
     },
     "test_plan_expression.py": {"prony/plan/expression.py": ("parse_expression",)},
-    "test_store_filter.py": {"prony/store/filter.py": ("parse_filter",)},
+    "test_store_filter.py": {"prony/store/query.py": ("parse_filter",)},
     "test_store_archive.py": {"prony/store/archive.py": ("unpacked",)},
     "test_store_foreign.py": {
         "prony/store/foreign/__init__.py": ("read_foreign",),
@@ -307,31 +300,27 @@ ELSEWHERE: dict[str, dict[str, tuple[str, ...]]] = {
         "prony/store/foreign/reading.py": ("read_document",),
     },
     "test_contract_settings.py": {"prony_node/contract/settings.py": ("Setting.parse", "parse_settings")},
-    "test_contract_frames.py": {"prony_node/contract/frames.py": ("decode",)},
+    "test_contract_frames.py": {"prony_node/contract/logs.py": ("decode",)},
     "test_contract_plan.py": {
-        "prony_node/contract/plan.py": ("Plan.from_json",),
-        "prony_node/contract/trial.py": ("Trial.from_json",),
+        "prony_node/contract/trial.py": ("Plan.from_json", "Trial.from_json"),
     },
     "test_contract_record.py": {
         "prony_node/contract/record.py": ("_parsed",),
         "prony_node/contract/typed.py": ("decode",),
     },
     "test_facts_fuzz.py": {
-        "prony_node/contract/core_lists.py": ("parse_cpu_list",),
+        "prony_node/contract/machine.py": ("parse_cpu_list",),
         "prony_node/facts/amd.py": ("parse_levels",),
-        "prony_node/facts/cgroup.py": ("parse_membership", "parse_mounts"),
-        "prony_node/facts/cpu.py": ("parse_cpuinfo",),
-        "prony_node/facts/memory.py": ("parse_meminfo",),
-        "prony_node/facts/processes.py": ("parse_stat",),
+        "prony_node/facts/host.py": ("parse_membership", "parse_mounts", "parse_cpuinfo", "parse_meminfo"),
+        "prony_node/facts/watch.py": ("parse_stat",),
         "prony_node/facts/software.py": ("parse_nvidia_version",),
     },
     "test_data_fuzz.py": {
         "prony_node/data/cifar.py": ("parse_binary", "parse_labels", "parse_pickle"),
         "prony_node/data/coco.py": ("parse_instances",),
-        "prony_node/data/idx.py": ("parse_idx",),
-        "prony_node/data/jsonl.py": ("parse_text",),
+        "prony_node/data/mnist.py": ("parse_idx",),
+        "prony_node/data/text_files.py": ("parse_text", "parse_note"),
         "prony_node/data/squad.py": ("parse_squad",),
-        "prony_node/data/tokens.py": ("parse_note",),
     },
     "test_reader_fuzz.py": {
         "prony_node/power/readers/ipmi.py": ("parse_reading",),
@@ -347,24 +336,24 @@ NOT_FUZZED = {
     "prony/catalog/published.py figures": "files of Prony's own",
     "prony/launch/jobs.py Jobs._learn": OWN_JOB,
     "prony/launch/kubernetes.py _was_missed": OWN_JOB,
-    "prony/launch/local_jobs.py _identity": OWN_JOB,
+    "prony/launch/local.py _identity": OWN_JOB,
     "prony/launch/slurm.py _submitted_s": OWN_JOB,
     "prony/launch/kubernetes_fetch.py _ended_s": "pod_facts has made what it reads",
     "prony/launch/node.py node_zip": "writes a zip file",
-    "prony_node/data/tokens.py map_tokens": "maps bytes as numbers; every byte is one",
+    "prony_node/data/text_files.py map_tokens": "maps bytes as numbers; every byte is one",
     "prony/launch/node.py ask_node": "below, with a process each",
-    "prony/launch/site_file.py _parse": "a part of parse_site",
-    "prony/launch/site_find.py _parsed": "a part of parse_site",
-    "prony/launch/verify.py _ask": "the output of a Prony process that runs no foreign code",
-    "prony/plan/search_goal.py _parse_limit": "a part of parse_limits",
-    "prony/plan/suites.py _parse_trial": "a part of parse_suite",
+    "prony/launch/site.py _parse": "a part of parse_site",
+    "prony/launch/site.py _parsed": "a part of parse_site",
+    "prony/launch/node.py _ask": "the output of a Prony process that runs no foreign code",
+    "prony/plan/search_space.py _parse_limit": "a part of parse_limits",
+    "prony/plan/study.py _parse_trial": "a part of parse_suite",
     "prony_node/supervise/claim.py _read_stdin": "from the controller that started the process",
     "prony_node/supervise/energy.py Work.__init__": "verify_folder answers whatever it raises",
     "prony_node/supervise/verify.py Recomputation._energy": "verify_folder answers whatever it raises",
     "prony_node/supervise/verify.py read_series": "verify_folder answers whatever it raises",
     "prony_node/workloads/config.py Workload.parse": "hands each value to Setting.parse",
     "prony_node/workloads/dino/model.py Dino.decode": "of tensors",
-    "prony_node/workloads/language/cached_gpt.py CachedGPT.decode": "of tensors",
+    "prony_node/workloads/language/gpt.py CachedGPT.decode": "of tensors",
     "prony_node/workloads/segment/segformer.py decode": "of tensors",
     "prony_node/workloads/model_file/config.py to_document": "reads what it has just written",
 }

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from prony.launch.claim import claimed
 from prony.launch.job import JOBS, BlockRun, Job, new_job, save
-from prony.launch.site_find import find_site
+from prony.launch.locks import claimed
+from prony.launch.site import find_site
 from prony.store import Store
 from prony.store.anchors import Anchor, keep_anchors
 from prony.store.archive import pack_one
@@ -24,7 +24,7 @@ from prony.store.group import find_group, opening_commands, share_root
 from prony.store.tabular import whole_file
 from prony.store.transfer import as_stream, take_records, take_tar
 from prony_node.contract import Plan, RequestError, Trial, files
-from prony_node.contract.plain import SHARED_MARK, is_shared
+from prony_node.contract.safe_files import SHARED_MARK, is_shared
 
 if TYPE_CHECKING:
     from conftest import User

@@ -30,15 +30,13 @@ from prony.cli.tables import print_record
 from prony.report import plots
 from prony.report.page import Entry, page_of
 from prony.store import Store
-from prony.store.rows import row_of_record
-from prony.store.scan import UNREADABLE
+from prony.store.rows import UNREADABLE, row_of_record
 from prony.store.tables import detail_table, run_table
 from prony.store.tabular import cell, without_mark
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
-from prony_node.contract.manifest import SUPERVISOR, write_manifest
 from prony_node.contract.record import PLAUSIBLE, using, validate_record
-from prony_node.contract.verification import MANIFEST_ALONE, NO, UNVERIFIED, YES
+from prony_node.contract.run_folder import MANIFEST_ALONE, NO, SUPERVISOR, UNVERIFIED, YES, write_manifest
 
 REPLAY = Path(__file__).parents[1] / "replay" / "records"
 GOOD = "resnet50-20260302T090000-c00000"

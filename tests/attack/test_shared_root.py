@@ -21,12 +21,11 @@ from typer.testing import CliRunner
 from prony.cli.main import make_app
 from prony.cli.report import report_file
 from prony.launch.jobs import Jobs
-from prony.launch.kubernetes_view import View
+from prony.launch.kubernetes_api import View
 from prony.report import build_report
-from prony.store.group import MOST_FOLDERS, Done, share_root
+from prony.store.group import MOST_FOLDERS, SharingResult, share_root
 from prony_node.contract import RequestError, files
-from prony_node.contract.owners import user_name
-from prony_node.contract.plain import SHARED_MARK, SHARED_TEXT, is_shared
+from prony_node.contract.safe_files import SHARED_MARK, SHARED_TEXT, is_shared, user_name
 
 REPLAY = Path(__file__).parents[1] / "replay" / "records"
 COMMON = 61300  # a group that both users are in
@@ -114,7 +113,7 @@ def test_a_run_of_another_that_cannot_be_looked_into_is_counted(project: Project
     os.close(write)
     os.waitpid(child, 0)
     with os.fdopen(read) as answer:
-        assert answer.read() == repr(Done(COMMON, runs=1, runs_of_others=1, others={project.second.uid}))
+        assert answer.read() == repr(SharingResult(COMMON, runs=1, runs_of_others=1, others={project.second.uid}))
 
 
 def test_root_shares_the_runs_of_all(project: Project) -> None:

@@ -22,13 +22,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prony.analysis.compare import compare
-from prony.cli.bar import make_bar
 from prony.cli.clean import CleanStream, clean
 from prony.cli.compare import print_comparison
 from prony.cli.console import CleanConsole
 from prony.cli.main import main
-from prony.cli.progress import LiveDisplay, PlainDisplay
-from prony.cli.study_view import LiveView, Tally
+from prony.cli.progress import LiveDisplay, PlainDisplay, make_bar
+from prony.cli.study_run import LiveView, StudyProgress
 from prony.cli.tables import print_record, results_table
 from prony_node.contract.trial import Trial
 
@@ -141,7 +140,7 @@ def test_a_live_view_moves_the_cursor_by_itself_alone(make: Any) -> None:
         view.update({"phase": f"phase {text}", "note": text})
         view.note(f"failed: {text}")
         if isinstance(view, LiveView):
-            tally = Tally(3)
+            tally = StudyProgress(3)
             failure = {"kind": text, "message": text}
             tally.learn(Trial(text), {"status": "failed", "failure": failure, "metrics": {}})
             view.show(tally)

@@ -13,7 +13,7 @@ import sys
 import torch
 from torch import nn
 
-from prony_node.parallel.place import Place
+from prony_node.parallel.place import RankPosition
 from prony_node.parallel.ranks import Ranks
 from prony_node.parallel.replicas import Replicas
 
@@ -31,7 +31,7 @@ def both_passes(model: nn.Module, images: torch.Tensor) -> tuple[torch.Tensor, t
 
 
 def one_rank(rank: int, device: torch.device) -> None:
-    ranks = Ranks(Place(rank, RANKS, rank, RANKS))
+    ranks = Ranks(RankPosition(rank, RANKS, rank, RANKS))
     ranks.start(device, 60.0, exchanging=False)
     torch.manual_seed(0)
     with device:

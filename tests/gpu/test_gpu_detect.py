@@ -13,7 +13,7 @@ from prony_node.measure.protocol import Task
 from prony_node.measure.step import Step
 from prony_node.supervise.judge import _distance, reference_answer
 from prony_node.workloads import build_task, find_workload
-from prony_node.workloads.detect.suppression import kept_by_kernel, kept_by_library
+from prony_node.workloads.detect.loss import kept_by_kernel, kept_by_library
 
 pytestmark = pytest.mark.gpu
 LEAST_FEWER = 3  # times that the host waits less than with torchvision's own losses

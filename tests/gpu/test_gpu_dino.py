@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from prony_node.contract.settings import Value
-from prony_node.data.average_precision import Truth, found_in, mean_average_precision
+from prony_node.data.coco import Truth, found_in, mean_average_precision
 from prony_node.measure.device import machine_of
 from prony_node.measure.protocol import Batch
 from prony_node.measure.step import Step

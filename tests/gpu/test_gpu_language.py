@@ -10,7 +10,7 @@ from prony_node.measure.device import machine_of
 from prony_node.measure.step import Step
 from prony_node.supervise.judge import reference_answer
 from prony_node.workloads import build_task, find_workload
-from prony_node.workloads.language import chunked_loss
+from prony_node.workloads.language import gpt
 
 pytestmark = pytest.mark.gpu
 
@@ -91,6 +91,6 @@ def test_fp8_learns_as_fp32_does(device: torch.device) -> None:
 
 def test_large_logits_in_parts_learn_as_whole_ones(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = losses(device, "gpt-117m")
-    monkeypatch.setattr(chunked_loss, "LARGE_BYTES", 0)
-    monkeypatch.setattr(chunked_loss, "TOKENS", 96)
+    monkeypatch.setattr(gpt, "LARGE_BYTES", 0)
+    monkeypatch.setattr(gpt, "TOKENS", 96)
     assert losses(device, "gpt-117m") == pytest.approx(whole, rel=0.01)

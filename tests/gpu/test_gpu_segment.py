@@ -12,7 +12,7 @@ from prony_node.measure.step import Step
 from prony_node.supervise.judge import reference_answer
 from prony_node.workloads import build_task, find_workload
 from prony_node.workloads.segment.config import SEGMENT_WORKLOADS
-from prony_node.workloads.segment.depthwise import Depthwise, fits
+from prony_node.workloads.segment.task import Depthwise, fits
 
 pytestmark = [pytest.mark.gpu, pytest.mark.parametrize("name", [workload.name for workload in SEGMENT_WORKLOADS])]
 

@@ -12,9 +12,8 @@ from prony_node.contract.settings import Value
 from prony_node.facts import Watch, device_facts, watch_checks
 from prony_node.measure.checks import still_training_check
 from prony_node.measure.device import machine_of
-from prony_node.measure.parameters import parameter_norms
 from prony_node.measure.step import Step
-from prony_node.measure.updates import Probes, train_further
+from prony_node.measure.training import Probes, parameter_norms, train_further
 from prony_node.workloads import build_task, find_workload
 
 pytestmark = pytest.mark.gpu

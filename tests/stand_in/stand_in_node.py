@@ -18,11 +18,16 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
 from prony_node.contract import files
-from prony_node.contract.assemble import assemble, make_failure, read_parts
-from prony_node.contract.manifest import SUPERVISOR, write_manifest
-from prony_node.contract.node_source import node_source_hash
-from prony_node.contract.plan import Plan
-from prony_node.contract.process import identify
+from prony_node.contract.machine import identify
+from prony_node.contract.run_folder import (
+    SUPERVISOR,
+    assemble,
+    make_failure,
+    node_source_hash,
+    read_parts,
+    write_manifest,
+)
+from prony_node.contract.trial import Plan
 
 HERE = {"machine": "stand-in", "software": "stand-in"}
 CONTROLLER = os.getppid()

@@ -20,10 +20,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from prony_node.contract import files
-from prony_node.contract.plan import Plan
-from prony_node.contract.trial import Trial
+from prony_node.contract.trial import Plan, Trial
 from prony_node.parallel.place import place_of
-from prony_node.supervise.settle import settle
+from prony_node.supervise.processes import enter_rank_folder
 
 # As the first rank waits for what the others saw, for ever when one has failed, and with a stack that looks like it.
 WAIT = 'import time\nwhile not (other.exists() and \'"status": "ok"\' in other.read_text()):\n    time.sleep(0.05)'
@@ -39,7 +38,7 @@ def main(plan_file: str, out: str) -> int:
     plan = Plan.from_json(json.loads(Path(plan_file).read_text()))
     place = place_of(plan.trial.settings)
     if place.size > 1:
-        folder = settle(place, folder)
+        folder = enter_rank_folder(place, folder)
         wishes = {key[2:]: wish for key, wish in wishes.items() if key.startswith(f"{place.rank}:")}
     misbehave(wishes.get("import"), folder)
     with (folder / files.STACKS).open("w") as stacks, (folder / files.PROGRESS).open("a") as progress:

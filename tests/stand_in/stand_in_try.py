@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from prony_node.contract import files
-from prony_node.contract.plan import Plan
+from prony_node.contract.trial import Plan
 
 ROOM = 1_000_000
 

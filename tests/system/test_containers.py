@@ -18,14 +18,13 @@ import pytest
 from container_bed import Podman, can_emulate, why_not
 
 from prony.launch.job import BlockRun, new_job, save
+from prony.launch.kubernetes_fetch import Receiver
 from prony.launch.kubernetes_manifest import manifests
 from prony.launch.node import write_node
-from prony.launch.receive import Receiver
-from prony.launch.site import ARCHITECTURES
-from prony.launch.site_file import choose_partition, parse_site
+from prony.launch.site import ARCHITECTURES, choose_partition, parse_site
 from prony_node.contract import Plan, Trial
-from prony_node.contract.plan import Stop
 from prony_node.contract.record import read_record
+from prony_node.contract.trial import Stop
 
 CHECKOUT = Path(__file__).parents[2]
 HERE = ARCHITECTURES[platform.machine()]

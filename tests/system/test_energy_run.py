@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from prony_node.contract import files
-from prony_node.contract.manifest import SUPERVISOR, write_manifest
+from prony_node.contract.run_folder import SUPERVISOR, write_manifest
 from prony_node.power.recording import Writer
 from prony_node.power.sensor import Reading, Sensor
 from prony_node.supervise.verify import verify_folder

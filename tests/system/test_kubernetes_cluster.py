@@ -16,8 +16,7 @@ from kubernetes_bed import Cluster, why_not
 from prony.launch import jobs as jobs_module
 from prony.launch.job import ENDED_STATE, BlockRun, Job, load, new_job
 from prony.launch.jobs import Jobs
-from prony.launch.site_file import choose_partition
-from prony.launch.site_find import read_site
+from prony.launch.site import choose_partition, read_site
 from prony_node.contract import Plan, Trial
 from prony_node.contract.record import read_record
 

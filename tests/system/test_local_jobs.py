@@ -19,13 +19,12 @@ from typer.testing import CliRunner
 from processes import need_proc
 from prony.cli.main import make_app
 from prony.launch import jobs as jobs_module
-from prony.launch.blocks import make_jobs
-from prony.launch.job import BlockRun, Job, load
+from prony.launch.job import BlockRun, Job, load, make_jobs
 from prony.launch.jobs import Jobs
 from prony.launch.protocol import LAUNCHERS
-from prony.launch.site_find import read_site
+from prony.launch.site import read_site
 from prony_node.contract import Plan, Trial, files, read_record
-from prony_node.contract.process import is_alive
+from prony_node.contract.machine import is_alive
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 120.0

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from prony_node.contract import Plan, Stop, Trial, files
-from prony_node.contract.assemble import assemble, read_parts
+from prony_node.contract.run_folder import assemble, read_parts
 from prony_node.contract.settings import Value
 
 pytestmark = pytest.mark.slow

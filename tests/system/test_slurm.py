@@ -23,11 +23,9 @@ from typer.testing import CliRunner
 from prony.cli.main import make_app
 from prony.launch import jobs as jobs_module
 from prony.launch import slurm as slurm_module
-from prony.launch.blocks import make_jobs
-from prony.launch.job import BlockRun, Job, load
+from prony.launch.job import BlockRun, Job, load, make_jobs
 from prony.launch.jobs import Jobs
-from prony.launch.site import Site
-from prony.launch.site_find import read_site
+from prony.launch.site import Site, read_site
 from prony_node.contract import Plan, Trial, files, read_record
 
 ROOT = Path(__file__).parents[2]

@@ -16,8 +16,8 @@ from postgres_server import Server, running_server
 from sqlalchemy import Connection, create_engine, text
 
 from prony.store import Store
-from prony.store.query import Question, ask_records, ask_sql
-from prony.store.share import pull, push
+from prony.store.query import StoreQuery, ask_records, ask_sql
+from prony.store.transfer import pull, push
 from prony_node.contract.errors import RequestError
 
 RECORDS = Path(__file__).parents[1] / "replay" / "records"
@@ -79,7 +79,7 @@ def ingest_at_once(root: Path) -> None:
 
 
 def ids(store: Store) -> list[str]:
-    return [row[0] for row in ask_records(store, Question(columns=("id",))).rows]
+    return [row[0] for row in ask_records(store, StoreQuery(columns=("id",))).rows]
 
 
 @pytest.mark.slow
@@ -106,10 +106,10 @@ def test_what_a_team_shares_is_found_pushed_and_pulled(team: str, tmp_path: Path
     assert Store(yours).runs() == [], "runs of others are not listed as runs here"
     other = Store(yours)
     found = ask_records(
-        other, Question("precision=bf16 device~h200 fused=none effective.image_size>=200", "throughput")
+        other, StoreQuery("precision=bf16 device~h200 fused=none effective.image_size>=200", "throughput")
     )
     assert [row[0] for row in found.rows] == ["resnet50-20260302T100000-d00001"]
-    assert ask_records(other, Question("graphs=on", columns=("graphs",), limit=1)).rows == [("on",)]
+    assert ask_records(other, StoreQuery("graphs=on", columns=("graphs",), limit=1)).rows == [("on",)]
     with pytest.raises(RequestError, match=r"was made at .*/mine; `prony store pull d00001` brings it here"):
         other.find("d00001")
     folders = [run.folder for run in store.runs()]
@@ -135,7 +135,7 @@ def test_another_record_of_a_known_id_is_not_taken(team: str, tmp_path: Path) ->
     (folder / "record.json").write_text(json.dumps(record), encoding="utf-8")
     assert "never replaced" in push([folder], store).refused[0].reason
     store.ingest(folder)
-    assert ask_records(store, Question("throughput>=1e9")).rows == []
+    assert ask_records(store, StoreQuery("throughput>=1e9")).rows == []
 
 
 def test_sql_on_a_server_only_reads(team: str, tmp_path: Path) -> None:
@@ -153,8 +153,7 @@ def test_sql_on_a_server_only_reads(team: str, tmp_path: Path) -> None:
 
 
 def test_an_older_schema_is_upgraded_and_a_newer_refused(team: str, tmp_path: Path) -> None:
-    from prony.store import schema
-    from prony.store.database import Database
+    from prony.store.database import Database, found_revision
     from prony.store.tables import HEAD
 
     database = Database(team)
@@ -163,7 +162,7 @@ def test_an_older_schema_is_upgraded_and_a_newer_refused(team: str, tmp_path: Pa
     store = Store(Path(shutil.copytree(RECORDS, tmp_path / "mine")))
     assert len(store.refresh().ingested) == 13
     with database.engine.begin() as connection:
-        assert schema.found_revision(connection) == HEAD
+        assert found_revision(connection) == HEAD
         connection.execute(text("UPDATE prony_version SET version_num = '0999'"))
     with pytest.raises(RequestError, match="written by a newer Prony"):
         Store(tmp_path / "mine").runs()
@@ -173,7 +172,7 @@ def config_of_first_step(connection: Connection) -> None:
     from alembic import command
     from alembic.config import Config
 
-    from prony.store.schema import MIGRATIONS
+    from prony.store.database import MIGRATIONS
 
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))

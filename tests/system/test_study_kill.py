@@ -22,7 +22,7 @@ import pytest
 from prony.launch.collect import collect_all
 from prony.store import Store
 from prony_node.contract import files, read_record
-from prony_node.contract.process import is_alive
+from prony_node.contract.machine import is_alive
 
 ROOT = Path(__file__).parents[2]
 STUDY = """

@@ -16,9 +16,7 @@ from typing import Any
 
 import pytest
 
-from prony.plan.search_goal import GOALS
-from prony.plan.search_space import Candidate, make_space, split_searched
-from prony.plan.search_terms import PairRun, Screen
+from prony.plan.search_space import GOALS, Candidate, PairRun, Screening, make_space, split_searched
 from prony_node.contract.errors import RequestError
 from prony_node.workloads import find_workload
 
@@ -130,7 +128,7 @@ def test_a_replayed_walk_pays_its_process_once_and_every_size_in_full(bench: Any
     replay = bench.replay.Replay(small, seed=3, exact=True)
     start = bench.methods.default_start(small).replaced("batch_size", 128)
     sizes = tuple(start.replaced("batch_size", batch) for batch in (128, 512, 2048, 8192))
-    made = replay.screen(Screen(sizes, 2.0, ""))
+    made = replay.screen(Screening(sizes, 2.0, ""))
     entries = [replay.entry(one) for one in sizes]
     assert [one.fresh for one in made] == [True, False, False, False]
     assert [one.record["status"] for one in made] == ["ok", "ok", "ok", "failed"]

@@ -15,13 +15,11 @@ from prony.cli.list import THINGS
 from prony.cli.main import VERBS, make_app
 from prony.plan.request import make_stop, parse_trial, split_words
 from prony.plan.scale import make_series, parse_counts
-from prony.plan.search_goal import find_goal, parse_limits
-from prony.plan.search_space import make_space, split_searched
-from prony.plan.suites import load_suites
-from prony.plan.sweep import make_grid
+from prony.plan.search_space import find_goal, make_space, parse_limits, split_searched
+from prony.plan.study import load_suites, make_grid
 from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import Machine
-from prony_node.data.place import DEFAULT_SAMPLES, FORMS
+from prony_node.data.generated_folder import DEFAULT_SAMPLES, FORMS
 from prony_node.workloads import find_workload
 
 ROOT = Path(__file__).parents[2]

@@ -10,9 +10,8 @@ import pytest
 
 from prony_node.contract.machine import Machine
 from prony_node.contract.parallel import SEVERAL_ONLY
-from prony_node.contract.plan import Stop
 from prony_node.contract.settings import SETTINGS, Setting, Value
-from prony_node.contract.trial import DATA_SET_ONLY
+from prony_node.contract.trial import DATA_SET_ONLY, Stop
 from prony_node.stats import StopRule
 from prony_node.workloads import WORKLOADS
 from prony_node.workloads.published import PUBLISHED

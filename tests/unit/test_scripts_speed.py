@@ -12,8 +12,7 @@ from types import ModuleType
 import pytest
 
 from prony.store.archive import pack
-from prony_node.contract.plan import Stop
-from prony_node.contract.trial import Trial
+from prony_node.contract.trial import Stop, Trial
 
 ROOT = Path(__file__).parents[2]
 
@@ -256,10 +255,10 @@ def test_the_tables_of_a_study_go_to_its_place(
 ) -> None:
     import studies_page
 
-    from prony.cli import study_tables
+    from prony.cli import study_output
 
-    monkeypatch.setattr(study_tables, "ask_node", lambda *_: {"machine": "here"})
-    monkeypatch.setattr(study_tables, "impossible_here", lambda *_: {})
+    monkeypatch.setattr(study_output, "ask_node", lambda *_: {"machine": "here"})
+    monkeypatch.setattr(study_output, "impossible_here", lambda *_: {})
     monkeypatch.setenv("PRONY_STORE", "postgresql://nobody@127.0.0.1:9/none")
     page = tmp_path / "page.md"
     page.write_text("by hand\n<!-- caraml -->\nold\n<!-- /caraml -->\nby hand too\n")

@@ -17,19 +17,26 @@ from prony.cli.main import make_app
 from prony.store import Store
 from prony.store.archive import pack
 from prony_node.contract import Peak, Plan, Trial, files
-from prony_node.contract.assemble import assemble, make_failure, read_parts
-from prony_node.contract.manifest import COLLECTION, SUPERVISOR, manifest_problems, write_manifest
 from prony_node.contract.metrics import measured
-from prony_node.contract.node_source import node_source_hash
+from prony_node.contract.run_folder import (
+    COLLECTION,
+    SUPERVISOR,
+    assemble,
+    make_failure,
+    manifest_problems,
+    node_source_hash,
+    read_parts,
+    write_manifest,
+)
 from prony_node.contract.trial import settings_hash
 from prony_node.measure.clock import Block
 from prony_node.measure.loop import Window
 from prony_node.power.recording import Writer
 from prony_node.power.sensor import Reading, Sensor
 from prony_node.stats import StopRule, Tracker
-from prony_node.supervise.energy_of_nodes import energy_of_run
-from prony_node.supervise.headline import rate_metrics
-from prony_node.supervise.steps_file import write_blocks
+from prony_node.supervise.energy import energy_of_run
+from prony_node.supervise.judge import rate_metrics
+from prony_node.supervise.step_series import write_blocks
 from prony_node.supervise.verify import verify_folder
 
 GPU = "GPU-5f1c0a3e-0000-4000-8000-000000000001"

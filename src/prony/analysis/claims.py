@@ -8,12 +8,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from prony.analysis.compare import compare
-from prony.analysis.published_differences import device_name
-from prony.analysis.published_measures import Asked, measured
-from prony.analysis.published_tables import NOT_RUN, TINY_MODEL, Known, energy_fails, failure, is_good, said, total
+from prony.analysis.published_measures import Asked, device_name, measured
+from prony.analysis.published_tables import (
+    NOT_RUN,
+    TINY_MODEL,
+    StudyResults,
+    energy_fails,
+    failure,
+    is_good,
+    said,
+    total,
+)
 from prony.analysis.settings import Record, settings_of
 from prony.analysis.variation import Repeat, repeats_of
-from prony.catalog.claims import (
+from prony.catalog.published import (
     ACCURACY,
     FIRST_EPOCH,
     PER_DEVICE,
@@ -24,8 +32,8 @@ from prony.catalog.claims import (
     CellSpec,
     ClaimSpec,
     Ratio,
+    TableSpec,
 )
-from prony.catalog.published import TableSpec
 from prony_node.contract.errors import RequestError
 from prony_node.contract.parallel import all_devices
 from prony_node.contract.trial import Trial
@@ -80,7 +88,7 @@ class Judged:
 
 
 def judge(
-    claims: Sequence[ClaimSpec], known: Known, anywhere: Mapping[str, Sequence[Record]] | None = None
+    claims: Sequence[ClaimSpec], known: StudyResults, anywhere: Mapping[str, Sequence[Record]] | None = None
 ) -> list[Judged]:
     """Test each claim. `anywhere` has the records of every machine by trial, for claims that name devices."""
     machines = known.records if anywhere is None else anywhere
@@ -93,7 +101,9 @@ def concerns(claim: ClaimSpec, trials: Sequence[Trial]) -> bool:
     return any(_is_of(cell, trial) for cell in claim.cells.values() for trial in trials)
 
 
-def _judge(claim: ClaimSpec, known: Known, anywhere: Mapping[str, Sequence[Record]], pool: Sequence[Repeat]) -> Judged:
+def _judge(
+    claim: ClaimSpec, known: StudyResults, anywhere: Mapping[str, Sequence[Record]], pool: Sequence[Repeat]
+) -> Judged:
     chosen = {name: _chosen(cell, known, anywhere) for name, cell in claim.cells.items()}
     chosen = _of_one_machine(claim, chosen)
     values = tuple(_value(ratio, claim, chosen, pool) for ratio in claim.values)
@@ -146,7 +156,7 @@ class _Chosen:
     devices: int = 1
 
 
-def _chosen(cell: CellSpec, known: Known, anywhere: Mapping[str, Sequence[Record]]) -> _Chosen:
+def _chosen(cell: CellSpec, known: StudyResults, anywhere: Mapping[str, Sequence[Record]]) -> _Chosen:
     trials = [one for one in known.trials if _is_of(cell, one)]
     if not trials:
         return _Chosen(why=known.absent)

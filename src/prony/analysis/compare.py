@@ -1,19 +1,199 @@
-"""Two sides compared on what differs between them, with the variation between runs in every interval."""
+"""Two sides compared: their rates, what they learned, and the share of a measured ceiling."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from typing import Any
 
-from prony.analysis.compare_quality import QualityDifference, compare_quality
-from prony.analysis.facts import FactDifferences, cache_states, fact_differences
-from prony.analysis.settings import DRAWN, Difference, Record, questions, setting_differences, settings_of
-from prony.analysis.variation import NORMAL, OWN, Repeat, Variation, borrowed_variation, own_variation, repeats_of
-from prony_node.contract.record import PLAUSIBLE, is_possible_rate, rate_fails
-from prony_node.contract.verification import UNCHANGED, how_changed, is_unverified
-from prony_node.stats import RatioInterval, paired_ratio, t_quantile
+from prony.analysis.settings import (
+    DRAWN,
+    Difference,
+    FactDifferences,
+    Record,
+    cache_states,
+    fact_differences,
+    questions,
+    setting_differences,
+    settings_of,
+    word,
+)
+from prony.analysis.summary import learning_of, quality_of
+from prony.analysis.variation import (
+    NORMAL,
+    OWN,
+    Repeat,
+    Variation,
+    borrowed_variation,
+    independent,
+    own_variation,
+    repeats_of,
+    seeds_of,
+)
+from prony.catalog import COMPUTES_AS
+from prony_node.contract.errors import RequestError
+from prony_node.contract.record import PLAUSIBLE, failed_checks, is_possible_rate, rate_fails
+from prony_node.contract.run_folder import UNCHANGED, how_changed, is_unverified
+from prony_node.stats import RatioInterval, difference_interval, mean_interval, paired_ratio, t_quantile
+
+HIGHER, LOWER, SAME_QUALITY, UNKNOWN_QUALITY, QUALITY_NOT_COMPARABLE = (
+    "higher", "lower", "no difference shown", "no interval", "not comparable",
+)  # fmt: skip
+TEST_SPLIT = "the size of the test split alone"
+
+
+@dataclass(frozen=True)
+class Times:
+    """B's time to the target over A's, of runs that all reached it."""
+
+    ratio: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class QualityDifference:
+    """Side B's quality less side A's."""
+
+    verdict: str
+    score: str | None = None
+    better: str | None = None  # "more" or "less"
+    a: float | None = None
+    b: float | None = None
+    difference: float | None = None
+    low: float | None = None  # 95 %
+    high: float | None = None
+    covers: str | None = None  # what low and high cover
+    reason: str | None = None  # why there is no difference to give
+    until: str | None = None  # the target of both sides
+    runs: tuple[int, int] = (0, 0)  # of A and of B
+    reached: tuple[int, int] = (0, 0)  # how many of them reached that target
+    times: Times | None = None
+
+
+def compare_quality(ours: Sequence[Record], theirs: Sequence[Record]) -> QualityDifference | None:
+    """Side B against side A; None where either side has no quality at all."""
+    found = [[quality_of(record) for record in side] for side in (ours, theirs)]
+    if not all(any(side) for side in found):
+        return None
+    reason = _hindrance(ours, theirs)
+    if reason is not None:
+        return QualityDifference(QUALITY_NOT_COMPARABLE, reason=reason)
+    a, b = independent(ours, "quality"), independent(theirs, "quality")
+    low, high = _interval(ours, a, theirs, b)
+    difference = mean_interval(b).mean - mean_interval(a).mean
+    until = _same_target([*ours, *theirs])
+    runs, reached = (len(ours), len(theirs)), (_reached(ours), _reached(theirs))
+    return QualityDifference(
+        verdict=_verdict(low, high),
+        score=_scores(ours)[0],
+        better=next((learning.better for record in ours if (learning := learning_of(record))), None),
+        a=mean_interval(a).mean,
+        b=mean_interval(b).mean,
+        difference=difference,
+        low=low,
+        high=high,
+        covers=None if low is None else _covers(ours, len(a), theirs, len(b)),
+        until=until,
+        runs=runs,
+        reached=reached,
+        times=_times(ours, theirs) if until and reached == runs else None,
+    )
+
+
+def _hindrance(ours: Sequence[Record], theirs: Sequence[Record]) -> str | None:
+    for record in (*ours, *theirs):
+        failed = failed_checks(record)
+        if UNCHANGED in failed:
+            return f"{record['id']} was {how_changed(record)}"
+        if PLAUSIBLE in failed:
+            return f"the record of {record['id']} cannot be true (check {PLAUSIBLE})"
+    for name, side in (("A", ours), ("B", theirs)):
+        if any(quality_of(record) is None for record in side):
+            return f"not every run of side {name} has a quality"
+        if len(_scores(side)) > 1:
+            return f"the runs of side {name} are scored by {' and by '.join(_scores(side))}"
+    if _scores(ours) != _scores(theirs):
+        return f"A is scored by {_scores(ours)[0]} and B by {_scores(theirs)[0]}"
+    known = {text for record in (*ours, *theirs) if (text := _fingerprint(record))}
+    if len(known) > 1:
+        return f"they were scored on different data ({', '.join(sorted(known))})"
+    return None
+
+
+def _fingerprint(record: Record) -> str | None:
+    data = record.get("data")
+    return word(data.get("fingerprint")) if isinstance(data, dict) else None
+
+
+def _scores(records: Sequence[Record]) -> list[str]:
+    return sorted({quality.score for record in records if (quality := quality_of(record))})
+
+
+def _interval(
+    ours: Sequence[Record], a: list[float], theirs: Sequence[Record], b: list[float]
+) -> tuple[float | None, float | None]:
+    """Between seeds where both sides have several; a lone run brings what the test split's size leaves open."""
+    if len(a) > 1 and len(b) > 1:
+        found = difference_interval(b, a)
+        return found.low, found.high
+    one, other = _side_interval(ours, a), _side_interval(theirs, b)
+    if one is None or other is None:
+        return None, None
+    (a_mean, a_low, a_high), (b_mean, b_low, b_high) = one, other
+    difference = b_mean - a_mean
+    low = difference - math.hypot(b_mean - b_low, a_high - a_mean)
+    return low, difference + math.hypot(b_high - b_mean, a_mean - a_low)
+
+
+def _side_interval(records: Sequence[Record], values: list[float]) -> tuple[float, float, float] | None:
+    if len(values) > 1:
+        between = mean_interval(values)
+        low, high, mean = between.low, between.high, between.mean
+    else:
+        quality = quality_of(records[0])
+        low, high, mean = (quality.low, quality.high, quality.value) if quality else (None, None, 0.0)
+    return None if low is None or high is None or not low <= mean <= high else (mean, low, high)
+
+
+def _covers(ours: Sequence[Record], a: int, theirs: Sequence[Record], b: int) -> str:
+    if a == b == 1:
+        return TEST_SPLIT
+    if a == 1 or b == 1:
+        lone = "A" if a == 1 else "B"
+        return f"the variation between runs, and for side {lone}, which is one run, {TEST_SPLIT}"
+    kind = "seeds" if min(len(seeds_of(ours)), len(seeds_of(theirs))) > 1 else "runs"
+    return f"the variation between {kind} ({a} and {b} of them)"
+
+
+def _verdict(low: float | None, high: float | None) -> str:
+    if low is None or high is None:
+        return UNKNOWN_QUALITY
+    return HIGHER if low > 0.0 else LOWER if high < 0.0 else SAME_QUALITY
+
+
+def _same_target(records: Sequence[Record]) -> str | None:
+    targets = {learning.until if (learning := learning_of(record)) else None for record in records}
+    return next(iter(targets)) if len(targets) == 1 else None
+
+
+def _reached(records: Sequence[Record]) -> int:
+    return sum(1 for record in records if (learning := learning_of(record)) and learning.reached)
+
+
+def _times(ours: Sequence[Record], theirs: Sequence[Record]) -> Times | None:
+    sides = [independent(side, "time_to_quality") for side in (ours, theirs)]
+    if not all(sides) or min(min(side) for side in sides) <= 0.0:
+        return None
+    a, b = ([math.log(value) for value in side] for side in sides)
+    found = difference_interval(b, a)  # on the log scale: Welch's interval of the ratio
+    if found.low is None or found.high is None:
+        return Times(math.exp(found.difference), None, None)
+    low, high = math.exp(max(found.low, -700.0)), math.exp(min(found.high, 700.0))
+    return Times(math.exp(found.difference), low, high)
+
 
 FASTER, SLOWER, SAME, UNKNOWN, NOT_COMPARABLE = (
     "faster", "slower", "no difference shown", "no interval", "not comparable",
@@ -374,3 +554,129 @@ def _doubts(ours: list[Record], theirs: list[Record]) -> list[str]:
     if unverified:
         found.append(f"unverified, since there is no manifest to check the record against: {', '.join(unverified)}")
     return found
+
+
+UNIT = "FLOP/s"
+HOURS_APART = 24.0  # a ceiling is measured today: clocks, drivers and neighbours change
+
+
+@dataclass(frozen=True)
+class CeilingShare:
+    """FLOP/s of a run over those of a ceiling; both of one device."""
+
+    run: str
+    ceiling_run: str
+    ceiling: str  # the workload: gemm
+    device: str
+    precision: str
+    achieved: float
+    reached: float  # by the ceiling
+    share: float
+    low: float | None  # 95 %, with the variation between runs
+    high: float | None
+    unit: str = UNIT
+    doubts: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"schema": "prony.share/1", **asdict(self)}
+
+
+def share_of_ceiling(record: Record, ceiling: Record, pool: Sequence[Repeat] = ()) -> CeilingShare:
+    """What share of a ceiling a run reached; refused where the two do not belong together.
+
+    Both are single runs: they take the variation between runs from `pool`, the good runs of the store.
+    """
+    unit = (ceiling["metrics"].get("throughput_per_device") or {}).get("unit")
+    if unit is not None and unit != UNIT:
+        raise RequestError(f"{ceiling['id']} counts {unit}: a run's FLOP/s have a ceiling in gemm, conv or attention")
+    flops = _flops_per_unit(record)
+    rate, reached = _rate(record), _rate(ceiling)
+    device = _same("device", _device(record), _device(ceiling), record, ceiling)
+    precision = _same("precision", _precision(record), _precision(ceiling), record, ceiling)
+    share = flops * float(rate["value"]) / float(reached["value"])
+    found = rate_ratio(side([record], pool), side([ceiling], pool))
+    low, high = (share * found.low / found.ratio, share * found.high / found.ratio) if found else (None, None)
+    return CeilingShare(
+        run=record["id"],
+        ceiling_run=ceiling["id"],
+        ceiling=ceiling["trial"]["workload"],
+        device=device,
+        precision=precision,
+        achieved=flops * float(rate["value"]),
+        reached=float(reached["value"]),
+        share=share,
+        low=low,
+        high=high,
+        doubts=_share_doubts(record, ceiling, share),
+    )
+
+
+def _rate(record: Record) -> dict[str, Any]:
+    rate: dict[str, Any] = record["metrics"].get("throughput_per_device") or {}
+    if not rate.get("value"):
+        failure = (record.get("failure") or {}).get("message")
+        raise RequestError(f"{record['id']} has no rate: {failure or rate.get('reason') or 'it was not measured'}")
+    if not is_possible_rate(rate["value"], rate.get("low"), rate.get("high")):
+        raise RequestError(f"the rate of {record['id']} cannot be true (check {PLAUSIBLE})")
+    return rate
+
+
+def _flops_per_unit(record: Record) -> float:
+    """FLOP of one image or token: counted a sample, and a sample has several tokens."""
+    counted = record["metrics"].get("flops_per_sample") or {}
+    work = record["work"]
+    if not counted.get("value") or not work.get("units") or not work.get("samples"):
+        raise RequestError(f"{record['id']} has no count of FLOP: {counted.get('reason') or 'it was not measured'}")
+    return float(counted["value"]) * float(work["samples"]) / float(work["units"])
+
+
+def _device(record: Record) -> str | None:
+    devices = record["facts"].get("devices") or [{}]
+    return devices[0].get("name")
+
+
+def _precision(record: Record) -> str | None:
+    precision = settings_of(record).get("precision")
+    return COMPUTES_AS.get(str(precision), str(precision)) if precision else None
+
+
+def _same(what: str, ours: str | None, theirs: str | None, record: Record, ceiling: Record) -> str:
+    if ours is None or theirs is None:
+        raise RequestError(f"the {what} of {record['id'] if ours is None else ceiling['id']} is not in its record")
+    if ours != theirs:
+        raise RequestError(
+            f"{record['id']} and {ceiling['id']} differ in {what}: {ours} and {theirs}; measure the ceiling there too"
+        )
+    return ours
+
+
+def _share_doubts(record: Record, ceiling: Record, share: float) -> list[str]:
+    found = []
+    if share > 1.0:
+        found.append("more than the ceiling: it was not one for this run, or a count is wrong")
+    if _identity(record) != _identity(ceiling):
+        found.append("the ceiling was measured on another device of this kind")
+    apart = _hours_apart(record, ceiling)
+    if apart is None or apart > HOURS_APART:
+        when = "at an unknown time" if apart is None else f"{apart:.0f} hours apart"
+        found.append(f"the ceiling was measured {when}")
+    found += [
+        f"{one['id']}: {check['name']}: {check.get('message', '')}"
+        for one in (record, ceiling)
+        for check in one["checks"]
+        if check["level"] == "fail"
+    ]
+    return found
+
+
+def _identity(record: Record) -> tuple[Any, Any]:
+    """Which device of its kind, and of which machine: a CPU has no number of its own."""
+    return record["facts"]["devices"][0].get("uuid"), record["fingerprint"].get("machine")
+
+
+def _hours_apart(record: Record, ceiling: Record) -> float | None:
+    try:
+        ours, theirs = (datetime.fromisoformat(one["started"]) for one in (record, ceiling))
+        return abs((ours - theirs).total_seconds()) / 3600.0
+    except (KeyError, TypeError, ValueError):
+        return None

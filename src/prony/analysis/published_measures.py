@@ -1,15 +1,15 @@
-"""What of a record stands beside a published figure: the same quantity, or why there is none."""
+"""What of a record stands beside a published figure, and what is not the same behind the two."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
-from prony.analysis.settings import Record, settings_of
-from prony.catalog.published import Selection
-from prony_node.contract.mesh import devices_of_model
-from prony_node.contract.parallel import all_devices
+from prony.analysis.settings import Difference, Record, settings_of
+from prony.catalog.published import PublishedFigure, Selection
+from prony_node.contract.parallel import all_devices, devices_of_model
 
 SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 EPOCHS = "epochs"  # a ratio of this kind says how many of our epochs a published time would hold
@@ -21,7 +21,7 @@ WHOLE_PASS = "measured with its rate, in one pass over all samples, loading incl
 
 
 @dataclass(frozen=True)
-class Measured:
+class ComparableValue:
     """Our value of a metric, in the published unit; None with the reason."""
 
     value: float | None
@@ -42,9 +42,9 @@ class Asked:
     per_device: bool  # a rate: of one device, not of all
 
 
-def measured(metric: str, asked: Asked) -> Measured:
+def measured(metric: str, asked: Asked) -> ComparableValue:
     if metric not in MEASURES:
-        return Measured(None, f"Prony has no {metric}")
+        return ComparableValue(None, f"Prony has no {metric}")
     return MEASURES[metric](asked)
 
 
@@ -58,16 +58,16 @@ def _value(record: Record, name: str) -> tuple[float | None, str | None]:
     return value, None
 
 
-def _rate(asked: Asked) -> Measured:
+def _rate(asked: Asked) -> ComparableValue:
     if (passed := _whole_pass(asked)) is not None:
         share = all_devices(settings_of(asked.record)) if asked.per_device else 1
-        return Measured(passed.rate / share, how=WHOLE_PASS)
+        return ComparableValue(passed.rate / share, how=WHOLE_PASS)
     return _in_their_units(asked, *_value(asked.record, "throughput_per_device" if asked.per_device else "throughput"))
 
 
-def _in_their_units(asked: Asked, value: float | None, why: str | None) -> Measured:
+def _in_their_units(asked: Asked, value: float | None, why: str | None) -> ComparableValue:
     """Work that is counted in tokens here and in sequences there."""
-    return Measured(None if value is None else value / asked.spec.unit_tokens, why)
+    return ComparableValue(None if value is None else value / asked.spec.unit_tokens, why)
 
 
 def _samples(asked: Asked) -> int | None:
@@ -101,112 +101,112 @@ def _whole_pass(asked: Asked) -> _Pass | None:
     return _Pass(seconds, rate)
 
 
-def _time(asked: Asked, epochs: int | None) -> Measured:
+def _time(asked: Asked, epochs: int | None) -> ComparableValue:
     if epochs == 1 and (passed := _whole_pass(asked)) is not None:
-        return Measured(passed.seconds / SECONDS.get(asked.unit, 1.0), how=WHOLE_PASS)
+        return ComparableValue(passed.seconds / SECONDS.get(asked.unit, 1.0), how=WHOLE_PASS)
     rate, why = _value(asked.record, "throughput")
     samples = _samples(asked)
     if rate is None:
-        return Measured(None, why)
+        return ComparableValue(None, why)
     if samples is None:
-        return Measured(None, f"how many samples {asked.dataset or 'the data set'} has is not stated")
+        return ComparableValue(None, f"how many samples {asked.dataset or 'the data set'} has is not stated")
     seconds = samples * (epochs or 1) / rate
     unit = SECONDS.get(asked.unit, 1.0)  # in seconds, where no figure states another unit
     if epochs is None:
-        return Measured(
+        return ComparableValue(
             seconds / unit, "the number of epochs is not stated", EPOCHS, f"{asked.unit} per epoch", CALCULATED
         )
-    return Measured(seconds / unit, how=CALCULATED)
+    return ComparableValue(seconds / unit, how=CALCULATED)
 
 
-def _first_epoch(asked: Asked) -> Measured:
+def _first_epoch(asked: Asked) -> ComparableValue:
     """The samples of an epoch over the time that they take from the first step on, compilation and all."""
     rate, why = _value(asked.record, "throughput")
     cold_s, no_cold = _value(asked.record, "cold_start")
     samples = _samples(asked)
     if rate is None or cold_s is None or samples is None:
-        return Measured(None, why or no_cold or "the size of the data set is not stated")
+        return ComparableValue(None, why or no_cold or "the size of the data set is not stated")
     first = int((asked.record["phases"].get("cold_start") or {}).get("steps") or 0)
     work = asked.record["work"]
     done = first * work["units"] / work["steps"] if work.get("steps") else 0.0
-    return Measured(samples / (cold_s + max(0.0, samples - done) / rate))
+    return ComparableValue(samples / (cold_s + max(0.0, samples - done) / rate))
 
 
-def _tflops(asked: Asked) -> Measured:
+def _tflops(asked: Asked) -> ComparableValue:
     rate, why = _value(asked.record, "throughput_per_device")
     if settings_of(asked.record).get("size") == "tiny":
-        return Measured(None, "a size=tiny model has other FLOPs than those that the publication counts")
+        return ComparableValue(None, "a size=tiny model has other FLOPs than those that the publication counts")
     if rate is None or asked.spec.unit_flops is None:
-        return Measured(None, why or "the FLOPs that the publication counts are not known")
-    return Measured(rate * asked.spec.unit_flops / 1e12)
+        return ComparableValue(None, why or "the FLOPs that the publication counts are not known")
+    return ComparableValue(rate * asked.spec.unit_flops / 1e12)
 
 
-def _per_energy(asked: Asked) -> Measured:
+def _per_energy(asked: Asked) -> ComparableValue:
     return _in_their_units(asked, *_value(asked.record, "samples_per_wh"))
 
 
-def _power_per_device(asked: Asked) -> Measured:
+def _power_per_device(asked: Asked) -> ComparableValue:
     power, why = _value(asked.record, "power")
-    return Measured(None if power is None else power / all_devices(settings_of(asked.record)), why)
+    return ComparableValue(None if power is None else power / all_devices(settings_of(asked.record)), why)
 
 
-def _epoch_energy(asked: Asked) -> Measured:
+def _epoch_energy(asked: Asked) -> ComparableValue:
     work, why = _value(asked.record, "samples_per_wh")
     samples = _samples(asked)
     if work is None or samples is None:
-        return Measured(None, why or "the size of the data set is not stated")
-    return Measured(samples / work)
+        return ComparableValue(None, why or "the size of the data set is not stated")
+    return ComparableValue(samples / work)
 
 
-def _epoch_energy_per_device(asked: Asked) -> Measured:
+def _epoch_energy_per_device(asked: Asked) -> ComparableValue:
     whole = _epoch_energy(asked)
-    return whole if whole.value is None else Measured(whole.value / all_devices(settings_of(asked.record)))
+    return whole if whole.value is None else ComparableValue(whole.value / all_devices(settings_of(asked.record)))
 
 
-def _energy(asked: Asked) -> Measured:
+def _energy(asked: Asked) -> ComparableValue:
     """Beside the energy of runs whose length nobody states: ours is that of a million samples, without a ratio."""
     work, why = _value(asked.record, "samples_per_wh")
     if work is None:
-        return Measured(None, why)
+        return ComparableValue(None, why)
     unit = f"Wh a million {asked.record.get('unit') or 'samples'}"
-    return Measured(MILLION / work, "the length of the published runs is not stated", None, unit)
+    return ComparableValue(MILLION / work, "the length of the published runs is not stated", None, unit)
 
 
-def _cpu_utilisation(asked: Asked) -> Measured:
+def _cpu_utilisation(asked: Asked) -> ComparableValue:
     """Of the cores that the run may use; the publication does not say of which cores its own is."""
     value, why = _value(asked.record, "cpu_utilisation")
-    return Measured(value, why or "of which cores the published share is, is not stated", None)
+    return ComparableValue(value, why or "of which cores the published share is, is not stated", None)
 
 
-def _of_two_runs(asked: Asked) -> Measured:
-    return Measured(None, "it compares two runs: `prony compare` gives ours, with its interval")
+def _of_two_runs(asked: Asked) -> ComparableValue:
+    return ComparableValue(None, "it compares two runs: `prony compare` gives ours, with its interval")
 
 
-def _accuracy(asked: Asked) -> Measured:
+def _accuracy(asked: Asked) -> ComparableValue:
     quality = asked.record["metrics"].get("quality") or {}
     if quality.get("value") is None or quality.get("unit") != "accuracy":
-        return Measured(
+        return ComparableValue(
             None, "nothing was learned from a data set: give it, as data=PATH epochs=100 report_at_epochs=10"
         )
     curve = (asked.record.get("learning") or {}).get("curve") or []
     tenth = next((point for point in curve if point.get("epoch") == 10), None)
     if tenth is None:
-        return Measured(None, "the run had no tenth epoch: give epochs=100 report_at_epochs=10")
-    return Measured(float(tenth["accuracy"]))
+        return ComparableValue(None, "the run had no tenth epoch: give epochs=100 report_at_epochs=10")
+    return ComparableValue(float(tenth["accuracy"]))
 
 
-def _gap(asked: Asked) -> Measured:
-    return Measured(None, "a gap between two systems, of which one machine is at most one")
+def _gap(asked: Asked) -> ComparableValue:
+    return ComparableValue(None, "a gap between two systems, of which one machine is at most one")
 
 
-def _split(asked: Asked, name: str) -> Measured:
+def _split(asked: Asked, name: str) -> ComparableValue:
     value, why = _value(asked.record, name)
     if name not in asked.record["metrics"]:
         why = "no test split was answered: give one, as data=PATH epochs=1 weights=PATH"
-    return Measured(value, why)
+    return ComparableValue(value, why)
 
 
-MEASURES: dict[str, Callable[[Asked], Measured]] = {
+MEASURES: dict[str, Callable[[Asked], ComparableValue]] = {
     "throughput": _rate,
     "throughput_first_epoch": _first_epoch,
     "time": lambda asked: _time(asked, asked.spec.epochs),
@@ -246,3 +246,100 @@ ON_ANY = (
     *PER_DEVICE, "tflops_per_device", "energy_per_device", "power_per_device", "tokens_per_energy", "images_per_energy",
     "cpu_utilisation",
 )  # fmt: skip
+
+
+NOT_STATED = "not stated"
+MADE = {"device": "made on the device", "host": "made in host memory", "generated": "files that Prony wrote"}
+
+
+def differences(figure: PublishedFigure, record: Record) -> list[Difference]:
+    """Each thing that differs: a is published, b ours."""
+    ours = settings_of(record)
+    found = [
+        Difference("device", figure.accelerator, device_name(record)),
+        Difference("devices", figure.devices, all_devices(ours)),
+        Difference("framework", figure.framework, "pytorch"),
+        Difference("precision", _precision(figure), ours.get("precision")),
+        Difference("data", figure.dataset or NOT_STATED, _data(str(ours.get("data", "device")))),
+        *_batch(figure, record),
+    ]
+    if figure.workers_per_device is not None:
+        found.append(Difference("workers", figure.workers_per_device, ours.get("workers", "none needed")))
+    if ours.get("compile", "off") != "off":
+        found.append(Difference("compiled", NOT_STATED, "by torch.compile"))
+    if ours.get("size") == "tiny":
+        found.append(Difference("model", "the whole", "a tiny one of its kind"))
+    return [one for one in found if not _same(one)]
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """One thing that differs, over all the cells of a table."""
+
+    name: str
+    published: tuple[str, ...]
+    ours: tuple[str, ...]
+
+
+def gather(found: Iterable[tuple[PublishedFigure, Sequence[Difference]]]) -> list[Gathered]:
+    """Of figures with what differs of each. What only some systems do not state is said with their names."""
+    every = list(found)
+    names: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
+    for _, differs in every:
+        for one in differs:
+            there, here = names.setdefault(one.name, ({}, {}))
+            there[str(one.a)] = None
+            here[str(one.b)] = None
+    return [
+        Gathered(name, tuple(f"{text}{_of_systems(name, text, every)}" for text in there), tuple(here))
+        for name, (there, here) in names.items()
+    ]
+
+
+def _of_systems(name: str, text: str, found: Iterable[tuple[PublishedFigure, Sequence[Difference]]]) -> str:
+    """Which systems do not state it, where the others do."""
+    silent: dict[str, None] = {}
+    others = set()
+    for figure, differs in found:
+        if any((one.name, one.a) == (name, NOT_STATED) for one in differs):
+            silent[figure.system] = None
+        else:
+            others.add(figure.system)
+    return f" ({', '.join(silent)})" if text == NOT_STATED and others and others.isdisjoint(silent) else ""
+
+
+def device_name(record: Record) -> str:
+    devices = record["facts"].get("devices") or []
+    if devices and devices[0].get("name"):
+        return str(devices[0]["name"])
+    cpu = ((record["facts"].get("host") or {}).get("cpu") or {}).get("model")
+    return str(cpu or settings_of(record).get("device", "unknown"))
+
+
+def _precision(figure: PublishedFigure) -> str:
+    """What a publication on PyTorch calls fp32 is torch's default unless it says more: convolutions use TF32."""
+    torch_default = (figure.framework, figure.precision) == ("pytorch", "fp32")
+    return "default" if torch_default else figure.precision or NOT_STATED
+
+
+def _batch(figure: PublishedFigure, record: Record) -> list[Difference]:
+    found = []
+    if figure.global_batch is not None:
+        found.append(Difference("global batch", figure.global_batch, global_batch(record)))
+    if figure.batch_per_device is not None or not found:
+        ours = settings_of(record).get("batch_size")  # of one pass through the model, as publications count it
+        found.append(Difference("batch per device", figure.batch_per_device or NOT_STATED, ours))
+    return found
+
+
+def _data(value: str) -> str:
+    return MADE.get(value, PurePath(value).name)
+
+
+def _same(one: Difference) -> bool:
+    published, ours = str(one.a).lower(), str(one.b).lower()
+    if one.name == "device":  # A100-80GB is in NVIDIA A100-SXM4-80GB
+        return all(word in ours for word in published.split("-"))
+    if one.name == "data":
+        return published == "synthetic" or published in ours.replace("-", "")
+    return published == ours

@@ -6,11 +6,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from prony.analysis.published_differences import Gathered, differences, gather
-from prony.analysis.published_measures import UNITS
+from prony.analysis.published_measures import UNITS, Gathered, differences, gather
 from prony.analysis.published_tables import (
     APART,
-    Known,
+    StudyResults,
     Wanted,
     field_of,
     good_records,
@@ -21,15 +20,14 @@ from prony.analysis.published_tables import (
     value_of,
     warnings_of,
 )
-from prony.analysis.settings import DRAWN, Difference, Record
-from prony.analysis.stated import number
-from prony.catalog.published import BARS, HEAT, LINES, Figure, PlotSpec
+from prony.analysis.settings import DRAWN, Difference, Record, number
+from prony.catalog.published import BARS, HEAT, LINES, PlotSpec, PublishedFigure
 from prony_node.contract.digits import is_digits
-from prony_node.contract.record_types import OUT_OF_MEMORY
+from prony_node.contract.record import OUT_OF_MEMORY
 from prony_node.contract.trial import Trial
 from prony_node.stats import between_run
 
-__all__ = ["BARS", "HEAT", "LINES", "Apart", "Mark", "Panel", "Plot", "Series", "draw", "is_count", "worded"]
+__all__ = ["BARS", "HEAT", "LINES", "Apart", "Mark", "Panel", "Plot", "PlotSeries", "draw", "is_count", "worded"]
 
 MOST_DIGITS = 12
 OWN_SCALE_FROM = 12.0  # the largest bar of all groups over that of the smallest group
@@ -56,7 +54,7 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Series:
+class PlotSeries:
     name: str
     ours: bool
     marks: tuple[Mark, ...]
@@ -68,7 +66,7 @@ class Panel:
 
     metric: str
     unit: str
-    series: tuple[Series, ...]
+    series: tuple[PlotSeries, ...]
 
     @property
     def has_own_scales(self) -> bool:
@@ -131,7 +129,7 @@ class Plot:
     def has_published(self) -> bool:
         return bool(self.series(ours=False))
 
-    def series(self, ours: bool) -> list[Series]:
+    def series(self, ours: bool) -> list[PlotSeries]:
         return [one for panel in self.panels for one in panel.series if one.ours == ours]
 
     def out_of_memory(self) -> dict[str, list[Mark]]:
@@ -155,7 +153,7 @@ def is_count(value: str) -> bool:
     return is_digits(value) and len(value) <= MOST_DIGITS
 
 
-def draw(spec: PlotSpec, known: Known) -> Plot:
+def draw(spec: PlotSpec, known: StudyResults) -> Plot:
     """The series of a plot: every figure that it chooses, and every trial of ours that belongs beside them."""
     figures = [one for one in spec.chosen() if one.text(spec.x) and (not spec.y or one.text(spec.y))]
     trials = [one for one in known.trials if _belongs(spec, figures, one, known)]
@@ -199,7 +197,7 @@ def draw(spec: PlotSpec, known: Known) -> Plot:
     )
 
 
-def _belongs(spec: PlotSpec, figures: Sequence[Figure], trial: Trial, known: Known) -> bool:
+def _belongs(spec: PlotSpec, figures: Sequence[PublishedFigure], trial: Trial, known: StudyResults) -> bool:
     if not has_only(spec, trial) or not all(_place(spec, trial)[: 2 if spec.y else 1]):
         return False
     return trial.workload in spec.workloads or any(
@@ -213,7 +211,7 @@ def _place(spec: PlotSpec, trial: Trial) -> tuple[str, str]:
 
 def _panel(metric: str, unit: str, series: Mapping[tuple[str, bool], list[Mark]]) -> Panel:
     ordered = sorted(series.items(), key=lambda one: one[0][1])
-    return Panel(metric, unit, tuple(Series(name, ours, tuple(marks)) for (name, ours), marks in ordered))
+    return Panel(metric, unit, tuple(PlotSeries(name, ours, tuple(marks)) for (name, ours), marks in ordered))
 
 
 def _panel_of_ours(
@@ -224,7 +222,7 @@ def _panel_of_ours(
     return next((key for key in own if any(ours for _, ours in panels[key])), own[0] if own else None)
 
 
-def _without_numbers(spec: PlotSpec, figures: Sequence[Figure]) -> dict[str, tuple[str, ...]]:
+def _without_numbers(spec: PlotSpec, figures: Sequence[PublishedFigure]) -> dict[str, tuple[str, ...]]:
     every = dict.fromkeys(_name(spec, figure) for figure in figures)
     found = {}
     for metric in (one for one in spec.metrics if one not in spec.no_ratio):
@@ -234,7 +232,7 @@ def _without_numbers(spec: PlotSpec, figures: Sequence[Figure]) -> dict[str, tup
     return found
 
 
-def _differences(spec: PlotSpec, figure: Figure, trial: Trial, known: Known) -> list[Difference]:
+def _differences(spec: PlotSpec, figure: PublishedFigure, trial: Trial, known: StudyResults) -> list[Difference]:
     good = good_records(known, trial) if matches(spec, figure, trial, known) else []
     return differences(figure, good[0]) if good else []
 
@@ -252,7 +250,7 @@ class _Found:
     lost: bool = False  # out of memory
 
 
-def _ours(spec: PlotSpec, metric: str, trial: Trial, figures: Sequence[Figure], known: Known) -> _Found:
+def _ours(spec: PlotSpec, metric: str, trial: Trial, figures: Sequence[PublishedFigure], known: StudyResults) -> _Found:
     own = [one for one in figures if one.metric == metric]
     beside = [one for one in own if matches(spec, one, trial, known, (spec.x, spec.y))]
     beside = beside or [one for one in own if one.workload == trial.workload] or own
@@ -300,7 +298,7 @@ def _at(record: Record, end: str) -> Record:
 # --- what series are called ---
 
 
-def _name(spec: PlotSpec, figure: Figure) -> str:
+def _name(spec: PlotSpec, figure: PublishedFigure) -> str:
     return ", ".join(worded(name, text) for name in spec.series if (text := figure.text(name))) or "published"
 
 

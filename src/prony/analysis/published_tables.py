@@ -1,13 +1,12 @@
-"""The tables of a publication with ours beside them: each figure with the trial that repeats it, and its record."""
+"""The tables of a publication with our records beside each figure."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from prony.analysis.published_differences import differences
-from prony.analysis.published_layout import Cell, Ours, Row, Table
 from prony.analysis.published_measures import (
     EPOCHS,
     OF_ENERGY,
@@ -15,15 +14,98 @@ from prony.analysis.published_measures import (
     PER_DEVICE,
     RESTS_ON,
     Asked,
-    Measured,
+    ComparableValue,
+    Gathered,
+    differences,
+    gather,
     measured,
 )
-from prony.analysis.settings import Record, settings_of
-from prony.catalog.published import Figure, Selection, TableSpec
+from prony.analysis.settings import Difference, Record, settings_of
+from prony.catalog.published import FIELDS, PublishedFigure, Selection, TableSpec
 from prony_node.contract.digits import is_digits
 from prony_node.contract.parallel import all_devices
 from prony_node.contract.record import failed_checks, rate_fails
 from prony_node.contract.trial import Trial
+
+
+@dataclass(frozen=True)
+class Ours:
+    """Our value: the median of the runs of one trial."""
+
+    trial: Trial
+    metric: str
+    value: float | None
+    unit: str | None = None  # where it is not the published one
+    devices: int = 1
+    runs: tuple[str, ...] = ()
+    why: str | None = None  # there is no value
+    half_width: float | None = None  # of the 95 % interval within one run, as a share
+    doubts: tuple[str, ...] = ()  # checks of these runs that warn
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A published figure with what of ours stands beside it."""
+
+    figure: PublishedFigure
+    ours: Ours | None
+    ratio: float | None = None
+    kind: str | None = None  # of the ratio
+    per_device: bool = False  # the ratio is of rates of one device
+    why: str | None = None  # there is nothing of ours, or no ratio
+    differs: tuple[Difference, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "published": {name: getattr(self.figure, name) for name in FIELDS},
+            "ours": None if self.ours is None else self.ours.value,
+            "unit": self.figure.unit if self.ours is None or self.ours.unit is None else self.ours.unit,
+            "runs": [] if self.ours is None else list(self.ours.runs),
+            "half_width": None if self.ours is None else self.ours.half_width,
+            "doubts": [] if self.ours is None else list(self.ours.doubts),
+            "ratio": self.ratio, "ratio_is": self.kind, "per_device": self.per_device, "reason": self.why,
+            "differs": {one.name: {"published": one.a, "ours": one.b} for one in self.differs},
+        }  # fmt: skip
+
+
+@dataclass
+class TableRow:
+    key: tuple[str, ...]
+    cells: dict[str, Cell] = field(default_factory=dict)  # by the name of the column
+    ours: dict[str, Ours] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table as it is shown."""
+
+    spec: TableSpec
+    columns: tuple[str, ...]  # of published figures
+    ours: tuple[str, ...]  # of ours
+    rows: tuple[TableRow, ...]
+
+    @property
+    def has_ours(self) -> bool:
+        return any(ours.value is not None for row in self.rows for ours in row.ours.values())
+
+    def differs(self) -> list[Gathered]:
+        return gather((cell.figure, cell.differs) for cell in self.cells() if cell.differs)
+
+    def cells(self) -> list[Cell]:
+        return [cell for row in self.rows for cell in row.cells.values()]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "title": self.spec.title, "figures": self.spec.figures or None, "note": self.spec.note or None,
+            "cells": [cell.to_json() for cell in self.cells()],
+            "ours_alone": [
+                {"row": dict(zip(self.spec.rows, row.key, strict=True)), "metric": ours.metric, "ours": ours.value,
+                 "runs": list(ours.runs), "half_width": ours.half_width, "doubts": list(ours.doubts),
+                 "reason": ours.why}
+                for row in self.rows if not row.cells for ours in row.ours.values()
+            ],
+        }  # fmt: skip
+
 
 # What sets columns of ours apart, where it varies and no row says it.
 APART = ("preset", "precision", "data", "devices", "nodes", "copies", "bind")
@@ -37,7 +119,7 @@ TINY = f"{TINY_MODEL}, so there is no ratio"
 
 
 @dataclass(frozen=True)
-class Known:
+class StudyResults:
     """What is known of a study: its trials, their records by hash, and why one has none."""
 
     trials: Sequence[Trial]
@@ -48,16 +130,16 @@ class Known:
     datasets: Mapping[str, Collection[str]] = field(default_factory=dict)  # that a trial stands for, where it is said
 
 
-def fill(spec: TableSpec, known: Known) -> Table:
+def fill(spec: TableSpec, known: StudyResults) -> Table:
     """Set the figures of a table out in rows and columns, each with ours."""
     chosen = spec.chosen()
     workloads = {*spec.workloads, *(figure.workload for figure in chosen)}
     trials = [one for one in known.trials if one.workload in workloads and has_only(spec, one)]
     apart = _apart(spec, trials)
-    rows: dict[tuple[str, ...], Row] = {}
+    rows: dict[tuple[str, ...], TableRow] = {}
     columns: dict[str, None] = {}
     for figure in sorted(chosen, key=lambda one: spec.metrics.index(one.metric)):
-        row = rows.setdefault(key := tuple(figure.text(name) for name in spec.rows), Row(key))
+        row = rows.setdefault(key := tuple(figure.text(name) for name in spec.rows), TableRow(key))
         column = _column(spec, figure)
         columns[column] = None
         beside = [one for one in trials if matches(spec, figure, one, known)]
@@ -72,7 +154,11 @@ def fill(spec: TableSpec, known: Known) -> Table:
 
 
 def _complete(
-    spec: TableSpec, chosen: Sequence[Figure], apart: Sequence[str], known: Known, rows: Mapping[tuple[str, ...], Row]
+    spec: TableSpec,
+    chosen: Sequence[PublishedFigure],
+    apart: Sequence[str],
+    known: StudyResults,
+    rows: Mapping[tuple[str, ...], TableRow],
 ) -> None:
     """In each row, the other metrics of the table for the trials that stand there, where no figure of them does."""
     units = {figure.metric: figure.unit for figure in chosen}
@@ -86,7 +172,7 @@ def _complete(
                     row.ours.setdefault(_name(spec, metric, trial, apart), _ours(spec, alike, trial, known))
 
 
-def _in_order(rows: Mapping[tuple[str, ...], Row]) -> tuple[Row, ...]:
+def _in_order(rows: Mapping[tuple[str, ...], TableRow]) -> tuple[TableRow, ...]:
     """As published; by size where rows are numbers alone, so that those without a figure stand between the others."""
     if all(is_digits(text) for key in rows for text in key):
         return tuple(rows[key] for key in sorted(rows, key=lambda key: [int(text) for text in key]))
@@ -109,7 +195,9 @@ def said(trial: Trial, name: str) -> str | None:
     return None if value is None else str(value)
 
 
-def matches(spec: Selection, figure: Figure, trial: Trial, known: Known, but: Collection[str] = ()) -> bool:
+def matches(
+    spec: Selection, figure: PublishedFigure, trial: Trial, known: StudyResults, but: Collection[str] = ()
+) -> bool:
     """The same workload and settings, `but` for these fields. What either side does not state agrees with anything;
     devices: see _choose."""
     if trial.workload != figure.workload or not _same_data(figure, trial, known):
@@ -123,7 +211,7 @@ def matches(spec: Selection, figure: Figure, trial: Trial, known: Known, but: Co
     return not by_devices(spec) or "devices" in but or total(trial) in (1, figure.devices)
 
 
-def _same_data(figure: Figure, trial: Trial, known: Known) -> bool:
+def _same_data(figure: PublishedFigure, trial: Trial, known: StudyResults) -> bool:
     """A run on one data set stands beside no figure of another; samples that Prony made are of none."""
     stands_for = known.datasets.get(trial.hash)
     if figure.dataset and stands_for is not None and figure.dataset not in stands_for:
@@ -143,7 +231,7 @@ def by_devices(spec: Selection) -> bool:
     return "devices" in spec.match
 
 
-def _choose(spec: TableSpec, figure: Figure, beside: Sequence[Trial], known: Known) -> Trial | None:
+def _choose(spec: TableSpec, figure: PublishedFigure, beside: Sequence[Trial], known: StudyResults) -> Trial | None:
     """The trial on as many devices; where there is no run of that, one on a single device."""
 
     def rank(trial: Trial) -> tuple[bool, bool]:
@@ -157,14 +245,14 @@ def _choose(spec: TableSpec, figure: Figure, beside: Sequence[Trial], known: Kno
     return min(beside, key=lambda one: total(one) != figure.devices)  # no run at all: the reason is of the right one
 
 
-def _shown(spec: TableSpec, figure: Figure, beside: Sequence[Trial], cell: Cell) -> Sequence[Trial]:
+def _shown(spec: TableSpec, figure: PublishedFigure, beside: Sequence[Trial], cell: Cell) -> Sequence[Trial]:
     """The trials that have a column of ours in this row."""
     if "devices" in spec.rows:
         return [cell.ours.trial] if cell.ours is not None else []
     return [one for one in beside if not by_devices(spec) or figure.metric in ON_ANY or total(one) == figure.devices]
 
 
-def _cell(spec: TableSpec, figure: Figure, beside: Sequence[Trial], known: Known) -> Cell:
+def _cell(spec: TableSpec, figure: PublishedFigure, beside: Sequence[Trial], known: StudyResults) -> Cell:
     trial = _choose(spec, figure, beside, known)
     if trial is None:
         return Cell(figure, None, why=known.absent)
@@ -189,7 +277,7 @@ def _cell(spec: TableSpec, figure: Figure, beside: Sequence[Trial], known: Known
     return Cell(figure, ours, ratio, value.ratio, per_device, value.why, differs)
 
 
-def good_records(known: Known, trial: Trial) -> list[Record]:
+def good_records(known: StudyResults, trial: Trial) -> list[Record]:
     return [record for record in known.records.get(trial.hash, ()) if is_good(record)]
 
 
@@ -197,7 +285,7 @@ def is_good(record: Record) -> bool:
     return record["status"] == "ok" and not rate_fails(record)
 
 
-def _ours(spec: TableSpec, figure: Figure, trial: Trial, known: Known) -> Ours:
+def _ours(spec: TableSpec, figure: PublishedFigure, trial: Trial, known: StudyResults) -> Ours:
     return value_of(Wanted(spec, figure.metric, figure.unit, figure.dataset, not by_devices(spec)), trial, known)
 
 
@@ -211,11 +299,11 @@ class Wanted:
     dataset: str = ""
     per_device: bool = False
 
-    def of(self, record: Record) -> Measured:
+    def of(self, record: Record) -> ComparableValue:
         return measured(self.metric, Asked(record, self.spec, self.unit, self.dataset, self.per_device))
 
 
-def value_of(wanted: Wanted, trial: Trial, known: Known) -> Ours:
+def value_of(wanted: Wanted, trial: Trial, known: StudyResults) -> Ours:
     records = known.records.get(trial.hash, ())
     good = good_records(known, trial)
     source = RESTS_ON.get(wanted.metric)
@@ -263,18 +351,18 @@ def failure(record: Record) -> str:
 
 def _alone(
     spec: TableSpec,
-    chosen: Sequence[Figure],
+    chosen: Sequence[PublishedFigure],
     trials: Sequence[Trial],
-    known: Known,
+    known: StudyResults,
     apart: Sequence[str],
-    rows: dict[tuple[str, ...], Row],
+    rows: dict[tuple[str, ...], TableRow],
 ) -> None:
     """Rows of what the publication ran, or we did, and of which the catalog has no figure."""
     for trial in trials:
         if trial.workload not in spec.workloads or any(matches(spec, figure, trial, known) for figure in chosen):
             continue
         key = tuple(field_of(spec, name, trial) for name in spec.rows)
-        row = rows.setdefault(key, Row(key))
+        row = rows.setdefault(key, TableRow(key))
         for metric in spec.metrics:
             ours = value_of(Wanted(spec, metric), trial, known)
             row.ours.setdefault(_name(spec, metric, trial, apart), ours)
@@ -293,7 +381,7 @@ def field_of(spec: Selection, name: str, trial: Trial) -> str:
     return ""
 
 
-def _column(spec: TableSpec, figure: Figure) -> str:
+def _column(spec: TableSpec, figure: PublishedFigure) -> str:
     words = [figure.metric.replace("_", " ")] if len(spec.metrics) > 1 else []
     return ", ".join([*words, *(text for name in spec.columns if (text := figure.text(name)))]) or "published"
 

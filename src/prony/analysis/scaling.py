@@ -1,31 +1,371 @@
-"""A scaling series: what more devices gained over one, what was lost and where, and what the law behind it says."""
+"""The analysis of a scaling series: what was gained, what was lost and where, and efficiencies above 100 %."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from prony.analysis.compare import Side, side
-from prony.analysis.scaling_alarm import Alarm, find_alarm
-from prony.analysis.scaling_changes import Change, changes
-from prony.analysis.scaling_law import Figure, Fit, fit, over
-from prony.analysis.scaling_links import Link, find_link, operation_of
-from prony.analysis.scaling_losses import Losses, losses, rate_figure
-from prony.analysis.scaling_record import device_batch, device_count, is_free, node_count
-from prony.analysis.scaling_series import asked_of, constant_batch
-from prony.analysis.settings import Record
-from prony.analysis.stated import number
-from prony.analysis.variation import repeats_of
-from prony_node.contract.record import rate_fails
+from prony.analysis.compare import Side, rate_ratio, side
+from prony.analysis.scaling_series import (
+    STRONG,
+    Change,
+    Fit,
+    Link,
+    ValueInterval,
+    are_copies,
+    asked_of,
+    changes,
+    constant_batch,
+    data_wait,
+    device_batch,
+    device_count,
+    divided_by,
+    find_link,
+    fit,
+    is_free,
+    is_summed,
+    node_count,
+    operation_of,
+    rank_paces,
+    rank_step_times,
+)
+from prony.analysis.settings import Record, number
+from prony.analysis.variation import Repeat, repeats_of
+from prony_node.contract.record import LEVELS, rate_fails
+from prony_node.stats import mean_interval
+
+NO_PACES = "the records do not hold how long each rank takes by itself"
+COMMUNICATION, INPUT, IMBALANCE, REST = "communication", "input", "imbalance", "rest"
+
+
+@dataclass(frozen=True)
+class LostPart:
+    """One part of what was lost; None, with a reason, where it was not measured and is in the rest."""
+
+    name: str
+    share: ValueInterval | None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What N devices lose against N times one: a share of the step time, and its parts, which add up to it."""
+
+    lost: ValueInterval
+    parts: list[LostPart]
+    exposed: ValueInterval | None  # what sync=off saves, as measured: communication and imbalance, before the ladder
+    doubts: list[str]
+
+
+def losses(
+    base: Sequence[Record],
+    synchronised: Sequence[Record],
+    free: Sequence[Record],
+    efficiency: ValueInterval,
+    no_free: str,
+    pool: Sequence[Repeat] = (),
+) -> Losses:
+    """The parts, from the good runs on one device, on N, and on N with sync=off; `no_free` is why there are none.
+
+    `pool` has the runs of the series: a single run takes the variation between runs from its repeats.
+    """
+    ends = (None if end is None else max(0.0, 1.0 - end) for end in (efficiency.high, efficiency.low))
+    lost = ValueInterval(max(0.0, 1.0 - efficiency.value), *ends)
+    ideal = 1.0 - lost.value
+    if free:
+        ratio = rate_figure(
+            side(synchronised, pool, free), side(free, pool, synchronised)
+        )  # the step time with sync=off over that with it
+        communication, imbalance, alone = _synchronisation(ratio, _apart(synchronised, free), ideal)
+        exposed, doubts = _exposed(ratio), _doubts(ratio, efficiency)
+    elif all(are_copies(record) for record in synchronised):
+        communication, imbalance = (LostPart(name, ValueInterval(0.0)) for name in (COMMUNICATION, IMBALANCE))
+        alone, exposed, doubts = 1.0, None, []
+    else:
+        communication, imbalance = (LostPart(name, None, no_free) for name in (COMMUNICATION, IMBALANCE))
+        alone, exposed, doubts = 1.0, None, []
+    doubts += _stragglers([*synchronised, *free])
+    waited, reason = _further_wait(base, free or synchronised, alone, ideal)
+    held = 0.0 if waited is None else _between(waited.value, 0.0, alone - ideal)
+    waiting = LostPart(INPUT, None if waited is None else _around(held, waited.low, waited.high), reason)
+    rest = LostPart(REST, ValueInterval(max(0.0, alone - ideal - held)))
+    return Losses(lost, [communication, waiting, imbalance, rest], exposed, doubts)
+
+
+def _synchronisation(
+    ratio: ValueInterval, apart: tuple[float, float] | None, ideal: float
+) -> tuple[LostPart, LostPart, float]:
+    """Communication and imbalance, and the time that ranks take which do not wait for each other."""
+    mean, slowest = apart or (1.0, 1.0)
+    alone = _between(ratio.value * mean, ideal, 1.0)
+    last = _between(ratio.value * slowest, alone, 1.0)
+    # How far apart the ranks are is taken as known here: a mean over the runs, without an interval of its own.
+    ends = (None if end is None else 1.0 - slowest * end for end in (ratio.high, ratio.low))
+    communication = LostPart(COMMUNICATION, _around(1.0 - last, *ends))
+    if apart is None:
+        return communication, LostPart(IMBALANCE, None, NO_PACES), alone
+    return communication, LostPart(IMBALANCE, ValueInterval(last - alone)), alone
+
+
+def _apart(synchronised: Sequence[Record], free: Sequence[Record]) -> tuple[float, float] | None:
+    """The mean of the ranks, and the slowest, each over what the rate with sync=off stands for; None where not known.
+
+    How long a rank takes by itself is the mean over all runs of this count: of a single short look at equal ranks one
+    would always seem to be the slowest. Ranks that wait for nobody add their rates, so the mean that counts is the
+    harmonic one. The rate with sync=off is that of the first rank, unless it was summed; it may have been held up where
+    the ranks agree when to stop, but the slowest never is, so the way leads over the slowest's own step time.
+    """
+    paces = [rank_paces(record) for record in (*synchronised, *free)]
+    ranks = set(paces[0])
+    if len(ranks) < 2 or any(set(one) != ranks for one in paces):
+        return None
+    means = [mean_interval([one[rank] for one in paces]).mean for rank in ranks]
+    behind = max(means) * math.fsum(1.0 / pace for pace in means) / len(means)  # the slowest over the mean
+    if all(is_summed(record) for record in free):
+        return 1.0, behind
+    windows = [rank_step_times(record) for record in free]
+    if any("0" not in one for one in windows):
+        return None
+    slowest = mean_interval([max(one.values()) / one["0"] for one in windows]).mean
+    return slowest / behind, slowest
+
+
+def _exposed(ratio: ValueInterval) -> ValueInterval:
+    ends = (None if end is None else 1.0 - end for end in (ratio.high, ratio.low))
+    return ValueInterval(1.0 - ratio.value, *ends)
+
+
+def _doubts(ratio: ValueInterval, efficiency: ValueInterval) -> list[str]:
+    """What cannot be, were synchronisation all that sync=off leaves out."""
+    if ratio.low is not None and ratio.low > 1.0:
+        return [
+            f"a step with sync=off takes {ratio.value:.3g} times as long as one with it: "
+            "something other than synchronisation differs between these runs"
+        ]
+    if efficiency.low is not None and ratio.high is not None and efficiency.low > ratio.high:
+        return [
+            f"with sync=off each device does {efficiency.value / ratio.value:.1%} of what one does alone, so that "
+            "synchronisation costs more than was lost: something else was gained, or the run on one device "
+            "was slow".replace("%", " %", 1)
+        ]
+    return []
+
+
+def _stragglers(many: Sequence[Record]) -> list[str]:
+    """What the runs themselves say of a rank that is late."""
+    found = [check for record in many for check in record["checks"] if check["name"] == "ranks"]
+    said = [str(check.get("message") or "") for check in found if check["level"] in ("warn", "fail")]
+    return [said[0] + (f" (and the like in {len(said) - 1} more)" if len(said) > 1 else "")] if said else []
+
+
+def _between(value: float, least: float, most: float) -> float:
+    return max(least, min(most, value))
+
+
+def rate_figure(ours: Side, theirs: Side) -> ValueInterval:
+    """Our rate over theirs, both known, with an interval where both have one."""
+    found = rate_ratio(ours, theirs)
+    if found is None:
+        return ValueInterval((ours.rate or 0.0) / (theirs.rate or 1.0))
+    return ValueInterval(found.ratio, found.low, found.high)
+
+
+def _further_wait(
+    base: Sequence[Record], many: Sequence[Record], time: float, ideal: float
+) -> tuple[ValueInterval | None, str | None]:
+    """The wait for input on N devices beyond that on one, as a share of the step time on N."""
+    ours, theirs = (_waits(records) for records in (base, many))
+    if isinstance(ours, str) or isinstance(theirs, str):
+        return None, ours if isinstance(ours, str) else str(theirs)
+    before = mean_interval(ours).mean * ideal
+    return _mean([wait * time - before for wait in theirs]), None
+
+
+def _waits(records: Sequence[Record]) -> list[float] | str:
+    found: list[float] = []
+    for record in records:
+        share, reason = data_wait(record)
+        if share is None:
+            return reason
+        found.append(share)
+    return found
+
+
+def _mean(values: Sequence[float]) -> ValueInterval:
+    """The mean of repeats, with Student's interval where there are several."""
+    found = mean_interval(values)
+    return ValueInterval(found.mean, found.low, found.high)
+
+
+def _around(value: float, low: float | None, high: float | None) -> ValueInterval:
+    """A share with its interval, held to what a share can be and to where the ladder put its value."""
+    if low is None or high is None:
+        return ValueInterval(value)
+    return ValueInterval(value, min(value, _between(low, 0.0, 1.0)), max(value, _between(high, 0.0, 1.0)))
+
+
+FULL = 0.9  # of the device's memory, from which on the allocator may have to give back and ask again
+CLOCK_RANGE = re.compile(r"(\d+) to (\d+) MHz")  # as the check of clocks states it
+SLOWER_CLOCK = 0.02
+WAITS = 0.02  # of the step, more on one device than on several
+SPOILS = (
+    "throttled", "clocks", "memory-clock", "foreign-processes", "pcie-link", "device-errors", "host-cpus", "cpu-limit",
+    "swap", "steady", "levels",
+)  # checks that explain a slow run  # fmt: skip
+UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+
+
+@dataclass(frozen=True)
+class SuperlinearEfficiency:
+    """An efficiency above 100 %, with its probable causes, the likeliest first."""
+
+    devices: int
+    efficiency: ValueInterval
+    shown: bool  # whether all of the interval lies above
+    causes: list[str]
+
+
+def find_alarm(
+    devices: int,
+    efficiency: ValueInterval,
+    base: Sequence[Record],
+    many: Sequence[Record],
+    kind: str,
+    changed: Sequence[Change],
+) -> SuperlinearEfficiency | None:
+    """The alarm of this count; None up to 100 %."""
+    if efficiency.value <= 1.0:
+        return None
+    shown = efficiency.low is not None and efficiency.low > 1.0
+    causes = _causes(devices, base, many, kind, changed)
+    if not shown:
+        told = "the interval includes 100 %" if efficiency.low is not None else "there is no interval"
+        causes = [f"chance: {told}, so nothing above 100 % is shown", *causes]
+    return SuperlinearEfficiency(devices, efficiency, shown, causes)
+
+
+def _causes(
+    devices: int, base: Sequence[Record], many: Sequence[Record], kind: str, changed: Sequence[Change]
+) -> list[str]:
+    found = [f"not only the devices changed: {one.sentence}" for one in changed if str(devices) in one.others]
+    found += _checks(base, many)
+    found += _clocks(base, many)
+    found += _waiting(base, many)
+    found += _memory(base, many, kind)
+    if not found:
+        found.append(
+            "the records name none: in settings, facts, clocks, throttling, foreign processes and the wait for data "
+            "nothing speaks against the run on one device; repeat it"
+        )
+    return found
+
+
+def _checks(base: Sequence[Record], many: Sequence[Record]) -> list[str]:
+    """Checks that were worse on one device than on several: it was held back, so it is a poor measure of one."""
+    found = []
+    for name in SPOILS:
+        ours, theirs = (max((_level(record, name) for record in records), default=0) for records in (base, many))
+        if ours >= LEVELS.index("warn") and ours > theirs:
+            said = next(_message(record, name) for record in base if _level(record, name) == ours)
+            found.append(f"the run on one device was slowed down ({name}): {said}")
+    return found
+
+
+def _level(record: Record, name: str) -> int:
+    levels = [check["level"] for check in record["checks"] if check["name"] == name]
+    return max((LEVELS.index(level) for level in levels), default=0)
+
+
+def _message(record: Record, name: str) -> str:
+    return next(str(check.get("message") or "") for check in record["checks"] if check["name"] == name)
+
+
+def _clocks(base: Sequence[Record], many: Sequence[Record]) -> list[str]:
+    """A clock that was lower on one device all the time, which the check of a run by itself cannot see."""
+    ours, theirs = (
+        [
+            (int(match.group(1)), int(match.group(2)))
+            for record in records
+            if _has(record, "clocks") and (match := CLOCK_RANGE.search(_message(record, "clocks")))
+        ]
+        for records in (base, many)
+    )
+    if not ours or not theirs:
+        return []
+    highest, lowest = max(high for _, high in ours), min(low for low, _ in theirs)
+    if highest >= (1.0 - SLOWER_CLOCK) * lowest:
+        return []
+    return [f"the clock was lower on one device: {highest} MHz at most, against {lowest} MHz at least"]
+
+
+def _has(record: Record, name: str) -> bool:
+    return any(check["name"] == name for check in record["checks"])
+
+
+def _waiting(base: Sequence[Record], many: Sequence[Record]) -> list[str]:
+    ours, theirs = (
+        [share for record in records if (share := data_wait(record)[0]) is not None] for records in (base, many)
+    )
+    if not ours or not theirs or min(ours) <= max(theirs) + WAITS:
+        return []
+    return [
+        f"the run on one device waited for input, {min(ours):.1%} of the step against {max(theirs):.1%}: "
+        "more devices brought more loader workers".replace("%", " %")
+    ]
+
+
+def _memory(base: Sequence[Record], many: Sequence[Record], kind: str) -> list[str]:
+    """A full device, or work that came to fit a cache."""
+    held, room = _most(base, "peak_memory_reserved"), _fact(base, "memory_total_bytes")
+    found = []
+    if held is not None and room and held > FULL * room:
+        share = f"{held / room:.0%}".replace("%", " %")
+        found.append(f"the run on one device was short of memory: {share} of the device's was in use")
+    cache = _cache_bytes(base)
+    ours, theirs = _most(base, "peak_memory"), _most(many, "peak_memory")
+    if cache and ours and theirs and theirs <= cache < ours:
+        found.append(f"a cache: what a device works on fits its {cache / 2**20:.0f} MiB now, and did not on one device")
+    elif kind == STRONG and not found:
+        found.append(
+            "a cache: in strong scaling each device works on less, and more of that stays close; "
+            "the records do not show whether it did"
+        )
+    return found
+
+
+def _most(records: Sequence[Record], name: str) -> float | None:
+    values = [number((record["metrics"].get(name) or {}).get("value")) for record in records]
+    return max((value for value in values if value is not None), default=None)
+
+
+def _fact(records: Sequence[Record], name: str) -> float | None:
+    devices = [device for record in records for device in record["facts"].get("devices") or []]
+    return next((found for device in devices if (found := number(device.get(name))) is not None), None)
+
+
+def _cache_bytes(records: Sequence[Record]) -> float | None:
+    """The last cache before the device's memory: a GPU's L2, a CPU's L3."""
+    on_device = _fact(records, "l2_cache_bytes")
+    if on_device is not None:
+        return on_device
+    for record in records:
+        host: dict[str, Any] = record["facts"].get("host") or {}
+        caches = (host.get("cpu") or {}).get("caches") or {}
+        match = re.fullmatch(r"(\d+)([KMG])i?B?", str(caches.get("L3") or caches.get("L2") or ""))
+        if match:
+            return float(match.group(1)) * UNITS[match.group(2)]
+    return None
+
 
 NOT_RUN = "it was not run with sync=off"
 Count = tuple[int, int]  # devices of all nodes together, and nodes
 
 
 @dataclass(frozen=True)
-class Point:
+class ScalingPoint:
     """One count of devices."""
 
     devices: int
@@ -33,8 +373,8 @@ class Point:
     batch: int | None  # samples per step and device
     side: Side  # the rate, and what its interval covers
     free: Side | None  # the same with sync=off
-    speedup: Figure | None
-    efficiency: Figure | None
+    speedup: ValueInterval | None
+    efficiency: ValueInterval | None
     losses: Losses | None
     sent_bytes: float | None  # by one device in a step
     step_s: float | None
@@ -52,10 +392,10 @@ class Scaling:
     device: str | None  # what counts as one
     batch: int | None  # that stays the same
     settings: dict[str, Any]  # as requested, of all points
-    points: list[Point]
+    points: list[ScalingPoint]
     fit: Fit | None
     changes: list[Change]  # what else differs from the run on one device
-    alarms: list[Alarm]
+    alarms: list[SuperlinearEfficiency]
     left_out: list[str]  # runs that failed or were interrupted, and why
 
     def to_json(self) -> dict[str, Any]:
@@ -117,7 +457,7 @@ def _point(
     every: Sequence[Record],
     no_free: str,
     collectives: Sequence[Record],
-) -> Point:
+) -> ScalingPoint:
     devices, nodes = count
     pool = repeats_of(good)  # where one count was repeated, it shows the variation of those that were not
     ours, free = _of(good, count), _of(good, count, free=True)
@@ -129,15 +469,15 @@ def _point(
     reason = _no_speedup(devices, here, base)
     speedup = None
     if reason is None:
-        speedup = Figure(1.0, 1.0, 1.0) if devices == 1 else rate_figure(here, side(base, pool, ours))
-    efficiency = None if speedup is None else over(speedup, devices)
+        speedup = ValueInterval(1.0, 1.0, 1.0) if devices == 1 else rate_figure(here, side(base, pool, ours))
+    efficiency = None if speedup is None else divided_by(speedup, devices)
     lost = None
     if efficiency is not None and devices > 1:
         tried = _of(every, count, free=True)
         lost = losses(
             base, ours, free, efficiency, f"the run with sync=off {_end(tried[0])}" if tried else no_free, pool
         )
-    return Point(
+    return ScalingPoint(
         devices=devices,
         nodes=nodes,
         batch=next((device_batch(record) for record in ours), None),
@@ -170,18 +510,20 @@ def _no_speedup(devices: int, here: Side, base: Sequence[Record]) -> str | None:
     return None if here.unit == unit else f"it counts {here.unit}, and the run on one device {unit}"
 
 
-def _fit(kind: str, points: Sequence[Point], predict: Sequence[int]) -> Fit | None:
+def _fit(kind: str, points: Sequence[ScalingPoint], predict: Sequence[int]) -> Fit | None:
     # Of the same number of devices on fewer and on more nodes the law takes the first.
     speedups = {point.devices: point.speedup for point in reversed(points) if point.speedup is not None}
     if 1 not in speedups or any(_above_ideal(point) for point in points):
         return None  # no law of scaling has more than 100 %, and one that cannot hold predicts nothing
     one = next(point.side for point in points if point.devices == 1)
-    known = Figure(one.rate or 1.0, one.low, one.high) if one.interval != "none" else Figure(one.rate or 1.0)
+    known = (
+        ValueInterval(one.rate or 1.0, one.low, one.high) if one.interval != "none" else ValueInterval(one.rate or 1.0)
+    )
     largest = max(speedups)
     return fit(kind, speedups, known, predict or (2 * largest, 4 * largest))
 
 
-def _above_ideal(point: Point) -> bool:
+def _above_ideal(point: ScalingPoint) -> bool:
     """Whether more than 100 % is shown, and not only seen."""
     low = None if point.efficiency is None or point.devices == 1 else point.efficiency.low
     return low is not None and low > 1.0

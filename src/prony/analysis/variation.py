@@ -1,20 +1,17 @@
-"""How much repeats of one trial vary between runs, and where that is known from.
-
-A side of a comparison with two or more runs shows its own variation. A side with one run borrows it: from repeats of
-the same trial on this kind of device, else from those of the nearest settings, else from a prior. docs/statistics.md
-says how the prior was derived.
-"""
+"""How much runs of one trial vary: between repeats, between seeds, and between nodes."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from prony.analysis.settings import DRAWN, LABELS, Record, settings_of, show_setting
-from prony_node.stats import t_quantile
+from prony.analysis.settings import DRAWN, LABELS, Record, chosen_settings, number, settings_of, show_setting, word
+from prony.analysis.summary import learning_of
+from prony_node.stats import mean_interval, t_quantile
 
 PRIOR_DEVIATION, PRIOR_DEGREES = 0.0025, 1.0  # a scaled t: SDs of repeats range from 0.01 % to 30 %
 CPU_PRIOR_DEVIATION = 0.01  # assumed: CPUs are shared with the system and often with others
@@ -168,3 +165,159 @@ def _pooled(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
         squares += math.fsum((log - mean) ** 2 for log in logs)
         degrees += len(logs) - 1
     return squares / degrees, float(degrees)
+
+
+FEWEST = 4  # nodes from which on one can be told from the others
+ROBUST = 1.4826  # the median absolute deviation of a normal spread, times this, is its standard deviation
+DEVIATIONS = 4.0  # of hundreds of nodes alike, not one is this far off by chance
+SMALLEST = 0.02  # a share of the rate below which nobody would swap a node
+
+
+@dataclass(frozen=True)
+class Member:
+    """A node, or a device of it, with its rate, and how far it is from the middle of all."""
+
+    name: str
+    rate: float
+    off: float  # a share of the middle: -0.1 is 10 % slower
+    out: bool
+
+
+@dataclass(frozen=True)
+class Family:
+    """All that have a rate, slowest first; `verdict` says it in a sentence."""
+
+    members: list[Member]
+    middle: float
+    allowed: float | None  # the share that a node may be off; None when they are too few to tell
+    verdict: str
+
+
+def family(rates: Mapping[str, float], what: str = "nodes") -> Family | None:
+    """The middle is the median and the spread that of the middle half, so that a bad node does not hide itself.
+
+    `what` is measured: nodes, or devices of nodes.
+    """
+    if not rates:
+        return None
+    middle = statistics.median(rates.values())
+    if len(rates) < FEWEST or middle <= 0.0:
+        members = [Member(name, rate, rate / middle - 1.0 if middle else 0.0, False) for name, rate in rates.items()]
+        members.sort(key=lambda member: member.rate)
+        verdict = f"{len(rates)} {what} have a rate; which of them is unlike the others can be told from {FEWEST} on"
+        return Family(members, middle, None, verdict)
+    deviation = ROBUST * statistics.median(abs(rate - middle) for rate in rates.values())
+    allowed = max(DEVIATIONS * deviation / middle, SMALLEST)
+    members = [
+        Member(name, rate, rate / middle - 1.0, abs(rate / middle - 1.0) > allowed) for name, rate in rates.items()
+    ]
+    members.sort(key=lambda member: member.rate)
+    out = [f"{member.name} ({100 * member.off:+.1f} %)" for member in members if member.out]
+    if not out:
+        verdict = f"all {len(rates)} {what} are within ± {100 * allowed:.1f} % of their median"
+    else:
+        verdict = f"out of family: {', '.join(out)}; the others are within ± {100 * allowed:.1f} % of the median"
+    return Family(members, middle, allowed, verdict)
+
+
+SPREAD = ("quality", "time_to_quality", "energy_to_quality", "throughput", "samples_per_wh")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """One metric over the seeds of a trial, or over its repeats where all have one seed."""
+
+    name: str
+    unit: str
+    count: int  # independent values: seeds, or runs
+    mean: float
+    low: float | None  # 95 %, of the mean, by Student's t; None with one value
+    high: float | None
+    deviation: float | None
+    least: float
+    most: float
+
+
+@dataclass(frozen=True)
+class Group:
+    """Good runs that differ in the seed and the repeat alone."""
+
+    workload: str
+    settings: dict[str, Any]  # as requested, without the seed
+    seeds: list[Any]
+    records: list[Record]
+    left_out: int  # runs that failed or were interrupted
+    until: str | None  # the target of all of them
+    reached: int  # how many runs reached it
+    spreads: list[Spread]
+
+
+def groups(records: Sequence[Record], names: Sequence[str] = SPREAD) -> list[Group]:
+    """The trials among these records, in order, each with the spread of its metrics."""
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        found.setdefault(_key(record), []).append(record)
+    return [_group(those, names) for those in found.values()]
+
+
+def independent(records: Sequence[Record], name: str) -> list[float]:
+    """A metric's independent values: one a seed, the mean of its runs, or one a run where there is one seed.
+
+    Runs of one seed share their weights and the order of their data, so they are no three draws of a seed.
+    """
+    by_seed: dict[str, list[float]] = {}
+    for record in records:
+        value = number((record["metrics"].get(name) or {}).get("value"))
+        if value is not None:
+            by_seed.setdefault(str(settings_of(record).get("seed")), []).append(value)
+    if len(by_seed) == 1:
+        return next(iter(by_seed.values()))
+    return [mean_interval(values).mean for values in by_seed.values()]
+
+
+def seeds_of(records: Sequence[Record]) -> list[Any]:
+    """The seeds of these records, each once."""
+    return list({str(seed): seed for seed in (settings_of(record).get("seed") for record in records)}.values())
+
+
+def _key(record: Record) -> str:
+    """What tells trials apart, and where they were run; the seed does not."""
+    trial, place = record["trial"], record.get("fingerprint") or {}
+    parts = [trial["workload"], chosen_settings(trial["settings"]), trial.get("file"), place]
+    return json.dumps(parts, sort_keys=True, default=str)
+
+
+def _group(records: list[Record], names: Sequence[str]) -> Group:
+    good = [record for record in records if record["status"] == "ok"]
+    trial = records[0]["trial"]
+    targets = {learning.until for record in good if (learning := learning_of(record))}
+    return Group(
+        workload=trial["workload"],
+        settings=chosen_settings(trial["settings"]),
+        seeds=seeds_of(good),
+        records=good,
+        left_out=len(records) - len(good),
+        until=next(iter(targets)) if len(targets) == 1 else None,
+        reached=sum(bool((learning := learning_of(record)) and learning.reached) for record in good),
+        spreads=[spread for name in names if (spread := _spread(good, name))],
+    )
+
+
+def _spread(records: list[Record], name: str) -> Spread | None:
+    values = independent(records, name)
+    if not values:
+        return None
+    metrics = [record["metrics"].get(name) or {} for record in records]
+    unit = next((word(metric.get("unit")) for metric in metrics if metric.get("value") is not None), None)
+    found = mean_interval(values)
+    return Spread(
+        name=name,
+        unit=unit or "",
+        count=len(values),
+        mean=found.mean,
+        low=found.low,
+        high=found.high,
+        deviation=found.standard_deviation,
+        least=min(values),
+        most=max(values),
+    )

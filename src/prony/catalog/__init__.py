@@ -18,7 +18,7 @@ COMPUTES_AS = {"bf16-pure": "bf16"}
 
 
 @dataclass(frozen=True)
-class Device:
+class DeviceSpec:
     """One entry of devices.yaml."""
 
     match: str  # a regular expression for the whole of torch's name
@@ -32,13 +32,13 @@ class Device:
 
 
 @cache
-def devices() -> tuple[Device, ...]:
+def devices() -> tuple[DeviceSpec, ...]:
     """The devices of the catalog, in the order in which they are tried."""
     text = resources.files("prony.catalog").joinpath("devices.yaml").read_text(encoding="utf-8")
     return tuple(_device(entry) for entry in yaml.safe_load(text))
 
 
-def find_device(name: str, known: Iterable[Device] | None = None) -> Device | None:
+def find_device(name: str, known: Iterable[DeviceSpec] | None = None) -> DeviceSpec | None:
     """The first device that torch's name stands for; None for one that nobody has looked up."""
     return next((device for device in (devices() if known is None else known) if device.is_named(name)), None)
 
@@ -58,8 +58,8 @@ def peaks() -> list[Peak]:
     return found
 
 
-def _device(entry: dict[str, Any]) -> Device:
-    return Device(
+def _device(entry: dict[str, Any]) -> DeviceSpec:
+    return DeviceSpec(
         match=str(entry["match"]),
         device=str(entry["device"]),
         tflops={str(precision): float(tflops) for precision, tflops in entry["tflops"].items()},

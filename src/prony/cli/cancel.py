@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from prony.cli.open_site import ROOTS_HELP, job_of
+from prony.cli.at_site import ROOTS_HELP, job_of
 
 
 def cancel(

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from prony.cli.at_site import ROOTS_HELP, job_roots, number, warn
 from prony.cli.execute import EXIT_FAILED, index, runs_root
-from prony.cli.open_site import ROOTS_HELP, job_roots, number, warn
 from prony.launch.collect import collect_all
 from prony.launch.job import SUBMITTED, WAITING, Job
 from prony.launch.jobs import FILES_LAG_S, Jobs

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prony.cli.open_store import RUNS_HELP, open_store
+from prony.cli.execute import RUNS_HELP, open_store
 from prony_node.contract.errors import RequestError
 from prony_node.contract.record import using
-from prony_node.contract.verification import NO
+from prony_node.contract.run_folder import NO
 
 if TYPE_CHECKING:
     from rich.console import Console

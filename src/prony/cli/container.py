@@ -13,12 +13,10 @@ from typing import Annotated
 
 import typer
 
-from prony.cli.open_site import find_partition
-from prony.launch.container import container_words, image_for
-from prony.launch.image import Unknown, architectures_of, mismatch
-from prony.launch.image_build import Build, build_commands, read_pins
-from prony.launch.site import ARCHITECTURES, Partition, Site
-from prony.launch.site_find import find_site
+from prony.cli.at_site import find_partition
+from prony.launch.image import Build, Unknown, architectures_of, build_commands, mismatch, read_pins
+from prony.launch.script import container_words, image_for
+from prony.launch.site import ARCHITECTURES, Partition, Site, find_site
 from prony_node.contract.errors import RequestError, unknown
 
 ENGINES = ("podman", "docker", "apptainer")

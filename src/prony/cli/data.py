@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from prony.launch.talk import NodeTalk, talk
+from prony.launch.node import NodeTalk, talk
 from prony_node.contract.cache import expand
 from prony_node.contract.errors import RequestError
 
@@ -96,7 +96,7 @@ def verify(
 
 def estimate_lines(estimate: dict[str, Any]) -> list[str]:
     """What will be written, how large it is, how long it takes and where it goes, before it is."""
-    from prony.cli.bar import roughly
+    from prony.cli.progress import roughly
 
     held_out = estimate["every"] - estimate["samples"]
     what = f"{estimate['samples']:,} samples of {estimate['kind']} to train and {held_out:,} to test"
@@ -154,8 +154,8 @@ def _answer(
     agree: Callable[[NodeTalk, dict[str, Any]], None] = lambda node, estimate: node.agree(),
 ) -> dict[str, Any]:
     """The node's answer, with a bar while it works; its refusal, its failure and its silence end the verb."""
-    from prony.cli.bar import Bar, make_bar
     from prony.cli.console import make_console
+    from prony.cli.progress import Bar, make_bar
 
     bar: Bar | None = None
     try:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from prony.cli.ask import ask_node
+from prony.cli.ask_node import ask_node
 
 GIB = 2**30
 WIDTH = 100  # columns, where the output is no terminal
@@ -71,14 +71,14 @@ def host_rows(host: dict[str, Any], container: dict[str, Any]) -> list[tuple[str
     ]
     clock = cpu["frequency"]
     governors = ", ".join(clock["governors"] or []) or "no governor shown"
-    highest, possible = said(clock["highest_allowed_mhz"]), said(clock["highest_possible_mhz"])
+    highest, possible = fact_text(clock["highest_allowed_mhz"]), fact_text(clock["highest_possible_mhz"])
     virtual = host["hypervisor"]
     around = [entry["name"] for entry in container["runtimes"]]
     return [
-        ("name", f"{said(host['hostname'])}, {said(host['product'])}"),
-        ("system", f"{said(host['os'])}, Linux {said(host['kernel'])}, {said(host['architecture'])}"),
-        ("CPU", f"{said(cpu['model'])}: sockets {said(cpu['sockets'])}, cores {said(cpu['cores'])}, "
-                f"threads {said(cpu['threads'])}; allowed {said(cpu['allowed']['cpus'])}"),
+        ("name", f"{fact_text(host['hostname'])}, {fact_text(host['product'])}"),
+        ("system", f"{fact_text(host['os'])}, Linux {fact_text(host['kernel'])}, {fact_text(host['architecture'])}"),
+        ("CPU", f"{fact_text(cpu['model'])}: sockets {fact_text(cpu['sockets'])}, cores {fact_text(cpu['cores'])}, "
+                f"threads {fact_text(cpu['threads'])}; allowed {fact_text(cpu['allowed']['cpus'])}"),
         ("CPU clocks", f"{governors}; {highest} MHz allowed, {possible} MHz possible"
          if clock["governors"] or clock["highest_allowed_mhz"] else "not shown by the kernel"),
         ("memory", f"{gib(memory['total_bytes'])}, {gib(memory['available_bytes'])} available, "
@@ -92,7 +92,9 @@ def host_rows(host: dict[str, Any], container: dict[str, Any]) -> list[tuple[str
 
 
 def device_rows(device: dict[str, Any]) -> list[tuple[str, str]]:
-    rows = [("name", f"{said(device['name'])} ({said(device['counts_as'])}), {gib(device['memory_total_bytes'])}")]
+    rows = [
+        ("name", f"{fact_text(device['name'])} ({fact_text(device['counts_as'])}), {gib(device['memory_total_bytes'])}")
+    ]
     if device["kind"] != "cpu":
         rows += accelerator_rows(device)
     can = device.get("abilities") or {}
@@ -112,8 +114,8 @@ def device_rows(device: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def accelerator_rows(device: dict[str, Any]) -> list[tuple[str, str]]:
-    clocks, limit, pci = (Said(device.get(name) or {}) for name in ("clocks", "power_limit", "pci"))
-    plain = Said(device)
+    clocks, limit, pci = (FactTexts(device.get(name) or {}) for name in ("clocks", "power_limit", "pci"))
+    plain = FactTexts(device)
     return [
         ("UUID", plain["uuid"]),
         ("driver", f"{plain['driver']}, {plain['architecture']}, {plain['multiprocessors']} multiprocessors"),
@@ -129,15 +131,15 @@ def accelerator_rows(device: dict[str, Any]) -> list[tuple[str, str]]:
 
 def link_rows(topology: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [
-        (near["device"], f"NUMA node {said(near['numa_node'])}, cores {said(near['cpus'])}")
+        (near["device"], f"NUMA node {fact_text(near['numa_node'])}, cores {fact_text(near['cpus'])}")
         for near in topology["near"]
     ]
     names = {device["uuid"]: str(index) for index, device in enumerate(topology["links"]["devices"])}
     for device in topology["links"]["devices"]:
-        rows.append((f"GPU {names[device['uuid']]}", f"{said(device['nvlinks_active'])} NVLinks active"))
+        rows.append((f"GPU {names[device['uuid']]}", f"{fact_text(device['nvlinks_active'])} NVLinks active"))
     for pair in topology["links"]["pairs"]:
         one, other = (names.get(uuid, uuid) for uuid in pair["between"])
-        path = "NVLink" if pair["nvlink"] else said(pair["pcie"])
+        path = "NVLink" if pair["nvlink"] else fact_text(pair["pcie"])
         rows.append((f"GPU {one} - {other}", path))
     return rows
 
@@ -161,7 +163,7 @@ def torch_rows(torch: dict[str, Any], software: dict[str, Any]) -> list[tuple[st
     return [
         python,
         ("torch", ", ".join([torch["version"], *parts])),
-        ("threads", f"{said(torch['threads'])}, CPU kernels {said(torch['cpu_capability'])}"),
+        ("threads", f"{fact_text(torch['threads'])}, CPU kernels {fact_text(torch['cpu_capability'])}"),
         ("distributed", ", ".join(torch["distributed"]) or "none"),
         ("packages", ", ".join(packages)),
     ]
@@ -205,17 +207,17 @@ def around_rows(document: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-class Said:
+class FactTexts:
     """Facts for a person: what was not found is the word for it."""
 
     def __init__(self, facts: dict[str, Any]) -> None:
         self.facts = facts
 
     def __getitem__(self, name: str) -> str:
-        return said(self.facts.get(name))
+        return fact_text(self.facts.get(name))
 
 
-def said(value: Any) -> str:
+def fact_text(value: Any) -> str:
     """A value, or the word for one that was not found."""
     if value is None:
         return "unknown"

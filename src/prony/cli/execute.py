@@ -1,7 +1,8 @@
-"""Making runs one after the other, for `run` and studies: start, show, interrupt, collect, index."""
+"""Runs under a root: making them one after the other, and opening the store that they are indexed in."""
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 import signal
@@ -10,21 +11,25 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prony import catalog
-from prony.cli.ask import ask_node
+from prony.cli.ask_node import ask_node
 from prony.cli.progress import Display
-from prony.launch.estimate import local_limit_s
+from prony.launch.collect import collect_all
+from prony.launch.job import local_limit_s
 from prony.launch.local import LocalRun
 from prony.plan.request import make_plan
 from prony_node.contract.cache import expand
 from prony_node.contract.errors import RequestError, Unfinished
-from prony_node.contract.plan import Plan, Stop
 from prony_node.contract.record import failed_checks
 from prony_node.contract.settings import SYNTHETIC_DATA
-from prony_node.contract.trial import Trial
+from prony_node.contract.trial import Plan, Stop, Trial
 from prony_node.workloads import find_workload
+
+if TYPE_CHECKING:
+    from prony.store import Refreshed, Store
+
 
 PATHS = ("data", "weights", "vocab", "tokenizer")  # settings that name what must be there
 NAMED = 12  # runs that are named one by one in the line at the end
@@ -32,7 +37,7 @@ EXIT_OK, EXIT_FAILED, EXIT_REQUEST, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 
 @dataclass(frozen=True)
-class Job:
+class TrialRun:
     """One run to be made."""
 
     trial: Trial
@@ -47,7 +52,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """A run that was made."""
 
     folder: Path
@@ -81,7 +86,7 @@ def runs_root(out: Path | None) -> Path:
     return root
 
 
-def where_lines(outcomes: list[Outcome]) -> list[str]:
+def where_lines(outcomes: list[RunOutcome]) -> list[str]:
     """Where the runs lie, which is a site's own place for runs there, and how to see them; many: all that lie there."""
     root = outcomes[0].folder.parent
     digits = [outcome.folder.name.rpartition("-")[2] for outcome in outcomes]
@@ -90,7 +95,7 @@ def where_lines(outcomes: list[Outcome]) -> list[str]:
     return [f"run folders: {root.absolute()}", " ".join(["a page with plots: prony report", *words])]
 
 
-def refuse_unknown_models(jobs: Iterable[Job]) -> None:
+def refuse_unknown_models(jobs: Iterable[TrialRun]) -> None:
     """Ask a node process about names that only a model library knows, so that a misspelt one starts nothing.
 
     Where it cannot tell (no torch, no such library), the run goes ahead, and its record says what is missing.
@@ -106,7 +111,7 @@ def refuse_unknown_models(jobs: Iterable[Job]) -> None:
             raise RequestError(str(answer["refused"]))
 
 
-def refuse_missing_paths(jobs: Iterable[Job]) -> None:
+def refuse_missing_paths(jobs: Iterable[TrialRun]) -> None:
     """A file or folder that a setting names must be here, where the run will look for it."""
     for job in jobs:
         for name in PATHS:
@@ -115,15 +120,15 @@ def refuse_missing_paths(jobs: Iterable[Job]) -> None:
                 raise RequestError(f"{name}={value} is not possible: there is no such file or folder")
 
 
-def plan_of(job: Job) -> Plan:
+def plan_of(job: TrialRun) -> Plan:
     peaks = tuple(catalog.peaks())
     plan = make_plan(job.trial, job.stop, peaks, job.repeat, energy=job.energy, file=job.file, study=job.study)
     return replace(plan, walk=job.walk, time_limit_s=job.time_limit_s)
 
 
-def execute(jobs: list[Job], root: Path, display: Display) -> tuple[list[Outcome], bool]:
+def execute(jobs: list[TrialRun], root: Path, display: Display) -> tuple[list[RunOutcome], bool]:
     """Make these runs; the outcomes, and whether a person interrupted before all were made."""
-    outcomes: list[Outcome] = []
+    outcomes: list[RunOutcome] = []
     with Interrupts() as interrupts:
         for number, job in enumerate(jobs, start=1):
             if interrupts.count:
@@ -140,7 +145,7 @@ def execute(jobs: list[Job], root: Path, display: Display) -> tuple[list[Outcome
         return outcomes, interrupts.count > 0
 
 
-def run_one(job: Job, root: Path, display: Display, title: str, interrupts: Interrupts) -> Outcome:
+def run_one(job: TrialRun, root: Path, display: Display, title: str, interrupts: Interrupts) -> RunOutcome:
     """Make one run in fresh processes, shown while it goes; its record."""
     plan = plan_of(job)
     if plan.time_limit_s is None:
@@ -162,7 +167,7 @@ def run_one(job: Job, root: Path, display: Display, title: str, interrupts: Inte
     finally:
         display.end()
     try:
-        return Outcome(run.folder, run.collect())
+        return RunOutcome(run.folder, run.collect())
     except RequestError as error:
         raise Unfinished(str(error)) from error
 
@@ -213,3 +218,53 @@ def first_line(record: dict[str, Any]) -> str:
     failure = record["failure"]
     message = failure["message"].splitlines()[0]
     return message if record["status"] == "interrupted" else f"failed ({failure['kind']}): {message}"
+
+
+LARGEST_LIMIT = 10**9  # of rows that are shown
+RUNS_HELP = "Where the run folders are (else $PRONY_RUNS, ./runs)."
+
+
+def open_store(runs: Path | None, of_team: bool = False) -> tuple[Store, Refreshed]:
+    """The store of a root, up to date: lost runs have their record, every record is in the index.
+
+    Where a team's server does not answer, what lies here is read without it, unless the team is what is asked.
+    """
+    from prony.store import Store  # SQLAlchemy takes a third of a second to import
+
+    root = runs_root(runs)
+    if runs is not None and not runs.exists():
+        raise RequestError(f"there is no folder {runs}")
+    collect_all(root)
+    store = Store(root)
+    refreshed = store.refresh() if of_team else refresh_or_leave_team(store)
+    if refreshed.unwritten:
+        print(f"prony: {refreshed.unwritten}. Until then the folders are read without it", file=sys.stderr)
+    for skipped in refreshed.skipped:
+        print(f"prony: {skipped.folder} is left out: {skipped.reason}", file=sys.stderr)
+    return store, refreshed
+
+
+def updated_store(root: Path) -> Store:
+    """The store of a root, every record of it in the index; of this machine alone where a team's is not there."""
+    from prony.store import Store  # SQLAlchemy takes a third of a second to import
+
+    store = Store(root)
+    refresh_or_leave_team(store)
+    return store
+
+
+def refresh_or_leave_team(store: Store) -> Refreshed:
+    """Bring a store up to date; of a team's whose server is not there, take the index beside the folders instead."""
+    from prony.store.database import Unreachable
+
+    try:
+        return store.refresh()
+    except Unreachable as error:
+        _say_once(f"prony: {error}. Until then the run folders here are what is known")
+        store.address = None
+        return store.refresh()
+
+
+@functools.cache
+def _say_once(line: str) -> None:
+    print(line, file=sys.stderr)

@@ -11,12 +11,11 @@ from typing import Annotated
 
 import typer
 
-from prony.cli.execute import runs_root
-from prony.cli.open_store import RUNS_HELP
+from prony.cli.execute import RUNS_HELP, runs_root
 from prony.cli.study import Parts, Size, Target, Words, open_study
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError, unknown
-from prony_node.contract.plain import write_alone
+from prony_node.contract.safe_files import write_alone
 
 FORMATS = ("svg", "pdf", "png", "json")
 LONGEST_NAME = 80
@@ -32,8 +31,8 @@ def figures(
     runs: Annotated[Path | None, typer.Option(help=RUNS_HELP)] = None,
 ) -> None:
     """Draw the plots of the publication that a study repeats, each a file with its caption beside it."""
-    from prony.cli.study_at_site import study_root
-    from prony.cli.study_tables import show_study
+    from prony.cli.study_output import show_study
+    from prony.cli.study_run import study_root
     from prony.report.drawing import require_plots
 
     require_plots()

@@ -9,12 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from prony.cli.open_site import ROOTS_HELP, job_roots, warn
+from prony.cli.at_site import ROOTS_HELP, job_roots, warn
 from prony.launch.job import ENDED_STATE, Job
-from prony.launch.jobs import Jobs
-from prony.launch.settle import left, pruned
+from prony.launch.jobs import Jobs, pruned, runs_never_begun
 from prony_node.contract import files
-from prony_node.contract.owners import user_name
+from prony_node.contract.safe_files import user_name
 
 ENDED_SHOWN = 10
 
@@ -107,5 +106,5 @@ def _runs(job: Job) -> str:
     if not job.runs:
         return "a check"
     text = f"{recorded(job)} of {len(job.runs)} recorded"
-    never = len(left(job)) if job.state == ENDED_STATE else 0
+    never = len(runs_never_begun(job)) if job.state == ENDED_STATE else 0
     return f"{text}, {never} never began" if never else text

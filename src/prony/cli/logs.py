@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
+from prony.cli.at_site import ROOTS_HELP, job_of
 from prony.cli.execute import runs_root
-from prony.cli.open_site import ROOTS_HELP, job_of
-from prony.launch.follow import LogTail, log_of, read_text
+from prony.launch.collect import LogTail, log_of, read_text
 from prony.launch.job import ENDED_STATE, Job, load
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError

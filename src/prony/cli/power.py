@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from prony.launch.node import replacing_argv
-from prony_node.contract.cost import find_rates
 from prony_node.contract.errors import RequestError
+from prony_node.contract.metrics import find_rates
 
 
 def power(

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prony.cli.open_store import LARGEST_LIMIT, RUNS_HELP, open_store
+from prony.cli.execute import LARGEST_LIMIT, RUNS_HELP, open_store
 from prony_node.contract.errors import RequestError, unknown
-from prony_node.contract.verification import NO
+from prony_node.contract.run_folder import NO
 
 if TYPE_CHECKING:
     from prony.store.query import Answer
@@ -54,13 +54,13 @@ def query(
     if sql is not None and (where or sort or columns):
         raise RequestError("--sql stands alone: filter, order and columns are in it")
     store, _ = open_store(runs, of_team=True)
-    from prony.store.query import RECORD_COLUMNS, Question, ask_anchors, ask_records, ask_sql
+    from prony.store.query import RECORD_COLUMNS, StoreQuery, ask_anchors, ask_records, ask_sql
 
     if sql is not None:
         _print({"answer": ask_sql(store, sql, limit + 1)}, form, limit)
         return
     names = tuple(name.strip() for name in columns.split(",") if name.strip()) if columns else ()
-    question = Question(where, sort, reverse, names, limit + 1)  # one more says whether there are more
+    question = StoreQuery(where, sort, reverse, names, limit + 1)  # one more says whether there are more
     answers = {}
     if kind in ("record", "both"):
         shown = names or RECORD_COLUMNS

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prony.cli.open_store import RUNS_HELP, open_store
+from prony.cli.execute import RUNS_HELP, open_store
 from prony_node.contract.errors import RequestError
-from prony_node.contract.owners import user_name
 from prony_node.contract.record import MalformedRecord, using
+from prony_node.contract.safe_files import user_name
 
 if TYPE_CHECKING:
-    from prony.cli.study_tables import OfRecords
+    from prony.cli.study_output import OfRecords
     from prony.report.page import Entry
-    from prony.store import Run
+    from prony.store import RunSummary
 
 REPORT = "report.html"
 
@@ -82,7 +82,7 @@ def own_name_note(written: Path) -> str:
     return "" if written.name == REPORT else f" (yours; {REPORT} there is of another user)"
 
 
-def _write(found: list[Run], out: Path, follow: bool) -> Path:
+def _write(found: list[RunSummary], out: Path, follow: bool) -> Path:
     from prony.report import build_report
 
     with using(*(run.folder.name for run in found)):
@@ -91,7 +91,7 @@ def _write(found: list[Run], out: Path, follow: bool) -> Path:
         return build_report(entries, out, beside.tables, beside.plots, beside.conclusions, follow=follow)
 
 
-def _is_usable(run: Run) -> bool:
+def _is_usable(run: RunSummary) -> bool:
     """Whether a run alone can be reported on."""
     from prony.report.build import report_text
 
@@ -105,7 +105,7 @@ def _is_usable(run: Run) -> bool:
     return True
 
 
-def _entry(run: Run) -> Entry:
+def _entry(run: RunSummary) -> Entry:
     from prony.report.page import Entry
 
     record = run.read_record()
@@ -115,6 +115,6 @@ def _entry(run: Run) -> Entry:
 
 
 def _published(entries: list[Entry]) -> OfRecords:
-    from prony.cli.study_tables import published_of_records
+    from prony.cli.study_output import published_of_records
 
     return published_of_records([entry.record for entry in entries])

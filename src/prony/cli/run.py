@@ -10,12 +10,32 @@ from typing import Annotated, Any
 
 import typer
 
-from prony.cli.at_site import Where, follow, jobs_for, leave, not_made, show_rendered, submit
+from prony.cli.ask_node import find_machine, find_model_file
+from prony.cli.at_site import (
+    Block,
+    Detach,
+    Dry,
+    PartitionName,
+    SiteName,
+    SiteOptions,
+    SiteSession,
+    Time,
+    at_site,
+    find_partition,
+    follow,
+    jobs_for,
+    leave,
+    not_made,
+    show_rendered,
+    site_root,
+    submit,
+    warn,
+)
 from prony.cli.console import make_console
 from prony.cli.execute import (
     EXIT_FAILED,
-    Job,
-    Outcome,
+    RunOutcome,
+    TrialRun,
     doubts,
     execute,
     exit_code,
@@ -23,24 +43,18 @@ from prony.cli.execute import (
     refuse_missing_paths,
     refuse_unknown_models,
     runs_root,
+    updated_store,
 )
-from prony.cli.find_machine import find_machine
-from prony.cli.model_file import find_model_file
-from prony.cli.open_site import find_partition, site_root, warn
-from prony.cli.open_store import updated_store
 from prony.cli.progress import Display, make_display
-from prony.cli.repeats import print_repeats
-from prony.cli.site_options import AtSite, Block, Detach, Dry, PartitionName, SiteName, Time, at_site
-from prony.cli.study_history import longest_s
+from prony.cli.study_trials import longest_s
+from prony.cli.tables import print_repeats
 from prony.launch.collect import collect_all
-from prony.launch.estimate import FIXED_LENGTHS
-from prony.launch.site_find import find_site
+from prony.launch.job import FIXED_LENGTHS
+from prony.launch.site import find_site
 from prony.plan.request import check_target, make_stop, parse_trial, split_words
-from prony.plan.suites import Suite, load_suites
-from prony.plan.sweep import interleave, over_seeds
+from prony.plan.study import Suite, interleave, load_suites, over_seeds
 from prony_node.contract.errors import RequestError
-from prony_node.contract.plan import SUSTAINED_REPEATS, SUSTAINED_WINDOW_S, Plan
-from prony_node.contract.trial import Trial
+from prony_node.contract.trial import SUSTAINED_REPEATS, SUSTAINED_WINDOW_S, Plan, Trial
 from prony_node.workloads import WORKLOADS, find_workload
 from prony_node.workloads.config import Workload
 
@@ -121,17 +135,19 @@ def run(
     raise typer.Exit(code)
 
 
-def _place(site: str | None, at: AtSite, out: Path | None) -> Where | None:
+def _place(site: str | None, at: SiteOptions, out: Path | None) -> SiteSession | None:
     """The site that was named; None for the processes of this machine, which are not jobs."""
     if site is None:
         return None
     found = find_site(site)
-    return Where(found, find_partition(found, at.partition), site_root(found, out).absolute(), at.block, at.time_s)
+    return SiteSession(
+        found, find_partition(found, at.partition), site_root(found, out).absolute(), at.block, at.time_s
+    )
 
 
 def _at_site(
-    jobs: list[Job], place: Where, display: Display, detach: bool, dry_run: bool
-) -> tuple[list[Outcome], bool]:
+    jobs: list[TrialRun], place: SiteSession, display: Display, detach: bool, dry_run: bool
+) -> tuple[list[RunOutcome], bool]:
     """The same runs as jobs of a site."""
     plans = [plan_of(job) for job in jobs]
     made = jobs_for(plans, place, _known_s(plans, place))
@@ -145,7 +161,7 @@ def _at_site(
     return follow(submitted, place.root, display)
 
 
-def _known_s(plans: list[Plan], place: Where) -> dict[str, float]:
+def _known_s(plans: list[Plan], place: SiteSession) -> dict[str, float]:
     """What the same trials took there before, by the ids of their runs now."""
     if place.time_s is not None:
         return {}
@@ -180,20 +196,20 @@ def _jobs(
     max_time: str | None,
     repeats: int,
     seeds: int | None,
-    place: Where | None = None,
-) -> list[Job]:
+    place: SiteSession | None = None,
+) -> list[TrialRun]:
     """Every run of the request, checked in full before anything starts."""
     if suite is None:
         trial = parse_trial(target, words)
-        once = [Job(trial, make_stop(tolerance, max_time))]
+        once = [TrialRun(trial, make_stop(tolerance, max_time))]
     else:
         given = split_words(words)
         for entry in suite.trials:  # all of them, also those of another kind of device
             _changed(entry.trial, given)
         chosen = suite.trials_on(_device_kind(suite, given, place))
-        once = [Job(_changed(e.trial, given), make_stop(tolerance, max_time, e.stop)) for e in chosen]
-    each = [Job(trial, job.stop) for job in once for trial in over_seeds(job.trial, seeds)]
-    return [Job(job.trial, job.stop, repeat) for job, repeat in interleave(each, repeats)]
+        once = [TrialRun(_changed(e.trial, given), make_stop(tolerance, max_time, e.stop)) for e in chosen]
+    each = [TrialRun(trial, job.stop) for job in once for trial in over_seeds(job.trial, seeds)]
+    return [TrialRun(job.trial, job.stop, repeat) for job, repeat in interleave(each, repeats)]
 
 
 def _changed(trial: Trial, given: dict[str, str]) -> Trial:
@@ -201,7 +217,7 @@ def _changed(trial: Trial, given: dict[str, str]) -> Trial:
     return Trial(trial.workload, find_workload(trial.workload).parse({**trial.settings, **given}))
 
 
-def _device_kind(suite: Suite, given: dict[str, str], place: Where | None) -> str:
+def _device_kind(suite: Suite, given: dict[str, str], place: SiteSession | None) -> str:
     """What a suite's choice of trials depends on."""
     device = given.get("device", "auto")
     if device != "auto":
@@ -219,7 +235,7 @@ def print_json(records: list[dict[str, Any]], several: bool) -> None:
     sys.stdout.write("\n")
 
 
-def _print_outcomes(outcomes: list[Outcome], root: Path) -> None:
+def _print_outcomes(outcomes: list[RunOutcome], root: Path) -> None:
     """One record in full, several as a table; each way ends with where the run folders are."""
     from prony.cli.tables import print_record, results_table
 
@@ -232,7 +248,7 @@ def _print_outcomes(outcomes: list[Outcome], root: Path) -> None:
         console.print(f"run folders: {root.absolute()}", markup=False, soft_wrap=True)
 
 
-def write_report(outcomes: list[Outcome], root: Path) -> None:
+def write_report(outcomes: list[RunOutcome], root: Path) -> None:
     """A suite ends with its report; on stderr, so that --json stays alone on stdout."""
     from prony.cli.report import own_name_note, report_file, say_without_plots
 

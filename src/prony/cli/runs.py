@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prony.cli.open_store import LARGEST_LIMIT, RUNS_HELP, open_store
+from prony.cli.execute import LARGEST_LIMIT, RUNS_HELP, open_store
 from prony_node.contract.record import is_possible_rate
-from prony_node.contract.verification import NO, UNVERIFIED
+from prony_node.contract.run_folder import NO, UNVERIFIED
 
 WIDE = 100  # columns, from which on the settings have room too
 WIDE_FOR_QUALITY = 88  # the same for a quality, where any run has one
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from prony.store import Run
+    from prony.store import RunSummary
 
 
 def runs(
@@ -48,7 +48,7 @@ def runs(
         console.print(f"the newest {limit}; --limit N shows more", style="dim")
 
 
-def _print(console: Console, found: list[Run], unfinished: list[Path]) -> None:
+def _print(console: Console, found: list[RunSummary], unfinished: list[Path]) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -71,7 +71,7 @@ def _print(console: Console, found: list[Run], unfinished: list[Path]) -> None:
     console.print(table)
 
 
-def _rate(run: Run) -> str:
+def _rate(run: RunSummary) -> str:
     from prony.report.numbers import format_rate
 
     if run.rate is not None and not is_possible_rate(run.rate, run.rate_low, run.rate_high):
@@ -79,22 +79,22 @@ def _rate(run: Run) -> str:
     return format_rate(run.rate, f"{run.unit}/s" if run.unit else None, run.rate_low, run.rate_high, run.window_s)
 
 
-def _quality(run: Run) -> str:
+def _quality(run: RunSummary) -> str:
     from prony.report.numbers import NOTHING, format_score
 
     return NOTHING if run.quality is None else format_score(run.score or "score", run.quality)
 
 
-def _settings(run: Run) -> str:
+def _settings(run: RunSummary) -> str:
     from prony.analysis.settings import show_setting
 
     return " ".join(f"{name}={show_setting(value)}" for name, value in run.settings.items())
 
 
-def _outcome(run: Run) -> Text:
+def _outcome(run: RunSummary) -> Text:
     from rich.text import Text
 
-    from prony.analysis.headline import no_doubts, unchecked
+    from prony.analysis.summary import no_doubts, unchecked
     from prony.cli.tables import LEVEL_STYLES, STATUS_STYLES
     from prony_node.contract import read_record
 

@@ -11,22 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from prony.cli.ask_node import find_machine, find_model_file
+from prony.cli.at_site import Block, Detach, Dry, PartitionName, SiteName, Time, at_site, find_partition, warn
 from prony.cli.console import make_console
-from prony.cli.execute import Outcome, runs_root, where_lines
-from prony.cli.find_machine import find_machine
-from prony.cli.model_file import find_model_file
-from prony.cli.open_site import find_partition, warn
-from prony.cli.open_store import updated_store
-from prony.cli.site_options import Block, Detach, Dry, PartitionName, SiteName, Time, at_site
-from prony.cli.study_at_site import study_root
-from prony.cli.study_carry import Options
-from prony.cli.study_history import OTHER_CODE_HELP
-from prony.cli.study_run import carry_out
-from prony.cli.study_view import make_view
+from prony.cli.execute import RunOutcome, runs_root, updated_store, where_lines
+from prony.cli.study_run import carry_out, make_view, study_root
+from prony.cli.study_trials import OTHER_CODE_HELP, Options
 from prony.cli.sweep import ENERGY_HELP, RETRY_HELP, SHARE_HELP, end
-from prony.launch.blocks import BLOCK
-from prony.launch.site import Partition
-from prony.launch.site_find import find_site
+from prony.launch.job import BLOCK
+from prony.launch.site import Partition, find_site
 from prony.plan.request import make_stop
 from prony.plan.scale import STRONG, WEAK, ScalingTrials, make_series, parse_counts
 from prony.plan.study import LOCAL
@@ -140,7 +133,7 @@ def _refuse_lonely_nodes(series: ScalingTrials) -> None:
         )
 
 
-def _analyse(outcomes: list[Outcome], series: ScalingTrials, predict: list[int], root: Path) -> list[Scaling]:
+def _analyse(outcomes: list[RunOutcome], series: ScalingTrials, predict: list[int], root: Path) -> list[Scaling]:
     """A series of each kind, as far as it was run."""
     from prony.analysis.scaling import NOT_RUN, scaling
 
@@ -156,7 +149,7 @@ def _analyse(outcomes: list[Outcome], series: ScalingTrials, predict: list[int],
 
 def _collectives(root: Path) -> list[Record]:
     """Good runs of collectives among the runs here: what links can do, to stand beside what the series sends."""
-    from prony.analysis.scaling_links import OPERATIONS
+    from prony.analysis.scaling_series import OPERATIONS
 
     store = updated_store(root)
     names = sorted(set(OPERATIONS.values()))
@@ -164,8 +157,8 @@ def _collectives(root: Path) -> list[Record]:
     return [record for record in records if record is not None]
 
 
-def _print(outcomes: list[Outcome], found: list[Scaling]) -> None:
-    from prony.cli.scale_table import print_scaling
+def _print(outcomes: list[RunOutcome], found: list[Scaling]) -> None:
+    from prony.cli.tables import print_scaling
 
     console = make_console()
     for one in found:

@@ -9,16 +9,14 @@ from typing import Annotated, Any
 import typer
 
 from prony import catalog
-from prony.analysis.family import Family, family
-from prony.cli.at_site import follow, show_rendered, submit
+from prony.analysis.variation import Family, family
+from prony.cli.at_site import find_partition, follow, show_rendered, site_root, submit, warn
 from prony.cli.console import make_console
-from prony.cli.execute import EXIT_FAILED, EXIT_INTERRUPTED, Outcome
-from prony.cli.open_site import find_partition, site_root, warn
+from prony.cli.execute import EXIT_FAILED, EXIT_INTERRUPTED, RunOutcome
 from prony.cli.progress import make_display
-from prony.launch.blocks import make_jobs
-from prony.launch.job import BlockRun, Job
+from prony.launch.job import BlockRun, Job, make_jobs
 from prony.launch.protocol import make_launcher
-from prony.launch.site_find import find_site
+from prony.launch.site import find_site
 from prony.plan.request import make_plan, make_stop, parse_seconds, parse_trial
 from prony_node.contract.errors import RequestError
 from prony_node.contract.record import rate_fails
@@ -100,7 +98,7 @@ def _no_rate(record: dict[str, Any] | None) -> str:
     return f"{record['failure']['kind']}: {str(record['failure']['message']).splitlines()[0]}"
 
 
-def _print(jobs: dict[str, Job], outcomes: list[Outcome]) -> bool:
+def _print(jobs: dict[str, Job], outcomes: list[RunOutcome]) -> bool:
     """The table of nodes, and the verdict; whether anything is wrong."""
     from prony.report.numbers import format_rate
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prony.cli.open_store import RUNS_HELP, open_store
+from prony.cli.execute import RUNS_HELP, open_store
 from prony_node.contract.errors import RequestError
 from prony_node.contract.record import using
-from prony_node.contract.verification import MANIFEST_ALONE, NO, UNVERIFIED, YES, verify_command
+from prony_node.contract.run_folder import MANIFEST_ALONE, NO, UNVERIFIED, YES, verify_command
 
 if TYPE_CHECKING:
-    from prony.analysis.ceiling import Share
-    from prony.store import Run
+    from prony.analysis.compare import CeilingShare
+    from prony.store import RunSummary
 
 SAID = {
     YES: "verified: the record agrees with its manifest and its files",
@@ -39,7 +39,7 @@ def show(
     record = _read(found)
     share = None
     if against is not None:
-        from prony.analysis.ceiling import share_of_ceiling
+        from prony.analysis.compare import share_of_ceiling
         from prony.cli.compare import stored_repeats
 
         ceiling = _read(store.find(against))
@@ -61,7 +61,7 @@ def show(
         console.print("\n".join(share_lines(share)), highlight=False, markup=False, soft_wrap=True)
 
 
-def share_lines(share: Share) -> list[str]:
+def share_lines(share: CeilingShare) -> list[str]:
     """What a run reached of a ceiling, in a line, and what speaks against it."""
     from prony.report.numbers import format_rate, format_share
 
@@ -74,7 +74,7 @@ def share_lines(share: Share) -> list[str]:
     return lines + [f"  doubt: {doubt}" for doubt in share.doubts]
 
 
-def _read(run: Run) -> dict[str, Any]:
+def _read(run: RunSummary) -> dict[str, Any]:
     record = run.read_record()
     if record is None:
         raise RequestError(f"{run.folder} has no readable record.json any more")

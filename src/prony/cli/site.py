@@ -10,17 +10,25 @@ from typing import Annotated, Any
 
 import typer
 
-from prony.cli.at_site import show_rendered
+from prony.cli.at_site import find_partition, show_rendered, site_root, warn
 from prony.cli.execute import EXIT_FAILED
-from prony.cli.open_site import find_partition, site_root, warn
-from prony.launch.calls import NoAnswer
-from prony.launch.follow import read_log
+from prony.launch.collect import read_log
 from prony.launch.job import ENDED_STATE, Job, load_own, new_job
 from prony.launch.jobs import Jobs
-from prony.launch.site import Partition, Site
+from prony.launch.protocol import NoAnswer
+from prony.launch.site import (
+    NAME,
+    Partition,
+    Site,
+    dump_site,
+    example_sites,
+    find_site,
+    parse_site,
+    read_site,
+    sites_folder,
+    user_sites,
+)
 from prony.launch.site_check import Finding, judge, judge_limits
-from prony.launch.site_file import NAME, dump_site, parse_site
-from prony.launch.site_find import example_sites, find_site, read_site, sites_folder, user_sites
 from prony_node.contract.errors import RequestError
 
 CHECK_S = 300.0  # at most: importing torch from a busy file system takes minutes
@@ -104,7 +112,7 @@ def _ask_values(yes: bool) -> dict[str, Any]:
 
 
 def _slurm_values(ask: Any) -> dict[str, Any]:
-    from prony.launch.slurm_detect import detect_cluster
+    from prony.launch.slurm import detect_cluster
 
     try:
         cluster = detect_cluster(warn)
@@ -146,8 +154,8 @@ def _time(seconds: float) -> str:
 
 
 def _kubernetes_values(ask: Any) -> dict[str, Any]:
+    from prony.launch.kubernetes_answers import detect_partitions
     from prony.launch.kubernetes_api import Api, ApiProblem
-    from prony.launch.kubernetes_detect import detect_partitions
 
     namespace = ask("namespace", "default")
     image = ask("image with Python, torch and bash", "")
@@ -193,7 +201,7 @@ def _limits(found: Site, chosen: Partition) -> list[Finding]:
     """What a scheduler says of the partition's own limits, where it says it."""
     if found.kind != "slurm":
         return []
-    from prony.launch.slurm_detect import detect_partition
+    from prony.launch.slurm import detect_partition
 
     try:
         known = detect_partition(chosen.name, warn)

@@ -5,19 +5,76 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
-from prony.cli.execute import runs_root
-from prony.cli.open_store import RUNS_HELP, open_store
-from prony.cli.store_import import import_anchors, take
+from prony.cli.execute import RUNS_HELP, open_store, runs_root
 from prony_node.contract.errors import RequestError
-from prony_node.contract.verification import MANIFEST_ALONE, NO
+from prony_node.contract.run_folder import MANIFEST_ALONE, NO
 
 if TYPE_CHECKING:
-    from prony.store import Run, Skipped, Store
-    from prony.store.transfer import Arrived
+    from prony.store import RunSummary, Skipped, Store
+    from prony.store.transfer import ImportResult
+
+
+def import_anchors(root: Path, paths: list[Path], form: str, source: str, mapping: list[str], fixed: list[str]) -> None:
+    from prony.store import Store
+    from prony.store.anchors import keep_anchors, put_anchors
+    from prony.store.foreign import read_foreign
+    from prony.store.foreign.reading import ImportOptions
+    from prony.store.transfer import check_writable, said_by_system
+
+    check_writable(root)
+    given = ImportOptions(source, _pairs(mapping, "--map", last=True), _pairs(fixed, "--set"))
+    found = [anchor for path in paths for anchor in read_foreign(path, form, given)]
+    try:
+        new = keep_anchors(root, found)
+    except OSError as error:
+        raise said_by_system(error, root) from error
+    here = Store(root)
+    here.refresh()
+    here.ask(lambda connection: put_anchors(connection, found))
+    print(f"{len(new)} anchors imported, {len({anchor.key for anchor in found}) - len(new)} here already")
+
+
+def _pairs(words: list[str], option: str, last: bool = False) -> dict[str, str]:
+    """NAME=VALUE words; the name of a column may itself hold an =, so it is split at the last."""
+    pairs = {}
+    for word in words:
+        name, sign, value = word.rpartition("=") if last else word.partition("=")
+        if not sign or not name or not value:
+            raise RequestError(f"{option} {word!r} is no {'COLUMN=FIELD' if last else 'FIELD=VALUE'}")
+        pairs[name] = value
+    return pairs
+
+
+def import_runs(path: str, root: Path) -> ImportResult:
+    from prony.store import tabular
+    from prony.store.transfer import take_records, take_tar
+
+    if path == "-":
+        if sys.stdin is None:
+            raise RequestError("nothing can come on stdin: it is closed")
+        return take_tar(sys.stdin.buffer, root, "what came on stdin")
+    kind = tabular.format_of(Path(path))
+    if Path(path).exists() and not Path(path).is_file():
+        raise RequestError(f"{path} is no regular file; `prony store import -` takes a tar from stdin")
+    if kind == "parquet":
+        return take_records(tabular.read_parquet(Path(path)), root, path)
+    try:
+        if kind == "csv":
+            return take_records(tabular.read_csv(Path(path)), root, path)
+        with Path(path).open("rb") as file:
+            if kind == "tar":
+                stream: BinaryIO = file
+                return take_tar(stream, root, path)
+            return take_records(tabular.read_json_lines(file), root, path)
+    except FileNotFoundError:
+        raise RequestError(f"there is no file {path}") from None
+    except (IsADirectoryError, PermissionError) as error:
+        raise RequestError(f"{path} could not be read: {error.strerror}") from None
+
 
 EXIT_FAILED = 1
 SHOWN = 20  # of what was left out, by name
@@ -37,8 +94,8 @@ def push(
     runs: Runs = None,
 ) -> None:
     """Put run folders into a team's store or another folder."""
-    from prony.store.share import copy_folders
-    from prony.store.share import push as push_to
+    from prony.store.transfer import copy_folders
+    from prony.store.transfer import push as push_to
 
     here, _ = open_store(runs)
     folders = _folders(here, chosen)
@@ -57,8 +114,8 @@ def pull(
 ) -> None:
     """Fetch missing run folders from a team's store or another folder."""
     from prony.store import Store
-    from prony.store.share import copy_folders
-    from prony.store.share import pull as pull_from
+    from prony.store.transfer import copy_folders
+    from prony.store.transfer import pull as pull_from
 
     root = runs_root(runs).absolute()
     other = _other(source, "--from")
@@ -98,11 +155,11 @@ def import_(
     if source or mapping or fixed:
         raise RequestError("--source, --map and --set go with --as FORMAT: they are about others' results")
     from prony.store import Store
-    from prony.store.transfer import Arrived
+    from prony.store.transfer import ImportResult
 
-    done = Arrived()
+    done = ImportResult()
     for path in paths:
-        done.add(take(path, root))
+        done.add(import_runs(path, root))
     _verify(Store(root), done.new)
     _say(done, "imported", "here already")
 
@@ -183,7 +240,7 @@ def share(
     In a root that is shared already, a member shares the runs that they made before, and root those of all.
     """
     from prony.store.group import find_group, opening_commands, share_root
-    from prony_node.contract.owners import group_name, user_name
+    from prony_node.contract.safe_files import group_name, user_name
 
     done = share_root(folder, None if group is None else find_group(group))
     said = f"{folder} is shared with the group {group_name(done.group)}; "
@@ -214,7 +271,7 @@ def _verify(here: Store, names: list[str], refresh: bool = True) -> None:
     warn_of(mark_new(here, names))
 
 
-def _say_unverified(found: list[Run]) -> None:
+def _say_unverified(found: list[RunSummary]) -> None:
     """What a quick rebuild leaves open: it recomputes nothing, and keeps what an earlier one found wrong."""
     from prony.cli.verify import say_wrong
 
@@ -230,16 +287,16 @@ def _folders(here: Store, chosen: list[str] | None, where: str = "") -> list[Pat
     if chosen:
         return list(dict.fromkeys(here.find(text).folder for text in chosen))
     if where:
-        from prony.store.query import Question, ask_records
+        from prony.store.query import StoreQuery, ask_records
 
-        names = {row[0] for row in ask_records(here, Question(where, columns=("folder",))).rows}
+        names = {row[0] for row in ask_records(here, StoreQuery(where, columns=("folder",))).rows}
         return [run.folder for run in here.runs() if run.folder.name in names]
     return [run.folder for run in here.runs()]
 
 
 def _other(text: str | None, option: str) -> Path | str:
     """The other side: a folder, or the address of a team's store."""
-    from prony.store.address import SCHEMES, VARIABLE, check_address, hide_password, team_address
+    from prony.store.database import SCHEMES, VARIABLE, check_address, hide_password, team_address
 
     if not text:
         address = team_address()
@@ -258,7 +315,7 @@ def _team(root: Path, address: str | Path) -> Store:
     return Store(root, str(address))
 
 
-def _say(done: Arrived, new: str, known: str) -> None:
+def _say(done: ImportResult, new: str, known: str) -> None:
     """What was done, what was there, what was left out and why; exit 1 where something was refused."""
     print(f"{len(done.new)} runs {new}, {len(done.known)} {known}, {len(done.refused)} left out")
     _warn(done.refused)

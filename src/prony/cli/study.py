@@ -10,15 +10,13 @@ from typing import Annotated, Any
 
 import typer
 
-from prony.cli.execute import runs_root
-from prony.cli.model_file import find_model_file
-from prony.cli.open_store import RUNS_HELP
-from prony.cli.site_options import Block, Detach, Dry, PartitionName, Time, at_site
-from prony.cli.study_carry import Options
-from prony.cli.study_history import OTHER_CODE_HELP
+from prony.cli.ask_node import find_model_file
+from prony.cli.at_site import Block, Detach, Dry, PartitionName, Time, at_site
+from prony.cli.execute import RUNS_HELP, runs_root
+from prony.cli.study_trials import OTHER_CODE_HELP, Options
 from prony.cli.sweep import ENERGY_HELP, RETRY_HELP, SHARE_HELP, run_study
-from prony.plan.studies import load_study
 from prony.plan.study import LOCAL, Study
+from prony.plan.study_file import load_study
 from prony_node.contract.errors import RequestError
 from prony_node.workloads import find_workload
 from prony_node.workloads.config import Workload
@@ -45,7 +43,7 @@ Runs = Annotated[Path | None, typer.Option(help=RUNS_HELP)]
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedStudy:
     """A study, and what plans carry of the model files that it names."""
 
     study: Study
@@ -54,7 +52,7 @@ class Opened:
 
 def open_study(
     target: str, size: str | None, words: list[str] | None, site: str | None = None, parts: list[str] | None = None
-) -> Opened:
+) -> OpenedStudy:
     """Read and check a study; model files are asked from a node process."""
     files: dict[str, dict[str, Any]] = {}
 
@@ -66,7 +64,7 @@ def open_study(
         return model.workload
 
     found = load_study(target, size, tuple(words or ()), find, tuple(parts or ()))
-    return Opened(replace(found, site=site) if site is not None else found, files)
+    return OpenedStudy(replace(found, site=site) if site is not None else found, files)
 
 
 @study.command()
@@ -80,7 +78,7 @@ def plan(
     runs: Runs = None,
 ) -> None:
     """Print the trials, their cost and what would be refused."""
-    from prony.cli.study_plan import make_outlook, print_outlook
+    from prony.cli.study_output import make_outlook, print_outlook
 
     root = runs_root(runs)
     opened = open_study(target, size, settings, site, part)
@@ -167,7 +165,7 @@ def status(
     runs: Runs = None,
 ) -> None:
     """Say what is done, what failed and what is left."""
-    from prony.cli.study_plan import make_standing, print_standing
+    from prony.cli.study_output import make_standing, print_standing
 
     root = runs_root(runs)
     opened = open_study(target, size, settings, site, part)
@@ -195,7 +193,7 @@ def show(
     if not opened.study.tables:
         raise RequestError(f"{opened.study.name} has no tables of a publication; `prony report` shows what was run")
     if as_json:
-        from prony.cli.study_tables import show_study
+        from prony.cli.study_output import show_study
 
         json.dump(show_study(opened.study, _root(opened.study, root)).to_json(), sys.stdout, indent=1)
         sys.stdout.write("\n")
@@ -204,13 +202,13 @@ def show(
 
 
 def _print_tables(study: Study, root: Path) -> None:
-    from prony.cli.study_tables import show_study
+    from prony.cli.study_output import show_study
 
     for line in show_study(study, _root(study, root)).lines():
         print(line)
 
 
 def _root(study: Study, root: Path) -> Path:
-    from prony.cli.study_at_site import study_root
+    from prony.cli.study_run import study_root
 
     return study_root(study, root)

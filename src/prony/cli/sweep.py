@@ -8,20 +8,16 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from prony.cli.ask_node import find_model_file
+from prony.cli.at_site import Block, Detach, Dry, PartitionName, SiteName, Time, at_site, number, warn
 from prony.cli.console import make_console
-from prony.cli.execute import EXIT_FAILED, EXIT_REQUEST, Outcome, exit_code, runs_root, where_lines
-from prony.cli.model_file import find_model_file
-from prony.cli.open_site import number, warn
-from prony.cli.repeats import print_repeats
+from prony.cli.execute import EXIT_FAILED, EXIT_REQUEST, RunOutcome, exit_code, runs_root, where_lines
 from prony.cli.run import print_json
-from prony.cli.site_options import Block, Detach, Dry, PartitionName, SiteName, Time, at_site
-from prony.cli.study_carry import Carried, Options
-from prony.cli.study_history import OTHER_CODE_HELP
-from prony.cli.study_run import carry_out
-from prony.cli.study_view import make_view
-from prony.plan.order import ORDERS
+from prony.cli.study_run import carry_out, make_view
+from prony.cli.study_trials import OTHER_CODE_HELP, Options, StudyOutcome
+from prony.cli.tables import print_repeats
 from prony.plan.request import make_stop
-from prony.plan.study import LOCAL, Study, study_of_words
+from prony.plan.study import LOCAL, ORDERS, Study, study_of_words
 from prony_node.contract.errors import RequestError, unknown
 from prony_node.contract.record import failed_checks
 from prony_node.workloads import find_workload
@@ -91,7 +87,7 @@ def run_study(study: Study, options: Options, as_json: bool) -> None:
     end(carried)
 
 
-def end(carried: Carried) -> NoReturn:
+def end(carried: StudyOutcome) -> NoReturn:
     """Say why a study stopped before its end, where it did, and exit."""
     if carried.stopped:
         warn(carried.stopped)
@@ -103,7 +99,7 @@ def end(carried: Carried) -> NoReturn:
     raise typer.Exit(EXIT_FAILED if carried.gave_up or code == EXIT_REQUEST else code)
 
 
-def _print_outcomes(outcomes: list[Outcome]) -> None:
+def _print_outcomes(outcomes: list[RunOutcome]) -> None:
     from prony.cli.tables import results_table
 
     if not outcomes:

@@ -1,40 +1,90 @@
-"""Records for the terminal: one in full, or several as a table."""
+"""Records, repeats and scaling series as tables on the terminal."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from prony.analysis.energy import energy_lines
-from prony.analysis.facts import introduce
-from prony.analysis.headline import Headline, headline, no_doubts
-from prony.analysis.settings import USUAL, in_order, settings_of, show_setting, shown_settings
+from prony.analysis.scaling import Scaling
+from prony.analysis.settings import USUAL, in_order, introduce, settings_of, show_setting, shown_settings
+from prony.analysis.summary import Headline, energy_lines, headline, no_doubts
+from prony.analysis.variation import SPREAD, Group, Spread, groups
 from prony.cli.console import make_console
-from prony.cli.sections import grid, pairs, print_section
-from prony.report.batch_lines import batch_lines
-from prony.report.binding_lines import binding_lines
-from prony.report.collective_lines import collective_lines, collective_table
-from prony.report.data_lines import data_lines
-from prony.report.learning_lines import REACHED, curve_table, learning_lines
-from prony.report.metric_lines import metric_lines
+from prony.cli.execute import RunOutcome
+from prony.report.lines import (
+    GAINED,
+    LOST,
+    REACHED,
+    SPREAD_COLUMNS,
+    WIDEST,
+    batch_lines,
+    binding_lines,
+    collective_lines,
+    collective_table,
+    curve_table,
+    data_lines,
+    gained_row,
+    learning_lines,
+    lost_row,
+    metric_lines,
+    scaling_lines,
+    scaling_title,
+    spread_notes,
+    spread_row,
+    spread_title,
+)
 from prony.report.numbers import (
     NOTHING,
     format_bytes,
     format_headline,
     format_metric,
+    format_number,
     format_rate,
     format_seconds,
+    format_share,
     format_time_to,
 )
 from prony_node.contract import files
-from prony_node.contract.cost import find_rates
-from prony_node.contract.verification import UNCHANGED, how_changed
+from prony_node.contract.metrics import find_rates
+from prony_node.contract.record import window_of
+from prony_node.contract.run_folder import UNCHANGED, how_changed
+from prony_node.stats import between_run
+
+Side = Literal["left", "right"]
+
+
+def print_section(console: Console, title: str, *tables: Table | None) -> None:
+    """The title and the tables that have something in them; nothing where none has."""
+    filled = [table for table in tables if table is not None and table.row_count]
+    if filled:
+        console.print(Text(title, "bold"))
+    for table in filled:
+        console.print(Padding(table, (0, 0, 0, 2)))
+
+
+def grid(*justify: Side) -> Table:
+    """A table without lines or titles, whose last column wraps."""
+    table = Table.grid(padding=(0, 2))
+    for position, side in enumerate(justify):
+        last = position == len(justify) - 1
+        table.add_column(justify=side, no_wrap=not last, overflow="fold")
+    return table
+
+
+def pairs(lines: Sequence[tuple[str, str]]) -> Table:
+    """Labels and texts."""
+    table = grid("left", "left")
+    for label, text in lines:
+        table.add_row(Text(label, "dim"), Text(text))
+    return table
+
 
 __all__ = [
     "format_bytes",
@@ -234,3 +284,107 @@ def _settings(record: Record) -> Table:
     if settings:
         table.add_row(words)
     return table
+
+
+REPEATED = ("throughput", "samples_per_wh")  # ratios: their repeats are averaged on the log scale
+LEARNED = tuple(name for name in SPREAD if name not in REPEATED)
+
+
+def print_repeats(console: Console, outcomes: Sequence[RunOutcome]) -> None:
+    """Each trial that has several runs: over seeds where it has several, over repeats where not."""
+    for group in groups([outcome.record for outcome in outcomes]):
+        if len(group.records) < 2:
+            continue
+        if len(group.seeds) > 1:
+            _print_seeds(console, group)
+        else:
+            _print_runs(console, group)
+
+
+def _print_seeds(console: Console, group: Group) -> None:
+    _say(console, [spread_title(group)])
+    _print_spreads(console, group.spreads, "seeds")
+    _say(console, [*_within(group, "throughput"), *(f"  {note}" for note in spread_notes(group))])
+
+
+def _print_runs(console: Console, group: Group) -> None:
+    """Within-run and between-run intervals, apart: a longer run does not give the second."""
+    metrics = [record["metrics"] for record in group.records]
+    lines = []
+    for name in REPEATED:
+        between = _between(name, metrics)
+        lines += [*between, *_within(group, name)] if between else []
+    learned = [spread for spread in group.spreads if spread.name in LEARNED and spread.count > 1]
+    if not lines and not learned:
+        return
+    _say(console, [spread_title(group), *lines])
+    if learned:
+        _print_spreads(console, learned, "runs")
+        _say(console, [f"  {note}" for note in spread_notes(group)])
+
+
+def _print_spreads(console: Console, spreads: Sequence[Spread], counted: str) -> None:
+    """A line a metric; a narrow terminal breaks names rather than numbers."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("")
+    for title in (*SPREAD_COLUMNS, counted):
+        table.add_column(title.replace(" ", "\n", 1) if title == WIDEST else title, justify="right", no_wrap=True)
+    for spread in spreads:
+        table.add_row(*map(Text, spread_row(spread)))
+    console.print(Padding(table, (0, 0, 0, 2)))
+
+
+def _between(name: str, runs: list[dict[str, Any]]) -> list[str]:
+    """One metric over repeats: its interval between runs."""
+    known = [run[name] for run in runs if (run.get(name) or {}).get("value")]
+    if len(known) < 2:
+        return []
+    between = between_run([float(metric["value"]) for metric in known])
+    if between.low is None or between.high is None:
+        return []
+    edges = f"{format_number(between.low)} to {format_number(between.high)}"
+    return [f"  between runs: {format_rate(between.mean, known[0].get('unit'))}, 95 % interval {edges}"]
+
+
+def _within(group: Group, name: str) -> list[str]:
+    """The widest interval within a run."""
+    metrics = [record["metrics"].get(name) or {} for record in group.records]
+    inside = [wide for metric in metrics if (wide := _relative_half_width(metric)) is not None]
+    shortest = min((window for one in group.records if (window := window_of(one))), default=None)
+    length = f", in {shortest:.2g} s or more" if shortest and name == "throughput" else ""
+    return [f"  within a run: 95 % interval of ± {format_share(max(inside), 2)} at most{length}"] if inside else []
+
+
+def _relative_half_width(rate: dict[str, Any]) -> float | None:
+    if not rate.get("value") or rate.get("low") is None or rate.get("high") is None:
+        return None
+    return float(max(rate["high"] - rate["value"], rate["value"] - rate["low"]) / rate["value"])
+
+
+def _say(console: Console, lines: Sequence[str]) -> None:
+    if lines:
+        console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+
+
+def print_scaling(console: Console, found: Scaling) -> None:
+    """The tables, then the alarms, then the rest of the sentences."""
+    console.print(Text(scaling_title(found), "bold"), soft_wrap=True)
+    _print_table(console, GAINED, [gained_row(point) for point in found.points])
+    lost = [row for point in found.points if (row := lost_row(point))]
+    if lost:
+        console.print(Text("  lost, and where, as shares of the step time on so many devices", "bold"))
+        _print_table(console, LOST, lost)
+    lines = scaling_lines(found)
+    for alarm in lines.alarms:
+        console.print(Padding(Text(alarm, "bold yellow"), (0, 0, 0, 2)))
+    for note in lines.notes:
+        console.print(Padding(Text(note), (0, 0, 0, 2)))
+
+
+def _print_table(console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for number, title in enumerate(columns):
+        table.add_column(title, justify="left" if number == 0 else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console.print(Padding(table, (0, 0, 0, 2)))

@@ -11,32 +11,38 @@ from typing import Annotated, Any
 
 import typer
 
+from prony.cli.ask_node import find_model_file
 from prony.cli.console import make_console
 from prony.cli.execute import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
-    Job,
+    TrialRun,
     refuse_missing_paths,
     refuse_unknown_models,
     runs_root,
 )
-from prony.cli.model_file import find_model_file
 from prony.cli.progress import make_display
-from prony.cli.study_view import PlainView
+from prony.cli.study_run import PlainView
 from prony.cli.sweep import SHARE_HELP
-from prony.cli.tune_runs import Tuning
+from prony.cli.tune_search import Tuning
 from prony.launch.collect import collect_all
-from prony.launch.lock import devices_of, hold_devices
+from prony.launch.locks import devices_of, hold_devices
 from prony.plan.request import parse_seconds
-from prony.plan.search import Search
-from prony.plan.search_drive import SearchOutcome, drive
-from prony.plan.search_goal import Goal, find_goal, parse_limits, unmeasurable
-from prony.plan.search_space import default_lists, make_space, split_searched, trial_of
+from prony.plan.search import Search, SearchOutcome, run_search
+from prony.plan.search_space import (
+    Goal,
+    default_lists,
+    find_goal,
+    make_space,
+    parse_limits,
+    split_searched,
+    trial_of,
+    unmeasurable,
+)
 from prony_node.contract.errors import RequestError
-from prony_node.contract.plan import Stop
-from prony_node.contract.record_types import OUT_OF_MEMORY
+from prony_node.contract.record import OUT_OF_MEMORY
 from prony_node.contract.settings import Value
-from prony_node.contract.trial import Trial
+from prony_node.contract.trial import Stop, Trial
 from prony_node.workloads import find_workload
 from prony_node.workloads.config import Workload
 
@@ -74,7 +80,7 @@ def tune(
     _refuse(fixed, wanted)
     file = model.plan if model else None
     trials = _trials(found, fixed, lists)
-    start = Job(trials[0], Stop(), file=file)
+    start = TrialRun(trials[0], Stop(), file=file)
     devices = contextlib.nullcontext() if share else hold_devices(devices_of(trials), f"tune of {found.name}")
     refuse_missing_paths([start])
     refuse_unknown_models([start])
@@ -86,7 +92,7 @@ def tune(
         done = _search(tuning, lists)
     if done is None:
         raise typer.Exit(EXIT_INTERRUPTED if tuning.interrupted else EXIT_FAILED)
-    from prony.cli.tune_output import print_tuning, print_tuning_json
+    from prony.cli.tune_search import print_tuning, print_tuning_json
 
     (print_tuning_json if as_json else print_tuning)(tuning, *done)
     search, result = done
@@ -133,7 +139,7 @@ def _search(tuning: Tuning, lists: dict[str, list[str]]) -> tuple[Search, Search
     if effective.get("device") == "cpu":
         rules = replace(rules, between_runs=max(rules.between_runs, BETWEEN_RUNS_ON_CPU))
     search = Search(space, tuning.start, limits=tuning.limits, budget_s=tuning.budget_s, rules=rules)
-    found = drive(search, tuning, tuning.goal, made)
+    found = run_search(search, tuning, tuning.goal, made)
     found.interrupted = found.interrupted or tuning.interrupted
     return search, found
 

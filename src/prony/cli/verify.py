@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prony.cli.open_store import RUNS_HELP, open_store
-from prony.launch.verify import verify_folders
+from prony.cli.execute import RUNS_HELP, open_store
+from prony.launch.node import verify_folders
 from prony_node.contract import files
 from prony_node.contract.cache import private_folder
 from prony_node.contract.errors import RequestError
+from prony_node.contract.run_folder import Verification, verify_command
 from prony_node.contract.typed import encode
-from prony_node.contract.verification import Verification, verify_command
 
 if TYPE_CHECKING:
     from prony.store import Store

@@ -1,21 +1,97 @@
-"""Collecting: a run folder whose supervisor is gone gets the record that it could not write itself."""
+"""Following a run, and collecting it: its record where its supervisor is gone, and runs that a dead controller left."""
 
 from __future__ import annotations
 
+import json
 import os
+import time
+from collections.abc import Callable, Collection, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from prony.launch.job import LOG, Job
+from prony.launch.locks import claim_run, run_claimant
 from prony_node.contract import files
-from prony_node.contract.assemble import Parts, assemble, make_failure, read_parts
+from prony_node.contract.cache import remove_half_written, remove_leftovers
 from prony_node.contract.errors import RequestError
-from prony_node.contract.leftovers import remove_half_written, remove_leftovers
-from prony_node.contract.manifest import COLLECTION, NOT_LISTED, has_manifest, write_manifest
-from prony_node.contract.plain import read_in_run, stat_in_run
-from prony_node.contract.plan import Plan
-from prony_node.contract.process import is_alive
+from prony_node.contract.logs import MOST_BYTES, read_new
+from prony_node.contract.machine import is_alive
 from prony_node.contract.record import read_record
+from prony_node.contract.run_folder import (
+    COLLECTION,
+    NOT_LISTED,
+    Parts,
+    assemble,
+    has_manifest,
+    make_failure,
+    read_parts,
+    write_manifest,
+)
+from prony_node.contract.safe_files import READ_LIMIT, open_in_run, read_in_run, stat_in_run
+from prony_node.contract.trial import Plan
+
+
+def read_log(job: Job, number: int | None = None) -> str:
+    """What a job said, or its run of this number: its launcher has put that into the job's folder."""
+    return read_text(log_of(job, number))
+
+
+def log_of(job: Job, number: int | None) -> Path:
+    return job.folder / LOG if number is None else job.run_log(number)
+
+
+def read_text(path: Path) -> str:
+    """A log, its head and its tail; nothing where there is none, or something else in its place."""
+    return LogTail(path).read(last=True)
+
+
+class LogTail:
+    """New lines of a log since the last look. However long it is, no more than its head and its tail are read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def read(self, last: bool = False) -> str:
+        """Whole lines, and at the `last` look what follows them."""
+        try:
+            found = read_new(self._path, self._offset)
+        except OSError:
+            return ""
+        text = found.text if last or len(found.text) >= MOST_BYTES else found.text[: found.text.rfind(b"\n") + 1]
+        self._offset = found.end - len(found.text) + len(text)
+        # A progress bar goes back to the start of its line.
+        return text.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
+
+
+class ProgressTail:
+    """New lines of progress.jsonl since the last look. A line that is half written waits for its end."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / files.PROGRESS
+        self._offset = 0
+        self._rest = b""
+
+    def read(self) -> list[dict[str, Any]]:
+        try:
+            with os.fdopen(open_in_run(self._path), "rb") as file:
+                file.seek(self._offset)
+                chunk = file.read(READ_LIMIT)
+        except OSError:
+            return []
+        self._offset += len(chunk)
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        return [document for line in lines if (document := _parse(line)) is not None]
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        document = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
+
 
 CLOSE_S = 2.0  # between the last of a supervisor's own writes
 ASSEMBLED_S = 20.0  # within which a supervisor makes the record of a rank that has ended
@@ -156,3 +232,63 @@ def _last_sign(folder: Path) -> str:
 
 def _time_of(path: Path) -> str:
     return datetime.fromtimestamp(stat_in_run(path).st_mtime, UTC).isoformat(timespec="seconds")
+
+
+PATIENCE_S = 60.0  # a supervisor whose controller died ends its rank and writes the record in a fraction of it
+LOOK_EVERY_S = 0.1
+
+
+def wait_for_left(root: Path, wanted: Collection[tuple[str, int]], note: Callable[[str], None]) -> None:
+    """Wait until nobody's process is at work on a run of these (trial hash, repeat); lost runs get their record.
+
+    One that is claimed is made by another start, which lives: it is for the caller to share the work with.
+    """
+    end_s = time.monotonic() + PATIENCE_S
+    told = False
+    while True:
+        collect_all(root)
+        busy = [found for found in _at_work(root) if found[1] in wanted and not _is_claimed(root, *found[1])]
+        if not busy:
+            return
+        folder, _, pid = busy[0]
+        if time.monotonic() > end_s:
+            raise RequestError(
+                f"{folder.name}, a run of this study, is being made by process {pid}; wait for it, or end that process"
+            )
+        if not told:
+            note(f"waiting for process {pid} to end {folder.name}")
+            told = True
+        time.sleep(LOOK_EVERY_S)
+
+
+def is_being_made(root: Path, trial_hash: str, repeat: int) -> bool:
+    """Whether a process is at work on this run."""
+    return any(key == (trial_hash, repeat) for _, key, _ in _at_work(root))
+
+
+def maker_of(root: Path, trial_hash: str, repeat: int) -> str:
+    """Who is at work on this run, or has claimed it, as far as it can be told from here."""
+    pid = next((pid for _, key, pid in _at_work(root) if key == (trial_hash, repeat)), None)
+    return run_claimant(root, trial_hash, repeat) if pid is None else f"process {pid}"
+
+
+def _is_claimed(root: Path, trial_hash: str, repeat: int) -> bool:
+    with claim_run(root, trial_hash, repeat) as ours:
+        return not ours
+
+
+def _at_work(root: Path) -> Iterator[tuple[Path, tuple[str, int], int]]:
+    for plan_file in sorted(root.glob(f"[!.]*/{files.PLAN}")):
+        folder = plan_file.parent
+        if (folder / files.RECORD).exists() and has_manifest(folder):  # its supervisor writes that last
+            continue
+        try:
+            if folder.lstat().st_uid != os.geteuid():  # a claim says whether its owner is at work, this may be made up
+                continue
+            holder = files.read_json(folder / files.SUPERVISOR)
+            if is_alive(holder) is not True or not isinstance(holder, dict):
+                continue
+            plan = Plan.from_json(files.read_json(plan_file))
+        except (RequestError, OSError):  # of a newer Prony, or another user's that may not be read
+            continue
+        yield folder, (plan.trial.hash, plan.repeat), int(holder["pid"])

@@ -1,36 +1,28 @@
-"""A job: an ordered block of runs on one allocation, and its folder, which holds all that is known of it.
-
-Nothing of a job lives in a process: a later command of its owner reads <root>/.jobs/<job id>/job.json and goes on.
-
-Several users may have jobs in a root. What a job's folder holds is executed, so each user has a folder of their own
-there for jobs, which nobody else can write to, and the jobs of others are listed and never acted on.
-"""
+"""A job: an ordered block of runs on one allocation, its time limit, and its folder."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from prony.launch.claim import other_root_hint
-from prony.launch.site import Partition, Site
-from prony.launch.site_file import choose_partition
-from prony.launch.site_find import find_site_of_job
+from prony.launch.locks import other_root_hint
+from prony.launch.site import Partition, Site, choose_partition, find_site_of_job
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
-from prony_node.contract.log_limits import limit_logs, logs_of_job
-from prony_node.contract.owners import user_name
+from prony_node.contract.logs import limit_logs, logs_of_job
 from prony_node.contract.parallel import devices_per_node
-from prony_node.contract.plain import (
+from prony_node.contract.safe_files import (
     GROUP_READS_FOLDER,
     IS_JOBS,
     JOB,
@@ -44,9 +36,10 @@ from prony_node.contract.plain import (
     open_own_folder,
     open_plain,
     read_open,
+    user_name,
     write_alone,
 )
-from prony_node.contract.plan import Plan, check_schema
+from prony_node.contract.trial import Plan, check_schema
 
 SCRIPT = "job.sh"
 NODE_ZIP = "node.zip"
@@ -78,7 +71,7 @@ class BlockRun:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobOutcome:
     """How a job ended, as its scheduler tells it."""
 
     state: str  # the scheduler's own word: COMPLETED, TIMEOUT, NODE_FAIL ...
@@ -105,7 +98,7 @@ class Job:
     submitted: str | None = None
     ended: str | None = None
     seen_ended: str | None = None  # when its end was first seen: files may come a little later
-    outcome: Outcome | None = None
+    outcome: JobOutcome | None = None
     note: str = ""  # why it waits, for a person
     followed_by: str | None = None  # the job that tries again what this one could not end
     cancelled: bool = False  # a person asked for its end
@@ -355,7 +348,7 @@ def load(folder: Path) -> Job:
             submitted=_text(document, "submitted"),
             ended=_text(document, "ended"),
             seen_ended=_text(document, "seen_ended"),
-            outcome=Outcome(*(_text(outcome, name) or "" for name in OUTCOME)) if outcome else None,
+            outcome=JobOutcome(*(_text(outcome, name) or "" for name in OUTCOME)) if outcome else None,
             note=str(document.get("note") or ""),
             followed_by=_text(document, "followed_by"),
             cancelled=bool(document.get("cancelled")),
@@ -468,3 +461,94 @@ def find_job(jobs: Sequence[Job], text: str) -> Job:
 
 def _run_ids(job: Job) -> list[str]:
     return [run.plan.run_id for run in job.runs]
+
+
+START_S = 300.0  # Python, torch, a compiler and tuned kernels, on a file system that is busy
+JOB_S = 120.0  # a job's own: modules, the image of a container
+MARGIN = 1.5
+FIXED_LENGTHS = ("epochs", "until", "steps")
+# A run here ends by itself: its limit is for one that never would. A data set may be generated or copied first.
+LOCAL_S, LOCAL_MARGIN = 4 * 3600.0, 3.0
+LOCAL_UNKNOWN_S = 7 * 24 * 3600.0
+
+
+def local_limit_s(plan: Plan, estimate_s: float | None = None) -> float:
+    """The time limit of a run on this machine; `estimate_s` is what the same trial took before."""
+    if _fixed_length(plan) is not None:
+        return LOCAL_UNKNOWN_S if estimate_s is None else LOCAL_S + LOCAL_MARGIN * estimate_s
+    most_s = START_S + plan.stop.warm_time_s + plan.stop.max_time_s
+    return LOCAL_S + LOCAL_MARGIN * max(most_s, estimate_s or 0.0)
+
+
+def job_time_s(
+    runs: Iterable[BlockRun], estimates_s: Mapping[str, float], site: Site, partition: Partition
+) -> tuple[float, str]:
+    """The time limit of a job, and a sentence where the site allows less than the runs may need."""
+    needed_s = JOB_S + MARGIN * sum(_run_s(run.plan, estimates_s.get(run.plan.run_id)) for run in runs)
+    allowed_s = min(
+        (limit for limit in (partition.max_time_s, site.limits.time_s) if limit is not None), default=math.inf
+    )
+    rounded_s = math.ceil(needed_s / 60.0) * 60.0
+    if rounded_s <= allowed_s:
+        return rounded_s, ""
+    return allowed_s, (
+        f"the runs of this job may need {rounded_s / 60:.0f} min, and {site.name} allows {allowed_s / 60:.0f}; "
+        "what has not ended by then is recorded as such"
+    )
+
+
+def _run_s(plan: Plan, estimate_s: float | None) -> float:
+    length = _fixed_length(plan)
+    if length is None:  # how long it measured before may be less than it may measure now
+        return START_S + plan.stop.max_time_s if estimate_s is None else max(estimate_s, plan.stop.max_time_s)
+    if estimate_s is None:
+        raise RequestError(
+            f"how long {plan.trial} takes cannot be told from {length}, and no job has made it before; "
+            "--time says how long its job may take, such as 2h"
+        )
+    return estimate_s
+
+
+def _fixed_length(plan: Plan) -> str | None:
+    return next((name for name in FIXED_LENGTHS if name in plan.trial.settings), None)
+
+
+BLOCK = 20  # runs that share an allocation, unless someone says otherwise
+
+
+def make_jobs(
+    site: Site,
+    partition: Partition,
+    root: Path,
+    runs: Sequence[BlockRun],
+    *,
+    block: int = BLOCK,
+    estimates_s: Mapping[str, float] | None = None,
+    time_s: float | None = None,
+    folder_of_work: str = ".",
+    node: str | None = None,
+) -> tuple[list[Job], list[str]]:
+    """The jobs that make these runs in their order, and what a person should know of their time limits.
+
+    `estimates_s` is what a run of this id is thought to take; `time_s`, where given, is the limit of every job.
+    """
+    if block < 1:
+        raise RequestError(f"a block of {block} runs is not possible: give a number of at least 1")
+    jobs, doubts = [], []
+    for part in into_blocks(runs, block):
+        limit_s, doubt = (time_s, "") if time_s else job_time_s(part, estimates_s or {}, site, partition)
+        if doubt:
+            doubts.append(doubt)
+        jobs.append(new_job(site, partition, root, part, time_s=limit_s, folder_of_work=folder_of_work, node=node))
+    return jobs, list(dict.fromkeys(doubts))
+
+
+def into_blocks(runs: Sequence[BlockRun], size: int) -> list[list[BlockRun]]:
+    """Consecutive runs that need as many nodes, `size` at most: their order is kept, and no node idles for another."""
+    blocks: list[list[BlockRun]] = []
+    for run in runs:
+        if blocks and len(blocks[-1]) < size and blocks[-1][0].nodes == run.nodes:
+            blocks[-1].append(run)
+        else:
+            blocks.append([run])
+    return blocks

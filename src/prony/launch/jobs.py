@@ -1,8 +1,4 @@
-"""The jobs of a root: submitted as far as the site allows, asked about together, settled into records once ended.
-
-`update` brings the jobs of the user who calls it up to date, from files and the scheduler alone: doing it twice
-changes nothing. Jobs of other users in the same root are listed and left to them.
-"""
+"""The jobs of a root: submitted, asked about together, and turned into records once they have ended."""
 
 from __future__ import annotations
 
@@ -15,32 +11,123 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from prony.launch import job as job_files
-from prony.launch.claim import refuse_open_root
-from prony.launch.follow import read_log
+from prony.launch.collect import collect, read_log
 from prony.launch.image import check_image
 from prony.launch.job import (
     ENDED_STATE,
     NODE_ZIP,
+    PRUNED,
     SCRIPT,
     SUBMITTED,
     WAITING,
+    BlockRun,
     Job,
-    Outcome,
+    JobOutcome,
     load_jobs,
     load_own,
+    new_job,
     open_log,
     opened,
     save,
 )
+from prony.launch.locks import refuse_open_root
 from prony.launch.node import write_node
 from prony.launch.protocol import Launcher, QueueFull, Rendered, Status, Unanswered, Warn, check_fits, make_launcher
-from prony.launch.settle import left, next_attempt, settle
-from prony.launch.site_find import find_site_of_job
+from prony.launch.site import find_site_of_job
 from prony_node.contract import files
+from prony_node.contract.cache import JOBS_LOCK, remove_leftovers
 from prony_node.contract.errors import RequestError
-from prony_node.contract.leftovers import JOBS_LOCK, remove_leftovers
-from prony_node.contract.owners import who_can_replace
-from prony_node.contract.plain import open_plain, write_alone
+from prony_node.contract.record import read_record
+from prony_node.contract.run_folder import COLLECTION, Parts, assemble, write_manifest
+from prony_node.contract.safe_files import open_plain, read_plain, who_can_replace, write_alone
+
+
+def begun(job: Job, run: BlockRun) -> bool:
+    return (job.run_folder(run) / files.PLAN).exists()
+
+
+def pruned(job: Job) -> set[str]:
+    """Runs that the job left out, since a smaller one had run out of memory."""
+    try:
+        return set(read_plain(job.folder / PRUNED).decode(errors="replace").split())
+    except OSError:
+        return set()
+
+
+def runs_never_begun(job: Job) -> list[BlockRun]:
+    """Runs of an ended job that never began: they have no record, and count as not made."""
+    out = pruned(job)
+    return [run for run in job.runs if not begun(job, run) and run.plan.run_id not in out]
+
+
+def write_owed_records(job: Job, failure: dict[str, str], log: str, *, will_retry: bool) -> list[Path]:
+    """Write the records that this job owes; the folders that got one.
+
+    A run that began and left no record gets the job's failure. Where none began that way and the job itself failed,
+    the first that never began gets it, so that no failure is silent. The others simply were not made.
+    """
+    written = []
+    for run in job.runs:
+        folder = job.run_folder(run)
+        if begun(job, run) and read_record(folder) is None and collect(folder, gone=True, failure=failure) is not None:
+            written.append(folder)
+    never = runs_never_begun(job)
+    good = job.outcome is not None and job.outcome.state == "COMPLETED"
+    owed = not written and not good and not will_retry
+    unsaid = not any(_ended_badly(job, run) for run in job.runs)
+    if never and owed and (unsaid or len(never) == len(job.runs)):
+        written.append(_record_of_none(job, never, failure, log))
+    return written
+
+
+def _ended_badly(job: Job, run: BlockRun) -> bool:
+    record = read_record(job.run_folder(run))
+    return record is not None and record["status"] != "ok"
+
+
+def _record_of_none(job: Job, never: list[BlockRun], failure: dict[str, str], log: str) -> Path:
+    """The record of a run whose job ended before it began."""
+    plan = never[0].plan
+    folder = job.root / plan.run_id
+    others = f"; neither did {len(never) - 1} after it" if len(never) > 1 else ""
+    said = [line for line in log.strip().splitlines() if line.strip()]
+    words = f"; the job's log ends with: {said[-1].strip()[:300]}" if said else ""
+    message = f"{failure['message']}; this run never began{others}{words}"
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    record = assemble(plan, Parts(), started=at, ended=at, failure={**failure, "message": message})
+    holder = {"role": "job", "job": job.id}
+    try:
+        files.create_folder(folder, {files.PLAN: plan.to_json(), files.SUPERVISOR: holder, files.RECORD: record})
+        write_manifest(folder, COLLECTION)
+    except FileExistsError:  # it began after all, and writes its own
+        pass
+    except OSError as error:
+        raise RequestError(f"{folder} cannot be made: {error.strerror or error}") from error
+    return folder
+
+
+def next_attempt(job: Job, failure: dict[str, str]) -> Job | None:
+    """The job that makes anew what a failed node kept this one from; None where the site wants no further attempt."""
+    if failure["kind"] != "node-failure" or job.ask or job.cancelled:
+        return None
+    again = []
+    out = pruned(job)
+    for run in job.runs:
+        record = read_record(job.run_folder(run)) if begun(job, run) else None
+        if run.plan.run_id in out or record is not None:
+            continue
+        if run.attempt > job.site.retry_node_failure:
+            return None
+        attempt = run.attempt + 1
+        name = run.plan.run_id.removesuffix(f"-attempt{run.attempt}")
+        # What never began keeps its name; what did has a record of its own under the old one.
+        run_id = f"{name}-attempt{attempt}" if begun(job, run) else run.plan.run_id
+        again.append(BlockRun(replace(run.plan, run_id=run_id), (), attempt))
+    if not again:
+        return None
+    made = new_job(job.site, job.partition, job.root, again, time_s=job.time_s, folder_of_work=job.folder_of_work)
+    return replace(made, node=job.node)
+
 
 FILES_LAG_S = 5.0  # for what a node wrote at its end to be seen here
 MISSING_AFTER_S = 120.0  # for which a job that nobody knows is thought to come back
@@ -145,7 +232,7 @@ class Jobs:
         with self._alone():
             for job in [load_own(job.folder) for job in jobs]:
                 if job.state == WAITING:
-                    outcome = Outcome("CANCELLED", "before it was submitted")
+                    outcome = JobOutcome("CANCELLED", "before it was submitted")
                     cancelled.append(self._end(replace(job, cancelled=True), outcome, Changes()))
                 elif job.state == SUBMITTED:
                     self.launcher(job).cancel([job])
@@ -184,7 +271,7 @@ class Jobs:
                     self._note(load_own(job.folder), f"{error}; it is submitted later")
                     continue
                 self._warn(str(error))
-                self._end(job, Outcome("REFUSED", str(error)), changes)
+                self._end(job, JobOutcome("REFUSED", str(error)), changes)
 
     def _hold_back(self, jobs: Sequence[Job], who: str) -> None:
         note = f"{who} can replace runs in {self.root}; it is submitted once the folder is shared or closed"
@@ -226,19 +313,19 @@ class Jobs:
             if job.seen_ended is None:
                 save(replace(job, seen_ended=first, note=status.reason or status.state.lower()))
             return
-        self._end(job, Outcome(status.state, status.reason, status.exit_code), changes)
+        self._end(job, JobOutcome(status.state, status.reason, status.exit_code), changes)
 
     def _complete(self, job: Job) -> bool:
         return all((job.run_folder(run) / files.RECORD).exists() for run in job.runs)
 
-    def _end(self, job: Job, outcome: Outcome, changes: Changes) -> Job:
+    def _end(self, job: Job, outcome: JobOutcome, changes: Changes) -> Job:
         ended = replace(job, state=ENDED_STATE, outcome=outcome, ended=self._now().isoformat(), note="")
         job_files.close(ended)
         failure = self.launcher(job).failure(ended)
         if outcome.state == "REFUSED":
             failure = {"kind": "request", "message": outcome.reason}
         again = next_attempt(ended, failure)
-        changes.recorded += settle(ended, failure, _last_words(ended), will_retry=again is not None)
+        changes.recorded += write_owed_records(ended, failure, _last_words(ended), will_retry=again is not None)
         if again is not None:
             changes.retried.append(save(again))
             ended = replace(ended, followed_by=again.id)
@@ -273,7 +360,7 @@ def _script_from(folder: Path, job: Job, rendered: Rendered) -> Rendered:
 
 def _last_words(job: Job) -> str:
     """What was said where the first run that never began was to begin, or else by the job itself."""
-    never = left(job)
+    never = runs_never_begun(job)
     own = read_log(job, job.runs.index(never[0])) if never else ""
     return own if own.strip() else read_log(job)
 

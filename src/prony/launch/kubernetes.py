@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
-from prony.launch.job import NODE_ZIP, SCRIPT, Job, Outcome, opened
-from prony.launch.kubernetes_answers import failure_of, pod_facts, status_of
-from prony.launch.kubernetes_api import Api, ApiProblem, persist
-from prony.launch.kubernetes_detect import nodes_of
+from prony.launch.job import NODE_ZIP, SCRIPT, Job, JobOutcome, opened
+from prony.launch.kubernetes_answers import failure_of, nodes_of, pod_facts, status_of
+from prony.launch.kubernetes_api import Api, ApiProblem, View, persist
 from prony.launch.kubernetes_fetch import Fetcher, fetched, keep_end
 from prony.launch.kubernetes_manifest import (
     JOB_LABEL,
@@ -26,11 +25,10 @@ from prony.launch.kubernetes_manifest import (
     root_label,
     with_node,
 )
-from prony.launch.kubernetes_view import View
 from prony.launch.protocol import QueueFull, Rendered, Status, Statuses, Unanswered, Warn
 from prony.launch.site import Partition, Site
 from prony_node.contract.errors import RequestError
-from prony_node.contract.plain import read_plain
+from prony_node.contract.safe_files import read_plain
 
 MANIFEST = "job.yaml"
 
@@ -174,7 +172,7 @@ class Kubernetes:
             keep_end(job, Status("ended", "CANCELLED", "before it began"))
 
     def failure(self, job: Job) -> dict[str, str]:
-        return failure_of(job.outcome or Outcome(""), job.handle or job.id, job.time_s, job.cancelled)
+        return failure_of(job.outcome or JobOutcome(""), job.handle or job.id, job.time_s, job.cancelled)
 
     def fetch(self, job: Job) -> None:
         """Nothing: a job has not ended before all of it is here."""

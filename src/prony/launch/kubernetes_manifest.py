@@ -15,10 +15,9 @@ from typing import Any
 
 import yaml
 
-from prony.launch.container import image_for
 from prony.launch.job import NODE_ZIP, SCRIPT, Job
 from prony.launch.node import node_zip
-from prony.launch.script import hash_of, make_script, quote, start_text
+from prony.launch.script import hash_of, image_for, make_script, quote, start_text
 from prony.launch.site import Container
 from prony_node.contract.errors import RequestError
 

@@ -1,25 +1,32 @@
-"""Runs on this machine: prepare the folder, start the supervisor, follow it, collect the record."""
+"""Runs and jobs on this machine: a run that the controller follows, and a job that outlives it."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from prony.launch.claim import other_root_hint, refuse_open_root
-from prony.launch.collect import collect
-from prony.launch.follow import ProgressTail
-from prony.launch.node import can_start, local_environment, node_python, supervisor_argv
+from prony.launch.collect import ProgressTail, collect
+from prony.launch.job import ENDED, SCRIPT, Job, JobOutcome, open_log, opened
+from prony.launch.locks import other_root_hint, refuse_open_root
+from prony.launch.node import can_start, local_environment, node_python, own_argv, supervisor_argv
+from prony.launch.protocol import Rendered, Status, Statuses, Warn
+from prony.launch.script import make_script
+from prony.launch.site import Partition, Site
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
-from prony_node.contract.plan import Plan
-from prony_node.contract.process import identify
+from prony_node.contract.machine import identify, is_alive
+from prony_node.contract.run_folder import make_failure
+from prony_node.contract.safe_files import read_plain
+from prony_node.contract.trial import Plan
 
 LOOK_EVERY_S = 0.25
 
@@ -112,3 +119,90 @@ class LocalRun:
         if self._owner not in (None, self.folder.lstat().st_uid):
             raise RequestError(f"another user has put a folder of theirs in the place of {self.folder}")
         return record
+
+
+class LocalJobs:
+    """The launcher of this machine. All of a job is in one process group, and ends with it."""
+
+    def __init__(self, warn: Warn) -> None:
+        self._warn = warn
+
+    def render(self, job: Job) -> Rendered:
+        if job.nodes > 1:
+            raise RequestError(f"nodes={job.nodes} is not possible on this machine alone; --site names a cluster")
+        named = replace(job, site=replace(job.site, python=job.site.python or node_python()))
+        return Rendered({SCRIPT: make_script(named, (), ())}, ("bash", str(job.folder / SCRIPT)))
+
+    def submit(self, job: Job, rendered: Rendered) -> str:
+        if job.site.container.engine == "none":
+            _check_python(job.site)
+        with opened(job) as folder, open_log(folder) as log, tempfile.TemporaryFile() as script:
+            script.write(rendered.files[SCRIPT].encode())
+            script.seek(0)
+            process = subprocess.Popen(
+                own_argv("job", str(job.folder)),
+                stdin=script,
+                stdout=log,
+                stderr=log,
+                cwd=job.folder_of_work,
+                start_new_session=True,
+            )
+        return json.dumps(identify(process.pid), sort_keys=True)
+
+    def status(self, jobs: Sequence[Job]) -> Statuses:
+        return Statuses({job.handle: self._one(job) for job in jobs if job.handle})
+
+    def _one(self, job: Job) -> Status:
+        identity = _identity(job)
+        with contextlib.suppress(ChildProcessError, OSError, KeyError):
+            os.waitpid(int(identity["pid"]), os.WNOHANG)  # our own child would stay a zombie
+        if is_alive(identity) is not False:
+            return Status("running", "RUNNING")
+        try:
+            code = read_plain(job.folder / ENDED).decode(errors="replace").strip()
+        except OSError:
+            return Status("ended", "CANCELLED" if job.cancelled else "KILLED", "its processes are gone")
+        if job.cancelled:  # its script ends well all the same
+            return Status("ended", "CANCELLED", "", code)
+        return Status("ended", "COMPLETED" if code == "0" else "FAILED", "", code)
+
+    def cancel(self, jobs: Sequence[Job]) -> None:
+        """Ask for the end of each; a second time kills it."""
+        for job in jobs:
+            identity = _identity(job)
+            if is_alive(identity):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(int(identity["pid"]), signal.SIGKILL if job.cancelled else signal.SIGTERM)
+
+    def failure(self, job: Job) -> dict[str, str]:
+        outcome = job.outcome or JobOutcome("")
+        if job.cancelled:
+            return make_failure("interrupted", "the job was cancelled, and its run left no record")
+        code = f" with exit code {outcome.exit_code}" if outcome.exit_code else ""
+        why = f": {outcome.reason}" if outcome.reason else ""
+        return make_failure("lost", f"the job ended{code} and its run left no record{why}")
+
+    def fetch(self, job: Job) -> None:
+        """Nothing: the run folders are here."""
+
+    def nodes(self, site: Site, partition: Partition) -> list[str]:
+        return []
+
+
+def _check_python(site: Site) -> None:
+    """Refuse a job whose node program could not begin, and say where its Python was named."""
+    python = site.python or node_python()
+    if can_start(python):
+        return
+    if site.python:
+        where = f"`python: {python}` of the site {site.found_as}"
+        raise RequestError(f"{where} cannot be started; it names the Python that has torch")
+    raise RequestError(f"there is no Python at {python}; PRONY_PYTHON names the one that has torch")
+
+
+def _identity(job: Job) -> dict[str, Any]:
+    try:
+        document = json.loads(job.handle or "")
+    except (ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}

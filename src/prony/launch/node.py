@@ -1,4 +1,4 @@
-"""The node program as the controller starts it: which Python, which command, which environment."""
+"""The node program as the controller starts it and asks it: its Python, command, environment and answers."""
 
 from __future__ import annotations
 
@@ -17,14 +17,22 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any
 
 from prony_node.contract.cache import make_own_cache, private_folder
 from prony_node.contract.errors import RequestError
-from prony_node.contract.plain import READ_LIMIT, make_own_folder, read_plain, write_alone
+from prony_node.contract.run_folder import Verification
+from prony_node.contract.safe_files import READ_LIMIT, make_own_folder, read_plain, write_alone
+from prony_node.contract.typed import decode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 
 FROM_ZIP = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); "
@@ -243,3 +251,120 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+LEAVE_S = 10.0  # for which a node that is to end is waited for before it is killed
+
+
+@dataclass
+class NodeTalk:
+    """Both ends of the talk with a node process."""
+
+    process: subprocess.Popen[str]
+    said: IO[str]
+    heard: IO[str]
+    complaints: IO[str]  # its stderr
+
+    def lines(self) -> Iterator[tuple[str, Any]]:
+        """What it tells, as it tells it: a word and its content."""
+        for text in self.said:
+            try:
+                ((what, content),) = json.loads(text).items()
+            except (ValueError, AttributeError, RecursionError):  # a library's own words
+                continue
+            yield what, content
+
+    def agree(self) -> None:
+        """Let it do what it said it would."""
+        with suppress(BrokenPipeError):  # it is gone, and its lines have ended
+            self.heard.write("go\n")
+            self.heard.flush()
+
+    def last_words(self) -> str:
+        """The end of its stderr, for a node that ended without an answer."""
+        self.complaints.seek(0)
+        lines = self.complaints.read().strip().splitlines()
+        return lines[-1] if lines else "it said nothing"
+
+    def end(self) -> None:
+        with suppress(BrokenPipeError):
+            self.heard.close()
+        try:
+            self.process.wait(LEAVE_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.said.close()
+
+
+@contextmanager
+def talk(*words: str) -> Iterator[NodeTalk]:
+    """`python -m prony_node WORDS`. Its input is a lifeline: it ends when that does, whatever becomes of us."""
+    argv = [node_python(), "-m", "prony_node", *words]
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as complaints:
+        try:
+            process = subprocess.Popen(
+                argv,
+                env=local_environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=complaints,
+                text=True,
+                encoding="utf-8",
+                start_new_session=True,  # Ctrl-C at the terminal reaches us alone
+            )
+        except OSError as error:
+            raise RequestError(f"the node program cannot be started: {argv[0]}: {error.strerror}") from error
+        assert process.stdin is not None
+        assert process.stdout is not None
+        node = NodeTalk(process, process.stdout, process.stdin, complaints)
+        try:
+            yield node
+        finally:
+            node.end()
+
+
+@dataclass(frozen=True)
+class ThisMachine:
+    """Hashes of this machine and its software, as the node program states them before a run."""
+
+    machine: str | None = None
+    software: str | None = None
+    by_workload: Mapping[str, str] = field(default_factory=dict)  # of the software, with the workload's own library
+
+    def software_for(self, workload: str) -> str | None:
+        return self.by_workload.get(workload, self.software)
+
+
+def fingerprint_here(ask: Callable[..., dict[str, Any]], workloads: Iterable[str]) -> ThisMachine:
+    """The fingerprint of this machine for these workloads; `ask` asks a node process (`ask_node`)."""
+    answer = ask("fingerprint", *workloads)
+    return ThisMachine(answer.get("machine"), answer.get("software"), answer.get("workloads") or {})
+
+
+AT_ONCE = 500  # folders of one process: a command line has an end
+
+
+def verify_folders(folders: Sequence[Path]) -> Iterator[Verification]:
+    """The verdict on each folder, in their order, as soon as it is there. It takes no torch, so this Python will do."""
+    for start in range(0, len(folders), AT_ONCE):
+        part = [str(folder.absolute()) for folder in folders[start : start + AT_ONCE]]
+        yield from _ask(part)
+
+
+def _ask(folders: list[str]) -> Iterator[Verification]:
+    argv = [sys.executable, "-P", "-m", "prony_node", "verify", *folders]
+    count = 0
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as complaints:  # not past us to the terminal
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=complaints, env=os.environ, text=True
+        )
+        with process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                count += 1
+                yield decode(Verification, json.loads(line))
+        complaints.seek(0)
+        last = complaints.read().strip().splitlines()[-1:] or [f"the node process ended with {process.returncode}"]
+    if count < len(folders):
+        raise RequestError(f"{folders[count]} could not be verified: {last[0]}")

@@ -9,9 +9,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from prony.launch.container import image_for
-from prony.launch.follow import read_text
+from prony.launch.collect import read_text
 from prony.launch.job import Job
+from prony.launch.script import image_for
 from prony.launch.site import ARCHITECTURES, Partition
 
 MOST_BEGINNINGS = 100  # places where an answer is looked for: each try may read all that follows

@@ -23,7 +23,7 @@ class StudyError(RequestError):
 
 
 @dataclass(frozen=True)
-class Place:
+class DocumentValue:
     """A value of the document."""
 
     file: str
@@ -63,12 +63,12 @@ class Place:
             raise self.wrong(f"{what} holds a control character, which could deceive whoever reads it on a terminal")
         return value
 
-    def items(self, what: str) -> list[Place]:
+    def items(self, what: str) -> list[DocumentValue]:
         if not isinstance(self.node, yaml.SequenceNode):
             raise self.wrong(f"{what} is a list")
-        return [Place(self.file, node) for node in self.node.value]
+        return [DocumentValue(self.file, node) for node in self.node.value]
 
-    def texts(self, what: str) -> list[Place]:
+    def texts(self, what: str) -> list[DocumentValue]:
         """A list of texts, or one of them alone."""
         places = [self] if self.is_text else self.items(what)
         for place in places:
@@ -77,13 +77,15 @@ class Place:
             raise self.wrong(f"{what} is an empty list")
         return places
 
-    def mapping(self, what: str, known: Collection[str] | None = None) -> dict[str, tuple[Place, Place]]:
+    def mapping(
+        self, what: str, known: Collection[str] | None = None
+    ) -> dict[str, tuple[DocumentValue, DocumentValue]]:
         """Name to (place of the name, place of the value); a name that is not known is answered with the nearest."""
         if not isinstance(self.node, yaml.MappingNode):
             raise self.wrong(f"{what} is names with values")
-        found: dict[str, tuple[Place, Place]] = {}
+        found: dict[str, tuple[DocumentValue, DocumentValue]] = {}
         for key, value in self.node.value:
-            name, place = Place(self.file, key), Place(self.file, value)
+            name, place = DocumentValue(self.file, key), DocumentValue(self.file, value)
             word = name.text(f"a name in {what}")
             if len(word) > MOST_NAME:
                 raise name.wrong(f"a name of {len(word):,} characters has no meaning in {what}")
@@ -97,7 +99,7 @@ class Place:
         return found
 
 
-Keys = Mapping[str, tuple[Place, Place]]  # as Place.mapping answers
+Keys = Mapping[str, tuple[DocumentValue, DocumentValue]]  # as Place.mapping answers
 
 
 def read_line(keys: Keys, name: str) -> str:
@@ -114,7 +116,7 @@ def read_choice(keys: Keys, name: str, choices: Collection[str], otherwise: str)
     return text
 
 
-def read_document(text: str, file: str) -> Place:
+def read_document(text: str, file: str) -> DocumentValue:
     """The document of a YAML text. It is composed and never constructed, so that no tag can make anything happen."""
     if len(text.encode("utf-8", errors="replace")) > MOST_BYTES:
         raise StudyError(f"{file} is larger than {MOST_BYTES // 1024} KiB, which no study needs")
@@ -132,7 +134,7 @@ def read_document(text: str, file: str) -> Place:
         raise StudyError(f"{file} is not YAML: {error}") from error
     if len(nodes) != 1:
         raise StudyError(f"{file} holds {len(nodes)} documents; a study is one")
-    document = Place(file, nodes[0])
+    document = DocumentValue(file, nodes[0])
     for count, place in enumerate(_walk(document, 0)):
         if count > MOST_PLACES:
             raise document.wrong(f"with its aliases followed this has more than {MOST_PLACES:,} values; no study has")
@@ -141,19 +143,19 @@ def read_document(text: str, file: str) -> Place:
     return document
 
 
-def _walk(place: Place, depth: int) -> Iterator[Place]:
+def _walk(place: DocumentValue, depth: int) -> Iterator[DocumentValue]:
     if depth > MOST_DEPTH:
         raise place.wrong(f"this is nested more than {MOST_DEPTH} deep; no study is")
     yield place
     if isinstance(place.node, yaml.SequenceNode):
         for node in place.node.value:
-            yield from _walk(Place(place.file, node), depth + 1)
+            yield from _walk(DocumentValue(place.file, node), depth + 1)
     elif isinstance(place.node, yaml.MappingNode):
         for key, value in place.node.value:
-            yield from _walk(Place(place.file, key), depth + 1)
-            yield from _walk(Place(place.file, value), depth + 1)
+            yield from _walk(DocumentValue(place.file, key), depth + 1)
+            yield from _walk(DocumentValue(place.file, value), depth + 1)
 
 
-def _tag(place: Place) -> str:
+def _tag(place: DocumentValue) -> str:
     tag = str(place.node.tag).removeprefix("tag:yaml.org,2002:")
     return "a merge key (<<)" if tag == "merge" else f"the tag {tag[:60]!r}"

@@ -1,32 +1,146 @@
-"""The small language of conditions, exclusions and derived values: read by this file alone, never run as Python.
-
-    devices > 1 and precision == bf16      comparisons, and, or, not, brackets
-    4096 // (batch_size * devices)         + - * / // %, min(a, b), max(a, b)
-    workload in ("vit-l", "vit-h")         words with other than letters, digits and _ stand in quotes
-
-A setting that a trial does not have has no value: arithmetic with it gives none, and no comparison with it holds.
-"""
+"""The small language of conditions, exclusions and derived values: never run as Python."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from prony.plan.operations import (
-    FUNCTIONS,
-    MOST_NUMBER,
-    Evaluate,
-    Scalar,
-    Values,
-    called,
-    compare,
-    constant,
-    joined,
-    truth,
-)
-from prony.plan.tokens import ExpressionError, Token, shown, tokens
 from prony_node.contract.digits import is_digits
 from prony_node.contract.errors import RequestError, nearest
+
+TOKEN = re.compile(
+    r"""\s*(?:(?P<number>\d+(?:\.\d+)?(?:e-?\d{1,3})?)(?![\w.])
+    |(?P<name>[A-Za-z_]\w*)
+    |(?P<text>"[^"]*"|'[^']*')
+    |(?P<sign>==|!=|<=|>=|//|[<>+\-*/%(),]))""",
+    re.VERBOSE | re.ASCII,
+)
+
+
+class ExpressionError(RequestError):
+    """What is wrong with an expression, and at which character."""
+
+    def __init__(self, text: str, at: int, why: str) -> None:
+        super().__init__(f"{shown(text)!r}, character {at + 1}: {why}")
+        self.at = at
+
+
+@dataclass(frozen=True)
+class Token:
+    kind: str  # number, name, text, sign, end
+    text: str
+    at: int
+
+
+def tokens(text: str) -> Iterator[Token]:
+    """An expression as its words, and the end; a character that begins none is refused."""
+    at, end = 0, len(text.rstrip())
+    while at < end:
+        match = TOKEN.match(text, at)
+        if match is None or match.end() == at:
+            start = at + len(text[at:]) - len(text[at:].lstrip())
+            raise ExpressionError(text, start, f"{text[start]!r} cannot stand here")
+        kind = str(match.lastgroup)
+        yield Token(kind, match.group(kind), match.start(kind))
+        at = match.end()
+    yield Token("end", "the end", end)
+
+
+def shown(text: str) -> str:
+    """A text as it stands in a message: its beginning, where it is long."""
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+MOST_NUMBER = 10**15
+
+Scalar = str | int | float | bool
+Values = Mapping[str, Scalar]
+Evaluate = Callable[[Values], Scalar | None]  # None: a setting that the trial does not have
+FUNCTIONS: dict[str, Callable[..., int | float]] = {"min": min, "max": max}
+
+
+def constant(value: Scalar) -> Evaluate:
+    """The same value for every trial."""
+    return lambda settings: value
+
+
+def truth(value: Scalar | None, word: str) -> bool:
+    """Whether something holds, for the word that joins it."""
+    if value is None:
+        return False
+    if not isinstance(value, bool):
+        raise RequestError(f"`{word}` joins what holds or does not, and {value!r} is neither")
+    return value
+
+
+def compare(sign: str, left: Scalar | None, right: Scalar | None) -> bool:
+    """Whether a comparison holds; with what a trial does not have, none does."""
+    if left is None or right is None:
+        return False
+    numbers = _is_number(left) and _is_number(right)
+    if sign in ("==", "!="):
+        same = left == right if numbers or type(left) is type(right) else False
+        return same if sign == "==" else not same
+    if not numbers:
+        raise RequestError(f"{left!r} {sign} {right!r} compares what is not two numbers")
+    assert not isinstance(left, str)
+    assert not isinstance(right, str)
+    return {"<": left < right, "<=": left <= right, ">": left > right, ">=": left >= right}[sign]
+
+
+def _is_number(value: Scalar) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def joined(sign: str, left: Evaluate, right: Evaluate) -> Evaluate:
+    """A calculation with two values."""
+
+    def value(settings: Values) -> Scalar | None:
+        a, b = left(settings), right(settings)
+        return None if a is None or b is None else _calculate(sign, a, b)
+
+    return value
+
+
+def _calculate(sign: str, left: Scalar, right: Scalar) -> int | float:
+    if not _is_number(left) or not _is_number(right):
+        raise RequestError(f"{left!r} {sign} {right!r} is no calculation with two numbers")
+    assert not isinstance(left, str)
+    assert not isinstance(right, str)
+    if sign in ("/", "//", "%") and right == 0:
+        raise RequestError(f"{left!r} {sign} 0 divides by zero")
+    if sign == "+":
+        return _bounded(left + right)
+    if sign == "-":
+        return _bounded(left - right)
+    if sign == "*":
+        return _bounded(left * right)
+    if sign == "/":
+        return _bounded(left / right)
+    return _bounded(left // right if sign == "//" else left % right)
+
+
+def _bounded(number: int | float) -> int | float:
+    if not math.isfinite(number) or abs(number) > MOST_NUMBER:
+        raise RequestError("a number on the way is too large")
+    return number
+
+
+def called(name: str, arguments: list[Evaluate]) -> Evaluate:
+    """min or max of some values."""
+
+    def value(settings: Values) -> Scalar | None:
+        found = [argument(settings) for argument in arguments]
+        if any(one is None for one in found):
+            return None
+        if not all(one is not None and _is_number(one) for one in found):
+            raise RequestError(f"{name} takes numbers")
+        return FUNCTIONS[name](found) if len(found) > 1 else FUNCTIONS[name](found[0], found[0])
+
+    return value
+
 
 MOST_CHARACTERS, MOST_DEPTH = 400, 24
 

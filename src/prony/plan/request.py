@@ -10,9 +10,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from prony_node.contract.errors import RequestError, nearest, unknown
-from prony_node.contract.plan import Peak, Plan, Stop
 from prony_node.contract.settings import SETTINGS, Setting
-from prony_node.contract.trial import LOADER_ONLY, Trial
+from prony_node.contract.trial import LOADER_ONLY, Peak, Plan, Stop, Trial
 from prony_node.workloads import WORKLOADS, find_workload
 from prony_node.workloads.config import Workload
 

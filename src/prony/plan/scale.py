@@ -6,17 +6,15 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from prony.plan.order import check_repeats
 from prony.plan.request import split_words, with_loader
-from prony.plan.space import Axis, Part, known_settings
-from prony.plan.study import Study
+from prony.plan.space import Axis, StudyPart, known_settings
+from prony.plan.study import Study, check_repeats
 from prony_node.contract.digits import is_digits
 from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.contract.parallel import OPTIONS, SEVERAL_ONLY, devices_per_node
-from prony_node.contract.plan import Stop
 from prony_node.contract.settings import SETTINGS, Value
-from prony_node.contract.trial import Trial
+from prony_node.contract.trial import Stop, Trial
 from prony_node.workloads import find_workload
 from prony_node.workloads.config import Workload
 
@@ -45,7 +43,7 @@ class ScalingTrials:
         check_repeats(repeats)
         settings = known_settings(self.workload)
         parts = [
-            Part(
+            StudyPart(
                 kind,
                 (self.workload,),
                 tuple(Axis((name,), ((settings[name].show(value),),)) for name, value in trial.settings.items()),

@@ -1,19 +1,80 @@
-"""The screening behind `prony tune`: which settings to measure next, from what was measured. No I/O, no clock.
-
-It starts from the defaults and walks up the batch sizes, then changes one other setting at a time. A setting is out
-when its interval lies below another's, never because its value is lower.
-"""
+"""The search behind `prony tune`: screen settings, then confirm the leader in interleaved pairs. No clock."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from prony.plan.search_confirm import PAIRS
-from prony.plan.search_space import BATCH, Candidate, Space
-from prony.plan.search_terms import Estimate, Limit, Result, Rules, Screen
-from prony_node.contract.record_types import OUT_OF_MEMORY
-from prony_node.stats import t_quantile
+from prony.plan.search_space import (
+    BATCH,
+    Candidate,
+    CandidateEstimate,
+    Goal,
+    Limit,
+    PairRun,
+    Result,
+    Rules,
+    Screening,
+    Space,
+    result_of,
+)
+from prony_node.contract.record import OUT_OF_MEMORY
+from prony_node.stats import paired_ratio, t_quantile
+
+A, B = "A", "B"
+PAIRS = 4  # the fewest that decide
+MOST_PAIRS = 16  # half the interval of four; beyond that a difference is hardly worth its machine time
+BETTER, WORSE, SAME, UNDECIDED = "better", "worse", "no difference that matters", "not decided"
+# Looking twice at the same growing series errs more often than looking once: Pocock's bounds keep 5 % over both looks.
+CONFIDENCE = {1: 0.95, 2: 0.9706}
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """B over A: the ratio of what the goal wants more of, from interleaved pairs of fresh processes."""
+
+    a: Candidate
+    b: Candidate
+    verdict: str
+    ratio: float
+    low: float
+    high: float
+    confidence: float
+    pairs: int
+
+
+def next_side(a_runs: int, b_runs: int) -> str:
+    """The side whose turn it is in ABBA ABBA, so that a drift hits both alike."""
+    if a_runs != b_runs:
+        return A if a_runs < b_runs else B
+    return A if a_runs % 2 == 0 else B
+
+
+def interim_analyses(affordable: int) -> tuple[int, ...]:
+    """After how many pairs to look at the result, for so many pairs that the budget allows."""
+    most = min(affordable, MOST_PAIRS)
+    if most < PAIRS:
+        return ()
+    return (PAIRS, most) if most >= PAIRS + 2 else (PAIRS,)
+
+
+def confirmation(
+    sides: tuple[Candidate, Candidate], a: Sequence[float], b: Sequence[float], count: int, indifferent: float
+) -> Confirmation | None:
+    """What the pairs say at one of `count` looks; None with fewer than four pairs."""
+    pairs = min(len(a), len(b))
+    confidence = CONFIDENCE[count]
+    found = paired_ratio(a[:pairs], b[:pairs], confidence) if pairs >= PAIRS else None
+    if found is None:
+        return None
+    if 1.0 / (1.0 + indifferent) <= found.low and found.high <= 1.0 + indifferent:
+        verdict = SAME
+    else:
+        verdict = BETTER if found.low > 1.0 else WORSE if found.high < 1.0 else UNDECIDED
+    return Confirmation(*sides, verdict, found.ratio, found.low, found.high, confidence, pairs)
+
 
 SHOWN_WORSE = "shown to be worse"
 SCREENING = 0.45  # of the budget, at most; the rest is for the A/B
@@ -39,7 +100,7 @@ class Search:
         self.home = start  # what settings are changed from: the start, or what was shown to be better
         self.confirms = True  # whether an A/B is still to come
         self.results: list[Result] = []
-        self._estimates: list[Estimate] = []
+        self._estimates: list[CandidateEstimate] = []
 
     def tell(self, result: Result) -> None:
         self.results.append(result)
@@ -54,11 +115,11 @@ class Search:
     def runs_of(self, candidate: Candidate) -> list[Result]:
         return [result for result in self.results if result.candidate.key == candidate.key]
 
-    def estimates(self) -> list[Estimate]:
+    def estimates(self) -> list[CandidateEstimate]:
         """Settings whose runs were all good and within the limits, the highest value first."""
         return self._estimates
 
-    def _all_estimates(self) -> list[Estimate]:
+    def _all_estimates(self) -> list[CandidateEstimate]:
         groups: dict[str, list[Result]] = {}
         for result in self.results:
             groups.setdefault(result.candidate.key, []).append(result)
@@ -68,7 +129,7 @@ class Search:
         found = [_estimate(runs, spread, quantile) for runs in good]
         return sorted(found, key=lambda one: (-one.value, one.candidate.key))
 
-    def estimate_of(self, candidate: Candidate) -> Estimate | None:
+    def estimate_of(self, candidate: Candidate) -> CandidateEstimate | None:
         return next((one for one in self.estimates() if one.candidate.key == candidate.key), None)
 
     def between_runs(self) -> tuple[float, int]:
@@ -84,13 +145,13 @@ class Search:
             freedom += len(logs) - 1
         return math.sqrt(squares / freedom), freedom
 
-    def rivals(self) -> list[Estimate]:
+    def rivals(self) -> list[CandidateEstimate]:
         """Every setting that is not out, the leader among them."""
         ranked = self.estimates()
         bar = max((one.low for one in ranked), default=0.0)
         return [one for one in ranked if one.high >= bar]
 
-    def leader(self) -> Estimate | None:
+    def leader(self) -> CandidateEstimate | None:
         """Of those that are not out: the nearest to the defaults, or to what was shown better, then the largest batch.
 
         The rate rises with the batch until it saturates, so a larger batch that is not shown to be worse is the better
@@ -100,7 +161,7 @@ class Search:
             self.rivals(), key=lambda one: (self._changes(one.candidate), -(one.candidate.batch or 0.0)), default=None
         )
 
-    def open_against(self, champion: Candidate) -> list[Estimate]:
+    def open_against(self, champion: Candidate) -> list[CandidateEstimate]:
         """Settings whose interval overlaps that of this one or lies above it, the highest value first."""
         own = self.estimate_of(champion)
         if own is None:
@@ -128,15 +189,15 @@ class Search:
 
     # What to do next
 
-    def ask(self) -> Screen | None:
+    def ask(self) -> Screening | None:
         """The next screening; None when nothing is left to screen or the time for it is over."""
         if not self.results:
-            return Screen((self.start,), self.rules.screen_s, "start")
+            return Screening((self.start,), self.rules.screen_s, "start")
         room_s = self.budget_s - self.reserve_s() - self.spent_s
         for wanted, why in self._wishes():
             count = sum(OVER * self.cost_of(wanted[: n + 1], self.rules.screen_s) <= room_s for n in range(len(wanted)))
             if count:
-                return Screen(tuple(wanted[:count]), self.rules.screen_s, why)
+                return Screening(tuple(wanted[:count]), self.rules.screen_s, why)
         return None
 
     def _wishes(self) -> Iterator[tuple[list[Candidate], str]]:
@@ -186,7 +247,7 @@ class Search:
                 sizes = [one for one in self._sizes(other) if (one.batch or 0.0) <= (head.batch or 0.0)]
                 yield from [one for one in sizes if not self.runs_of(one) and not self.pruned(one)][-1:]
 
-    def _again(self, leader: Estimate) -> list[Candidate]:
+    def _again(self, leader: CandidateEstimate) -> list[Candidate]:
         """The settings of one configuration that were measured least, while a rival may be better than the leader."""
         rivals = self.open_against(leader.candidate)
         most = self.rules.most_screenings if self.reserve_s() else math.inf
@@ -252,7 +313,7 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values) if values else 0.0
 
 
-def _estimate(runs: list[Result], spread: float, quantile: float) -> Estimate:
+def _estimate(runs: list[Result], spread: float, quantile: float) -> CandidateEstimate:
     """The weighted mean of the logarithms; a run's variance is its own interval's and that between runs."""
     logs, weights = [], []
     for run in runs:
@@ -264,4 +325,170 @@ def _estimate(runs: list[Result], spread: float, quantile: float) -> Estimate:
     value = math.exp(math.fsum(log * weight for log, weight in zip(logs, weights, strict=True)) / total)
     half = quantile / math.sqrt(total)
     low, high = value * math.exp(-half), value * math.exp(half)
-    return Estimate(runs[0].candidate, value, low, high, len(runs), 1.0 / total)
+    return CandidateEstimate(runs[0].candidate, value, low, high, len(runs), 1.0 / total)
+
+
+@dataclass(frozen=True)
+class SearchRun:
+    """A run or a screening that was made: its record, and the machine time it took."""
+
+    record: dict[str, Any]
+    cost_s: float
+    fresh: bool = True  # whether it was the first of its process
+
+
+class SearchExecutor(Protocol):
+    """Makes runs. Both return None when a person interrupted, and nothing more is to be asked."""
+
+    def screen(self, ask: Screening) -> list[SearchRun] | None: ...  # as many as were reached, in the order asked
+    def run(self, ask: PairRun) -> SearchRun | None: ...
+
+
+@dataclass(frozen=True)
+class SearchStep:
+    """One line of the path."""
+
+    candidate: Candidate
+    why: str
+    made: SearchRun
+    paired: bool = False  # whether it is a run of an A/B
+
+
+@dataclass
+class SearchOutcome:
+    """What a search found, how it got there and what it cost."""
+
+    champion: Candidate  # the start, or what was shown to be better than it
+    path: list[SearchStep] = field(default_factory=list)
+    confirmed: list[Confirmation] = field(default_factory=list)
+    open: list[CandidateEstimate] = field(default_factory=list)  # settings that may still be better than the champion
+    left: list[Candidate] = field(default_factory=list)  # settings that the budget did not reach
+    leader: Candidate | None = None  # after screening; None where nothing ran within the limits
+    unusable: str | None = None  # why the start cannot be compared with
+    short_s: float = 0.0  # by how much the budget was too small for an A/B
+    interrupted: bool = False
+
+    @property
+    def search_s(self) -> float:
+        """Machine time of the screenings."""
+        return math.fsum(step.made.cost_s for step in self.path if not step.paired)
+
+    @property
+    def confirm_s(self) -> float:
+        """Machine time of the A/Bs."""
+        return math.fsum(step.made.cost_s for step in self.path if step.paired)
+
+    @property
+    def undecided(self) -> list[Confirmation]:
+        """The A/Bs against the champion that decided nothing."""
+        return [one for one in self.confirmed if one.verdict == UNDECIDED and one.a.key == self.champion.key]
+
+    def decided(self, start: Candidate) -> bool:
+        """Whether there is advice: another setting was shown to be better, or the start to be as good as any."""
+        if self.leader is None or self.unusable is not None:
+            return False
+        if self.champion.key != start.key:
+            return True
+        compared = {one.b.key for one in self.confirmed} | {start.key}
+        return self.leader.key in compared and not (self.undecided or self.open or self.left or self.interrupted)
+
+    def chosen(self, start: Candidate) -> Candidate:
+        """What the search ends with: the champion, or the leader where nothing was decided."""
+        return self.champion if self.decided(start) or self.leader is None else self.leader
+
+
+def run_search(search: Search, machine: SearchExecutor, goal: Goal, first: SearchRun | None = None) -> SearchOutcome:
+    """Screen until there is nothing to ask, then challenge. `first` is the start's run, where it was made before."""
+    found = SearchOutcome(search.start)
+    if first is not None:
+        _tell(search, goal, found, SearchStep(search.start, "start", first))
+    _screen(search, machine, goal, found)
+    if found.leader is not None and search.estimate_of(search.start) is None:
+        found.unusable = search.dropped(search.start)
+    elif not found.interrupted:
+        _challenge(search, machine, goal, found)
+    if found.short_s and not found.confirmed:  # what is left cannot pay for an A/B: it narrows the intervals
+        search.confirms = False
+        _screen(search, machine, goal, found)
+    settled = {one.b.key for one in found.confirmed if one.verdict != UNDECIDED and one.a.key == found.champion.key}
+    beaten = {one.a.key for one in found.confirmed if one.verdict == BETTER}
+    candidates = search.open_against(found.champion)
+    found.open = [one for one in candidates if one.candidate.key not in settled | beaten]
+    found.left = search.left()
+    return found
+
+
+def _screen(search: Search, machine: SearchExecutor, goal: Goal, found: SearchOutcome) -> None:
+    while (ask := search.ask()) is not None:
+        made = machine.screen(ask)
+        for candidate, one in zip(ask.candidates, made or (), strict=False):
+            _tell(search, goal, found, SearchStep(candidate, ask.why, one))
+        if not made:
+            found.interrupted = True
+            break
+    leader = search.leader()
+    found.leader = leader.candidate if leader is not None else None
+
+
+def _tell(search: Search, goal: Goal, found: SearchOutcome, step: SearchStep) -> Result:
+    made = step.made
+    result = result_of(made.record, step.candidate, goal, made.cost_s, fresh=made.fresh)
+    found.path.append(step)
+    search.tell(result)
+    return result
+
+
+def _challenge(search: Search, machine: SearchExecutor, goal: Goal, found: SearchOutcome) -> None:
+    """The champion against the leader, then against others that may be better, as far as the budget goes."""
+    asked = {search.start.key}
+    while (rival := _next_rival(search, found, asked)) is not None:
+        asked.add(rival.key)
+        said = _pairs(search, machine, goal, found, rival)
+        if said is None:
+            return
+        found.confirmed.append(said)
+        if said.verdict == BETTER:
+            found.champion = search.home = rival
+            _screen(search, machine, goal, found)  # around the new champion
+        if found.interrupted:
+            return
+
+
+def _next_rival(search: Search, found: SearchOutcome, asked: set[str]) -> Candidate | None:
+    waiting = [found.leader] if found.leader is not None else []
+    waiting += [one.candidate for one in search.open_against(found.champion)]
+    return next((one for one in waiting if one.key not in asked), None)
+
+
+def _pairs(
+    search: Search, machine: SearchExecutor, goal: Goal, found: SearchOutcome, rival: Candidate
+) -> Confirmation | None:
+    """ABBA of the champion and a rival: four pairs, and more where they decide nothing and the budget allows."""
+    room_s = search.budget_s - search.spent_s
+    one_s = search.pairs_cost_s(found.champion, rival, 1)
+    planned = interim_analyses(int(min(room_s / one_s, MOST_PAIRS)) if one_s > 0.0 else MOST_PAIRS)
+    if not planned:
+        found.short_s = max(PAIRS * one_s - room_s, 0.0)
+        return None
+    sides = {A: found.champion, B: rival}
+    values: dict[str, list[float]] = {A: [], B: []}
+    said: Confirmation | None = None
+    while len(values[B]) < planned[-1] or len(values[A]) < planned[-1]:
+        name = next_side(len(values[A]), len(values[B]))
+        number = len(values[name])
+        ask = PairRun(sides[name], search.rules.confirm_s, f"A/B pair {number + 1}, {name}", number)
+        if said is not None and search.spent_s + search.pairs_cost_s(found.champion, rival, 1) / 2.0 > search.budget_s:
+            return said
+        made = machine.run(ask)
+        if made is None:
+            found.interrupted = True
+            return said
+        value = _tell(search, goal, found, SearchStep(ask.candidate, ask.why, made, paired=True)).value
+        if value is None:  # a side that fails, or whose check does: nothing to compare
+            return said
+        values[name].append(value)
+        if len(values[A]) == len(values[B]) and len(values[A]) in planned:
+            said = confirmation((found.champion, rival), values[A], values[B], len(planned), search.rules.indifferent)
+            if said is not None and said.verdict != UNDECIDED:
+                return said
+    return said

@@ -3,18 +3,66 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from prony.plan.expression import Expression
-from prony.plan.operations import Scalar, Values
+from prony.plan.expression import Expression, Scalar, Values
 from prony_node.contract.digits import is_digits
 from prony_node.contract.errors import RequestError
-from prony_node.contract.plan import Stop
-from prony_node.contract.settings import SETTINGS, Setting, Value
-from prony_node.contract.trial import Trial
+from prony_node.contract.settings import COUNT_LIMIT, SETTINGS, Setting, Value
+from prony_node.contract.trial import Stop, Trial
 from prony_node.workloads.config import Workload
+
+MOST_VALUES = 10_000
+DOUBLES = re.compile(r"([0-9]{1,12})\.\.([0-9]{1,12})")
+STEPS = re.compile(r"([0-9]{1,12}):([0-9]{1,12})(?::([0-9]{1,12}))?")
+
+
+def split_values(setting: Setting, text: str) -> list[str]:
+    """The values of one text: `16,32`, `16..4096` (doubling), `1:9:2` (steps). Ranges are for whole numbers.
+
+    Values are separated by commas; those of cores, which hold commas themselves, by semicolons.
+    """
+    values = [value.strip() for value in text.split(";" if setting.name == "cores" else ",")]
+    if not all(values):
+        raise RequestError(f"{setting.name}={text} has an empty value in its list")
+    found = [one for value in values for one in expand_range(setting, value)]
+    return list(dict.fromkeys(found))
+
+
+def expand_range(setting: Setting, text: str) -> list[str]:
+    """The whole numbers that a range stands for; any other value as it is."""
+    if setting.kind != "count":
+        return [text]
+    if match := DOUBLES.fullmatch(text):
+        return _doubled(setting, text, int(match.group(1)), int(match.group(2)))
+    if match := STEPS.fullmatch(text):
+        first, last, step = int(match.group(1)), int(match.group(2)), int(match.group(3) or 1)
+        if step < 1:
+            raise RequestError(f"{setting.name}={text} never ends: a step is at least 1")
+        return _some(setting, text, range(first, last + 1, step))
+    return [text]
+
+
+def _doubled(setting: Setting, text: str, first: int, last: int) -> list[str]:
+    if first < 1:
+        raise RequestError(f"{setting.name}={text} never ends: 0 doubled is 0; begin with 1, or write 0,1..8")
+    found, number = [], first
+    while number <= min(last, COUNT_LIMIT):
+        found.append(number)
+        number *= 2
+    return _some(setting, text, found)
+
+
+def _some(setting: Setting, text: str, numbers: range | list[int]) -> list[str]:
+    if not numbers:
+        raise RequestError(f"{setting.name}={text} is empty: its end lies before its beginning")
+    if len(numbers) > MOST_VALUES:
+        raise RequestError(f"{setting.name}={text} has {len(numbers):,} values; at most {MOST_VALUES:,} are possible")
+    return [str(number) for number in numbers]
+
 
 Answer = TypeVar("Answer")
 Ask = Callable[[dict[str, Value]], Answer]  # of the settings given so far
@@ -43,7 +91,7 @@ class Derived:
 
 
 @dataclass(frozen=True)
-class Part:
+class StudyPart:
     """Workloads with the settings they are to be run with, every combination."""
 
     name: str
@@ -62,7 +110,7 @@ class Planned:
 
     trial: Trial
     workload: Workload
-    part: Part
+    part: StudyPart
     refused: str | None = None
     datasets: frozenset[str] = frozenset()  # of all parts that have the trial
 
@@ -71,7 +119,7 @@ def known_settings(workload: Workload) -> dict[str, Setting]:
     return SETTINGS | {setting.name: setting for setting in workload.own_settings()}
 
 
-def expand(parts: Sequence[Part]) -> list[Planned]:
+def expand(parts: Sequence[StudyPart]) -> list[Planned]:
     """Every trial once, part after part, the last setting varying fastest.
 
     The first part to name a trial has it, with as many repeats as any part asks of it.
@@ -90,12 +138,12 @@ def expand(parts: Sequence[Part]) -> list[Planned]:
     return list(found.values())
 
 
-def count_combinations(parts: Iterable[Part]) -> int:
+def count_combinations(parts: Iterable[StudyPart]) -> int:
     """How many there are before conditions and exclusions."""
     return sum(len(part.workloads) * math.prod(len(axis.rows) for axis in part.axes) for part in parts)
 
 
-def _refuse_endless(parts: Iterable[Part]) -> None:
+def _refuse_endless(parts: Iterable[StudyPart]) -> None:
     count = count_combinations(parts)
     if count > MOST_COMBINATIONS:
         raise RequestError(
@@ -103,7 +151,7 @@ def _refuse_endless(parts: Iterable[Part]) -> None:
         )
 
 
-def _planning(part: Part, workload: Workload) -> Ask[Planned]:
+def _planning(part: StudyPart, workload: Workload) -> Ask[Planned]:
     """What makes trials of settings. Those that differ in the seed alone are possible or not alike: one is checked."""
     free = "" if any(derived.name == SEED for derived in part.derived) else SEED
     known: dict[tuple[object, ...], tuple[dict[str, Value], str | None]] = {}
@@ -128,7 +176,7 @@ def _checked(workload: Workload, given: dict[str, Value]) -> tuple[dict[str, Val
         return given, str(error)
 
 
-def _combinations(part: Part, workload: Workload) -> Iterator[dict[str, Value]]:
+def _combinations(part: StudyPart, workload: Workload) -> Iterator[dict[str, Value]]:
     settings = known_settings(workload)
     axes = [(axis.names, _typed(axis, settings), _condition(axis.when, workload)) for axis in part.axes]
     derive = [_deriving(derived, settings, workload) for derived in part.derived]

@@ -1,23 +1,22 @@
-"""A study file to a study: every name, value and expression checked, each mistake with its line and column."""
+"""A study file to a study, and finding one: a person's own, or one that ships with Prony."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib import resources
 from pathlib import Path
 
-from prony.plan.document import Keys, Place, StudyError, read_choice, read_document, read_line
-from prony.plan.order import MOST_REPEATS, ORDERS, seed_of
+from prony.plan.document import MOST_BYTES, DocumentValue, Keys, StudyError, read_choice, read_document, read_line
 from prony.plan.request import make_stop, parse_joules, parse_seconds, unknown_setting
-from prony.plan.space import Part
-from prony.plan.study import LOCAL, Budget, Sourced, Study
-from prony.plan.study_claims import read_claims
-from prony.plan.study_keys import SIZED, Inherited, Target
-from prony.plan.study_part import PartReader
-from prony.plan.study_tables import read_plots, read_tables
+from prony.plan.space import StudyPart
+from prony.plan.study import LOCAL, MOST_REPEATS, ORDERS, Budget, Sourced, Study, seed_of
+from prony.plan.study_part import SIZED, Inherited, PartReader, SettingSelector
+from prony.plan.study_tables import read_claims, read_plots, read_tables
+from prony_node.contract.cache import expand
 from prony_node.contract.errors import RequestError, unknown
-from prony_node.contract.plan import Stop
+from prony_node.contract.trial import Stop
 from prony_node.workloads.config import Workload
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
@@ -30,7 +29,7 @@ DATASET = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,59}")  # without dots, which p
 
 
 @dataclass(frozen=True)
-class Reading:
+class StudyFileOptions:
     """How a study is to be read: where it lies, in which size, and what a person changes on the command line."""
 
     folder: Path | None  # of the file; None: shipped with Prony, where no path has a meaning
@@ -39,7 +38,7 @@ class Reading:
     parts: tuple[str, ...] = ()  # by name; (): all
 
 
-def parse_study(text: str, file: str, reading: Reading, find: Callable[[str], Workload]) -> Study:
+def parse_study(text: str, file: str, reading: StudyFileOptions, find: Callable[[str], Workload]) -> Study:
     """The study of a YAML text. `find` answers the workload of a name, or of a model file below the study's folder."""
     document = read_document(text, file)
     top = document.mapping("a study", KEYS)
@@ -126,8 +125,13 @@ def _chosen(sizes: list[str], asked: str | None, file: str) -> str | None:
 
 
 def _parts(
-    document: Place, top: Keys, shared: Inherited, size: str | None, reading: Reading, find: Callable[[str], Workload]
-) -> tuple[Part, ...]:
+    document: DocumentValue,
+    top: Keys,
+    shared: Inherited,
+    size: str | None,
+    reading: StudyFileOptions,
+    find: Callable[[str], Workload],
+) -> tuple[StudyPart, ...]:
     places = top["parts"][1].items("parts") if "parts" in top else [None]
     if not places:
         raise top["parts"][1].wrong("parts is an empty list")
@@ -162,7 +166,7 @@ def _chosen_parts(readers: dict[str, PartReader], asked: Collection[str], has_pa
     return {name: reader for name, reader in readers.items() if not asked or name in asked}
 
 
-def _refuse_target(target: Target, readers: Mapping[str, PartReader]) -> None:
+def _refuse_target(target: SettingSelector, readers: Mapping[str, PartReader]) -> None:
     """A word must mean a setting of each part that it is for."""
     meant = [name for name, reader in readers.items() if target.means(name, reader.dataset)]
     if not meant and target.part not in readers:
@@ -179,9 +183,9 @@ def _refuse_target(target: Target, readers: Mapping[str, PartReader]) -> None:
         raise RequestError(f"the workloads of part {name!r} have no setting {target.name}; write {ways}")
 
 
-def _targets(words: Collection[str], readers: Mapping[str, PartReader]) -> dict[Target, str]:
+def _targets(words: Collection[str], readers: Mapping[str, PartReader]) -> dict[SettingSelector, str]:
     """`setting=values` for every part, `part.setting=values` for one; `setting.dataset` for those of a data set."""
-    found: dict[Target, str] = {}
+    found: dict[SettingSelector, str] = {}
     for word in words:
         left, equals, values = word.partition("=")
         target = _target(left, readers)
@@ -193,17 +197,17 @@ def _targets(words: Collection[str], readers: Mapping[str, PartReader]) -> dict[
     return found
 
 
-def _target(left: str, readers: Mapping[str, PartReader]) -> Target:
+def _target(left: str, readers: Mapping[str, PartReader]) -> SettingSelector:
     part, dot, name = left.rpartition(".")
     if not dot or part in readers:
-        return Target(part if dot else None, name)
+        return SettingSelector(part if dot else None, name)
     inner, inner_dot, setting = part.rpartition(".")
     datasets = {reader.dataset for reader in readers.values()} - {""}
     if name in datasets:
-        return Target(inner if inner_dot else None, setting, name)
+        return SettingSelector(inner if inner_dot else None, setting, name)
     if datasets and any(setting in reader.settings for reader in readers.values()):
         raise unknown("data set", name, datasets)
-    return Target(part, name)
+    return SettingSelector(part, name)
 
 
 def _dataset(keys: Keys) -> str:
@@ -274,3 +278,49 @@ def _sourced(top: Keys, name: str) -> tuple[Sourced, ...]:
             raise place.wrong(f"an entry of {name} has both: {{what: ..., source: ...}}")
         found.append(Sourced(read_line(keys, "what"), read_line(keys, "source")))
     return tuple(found)
+
+
+ENDINGS = (".yaml", ".yml")
+
+
+def shipped_studies() -> dict[str, str]:
+    """The text of every study in the catalog, by name."""
+    folder = resources.files("prony.catalog") / "studies"
+    if not folder.is_dir():
+        return {}
+    files = sorted((file for file in folder.iterdir() if file.name.endswith(ENDINGS)), key=lambda file: file.name)
+    return {Path(file.name).stem: file.read_text(encoding="utf-8") for file in files}
+
+
+def load_study(
+    target: str,
+    size: str | None,
+    words: tuple[str, ...],
+    find: Callable[[str], Workload],
+    parts: tuple[str, ...] = (),
+) -> Study:
+    """The study that a word means: a file where it looks like one, else a shipped study of that name."""
+    if target.endswith(ENDINGS) or "/" in target:
+        path = expand(target)
+        text = _read(path)
+        return replace(
+            parse_study(text, target, StudyFileOptions(path.absolute().parent, size, words, parts), find), file=path
+        )
+    shipped = shipped_studies()
+    if target not in shipped:
+        hint = "" if shipped else "; Prony ships none"
+        raise RequestError(f"{unknown('study', target, shipped)}{hint}; a file of yours ends in .yaml")
+    return parse_study(shipped[target], f"{target}.yaml", StudyFileOptions(None, size, words, parts), find)
+
+
+def _read(path: Path) -> str:
+    try:
+        if path.exists() and not path.is_file():
+            raise RequestError(f"{path} is no regular file, so it is no study")
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{path} is no text in UTF-8, so it is no study") from error
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read: {error.strerror or error}") from error

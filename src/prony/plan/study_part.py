@@ -1,23 +1,75 @@
-"""One part of a study file: its workloads, axes, derived values and exclusions, read where they stand."""
+"""One part of a study file: the keys it inherits, and its workloads, axes, derived values and exclusions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from prony.plan.document import Place
+from prony.plan.document import DocumentValue, Keys
 from prony.plan.expression import Expression, parse_expression
 from prony.plan.request import unknown_setting
-from prony.plan.space import WORKLOAD, Axis, Derived, Part, known_settings
-from prony.plan.study_keys import Inherited, Target
-from prony.plan.values import expand_range, split_values
+from prony.plan.space import WORKLOAD, Axis, Derived, StudyPart, expand_range, known_settings, split_values
 from prony_node.contract.errors import RequestError
-from prony_node.contract.plan import Stop
 from prony_node.contract.settings import SYNTHETIC_DATA, Setting
+from prony_node.contract.trial import Stop
 from prony_node.workloads import WORKLOADS
 from prony_node.workloads.config import Workload
 from prony_node.workloads.model_file.config import is_model_file
+
+SIZED = {"workloads", "settings", "zip", "derive", "exclude", "repeats", "stop"}  # what a part or a size may change
+MERGED = ("settings", "derive")  # by name; of the others the nearest one counts
+
+
+@dataclass(frozen=True)
+class SettingSelector:
+    """Which setting a word of the command line changes, of one part or of all, or of those that read a data set."""
+
+    part: str | None
+    name: str
+    dataset: str = ""
+
+    def means(self, part: str, dataset: str) -> bool:
+        """With a data set, `classify` means the part `classify-cifar100` too."""
+        if self.dataset and self.dataset != dataset:
+            return False
+        return self.part in (None, part) or bool(self.dataset and part.startswith(f"{self.part}-"))
+
+    @property
+    def rank(self) -> int:
+        """The more it says, the later it counts."""
+        return (self.part is not None) + bool(self.dataset)
+
+
+@dataclass(frozen=True)
+class Inherited:
+    """What a part is made of: its own keys over those of the study, with those of a size over both."""
+
+    keys: Keys
+    named: Mapping[str, Keys]  # settings and derived values, by name
+    excluded: tuple[DocumentValue, ...]
+
+    @classmethod
+    def of(cls, keys: Keys) -> Inherited:
+        return cls({}, {kind: {} for kind in MERGED}, ()).overlaid(keys)
+
+    def overlaid(self, keys: Keys) -> Inherited:
+        named = {}
+        for kind in MERGED:
+            own = keys[kind][1].mapping(kind) if kind in keys else {}
+            named[kind] = {**self.named[kind], **own}
+        excluded = keys["exclude"][1].texts("exclude") if "exclude" in keys else []
+        return Inherited({**self.keys, **keys}, named, (*self.excluded, *excluded))
+
+    def sized(self, keys: Keys, size: str | None) -> Inherited:
+        """With what a size changes, where these keys have one of that name."""
+        if size is None or "sizes" not in keys:
+            return self
+        places = keys["sizes"][1].mapping("sizes")
+        if size not in places or places[size][1].is_nothing:
+            return self
+        return self.overlaid(places[size][1].mapping(f"the size {size}", SIZED))
+
 
 BARE = frozenset(name for name in WORKLOADS if name.isidentifier())  # workloads that need no quotes in an expression
 PATHS = ("data", "weights", "vocab", "tokenizer", "stage")
@@ -29,7 +81,7 @@ class PartReader:
     def __init__(
         self,
         name: str,
-        place: Place,
+        place: DocumentValue,
         content: Inherited,
         folder: Path | None,
         find: Callable[[str], Workload],
@@ -45,14 +97,14 @@ class PartReader:
         self._zips = self._read_zips()
         self._given = {name for group in self._zips for name in group} - {"when"}
 
-    def override(self, words: Mapping[Target, str]) -> None:
+    def override(self, words: Mapping[SettingSelector, str]) -> None:
         """What a person changes: a word for this part counts before one for all; an empty one takes a setting away."""
         for target in sorted(words, key=lambda target: target.rank):
             if target.name in self._given:
                 raise RequestError(f"{target.name} changes together with others in part {self._name!r} (zip)")
             self._words[target.name] = words[target]
 
-    def read(self, stop: Stop, repeats: int) -> Part:
+    def read(self, stop: Stop, repeats: int) -> StudyPart:
         above = {WORKLOAD}
         axes = [self._zip_axis(group, above) for group in self._zips if "when" not in group]
         settings = self.content.named["settings"]
@@ -79,7 +131,9 @@ class PartReader:
                 derived.append(self._derived(name, place, value, above))
                 above.add(name)
         excluded = tuple(self._expression(place, above) for place in self.content.excluded)
-        return Part(self._name, self._workloads, tuple(axes), tuple(derived), excluded, stop, repeats, self.dataset)
+        return StudyPart(
+            self._name, self._workloads, tuple(axes), tuple(derived), excluded, stop, repeats, self.dataset
+        )
 
     def _find_workloads(self, find: Callable[[str], Workload]) -> tuple[Workload, ...]:
         if "workloads" not in self.content.keys:
@@ -93,7 +147,7 @@ class PartReader:
                 raise place.wrong(str(error)) from error
         return tuple(found.values())
 
-    def _target(self, place: Place, text: str) -> str:
+    def _target(self, place: DocumentValue, text: str) -> str:
         """A name as it is; a model file, or the config that hf/ takes, by its path below the folder of the study."""
         if is_model_file(text):
             return str(self._inside(place, text))
@@ -101,7 +155,7 @@ class PartReader:
         is_path = "/" in model or model.startswith((".", "~")) or model.endswith(".json")
         return f"{library}/{self._inside(place, model)}" if is_path else text
 
-    def _axis(self, name: str, place: Place, value: Place, above: set[str]) -> Axis | None:
+    def _axis(self, name: str, place: DocumentValue, value: DocumentValue, above: set[str]) -> Axis | None:
         """One setting: a value, a list, or `{values: ..., when: ...}`; nothing takes the setting away."""
         if value.is_nothing:
             return None
@@ -122,10 +176,10 @@ class PartReader:
             setting.parse(value)
         return Axis((name,), tuple((value,) for value in values))
 
-    def _read_zips(self) -> list[dict[str, tuple[Place, Place]]]:
+    def _read_zips(self) -> list[dict[str, tuple[DocumentValue, DocumentValue]]]:
         if "zip" not in self.content.keys:
             return []
-        groups: list[dict[str, tuple[Place, Place]]] = []
+        groups: list[dict[str, tuple[DocumentValue, DocumentValue]]] = []
         for group in self.content.keys["zip"][1].items("zip"):
             keys = group.mapping("a group of zip")
             for name, (place, _) in keys.items():
@@ -134,7 +188,7 @@ class PartReader:
             groups.append(keys)
         return groups
 
-    def _zip_axis(self, group: dict[str, tuple[Place, Place]], above: set[str]) -> Axis:
+    def _zip_axis(self, group: dict[str, tuple[DocumentValue, DocumentValue]], above: set[str]) -> Axis:
         when = self._expression(group["when"][1], above) if "when" in group else None
         columns: dict[str, list[str]] = {}
         for name, (place, value) in group.items():
@@ -151,7 +205,7 @@ class PartReader:
         above |= set(columns)
         return Axis(tuple(columns), tuple(zip(*columns.values(), strict=True)), when)
 
-    def _derived(self, name: str, place: Place, value: Place, above: set[str]) -> Derived:
+    def _derived(self, name: str, place: DocumentValue, value: DocumentValue, above: set[str]) -> Derived:
         if name in above:
             raise place.wrong(f"{name!r} is given and derived; leave one of them out")
         when = None
@@ -166,7 +220,7 @@ class PartReader:
             raise place.wrong(f"{name} is a path, and paths are not calculated")
         return Derived(name, self._expression(value, above), when)
 
-    def _known(self, name: str, place: Place, everywhere: bool) -> None:
+    def _known(self, name: str, place: DocumentValue, everywhere: bool) -> None:
         """A setting must be one of every workload, unless a condition chooses where it stands."""
         if name not in self.settings:
             raise place.wrong(str(unknown_setting(name, self.settings)))
@@ -177,7 +231,7 @@ class PartReader:
                 f'{{values: ..., when: workload != "{without[0]}"}}'
             )
 
-    def _values(self, name: str, place: Place, distinct: bool = True) -> list[str]:
+    def _values(self, name: str, place: DocumentValue, distinct: bool = True) -> list[str]:
         """The values of a setting, each of them checked where it stands."""
         setting = self.settings[name]
         found: list[str] = []
@@ -197,7 +251,7 @@ class PartReader:
             found += values
         return list(dict.fromkeys(found)) if distinct else found
 
-    def _inside(self, place: Place, text: str, name: str = "workloads") -> Path:
+    def _inside(self, place: DocumentValue, text: str, name: str = "workloads") -> Path:
         """A path below the folder of the study: what lies elsewhere a person names on the command line."""
         if self._folder is None:
             raise place.wrong(f"{name} names the path {text[:80]!r}, which a study that ships with Prony cannot")
@@ -211,7 +265,7 @@ class PartReader:
             raise place.wrong(f"{text[:80]!r} lies outside the folder of the study, which reaches no further; {how}")
         return path
 
-    def _expression(self, place: Place, above: set[str]) -> Expression:
+    def _expression(self, place: DocumentValue, above: set[str]) -> Expression:
         text = place.text("an expression")
         every = {*self.content.named["settings"], *self.content.named["derive"], *self._given, *above}
         words = {word for name in every if name in self.settings for word in self.settings[name].words()}

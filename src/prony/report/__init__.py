@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from prony.analysis.published_layout import Table
-    from prony.report.claim_lines import Conclusions
+    from prony.analysis.published_tables import Table
     from prony.report.page import Entry
-    from prony.report.published_lines import Captioned
+    from prony.report.published import Captioned, Conclusions
 
 
 def build_report(

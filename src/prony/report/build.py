@@ -13,25 +13,22 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template, select_autoescape
 from markupsafe import Markup
 
-from prony.analysis.learning import quality_of
-from prony.analysis.published_layout import Table
+from prony.analysis.published_tables import Table
 from prony.analysis.scaling import Scaling, scaling
 from prony.analysis.scaling_series import find_series
 from prony.analysis.settings import Record
-from prony.report.claim_lines import Conclusions
-from prony.report.collective_lines import collective_plot
+from prony.analysis.summary import quality_of
 from prony.report.drawing import why_no_plots
-from prony.report.learning import curves
+from prony.report.lines import GAINED, LOST, collective_plot, gained_row, lost_row, scaling_lines, scaling_title
 from prony.report.numbers import format_target
 from prony.report.page import Entry, Page, page_of
-from prony.report.published_lines import Captioned, table_entry
-from prony.report.scaling_lines import GAINED, LOST, gained_row, lost_row, scaling_lines, scaling_title
+from prony.report.plot_data import curves, learned_sweeps, sweeps
+from prony.report.published import Captioned, Conclusions, table_entry
 from prony.report.series import read_series
-from prony.report.sweep import learned_sweeps, sweeps
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
-from prony_node.contract.plain import GROUP_READS_FILE, is_shared
 from prony_node.contract.record import read_record, validate_record
+from prony_node.contract.safe_files import GROUP_READS_FILE, is_shared
 
 OPEN_UP_TO = 6  # with more runs than this each is folded
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import altair as alt
 
-from prony.report.learning import Curves
+from prony.report.plot_data import Curves
 from prony.report.plots import COLOURS, HALF, SHAPES, SIGNS, draw
 
 HEIGHT = 300

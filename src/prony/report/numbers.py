@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from prony.analysis.headline import Headline
-from prony.analysis.learning import Quality
-from prony.analysis.stated import number
+from prony.analysis.settings import number
+from prony.analysis.summary import Headline, Quality
 
 NOTHING = "–"
 NOT_REACHED = "not reached"

@@ -7,22 +7,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from prony.analysis.energy import energy_lines
-from prony.analysis.facts import introduce
-from prony.analysis.headline import Headline, headline, no_doubts
-from prony.analysis.learning import quality_of
-from prony.analysis.settings import Record, in_order, settings_of, show_setting, shown_settings
-from prony.analysis.spread import Group, groups
-from prony.report.batch_lines import batch_lines
-from prony.report.binding_lines import binding_lines
-from prony.report.claim_lines import Conclusions
-from prony.report.collective_lines import collective_lines, collective_table
-from prony.report.data_lines import data_lines
-from prony.report.learning_lines import REACHED, curve_table, learning_lines
-from prony.report.metric_lines import metric_lines
+from prony.analysis.settings import Record, in_order, introduce, settings_of, show_setting, shown_settings
+from prony.analysis.summary import Headline, energy_lines, headline, no_doubts, quality_of
+from prony.analysis.variation import Group, groups
+from prony.report.lines import (
+    REACHED,
+    SPREAD_COLUMNS,
+    batch_lines,
+    binding_lines,
+    collective_lines,
+    collective_table,
+    curve_table,
+    data_lines,
+    learning_lines,
+    metric_lines,
+    spread_notes,
+    spread_row,
+    spread_title,
+)
 from prony.report.numbers import NOTHING, format_headline, format_metric, format_rate, format_seconds, format_time_to
-from prony.report.spread_lines import SPREAD_COLUMNS, spread_notes, spread_row, spread_title
-from prony_node.contract.verification import without_places
+from prony.report.published import Conclusions
+from prony_node.contract.run_folder import without_places
 
 COLUMNS = (
     ("step_time", "step time"),

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import altair as alt
 import vl_convert
 
+from prony.report.plot_data import Sweep
 from prony.report.series import StepSeries
-from prony.report.sweep import Sweep
 
 T = TypeVar("T")
 DRAWN_AT_ONCE = 1000  # plots that are kept: where one record of many is no good, a page is made again

@@ -10,10 +10,10 @@ from typing import Any
 
 import vl_convert
 
-from prony.analysis.published_plots import BARS, HEAT, Mark, Panel, Plot, Series, is_count, worded
+from prony.analysis.published_plots import BARS, HEAT, Mark, Panel, Plot, PlotSeries, is_count, worded
 from prony.report.numbers import format_number
 from prony.report.plots import COLOURS, drawable, fit_for_page, rendered
-from prony.report.published_lines import HEADS, Captioned, format_published, panel_title
+from prony.report.published import HEADS, Captioned, format_published, panel_title
 
 SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left"]
 SIGNS = "●■▲◆✚▼▶◀"  # the same in text
@@ -26,7 +26,7 @@ Spec = dict[str, Any]  # a part of a Vega-Lite document
 
 
 @dataclass(frozen=True)
-class Look:
+class PlotStyle:
     """Colours and sizes, of the page or of a file."""
 
     series: Sequence[str]  # of ours
@@ -42,12 +42,12 @@ class Look:
     columns: int
 
 
-PAGE = Look(
+PAGE = PlotStyle(
     COLOURS, "var(--ink-soft)", "var(--ink)", "var(--line-strong)", "var(--fail)", "var(--card)",
     "system-ui, sans-serif", 12, 900, 230, 2,
 )  # fmt: skip
 # For a column of a paper, about 85 mm; the colours are those of the page by day.
-FILE = Look(
+FILE = PlotStyle(
     ["#1f5fbf", "#d2691e", "#2e8b57", "#8a4fbf", "#b8860b", "#0e8a9a", "#b03060", "#5f6b7a"],
     "#8b939b", "#1c2024", "#b9bec4", "#b42318", "#ffffff", "Helvetica, Arial, sans-serif", 9, 290, 120, 1,
 )  # fmt: skip
@@ -70,7 +70,7 @@ def plot_file(captioned: Captioned, kind: str) -> bytes:
     return rendered(spec, vl_convert.vegalite_to_svg).encode()
 
 
-def specification(plot: Plot, look: Look, description: str = "") -> Spec:
+def specification(plot: Plot, look: PlotStyle, description: str = "") -> Spec:
     """The plot in Vega-Lite: written as such, since Altair takes seconds to combine many panels."""
     drawing = {BARS: _bars, HEAT: _heat}.get(plot.spec.kind, _lines)
     text = {"labelFontSize": look.text, "labelColor": look.ink}
@@ -98,7 +98,7 @@ def specification(plot: Plot, look: Look, description: str = "") -> Spec:
 # --- lines ---
 
 
-def _lines(plot: Plot, look: Look) -> Spec:
+def _lines(plot: Plot, look: PlotStyle) -> Spec:
     names, last = _names(plot), len(plot.panels) - 1
     panels = [
         _lines_panel(plot, panel, names, look, named=look.columns > 1 or number == last)
@@ -108,7 +108,7 @@ def _lines(plot: Plot, look: Look) -> Spec:
     return {**_together(panels, look), "resolve": shared}
 
 
-def _lines_panel(plot: Plot, panel: Panel, names: Sequence[Series], look: Look, named: bool) -> Spec:
+def _lines_panel(plot: Plot, panel: Panel, names: Sequence[PlotSeries], look: PlotStyle, named: bool) -> Spec:
     x = _x_of(plot, look, named)
     values = [end for one in panel.series for mark in one.marks for end in _ends(mark)]
     y = _y_of(values, look, scaling=plot.spec.x == "devices" and _is_wide([int(one) for one in plot.along("x")]))
@@ -139,7 +139,7 @@ def _lines_panel(plot: Plot, panel: Panel, names: Sequence[Series], look: Look, 
     return {"title": panel_title(plot, panel), "width": width, "height": look.height, "layer": layers}
 
 
-def _x_of(plot: Plot, look: Look, named: bool) -> Spec:
+def _x_of(plot: Plot, look: PlotStyle, named: bool) -> Spec:
     """The same axis in all panels."""
     values, title = plot.along("x"), HEADS.get(plot.spec.x, plot.spec.x) if named else None
     axis: Spec = {"title": title, "labelAngle": 0, "grid": False}
@@ -158,7 +158,7 @@ def _is_wide(numbers: Sequence[int]) -> bool:
     return numbers[0] > 0 and numbers[-1] / numbers[0] >= LOG_X_FROM
 
 
-def _y_of(values: Sequence[float], look: Look, scaling: bool) -> Spec:
+def _y_of(values: Sequence[float], look: PlotStyle, scaling: bool) -> Spec:
     """From zero on; logarithmic with ticks of its own where the smallest would lie on the axis, and over many devices.
 
     On two logarithmic axes, linear scaling is a straight line.
@@ -174,7 +174,7 @@ def _y_of(values: Sequence[float], look: Look, scaling: bool) -> Spec:
     return {"field": "value", "type": "quantitative", "axis": {**axis, "values": ticks}, "scale": scale}
 
 
-def _marked(names: Sequence[Series], look: Look) -> Spec:
+def _marked(names: Sequence[PlotSeries], look: PlotStyle) -> Spec:
     """Colour and shape of each series: no two of ours, and no two that are published, have the same shape."""
     ours = [one.name for one in names if one.ours]
     published = [one.name for one in names if not one.ours]
@@ -197,7 +197,7 @@ def _marked(names: Sequence[Series], look: Look) -> Spec:
 # --- bars ---
 
 
-def _bars(plot: Plot, look: Look) -> Spec:
+def _bars(plot: Plot, look: PlotStyle) -> Spec:
     """A row of panels for each group, each bar with its name and its value."""
     extents = [int(0.52 * look.text * max(len(one.name) for one in panel.series)) for panel in plot.panels]
     width = max((look.width + 40 - sum(extents)) // len(plot.panels), 60)
@@ -212,7 +212,7 @@ def _bars(plot: Plot, look: Look) -> Spec:
     return {"vconcat": rows, "spacing": 6}
 
 
-def _bars_panel(panel: Panel, group: str, look: Look, extent: int, width: int) -> Spec:
+def _bars_panel(panel: Panel, group: str, look: PlotStyle, extent: int, width: int) -> Spec:
     own = [(one, mark) for one in panel.series for mark in one.marks if mark.x == group]
     is_shared = panel.is_logarithmic or not panel.has_own_scales
     scaled = [mark for one in panel.series for mark in one.marks if mark.x == group or is_shared]
@@ -249,7 +249,7 @@ def _bars_panel(panel: Panel, group: str, look: Look, extent: int, width: int) -
     }  # fmt: skip
 
 
-def _label(series: Series, mark: Mark) -> str:
+def _label(series: PlotSeries, mark: Mark) -> str:
     if mark.value is None:
         return OOM
     return format_number(mark.value) if series.ours else format_published(mark.value)
@@ -258,7 +258,7 @@ def _label(series: Series, mark: Mark) -> str:
 # --- heat maps ---
 
 
-def _heat(plot: Plot, look: Look) -> Spec:
+def _heat(plot: Plot, look: PlotStyle) -> Spec:
     """A map for each series, ours first; darker is more, on one scale for all."""
     every = [(panel, one) for panel in plot.panels for one in sorted(panel.series, key=lambda one: not one.ours)]
     maps = [
@@ -268,7 +268,7 @@ def _heat(plot: Plot, look: Look) -> Spec:
     return _together(maps, look)
 
 
-def _heat_map(plot: Plot, panel: Panel, series: Series, look: Look, named: bool) -> Spec:
+def _heat_map(plot: Plot, panel: Panel, series: PlotSeries, look: PlotStyle, named: bool) -> Spec:
     most = max((mark.value for one in panel.series for mark in one.marks if mark.value), default=1.0)
     there = {mark.y for mark in series.marks}
     lines = [worded(plot.spec.y, value) for value in plot.along("y") if value in there]
@@ -318,11 +318,11 @@ def _part(condition: str, mark: Spec, **encoding: Spec) -> Spec:
     return {"transform": [{"filter": condition}], "mark": mark, "encoding": encoding}
 
 
-def _together(panels: list[Spec], look: Look) -> Spec:
+def _together(panels: list[Spec], look: PlotStyle) -> Spec:
     return {"concat": panels, "columns": look.columns, "spacing": 12}
 
 
-def _names(plot: Plot) -> list[Series]:
+def _names(plot: Plot) -> list[PlotSeries]:
     """Every series of the plot once, ours first."""
     found = {(one.name, one.ours): one for panel in plot.panels for one in panel.series}
     return sorted(found.values(), key=lambda one: not one.ours)

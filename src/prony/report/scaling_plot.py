@@ -7,7 +7,7 @@ from typing import Any
 import altair as alt
 
 from prony.analysis.scaling import Scaling
-from prony.analysis.scaling_law import Figure, Law
+from prony.analysis.scaling_series import Law, ValueInterval
 from prony.report.plots import COLOURS, HALF, draw
 
 STEPS = 40  # of the law's line
@@ -23,13 +23,13 @@ def scaling_svg(found: Scaling, what: str, name: str) -> str:
     x = alt.X("x:Q", axis=alt.Axis(title="devices", values=counts, format="d", grid=False), scale=_logarithmic())
     y = _y_of(what, counts)
     every = [counts[-1] ** (step / STEPS) for step in range(STEPS + 1)]
-    ideal = [_row(at, Figure(at), what) for at in (1, counts[-1])]
+    ideal = [_row(at, ValueInterval(at), what) for at in (1, counts[-1])]
     layers: list[Any] = [
         _chart(ideal).mark_line(color="var(--ink-soft)", strokeDash=[4, 4], strokeWidth=1.2).encode(x=x, y=y)
     ]
     law = _law(found)
     if law is not None:
-        line = [_row(at, Figure(law.speedup(at)), what) for at in every]
+        line = [_row(at, ValueInterval(law.speedup(at)), what) for at in every]
         layers.append(_chart(line).mark_line(color=COLOURS[1], strokeWidth=1.5, opacity=0.8).encode(x=x, y=y))
     for rows, colour, filled in ((ahead, COLOURS[1], False), (measured, COLOURS[0], True)):
         if rows:
@@ -39,7 +39,7 @@ def scaling_svg(found: Scaling, what: str, name: str) -> str:
     return draw(alt.layer(*layers).properties(width=HALF, height=300), name)
 
 
-def _row(devices: float, speedup: Figure, what: str) -> dict[str, float]:
+def _row(devices: float, speedup: ValueInterval, what: str) -> dict[str, float]:
     """A place in the plot with the ends of its bar."""
     low = speedup.value if speedup.low is None else speedup.low
     high = speedup.value if speedup.high is None else speedup.high

@@ -1,21 +1,23 @@
-"""The step series of a run folder, small enough to draw."""
+"""Series of a run folder: its steps, small enough to draw, and the energy of the whole run."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import itertools
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from prony_node.contract import files
-from prony_node.contract.plain import plain_lines
+from prony_node.contract.safe_files import SAMPLES_LIMIT, plain_lines
 
 MOST_POINTS = 400
 
 
 @dataclass(frozen=True)
-class Point:
+class SeriesPoint:
     """Step time over a stretch of blocks: mean, and the least and most of a block in it."""
 
     time_s: float  # middle of the stretch, since the first timed step
@@ -28,7 +30,7 @@ class Point:
 class StepSeries:
     """The step time over a run, with the end of the transient that was cut."""
 
-    points: tuple[Point, ...]
+    points: tuple[SeriesPoint, ...]
     cut_s: float
     end_s: float
     mean_s: float | None  # of the steady window
@@ -75,7 +77,7 @@ def _read_blocks(path: Path) -> list[_Block]:
     return blocks
 
 
-def _points(blocks: list[_Block]) -> tuple[Point, ...]:
+def _points(blocks: list[_Block]) -> tuple[SeriesPoint, ...]:
     size = -(-len(blocks) // MOST_POINTS)
     points = []
     for start in range(0, len(blocks), size):
@@ -83,7 +85,7 @@ def _points(blocks: list[_Block]) -> tuple[Point, ...]:
         step_times = [block.duration_s / block.steps for block in stretch]
         duration_s = sum(block.duration_s for block in stretch)
         points.append(
-            Point(
+            SeriesPoint(
                 time_s=stretch[-1].end_s - duration_s / 2,
                 mean_s=duration_s / sum(block.steps for block in stretch),
                 least_s=min(step_times),
@@ -101,3 +103,47 @@ def _end_of(blocks: list[_Block], cut_steps: int) -> float:
             break
         seen, end_s = seen + block.steps, block.end_s
     return end_s
+
+
+Reading = tuple[float, float]  # when, and what: joules of a counter, watts of any other sensor
+
+
+def run_energy_j(folder: Path, record: dict[str, Any]) -> float | None:
+    """Joules of the devices that took part, first reading to last; None where there was no sensor."""
+    detail = record.get("energy") or {}
+    parts = [part for part in detail.get("parts") or [] if part.get("sensor")]
+    if any(node["energy_j"] is None for node in detail.get("nodes") or []):
+        return None  # a sum without one of the nodes is none
+    nodes = {part.get("node", 0) for part in parts}  # each has its own samples
+    readings = {node: _read(files.node_folder(folder, node)) for node in nodes}
+    found = [
+        _energy_j(readings[part.get("node", 0)].get(part["sensor"], []), part.get("kind") == "counter")
+        for part in parts
+    ]
+    known = [energy_j for energy_j in found if energy_j is not None]
+    return sum(known) if known and len(known) == len(found) else None
+
+
+def _read(folder: Path) -> dict[str, list[Reading]]:
+    """Readings by sensor; a line that was cut short is passed over."""
+    try:
+        sensors = (files.read_json(folder / files.POWER) or {})["sensors"]
+        names = {str(number): str(sensor["id"]) for number, sensor in enumerate(sensors)}
+        found: dict[str, list[Reading]] = {}
+        for line in csv.DictReader(plain_lines(folder / files.POWER_SAMPLES, SAMPLES_LIMIT)):
+            with contextlib.suppress(KeyError, ValueError, TypeError):
+                found.setdefault(names[line["sensor"]], []).append((float(line["after_s"]), float(line["value"])))
+    except (OSError, ValueError, KeyError, TypeError, csv.Error):
+        return {}
+    return found
+
+
+def _energy_j(readings: list[Reading], counts: bool) -> float | None:
+    if len(readings) < 2:
+        return None
+    readings = sorted(readings)
+    if counts:
+        difference_j = readings[-1][1] - readings[0][1]
+        return difference_j if difference_j >= 0.0 else None  # it wrapped
+    pairs = itertools.pairwise(readings)
+    return sum((later - earlier) * (a + b) / 2.0 for (earlier, a), (later, b) in pairs)

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from prony.store.index import Store
-    from prony.store.rows import Run
-    from prony.store.scan import Refreshed, Skipped
+    from prony.store.rows import Refreshed, RunSummary, Skipped
 
-__all__ = ["Refreshed", "Run", "Skipped", "Store"]
+__all__ = ["Refreshed", "RunSummary", "Skipped", "Store"]
 
-_HOMES = {"Refreshed": "scan", "Store": "index", "Run": "rows", "Skipped": "scan"}
+_HOMES = {"Refreshed": "rows", "Store": "index", "RunSummary": "rows", "Skipped": "rows"}
 
 
 def __getattr__(name: str) -> Any:

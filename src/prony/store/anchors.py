@@ -14,7 +14,7 @@ from typing import Any
 
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
-from prony_node.contract.plain import write_alone
+from prony_node.contract.safe_files import write_alone
 
 FOLDER = "anchors"  # beside the run folders: what a rebuild reads anchors from
 SCHEMA = "prony.anchors/1"
@@ -113,8 +113,7 @@ def _read_anchor(document: dict[str, Any]) -> Anchor:
 
 def put_anchors(connection: Any, anchors: Iterable[Anchor]) -> None:
     """Anchors into their table; those that are there already stay as they are."""
-    from prony.store.put import put_rows
-    from prony.store.tables import anchor_table
+    from prony.store.tables import anchor_table, put_rows
 
     rows = [asdict(anchor) | {"key": anchor.key, "more": json.dumps(anchor.more)} for anchor in anchors]
     rows.sort(key=itemgetter("key"))  # two that put the same ones in must not wait for each other

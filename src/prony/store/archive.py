@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from prony_node.contract import files
+from prony_node.contract.cache import IMPORT, hold
 from prony_node.contract.errors import RequestError
-from prony_node.contract.leftovers import IMPORT, hold
-from prony_node.contract.plain import (
+from prony_node.contract.safe_files import (
     JOB,
     MOST_TIMES,
     NotPlain,
@@ -47,7 +47,7 @@ class Hostile(RequestError):
 
 
 @dataclass(frozen=True)
-class Limits:
+class ArchiveLimits:
     """How much a tar may hold."""
 
     file_bytes: int = LARGEST_FILE
@@ -90,7 +90,7 @@ def pack_one(folder: Path) -> bytes:
 
 
 @contextlib.contextmanager
-def unpacked(source: BinaryIO, root: Path, shown: str, limits: Limits | None = None) -> Iterator[Unpacked]:
+def unpacked(source: BinaryIO, root: Path, shown: str, limits: ArchiveLimits | None = None) -> Iterator[Unpacked]:
     """The folders of a tar, in a hidden place under the root that is gone afterwards; a hostile tar is refused.
 
     Nothing is unpacked by tarfile itself: names and kinds are checked, and bytes are copied into files made here.
@@ -106,7 +106,7 @@ def unpacked(source: BinaryIO, root: Path, shown: str, limits: Limits | None = N
             own = own if own.exists() else place
             held = hold(own)
             try:
-                yield Unpacked(own, _unpack(source, own, shown, limits or Limits()))
+                yield Unpacked(own, _unpack(source, own, shown, limits or ArchiveLimits()))
             finally:
                 os.close(held)
         finally:
@@ -114,7 +114,7 @@ def unpacked(source: BinaryIO, root: Path, shown: str, limits: Limits | None = N
             files.remove_empty(place.name, above)
 
 
-def _unpack(source: BinaryIO, place: Path, shown: str, limits: Limits) -> list[Path]:
+def _unpack(source: BinaryIO, place: Path, shown: str, limits: ArchiveLimits) -> list[Path]:
     folders: dict[str, Path] = {}
     try:
         stream: Any = _Bounded(source, limits.whole_bytes)
@@ -147,7 +147,7 @@ def _unpack(source: BinaryIO, place: Path, shown: str, limits: Limits) -> list[P
     return [folder for folder in folders.values() if folder.is_dir()]
 
 
-def _checked(member: tarfile.TarInfo, limits: Limits, count: int) -> list[str]:
+def _checked(member: tarfile.TarInfo, limits: ArchiveLimits, count: int) -> list[str]:
     """The parts of a member's name, when it is what a run folder may hold."""
     shown = repr(member.name[:100])
     if count > limits.members:

@@ -1,27 +1,211 @@
-"""The database behind a store: SQLite beside the run folders, or PostgreSQL; transactions, and errors as sentences."""
+"""The database behind a store: its address, its schema, transactions, and errors as sentences."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
+import re
+import socket
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import URL, Connection, Engine, MetaData, create_engine, event, insert, inspect, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.pool import StaticPool
 
-from prony.store import schema
-from prony.store.address import hide_password
-from prony.store.engines import file_engine, server_engine
-from prony.store.schema import UNKNOWN
-from prony.store.sqlite_file import MARK
-from prony.store.tables import HEAD, VERSION_TABLE
+from prony.store.sqlite_file import MARK, TABLES, Foreign, connect
+from prony.store.tables import HEAD, VERSION_TABLE, metadata, version_table
+from prony_node.contract.digits import is_digits
 from prony_node.contract.errors import RequestError
-from prony_node.contract.plain import open_lock
+from prony_node.contract.safe_files import open_lock
+
+VARIABLE = "PRONY_STORE"
+SCHEMES = ("postgresql://", "postgres://")
+
+
+def team_address() -> str | None:
+    """What $PRONY_STORE names: the address of a team's store, or nothing."""
+    text = os.environ.get(VARIABLE, "").strip()
+    return check_address(text, f"{VARIABLE}={hide_password(text)}") if text else None
+
+
+def check_address(text: str, shown: str) -> str:
+    """A PostgreSQL address, or a RequestError that says what one looks like."""
+    if not text.startswith(SCHEMES):
+        raise RequestError(
+            f"{shown} is no address of a store: a team's store is postgresql://USER@HOST/DATABASE; "
+            "without one, the index beside the run folders is used"
+        )
+    return text
+
+
+def hide_password(address: str) -> str:
+    """The address as it may be shown: of what stands before the last @, the user's name alone."""
+    safe = re.sub(r"(?i)([?&](ssl)?password=)[^&]*", r"\1...", address)
+    scheme, slashes, rest = safe.partition("://") if "://" in safe else ("", "", safe)
+    told, at, host = rest.rpartition("@")
+    return f"{scheme}{slashes}{told.partition(':')[0]}{at}{host}"
+
+
+def place_of(root: Path) -> str:
+    """A root as other people of a team can find it."""
+    return f"{socket.gethostname()}:{root}"
+
+
+BUSY_TIMEOUT_S = 60.0
+CONNECT_TIMEOUT_S = 10
+
+
+def server_engine(address: str, shown: str) -> Engine:
+    try:
+        import psycopg  # noqa: F401
+    except ImportError:
+        raise RequestError(f"{shown} is a PostgreSQL store, which needs psycopg: pip install 'prony[team]'") from None
+    try:
+        url = make_url(address).set(drivername="postgresql+psycopg")
+    except (ArgumentError, ValueError):
+        raise RequestError(f"{shown} is no address of a store: postgresql://USER@HOST/DATABASE is") from None
+    return create_engine(url, pool_size=1, max_overflow=4, connect_args={"connect_timeout": CONNECT_TIMEOUT_S})
+
+
+def file_engine(path: Path | None) -> Engine:
+    if path is None:
+        engine = create_engine("sqlite://", poolclass=StaticPool)
+    else:
+        place = URL.create("sqlite", database=str(path))  # as text, a ? in the path would end it there
+        engine = create_engine(place, pool_size=1, creator=lambda: connect(path, BUSY_TIMEOUT_S))
+
+    @event.listens_for(engine, "connect")
+    def _prepare(connection: Any, _: Any) -> None:
+        connection.isolation_level = None  # the driver opens no transactions of its own; see _begin
+        connection.execute("PRAGMA trusted_schema=OFF")  # whoever can write to the root could have put functions in it
+        _mark(connection)
+        _write_ahead(connection)
+        connection.execute("PRAGMA synchronous=NORMAL")  # a power cut may cost the last rows, which a refresh brings
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        # A deferred transaction that turns from reading to writing fails at once when another writes.
+        reads = connection.get_execution_options().get("prony_reads", False)
+        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+
+    return engine
+
+
+def _mark(connection: Any) -> None:
+    """Mark a new file as ours before anything else is in it, so that it is ours at whatever moment we are killed."""
+    if connection.execute("PRAGMA page_count").fetchone() == (0,):
+        connection.execute(f"PRAGMA application_id={MARK}")
+
+
+def _write_ahead(connection: Any) -> None:
+    """Write-ahead logging, so that readers do not wait; SQLite does not queue for this switch itself."""
+    deadline = time.monotonic() + BUSY_TIMEOUT_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+
+
+LEGACY_VERSION = 2  # of the table `version`, before there were migrations: revision 0001
+MIGRATIONS = Path(__file__).parent / "migrations"
+# How much is in an SQLite file that no Prony has put there; a trigger or a view would run by itself.
+UNKNOWN = (
+    "SELECT count(*) FROM sqlite_master WHERE type NOT IN ('table', 'index') OR (type = 'table' "
+    f"AND name NOT LIKE 'sqlite%' AND name NOT IN ({', '.join(repr(name) for name in sorted(TABLES))}))"
+)
+LOCK = 0x50726F6E79  # of PostgreSQL's advisory locks: one process changes the schema at a time
+
+
+def found_revision(connection: Connection) -> str | None:
+    """The revision of the tables here: None where there are none, or only someone else's."""
+    names = set(inspect(connection).get_table_names())
+    if VERSION_TABLE in names:
+        found = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalars().all()
+        known = len(found) == 1 and is_digits(str(found[0])) and int(found[0]) > 0
+        return str(found[0]) if known else None
+    if "version" in names and "run" in names and connection.dialect.name == "sqlite":
+        versions = connection.execute(text("SELECT version FROM version")).scalars().all()
+        if len(versions) == 1 and isinstance(versions[0], int):
+            if versions[0] > LEGACY_VERSION:
+                return f"{versions[0]:04}"  # a newer one than was ever made this way
+            return "0001" if versions[0] == LEGACY_VERSION else None
+    return None
+
+
+def is_newer(revision: str) -> bool:
+    return is_digits(revision) and int(revision) > int(HEAD)
+
+
+def newer_schema(where: str, revision: str) -> RequestError:
+    return RequestError(
+        f"{where} was written by a newer Prony (its schema is {revision}, this Prony knows up to {HEAD}): "
+        "upgrade Prony to use it"
+    )
+
+
+def create_schema(connection: Connection, where: str) -> None:
+    """Make the tables, in place of what an index beside run folders held, which is ours; others' on a server stay."""
+    if connection.dialect.name == "sqlite":
+        check_ours(connection, where)
+        stale = MetaData()
+        stale.reflect(connection)
+        stale.drop_all(connection)
+        mark_schema(connection)
+    else:
+        taken = set(inspect(connection).get_table_names()) & set(metadata.tables)
+        if taken:
+            raise RequestError(
+                f"{where} holds tables that are not Prony's ({', '.join(sorted(taken))}): "
+                "give Prony a database, or a schema, of its own"
+            )
+    metadata.create_all(connection)
+    connection.execute(insert(version_table).values(version_num=HEAD))
+
+
+def check_ours(connection: Connection, where: str) -> None:
+    """Refuse an index with tables, views or triggers that no Prony made, whatever mark it carries."""
+    if connection.dialect.name == "sqlite" and connection.exec_driver_sql(UNKNOWN).scalar():
+        raise Foreign(where, "holds tables, views or triggers that Prony did not make")
+
+
+def mark_schema(connection: Connection) -> None:
+    """Say in an index, as of an earlier Prony, that it is ours."""
+    if connection.dialect.name == "sqlite":
+        connection.exec_driver_sql(f"PRAGMA application_id={MARK}")
+
+
+def upgrade_schema(connection: Connection, found: str) -> None:
+    """Take tables of an older revision to this one, in the transaction that is open."""
+    import logging
+
+    from alembic import command
+    from alembic.config import Config
+
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    if VERSION_TABLE not in inspect(connection).get_table_names():
+        command.stamp(config, found)
+    command.upgrade(config, HEAD)
+    mark_schema(connection)
+
+
+def lock_schema(connection: Connection) -> None:
+    """Keep others from changing the schema until this transaction ends; SQLite's own lock does that already."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": LOCK})
+
 
 Answer = TypeVar("Answer")
 # What SQLite says of a file that it can neither write nor call broken; on a full disk it says any of them.
@@ -41,7 +225,7 @@ class Unreachable(RequestError):
     """A team's server is not there."""
 
 
-class Lost(Unreachable):
+class ServerLost(Unreachable):
     """A team's server was there, and went away."""
 
 
@@ -116,7 +300,7 @@ class Database:
         try:
             with self.reading() if reads else self.writing() as connection:
                 return question(connection)
-        except Lost:
+        except ServerLost:
             self.engine.dispose()
         with self.reading() if reads else self.writing() as connection:
             return question(connection)
@@ -133,19 +317,19 @@ class Database:
         if (self.is_team and self._current) or _is_head(connection):
             self._current = True
             return
-        schema.lock(connection)
-        found = schema.found_revision(connection)
+        lock_schema(connection)
+        found = found_revision(connection)
         if found is None:
             if not create:
                 raise StaleIndex(f"{self.shown} is no index yet")
-            schema.create(connection, self.shown)
-        elif schema.is_newer(found):
-            raise schema.newer(self.shown, found)
+            create_schema(connection, self.shown)
+        elif is_newer(found):
+            raise newer_schema(self.shown, found)
         else:
-            schema.check_ours(connection, self.shown)
+            check_ours(connection, self.shown)
             if found != HEAD:
-                schema.upgrade(connection, found)
-            schema.mark(connection)
+                upgrade_schema(connection, found)
+            mark_schema(connection)
 
     @contextlib.contextmanager
     def _sentences(self) -> Iterator[None]:
@@ -218,7 +402,7 @@ def _translate(error: BaseException, lost: bool, shown: str, is_team: bool) -> E
     if is_team:
         kind = type(error).__name__
         if lost or kind in NOT_THERE + SHUT_DOWN:
-            return (Lost if lost or kind in SHUT_DOWN else Unreachable)(
+            return (ServerLost if lost or kind in SHUT_DOWN else Unreachable)(
                 f"the store {shown} cannot be reached ({said}); run folders are kept here, "
                 "and `prony store push` puts them in once it is back"
             )

@@ -19,8 +19,7 @@ from prony.store.anchors import SCHEMA as ANCHORS_SCHEMA
 from prony_node.contract import files
 from prony_node.contract.digits import is_digits
 from prony_node.contract.errors import RequestError, nearest
-from prony_node.contract.owners import group_name
-from prony_node.contract.plain import (
+from prony_node.contract.safe_files import (
     GROUP_ADDS,
     GROUP_LOCKS,
     GROUP_READS_FILE,
@@ -31,6 +30,7 @@ from prony_node.contract.plain import (
     SHARED_MARK,
     SHARED_TEXT,
     NotPlain,
+    group_name,
     is_shared_at,
     open_folder,
     open_plain,
@@ -47,7 +47,7 @@ MOST_FOLDERS = 20  # folders below each other; Prony makes three or four
 
 
 @dataclass
-class Done:
+class SharingResult:
     """What the group can read now and could not before, and what others have to share."""
 
     group: int
@@ -69,7 +69,7 @@ def find_group(name: str) -> int:
     return number
 
 
-def share_root(root: Path, group: int | None = None) -> Done:
+def share_root(root: Path, group: int | None = None) -> SharingResult:
     """Let a group read what this user has made in a root, and add to it. As root: what every user has made.
 
     The owner of the root, or root, says which group, and marks the root. With the mark there, any member of the group
@@ -83,7 +83,7 @@ def share_root(root: Path, group: int | None = None) -> Done:
         elif not root.exists():
             raise RequestError(f"{root} does not exist; give --group NAME to make it")
         with open_folder(root) as folder:
-            done = Done(_group_of(root, folder, group))
+            done = SharingResult(_group_of(root, folder, group))
             if os.geteuid() in (0, os.fstat(folder).st_uid):
                 _open_root(root, folder, done.group)
             _share_all(folder, done)
@@ -170,7 +170,7 @@ def _put_mark(folder: int, group: int, owner: int) -> None:
         raise
 
 
-def _share_all(folder: int, done: Done) -> None:
+def _share_all(folder: int, done: SharingResult) -> None:
     """Share what Prony has made in a root."""
     for name in sorted(os.listdir(folder)):
         is_common = name in COMMON_FOLDERS or IS_JOBS.fullmatch(name)
@@ -184,7 +184,7 @@ def _share_all(folder: int, done: Done) -> None:
             _share_entry(folder, name, done, runs=1)
 
 
-def _share_common(folder: int, name: str, done: Done) -> None:
+def _share_common(folder: int, name: str, done: SharingResult) -> None:
     """Share a folder to which each member adds, and what this user has added."""
     owner = _sharing_owner(folder, name, stat.S_IRWXG, done)
     for handle, found in _opened(folder, name):
@@ -196,13 +196,13 @@ def _share_common(folder: int, name: str, done: Done) -> None:
             _share_entry(handle, below, done, above=f"{name}/")
 
 
-def _share_entry(folder: int, name: str, done: Done, runs: int = 0, above: str = "") -> None:
+def _share_entry(folder: int, name: str, done: SharingResult, runs: int = 0, above: str = "") -> None:
     owner = _sharing_owner(folder, name, GROUP_LOCKS if name == CLAIMS else stat.S_IRGRP, done, runs)
     if owner is not None and _share(folder, name, owner, done, above + name):
         done.runs += runs
 
 
-def _sharing_owner(folder: int, name: str, needed: int, done: Done, runs: int = 0) -> int | None:
+def _sharing_owner(folder: int, name: str, needed: int, done: SharingResult, runs: int = 0) -> int | None:
     """Whose this is, where this user can share it; else it is noted for its owner, if the group lacks what it needs."""
     try:
         found = os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -217,7 +217,7 @@ def _sharing_owner(folder: int, name: str, needed: int, done: Done, runs: int = 
     return None
 
 
-def _share(folder: int, name: str, owner: int, done: Done, shown: str) -> bool:
+def _share(folder: int, name: str, owner: int, done: SharingResult, shown: str) -> bool:
     """Let the group read a file, or a folder with all in it that is of its owner; whether that changed anything.
 
     No link is followed. A file with another name, or of another user, may have been put there to be shared.

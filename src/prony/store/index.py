@@ -9,28 +9,83 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, RowMapping, Select, select
+from sqlalchemy import ColumnElement, Connection, RowMapping, Select, or_, select
 
-from prony.store.address import place_of, team_address
-from prony.store.database import Database, StaleIndex, Unwritable
-from prony.store.find import elsewhere, find_run, may_stand_for
-from prony.store.put import put_rows, take_out
-from prony.store.rows import ROW_VERSION, Row, Run, run_of_columns, storable
-from prony.store.scan import Refreshed, Skipped, folders_of, is_readable, joined, read_row, record_stamp, scan_in_parts
+from prony.store.database import Database, StaleIndex, Unwritable, place_of, team_address
+from prony.store.rows import (
+    ROW_VERSION,
+    IndexRow,
+    Refreshed,
+    RunSummary,
+    Skipped,
+    folders_of,
+    is_readable,
+    joined,
+    read_row,
+    record_stamp,
+    run_of_columns,
+    scan_in_parts,
+    storable,
+)
 from prony.store.sqlite_file import others_write
-from prony.store.tables import detail_table, run_table
+from prony.store.tables import detail_table, put_rows, run_table, take_out
 from prony_node.contract import files
-from prony_node.contract.cache import make_own_cache
-from prony_node.contract.errors import RequestError
-from prony_node.contract.leftovers import remove_leftovers
-from prony_node.contract.plain import is_exposed
+from prony_node.contract.cache import make_own_cache, remove_leftovers
+from prony_node.contract.errors import RequestError, nearest
 from prony_node.contract.record import using
-from prony_node.contract.verification import NO
+from prony_node.contract.run_folder import NO
+from prony_node.contract.safe_files import is_exposed
+
+SHOWN = 5
+
+
+def may_stand_for(text: str) -> ColumnElement[bool]:
+    """The SQL of all runs among which `find_run` looks for a text, and perhaps of a few more."""
+    ends = (run_table.c.id.startswith(text, autoescape=True), run_table.c.id.endswith(text, autoescape=True))
+    return or_(run_table.c.folder == text, *ends)
+
+
+def find_run(text: str, runs: list[RunSummary], root: Path) -> RunSummary:
+    """The one run that `text` stands for among `runs`, newest first."""
+    if not runs:
+        raise RequestError(f"there are no runs in {root}; --runs DIR or PRONY_RUNS names another place")
+    if text == "latest":
+        return runs[0]
+    for matches in (
+        [run for run in runs if text in (run.id, run.folder.name)],
+        [run for run in runs if text and run.id.startswith(text)],
+        [run for run in runs if text and run.id.endswith(text)],
+    ):
+        ids = list(dict.fromkeys(run.id for run in matches))
+        if len(ids) == 1:
+            return matches[0]
+        if ids:
+            raise _ambiguous(text, ids)
+    guess = nearest(text, [run.id for run in runs])
+    hint = f"; did you mean {guess!r}?" if guess else f"; the newest is {runs[0].id!r}"
+    raise RequestError(f"no run {text!r} in {root}{hint}")
+
+
+def elsewhere(connection: Connection, text: str) -> RequestError | None:
+    """Of a team's run that is not here: where it is, and how to bring it."""
+    query = select(run_table.c.id, run_table.c.place).where(run_table.c.id.endswith(text, autoescape=True)).limit(2)
+    found = list(connection.execute(query)) if text else []
+    if len(found) != 1:
+        return None
+    return RequestError(
+        f"{found[0][0]} was made at {found[0][1]}; `prony store pull {text}` brings it here, once pushed"
+    )
+
+
+def _ambiguous(text: str, ids: list[str]) -> RequestError:
+    more = f" and {len(ids) - SHOWN} more" if len(ids) > SHOWN else ""
+    return RequestError(f"{text!r} stands for {len(ids)} runs: {', '.join(ids[:SHOWN])}{more}; say more of one")
+
 
 Answer = TypeVar("Answer")
 INDEX = "index.sqlite"
 JOINED = run_table.join(detail_table, run_table.c.folder == detail_table.c.folder)
-RUN_COLUMNS = [(run_table if name in run_table.c else detail_table).c[name] for name in Run.__dataclass_fields__]
+RUN_COLUMNS = [(run_table if name in run_table.c else detail_table).c[name] for name in RunSummary.__dataclass_fields__]
 NAMES_AT_ONCE = 5000  # in one statement, on a server
 RUN_TABLES = (run_table, detail_table)
 PUT_AT_ONCE = 2000  # rows in one transaction
@@ -66,7 +121,7 @@ class Store:
             self._database = Database(where)
         return self._database
 
-    def ingest(self, folder: Path) -> Run:
+    def ingest(self, folder: Path) -> RunSummary:
         """Index one run folder of this root; doing it again changes nothing."""
         if folder.absolute().parent != self.root:
             raise RequestError(f"{folder} is not a run folder of {self.root}; copy it there to index it")
@@ -182,7 +237,9 @@ class Store:
 
         return self.database.ask(ask, reads=True)
 
-    def runs(self, limit: int | None = None, workload: str | None = None, status: str | None = None) -> list[Run]:
+    def runs(
+        self, limit: int | None = None, workload: str | None = None, status: str | None = None
+    ) -> list[RunSummary]:
         """The indexed runs, newest first."""
         query = select(*RUN_COLUMNS)
         if workload is not None:
@@ -191,7 +248,7 @@ class Store:
             query = query.where(run_table.c.status == status)
         return self._select(query, limit)
 
-    def find(self, text: str) -> Run:
+    def find(self, text: str) -> RunSummary:
         """The run that a person means by an id, a unique part of its end or beginning, `latest` or a path."""
         path = Path(text)
         if os.path.lexists(path / files.RECORD):
@@ -205,7 +262,7 @@ class Store:
             )
             raise told or error from None
 
-    def _in_folder(self, folder: Path) -> Run:
+    def _in_folder(self, folder: Path) -> RunSummary:
         """The run of a folder: as it is in the index, which knows whether it verifies, or as its files give it."""
         if folder.parent == self.root:
             for run in self._select(select(*RUN_COLUMNS).where(run_table.c.folder == storable(folder.name))):
@@ -217,13 +274,13 @@ class Store:
             raise RequestError(f"{folder}: {error}") from error
         return run_of_columns(folder, row.run | row.detail)
 
-    def _like(self, text: str) -> list[Run]:
+    def _like(self, text: str) -> list[RunSummary]:
         """The runs that a text may stand for, so that not all of them need be read."""
         if text == "latest":
             return self.runs(limit=1)
         return self._select(select(*RUN_COLUMNS).where(may_stand_for(text)))
 
-    def finished(self, trial_hash: str, repeat: int, machine: str | None) -> list[Run]:
+    def finished(self, trial_hash: str, repeat: int, machine: str | None) -> list[RunSummary]:
         """The runs, good or failed, of this trial and repeat on this machine, with whatever software."""
         return self._select(
             select(*RUN_COLUMNS).where(
@@ -241,7 +298,7 @@ class Store:
             self.rebuild()
         return self.database.ask(question, reads)
 
-    def put(self, connection: Connection, rows: Iterable[Row]) -> None:
+    def put(self, connection: Connection, rows: Iterable[IndexRow]) -> None:
         """Rows into their tables, in place of those of the same folder; a team's row is never replaced by another."""
         given = list(rows)
         if not given:
@@ -268,7 +325,7 @@ class Store:
             done.unfinished.extend(part.unfinished)
         return names
 
-    def _renew(self, connection: Connection, rows: list[Row], old: set[str]) -> None:
+    def _renew(self, connection: Connection, rows: list[IndexRow], old: set[str]) -> None:
         """Put rows in, those of before out: a team's row stays unless it lacks what newer rows have.
 
         A record that did not verify still does not where its file is the same: a row is made by its manifest alone.
@@ -291,7 +348,7 @@ class Store:
 
         put_anchors(connection, read_anchors(self.root))
 
-    def _select(self, query: Select[Any], limit: int | None = None) -> list[Run]:
+    def _select(self, query: Select[Any], limit: int | None = None) -> list[RunSummary]:
         """Runs of this root, newest first."""
         names = [folder.name for folder in folders_of(self.root)] if self.is_team else []
         order = (run_table.c.started.desc(), run_table.c.id.desc())
@@ -325,5 +382,5 @@ def index_place(root: Path) -> Path | None:
     return cache / f"{found.st_dev:x}-{found.st_ino:x}.sqlite"
 
 
-def _misnamed(row: Row) -> str:
+def _misnamed(row: IndexRow) -> str:
     return f"a team's store knows a run by its id, and this folder is not called {row.id!r}; rename it"

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from prony.store.tables import VERSION_TABLE, metadata
 from prony_node.contract.errors import RequestError
-from prony_node.contract.plain import OTHERS_WRITE, NotPlain, check_owner, is_in_shared, make_file, open_folder
+from prony_node.contract.safe_files import OTHERS_WRITE, NotPlain, check_owner, is_in_shared, make_file, open_folder
 
 MARK = 0x50524E59  # PRAGMA application_id of an index of Prony: "PRNY"
 MAGIC = b"SQLite format 3\0"
@@ -36,7 +36,7 @@ class Foreign(RequestError):
         super().__init__(f"{path} {what}; it is left as it is. Rename or remove it, and Prony makes its index anew")
 
 
-class Exchanged(NotPlain):
+class FileReplaced(NotPlain):
     """Somebody has replaced the file between a look at it and its opening."""
 
 
@@ -48,7 +48,7 @@ def connect(path: Path, timeout_s: float = 5.0, read_only: bool = False) -> sqli
     for _ in range(TRIES - 1):  # another process may be removing a broken index
         try:
             return _connect(path, timeout_s, read_only)
-        except (FileNotFoundError, Exchanged):
+        except (FileNotFoundError, FileReplaced):
             continue
         except sqlite3.OperationalError:
             if path.exists():
@@ -123,7 +123,7 @@ def _descriptor_of(path: Path, identity: tuple[int, int], before: set[int]) -> i
     for number, found in (new or files).items():
         if found == identity:
             return number
-    raise Exchanged(path, "it was exchanged while it was being opened")
+    raise FileReplaced(path, "it was exchanged while it was being opened")
 
 
 def _identity(number: int) -> tuple[int, int] | None:

@@ -15,7 +15,7 @@ from typing import IO, Any
 from prony.store.rows import NO_NUMBER, row_of_record
 from prony_node.contract.errors import RequestError
 from prony_node.contract.files import make_folders, open_temporary, temporary_name
-from prony_node.contract.plain import MOST_TIMES, READ_LIMIT, most_unpacked
+from prony_node.contract.safe_files import MOST_TIMES, READ_LIMIT, most_unpacked
 
 LONGEST_CELL = READ_LIMIT  # characters of one record
 PARQUET_ROWS = 1000  # records in memory at a time

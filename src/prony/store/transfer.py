@@ -1,8 +1,9 @@
-"""Run folders that come from elsewhere, and go there: believed when their record is whole, never put over another."""
+"""Run folders and records from elsewhere, and to there: never put over another."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import io
 import json
 import os
@@ -12,13 +13,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from prony.store.archive import NAME, Limits, unpacked
-from prony.store.rows import NO_NUMBER, Row, row_of_record
-from prony.store.scan import UNREADABLE, Skipped
+from sqlalchemy import Connection, select
+
+from prony.store.archive import NAME, ArchiveLimits, pack_one, unpacked
+from prony.store.index import Store
+from prony.store.rows import NO_NUMBER, UNREADABLE, IndexRow, Skipped, row_of_record
+from prony.store.tables import packed_table, put_rows
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
-from prony_node.contract.plain import GROUP_READS_FOLDER, READ_LIMIT, is_in_shared
 from prony_node.contract.record import read_record, validate_record
+from prony_node.contract.run_folder import manifest_mark
+from prony_node.contract.safe_files import GROUP_READS_FOLDER, READ_LIMIT, is_in_shared
 
 TAKEN = re.compile(r"(anchors|report(-.+)?\.html)$|index\.sqlite", re.IGNORECASE)  # what else lies beside run folders
 UNFINISHED = "is there already, and has no record yet: a run that is not finished"
@@ -28,7 +33,7 @@ LONGEST_REASON = 300  # characters: it may name what the record holds
 
 
 @dataclass
-class Arrived:
+class ImportResult:
     """What an import did: runs that came in, runs that were here already, and what was left out."""
 
     new: list[str] = field(default_factory=list)
@@ -36,16 +41,16 @@ class Arrived:
     refused: list[Skipped] = field(default_factory=list)
     cut_short: list[str] = field(default_factory=list)  # files that were not read to their end, and why
 
-    def add(self, other: Arrived) -> None:
+    def add(self, other: ImportResult) -> None:
         self.new += other.new
         self.known += other.known
         self.refused += other.refused
         self.cut_short += other.cut_short
 
 
-def take_tar(source: BinaryIO, root: Path, shown: str, limits: Limits | None = None) -> Arrived:
+def take_tar(source: BinaryIO, root: Path, shown: str, limits: ArchiveLimits | None = None) -> ImportResult:
     """Import the run folders of a tar: each whole, or not at all."""
-    arrived = Arrived()
+    arrived = ImportResult()
     check_writable(root)
     try:
         with unpacked(source, root, shown, limits) as found:
@@ -56,9 +61,9 @@ def take_tar(source: BinaryIO, root: Path, shown: str, limits: Limits | None = N
     return arrived
 
 
-def take_records(lines: Iterable[str], root: Path, shown: str) -> Arrived:
+def take_records(lines: Iterable[str], root: Path, shown: str) -> ImportResult:
     """Import records, one a line: each becomes a run folder that holds its record alone."""
-    arrived = Arrived()
+    arrived = ImportResult()
     check_writable(root)
     for number, line in enumerate(lines, start=1):
         if len(arrived.refused) == MOST_REFUSED:
@@ -80,7 +85,7 @@ def take_records(lines: Iterable[str], root: Path, shown: str) -> Arrived:
     return arrived
 
 
-def take_record(document: Any, root: Path, arrived: Arrived) -> None:
+def take_record(document: Any, root: Path, arrived: ImportResult) -> None:
     """A run folder of a record, unless there is one of its id already."""
     record = validate_record(document)
     name = checked_row(record).id
@@ -95,7 +100,7 @@ def take_record(document: Any, root: Path, arrived: Arrived) -> None:
     arrived.new.append(name)
 
 
-def checked_row(record: dict[str, Any]) -> Row:
+def checked_row(record: dict[str, Any]) -> IndexRow:
     """The row of a record that can be indexed under its id, as the name of a folder."""
     name = record["id"]
     if not isinstance(name, str) or not NAME.fullmatch(name) or TAKEN.match(name):
@@ -113,7 +118,7 @@ def checked_row(record: dict[str, Any]) -> Row:
     return row
 
 
-def _take_folder(folder: Path, root: Path, arrived: Arrived) -> None:
+def _take_folder(folder: Path, root: Path, arrived: ImportResult) -> None:
     """Move one unpacked folder to its place, under the id of its record."""
     try:
         record = read_record(folder)
@@ -142,7 +147,7 @@ def _take_folder(folder: Path, root: Path, arrived: Arrived) -> None:
     arrived.new.append(name)
 
 
-def _is_known(name: str, new: dict[str, Any], root: Path, arrived: Arrived) -> bool:
+def _is_known(name: str, new: dict[str, Any], root: Path, arrived: ImportResult) -> bool:
     """Whether there is a record of this id already: the same is known, another one keeps its place."""
     there = _record_of(root / name)
     if there is None:
@@ -189,3 +194,107 @@ def said_by_system(error: OSError, root: Path) -> RequestError:
 
 def as_stream(content: bytes) -> BinaryIO:
     return io.BufferedReader(io.BytesIO(content))
+
+
+LARGEST_PACKED = 256 * 2**20  # bytes of one packed folder in a team's store
+
+
+def push(folders: Iterable[Path], store: Store) -> ImportResult:
+    """Run folders into a team's store: the row, and the folder itself for whoever pulls it."""
+    done = ImportResult()
+    known = dict(store.ask(_hashes, reads=True))
+    for folder in folders:
+        try:
+            record = read_record(folder)
+            row = checked_row(record) if record is not None else None
+            if row is not None:
+                row.run["verified"] = manifest_mark(folder)
+        except RequestError as error:
+            done.refused.append(Skipped(folder, str(error)))
+            continue
+        if record is None or row is None:
+            done.refused.append(Skipped(folder, "it has no record yet"))
+        else:
+            _push_one(folder, row, store, known, done)
+    return done
+
+
+def _push_one(folder: Path, row: IndexRow, store: Store, known: dict[str, str], done: ImportResult) -> None:
+    name = row.id
+    # As it lies there, not as this Prony reads it: an upgrade must not make another record of it.
+    digest = hashlib.sha256(files.canonical_json(files.read_json(folder / files.RECORD)).encode()).hexdigest()
+    if name in known:
+        if known[name] == digest:
+            done.known.append(name)
+        else:
+            reason = f"the store has another record of the id {name}; a record is never replaced"
+            done.refused.append(Skipped(folder, reason))
+        return
+    try:
+        content = pack_one(folder)
+    except RequestError as error:
+        done.refused.append(Skipped(folder, str(error)))
+        return
+    if len(content) > LARGEST_PACKED:
+        reason = f"packed it has {len(content):,} bytes; `prony store export` moves a folder of any size"
+        done.refused.append(Skipped(folder, reason))
+        return
+    packed = {"id": name, "record_sha256": digest, "sha256": hashlib.sha256(content).hexdigest(), "content": content}
+
+    def put(connection: Connection) -> None:
+        store.put(connection, [row])
+        put_rows(connection, packed_table, [packed], replace=False)
+
+    store.ask(put)
+    done.new.append(name)
+
+
+def pull(store: Store, root: Path, wanted: Iterable[str] | None = None) -> ImportResult:
+    """The folders of a team's store that are not under this root yet; each is checked like a tar from anyone."""
+    there = [name for name, _ in store.ask(_hashes, reads=True)]
+    names = there if wanted is None else [_named(text, there, store) for text in wanted]
+    done = ImportResult()
+    for name in names:
+        if (root / name / files.RECORD).exists():
+            done.known.append(name)
+            continue
+        query = select(packed_table.c.content, packed_table.c.sha256).where(packed_table.c.id == name)
+        found = store.ask(lambda connection, query=query: connection.execute(query).first(), reads=True)  # type: ignore[misc]
+        if found is None:
+            continue
+        content = bytes(found[0])
+        if hashlib.sha256(content).hexdigest() != found[1]:
+            done.refused.append(Skipped(Path(name), "its packed bytes are not those that were pushed"))
+            continue
+        try:
+            done.add(take_tar(as_stream(content), root, f"the packed folder of {name}", ArchiveLimits(members=1000)))
+        except RequestError as error:
+            done.refused.append(Skipped(Path(name), str(error)))
+    return done
+
+
+def copy_folders(folders: Iterable[Path], root: Path) -> ImportResult:
+    """Run folders into another root, each whole or not at all."""
+    done = ImportResult()
+    for folder in folders:
+        try:
+            content = pack_one(folder)
+        except RequestError as error:
+            done.refused.append(Skipped(folder, str(error)))
+            continue
+        done.add(take_tar(as_stream(content), root, str(folder)))
+    return done
+
+
+def _hashes(connection: Connection) -> list[tuple[str, str]]:
+    query = select(packed_table.c.id, packed_table.c.record_sha256).order_by(packed_table.c.id)
+    return [(str(name), str(digest)) for name, digest in connection.execute(query)]
+
+
+def _named(text: str, there: list[str], store: Store) -> str:
+    """The id that a person means by it or by its end."""
+    matches = [name for name in there if name == text] or [name for name in there if name.endswith(text)]
+    if len(matches) != 1:
+        shown = f"{len(matches)} of its runs end so: {', '.join(matches[:5])}" if matches else "it was not pushed there"
+        raise RequestError(f"{text!r} names no one run of {store.database.shown}: {shown}")
+    return matches[0]

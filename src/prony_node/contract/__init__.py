@@ -2,11 +2,9 @@
 
 from prony_node.contract.errors import NewerSchema, RequestError, nearest
 from prony_node.contract.metrics import METRICS, measured, missing
-from prony_node.contract.plan import Peak, Plan, Stop
-from prony_node.contract.record import RECORD_SCHEMA, parse_record, read_record, validate_record
-from prony_node.contract.record_types import Record
+from prony_node.contract.record import RECORD_SCHEMA, Record, parse_record, read_record, validate_record
 from prony_node.contract.settings import SETTINGS, Setting
-from prony_node.contract.trial import Trial
+from prony_node.contract.trial import Peak, Plan, Stop, Trial
 
 __all__ = [
     "METRICS",

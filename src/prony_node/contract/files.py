@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from prony_node.contract.digits import is_digits
-from prony_node.contract.plain import (
+from prony_node.contract.safe_files import (
     GROUP_ADDS,
     GROUP_READS_FILE,
     GROUP_READS_FOLDER,

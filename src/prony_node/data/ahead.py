@@ -1,4 +1,4 @@
-"""Batches decoded on a device, or copied to it, before they are asked for, so that the step does not wait for that."""
+"""Decode batches on the device, or copy them to it, before the step asks for them; and how much the device decodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,54 @@ import torch
 from torch import Tensor
 
 from prony_node.data.decode import decode_on_device
-from prony_node.data.share import Share
+
+FIRST = 0.25  # of decode=both, until both sides were seen at work
+LEAST, MOST = 1 / 32, 31 / 32  # a side with nothing to do has no speed to be seen
+KEPT = 0.9  # of what was known of a speed, when another batch was seen
+
+
+class DecodeShare:
+    """The part of every batch that is left to the device; seen by the workers as it changes.
+
+    Two sides that work beside each other are done at the same time when each has a part by its speed. Neither speed
+    depends much on the parts, so that there is nothing to swing. Where the step is slower than both, nothing waits.
+    """
+
+    def __init__(self, part: float | None, workers: int = 1) -> None:
+        """`part` stays as it is; None is found out."""
+        self._fixed = part is not None
+        self._workers = max(1, workers)
+        # In memory that processes share, whether they are forked or not.
+        self._part = torch.tensor([FIRST if part is None else part], dtype=torch.float64).share_memory_()
+        self._seconds: dict[str, float] = {}  # for an image, of all workers together and of the device
+
+    @property
+    def part(self) -> float:
+        return float(self._part)
+
+    @property
+    def found(self) -> float | None:
+        """The part, where it was not given."""
+        return None if self._fixed else self.part
+
+    def count(self, images: int) -> int:
+        """How many of so many images the device decodes."""
+        count = round(self.part * images)
+        return count if self._fixed or images < 2 else min(images - 1, max(1, count))
+
+    def saw(self, by_workers: int, worker_s: float, by_device: int, device_s: float) -> None:
+        """How long one worker took for its images, and the device for the others of the batch."""
+        if self._fixed or not by_workers or not by_device:
+            return
+        self._note("workers", worker_s / by_workers / self._workers)
+        self._note("device", device_s / by_device)
+        wanted = self._seconds["workers"] / max(sum(self._seconds.values()), 1e-12)
+        self._part.fill_(min(MOST, max(LEAST, wanted)))
+
+    def _note(self, side: str, seconds: float) -> None:
+        known = self._seconds.get(side, seconds)
+        self._seconds[side] = KEPT * known + (1 - KEPT) * seconds
+
 
 AHEAD = 2  # batches that lie ready
 MOMENT_S = 0.25  # for which the loader is waited for before the thread looks whether it is still wanted
@@ -23,7 +70,7 @@ Divided = tuple[Tensor, ...]  # pixels, labels, bytes of the other images, where
 Ready = tuple[tuple[Tensor, ...], Any]  # a batch, and the event after which it may be read; None on a CPU
 
 
-class Ahead(Generic[Item]):
+class Prefetcher(Generic[Item]):
     """Calls `make` in a thread of its own and holds what it gives, in that order, `depth` of them at most.
 
     `make` may give None when nothing came for a moment. What it raises reaches whoever takes.
@@ -96,7 +143,7 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
-class Beside:
+class SideStream:
     """A stream beside the step's, where the device has streams."""
 
     def __init__(self, device: torch.device) -> None:
@@ -122,11 +169,11 @@ class DeviceDecoder:
     """
 
     def __init__(
-        self, batches: Iterator[Divided], size: int, augment: bool, device: torch.device, share: Share
+        self, batches: Iterator[Divided], size: int, augment: bool, device: torch.device, share: DecodeShare
     ) -> None:
         self._batches, self._size, self._augment, self._device = batches, size, augment, device
         self._share = share
-        self._beside = Beside(device)
+        self._beside = SideStream(device)
         self._device = self._beside.device
 
     def __call__(self) -> Ready | None:
@@ -157,14 +204,14 @@ class SentBatches:
     def __init__(
         self, source: Source, send: Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]], device: torch.device
     ) -> None:
-        beside = Beside(device)
+        beside = SideStream(device)
 
         def make() -> Ready:
             batch = next(source)
             return beside.do(lambda: send(batch))
 
         self._source = source
-        self._ahead: Ahead[Ready] = Ahead(make)
+        self._ahead: Prefetcher[Ready] = Prefetcher(make)
         weakref.finalize(self, self._ahead.close)
 
     def __iter__(self) -> SentBatches:

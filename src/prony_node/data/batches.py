@@ -1,8 +1,9 @@
-"""Batches of a data set as a run takes them: without end to train, one pass over the test split to evaluate."""
+"""Batches of a data set, without end to train or one pass over the test split; small sets held on the device."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Protocol
 
 import torch
@@ -10,14 +11,114 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from prony_node.contract import RequestError
 from prony_node.contract.settings import Value
-from prony_node.data.boxed import BoxedImages, box_loader
-from prony_node.data.cityscapes import StreetScenes
+from prony_node.data.coco import BoxedImages, box_loader
 from prony_node.data.dataset import DataSet, Encoded, Pixels
-from prony_node.data.host import HostBatches
 from prony_node.data.loader import file_loader
-from prony_node.data.memory import MemoryBatches, mirrored, normalise, shifted
-from prony_node.data.street_loader import streets_to_test, streets_to_train
+from prony_node.data.segmentation import StreetScenes, streets_to_test, streets_to_train
+from prony_node.data.synthetic import HostBatches
+
+# Mean and standard deviation of the training images, of 0 to 1, by channel.
+# MNIST, Fashion-MNIST and CIFAR-10 are computed from the sets in the tests; CIFAR-100 and ImageNet as widely stated.
+STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "mnist": ((0.1307,), (0.3081,)),
+    "fashion-mnist": ((0.2860,), (0.3530,)),
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+}
+PADDING = 4  # pixels around an image before it is cropped at random, as for CIFAR since ResNet's paper
+
+
+def normalise(images: Tensor, kind: str, dtype: torch.dtype = torch.float32) -> Tensor:
+    """uint8 images, wherever they lie, as numbers of mean 0 and deviation 1; unknown kinds take ImageNet's."""
+    scale, shift = _scale_and_shift(kind, dtype, images.device)
+    return torch.addcmul(shift, images.to(dtype), scale)
+
+
+@lru_cache
+def _scale_and_shift(kind: str, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Kept: to copy them to the device for each batch would make the host wait for it."""
+    mean, deviation = STATISTICS.get(kind, STATISTICS["imagenet"])
+    shape = (1, len(mean), 1, 1)
+    scale = torch.tensor([1 / (255 * value) for value in deviation], dtype=dtype, device=device)
+    shift = torch.tensor([-m / d for m, d in zip(mean, deviation, strict=True)], dtype=dtype, device=device)
+    return scale.view(shape), shift.view(shape)
+
+
+class MemoryBatches:
+    """Batches of (uint8 images, int64 labels), without end to train, one pass in order to evaluate."""
+
+    def __init__(
+        self,
+        dataset: Pixels,
+        batch_size: int,
+        *,
+        device: torch.device | str = "cpu",
+        augment: bool = True,
+        endless: bool = True,
+        flip: bool = True,
+        seed: int = 0,
+    ) -> None:
+        if batch_size < 1 or (endless and batch_size > len(dataset)):
+            raise RequestError(f"batch_size={batch_size} does not fit a set of {len(dataset):,} samples")
+        self._device = torch.device(device)
+        self._images = dataset.images.to(self._device)
+        self._labels = dataset.labels.to(self._device)
+        self._generator = torch.Generator(self._device).manual_seed(seed)
+        self._batch_size = batch_size
+        self._augment = augment
+        self._flip = flip  # a mirrored digit is no digit: off for MNIST
+        self._batches = self._forever() if endless else self._once()
+
+    def __iter__(self) -> MemoryBatches:
+        return self
+
+    def __next__(self) -> tuple[Tensor, ...]:
+        return next(self._batches)
+
+    def close(self) -> None:
+        """Nothing runs beside it; here so that every source of batches ends alike."""
+        self._batches = iter(())
+
+    def _forever(self) -> Iterator[tuple[Tensor, ...]]:
+        while True:
+            order = torch.randperm(len(self._labels), generator=self._generator, device=self._device)
+            for chosen in order.split(self._batch_size):
+                if len(chosen) == self._batch_size:
+                    yield self._batch(chosen)
+
+    def _once(self) -> Iterator[tuple[Tensor, ...]]:
+        for chosen in torch.arange(len(self._labels), device=self._device).split(self._batch_size):
+            yield self._batch(chosen)
+
+    def _batch(self, chosen: Tensor) -> tuple[Tensor, ...]:
+        images = self._images[chosen]
+        if self._augment:
+            images = shifted(images, self._generator)
+            if self._flip:
+                images = mirrored(images, self._generator)
+        return images, self._labels[chosen]
+
+
+def shifted(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Each image moved by up to four pixels on either axis, what comes in being black."""
+    count, channels, height, width = images.shape
+    padded = F.pad(images, (PADDING,) * 4)
+    moves = torch.randint(2 * PADDING + 1, (2, count, 1), generator=generator, device=images.device)
+    rows = moves[0] + torch.arange(height, device=images.device)
+    columns = moves[1] + torch.arange(width, device=images.device)
+    each = torch.arange(count, device=images.device).view(-1, 1, 1, 1)
+    every = torch.arange(channels, device=images.device).view(1, -1, 1, 1)
+    return padded[each, every, rows.view(count, 1, height, 1), columns.view(count, 1, 1, width)]
+
+
+def mirrored(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Every other image, by chance, left to right."""
+    turn = torch.rand(len(images), 1, 1, 1, generator=generator, device=images.device) < 0.5
+    return torch.where(turn, images.flip(-1), images)
+
 
 Batch = tuple[Tensor, ...]
 WITHOUT_MIRROR = ("mnist",)  # a mirrored digit is no digit

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from prony_node.contract.errors import RequestError, unknown
 from prony_node.contract.extras import install_command
-from prony_node.data.place import DEFAULT_SAMPLES, FILES_ALONE, FORMS, generated_folder
+from prony_node.data.generated_folder import DEFAULT_SAMPLES, FILES_ALONE, FORMS, generated_folder
 
 if TYPE_CHECKING:
     from prony_node.data.dataset import DataSet

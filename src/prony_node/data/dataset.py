@@ -76,7 +76,7 @@ class Pixels(DataSet):
         return self.images[index], self.labels[index]
 
 
-class Reader(Protocol):
+class ImageReader(Protocol):
     """One image's bytes, and where they lie, for a sentence."""
 
     def read(self, index: int) -> bytes: ...
@@ -103,7 +103,7 @@ class Encoded(DataSet):
     """Images as they lie on disk, to be decoded by the loader."""
 
     def __init__(
-        self, origin: Origin, classes: Sequence[str], labels: Tensor, reader: Reader, encoded_bytes: int
+        self, origin: Origin, classes: Sequence[str], labels: Tensor, reader: ImageReader, encoded_bytes: int
     ) -> None:
         super().__init__(origin, classes, labels)
         self.read, self.where = reader.read, reader.where

@@ -1,28 +1,38 @@
-"""`data=generated`: a data set with the shape, size and encoding of a real one, written to disk once."""
+"""`data=generated`: a data set with the shape, size and encoding of a real one, written to disk once, in parts."""
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import io
+import json
 import multiprocessing
 import os
+import tarfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from prony_node.contract import RequestError
 from prony_node.contract.errors import unknown
 from prony_node.contract.files import read_plain_json, to_json
-from prony_node.contract.plain import write_alone
+from prony_node.contract.safe_files import write_alone
+from prony_node.data.boxes import COCO_SCENERY, Scene, class_textures
 from prony_node.data.dataset import listing
+from prony_node.data.generated_folder import FILES_ALONE, FORMS
 from prony_node.data.manifest import (
     LOCK,
     NEW,
     REQUEST,
-    Made,
+    FinishedFile,
     Report,
     append_part,
     check_room,
@@ -32,11 +42,193 @@ from prony_node.data.manifest import (
     read_manifest,
     remove_unfinished,
     rewrite_parts,
+    write_file,
 )
-from prony_node.data.parts import KINDS, SEQUENCE, Part, Request, headers, make_part, plan_parts
-from prony_node.data.pictures import LOOKS, require_encoder, seconds_per_image
-from prony_node.data.place import FILES_ALONE, FORMS
-from prony_node.data.streets import SCENE_BYTES, seconds_per_scene
+from prony_node.data.pictures import (
+    LOOKS,
+    SCENE_BYTES,
+    class_patterns,
+    instances,
+    made_scene,
+    make_image,
+    require_encoder,
+    scene_jpeg,
+    seconds_per_image,
+    seconds_per_scene,
+    street_files,
+)
+from prony_node.data.synthetic import token_sampler
+
+KINDS = (*LOOKS, "tokens", "cityscapes")
+PART_IMAGES = 1000  # in a shard, about 100 MB of ImageNet's
+PART_FILES = 250  # image files between two lines of the list
+PART_SEQUENCES = 4096
+PART_STREETS = 25  # street scenes, about 60 MB
+SEQUENCE, VOCABULARY = 1024, 50257  # GPT-2's
+HELD_OUT = 20  # one sample to test for every twenty to train
+HELD_OUT_STREETS = 5.95  # Cityscapes has 500 to 2975
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    kind: str
+    samples: int  # to train; a twentieth as many to test come on top, of street scenes a sixth
+    seed: int
+    form: str
+    classes: int  # 0 for tokens, and for street scenes, which have them all
+
+    @property
+    def test_samples(self) -> int:
+        return max(1, int(self.samples / (HELD_OUT_STREETS if self.kind == "cityscapes" else HELD_OUT)))
+
+    @property
+    def part_samples(self) -> int:
+        if self.kind in LOOKS:
+            return PART_FILES if self.form == "files" else PART_IMAGES
+        return PART_SEQUENCES if self.kind == "tokens" else PART_STREETS
+
+
+@dataclass(frozen=True)
+class DataPart:
+    number: int
+    split: str
+    first: int  # of the split's samples
+    count: int
+    in_split: int  # the number of this part in its split
+
+
+def plan_parts(request: GenerationRequest) -> list[DataPart]:
+    size = request.part_samples
+    parts: list[DataPart] = []
+    for split, samples in (("train", request.samples), ("val", request.test_samples)):
+        for at, first in enumerate(range(0, samples, size)):
+            parts.append(DataPart(len(parts), split, first, min(size, samples - first), at))
+    return parts
+
+
+def make_part(folder: Path, request: GenerationRequest, part: DataPart) -> list[FinishedFile]:
+    """Write the part; the same bytes for the same request, whoever makes it and when."""
+    torch.set_num_threads(1)  # the processes are the parallelism
+    if request.kind == "tokens":
+        return _token_file(folder, request, part)
+    if request.kind == "cityscapes":
+        return [
+            write_file(folder, name, content)
+            for index in range(part.first, part.first + part.count)
+            for name, content in street_files(part.split, index, _sample_seed(request, part.split, index))
+        ]
+    if request.form == "shards":
+        return [write_file(folder, f"{part.split}-{part.in_split:06d}.tar", _shard(request, part))]
+    return [
+        write_file(folder, _image_name(request, part.split, index), _image(request, part.split, index))
+        for index in range(part.first, part.first + part.count)
+    ]
+
+
+def headers(folder: Path, request: GenerationRequest) -> list[FinishedFile]:
+    """The small files that belong to a layout: names of classes, Food-101's lists, COCO's boxes."""
+    if request.kind == "tokens":
+        note = json.dumps({"dtype": "uint16", "vocabulary": VOCABULARY}).encode()
+        return [write_file(folder, "meta.json", note)]
+    if request.kind == "coco":
+        splits = (("train", request.samples), ("val", request.test_samples))
+        return [write_file(folder, *_instances(request, *split)) for split in splits]
+    if request.kind == "cityscapes":
+        return []
+    names = "".join(f"{class_name(label)}\n" for label in range(request.classes)).encode()
+    if request.form == "shards":
+        return [write_file(folder, "classes.txt", names)]
+    if request.kind == "imagenet":
+        return []
+    made = [write_file(folder, "meta/classes.txt", names)]
+    for split, name, samples in (("train", "train", request.samples), ("val", "test", request.test_samples)):
+        lines = [_image_name(request, split, index)[len("images/") : -len(".jpg")] for index in range(samples)]
+        made.append(write_file(folder, f"meta/{name}.txt", "".join(f"{line}\n" for line in lines).encode()))
+    return made
+
+
+def class_name(label: int) -> str:
+    return f"c{label:05d}"
+
+
+def _label(request: GenerationRequest, index: int) -> int:
+    return index % request.classes
+
+
+def _sample_seed(request: GenerationRequest, split: str, index: int) -> int:
+    """A number for every sample; test samples are others than those to train."""
+    return hash((request.seed, 1 if split == "val" else 0, index)) & (2**63 - 1)
+
+
+def _image_name(request: GenerationRequest, split: str, index: int) -> str:
+    if request.kind == "coco":
+        return f"{split}2017/{_scene_number(split, index):012d}.jpg"
+    name = class_name(_label(request, index))
+    if request.kind == "food101":
+        return f"images/{name}/{index + (10_000_000 if split == 'val' else 0)}.jpg"
+    return f"{split}/{name}/{name}_{index}.JPEG"
+
+
+def _image(request: GenerationRequest, split: str, index: int) -> bytes:
+    look = LOOKS[request.kind]
+    if request.kind == "coco":
+        seed = _sample_seed(request, split, index)
+        return scene_jpeg(look, _scene(request, split, index), _textures(request.classes), seed)
+    patterns = _patterns(request.classes)
+    return make_image(look, patterns, _label(request, index), _sample_seed(request, split, index))
+
+
+@lru_cache(maxsize=2)
+def _patterns(classes: int) -> Tensor:
+    return class_patterns(classes)
+
+
+@lru_cache(maxsize=2)
+def _textures(classes: int) -> Tensor:
+    return class_textures(classes + 1)  # 0 is the background's
+
+
+def _scene(request: GenerationRequest, split: str, index: int) -> Scene:
+    return made_scene(COCO_SCENERY, request.classes, _sample_seed(request, split, index))
+
+
+def _scene_number(split: str, index: int) -> int:
+    return index + 1 + (10_000_000 if split == "val" else 0)
+
+
+def _instances(request: GenerationRequest, split: str, samples: int) -> tuple[str, bytes]:
+    """Name and content of the file that says which boxes lie in each image of a split."""
+    scenes = (
+        (_scene_number(split, index), Path(_image_name(request, split, index)).name, _scene(request, split, index))
+        for index in range(samples)
+    )
+    document = instances(scenes, request.classes)
+    return f"annotations/instances_{split}2017.json", json.dumps(document).encode()
+
+
+def _shard(request: GenerationRequest, part: DataPart) -> bytes:
+    """A tar file of pairs. A shard is shuffled by its making: neighbours are of other classes."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for index in range(part.first, part.first + part.count):
+            for kind, content in (
+                ("jpg", _image(request, part.split, index)),
+                ("cls", str(_label(request, index)).encode()),
+            ):
+                member = tarfile.TarInfo(f"{index:08d}.{kind}")
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+    return data.getvalue()
+
+
+def _token_file(folder: Path, request: GenerationRequest, part: DataPart) -> list[FinishedFile]:
+    """Sequences one after another, and one token more, so that the last one has what follows it."""
+    generator = torch.Generator().manual_seed(_sample_seed(request, part.split, part.first))
+    tokens, following = token_sampler(VOCABULARY, SEQUENCE)(generator, part.count)
+    flat = torch.cat([tokens.flatten(), following[-1, -1:]]).to(torch.uint16)
+    data = ctypes.string_at(flat.data_ptr(), flat.nbytes)
+    return [write_file(folder, f"{part.split}-{part.in_split:06d}.bin", data)]
+
 
 HEADERS = -1  # the number of the part that holds names and lists
 TOKENS_PER_S = 4e6  # of one process, on a core of 2024; an order of magnitude
@@ -49,29 +241,29 @@ TAR_BLOCK = 512  # a header for image and label each, and the label's own block
 
 
 @dataclass(frozen=True)
-class Estimate:
+class GenerationEstimate:
     bytes: int
     seconds: float | None  # with `processes` processes, None when it could not be tried
     processes: int
 
 
-def estimate(kind: str, samples: int, form: str = "files", processes: int | None = None) -> Estimate:
+def estimate(kind: str, samples: int, form: str = "files", processes: int | None = None) -> GenerationEstimate:
     """What a data set will take, before it is started; the time from making a few images now."""
     request = _request(kind, samples, 0, form, None)
     count = processes or default_processes()
     every = request.samples + request.test_samples
     size = _expected_bytes(request)
     if kind == "tokens":
-        return Estimate(size, every * SEQUENCE / TOKENS_PER_S / count, count)
+        return GenerationEstimate(size, every * SEQUENCE / TOKENS_PER_S / count, count)
     try:
         require_encoder()
     except ModuleNotFoundError:
-        return Estimate(size, None, count)
+        return GenerationEstimate(size, None, count)
     each_s = seconds_per_scene() if kind == "cityscapes" else seconds_per_image(LOOKS[kind])
-    return Estimate(size, each_s * every / count, count)
+    return GenerationEstimate(size, each_s * every / count, count)
 
 
-def _expected_bytes(request: Request) -> int:
+def _expected_bytes(request: GenerationRequest) -> int:
     every = request.samples + request.test_samples
     if request.kind == "tokens":
         return 2 * every * SEQUENCE
@@ -86,7 +278,7 @@ def default_processes() -> int:
 
 
 @dataclass(frozen=True)
-class Standing:
+class GenerationState:
     """How much of a data set is there already."""
 
     there: int
@@ -97,17 +289,17 @@ class Standing:
         return (self.samples - self.there) / self.samples
 
 
-def standing(kind: str, folder: Path | str, samples: int, seed: int = 0, form: str = "files") -> Standing:
+def standing(kind: str, folder: Path | str, samples: int, seed: int = 0, form: str = "files") -> GenerationState:
     """What `generate` would find in that folder, or its refusal. Nothing is written."""
     folder = Path(folder).expanduser()
     request = _request(kind, samples, seed, form, None)
     every = request.samples + request.test_samples
     if _is_begun(folder, _document(request)) and read_manifest(folder) is not None:
-        return Standing(every, every)
+        return GenerationState(every, every)
     if kind != "tokens":
         require_encoder()
     todo = _parts_left(request, finished_parts(folder))
-    found = Standing(every - sum(part.count for part in todo), every)
+    found = GenerationState(every - sum(part.count for part in todo), every)
     _check_room(folder, request, found)
     return found
 
@@ -143,7 +335,7 @@ def generate(
         todo = _parts_left(request, done)
         every = request.samples + request.test_samples
         there = every - sum(part.count for part in todo)
-        _check_room(folder, request, Standing(there, every))
+        _check_room(folder, request, GenerationState(there, every))
         if HEADERS not in done:
             done[HEADERS] = headers(folder, request)
             append_part(folder, HEADERS, done[HEADERS])
@@ -158,15 +350,17 @@ def generate(
         return finish(folder, document, done)
 
 
-def _parts_left(request: Request, done: dict[int, list[Made]]) -> list[Part]:
+def _parts_left(request: GenerationRequest, done: dict[int, list[FinishedFile]]) -> list[DataPart]:
     return [part for part in plan_parts(request) if part.number not in done]
 
 
-def _check_room(folder: Path, request: Request, found: Standing) -> None:
+def _check_room(folder: Path, request: GenerationRequest, found: GenerationState) -> None:
     check_room(folder, round(SHARE_MORE * _expected_bytes(request) * found.left_share))
 
 
-def _made(folder: Path, request: Request, todo: list[Part], processes: int) -> Iterator[tuple[Part, list[Made]]]:
+def _made(
+    folder: Path, request: GenerationRequest, todo: list[DataPart], processes: int
+) -> Iterator[tuple[DataPart, list[FinishedFile]]]:
     """Each part as it is finished."""
     if processes <= 1 or len(todo) <= 1:
         for part in todo:
@@ -175,7 +369,7 @@ def _made(folder: Path, request: Request, todo: list[Part], processes: int) -> I
     # Spawned, not forked: whoever asks may hold a device, and threads of its own.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(processes, len(todo)), mp_context=context, initializer=_end_with_parent) as pool:
-        running: dict[Future[list[Made]], Part] = {}
+        running: dict[Future[list[FinishedFile]], DataPart] = {}
         waiting = list(reversed(todo))
         try:
             while True:
@@ -205,7 +399,7 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _request(kind: str, samples: int, seed: int, form: str, classes: int | None) -> Request:
+def _request(kind: str, samples: int, seed: int, form: str, classes: int | None) -> GenerationRequest:
     if kind not in KINDS:
         raise unknown("kind of generated data", kind, KINDS)
     if form not in FORMS:
@@ -214,12 +408,12 @@ def _request(kind: str, samples: int, seed: int, form: str, classes: int | None)
         raise RequestError(f"{samples:,} samples are not possible: expected from 1 to {MOST_SAMPLES:,}")
     form = "files" if kind in FILES_ALONE else form
     if kind not in LOOKS:
-        return Request(kind, samples, seed, form, 0)
+        return GenerationRequest(kind, samples, seed, form, 0)
     # No more classes than images, so that every class of the test split was seen in training.
-    return Request(kind, samples, seed, form, min(classes or LOOKS[kind].classes, samples))
+    return GenerationRequest(kind, samples, seed, form, min(classes or LOOKS[kind].classes, samples))
 
 
-def _document(request: Request) -> dict[str, Any]:
+def _document(request: GenerationRequest) -> dict[str, Any]:
     return {"made": "prony", **dataclasses.asdict(request)}
 
 

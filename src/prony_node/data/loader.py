@@ -1,4 +1,4 @@
-"""Batches of images from files: read, decoded, augmented and stacked by worker processes."""
+"""Batches of images from files, read, decoded, augmented and stacked by worker processes, with a cache in memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import multiprocessing
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -14,11 +16,51 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from prony_node.contract import RequestError
 from prony_node.contract.errors import unknown
-from prony_node.data.ahead import MOMENT_S, Ahead, DeviceDecoder, Ready, received
-from prony_node.data.cache import Cache, fill_cache
+from prony_node.data.ahead import MOMENT_S, DecodeShare, DeviceDecoder, Prefetcher, Ready, received
 from prony_node.data.dataset import Encoded, as_tensor
 from prony_node.data.decode import decode_on_cpu, seed_of
-from prony_node.data.share import Share
+
+MEMORY_SHARE = 0.8  # of what is free, that a cache may take
+
+
+@dataclass(frozen=True)
+class ImageCache:
+    """Every image's bytes in one piece of memory, read once before the workers start and seen by all of them."""
+
+    data: Tensor
+    ends: list[int]
+
+    def read(self, index: int) -> Tensor:
+        return self.data[self.ends[index - 1] if index else 0 : self.ends[index]]
+
+
+def fill_cache(source: Encoded) -> ImageCache:
+    free = _free_memory_bytes()
+    if free is not None and source.encoded_bytes > MEMORY_SHARE * free:
+        raise RequestError(
+            f"cache=memory would hold {source.encoded_bytes / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB are free here"
+        )
+    data, ends = bytearray(), []
+    for index in range(len(source)):
+        data += source.read(index)
+        ends.append(len(data))
+    return ImageCache(torch.frombuffer(data, dtype=torch.uint8), ends)
+
+
+def _free_memory_bytes() -> int | None:
+    """What the system says is free, or what the container's limit leaves of it."""
+    try:
+        fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
+        free = int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, ValueError, LookupError):
+        return None
+    try:
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii"))
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
+        return min(free, max(0, limit - used))
+    except (OSError, ValueError):
+        return free
+
 
 DECODERS = {"cpu": 0.0, "device": 1.0, "both": None}  # and the device's share of the work; None: by their speeds
 CACHES = ("off", "memory")
@@ -49,10 +91,10 @@ class EpochOrder(Sampler[list[Place]]):
             yield [(epoch, index) for index in order[at : at + self._batch_size]]
 
 
-class Decoded(Dataset[tuple[Tensor, ...]]):
+class DecodedImages(Dataset[tuple[Tensor, ...]]):
     """What a worker does with one sample: read it, decode it, crop it."""
 
-    def __init__(self, source: Encoded, size: int, augment: bool, seed: int, cache: Cache | None) -> None:
+    def __init__(self, source: Encoded, size: int, augment: bool, seed: int, cache: ImageCache | None) -> None:
         self._source, self._size, self._augment, self._seed, self._cache = source, size, augment, seed, cache
 
     def encoded(self, index: int) -> Tensor:
@@ -72,14 +114,16 @@ class Decoded(Dataset[tuple[Tensor, ...]]):
         return self._source.labels[[index for _, index in places]]
 
 
-class Divided(Decoded):
+class Divided(DecodedImages):
     """The same beside a device that has a share in it: of its images the bytes in one piece, where each ends, its seed.
 
     The order is: pixels of the first images, labels of all, then those three of the others, then the seconds that the
     pixels took.
     """
 
-    def __init__(self, source: Encoded, size: int, augment: bool, seed: int, cache: Cache | None, share: Share) -> None:
+    def __init__(
+        self, source: Encoded, size: int, augment: bool, seed: int, cache: ImageCache | None, share: DecodeShare
+    ) -> None:
         super().__init__(source, size, augment, seed, cache)
         self._share = share
 
@@ -119,13 +163,13 @@ class FileBatches:
         self,
         loader: DataLoader[tuple[Tensor, ...]],
         decoder: Callable[[Iterator[tuple[Tensor, ...]]], DeviceDecoder] | None = None,
-        share: Share | None = None,
+        share: DecodeShare | None = None,
     ) -> None:
         self.share = share
         self._batches: Iterator[tuple[Tensor, ...]] | None = iter(loader)
-        self._ahead: Ahead[Ready] | None = None
+        self._ahead: Prefetcher[Ready] | None = None
         if decoder is not None:
-            self._ahead = Ahead(decoder(self._batches))
+            self._ahead = Prefetcher(decoder(self._batches))
             self._batches = None
             weakref.finalize(self, self._ahead.close)  # a batch that nobody takes must not keep the thread
 
@@ -185,11 +229,11 @@ def file_loader(
     order = EpochOrder(len(dataset), batch_size, seed, endless)  # refuses before a cache is filled
     held = fill_cache(dataset) if cache == "memory" else None
     place = torch.device(device) if device is not None else None
-    share = Share(DECODERS[decode], workers)
+    share = DecodeShare(DECODERS[decode], workers)
     given = (dataset, image_size, augment, seed, held)
     aside = place is not None and (decode != "cpu" or sends)
     loader = worker_loader(
-        Divided(*given, share) if aside else Decoded(*given),
+        Divided(*given, share) if aside else DecodedImages(*given),
         order,
         workers,
         prefetch,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from prony_node.contract import RequestError
 from prony_node.contract.files import open_temporary, read_plain_json, temporary_name, to_json
-from prony_node.contract.plain import open_plain, write_alone
+from prony_node.contract.safe_files import open_plain, write_alone
 from prony_node.data.dataset import named
 
 MANIFEST = ".prony-manifest.json"  # there when the set is whole
@@ -33,7 +33,7 @@ class Damaged(RequestError):
         self.files = files
 
 
-class Made(NamedTuple):
+class FinishedFile(NamedTuple):
     """One finished file."""
 
     name: str
@@ -41,7 +41,7 @@ class Made(NamedTuple):
     sha256: str
 
 
-def write_file(folder: Path, name: str, data: bytes) -> Made:
+def write_file(folder: Path, name: str, data: bytes) -> FinishedFile:
     """The file, whole or not at all."""
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ def write_file(folder: Path, name: str, data: bytes) -> Made:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    return Made(name, len(data), hashlib.sha256(data).hexdigest())
+    return FinishedFile(name, len(data), hashlib.sha256(data).hexdigest())
 
 
 def hash_file(path: Path) -> str:
@@ -65,27 +65,27 @@ def hash_file(path: Path) -> str:
     return digest.hexdigest()
 
 
-def append_part(folder: Path, part: int, files: Iterable[Made]) -> None:
+def append_part(folder: Path, part: int, files: Iterable[FinishedFile]) -> None:
     with (folder / FILES).open("a", encoding="utf-8") as file:
         file.write(json.dumps([part, [list(made) for made in files]]) + "\n")
 
 
-def finished_parts(folder: Path) -> dict[int, list[Made]]:
+def finished_parts(folder: Path) -> dict[int, list[FinishedFile]]:
     """The parts that are there, by their number: listed whole, every file of the size it had."""
-    parts: dict[int, list[Made]] = {}
+    parts: dict[int, list[FinishedFile]] = {}
     for number, files in _lines(folder / FILES):
         if all(_size(folder / made.name) == made.size_bytes for made in files):
             parts[number] = files
     return parts
 
 
-def rewrite_parts(folder: Path, parts: dict[int, list[Made]]) -> None:
+def rewrite_parts(folder: Path, parts: dict[int, list[FinishedFile]]) -> None:
     """The list without what was half written when someone was killed."""
     text = "".join(json.dumps([number, [list(made) for made in files]]) + "\n" for number, files in parts.items())
     write_file(folder, FILES, text.encode())
 
 
-def finish(folder: Path, request: dict[str, Any], parts: dict[int, list[Made]]) -> dict[str, Any]:
+def finish(folder: Path, request: dict[str, Any], parts: dict[int, list[FinishedFile]]) -> dict[str, Any]:
     files = [made for number in sorted(parts) for made in parts[number]]
     document = {
         **request,
@@ -162,7 +162,7 @@ def remove_unfinished(folder: Path) -> None:
         leftover.unlink(missing_ok=True)
 
 
-def _lines(path: Path) -> Iterator[tuple[int, list[Made]]]:
+def _lines(path: Path) -> Iterator[tuple[int, list[FinishedFile]]]:
     """The lines that are whole; one that is not was being written when its writer was killed."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -171,12 +171,12 @@ def _lines(path: Path) -> Iterator[tuple[int, list[Made]]]:
     for line in lines:
         try:
             number, files = json.loads(line)
-            yield int(number), [Made(str(name), int(size), str(checksum)) for name, size, checksum in files]
+            yield int(number), [FinishedFile(str(name), int(size), str(checksum)) for name, size, checksum in files]
         except (ValueError, TypeError, OverflowError, RecursionError):
             continue
 
 
-def _difference(folder: Path, made: Made) -> str | None:
+def _difference(folder: Path, made: FinishedFile) -> str | None:
     """What is wrong with a file, if anything."""
     size = _size(folder / made.name)
     if size is None:

@@ -9,22 +9,20 @@ from pathlib import Path
 from prony_node.contract import RequestError
 from prony_node.contract.errors import unknown
 from prony_node.data.cifar import find_layout, is_cifar100, open_cifar
-from prony_node.data.cityscapes import is_cityscapes, open_cityscapes
 from prony_node.data.coco import is_coco, open_coco
 from prony_node.data.dataset import SPLITS, DataSet, listing, refuse
-from prony_node.data.folders import is_food101, is_imagenet, open_food101, open_imagenet
-from prony_node.data.idx import is_idx, open_idx
-from prony_node.data.jsonl import find_lines, open_lines
+from prony_node.data.image_files import find_shards, is_food101, is_imagenet, open_food101, open_imagenet, open_shards
 from prony_node.data.manifest import is_unfinished
-from prony_node.data.shards import find_shards, open_shards
+from prony_node.data.mnist import is_idx, open_idx
+from prony_node.data.segmentation import is_cityscapes, open_cityscapes
 from prony_node.data.squad import is_squad, open_squad
-from prony_node.data.tokens import find_texts, find_token_files, open_text, open_tokens
+from prony_node.data.text_files import find_lines, find_texts, find_token_files, open_lines, open_text, open_tokens
 
 DEFAULT_SEQUENCE = {"squad": 384, "jsonl": 1024, "text": 1024, "tokens": 1024}
 
 
 @dataclass(frozen=True)
-class Kind:
+class DataSetLayout:
     """How a folder is recognised, and how it is opened."""
 
     expected: str  # what lies in such a folder, for a sentence
@@ -34,49 +32,53 @@ class Kind:
 
 # In the order in which a folder is looked at: the most particular names first.
 KINDS = {
-    "cifar10": Kind(
+    "cifar10": DataSetLayout(
         "data_batch_1 to 5 and test_batch, plain, .bin or .png",
         lambda path: find_layout(path, "cifar10") is not None,
         lambda path, split, _: open_cifar(path, "cifar10", split),
     ),
-    "mnist": Kind(
+    "mnist": DataSetLayout(
         "train-images-idx3-ubyte and the like, plain or .gz",
         is_idx,
         lambda path, split, _: open_idx(path, "mnist", split),
     ),
-    "fashion-mnist": Kind(
+    "fashion-mnist": DataSetLayout(
         "the same names, other content", lambda _: False, lambda path, split, _: open_idx(path, "fashion-mnist", split)
     ),
-    "squad": Kind(
+    "squad": DataSetLayout(
         "train-v1.1.json and dev-v1.1.json", is_squad, lambda path, split, length: open_squad(path, split, length)
     ),
-    "coco": Kind(
+    "coco": DataSetLayout(
         "train2017/, val2017/ and annotations/instances_*.json", is_coco, lambda path, split, _: open_coco(path, split)
     ),
-    "cityscapes": Kind(
+    "cityscapes": DataSetLayout(
         "leftImg8bit/train/CITY/ and gtFine/train/CITY/",
         is_cityscapes,
         lambda path, split, _: open_cityscapes(path, split),
     ),
-    "food101": Kind("meta/*.txt and images/CLASS/", is_food101, lambda path, split, _: open_food101(path, split)),
-    "shards": Kind(
+    "food101": DataSetLayout(
+        "meta/*.txt and images/CLASS/", is_food101, lambda path, split, _: open_food101(path, split)
+    ),
+    "shards": DataSetLayout(
         "train-*.tar and val-*.tar",
         lambda path: any(find_shards(path, split) for split in SPLITS),
         lambda path, split, _: open_shards(path, split),
     ),
-    "imagenet": Kind("train/CLASS/ and val/CLASS/", is_imagenet, lambda path, split, _: open_imagenet(path, split)),
-    "cifar100": Kind(
+    "imagenet": DataSetLayout(
+        "train/CLASS/ and val/CLASS/", is_imagenet, lambda path, split, _: open_imagenet(path, split)
+    ),
+    "cifar100": DataSetLayout(
         "train and test, plain or .bin",
         is_cifar100,
         lambda path, split, _: open_cifar(path, "cifar100", split),
     ),
-    "tokens": Kind(
+    "tokens": DataSetLayout(
         "train*.bin and val*.bin with a .json",
         lambda path: any(find_token_files(path, split) for split in SPLITS),
         open_tokens,
     ),
-    "jsonl": Kind("*.jsonl or *.jsonl.xz", lambda path: bool(find_lines(path)), open_lines),
-    "text": Kind("*.txt", lambda path: bool(find_texts(path)), open_text),
+    "jsonl": DataSetLayout("*.jsonl or *.jsonl.xz", lambda path: bool(find_lines(path)), open_lines),
+    "text": DataSetLayout("*.txt", lambda path: bool(find_texts(path)), open_text),
 }
 
 

@@ -30,7 +30,7 @@ WORD = re.compile(r"\w+|[^\w\s]")
 
 
 @dataclass(frozen=True)
-class Question:
+class SquadQuestion:
     context: str
     question: str
     answers: tuple[str, ...]  # any of them is right
@@ -78,13 +78,13 @@ def normal_answer(text: str) -> str:
 class SpanQuestions(DataSet):
     """A sample is (tokens, segments, start, end): question and passage in one sequence, and where the answer lies."""
 
-    def __init__(self, origin: Origin, questions: list[Question], sequence: int, tokenizer: Tokenizer) -> None:
+    def __init__(self, origin: Origin, questions: list[SquadQuestion], sequence: int, tokenizer: Tokenizer) -> None:
         super().__init__(origin, (), torch.zeros(len(questions), dtype=torch.int64))
         self.questions = questions
         self.sequence = sequence
         self.tokenizer = tokenizer
 
-    def _asked(self, question: Question) -> list[Token]:
+    def _asked(self, question: SquadQuestion) -> list[Token]:
         return self.tokenizer(question.question)[: min(MOST_QUESTION_TOKENS, self.sequence // 2)]
 
     def scores(self, answered: dict[str, Tensor]) -> dict[str, float]:
@@ -93,7 +93,7 @@ class SpanQuestions(DataSet):
         right = [self._is_right(question, start, end) for question, start, end in pairs]
         return super().scores({"loss": answered["loss"]}) | {"exact_match": sum(right) / len(right)}
 
-    def _is_right(self, question: Question, start: int, end: int) -> bool:
+    def _is_right(self, question: SquadQuestion, start: int, end: int) -> bool:
         head = len(self._asked(question)) + 2
         passage = self.tokenizer(question.context)
         if not 0 <= start - head <= end - head < len(passage):
@@ -135,7 +135,7 @@ def open_squad(path: Path, split: str, sequence: int = 384, tokenizer: Tokenizer
     return SpanQuestions(Origin("squad", split, folder, (file,)), questions, sequence, tokenizer or byte_words())
 
 
-def parse_squad(data: bytes, where: Path | str) -> list[Question]:
+def parse_squad(data: bytes, where: Path | str) -> list[SquadQuestion]:
     try:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -153,7 +153,7 @@ def parse_squad(data: bytes, where: Path | str) -> list[Question]:
         raise RequestError(f"{where} is not SQuAD v1.1: {error}") from error
 
 
-def _question(context: Any, asked: Any) -> Question:
+def _question(context: Any, asked: Any) -> SquadQuestion:
     text, answers = asked["question"], asked["answers"]
     if not isinstance(context, str) or not isinstance(text, str) or not isinstance(answers, list):
         raise TypeError("a context, question or list of answers is of another type")
@@ -165,7 +165,7 @@ def _question(context: Any, asked: Any) -> Question:
         raise TypeError("an answer's place or text is of another type")
     if start < 0 or context[start : start + len(first["text"])] != first["text"]:
         raise RequestError(f"the answer {first['text'][:40]!r} does not stand at {start} in its passage")
-    return Question(context, text, tuple(answer["text"] for answer in answers), start)
+    return SquadQuestion(context, text, tuple(answer["text"] for answer in answers), start)
 
 
 def _span(tokens: list[Token], start: int, end: int) -> tuple[int, int]:

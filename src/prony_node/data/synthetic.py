@@ -1,12 +1,14 @@
-"""Synthetic samples with structure that can be learned, so that a training run can show that it trains."""
+"""Synthetic samples that a model can learn, and batches of them in device memory or through a DataLoader."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 Sampler = Callable[[torch.Generator, int], tuple[Tensor, ...]]
 STRUCTURE_SEED = 20260101  # what is to be learned is the same for every seed; the samples are not
@@ -76,3 +78,152 @@ def blend_sampler(channels: int, size: int) -> Sampler:
         return (pictures.add_(noise, alpha=0.02).clamp_(0, 1).view(batch_size, channels, size, size),)
 
     return sample
+
+
+BEGIN, SEPARATE = 1, 2
+OPENS, CLOSES = (3, 4, 5, 6), (7, 8, 9, 10)  # tokens that an answer starts and ends with, and no other text holds
+FIRST_WORD = 11
+LONGEST_SHARE = 16  # an answer is at most a 16th of the sequence long
+
+
+def span_sampler(vocabulary: int, sequence: int) -> Sampler:
+    """Tokens, segments, start and end: BEGIN question SEPARATE text SEPARATE, without padding."""
+    question = max(2, sequence // 8)
+    text_from, text_to = question + 2, sequence - 1
+    longest = max(2, min(sequence // LONGEST_SHARE, (text_to - text_from) // 2))
+
+    def sample(generator: torch.Generator, batch_size: int) -> tuple[Tensor, ...]:
+        device = generator.device
+
+        def chance(most: int, *shape: int) -> Tensor:
+            return torch.randint(most, shape, generator=generator, device=device)
+
+        tokens = FIRST_WORD + chance(vocabulary - FIRST_WORD, batch_size, sequence)
+        tokens[:, 0] = BEGIN
+        tokens[:, question + 1] = tokens[:, -1] = SEPARATE
+        starts = text_from + chance(text_to - text_from - longest, batch_size)
+        ends = starts + 1 + chance(longest - 1, batch_size)
+        rows = torch.arange(batch_size, device=device)
+        tokens[rows, starts] = OPENS[0] + chance(len(OPENS), batch_size)
+        tokens[rows, ends] = CLOSES[0] + chance(len(CLOSES), batch_size)
+        segments = (torch.arange(sequence, device=device) > question + 1).long().expand(batch_size, -1).contiguous()
+        return tokens, segments, starts, ends
+
+    return sample
+
+
+POOL_BYTES = 2**30
+FEWEST_BATCHES, MOST_BATCHES = 4, 64  # batches: training must see more than one, and making them takes time
+
+
+def device_batches(
+    sampler: Sampler,
+    place: Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]],
+    samples: int,
+    *,
+    device: torch.device,
+    seed: int,
+    apart: bool = False,
+) -> Iterator[tuple[Tensor, ...]]:
+    """A cycle over a pool of batches; `place` gives each the precision and layout that the step takes.
+
+    `apart`: no two batches have one shape, so that each is drawn by itself.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+    pool = [place(sampler(generator, samples))]
+    count = pool_size(pool[0])
+    if apart:
+        return itertools.cycle(pool + [place(sampler(generator, samples)) for _ in range(count - 1)])
+    rest = sampler(generator, (count - 1) * samples)  # at once: a sampler may take as long for one as for many
+    pool += [place(batch) for batch in zip(*(tensor.split(samples) for tensor in rest), strict=True)]
+    return itertools.cycle(pool)
+
+
+def pool_size(batch: tuple[Tensor, ...]) -> int:
+    """How many batches like this one a pool holds."""
+    return max(FEWEST_BATCHES, min(MOST_BATCHES, POOL_BYTES // sum(tensor.nbytes for tensor in batch)))
+
+
+STOCK = 256  # distinct samples held in memory; an index beyond them comes round again
+STOCK_BYTES = 2**28  # of large samples there are fewer, but not under FEWEST
+FEWEST_SAMPLES = 32
+Sample = tuple[Tensor, ...]
+
+
+class HostSamples(Dataset[Sample]):
+    """A data set of nominal length that serves samples from a stock made once."""
+
+    def __init__(self, sampler: Sampler, length: int, seed: int) -> None:
+        self._stock = sampler(torch.Generator().manual_seed(seed), stock_size(sampler, seed))
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Sample:
+        return tuple(tensor[index % len(tensor)] for tensor in self._stock)
+
+
+class SamplesApart(Dataset[Sample]):
+    """The same for samples of which each has a shape of its own; they are padded when they are put together."""
+
+    def __init__(self, sampler: Sampler, length: int, seed: int) -> None:
+        generator, count = torch.Generator().manual_seed(seed), stock_size(sampler, seed)
+        self._stock = [tuple(tensor[0] for tensor in sampler(generator, 1)) for _ in range(count)]
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Sample:
+        return self._stock[index % len(self._stock)]
+
+
+def stock_size(sampler: Sampler, seed: int) -> int:
+    one = sampler(torch.Generator().manual_seed(seed), 1)
+    return max(FEWEST_SAMPLES, min(STOCK, STOCK_BYTES // sum(tensor.nbytes for tensor in one)))
+
+
+class HostBatches:
+    """Batches without end. Closed by whoever opened it: workers left to the interpreter's exit end slowly."""
+
+    def __init__(
+        self,
+        samples: Dataset[Sample],
+        batch_size: int,
+        *,
+        seed: int,
+        workers: int,
+        prefetch: int | None,
+        pin_memory: bool,
+        collate: Callable[[Sequence[Sample]], Sample] | None = None,
+    ) -> None:
+        self._loader: DataLoader[Sample] | None = DataLoader(
+            samples,
+            batch_size=batch_size,
+            shuffle=True,
+            drop_last=True,
+            num_workers=workers,
+            prefetch_factor=prefetch if workers else None,
+            pin_memory=pin_memory,
+            collate_fn=collate,
+            persistent_workers=workers > 0,
+            generator=torch.Generator().manual_seed(seed),
+        )
+        self._epoch: Iterator[Sample] | None = iter(self._loader)
+
+    def __iter__(self) -> HostBatches:
+        return self
+
+    def __next__(self) -> Sample:
+        assert self._loader is not None
+        assert self._epoch is not None
+        batch = next(self._epoch, None)
+        if batch is None:
+            self._epoch = iter(self._loader)
+            batch = next(self._epoch)
+        return tuple(batch)
+
+    def close(self) -> None:
+        """End the workers now: dropping the last reference to their iterator does it."""
+        self._epoch = self._loader = None

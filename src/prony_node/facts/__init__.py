@@ -4,13 +4,11 @@ Nothing here imports torch until `device_facts` is called, and nothing here rais
 found is null, with its reason in the `missing` list beside it.
 """
 
-from prony_node.facts.container import container_facts
+from prony_node.facts.container import container_facts, environment_facts
 from prony_node.facts.device import device_facts
-from prony_node.facts.environment import environment_facts
 from prony_node.facts.fingerprint import fingerprint
 from prony_node.facts.host import host_facts
-from prony_node.facts.software import software_facts
-from prony_node.facts.source import source_facts
+from prony_node.facts.software import software_facts, source_facts
 from prony_node.facts.watch import Watch, watch_checks
 
 __all__ = [

@@ -6,8 +6,7 @@ import re
 from typing import Any
 
 from prony_node.contract.digits import is_digits
-from prony_node.facts.pci import link_facts
-from prony_node.facts.tree import Missing, Tree
+from prony_node.facts.tree import Missing, Tree, link_facts
 
 AMD_VENDOR = "0x1002"
 TWO_DIES = ("MI250",)  # one such package shows as two devices

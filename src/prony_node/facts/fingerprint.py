@@ -16,11 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from prony_node.contract.files import canonical_json
-from prony_node.contract.node_source import node_source_hash
+from prony_node.contract.run_folder import node_source_hash
 from prony_node.facts import amd, nvidia
-from prony_node.facts.cpu import cpu_model, parse_cpuinfo
-from prony_node.facts.host import hostname
-from prony_node.facts.memory import parse_meminfo
+from prony_node.facts.host import cpu_model, hostname, parse_cpuinfo, parse_meminfo
 from prony_node.facts.software import driver_versions, package_version
 from prony_node.facts.tree import Tree, parse_keys
 

@@ -1,16 +1,389 @@
-"""The host a result was obtained on."""
+"""The host of a result: system and hypervisor, CPUs, memory, and the limits of its control group (v1 and v2)."""
 
 from __future__ import annotations
 
+import os
 import platform
+import re
 import socket
-from pathlib import Path
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from prony_node.facts.cgroup import cgroup_facts
-from prony_node.facts.cpu import cpu_facts
-from prony_node.facts.memory import memory_facts, numa_facts
-from prony_node.facts.tree import Missing, Tree, parse_keys
+from prony_node.contract.digits import is_digits
+from prony_node.facts.tree import Missing, Tree, cpu_list, parse_cpu_list, parse_keys, whole_number
+
+# The kernel names an ARM core by numbers alone: (implementer, part), from the vendors' MIDR_EL1 tables.
+ARM_IMPLEMENTERS = {
+    0x41: "Arm", 0x42: "Broadcom", 0x43: "Cavium", 0x46: "Fujitsu", 0x48: "HiSilicon", 0x4E: "NVIDIA",
+    0x50: "APM", 0x51: "Qualcomm", 0x61: "Apple", 0x6D: "Microsoft", 0xC0: "Ampere",
+}  # fmt: skip
+ARM_PARTS = {
+    (0x41, 0xD03): "Cortex-A53", (0x41, 0xD05): "Cortex-A55", (0x41, 0xD07): "Cortex-A57",
+    (0x41, 0xD08): "Cortex-A72", (0x41, 0xD0B): "Cortex-A76", (0x41, 0xD0C): "Neoverse N1",
+    (0x41, 0xD40): "Neoverse V1", (0x41, 0xD41): "Cortex-A78", (0x41, 0xD42): "Cortex-A78AE",
+    (0x41, 0xD47): "Cortex-A710", (0x41, 0xD49): "Neoverse N2", (0x41, 0xD4A): "Neoverse E1",
+    (0x41, 0xD4F): "Neoverse V2", (0x41, 0xD81): "Cortex-A720", (0x41, 0xD84): "Neoverse V3",
+    (0x41, 0xD85): "Cortex-X925", (0x41, 0xD87): "Cortex-A725", (0x41, 0xD8E): "Neoverse N3",
+    (0x43, 0x0AF): "ThunderX2", (0x46, 0x001): "A64FX", (0x48, 0xD01): "Kunpeng 920 (TaiShan v110)",
+    (0x4E, 0x004): "Carmel", (0x6D, 0xD49): "Azure Cobalt 100 (Neoverse N2)",
+    (0xC0, 0xAC3): "Ampere-1", (0xC0, 0xAC4): "Ampere-1a",
+}  # fmt: skip
+GRACE_SOC_ID = "jep106:036b:0241"  # NVIDIA's manufacturer code and T241, the chip sold as Grace
+
+# Instruction sets that decide which kernels a library picks.
+TELLING_FLAGS = (
+    "avx", "avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8",
+    "avx_vnni", "f16c", "fma", "asimd", "asimddp", "fphp", "asimdhp", "bf16", "i8mm", "sve", "sve2",
+    "svebf16", "sme", "sme2",
+)  # fmt: skip
+
+CPUS = "/sys/devices/system/cpu"
+
+
+def cpu_facts(tree: Tree, missing: Missing) -> dict[str, Any]:
+    blocks = parse_cpuinfo(tree.text("/proc/cpuinfo"))
+    model = cpu_model(blocks, tree.text("/sys/devices/soc0/soc_id"))
+    if model is None:
+        missing.add("cpu.model", "/proc/cpuinfo names no model and no known ARM part")
+    flags = next((block[key] for block in blocks for key in ("flags", "Features") if key in block), "")
+    present = set(flags.split())
+    caches = _caches(tree)
+    if not caches:
+        missing.add("cpu.caches", "the kernel describes no caches")
+    return {
+        "model": model,
+        **_counts(tree, blocks, missing),
+        "allowed": _allowed(tree, missing),
+        "instruction_sets": [flag for flag in TELLING_FLAGS if flag in present],
+        "caches": caches or None,
+        "frequency": frequency_facts(tree, missing),
+    }
+
+
+def parse_cpuinfo(text: str | None) -> list[dict[str, str]]:
+    """One dictionary for each block of /proc/cpuinfo."""
+    blocks = re.split(r"\n\s*\n", text or "")
+    return [pairs for pairs in map(parse_keys, blocks) if pairs]
+
+
+def cpu_model(blocks: list[dict[str, str]], soc_id: str | None = None) -> str | None:
+    """The model's name on x86, or the cores' names on ARM (two kinds of cores give both)."""
+    for key in ("model name", "cpu model", "cpu"):  # x86 and most others, MIPS, POWER
+        for block in blocks:
+            if block.get(key):
+                return " ".join(block[key].split())
+    parts: list[str] = []
+    for block in blocks:
+        name = _arm_part(block.get("CPU implementer", ""), block.get("CPU part", ""))
+        if name and name not in parts:
+            parts.append(name)
+    if not parts:
+        return None
+    cores = " + ".join(parts)
+    return f"NVIDIA Grace ({cores})" if soc_id == GRACE_SOC_ID else cores
+
+
+def _arm_part(implementer: str, part: str) -> str | None:
+    try:
+        numbers = (int(implementer, 0), int(part, 0))
+    except ValueError:
+        return None
+    maker = ARM_IMPLEMENTERS.get(numbers[0], f"implementer 0x{numbers[0]:02x}")
+    return f"{maker} {ARM_PARTS.get(numbers, f'part 0x{numbers[1]:03x}')}"
+
+
+def _counts(tree: Tree, blocks: list[dict[str, str]], missing: Missing) -> dict[str, int | None]:
+    """Sockets, cores and hardware threads, from the kernel's topology."""
+    online = parse_cpu_list(tree.text(f"{CPUS}/online"))
+    threads = len(online) or sum("processor" in block for block in blocks) or None
+    if threads is None and tree.live:
+        threads = os.cpu_count()
+    packages: set[str] = set()
+    cores: set[str] = set()
+    for cpu in online:
+        topology = f"{CPUS}/cpu{cpu}/topology"
+        package = tree.text(f"{topology}/physical_package_id")
+        siblings = tree.text(f"{topology}/core_cpus_list") or tree.text(f"{topology}/thread_siblings_list")
+        if package is not None:
+            packages.add(package)
+        if siblings is not None:
+            cores.add(siblings)
+    if not packages:
+        packages = {block["physical id"] for block in blocks if "physical id" in block}
+    if not cores:
+        cores = {f"{block.get('physical id')}/{block['core id']}" for block in blocks if "core id" in block}
+    counts = {"sockets": len(packages) or None, "cores": len(cores) or None, "threads": threads}
+    for name, count in counts.items():
+        if count is None:
+            missing.add(f"cpu.{name}", "the kernel describes no topology")
+    return counts
+
+
+def _allowed(tree: Tree, missing: Missing) -> dict[str, Any]:
+    """The CPUs that this process may run on."""
+    cpus: list[int] = []
+    if tree.live and hasattr(os, "sched_getaffinity"):
+        cpus = sorted(os.sched_getaffinity(0))
+    if not cpus:
+        cpus = parse_cpu_list(parse_keys(tree.text("/proc/self/status")).get("Cpus_allowed_list"))
+    if not cpus:
+        missing.add("cpu.allowed", "this system does not say which CPUs a process may use")
+        return {"cpus": None, "count": None}
+    return {"cpus": cpu_list(cpus), "count": len(cpus)}
+
+
+def frequency_facts(tree: Tree, missing: Missing) -> dict[str, Any]:
+    """Governor and limits, over every policy of the machine."""
+    governors: set[str] = set()
+    drivers: set[str] = set()
+    limits: dict[str, set[int]] = {
+        "scaling_min_freq": set(),
+        "scaling_max_freq": set(),
+        "cpuinfo_max_freq": set(),
+    }
+    for policy in tree.names(f"{CPUS}/cpufreq/policy*") or tree.names(f"{CPUS}/cpu[0-9]*/cpufreq"):
+        governors.update(filter(None, [tree.text(f"{policy}/scaling_governor")]))
+        drivers.update(filter(None, [tree.text(f"{policy}/scaling_driver")]))
+        for name, values in limits.items():
+            value_khz = tree.number(f"{policy}/{name}")
+            if value_khz is not None:
+                values.add(value_khz)
+    if not governors and not any(limits.values()):
+        missing.add("cpu.frequency", "the kernel offers no cpufreq here (usual in a virtual machine)")
+    no_turbo = tree.number(f"{CPUS}/intel_pstate/no_turbo")
+    boost = tree.number(f"{CPUS}/cpufreq/boost")
+    return {
+        "governors": sorted(governors) or None,
+        "drivers": sorted(drivers) or None,
+        "lowest_allowed_mhz": _mhz(limits["scaling_min_freq"], least=True),
+        "highest_allowed_mhz": _mhz(limits["scaling_max_freq"]),
+        "highest_possible_mhz": _mhz(limits["cpuinfo_max_freq"]),
+        "boost": bool(boost) if boost is not None else no_turbo == 0 if no_turbo is not None else None,
+        "smt": tree.text(f"{CPUS}/smt/control"),
+    }
+
+
+def _mhz(values_khz: set[int], least: bool = False) -> float | None:
+    if not values_khz:
+        return None
+    return (min(values_khz) if least else max(values_khz)) / 1000
+
+
+def _caches(tree: Tree) -> dict[str, str]:
+    """Size of each cache as the first CPU sees it."""
+    caches: dict[str, str] = {}
+    for index in tree.names(f"{CPUS}/cpu0/cache/index*"):
+        level, kind, size = (tree.text(f"{index}/{name}") for name in ("level", "type", "size"))
+        letter = {"Data": "d", "Instruction": "i"}.get(kind or "", "")
+        if level and size:
+            caches[f"L{level}{letter}"] = size
+    return caches
+
+
+NODES = "/sys/devices/system/node"
+
+
+def parse_meminfo(text: str | None) -> dict[str, int]:
+    """/proc/meminfo in bytes (and counts, for the lines without a unit)."""
+    values: dict[str, int] = {}
+    for key, value in parse_keys(text).items():
+        number, _, unit = value.partition(" ")
+        count = whole_number(number)
+        if count is not None:
+            values[key] = count * 1024 if unit.strip() == "kB" else count
+    return values
+
+
+def memory_facts(tree: Tree, missing: Missing) -> dict[str, Any]:
+    values = parse_meminfo(tree.text("/proc/meminfo"))
+    total = values.get("MemTotal")
+    if total is None and tree.live:
+        total = _total_from_system()
+    facts: dict[str, Any] = {
+        "total_bytes": total,
+        "available_bytes": values.get("MemAvailable"),
+        "swap_total_bytes": values.get("SwapTotal"),
+        "swap_free_bytes": values.get("SwapFree"),
+        "huge_pages": values.get("HugePages_Total"),
+        "huge_page_bytes": values.get("Hugepagesize"),
+        "transparent_huge_pages": _chosen(tree.text("/sys/kernel/mm/transparent_hugepage/enabled")),
+        "numa_balancing": tree.number("/proc/sys/kernel/numa_balancing"),
+        "swappiness": tree.number("/proc/sys/vm/swappiness"),
+    }
+    for name, value in facts.items():
+        if value is None:
+            missing.add(f"memory.{name}", "the kernel does not state it")
+    return facts
+
+
+def numa_facts(tree: Tree, missing: Missing) -> list[dict[str, Any]]:
+    """Each NUMA node with its CPUs and memory; one without CPUs may be a device's memory (Grace Hopper)."""
+    nodes: list[dict[str, Any]] = []
+    for folder in tree.names(f"{NODES}/node[0-9]*"):
+        number = whole_number(folder.rpartition("node")[2])
+        if number is None:
+            continue
+        cpus = tree.text(f"{folder}/cpulist")
+        # Lines read "Node 0 MemTotal:  131767432 kB".
+        lines = re.sub(r"(?m)^Node\s+[0-9]+\s+", "", tree.text(f"{folder}/meminfo") or "")
+        distances = tree.text(f"{folder}/distance")
+        nodes.append(
+            {
+                "node": number,
+                "cpus": cpus or "",
+                "cpu_count": len(parse_cpu_list(cpus)),
+                "memory_bytes": parse_meminfo(lines).get("MemTotal"),
+                "distances": [int(word) for word in (distances or "").split() if is_digits(word)],
+            }
+        )
+    if not nodes:
+        missing.add("numa", "the kernel describes no NUMA nodes")
+    return nodes
+
+
+def _chosen(text: str | None) -> str | None:
+    """The word in brackets: always [madvise] never is madvise."""
+    match = re.search(r"\[([a-z_]+)\]", text or "")
+    return match[1] if match else None
+
+
+def _total_from_system() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+UNLIMITED_BYTES = 1 << 62  # version 1 writes "no limit" as the largest multiple of a page
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A mounted hierarchy: for version 2 there are no controllers to name."""
+
+    version: int
+    root: str
+    point: str
+    controllers: frozenset[str]
+
+
+def parse_mounts(text: str | None) -> list[Mount]:
+    """The cgroup lines of /proc/self/mountinfo."""
+    mounts: list[Mount] = []
+    for line in (text or "").splitlines():
+        before, found, after = line.partition(" - ")
+        left, right = before.split(), after.split()
+        if not found or len(left) < 5 or len(right) < 3 or right[0] not in ("cgroup", "cgroup2"):
+            continue
+        version = 2 if right[0] == "cgroup2" else 1
+        mounts.append(Mount(version, left[3], left[4], frozenset(right[2].split(",")) if version == 1 else frozenset()))
+    return mounts
+
+
+def parse_membership(text: str | None) -> dict[str, str]:
+    """/proc/self/cgroup: controller to path; the empty name is version 2."""
+    paths: dict[str, str] = {}
+    for line in (text or "").splitlines():
+        parts = line.strip().split(":", 2)
+        if len(parts) == 3:
+            for controller in parts[1].split(","):
+                paths.setdefault(controller, parts[2])
+    return paths
+
+
+def cgroup_facts(tree: Tree, missing: Missing) -> dict[str, Any]:
+    mounts = parse_mounts(tree.text("/proc/self/mountinfo"))
+    paths = parse_membership(tree.text("/proc/self/cgroup"))
+    if not mounts:
+        missing.add("cgroup", "no control group file system is mounted here")
+        return {"version": None, "cpu_limit_cores": None, "memory_limit_bytes": None, "cpus": None}
+    cpu = [_quota(tree, *place) for place in _folders(mounts, paths, "cpu")]
+    memory = [_memory(tree, *place) for place in _folders(mounts, paths, "memory")]
+    cpu_limit = min((limit for limit in cpu if limit is not None), default=None)
+    memory_limit = min((limit for limit in memory if limit is not None), default=None)
+    cpus = None
+    for version, folder in _folders(mounts, paths, "cpuset"):  # the innermost group that says so
+        names = ("cpuset.cpus.effective",) if version == 2 else ("cpuset.effective_cpus", "cpuset.cpus")
+        cpus = cpus or next(filter(None, (tree.text(f"{folder}/{name}") for name in names)), None)
+    if cpu_limit is None:
+        missing.add("cgroup.cpu_limit_cores", "no control group of this process sets a limit on CPU time")
+    if memory_limit is None:
+        missing.add("cgroup.memory_limit_bytes", "no control group of this process sets a limit on memory")
+    if cpus is None:
+        missing.add("cgroup.cpus", "no control group of this process names CPUs")
+    versions = sorted({mount.version for mount in mounts})
+    return {
+        "version": versions[0] if len(versions) == 1 else "1 and 2",
+        "cpu_limit_cores": cpu_limit,
+        "memory_limit_bytes": memory_limit,
+        "cpus": cpus,
+    }
+
+
+class CpuLimits:
+    """How often, and for how long, a control group of this process stopped its threads: CPU time was used up."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        mounts = parse_mounts(tree.text("/proc/self/mountinfo"))
+        places = _folders(mounts, parse_membership(tree.text("/proc/self/cgroup")), "cpu")
+        self._files = [
+            f"{folder}/cpu.stat" for _, folder in places if "nr_throttled" in (tree.text(f"{folder}/cpu.stat") or "")
+        ]
+        read = any(tree.exists(f"{folder}/cpu.stat") for _, folder in places)
+        self._unlimited = read and all(_quota(tree, *place) is None for place in places)
+
+    def sample(self) -> dict[str, Any]:
+        """Counted since the groups were made; null where none counts it."""
+        if self._unlimited:
+            return {"cgroup_unlimited": True}
+        if not self._files:
+            return {}
+        times, stopped_s = 0, 0.0
+        for name in self._files:
+            stat = dict(line.split(maxsplit=1) for line in (self._tree.text(name) or "").splitlines() if " " in line)
+            times += whole_number(stat.get("nr_throttled")) or 0
+            stopped_s += (whole_number(stat.get("throttled_usec")) or 0) / 1e6  # version 2
+            stopped_s += (whole_number(stat.get("throttled_time")) or 0) / 1e9  # version 1
+        return {"cgroup_throttled": times, "cgroup_throttled_s": stopped_s}
+
+
+def _folders(mounts: list[Mount], paths: dict[str, str], controller: str) -> list[tuple[int, str]]:
+    """Version and folder of our group and of each group around it, innermost first: any may set a limit."""
+    folders: list[tuple[int, str]] = []
+    for mount in mounts:
+        if mount.version == 1 and controller not in mount.controllers:
+            continue
+        inside = PurePosixPath(paths.get(controller if mount.version == 1 else "", "/"))
+        # In a container the mount shows our own group as its root, while the path may be the host's.
+        try:
+            relative = inside.relative_to(mount.root)
+        except ValueError:
+            relative = PurePosixPath()
+        while True:
+            folders.append((mount.version, f"{mount.point}/{relative}"))
+            if relative == relative.parent or ".." in relative.parts:
+                break
+            relative = relative.parent
+    return folders
+
+
+def _quota(tree: Tree, version: int, folder: str) -> float | None:
+    """CPU time per second that the group may use, in cores."""
+    if version == 2:
+        words = (tree.text(f"{folder}/cpu.max") or "").split()
+        quota, period = (whole_number(word) for word in [*words, "", ""][:2])
+    else:
+        quota = tree.number(f"{folder}/cpu.cfs_quota_us")
+        period = tree.number(f"{folder}/cpu.cfs_period_us")
+    return quota / period if quota and period and quota > 0 and period > 0 else None
+
+
+def _memory(tree: Tree, version: int, folder: str) -> int | None:
+    limit = tree.number(f"{folder}/{'memory.max' if version == 2 else 'memory.limit_in_bytes'}")
+    return limit if limit is not None and 0 < limit < UNLIMITED_BYTES else None
+
 
 DMI = "/sys/class/dmi/id"
 # A word of the firmware's names, and the hypervisor (or the cloud's, where it does not name it).

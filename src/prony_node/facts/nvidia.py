@@ -1,12 +1,12 @@
-"""NVIDIA devices through NVML: the one place that asks it. Absent or refusing, it leaves reasons."""
+"""NVIDIA devices through NVML: facts, samples, errors during a run, and links. What NVML refuses has a reason."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any
 
-from prony_node.facts.pci import normal_address
-from prony_node.facts.tree import Missing
+from prony_node.facts.tree import Missing, normal_address
 
 # Numbers of NVML's interface, which it keeps for ever.
 SM_CLOCK, MEMORY_CLOCK = 1, 2
@@ -22,7 +22,7 @@ THROTTLE_WORDS = {
 
 
 @dataclass
-class Nvml:
+class NvmlFacts:
     """NVML as far as it answers: a question has a value, or None and a reason."""
 
     module: Any
@@ -49,13 +49,13 @@ class Nvml:
         return self.ask("nvmlDeviceGetHandleByPciBusId", address) if address else None
 
 
-def open_nvml() -> tuple[Nvml | None, str]:
+def open_nvml() -> tuple[NvmlFacts | None, str]:
     """NVML ready to be asked, or the reason why not."""
     try:
         import pynvml
     except Exception as error:  # absent, or a broken installation
         return None, f"nvidia-ml-py cannot be imported ({type(error).__name__}: {error})"
-    nvml = Nvml(pynvml)
+    nvml = NvmlFacts(pynvml)
     nvml.ask("nvmlInit")
     if "nvmlInit" in nvml.reasons:
         return None, f"NVML does not start: {nvml.reasons['nvmlInit'].removeprefix('NVML: ')}"
@@ -119,7 +119,7 @@ def nvidia_facts(uuid: str | None, address: str | None, missing: Missing) -> dic
     return facts
 
 
-def sample(nvml: Nvml, handle: Any, whole: Any) -> dict[str, Any]:
+def sample(nvml: NvmlFacts, handle: Any, whole: Any) -> dict[str, Any]:
     """Clocks, temperature, power, throttle reasons, PCIe link and processes of the moment."""
     reasons = nvml.ask("nvmlDeviceGetCurrentClocksEventReasons", whole)
     if reasons is None:
@@ -146,7 +146,7 @@ def throttle_words(bits: Any) -> list[str] | None:
     return known + ([f"unknown reason 0x{unknown_bits:x}"] if unknown_bits else [])
 
 
-def processes(nvml: Nvml, handle: Any) -> list[dict[str, Any]] | None:
+def processes(nvml: NvmlFacts, handle: Any) -> list[dict[str, Any]] | None:
     """Compute processes on the device that NVML shows here; None when it refuses."""
     listed = nvml.ask("nvmlDeviceGetComputeRunningProcesses", handle)
     if not isinstance(listed, list):
@@ -154,7 +154,7 @@ def processes(nvml: Nvml, handle: Any) -> list[dict[str, Any]] | None:
     return [{"pid": one.pid, "memory_bytes": getattr(one, "usedGpuMemory", None)} for one in listed]
 
 
-def whole_device(nvml: Nvml, handle: Any) -> tuple[bool, Any]:
+def whole_device(nvml: NvmlFacts, handle: Any) -> tuple[bool, Any]:
     """Whether a handle is a slice (MIG), and the GPU: a slice has no clocks or limits of its own."""
     is_slice = bool(nvml.ask("nvmlDeviceIsMigDeviceHandle", handle))
     nvml.reasons.pop("nvmlDeviceIsMigDeviceHandle", None)  # a GPU that cannot be sliced may refuse the question
@@ -166,7 +166,7 @@ def _cuda_version(number: Any) -> str | None:
     return f"{number // 1000}.{number % 1000 // 10}" if isinstance(number, int) else None
 
 
-def _pci(nvml: Nvml, handle: Any) -> dict[str, Any]:
+def _pci(nvml: NvmlFacts, handle: Any) -> dict[str, Any]:
     info = nvml.ask("nvmlDeviceGetPciInfo", handle)
     address = getattr(info, "busId", None)
     return {
@@ -178,7 +178,7 @@ def _pci(nvml: Nvml, handle: Any) -> dict[str, Any]:
     }
 
 
-def _clocks(nvml: Nvml, handle: Any) -> dict[str, Any]:
+def _clocks(nvml: NvmlFacts, handle: Any) -> dict[str, Any]:
     clocks: dict[str, Any] = {}
     for name, kind in (("sm", SM_CLOCK), ("memory", MEMORY_CLOCK)):
         clocks[f"{name}_now_mhz"] = nvml.ask("nvmlDeviceGetClockInfo", handle, kind)
@@ -187,7 +187,7 @@ def _clocks(nvml: Nvml, handle: Any) -> dict[str, Any]:
     return clocks
 
 
-def _power_limits(nvml: Nvml, handle: Any) -> dict[str, float | None]:
+def _power_limits(nvml: NvmlFacts, handle: Any) -> dict[str, float | None]:
     range_mw = nvml.ask("nvmlDeviceGetPowerManagementLimitConstraints", handle) or (None, None)
     return {
         "set_w": _divided(nvml.ask("nvmlDeviceGetPowerManagementLimit", handle), 1000),
@@ -198,7 +198,7 @@ def _power_limits(nvml: Nvml, handle: Any) -> dict[str, float | None]:
     }
 
 
-def _temperatures(nvml: Nvml, handle: Any) -> dict[str, Any]:
+def _temperatures(nvml: NvmlFacts, handle: Any) -> dict[str, Any]:
     values = nvml.ask("nvmlDeviceGetFieldValues", handle, [MEMORY_TEMPERATURE])
     memory = values[0] if values else None
     readable = memory is not None and getattr(memory, "nvmlReturn", 1) == 0
@@ -221,7 +221,7 @@ def _switch(answer: Any) -> str | None:
     return _word({0: "off", 1: "on"}, answer)
 
 
-def _confidential(nvml: Nvml) -> str | None:
+def _confidential(nvml: NvmlFacts) -> str | None:
     state = nvml.ask("nvmlSystemGetConfComputeState")
     feature = getattr(state, "ccFeature", None)
     return None if feature is None else _switch(int(bool(feature)))
@@ -229,3 +229,115 @@ def _confidential(nvml: Nvml) -> str | None:
 
 def _divided(value: Any, by: float) -> float | None:
     return value / by if isinstance(value, (int, float)) else None
+
+
+# Numbers of NVML's interface, which it keeps for ever.
+XID_EVENT = 0x8
+UNCORRECTED, SINCE_DRIVER_LOAD = 1, 0
+DOUBLE_BIT_ERROR = 1
+ASKED = (
+    "nvmlEventSetCreate", "nvmlDeviceRegisterEvents", "nvmlEventSetWait_v2", "nvmlDeviceGetRemappedRows",
+    "nvmlDeviceGetRetiredPages", "nvmlDeviceGetTotalEccErrors",
+)  # fmt: skip
+MOST_EVENTS = 16  # that are read at once
+
+
+class ErrorWatch:
+    """Reads counters, and the XIDs that came since it was asked last. Nothing here waits or raises."""
+
+    def __init__(self, nvml: NvmlFacts, whole: Any) -> None:
+        self._nvml, self._whole = nvml, whole
+        self._events = nvml.ask("nvmlEventSetCreate")
+        if self._events is not None:
+            nvml.ask("nvmlDeviceRegisterEvents", whole, XID_EVENT, self._events)
+            if "nvmlDeviceRegisterEvents" in nvml.reasons:
+                self._events = None
+        self._forget_reasons()
+
+    def read(self) -> dict[str, Any]:
+        """Counters so far and new XIDs; what NVML does not tell is null."""
+        rows = self._nvml.ask("nvmlDeviceGetRemappedRows", self._whole)
+        known = isinstance(rows, (tuple, list)) and len(rows) == 4
+        retired = None if known else self._nvml.ask("nvmlDeviceGetRetiredPages", self._whole, DOUBLE_BIT_ERROR)
+        errors = {
+            "ecc_uncorrected": self._nvml.ask(
+                "nvmlDeviceGetTotalEccErrors", self._whole, UNCORRECTED, SINCE_DRIVER_LOAD
+            ),
+            "remapped_rows": int(rows[0]) + int(rows[1]) if known else None,
+            "remap_pending": bool(rows[2]) if known else None,
+            "remap_failed": bool(rows[3]) if known else None,
+            "retired_pages": len(retired) if isinstance(retired, list) else None,
+            "xids": self._new_xids(),
+        }
+        self._forget_reasons()
+        return errors
+
+    def _new_xids(self) -> list[int] | None:
+        if self._events is None:
+            return None
+        found: list[int] = []
+        for _ in range(MOST_EVENTS):
+            event = self._nvml.ask("nvmlEventSetWait_v2", self._events, 0)
+            if event is None:  # none is waiting, which NVML calls a timeout
+                waited = "timeout" in self._nvml.reasons.get("nvmlEventSetWait_v2", "").lower()
+                return found if waited or found else None
+            if getattr(event, "eventType", 0) & XID_EVENT:
+                found.append(int(getattr(event, "eventData", 0)))
+        return found
+
+    def _forget_reasons(self) -> None:
+        """A reason here is not why a clock or a list of processes could not be read."""
+        for function in ASKED:
+            self._nvml.reasons.pop(function, None)
+
+
+MOST_LINKS = 36
+NVLINK_CAPABILITY = 2
+PATHS = {
+    0: "on one board",
+    10: "one PCIe switch",
+    20: "several PCIe switches",
+    30: "one PCIe host bridge",
+    40: "one NUMA node",
+    50: "across NUMA nodes",
+}
+
+
+def nvidia_links(missing: Missing) -> dict[str, Any]:
+    """Each device with its active NVLinks, and each pair of devices with the path between them."""
+    nvml, reason = open_nvml()
+    if nvml is None:
+        missing.add("links", reason)
+        return {"devices": [], "pairs": []}
+    handles: dict[str, Any] = {}
+    devices: list[dict[str, Any]] = []
+    for index in range(nvml.ask("nvmlDeviceGetCount") or 0):
+        handle = nvml.ask("nvmlDeviceGetHandleByIndex", index)
+        uuid = nvml.ask("nvmlDeviceGetUUID", handle) if handle is not None else None
+        if not isinstance(uuid, str):
+            continue
+        handles[uuid] = handle
+        states = [nvml.ask("nvmlDeviceGetNvLinkState", handle, link) for link in range(MOST_LINKS)]
+        address = getattr(nvml.ask("nvmlDeviceGetPciInfo", handle), "busId", None)
+        devices.append(
+            {
+                "uuid": uuid,
+                "name": nvml.ask("nvmlDeviceGetName", handle),
+                "address": normal_address(address.decode() if isinstance(address, bytes) else address),
+                "nvlinks_active": sum(state == 1 for state in states) if any(s is not None for s in states) else None,
+            }
+        )
+    if devices and all(device["nvlinks_active"] is None for device in devices):
+        missing.add("links.nvlink", nvml.reasons.get("nvmlDeviceGetNvLinkState", "NVML does not state it"))
+    pairs = []
+    for one, other in combinations(handles, 2):
+        ancestor = nvml.ask("nvmlDeviceGetTopologyCommonAncestor", handles[one], handles[other])
+        status = nvml.ask("nvmlDeviceGetP2PStatus", handles[one], handles[other], NVLINK_CAPABILITY)
+        pairs.append(
+            {
+                "between": [one, other],
+                "nvlink": None if status is None else status == 0,
+                "pcie": PATHS.get(ancestor) if isinstance(ancestor, int) else None,
+            }
+        )
+    return {"devices": devices, "pairs": pairs}

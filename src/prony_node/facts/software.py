@@ -1,16 +1,30 @@
-"""The software a result depends on, from package metadata: nothing is imported to ask for its version."""
+"""The software of a result: package and driver versions, and the git state of the working directory.
+
+Versions come from package metadata: nothing is imported to ask for its version.
+
+A repository may be somebody else's, and its configuration names programs: filters, hooks, monitors, remotes that git
+asks for what is missing. So git never sees that configuration. It works in a git directory made here, which leads to
+the objects, refs and index of the repository, and to nothing else.
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 import re
+import subprocess
 import sys
+import time
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from prony_node import __version__
-from prony_node.contract.node_source import node_source_hash
+from prony_node.contract.cache import private_folder
+from prony_node.contract.run_folder import node_source_hash
+from prony_node.contract.safe_files import read_plain
 from prony_node.facts.tree import Missing, Tree
 
 PACKAGES = (
@@ -106,3 +120,191 @@ def parse_nvidia_version(text: str | None) -> str | None:
 def _free_threaded() -> bool:
     enabled = getattr(sys, "_is_gil_enabled", None)
     return enabled is not None and not enabled()
+
+
+LIMIT_S = 10.0  # for all that git is asked about a folder
+LARGEST_NOTE = 2**16  # bytes of .git, HEAD and commondir, where they are files
+LARGEST_CONFIGURATION = 2**20  # bytes
+COMMON = ("objects", "refs", "packed-refs", "reftable", "info/attributes")  # by all work trees of a repository
+IS_SHARED_INDEX = re.compile(r"sharedindex\.[0-9a-f]{40,64}")  # the larger part of an index in two files
+MOST_SHARED_INDEXES = 1000  # git removes them after two weeks
+# How files are stored. Each value is a word that git understands, never a program.
+STORAGE = r"^(core\.(bare|filemode|symlinks|ignorecase|trustctime|checkstat|autocrlf|eol)|extensions\.(objectformat|refstorage))$"  # fmt: skip  # noqa: E501
+
+
+class _Unknown(Exception):
+    """Why something about the repository is not known."""
+
+
+@dataclass(frozen=True)
+class _Repository:
+    """A git directory of our own, for the files of a work tree."""
+
+    top: Path
+    own: Path
+    until: float  # of time.monotonic()
+
+    def ask(self, *arguments: str, given: bytes = b"", nothing: int = 0) -> str:
+        """What git answers, or why it does not. `nothing`: how it ends where it finds nothing."""
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+        environment |= {
+            # A relative entry, and an empty variable, would mean the work tree.
+            "PATH": os.pathsep.join(one for one in os.get_exec_path() if Path(one).is_absolute()) or os.defpath,
+            "GIT_DIR": str(self.own), "GIT_WORK_TREE": str(self.top), "GIT_CONFIG_NOSYSTEM": "1",
+            "GIT_CONFIG_GLOBAL": os.devnull, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C",
+        }  # fmt: skip
+        try:
+            done = subprocess.run(["git", *arguments], env=environment, cwd=self.top, input=given, capture_output=True,
+                                  timeout=max(0.0, self.until - time.monotonic()), check=False)  # fmt: skip
+        except FileNotFoundError:
+            raise _Unknown("git is not installed") from None
+        except subprocess.TimeoutExpired:
+            raise _Unknown(f"git did not answer within {LIMIT_S:.0f} s") from None
+        except (OSError, ValueError) as error:
+            raise _Unknown(f"git could not be started: {error}") from None
+        if done.returncode not in (0, nothing):
+            complaint = done.stderr.decode("utf-8", "replace").strip().splitlines()
+            if any("Needed a single revision" in line for line in complaint):
+                raise _Unknown("the repository has no commit yet")
+            raise _Unknown(complaint[-1] if complaint else f"git ended with {done.returncode}")
+        return done.stdout.decode("utf-8", "surrogateescape")
+
+
+def source_facts(folder: Path) -> dict[str, Any]:
+    """Commit, branch and whether anything differs from it; no repository is fine, and said."""
+    missing = Missing()
+    facts: dict[str, Any] = {"commit": None, "branch": None, "dirty": None, "described": None}
+    try:
+        top, git = _find(folder)
+        with private_folder("prony-git-") as place:
+            repository = _Repository(top, place, until=time.monotonic() + LIMIT_S)
+            _prepare(repository, git)
+            facts["commit"] = _line(repository.ask("rev-parse", "--verify", "HEAD"))
+            for name, find in (("branch", _branch), ("dirty", _is_dirty), ("described", _described)):
+                try:
+                    facts[name] = find(repository)
+                except _Unknown as error:
+                    missing.add(name, str(error))
+    except _Unknown as error:
+        missing.add("commit", str(error))
+    except OSError as error:
+        missing.add("commit", f"the repository cannot be read: {error.strerror or error}")
+    return facts | {"missing": missing.entries}
+
+
+def _find(folder: Path) -> tuple[Path, Path]:
+    """The top of the work tree around a folder, and its git directory."""
+    try:
+        here = folder.resolve()
+    except (OSError, RuntimeError):  # a folder that is gone, a link to itself
+        raise _Unknown("this folder is not in a git repository") from None
+    for top in (here, *here.parents):
+        git = top / ".git"
+        if git.is_dir() and (git / "HEAD").exists():
+            return top, git
+        if git.is_file():  # of a submodule, or of a further work tree
+            said = _note(git)
+            if said.startswith("gitdir:"):
+                return top, top / said.removeprefix("gitdir:").strip()
+    raise _Unknown("this folder is not in a git repository")
+
+
+def _prepare(repository: _Repository, git: Path) -> None:
+    """Fill the git directory made here with links to the data of the real one."""
+    shared = git / _note(git / "commondir") if (git / "commondir").is_file() else git
+    (repository.own / "HEAD").write_text(_line(_note(git / "HEAD")) + "\n", encoding="utf-8")
+    (repository.own / "info").mkdir()
+    for name in COMMON:
+        _lead(repository.own / name, shared / name)
+    for name in ("index", *_shared_indexes(git)):
+        _lead(repository.own / name, git / name)
+    own = repository.own / "config"
+    own.write_text("[core]\n\trepositoryformatversion = 1\n", encoding="utf-8")
+    storage = _storage(repository, shared / "config")
+    # Further work trees may belong to a repository that has no files of its own.
+    if storage.pop("core.bare", "false").lower() in ("true", "yes", "on", "1") and shared == git:
+        raise _Unknown("the repository is bare, so it has no files to compare")
+    with own.open("a", encoding="utf-8") as file:
+        for name, value in storage.items():
+            section, _, key = name.partition(".")
+            file.write(f"[{section}]\n\t{key} = {value}\n")
+
+
+def _lead(link: Path, target: Path) -> None:
+    if target.exists():
+        link.symlink_to(target.absolute())
+
+
+def _shared_indexes(git: Path) -> list[str]:
+    """Names of the shared parts of split indexes. Git sets their times, so no link to another file is one."""
+    with os.scandir(git) as entries:
+        found = (one for one in entries if IS_SHARED_INDEX.fullmatch(one.name) and one.is_file(follow_symlinks=False))
+        return [one.name for one in islice(found, MOST_SHARED_INDEXES)]
+
+
+def _storage(repository: _Repository, config: Path) -> dict[str, str]:
+    """How a repository stores files, by its configuration; where that cannot be read, nothing about it is known."""
+    if not os.path.lexists(config):
+        return {}
+    try:
+        # Some tools make it a link to a common configuration.
+        given = read_plain(os.path.realpath(config, strict=True), LARGEST_CONFIGURATION)
+        told = repository.ask("config", "--file", "-", "--no-includes", "-z", "--get-regexp", STORAGE, given=given, nothing=1)  # fmt: skip  # noqa: E501
+    except OSError as error:
+        raise _Unknown(f"the configuration of the repository cannot be read: {error.strerror or error}") from None
+    except _Unknown as error:
+        raise _Unknown(f"the configuration of the repository cannot be read: {error}") from None
+    storage = {}
+    for entry in told.split("\0"):
+        name, is_given, value = entry.partition("\n")
+        if not name:
+            continue
+        if not re.fullmatch("[A-Za-z0-9]*", value):
+            raise _Unknown(f"{name} in the configuration of the repository has a value that Prony does not accept")
+        storage[name] = value if is_given else "true"
+    return storage
+
+
+def _branch(repository: _Repository) -> str:
+    branch = _line(repository.ask("symbolic-ref", "--quiet", "--short", "HEAD", nothing=1))
+    if not branch:
+        raise _Unknown("HEAD is detached")
+    return branch
+
+
+def _described(repository: _Repository) -> str:
+    return _line(repository.ask("describe", "--tags", "--always"))
+
+
+def _is_dirty(repository: _Repository) -> bool:
+    """Whether a tracked file differs from the commit.
+
+    What a filter makes of a file is not known without running it. Git compares such a file only where its size or
+    times have changed; where nothing else has, no answer is given. Submodules are passed over: asking each may take
+    minutes on a network file system.
+    """
+    told = repository.ask("status", "--porcelain", "-z", "--no-renames", "--untracked-files=no", "--ignore-submodules=all")  # fmt: skip  # noqa: E501
+    changed = [entry for entry in told.split("\0") if entry]
+    if any(entry[:2] != " M" for entry in changed):
+        return True
+    names = "\0".join(entry[3:] for entry in changed)
+    if not names:
+        return False
+    # path, attribute and value, three to a file
+    answers = repository.ask("check-attr", "-z", "--stdin", "filter", given=os.fsencode(names) + b"\0").split("\0")[
+        2::3
+    ]
+    if all(value not in ("unspecified", "unset") for value in answers):
+        raise _Unknown("files have changed that a git filter stores, and Prony runs no filter of a repository")
+    return True
+
+
+def _note(path: Path) -> str:
+    text = read_plain(path, LARGEST_NOTE).decode("utf-8", "surrogateescape").strip()
+    if "\0" in text:
+        raise _Unknown(f"the repository cannot be read: {path.name} is no text")
+    return text
+
+
+def _line(text: str) -> str:
+    return text.strip().encode("utf-8", "replace").decode("utf-8")

@@ -1,13 +1,244 @@
-"""From samples to checks: was the device held back, did others use it, is its link whole, did errors come up."""
+"""Checks of the samples of a run: clocks and throttling, other users of device and host, links, errors, memory."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from itertools import pairwise
+from statistics import fmean, median
 from typing import Any
 
-from prony_node.facts.watch_clocks import at_default_power, clocks, cpu_clocks, memory_clock
-from prony_node.facts.watch_host import cpu_limit, foreign_on_cpu, host_cpus, host_memory, swap
-from prony_node.facts.watch_samples import Check, Sample, around, check, grown, known, reason
+Sample = dict[str, Any]
+Check = dict[str, str]
+
+
+def check(name: str, level: str, message: str) -> Check:
+    return {"name": name, "level": level, "message": message}
+
+
+def around(samples: list[Sample], window: tuple[float, float] | None) -> list[Sample]:
+    """The samples from the last one before a window to the first one after it: enough for a counter."""
+    if window is None:
+        return samples
+    before = [sample for sample in samples if sample["t_s"] <= window[0]][-1:]
+    within = [sample for sample in samples if window[0] < sample["t_s"] < window[1]]
+    after = [sample for sample in samples if sample["t_s"] >= window[1]][:1]
+    return before + within + after
+
+
+def reason(samples: list[Sample]) -> str:
+    """Why nothing is known, as far as a sample says."""
+    if not samples:
+        return "no sample fell into the window"
+    return next((str(sample["reason"]) for sample in samples if sample.get("reason")), "the system does not state it")
+
+
+def known(samples: list[Sample], *names: str) -> list[Sample]:
+    """The samples that have all of these values."""
+    return [sample for sample in samples if all(sample.get(name) is not None for name in names)]
+
+
+def grown(samples: list[Sample], name: str) -> float | None:
+    """By how much a counter grew from the first sample that has it to the last; None with fewer than two."""
+    have = known(samples, name)
+    return float(have[-1][name] - have[0][name]) if len(have) >= 2 else None
+
+
+DROP = 0.05  # from the first half of the window to the second
+LOW = 0.85  # of the highest clock, which some devices never reach; below, without a reason, the clock is fixed
+MEMORY_LOW = 0.85  # of the highest memory clock; some devices compute at 0.9 of it
+# The means of two groups of samples. The widest range of 292 H200 runs at their power limit, lowest to highest
+# sample, was 0.80; the means of two groups lie closer together.
+JUMP = 0.80
+SMALLER_GROUP = 0.2  # of the samples, at the least
+EXPLAIN_CLOCK = {"power limit", "idle"}  # a clock that these lower is no setting
+MOSTLY = 0.5
+
+
+def at_default_power(facts: dict[str, Any]) -> bool:
+    """Whether the power limit is the one that the device was sold with."""
+    limits_w = facts.get("power_limit") or {}
+    limit_w, default_w = limits_w.get("set_w"), limits_w.get("default_w")
+    return bool(limit_w and default_w and limit_w >= default_w)
+
+
+def clocks(samples: list[Sample], facts: dict[str, Any]) -> Check:
+    """Of a device: is its clock fixed below what it can do, does it jump, did it drop?"""
+    have = known(samples, "sm_clock_mhz")
+    if not have:
+        return check("clocks", "unknown", f"the device's clock could not be read: {reason(samples)}")
+    if len(have) < 2:
+        return check("clocks", "unknown", "one sample of the device's clock cannot show a drop")
+    values_mhz = [float(sample["sm_clock_mhz"]) for sample in have]
+    spread = f"{min(values_mhz):.0f} to {max(values_mhz):.0f} MHz in {len(values_mhz)} samples"
+    highest_mhz = (facts.get("clocks") or {}).get("sm_max_mhz")
+    if highest_mhz:
+        low = [one for one in have if one["sm_clock_mhz"] < LOW * highest_mhz and not _explained(one)]
+        if len(low) >= MOSTLY * len(have):
+            if all(one.get("throttle") is None for one in low):
+                text = f"the device ran below {LOW:.0%} of {highest_mhz} MHz, and its reasons could not be read"
+                return check("clocks", "unknown", f"{text} ({spread})")
+            usual_mhz = median(float(one["sm_clock_mhz"]) for one in low)
+            text = f"the device ran at {usual_mhz:.0f} of {highest_mhz} MHz, and neither power nor heat was the reason"
+            return check("clocks", "warn", f"{text}: a fixed clock? ({spread})")
+    jump = _jump([float(one["sm_clock_mhz"]) for one in have if "idle" not in (one.get("throttle") or ())])
+    if jump is not None:
+        text = f"the device's clock jumped between about {jump[0]:.0f} and {jump[1]:.0f} MHz"
+        return check("clocks", "warn", f"{text} ({spread})")
+    return _level(have, values_mhz, spread, "device", at_default_power(facts))
+
+
+def cpu_clocks(samples: list[Sample]) -> Check:
+    have = known(samples, "cpu_clock_mhz")
+    if not have:
+        return check("clocks", "unknown", f"the CPU's clock could not be read: {reason(samples)}")
+    if len(have) < 2:
+        return check("clocks", "unknown", "one sample of the CPU's clock cannot show a drop")
+    values_mhz = [float(sample["cpu_clock_mhz"]) for sample in have]
+    spread = f"{min(values_mhz):.0f} to {max(values_mhz):.0f} MHz in {len(values_mhz)} samples"
+    return _level(have, values_mhz, spread, "CPU", False)
+
+
+def _level(have: list[Sample], values_mhz: list[float], spread: str, what: str, default_power: bool) -> Check:
+    """Under a power limit a clock wanders by several percent all the time; what matters is whether its level fell."""
+    half = len(values_mhz) // 2
+    early, late = fmean(values_mhz[:half]), fmean(values_mhz[-half:])
+    if late >= (1 - DROP) * early:
+        return check("clocks", "pass", f"the {what}'s clock kept its level: {spread}")
+    dropped = f"dropped by {1 - late / early:.0%}, from {early:.0f} to {late:.0f} MHz"
+    text = f"the {what}'s clock {dropped} between the halves of the window ({spread})"
+    limited = sum("power limit" in (one.get("throttle") or ()) for one in have[-half:])
+    if default_power and limited > MOSTLY * half:
+        # A warm device needs more power for the same clock. What that does to the rate, the step series tells.
+        return check("clocks", "pass", f"{text}, at its default power limit")
+    return check("clocks", "warn", text)
+
+
+def memory_clock(samples: list[Sample], facts: dict[str, Any]) -> Check:
+    have = [float(sample["memory_clock_mhz"]) for sample in known(samples, "memory_clock_mhz")]
+    highest_mhz = (facts.get("clocks") or {}).get("memory_max_mhz")
+    if not have or not highest_mhz:
+        why = reason(samples) if not have else "its highest value is not known"
+        return check("memory-clock", "unknown", f"the memory clock could not be judged: {why}")
+    low = [value for value in have if value < MEMORY_LOW * highest_mhz]
+    if len(low) * 10 > len(have):
+        text = f"the memory ran at {median(low):.0f} of {highest_mhz} MHz in {len(low)} of {len(have)} samples"
+        return check("memory-clock", "warn", text)
+    return check("memory-clock", "pass", f"{median(have):.0f} of {highest_mhz} MHz in {len(have)} samples")
+
+
+def _explained(sample: Sample) -> bool:
+    words = sample.get("throttle")
+    heat = any("thermal" in word or "slowdown" in word or "brake" in word for word in words or ())
+    return heat or bool(EXPLAIN_CLOCK & set(words or ()))
+
+
+def _jump(values_mhz: list[float]) -> tuple[float, float] | None:
+    """The means of two groups that samples fall into, far apart and both of some size; None where there is one."""
+    ordered = sorted(values_mhz)
+    fewest = max(2, round(SMALLER_GROUP * len(ordered)))
+    if len(ordered) < 2 * fewest:
+        return None
+    gap, cut = max((ordered[at] - ordered[at - 1], at) for at in range(fewest, len(ordered) - fewest + 1))
+    low, high = fmean(ordered[:cut]), fmean(ordered[cut:])
+    return (low, high) if low < JUMP * high and gap > 0.5 * (high - low) else None
+
+
+FOREIGN_SHARE = 0.10  # of the CPU time
+FEW_IDLE = 0.10  # of the CPU time: below this a thread that becomes ready may have to wait
+STOPPED_SHARE = 0.001  # of the window, by a control group
+MIB, GIB = 2**20, 2**30
+FEWEST_OF_MEMORY = 9  # samples, under which a leak and an allocator that fills its arenas look alike
+LEAST_GROWTH = 16 * MIB  # over the window: allocators keep some of what was freed
+PARTS = 4  # of the window, each of which must grow: memory that is taken once, or freed again, is no leak
+GOES_ON = 0.5  # of the mean of the parts, at least, in each: an allocator that warms up flattens
+LEAK_PER_HOUR = 1 * GIB
+DAY_S = 24 * 3600.0
+
+
+def foreign_on_cpu(samples: list[Sample]) -> Check:
+    """A run on CPUs shares them with whoever else uses the machine."""
+    name = "foreign-processes"
+    total_s = grown(known(samples, "cpu_total_s", "cpu_own_s"), "cpu_total_s")
+    if not total_s or total_s <= 0:
+        return check(name, "unknown", "the use of the CPUs by others could not be read over this window")
+    have = known(samples, "cpu_total_s", "cpu_own_s")
+    busy_s, own_s = grown(have, "cpu_busy_s") or 0.0, grown(have, "cpu_own_s") or 0.0
+    stolen = (grown(have, "cpu_stolen_s") or 0.0) / total_s
+    share = max(0.0, busy_s - own_s) / total_s
+    said = f", {stolen:.0%} of it taken by the hypervisor" if stolen >= 0.01 else ""
+    if share > FOREIGN_SHARE:
+        return check(name, "warn", f"others used {share:.0%} of this machine's CPU time during the run{said}")
+    return check(name, "pass", f"others used {share:.0%} of this machine's CPU time{said}")
+
+
+def host_cpus(samples: list[Sample]) -> Check:
+    """A run on an accelerator needs some CPU time: does it get it when others want it too?"""
+    name = "host-cpus"
+    have = known(samples, "allowed_total_s", "allowed_idle_s", "cpu_own_s")
+    total_s = grown(have, "allowed_total_s")
+    if not total_s or total_s <= 0:
+        return check(name, "unknown", "the use of the host's CPUs could not be read over this window")
+    idle = (grown(have, "allowed_idle_s") or 0.0) / total_s
+    others = max(0.0, 1.0 - idle - (grown(have, "cpu_own_s") or 0.0) / total_s)
+    text = f"others used {others:.0%} of the CPU time that this run may use, {idle:.0%} was idle"
+    return check(name, "warn" if idle < FEW_IDLE and others > FOREIGN_SHARE else "pass", text)
+
+
+def cpu_limit(samples: list[Sample]) -> Check:
+    """Whether a control group stopped our threads because they had used up their CPU time."""
+    name = "cpu-limit"
+    if samples and samples[-1].get("cgroup_unlimited"):
+        return check(name, "pass", "no control group limits CPU time")
+    stopped_s, times = grown(samples, "cgroup_throttled_s"), grown(samples, "cgroup_throttled")
+    have = known(samples, "cgroup_throttled_s")
+    if stopped_s is None or times is None:
+        return check(name, "unknown", "no control group tells whether it limited CPU time over this window")
+    seconds = have[-1]["t_s"] - have[0]["t_s"]
+    text = f"a control group's CPU limit stopped threads {times:.0f} times, for {stopped_s:.2g} s of {seconds:.1f} s"
+    if times > 0 and stopped_s > STOPPED_SHARE * seconds:
+        return check(name, "warn", text)
+    return check(name, "pass", text if times > 0 else "no control group stopped a thread")
+
+
+def swap(samples: list[Sample]) -> Check:
+    pages_in, pages_out = grown(samples, "swap_in_pages"), grown(samples, "swap_out_pages")
+    if pages_in is None or pages_out is None:
+        return check("swap", "unknown", "swapping could not be watched over this window")
+    if pages_in > 0 or pages_out > 0:
+        return check("swap", "warn", f"the machine swapped: {pages_in:.0f} pages in, {pages_out:.0f} pages out")
+    return check("swap", "pass", "the machine did not swap")
+
+
+def host_memory(samples: list[Sample]) -> Check:
+    """Whether the run's own memory grows steadily: its anonymous pages, so that files that are read do not count."""
+    name = "host-memory"
+    have = known(samples, "memory_own_bytes")
+    points = [(float(sample["t_s"]), float(sample["memory_own_bytes"])) for sample in have]
+    if len(points) < FEWEST_OF_MEMORY:
+        text = f"{len(points)} samples of host memory fell into the window, and {FEWEST_OF_MEMORY} are needed"
+        return check(name, "unknown", f"{text} to tell a leak from a start")
+    (start_s, first), (end_s, last) = points[0], points[-1]
+    seconds, growth = end_s - start_s, last - first
+    edges = [points[round(part * (len(points) - 1) / PARTS)][1] for part in range(PARTS + 1)]
+    goes_on = all(after - before >= GOES_ON * growth / PARTS for before, after in pairwise(edges))
+    text = f"{growth / MIB:+,.0f} MiB of host memory in {seconds:.0f} s"
+    if growth < LEAST_GROWTH or seconds <= 0 or not goes_on:
+        return check(name, "pass", f"no steady growth: {text}")
+    free = next((float(sample["memory_free_bytes"]) for sample in reversed(known(have, "memory_free_bytes"))), math.inf)
+    full_s = free / growth * seconds
+    if growth / seconds * 3600 < LEAK_PER_HOUR and full_s > DAY_S:
+        return check(name, "pass", f"slow growth: {text}")
+    left = "" if math.isinf(free) else f"; the {free / GIB:,.1f} GiB that are free last {_duration(full_s)}"
+    return check(name, "warn", f"a leak, or a cache that fills: {text}, in each quarter of them{left}")
+
+
+def _duration(seconds: float) -> str:
+    for unit, length in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:,.0f} {unit}"
+    return f"{seconds:.0f} s"
+
 
 OFTEN = 0.10  # of the samples
 UNACCOUNTED_BYTES = 1 << 30

@@ -26,7 +26,7 @@ Clock = Callable[[Callable[[], object]], float]  # seconds of one call
 
 
 @dataclass(frozen=True)
-class Kind:
+class AttentionShape:
     """One shape of attention: batch, heads, length and head size of queries, keys and values."""
 
     query: tuple[int, ...]
@@ -40,7 +40,7 @@ class Kind:
         """What the work grows with."""
         return math.prod(self.query) * self.key[-2]
 
-    def with_batch(self, factor: float) -> Kind:
+    def with_batch(self, factor: float) -> AttentionShape:
         """The same with so many times the batch."""
         batch = max(1, round(self.query[0] * factor))
         query, key, value = ((batch, *shape[1:]) for shape in (self.query, self.key, self.value))
@@ -48,12 +48,12 @@ class Kind:
         return replace(self, query=query, key=key, value=value, mask=mask)
 
 
-class Noting(TorchDispatchMode):
+class AttentionObserver(TorchDispatchMode):
     """Counts what attention is asked for in here, whichever kernel answers it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.kinds: Counter[Kind] = Counter()
+        self.kinds: Counter[AttentionShape] = Counter()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -65,10 +65,12 @@ class Noting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _kind(given: Mapping[str, Any]) -> Kind:
+def _kind(given: Mapping[str, Any]) -> AttentionShape:
     mask = given.get("attn_bias", given.get("attn_mask"))
     query, key, value = (tuple(given[name].shape) for name in ("query", "key", "value"))
-    return Kind(query, key, value, None if mask is None else tuple(mask.shape), bool(given.get("is_causal", False)))
+    return AttentionShape(
+        query, key, value, None if mask is None else tuple(mask.shape), bool(given.get("is_causal", False))
+    )
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class Choice:
     """The order in which kernels are asked, and what it rests on."""
 
     order: tuple[str, ...] = ORDER
-    seconds: tuple[tuple[Kind, int, dict[str, float]], ...] = ()
+    seconds: tuple[tuple[AttentionShape, int, dict[str, float]], ...] = ()
 
     def document(self) -> dict[str, Any]:
         return {
@@ -92,7 +94,7 @@ class Choice:
         }  # fmt: skip
 
 
-def choose(kinds: Counter[Kind], time_kind: Callable[[Kind, str], float | None]) -> Choice:
+def choose(kinds: Counter[AttentionShape], time_kind: Callable[[AttentionShape, str], float | None]) -> Choice:
     """Time every kernel on the kinds that matter, and ask them in the order of what the model would take with each."""
     most = sorted(kinds.items(), key=lambda one: one[0].size * one[1], reverse=True)[:KINDS]
     timed = []
@@ -114,10 +116,12 @@ def choose(kinds: Counter[Kind], time_kind: Callable[[Kind, str], float | None])
     return Choice(order, tuple(timed))
 
 
-def time_on(device: torch.device, dtype: torch.dtype, clock: Clock, *, training: bool) -> Callable[[Kind, str], Any]:
+def time_on(
+    device: torch.device, dtype: torch.dtype, clock: Clock, *, training: bool
+) -> Callable[[AttentionShape, str], Any]:
     """Times one kernel on one kind, forward and, in training, backward; None where it cannot do that."""
 
-    def time_kind(kind: Kind, name: str) -> float | None:
+    def time_kind(kind: AttentionShape, name: str) -> float | None:
         try:
             chance = torch.Generator(device).manual_seed(0)  # the run's own numbers are not touched
             made = [

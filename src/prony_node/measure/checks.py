@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from prony_node.measure.loop import Window
-from prony_node.measure.updates import StillTraining
+from prony_node.measure.training import StillTraining
 from prony_node.stats import Estimate, StopRule
 from prony_node.stats.stopping import SLOW_FACTOR, WINDOW_TO_CUT
 

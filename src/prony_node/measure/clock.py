@@ -1,15 +1,17 @@
-"""Three ways to time blocks of steps, none of which stops the device inside the measured window.
-
-A clock is told where blocks end (`mark`) and answers later how long each took (`finished`).
-"""
+"""Timing of the measured window: three clocks for blocks of steps, and the CPU time of rank and loader workers."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import time
 from collections import deque
-from typing import NamedTuple, Protocol
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import torch
+
+from prony_node.contract.metrics import measured, missing
 
 
 class Block(NamedTuple):
@@ -158,3 +160,39 @@ def clock_for(device: torch.device, block_s: float) -> Clock:
     if device.type == "mps":
         return SynchronisedClock()
     return EventClock(device, ahead=max(2, round(QUEUE_S / max(block_s, 1e-6))), nap_s=QUEUE_S / 40)
+
+
+class CpuUsage:
+    """CPU time from here to `metric()`, of this process and of the children that live then."""
+
+    def __init__(self, cores: int) -> None:
+        self._cores = cores
+        self._began = time.perf_counter()
+        self._own_s = time.process_time()
+        self._workers_s = self._workers()
+
+    def _workers(self) -> dict[int, float]:
+        found = {}
+        for child in multiprocessing.active_children():
+            seconds = _cpu_seconds(child.pid) if child.pid else None
+            if child.pid and seconds is not None:
+                found[child.pid] = seconds
+        return found
+
+    def metric(self) -> dict[str, Any]:
+        elapsed_s = time.perf_counter() - self._began
+        if elapsed_s <= 0:
+            return missing("no time passed")
+        used_s = time.process_time() - self._own_s
+        for pid, seconds in self._workers().items():
+            used_s += seconds - self._workers_s.get(pid, 0.0)
+        scope = f"rank and loader workers, of {self._cores} cores"
+        return measured(used_s / elapsed_s / self._cores, "1", scope=scope, source="CPU time of the processes")
+
+
+def _cpu_seconds(pid: int) -> float | None:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError, ValueError):
+        return None

@@ -1,7 +1,9 @@
-"""Where compiled kernels are kept, and whether they were there already."""
+"""Compiled kernels: where they are kept, and which form of each was the fastest."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import getpass
 import os
 import re
@@ -14,11 +16,70 @@ from typing import Any
 import torch
 import torch._functorch.config as functorch
 
+from prony_node.contract import files
 from prony_node.contract.cache import make_own_cache, private_folder
 from prony_node.contract.errors import RequestError
-from prony_node.contract.plain import make_own_folder
+from prony_node.contract.safe_files import make_own_folder, write_alone
 from prony_node.contract.settings import Value
-from prony_node.measure.winners import remember_winners
+
+FOUND: dict[Path, tuple[set[str], str]] = {}  # by where to keep them: the forms that were timed, and the fastest
+
+
+def remember_winners() -> None:
+    """From now on, in this process. A version of torch that times its kernels elsewhere is left as it is."""
+    try:
+        from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+    except ImportError:
+        return
+    timed = getattr(CachingAutotuner, "autotune_to_one_config", None)
+    if timed is None or hasattr(timed, "__wrapped__"):
+        return
+
+    @functools.wraps(timed)
+    def remembered(kernel: Any, *given: Any, **named: Any) -> None:
+        if not kernel.filename:
+            timed(kernel, *given, **named)
+            return
+        kept = Path(f"{kernel.filename}.winner")
+        forms = {form_of(launcher.config): launcher for launcher in kernel.launchers}
+        if winner := recall(kept, set(forms)):
+            kernel.launchers = [forms[winner]]
+            return
+        timed(kernel, *given, **named)
+        FOUND[kept] = set(forms), form_of(kernel.launchers[0].config)
+
+    CachingAutotuner.autotune_to_one_config = remembered
+
+
+def form_of(config: Any) -> str:
+    """Its blocks, warps and stages."""
+    blocks = sorted(config.kwargs.items())
+    return f"{blocks} {config.num_warps} {config.num_stages}"
+
+
+def recall(path: Path, forms: set[str]) -> str | None:
+    """The winner among these, if all of them were timed by this version of torch."""
+    try:
+        kept = files.read_plain_json(path)
+    except OSError:
+        return None
+    if not isinstance(kept, dict) or kept.get("torch") != torch.__version__:
+        return None
+    winner, tried = kept.get("winner"), kept.get("tried")
+    known = (
+        isinstance(winner, str) and isinstance(tried, list) and winner in forms and all(form in tried for form in forms)
+    )
+    return winner if known else None
+
+
+def keep_winners() -> None:
+    """What this process timed so far. A folder that cannot be written to costs the next one its time, no more."""
+    while FOUND:
+        path, (tried, winner) = FOUND.popitem()
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            document = {"torch": torch.__version__, "tried": sorted(tried), "winner": winner}
+            write_alone(path, files.to_json(document).encode())
 
 
 def use_cache(settings: dict[str, Value], folder: Path, closing: ExitStack) -> str | None:

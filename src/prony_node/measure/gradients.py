@@ -24,7 +24,7 @@ GRADIENTS = torch.ops.aten.convolution_backward.default
 
 
 @dataclass(frozen=True)
-class Kind:
+class ConvolutionGradient:
     """What one convolution's gradients are asked for with."""
 
     gradient: tuple[int, ...]
@@ -36,7 +36,7 @@ class Kind:
     groups: int
     wanted: tuple[bool, bool]  # by the image, by the weight
 
-    def times(self, batch: float) -> Kind:
+    def times(self, batch: float) -> ConvolutionGradient:
         gradient, image = ((round(shape[0] * batch), *shape[1:]) for shape in (self.gradient, self.image))
         return replace(self, gradient=gradient, image=image)
 
@@ -49,21 +49,21 @@ class Kind:
         GRADIENTS(gradient, image, weight, *where, (*self.wanted, False))
 
 
-class Noting(TorchDispatchMode):
+class GradientObserver(TorchDispatchMode):
     """Notes the gradients of two-dimensional convolutions that are taken in here, such as by a count of FLOPs."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.kinds: dict[Kind, None] = {}
+        self.kinds: dict[ConvolutionGradient, None] = {}
 
-    def of_batch(self, samples: int) -> list[Kind]:
+    def of_batch(self, samples: int) -> list[ConvolutionGradient]:
         """What a step with so many samples asks for, if FLOPs were counted in here."""
         return [kind.times(samples / SAMPLES) for kind in self.kinds]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is GRADIENTS and not args[7] and args[1].dim() == 4:
             gradient, image, weight, _bias, stride, padding, dilation, _transposed, _more, groups, wanted = args
-            kind = Kind(
+            kind = ConvolutionGradient(
                 gradient=tuple(gradient.shape),
                 image=tuple(image.shape),
                 weight=tuple(weight.shape),
@@ -98,7 +98,7 @@ def on_backward_thread(work: Callable[[], None], device: torch.device) -> None:
 
 
 def ask_ahead(
-    kinds: list[Kind], device: torch.device, dtype: torch.dtype, layout: torch.memory_format
+    kinds: list[ConvolutionGradient], device: torch.device, dtype: torch.dtype, layout: torch.memory_format
 ) -> threading.Thread:
     """Each kind once, beside what the caller does next; a backward pass that comes meanwhile waits for it.
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 Batch = tuple[Tensor, ...]
 Part = Callable[..., tuple[Tensor, ...]]
-Capture = Callable[[nn.Module], Part]  # measure/captured.py
+Capture = Callable[[nn.Module], Part]  # measure/cuda.py
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ class Task:
     # A length for the shorter side of a data set's images, and the most for the longer one, where a loader scales them.
     scale_to: tuple[int, int] | None = None
     on_host: tuple[int, ...] = ()  # what of a batch the host must know, so that it is not sent away and asked for
-    # This rank's stages of a model that was made without values, with their values (parallel/mesh.py says which).
+    # This rank's stages of a model that was made without values, with their values (parallel/split.py says which).
     split: Callable[[nn.Module, Any], list[nn.Module]] | None = None
     synchronisations: Callable[[], int] | None = None  # how often the workload itself has waited for the device so far
 
 
-class Tied(Protocol):
+class GradientExchange(Protocol):
     """How a training step is tied to those of other ranks (parallel/replicas.py)."""
 
     sharded: bool  # no rank has the whole model

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from prony_node.contract.settings import Value
 from prony_node.measure import cuda
 from prony_node.measure.attention import Choice, asked_in, order_of
-from prony_node.measure.captured import Captured
-from prony_node.measure.gradients import Kind, ask_ahead
-from prony_node.measure.optimizer import make_optimizer, set_rate
-from prony_node.measure.protocol import Batch, Task, Tied
-from prony_node.measure.updates import LossWatch, UpdateCount
+from prony_node.measure.cuda import Captured
+from prony_node.measure.gradients import ConvolutionGradient, ask_ahead
+from prony_node.measure.protocol import Batch, GradientExchange, Task
+from prony_node.measure.training import LossWatch, UpdateCount, make_optimizer, set_rate
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}  # fp8: what has no eight bits
 PURE = {"bf16-pure": torch.bfloat16, "fp64": torch.float64}
@@ -44,14 +43,16 @@ class Step:
     `tied` is how it exchanges gradients with other ranks, where there are some.
     """
 
-    def __init__(self, task: Task, settings: dict[str, Value], device: torch.device, tied: Tied | None = None) -> None:
+    def __init__(
+        self, task: Task, settings: dict[str, Value], device: torch.device, tied: GradientExchange | None = None
+    ) -> None:
         self.task, self.settings, self.device = task, settings, device
         self.tied = tied if settings["mode"] == "train" else None
         self.training = settings["mode"] == "train"
         self.precision = str(settings["precision"])
         self.output: Tensor | None = None  # the last loss or answer, on the device
         self.attention = Choice(order_of(settings) if device.type == "cuda" else ())
-        self.gradients: list[Kind] = []  # of the model's convolutions, with the batch of this step
+        self.gradients: list[ConvolutionGradient] = []  # of the model's convolutions, with the batch of this step
         self.updates = UpdateCount()
         self.losses = LossWatch()
         self._inputs: Batch = ()

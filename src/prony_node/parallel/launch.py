@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from prony_node.contract import files
+from prony_node.contract.cache import MEETING
 from prony_node.contract.extras import missing_library
-from prony_node.contract.leftovers import MEETING
 from prony_node.contract.parallel import all_devices, devices_per_node, ranks_per_node
-from prony_node.contract.plan import Plan
-from prony_node.parallel.cores import allowed_cores
+from prony_node.contract.trial import Plan
+from prony_node.parallel.binding import allowed_cores
 from prony_node.parallel.place import ADDRESS, RENDEZVOUS, meeting_place, node_rank
 
 RANK_MODULE = "prony_node.supervise.rank"

@@ -18,7 +18,7 @@ ADDRESS = "PRONY_ADDRESS"  # under which the other nodes reach this one, where i
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPosition:
     """One rank of so many. Alone, when nothing else is said."""
 
     rank: int = 0
@@ -59,10 +59,12 @@ def meeting_place() -> str:
     return text
 
 
-def place_of(settings: Mapping[str, Value]) -> Place:
+def place_of(settings: Mapping[str, Value]) -> RankPosition:
     """The place of this process. Ranks are counted by node, whatever order the nodes arrived in."""
     size, local_size = rank_count(settings), ranks_per_node(settings)
     if size == 1:
-        return Place()
+        return RankPosition()
     node, local_rank = node_rank(settings), int(os.environ["LOCAL_RANK"])
-    return Place(node * local_size + local_rank, size, local_rank, local_size, node, int(settings.get("nodes", 1)))
+    return RankPosition(
+        node * local_size + local_rank, size, local_rank, local_size, node, int(settings.get("nodes", 1))
+    )

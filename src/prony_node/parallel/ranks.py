@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from prony_node.parallel.place import Place
+from prony_node.parallel.place import RankPosition
 
 T = TypeVar("T")
 
@@ -19,8 +19,8 @@ T = TypeVar("T")
 class Ranks:
     """All ranks of a run. One alone has no process group, and each of these is then for nothing."""
 
-    def __init__(self, place: Place | None = None) -> None:
-        self.place = place or Place()
+    def __init__(self, place: RankPosition | None = None) -> None:
+        self.place = place or RankPosition()
         self.backend: str | None = None  # of what the steps exchange
         self.timeout_s: float | None = None
         self._control: dist.ProcessGroup | None = None

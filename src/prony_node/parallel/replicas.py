@@ -1,9 +1,10 @@
-"""Replicas of a model that exchange their gradients: whole ones (DDP), or each with a part of the weights (FSDP)."""
+"""Replicas of a model that exchange gradients: whole (DDP) or sharded (FSDP), and the bytes that they send."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,10 +14,50 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from prony_node.contract.errors import RequestError
-from prony_node.contract.mesh import devices_of_model
-from prony_node.contract.parallel import form_of, in_lockstep
+from prony_node.contract.parallel import devices_of_model, form_of, in_lockstep
 from prony_node.contract.settings import Value
-from prony_node.parallel.wire import Wire, all_reduce, gather_and_scatter
+
+HALVES = {"fp16": 2, "bf16": 2}  # bytes of a compressed element
+
+
+@dataclass(frozen=True)
+class Wire:
+    """What one device sends in one step, and how that is counted; None, and why it is not."""
+
+    bytes_sent: float | None
+    how: str
+
+
+def tensor_bytes(model: nn.Module, width: int | None = None) -> int:
+    """Of everything that has a gradient, in whole; `width` bytes per element, else its own."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return sum(parameter.numel() * (width or parameter.element_size()) for parameter in trained)
+
+
+def all_reduce(model: nn.Module, ranks: int, compression: str, power_share: float | None = None) -> Wire:
+    """Gradients averaged: by a ring each device sends 2 (n - 1) / n of them. `power_share` is what PowerSGD left."""
+    share = 2 * (ranks - 1) / ranks
+    size = float(tensor_bytes(model, HALVES.get(compression)))
+    kept = f"in {compression}" if compression in HALVES else "as they are"
+    if compression == "powersgd" and power_share is not None:
+        size, kept = size * power_share, f"of which PowerSGD left {power_share:.2%}"
+    return Wire(
+        share * size,
+        f"ring all-reduce, 2 (n - 1) / n of the gradients' {size:,.0f} bytes ({kept}) with n = {ranks}; the traffic of "
+        "synchronised batch norms is not counted",
+    )
+
+
+def gather_and_scatter(model: nn.Module, ranks: int, pieces: int, reshard: bool) -> Wire:
+    """Weights in parts: gathered for each forward pass, again for each backward pass where they were given up."""
+    share, size = (ranks - 1) / ranks, float(tensor_bytes(model))
+    gathers = pieces * (2 if reshard else 1)
+    return Wire(
+        share * size * (gathers + 1),
+        f"{gathers} ring all-gather of the weights and one ring reduce-scatter of the gradients, each (n - 1) / n of "
+        f"{size:,.0f} bytes with n = {ranks}",
+    )
+
 
 POWER_RANK = 1  # of PowerSGD's approximation of a gradient matrix, as its authors do
 POWER_FROM = 2  # the step from which on it compresses; the earliest that its own error feedback allows

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from prony_node.power.block import measure
-    from prony_node.power.measured import Measured
+    from prony_node.power.block import BlockEnergy, measure
 
-__all__ = ["Measured", "measure"]
+__all__ = ["BlockEnergy", "measure"]
 
 
 def __getattr__(name: str) -> Any:
@@ -17,8 +16,8 @@ def __getattr__(name: str) -> Any:
         from prony_node.power.block import measure
 
         return measure
-    if name == "Measured":
-        from prony_node.power.measured import Measured
+    if name == "BlockEnergy":
+        from prony_node.power.block import BlockEnergy
 
-        return Measured
+        return BlockEnergy
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,8 +1,19 @@
-"""Energy for any command: sample from before its start to after its end, and let it be as if we were not there."""
+"""`prony power -- COMMAND`: its options, the command in the foreground, and its energy.
+
+The command keeps its streams, files, terminal, signals and exit code, as if it ran alone. It stays in our process
+group, so that it gets what the terminal sends (Ctrl-C, Ctrl-Z, a new window size). Signals that another process sends
+to us are passed on, as sudo does. A signal sent to the whole group then arrives twice, which is better than not at
+all.
+"""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import errno
 import os
+import re
+import resource
 import secrets
 import shlex
 import shutil
@@ -10,30 +21,138 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from prony_node.contract import files
 from prony_node.contract.cache import private_folder
-from prony_node.contract.cost import Rates
-from prony_node.contract.errors import RequestError
-from prony_node.contract.owners import who_can_replace
-from prony_node.contract.plain import NotPlain, is_in_shared, write_alone
+from prony_node.contract.errors import RequestError, nearest, unknown
+from prony_node.contract.metrics import Rates, find_rates
+from prony_node.contract.safe_files import NotPlain, is_in_shared, who_can_replace, write_alone
 from prony_node.contract.secret import redacted_command
-from prony_node.power.account import ENERGY, Account, account_json, make_account
-from prony_node.power.foreground import Ended, NotStarted, check_command, end_like, run_in_foreground
-from prony_node.power.process import SamplerProcess
-from prony_node.power.show import Screen, account_lines
+from prony_node.power.account import ENERGY, Account, Terminal, account_json, account_lines, make_account
+from prony_node.power.sampler_process import SamplerProcess
+from prony_node.power.sensor import reader_names
+
+NOT_EXECUTABLE, NOT_FOUND = 126, 127
+# What a fault raises is about ourselves, and the others stop us by default, as the terminal means it.
+OUR_OWN = {
+    signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGABRT, signal.SIGSYS,
+    signal.SIGKILL, signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGPIPE,
+}  # fmt: skip
+HANDED_ON = signal.valid_signals() - OUR_OWN - {signal.SIGCHLD}
+IGNORED_BY_PYTHON = [signal.SIGPIPE, signal.SIGXFSZ]
+
+
+class NotStarted(Exception):
+    """The command cannot be had; a shell has an exit code for it."""
+
+    def __init__(self, code: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class CommandEnd:
+    """How a command ended, and when it ran, by the monotonic clock."""
+
+    code: int | None  # None when a signal ended it
+    signal: int | None
+    start_s: float
+    end_s: float
+
+    def __str__(self) -> str:
+        if self.signal is None:
+            return f"exit {self.code}"
+        try:
+            return f"ended by {signal.Signals(self.signal).name}"
+        except ValueError:  # a real-time signal has no name
+            return f"ended by signal {self.signal}"
+
+
+def check_command(words: Sequence[str]) -> None:
+    """Refuse a command that a shell would not find, before anything is started for it."""
+    name = words[0]
+    if "/" in name:
+        path = Path(name)
+        if not path.exists():
+            raise NotStarted(NOT_FOUND, f"{name}: there is no such file")
+        if path.is_dir() or not os.access(path, os.X_OK):
+            raise NotStarted(NOT_EXECUTABLE, f"{name}: it is {'a folder' if path.is_dir() else 'not executable'}")
+    elif shutil.which(name) is None:
+        folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+        if any((Path(folder) / name).is_file() for folder in folders if folder and name):
+            raise NotStarted(NOT_EXECUTABLE, f"{name}: it is on the PATH, but not executable")
+        raise NotStarted(NOT_FOUND, f"{name or repr(name)}: there is no such command on the PATH")
+
+
+def run_in_foreground(words: Sequence[str]) -> CommandEnd:
+    """Run the command to its end. Signals stay blocked for us afterwards: what remains to be done takes a moment."""
+    waited = HANDED_ON | {signal.SIGCHLD}
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored no child can be waited for
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
+    try:
+        start_s = time.monotonic()
+        child = _start(words, before)
+    except BaseException:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        raise
+    while True:
+        sent = signal.sigwaitinfo(waited)
+        if sent.si_signo != signal.SIGCHLD:
+            if sent.si_code <= 0 and sent.si_pid != child:  # from a process, and not from the command itself
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(child, sent.si_signo)
+            continue
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done == child:
+            code = os.waitstatus_to_exitcode(status)
+            return CommandEnd(code if code >= 0 else None, -code if code < 0 else None, start_s, time.monotonic())
+
+
+def _start(words: Sequence[str], mask: set[signal.Signals] | set[int]) -> int:
+    """The pid of the command. posix_spawn leaves open what the caller left open for it, as exec would."""
+    try:
+        return _spawn(words, mask)
+    except FileNotFoundError as error:
+        raise NotStarted(NOT_FOUND, f"{words[0]}: it, or what its first line names, does not exist") from error
+    except OSError as error:
+        if error.errno == errno.ENOEXEC:  # a script without a first line that names its shell
+            with contextlib.suppress(OSError):
+                return _spawn(["/bin/sh", shutil.which(words[0]) or words[0], *words[1:]], mask)
+        raise NotStarted(NOT_EXECUTABLE, f"{words[0]} cannot be started: {error.strerror or error}") from error
+    except ValueError as error:
+        raise NotStarted(NOT_EXECUTABLE, f"{words[0]!r} cannot be started: {error}") from error
+
+
+def _spawn(words: Sequence[str], mask: set[signal.Signals] | set[int]) -> int:
+    return os.posix_spawnp(words[0], list(words), os.environ, setsigmask=mask, setsigdef=IGNORED_BY_PYTHON)
+
+
+def end_like(ended: CommandEnd) -> int:
+    """Our exit code; where a signal ended the command, the same one ends us here, without a second core file."""
+    if ended.signal is None:
+        return ended.code or 0
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if ended.signal not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(ended.signal, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {ended.signal})
+        os.kill(os.getpid(), ended.signal)
+        time.sleep(1.0)  # it arrives at once, except where we are the first process of a container
+    return 128 + ended.signal
+
 
 NO_RATES = Rates()
 IDLE_S = 1.3  # before the command, where a device is idle: a second of readings, and the first of them
 
 
 @dataclass(frozen=True)
-class Request:
+class CommandOptions:
     """What was asked for beside the command."""
 
     interval_s: float | None = None
@@ -43,9 +162,9 @@ class Request:
     rates: Rates = NO_RATES
 
 
-def run_command(words: list[str], request: Request) -> int:
+def run_command(words: list[str], request: CommandOptions) -> int:
     """Run the command, measured; the exit code is its own. Where a signal ended it, this does not return."""
-    screen = Screen.of(sys.stderr)
+    screen = Terminal.of(sys.stderr)
     try:
         check_command(words)
     except NotStarted as no:
@@ -66,7 +185,7 @@ def run_command(words: list[str], request: Request) -> int:
         if isinstance(no, NotStarted):
             screen.say(f"prony power: {no}")
             return no.code
-        ended = Ended(None, signal.SIGINT, 0.0, 0.0)
+        ended = CommandEnd(None, signal.SIGINT, 0.0, 0.0)
     finally:
         if folder is not None and not is_kept:
             shutil.rmtree(folder, ignore_errors=True)
@@ -74,7 +193,7 @@ def run_command(words: list[str], request: Request) -> int:
     return end_like(ended)
 
 
-def _folder(request: Request, screen: Screen, places: ExitStack) -> tuple[Path | None, bool]:
+def _folder(request: CommandOptions, screen: Terminal, places: ExitStack) -> tuple[Path | None, bool]:
     """Where to sample, and whether it is kept; a folder that cannot be had costs the samples, not the figures."""
     folder = request.out.resolve() if request.out else _new_folder()
     try:
@@ -105,7 +224,7 @@ def check_out(folder: Path | None) -> None:
         raise RequestError(f"--out {folder} holds a measurement already ({taken[0]}): give a new folder")
 
 
-def _start_sampler(folder: Path | None, request: Request, screen: Screen) -> SamplerProcess | None:
+def _start_sampler(folder: Path | None, request: CommandOptions, screen: Terminal) -> SamplerProcess | None:
     """A sampler that samples, and has seen what is idle; None when there is none, which costs no command."""
     if folder is None:
         screen.say("prony power: nothing is measured: no folder can be written, not even a temporary one")
@@ -133,9 +252,9 @@ def _end(sampler: SamplerProcess | None) -> None:
 
 def _report(
     words: list[str],
-    request: Request,
-    screen: Screen,
-    ended: Ended,
+    request: CommandOptions,
+    screen: Terminal,
+    ended: CommandEnd,
     started: datetime,
     folder: Path | None,
     is_kept: bool,
@@ -166,7 +285,7 @@ def _report(
         _write(request.json_file, document, screen)
 
 
-def _write(path: Path, document: dict[str, Any], screen: Screen) -> bool:
+def _write(path: Path, document: dict[str, Any], screen: Terminal) -> bool:
     try:
         _write_own(path, document)
     except (OSError, ValueError) as error:
@@ -182,3 +301,108 @@ def _write_own(path: Path, document: dict[str, Any]) -> None:
     """
     mode = 0o640 if is_in_shared(path.parent) else 0o600
     write_alone(path, files.to_json(document).encode(), mode)
+
+
+UNITS_S = {"": 1.0, "s": 1.0, "ms": 1e-3}
+LEAST_INTERVAL_S, MOST_INTERVAL_S = 0.01, 60.0
+USAGE = """\
+usage: prony power [--interval 50ms] [--readers NAMES] [--out DIR] [--json FILE]
+                   [--carbon G_PER_KWH] [--price AMOUNT_PER_KWH] -- COMMAND ...
+       prony power --watch [--interval 50ms] [--readers NAMES]
+       prony power --list-readers
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """Argparse that says what is wrong as we do."""
+
+    def error(self, message: str) -> NoReturn:
+        word = message.rpartition(" ")[2]
+        options = [name for action in self._actions for name in action.option_strings]
+        guess = nearest(word.partition("=")[0], options) if "unrecognized" in message else None
+        raise RequestError(message + (f"; did you mean {guess}?" if guess else ""))
+
+
+def make_parser() -> Parser:
+    parser = Parser(prog="prony power", add_help=False, allow_abbrev=False)
+    parser.add_argument("-h", "--help", action="store_true")
+    parser.add_argument("--interval", default="50ms")
+    parser.add_argument("--readers", default="")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--carbon")
+    parser.add_argument("--price")
+    parser.add_argument("--watch", action="store_true")
+    parser.add_argument("--list-readers", action="store_true")
+    return parser
+
+
+def split(words: list[str]) -> tuple[list[str], list[str]]:
+    """Our options, and the command: from `--` on, or from the first word that is neither an option nor its value."""
+    flags = ("-h", "--help", "--watch", "--list-readers")
+    place = 0
+    while place < len(words):
+        word = words[place]
+        if word == "--":
+            return words[:place], words[place + 1 :]
+        if not word.startswith("-"):
+            return words[:place], words[place:]
+        place += 1 if word in flags or "=" in word else 2
+    return words, []
+
+
+def parse_interval(text: str) -> float:
+    """`50ms`, `0.05s`, or a bare number of seconds."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", text)
+    if match is None or match.group(2) not in UNITS_S:
+        raise RequestError(f"--interval {text} is no time: give one such as 50ms or 0.1s")
+    interval_s = float(match.group(1)) * UNITS_S[match.group(2)]
+    if not LEAST_INTERVAL_S <= interval_s <= MOST_INTERVAL_S:
+        near = "10ms" if interval_s < LEAST_INTERVAL_S else "60s"
+        raise RequestError(f"--interval {text} is not possible: it is from 10ms to 60s; the nearest is {near}")
+    return interval_s
+
+
+def parse_readers(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in reader_names():
+            raise unknown("reader", name, reader_names())
+    return names
+
+
+def main(words: list[str]) -> int:
+    """The exit code: the command's, or 2 with a sentence when the request was wrong and nothing was started."""
+    try:
+        return _main(words)
+    except RequestError as error:
+        print(f"prony: {error}", file=sys.stderr)
+        return 2
+
+
+def _main(words: list[str]) -> int:
+    own, command = split(words)
+    options = make_parser().parse_args(own)
+    if options.help:
+        print(USAGE, end="")
+        return 0
+    interval_s, readers = parse_interval(options.interval), parse_readers(options.readers)
+    if options.list_readers:
+        names = reader_names()
+        longest = max(map(len, names))
+        print("\n".join(f"{name:<{longest}}  {what}" for name, what in names.items()))
+        return 0
+    if options.watch:
+        if command:
+            raise RequestError(f"--watch shows this machine and runs no command; leave {command[0]!r} out")
+        from prony_node.power.watch import watch
+
+        return watch(readers, interval_s)
+    if not command:
+        raise RequestError("there is no command to measure: prony power -- COMMAND ..., or prony power --watch")
+
+    rates = find_rates(options.carbon, options.price, os.environ)
+    check_out(options.out)
+    if options.json is not None and not options.json.absolute().parent.is_dir():
+        raise RequestError(f"--json {options.json}: there is no folder {options.json.absolute().parent}")
+    return run_command(command, CommandOptions(interval_s, readers, options.out, options.json, rates))

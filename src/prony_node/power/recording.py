@@ -1,6 +1,8 @@
-"""What the sampler writes and everyone else reads: power.json says which sensors, power.csv what they read.
+"""The files that the sampler writes: power.json names the sensors, power.csv holds their readings.
 
-The CSV grows line by line while sampling goes on; a line that was cut by a kill or a full disk is passed over.
+The CSV grows line by line while sampling goes on; a line that was cut by a kill or a full disk is skipped. power.json
+also holds the conditions of each device (throttling, processes), for readers that have `conditions(part)`. The sampler
+asks for them about once per second, in the thread of the reader.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import math
 import os
 import time
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -18,7 +21,8 @@ from typing import Any, TextIO
 
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
-from prony_node.contract.plain import (
+from prony_node.contract.run_folder import make_check
+from prony_node.contract.safe_files import (
     LONGEST_LINE,
     MOST_TIMES,
     SAMPLES_LIMIT,
@@ -27,8 +31,8 @@ from prony_node.contract.plain import (
     open_in_run,
     plain_lines,
 )
-from prony_node.contract.plan import check_schema
-from prony_node.power.sensor import Reading, Sensor
+from prony_node.contract.trial import check_schema
+from prony_node.power.sensor import PowerReader, Reading, Sensor
 
 POWER_VERSION = 1
 POWER_SCHEMA = f"prony.power/{POWER_VERSION}"
@@ -161,3 +165,78 @@ def _add_line(traces: list[Trace], line: list[str]) -> None:
             trace.readings.append(Reading(before_s, after_s, float(value)))
     except (ValueError, IndexError):
         return  # the header, or a line that was never finished
+
+
+EVERY_S = 1.0
+NOT_HELD_BACK = {"idle", "application clocks", "display clocks", "sync boost"}  # no fault of heat or power
+POWER = {"power limit"}  # reached in normal work
+
+
+class ConditionCounter:
+    """Counts what one reader says of its parts."""
+
+    def __init__(self, reader: PowerReader) -> None:
+        self._ask = getattr(reader, "conditions", None)
+        self._parts = list(dict.fromkeys(sensor.part for sensor in reader.sensors))
+        self._due_s = 0.0
+        self._words: dict[str, Counter[str]] = {part: Counter() for part in self._parts}
+        self._throttle_samples: Counter[str] = Counter()
+        self._samples: Counter[str] = Counter()
+        self._most: dict[str, int] = {}
+
+    def look(self) -> None:
+        """Ask every part, when it is time. A part that fails to answer is not counted."""
+        now_s = time.monotonic()
+        if self._ask is None or now_s < self._due_s:
+            return
+        self._due_s = now_s + EVERY_S
+        for part in self._parts:
+            try:
+                self._count(part, self._ask(part))
+            except Exception:  # a vendor's library in a bad moment; what was not seen stays unknown
+                continue
+
+    def _count(self, part: str, answer: dict[str, Any] | None) -> None:
+        if not answer:
+            return
+        self._samples[part] += 1
+        if answer.get("throttle") is not None:
+            self._throttle_samples[part] += 1
+            self._words[part].update(set(answer["throttle"]))
+        if answer.get("processes") is not None:
+            self._most[part] = max(self._most.get(part, 0), int(answer["processes"]))
+
+    def to_json(self) -> dict[str, Any]:
+        """By part: the share of samples that each word was in, the most processes at once, how many samples."""
+        return {
+            part: {
+                "throttle": {word: count / asked for word, count in self._words[part].most_common()} if asked else None,
+                "processes_seen": self._most.get(part),
+                "samples": samples,
+            }
+            for part, samples in list(self._samples.items())  # counted in another thread meanwhile
+            for asked in [self._throttle_samples[part]]
+        }
+
+
+def throttling(seen: Any) -> dict[str, str]:
+    """The check that the samples of a part allow."""
+    words = seen.get("throttle") if isinstance(seen, dict) else None
+    if not isinstance(words, dict):
+        return make_check("energy-throttling", "unknown", "no reader here tells it")
+    held = {word: share for word, share in words.items() if word not in NOT_HELD_BACK}
+    if not held:
+        return make_check("energy-throttling", "pass", f"none in {seen.get('samples')} samples")
+    said = ", ".join(f"{word} in {100 * share:.0f} % of samples" for word, share in held.items())
+    return make_check("energy-throttling", "pass" if set(held) <= POWER else "warn", said)
+
+
+def foreign(busy: str | None, seen: Any) -> dict[str, str]:
+    """Whether anyone else was on the part, as far as it can be told: at the start."""
+    most = seen.get("processes_seen") if isinstance(seen, dict) else None
+    later = f"; at most {most} on it at once while sampled, one's own among them" if most else ""
+    if busy is None:
+        return make_check("energy-foreign", "unknown", f"no reader here tells them{later}")
+    if busy:
+        return make_check("energy-foreign", "warn", f"at the start: {busy}{later}")
+    return make_check("energy-foreign", "pass", f"none seen at the start{later}")

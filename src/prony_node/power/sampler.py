@@ -1,10 +1,11 @@
-"""The sampler: one process a node that reads every sensor and writes as it goes.
+"""The sampler: one process per node that reads every sensor and writes as it goes.
 
     python -m prony_node.power.sampler FOLDER [--interval 0.05] [--readers nvidia,rapl] [--users FILE] [--remove]
 
-One thread a reader, so that a management controller that takes a second does not keep a GPU waiting. Reads are
-jittered: a periodic load must not meet a periodic reader. It ends on SIGTERM or SIGINT, when its parent is gone, or,
-with --users, when no process holds that file's lock any more: it then holds it itself, so that none can join.
+Each reader has its own thread, so that a management controller that takes a second does not delay a GPU. Reads are
+jittered: a periodic load must not meet a periodic reader. The sampler ends on SIGTERM or SIGINT, when its parent is
+gone, or, with --users, when no process holds the lock of that file any more: it then holds the lock itself, so that no
+process can join. `survey` samples for a moment, to show which sensors there are and how often they change.
 """
 
 from __future__ import annotations
@@ -20,17 +21,58 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
+from dataclasses import asdict
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from types import FrameType
 from typing import Any, BinaryIO, Protocol
 
 from prony_node.contract import files
-from prony_node.contract.plain import open_plain
-from prony_node.power.conditions import Conditions
-from prony_node.power.recording import Writer
-from prony_node.power.sensor import Reader, Reading, Sensor, SensorLost
-from prony_node.power.table import open_readers
+from prony_node.contract.cache import private_folder
+from prony_node.contract.safe_files import open_plain
+from prony_node.power.recording import ConditionCounter, Trace, Writer, read_recording
+from prony_node.power.sensor import PowerReader, Reading, Sensor, SensorLost, open_readers
+
+SURVEY_S = 1.5
+SURVEY_INTERVAL_S = 0.01
+FEWEST_CHANGES = 4
+
+
+def survey(seconds: float = SURVEY_S) -> dict[str, Any]:
+    """Open every reader and read all of it for a moment."""
+    stop = threading.Event()
+    timer = threading.Timer(seconds, stop.set)
+    timer.start()
+    with private_folder("prony-survey-") as folder:
+        sample(folder, interval_s=SURVEY_INTERVAL_S, readers=[], stop=stop, users=None)
+        timer.cancel()
+        recording = read_recording(folder)
+    assert recording is not None
+    return {
+        "sensors": [{**asdict(trace.sensor), "unit": trace.sensor.unit, **seen(trace)} for trace in recording.traces],
+        "reasons": recording.reasons,
+        "busy": recording.about.get("busy_at_start") or {},
+        "notes": recording.about.get("notes") or [],
+    }
+
+
+def seen(trace: Trace) -> dict[str, Any]:
+    """The last value, how often it changed, and how long a read took; null where that did not show."""
+    readings = trace.readings
+    changes_s = [b.after_s for a, b in pairwise(readings) if b.value != a.value]
+    gaps_s = [b - a for a, b in pairwise(changes_s)]
+    period_s = median(gaps_s) if len(gaps_s) >= FEWEST_CHANGES else None
+    takes_s = median(r.after_s - r.before_s for r in readings) if readings else None
+    lost = trace.notes[-1][1] if trace.notes else None
+    return {
+        "value_now": readings[-1].value if readings else None,
+        "probed_period_s": period_s,
+        "read_takes_s": takes_s,
+        "note": lost,
+    }
+
 
 INTERVAL_S = 0.05
 BUFFER_EVERY_S = 0.5  # of a driver that keeps its readings itself
@@ -54,11 +96,11 @@ class Sink(Protocol):
 class ReaderThread(threading.Thread):
     """Reads the sensors of one reader in turn until told to stop."""
 
-    def __init__(self, reader: Reader, writer: Sink, lock: threading.Lock, interval_s: float) -> None:
+    def __init__(self, reader: PowerReader, writer: Sink, lock: threading.Lock, interval_s: float) -> None:
         super().__init__(name=f"power {reader.id}", daemon=True)
         self._reader, self._writer, self._lock = reader, writer, lock
         self._interval_s = interval_s
-        self.conditions = Conditions(reader)
+        self.conditions = ConditionCounter(reader)
         self._due_s = dict.fromkeys(reader.sensors, 0.0)
         self._failures = dict.fromkeys(reader.sensors, 0)
         self.stop = threading.Event()
@@ -195,7 +237,7 @@ def _conditions(threads: list[ReaderThread]) -> dict[str, Any]:
     return {"conditions": {part: seen for thread in threads for part, seen in thread.conditions.to_json().items()}}
 
 
-def _state(readers: list[Reader]) -> dict[str, Any]:
+def _state(readers: list[PowerReader]) -> dict[str, Any]:
     """What each device was doing when sampling began, its power limit, and notes of the readers."""
     busy: dict[str, str | None] = {}
     limits_w: dict[str, float] = {}

@@ -11,12 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from prony_node.power.account import SILENT
-from prony_node.power.curve import BLOCKS, LETTERS, ORDER, bars, columns
+from prony_node.power.account import BLOCKS, LETTERS, ORDER, SILENT, Terminal, bars, columns, reason_lines
 from prony_node.power.sampler import ReaderThread
-from prony_node.power.sensor import Reader, Reading, Sensor
-from prony_node.power.show import Screen, reason_lines
-from prony_node.power.table import open_readers
+from prony_node.power.sensor import PowerReader, Reading, Sensor, open_readers
 
 REFRESH_S, LINE_EVERY_S = 0.5, 1.0
 MEMORY_S = 60.0  # of the small curve
@@ -25,7 +22,7 @@ UP, CLEAR = "\x1b[{}A", "\x1b[2K"
 
 
 @dataclass
-class Part:
+class LivePart:
     """What is known of one part now."""
 
     name: str
@@ -59,8 +56,8 @@ class Part:
 class Live:
     """Keeps the newest readings of the best sensor of each part."""
 
-    def __init__(self, readers: list[Reader]) -> None:
-        self.parts: dict[str, Part] = {}
+    def __init__(self, readers: list[PowerReader]) -> None:
+        self.parts: dict[str, LivePart] = {}
         self.shown = 0  # lines on the terminal
         for reader in readers:
             limit = getattr(reader, "limit_w", None)
@@ -68,7 +65,7 @@ class Live:
                 known = self.parts.get(sensor.part)
                 if known is None or _rank(sensor) < _rank(known.sensor):
                     limit_w = limit(sensor.part) if limit else None
-                    self.parts[sensor.part] = Part(_name(sensor), sensor, limit_w)
+                    self.parts[sensor.part] = LivePart(_name(sensor), sensor, limit_w)
 
     def add(self, sensor: Sensor, readings: Iterable[Reading]) -> None:
         part = self.parts[sensor.part]
@@ -103,13 +100,13 @@ def watch(names: list[str], interval_s: float) -> int:
     except BrokenPipeError:  # whoever read it has seen enough
         sys.stdout = None
         return 0
-    screen = Screen.of(sys.stderr)
+    screen = Terminal.of(sys.stderr)
     reasons = {name: why for name, why in opened.reasons.items() if name not in SILENT or name in names}
     screen.say(*reason_lines("prony power: no power sensor answers here", reasons, screen))
     return 1
 
 
-def _watch(readers: list[Reader], interval_s: float) -> int:
+def _watch(readers: list[PowerReader], interval_s: float) -> int:
     live, lock = Live(readers), threading.Lock()
     threads = [ReaderThread(reader, live, lock, interval_s) for reader in readers]
     for thread in threads:
@@ -125,7 +122,7 @@ def _watch(readers: list[Reader], interval_s: float) -> int:
 
 def _show(live: Live, lock: threading.Lock, *, in_place: bool) -> None:
     time.sleep(REFRESH_S if in_place else LINE_EVERY_S)
-    screen = Screen.of(sys.stdout)  # the window may have another size by now
+    screen = Terminal.of(sys.stdout)  # the window may have another size by now
     with lock:
         lines = [line(part, screen, time.monotonic(), curve=in_place) for part in live.parts.values()]
     if in_place:
@@ -138,7 +135,7 @@ def _show(live: Live, lock: threading.Lock, *, in_place: bool) -> None:
     sys.stdout.flush()
 
 
-def line(part: Part, screen: Screen, now_s: float, *, curve: bool) -> str:
+def line(part: LivePart, screen: Terminal, now_s: float, *, curve: bool) -> str:
     """One part now: its power, where that stands, and on a terminal what it was in the last minute."""
     if part.lost or not part.points:
         return f"{part.name}  {part.lost or 'no reading yet'}"

@@ -1,18 +1,198 @@
-"""From blocks to the estimate: cut the transient, then mean, interval and the doubts about it."""
+"""From timed blocks to the estimate: storage, whole rounds, regular stalls, then mean and interval."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from statistics import fmean, median
 
-from .blocks import Blocks, BlockStore
-from .longrun import ar_coefficient, centred, cosine_count, independent_batches, lag_one, long_run
-from .periodic import without_regular_stalls
-from .rounds import incomplete_round, level_out
-from .shape import drift, levels, outlier_share
-from .steady import clipped, transient_length
-from .student import two_sided_t
+from prony_node.stats.intervals import two_sided_t
+from prony_node.stats.steady import (
+    ar_coefficient,
+    centred,
+    clipped,
+    cosine_count,
+    drift,
+    independent_batches,
+    lag_one,
+    levels,
+    long_run,
+    outlier_share,
+    transient_length,
+)
+
+CAPACITY = 512
+_INFINITY = float("inf")
+
+
+class BlockStore:
+    """Time and steps of consecutive blocks, in the order they ran."""
+
+    __slots__ = ("_merge", "_missing", "_open_s", "_open_steps", "_steps", "_times_s", "added", "elapsed_s", "steps")
+
+    def __init__(self) -> None:
+        self.elapsed_s = 0.0
+        self.steps = 0
+        self.added = 0
+        self._times_s: list[float] = []
+        self._steps: list[int] = []
+        self._open_s = 0.0
+        self._open_steps = 0
+        self._merge = 1
+        self._missing = 1
+
+    def add(self, duration_s: float, steps: int = 1) -> None:
+        """Add one block. Runs inside the measured loop: a few attribute operations, no analysis."""
+        if not 0.0 <= duration_s < _INFINITY or steps < 1:
+            raise ValueError(f"a block takes a finite time for 1 step or more, got {duration_s} s for {steps}")
+        self.elapsed_s += duration_s
+        self.steps += steps
+        self.added += 1
+        self._open_s += duration_s
+        self._open_steps += steps
+        self._missing -= 1
+        if not self._missing:
+            self._close()
+
+    def _close(self) -> None:
+        times_s, steps = self._times_s, self._steps
+        times_s.append(self._open_s)
+        steps.append(self._open_steps)
+        self._open_s = 0.0
+        self._open_steps = 0
+        if len(times_s) == CAPACITY:
+            self._times_s = [a + b for a, b in zip(times_s[::2], times_s[1::2], strict=True)]
+            self._steps = [a + b for a, b in zip(steps[::2], steps[1::2], strict=True)]
+            self._merge *= 2
+        self._missing = self._merge
+
+    def snapshot(self, equal: bool = False) -> tuple[Blocks, int]:
+        """The blocks so far, and how many of the added ones they hold.
+
+        An unfinished merge stands at the end as a shorter block. With `equal` it is left out.
+        """
+        times_s, steps = self._times_s[:], self._steps[:]
+        if not self._open_steps:
+            return Blocks(times_s, steps), self.added
+        if equal:
+            return Blocks(times_s, steps), self.added - (self._merge - self._missing)
+        times_s.append(self._open_s)
+        steps.append(self._open_steps)
+        return Blocks(times_s, steps), self.added
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Consecutive blocks: seconds and steps of each."""
+
+    times_s: list[float]
+    steps: list[int]
+
+    def __len__(self) -> int:
+        return len(self.times_s)
+
+    def after(self, count: int) -> Blocks:
+        """Without the first `count` blocks."""
+        return Blocks(self.times_s[count:], self.steps[count:]) if count else self
+
+    def grouped(self, at_most: int) -> tuple[Blocks, int]:
+        """Batches of equally many neighbours, at most so many of them, and the blocks in a batch.
+
+        A last batch that would hold less than half of the others joins the one before it.
+        """
+        count = len(self)
+        size = -(-count // at_most)
+        if size <= 1:
+            return self, 1
+        starts = list(range(0, count, size))
+        if count - starts[-1] < size / 2:
+            starts.pop()
+        ends = [*starts[1:], count]
+        times_s, steps = self.times_s, self.steps
+        pairs = list(zip(starts, ends, strict=True))
+        return Blocks([sum(times_s[a:b]) for a, b in pairs], [sum(steps[a:b]) for a, b in pairs]), size
+
+    def step_times_s(self) -> list[float]:
+        """Mean time per step in each block."""
+        return [time_s / steps for time_s, steps in zip(self.times_s, self.steps, strict=True)]
+
+
+FEWEST_ROUNDS = 2
+
+
+def incomplete_round(blocks: Blocks, period: int) -> int:
+    """How many of the first blocks to leave out so that whole rounds remain; 0 where blocks do not lie on rounds.
+
+    `period`: steps of a round, 0 where there is none.
+    """
+    places = _places(blocks, period)
+    return len(blocks) % places if places else 0
+
+
+def level_out(blocks: Blocks, period: int) -> tuple[Blocks, float]:
+    """Blocks as if all batches were alike, and the factor by which the variance of the rest is too small.
+
+    Blocks that do not lie on rounds are returned unchanged.
+    """
+    places = _places(blocks, period)
+    if not places:
+        return blocks, 1.0
+    # The median: a stall is noise, and must not be taken for what a batch takes.
+    usual = [median(blocks.times_s[place::places]) for place in range(places)]
+    centre = fmean(usual)
+    times_s = [time_s - (usual[number % places] - centre) for number, time_s in enumerate(blocks.times_s)]
+    return Blocks(times_s, blocks.steps), len(blocks) / (len(blocks) - places)
+
+
+def _places(blocks: Blocks, period: int) -> int:
+    """Blocks of a round; 0 where they are not equal, a round is not whole blocks, or there are too few rounds."""
+    size = blocks.steps[0] if blocks.steps else 0
+    places, rest = divmod(period, size) if size else (0, 0)
+    if rest or places < 2 or len(blocks) < FEWEST_ROUNDS * places or any(steps != size for steps in blocks.steps):
+        return 0
+    return places
+
+
+FEWEST_STALLS = 5
+STALL_DEVIATIONS = 6.0
+LARGEST_UNEVENNESS = 0.1
+
+
+def without_regular_stalls(residuals: Sequence[float]) -> tuple[list[float], float]:
+    """Residuals with the mean height of regular stalls taken out, and what their edges leave unsure.
+
+    The second value is the time by which the stalls inside the window exceed their fair share of it.
+    Series without regular stalls come back as they are, with 0.
+    """
+    middle = median(residuals)
+    limit = middle + STALL_DEVIATIONS * 1.4826 * median([abs(value - middle) for value in residuals])
+    places = [i for i, value in enumerate(residuals) if value > limit]
+    if not _regular(places):
+        return list(residuals), 0.0
+    count = len(residuals)
+    calm = math.fsum(value for value in residuals if value <= limit) / (count - len(places))
+    height = math.fsum(residuals[i] for i in places) / len(places) - calm
+    period = (places[-1] - places[0]) / (len(places) - 1)
+    edge = (len(places) - count / period) * height
+    fair = height * len(places) / count
+    cleaned = [value + fair for value in residuals]
+    for i in places:
+        cleaned[i] -= height
+    return cleaned, edge
+
+
+def _regular(places: list[int]) -> bool:
+    """Whether there are enough places and their gaps are equal, up to one batch of rounding either way."""
+    if len(places) < FEWEST_STALLS:
+        return False
+    gaps = [b - a for a, b in pairwise(places)]
+    typical = sum(gaps) / len(gaps)
+    allowed = max(1.0, LARGEST_UNEVENNESS * typical)
+    # Gaps of one or two batches are within rounding of anything.
+    return typical >= 2.0 and all(abs(gap - typical) <= allowed for gap in gaps)
+
 
 MOST_BATCHES = 128
 WIDEST = 1e6

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .blocks import BlockStore
-from .estimate import Estimate, SteadyWindow, full_estimate, half_width_floor, interim_estimate, steady_window
-from .longrun import MOST_COSINES
-from .shape import jumped_at_end
-from .student import two_sided_t
+from prony_node.stats.estimate import (
+    BlockStore,
+    Estimate,
+    SteadyWindow,
+    full_estimate,
+    half_width_floor,
+    interim_estimate,
+    steady_window,
+)
+from prony_node.stats.intervals import two_sided_t
+from prony_node.stats.steady import MOST_COSINES, jumped_at_end
 
 # Looks grow apart by this factor: each look is a chance to stop on an interval that is small by luck.
 LOOK_GROWTH = 1.3

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from prony_node.contract import files
-from prony_node.contract.plan import Plan
-from prony_node.contract.record_types import OUT_OF_MEMORY
-from prony_node.contract.trial import Trial
-from prony_node.measure.batch_search import Tried, largest_that_fits
+from prony_node.contract.record import OUT_OF_MEMORY
+from prony_node.contract.trial import Plan, Trial
+from prony_node.measure.out_of_memory import Tried, largest_that_fits
 from prony_node.supervise.claim import own_plan
-from prony_node.supervise.rank_process import RankProcess, read_tail
+from prony_node.supervise.processes import RankProcess, read_tail
 
 STEPS = 2  # of a try, beside those of cold start and warm-up: from there on a run holds no more
 STEPS_VARYING = 64  # the same where batches differ in shape and come from a loader; of a pool all are taken

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from prony_node.contract import files
-from prony_node.contract.assemble import read_parts
-from prony_node.contract.cache import private_folder
+from prony_node.contract.cache import PLAN_PLACE, private_folder
 from prony_node.contract.errors import RequestError
-from prony_node.contract.leftovers import PLAN_PLACE
-from prony_node.contract.plain import READ_LIMIT
-from prony_node.contract.plan import Plan
-from prony_node.contract.process import identify, is_alive
+from prony_node.contract.machine import identify, is_alive
+from prony_node.contract.run_folder import read_parts
+from prony_node.contract.safe_files import READ_LIMIT
+from prony_node.contract.trial import Plan
 from prony_node.workloads import workload_of
 
 STDIN = Path("-")

@@ -11,14 +11,21 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from prony_node.contract import files
+from prony_node.contract.machine import identify
 from prony_node.contract.metrics import measured, missing
-from prony_node.contract.process import identify
 from prony_node.measure import checks, memory
-from prony_node.measure.together import WARM_OPERATIONS, Operation, Series, time_block, time_point, time_until
-from prony_node.measure.usage import CpuUsage
+from prony_node.measure.clock import CpuUsage
+from prony_node.measure.collective_loop import (
+    WARM_OPERATIONS,
+    OperationSeries,
+    TimedOperation,
+    time_block,
+    time_point,
+    time_until,
+)
 from prony_node.stats import Estimate, StopRule
 from prony_node.supervise.energy import with_energy
-from prony_node.supervise.node_times import own_times, times_of_nodes
+from prony_node.supervise.several_ranks import own_times, times_of_nodes
 from prony_node.workloads.collective.config import KINDS, message_sizes
 from prony_node.workloads.collective.operations import Collective, gather, make_collective, refuse_unoffered
 
@@ -67,8 +74,8 @@ class CollectiveRun:
     def _make(self, size: int) -> Collective:
         return make_collective(self.name, size, self.settings, self.device)
 
-    def _operation(self, made: Collective) -> Operation:
-        return Operation(made.run, made.renew, lambda values: gather(values, self.device), self.device)
+    def _operation(self, made: Collective) -> TimedOperation:
+        return TimedOperation(made.run, made.renew, lambda values: gather(values, self.device), self.device)
 
     def _wrong(self, made: Collective) -> str:
         """Why this size's time is not to be believed; empty where every rank had the right answer."""
@@ -85,7 +92,7 @@ class CollectiveRun:
         self.curve.append(self._row(made.size, series, series.tracker.estimate()))
         self.run.progress.note(f"{made.size:,} B in {self.curve[-1]['time_s']:.3g} s")
 
-    def _row(self, size: int, series: Series, estimate: Estimate | None) -> dict[str, Any]:
+    def _row(self, size: int, series: OperationSeries, estimate: Estimate | None) -> dict[str, Any]:
         """A point of the curve: times of one operation in seconds, bandwidths in bytes per second."""
         seconds = estimate.step_time_s if estimate else series.seconds / series.operations
         low_s, high_s = (estimate.step_time_low_s, estimate.step_time_high_s) if estimate else (None, None)
@@ -135,7 +142,7 @@ class CollectiveRun:
         with run.phase("teardown"):
             write_blocks(run.folder / files.STEPS, series)
 
-    def _fill(self, size: int, series: Series, estimate: Estimate | None, ended: float) -> None:
+    def _fill(self, size: int, series: OperationSeries, estimate: Estimate | None, ended: float) -> None:
         """Phases, work, window and metrics of the largest message."""
         run, row = self.run, self.curve[-1]
         cut_steps = estimate.cut_steps if estimate else 0
@@ -171,7 +178,7 @@ class CollectiveRun:
         cold = run.phases["cold_start"]["seconds"]
         run.metrics["cold_start"] = measured(cold, "s", scope="rank", source="host clock: connecting the ranks")
 
-    def _parallel(self, series: Series) -> dict[str, Any]:
+    def _parallel(self, series: OperationSeries) -> dict[str, Any]:
         """The ranks, with what each saw of the largest message: they wait for each other, so none is slow by itself."""
         run, own_s = self.run, sum(block.own_s for block in series.blocks)
         place = run.ranks.place
@@ -204,7 +211,7 @@ class CollectiveRun:
         return checks.check("collective", "pass", text)
 
 
-def _end_of(series: Series, steps: int) -> float:
+def _end_of(series: OperationSeries, steps: int) -> float:
     """When so many operations were over, on the host, since the first began."""
     end_s, seen = 0.0, 0
     for block in series.blocks:
@@ -214,7 +221,7 @@ def _end_of(series: Series, steps: int) -> float:
     return end_s
 
 
-def write_blocks(path: Path, series: Series) -> None:
+def write_blocks(path: Path, series: OperationSeries) -> None:
     """The step series: what each block took on this rank, and on the mean of all ranks, which the rate is made of."""
     with files.open_text(path) as file:
         writer = csv.writer(file)

@@ -1,7 +1,4 @@
-"""What the supervisor learns of the machine: facts at its start, conditions about once a second.
-
-Both live in threads of their own: a driver that does not answer must not stop the watching of the rank.
-"""
+"""Facts and conditions of the machine while a run goes on, on this node and on the others."""
 
 from __future__ import annotations
 
@@ -13,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from prony_node.contract import files
-from prony_node.contract.assemble import make_check
 from prony_node.contract.record import LEVELS
+from prony_node.contract.run_folder import Parts, make_check
+from prony_node.contract.trial import Plan
 
 SAMPLE_EVERY_S = 1.0
 FACTS_PATIENCE_S = 20.0
@@ -45,7 +43,7 @@ def _questions(workload: str) -> dict[str, Callable[[], dict[str, Any]]]:
         return call
 
     def fingerprint() -> dict[str, Any]:
-        from prony_node.supervise.node_fingerprint import fingerprint_for
+        from prony_node.supervise.questions import fingerprint_for
 
         return fingerprint_for(workload)
 
@@ -84,7 +82,7 @@ class FactsWriter:
             print(f"prony_node: no facts were written: {error}", flush=True)
 
 
-class Conditions:
+class ConditionSampler:
     """Samples of clocks, throttling and foreign processes, from when the rank has named its device."""
 
     def __init__(self, folder: Path, ranks: int = 1) -> None:
@@ -171,3 +169,52 @@ def worst_of(checks: list[tuple[str, list[dict[str, str]]]]) -> list[dict[str, s
                 said = f"{device}: {one['message']}" if device and len(checks) > 1 else one["message"]
                 worst[one["name"]] = {**one, "message": said}
     return list(worst.values())
+
+
+PATIENCE_S = 10.0  # for the other nodes to end: their ranks and samplers are told to as the first one's are
+
+
+def name_of(who: dict[str, Any]) -> str:
+    return f"node {who['node']} ({who['host']})"
+
+
+def wait_for_others(folder: Path, count: int) -> None:
+    """Until what they wrote is whole: of the files of a node, node.json comes last."""
+    there = [own for node in range(1, count) if (own := files.node_folder(folder, node)).is_dir()]
+    end_s = time.monotonic() + PATIENCE_S
+    while not all((own / files.NODE).exists() for own in there) and time.monotonic() < end_s:
+        time.sleep(0.1)
+
+
+def why_unseen(own: Path, node: int) -> str:
+    """Why the folder of a node says nothing; empty where it does."""
+    if not own.is_dir():
+        return f"its folder {own.name} cannot be seen from the first node"
+    if node and not (own / files.NODE).exists():
+        return f"its supervisor had not ended {PATIENCE_S:.0f} s after the first one's"
+    return ""
+
+
+def conditions_of_run(plan: Plan, folder: Path, parts: Parts, watched: Watched) -> list[dict[str, str]]:
+    """Whether a device of any node was held back, or shared, within the steady window; without one, nothing is said."""
+    window = parts.result.get("window_monotonic")
+    if not (isinstance(window, list) and len(window) == 2):
+        return []
+    count = int(plan.trial.settings.get("nodes", 1))
+    if count == 1:
+        return worst_of(judged(watched, window))
+    wait_for_others(folder, count)
+    found = []
+    for who in parts.result.get("nodes") or []:
+        seen = watched if who["node"] == 0 else _watched_on(folder, who["node"])
+        found += [(f"{name_of(who)} {device}".rstrip(), made) for device, made in judged(seen, who["window_monotonic"])]
+    return worst_of(found)
+
+
+def _watched_on(folder: Path, node: int) -> Watched:
+    own = files.node_folder(folder, node)
+    if why := why_unseen(own, node):
+        return {"reason": why}
+    told = files.read_json(own / files.NODE)
+    watched = told.get("watched") if isinstance(told, dict) else None
+    return watched if isinstance(watched, dict) else {"reason": "its supervisor said nothing of them"}

@@ -16,11 +16,10 @@ from prony_node.facts import (
     host_facts,
     software_facts,
 )
-from prony_node.facts.abilities import compile_ability, device_abilities, distributed_backends
-from prony_node.facts.nvidia_links import nvidia_links
-from prony_node.facts.torch_build import torch_facts
+from prony_node.facts.device import compile_ability, device_abilities, distributed_backends, torch_facts
+from prony_node.facts.nvidia import nvidia_links
 from prony_node.facts.tree import Missing
-from prony_node.power.survey import survey
+from prony_node.power.sampler import survey
 from prony_node.workloads import LIBRARIES, WORKLOADS
 
 DOCTOR_SCHEMA = "prony.doctor/1"

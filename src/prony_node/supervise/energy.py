@@ -1,4 +1,4 @@
-"""What a run cost on a node: the sampler beside it, and energy and work between the same ticks of the steady window."""
+"""What a run cost: energy and work between the same ticks, of a node, of training to a quality, and of all nodes."""
 
 from __future__ import annotations
 
@@ -11,24 +11,81 @@ from pathlib import Path
 from typing import Any
 
 from prony_node.contract import files
-from prony_node.contract.assemble import Energy, Parts, make_check
 from prony_node.contract.metrics import measured, missing
-from prony_node.contract.plain import plain_lines
-from prony_node.contract.plan import Plan
-from prony_node.power import quality
-from prony_node.power.figures import NodeEnergy, PartEnergy, contained, idle_power, node_energy, part_energies
-from prony_node.power.process import SamplerProcess
+from prony_node.contract.parallel import ranks_per_node
+from prony_node.contract.run_folder import Energy, Parts, make_check
+from prony_node.contract.safe_files import plain_lines
+from prony_node.contract.trial import Plan
+from prony_node.power.figures import (
+    LOWER_BOUND,
+    MEASURED,
+    NodeEnergy,
+    PartEnergy,
+    contained,
+    covered,
+    idle_power,
+    node_checks,
+    node_energy,
+    node_json,
+    part_checks,
+    part_energies,
+    part_json,
+)
 from prony_node.power.recording import Recording, read_recording, sensor_from_json
+from prony_node.power.sampler_process import SamplerProcess
 from prony_node.power.sensor import Sensor
+from prony_node.power.window import NoEnergy, best_within
 from prony_node.stats import StopRule
-from prony_node.supervise.energy_to_quality import energy_to_quality
+from prony_node.supervise.conditions import name_of, wait_for_others, why_unseen
+
+QUALITY_NAMES = ("energy", "energy_per_sample", "samples_per_wh", "power", "energy_to_quality")
+JOULES_A_WH = 3600.0
+
+
+def energy_to_quality(
+    recording: Recording, parts: list[PartEnergy], stretches: list[list[float]], result: dict[str, Any]
+) -> dict[str, Any]:
+    """The energy metrics of a run that trained for whole epochs; they stand in place of those of one window."""
+    intervals = [(float(start_s), float(end_s)) for start_s, end_s in stretches]
+    seconds = math.fsum(end_s - start_s for start_s, end_s in intervals)
+    try:
+        found = [best_within(recording.of_part(part.part), intervals) for part in parts]
+    except NoEnergy as no:
+        return {name: missing(str(no)) for name in QUALITY_NAMES}
+    energy_j = math.fsum(joules for joules, _, _ in found)
+    relative = math.hypot(*(doubt_j for _, doubt_j, _ in found)) / energy_j
+    first = found[0][2]
+    epochs = f"{len(intervals)} epoch{'s' if len(intervals) != 1 else ''}"
+    how: dict[str, Any] = {
+        "scope": "+".join(dict.fromkeys(part.scope for part in parts)),
+        "source": f"{first.sensor.id.partition(' ')[0]}, {first.method}, over the {seconds:.2f} s of {epochs}, "
+        "evaluations left out",
+        "interval": "95 %, of this window",
+    }
+
+    def with_ends(value: float, unit: str) -> dict[str, Any]:
+        return measured(value, unit, low=value / (1.0 + relative), high=value * (1.0 + relative), **how)
+
+    learning = result.get("learning") or {}
+    unit = str(result.get("unit") or "units").partition("/")[0]
+    units = (result.get("work") or {}).get("epoch_units")
+    metrics = {"energy": with_ends(energy_j, "J"), "power": with_ends(energy_j / seconds, "W")}
+    if units:
+        metrics["energy_per_sample"] = with_ends(energy_j / units, f"J/{unit.removesuffix('s')}")
+        metrics["samples_per_wh"] = with_ends(JOULES_A_WH * units / energy_j, f"{unit}/Wh")
+    if learning.get("reached"):
+        metrics["energy_to_quality"] = with_ends(energy_j, "J")
+    else:
+        reason = (result.get("metrics") or {}).get("time_to_quality", {}).get("reason")
+        metrics["energy_to_quality"] = missing(str(reason or "no quality was asked for"))
+    return metrics
+
 
 LEAST_WINDOW_S = 10.0  # a counter that ticks every 100 ms needs it for 1 %
 NAMES = (
     "energy", "energy_per_sample", "samples_per_wh", "power", "power_peak", "power_idle", "node_energy", "node_power",
 )  # fmt: skip
 OWN_SCOPES = {"cpu": ("package", "dram")}  # of a run on this kind of device; of any other it is the device's own
-JOULES_A_WH = 3600.0
 
 
 def start_sampler(plan: Plan, folder: Path) -> SamplerProcess | None:
@@ -90,18 +147,18 @@ def _figures(recording: Recording, folder: Path, parts: Parts, start_s: float, e
     idle = {part.part: idle_power(recording, part.part, device_from_s) for part in found}
     own, why_not = _own_of_all(found, parts, sensors)
     detail = {
-        "parts": [quality.part_json(part, idle[part.part]) for part in found],
+        "parts": [part_json(part, idle[part.part]) for part in found],
         "devices": [part.part for part in own],
-        "node": quality.node_json(node, recording),
+        "node": node_json(node, recording),
         "reasons": recording.reasons,
         "notes": recording.about.get("notes") or [],
     }
     known = [part for part in own if part.figure is not None]
-    checks = quality.node_checks(node, found, sensors)
+    checks = node_checks(node, found, sensors)
     if known and len(known) == len(own):
         limits_w = recording.about.get("limits_w") or {}
-        checks += [check for part in own for check in quality.part_checks(part, limits_w.get(part.part))]
-        checks.append(quality.covered([part.part for part in own], own))
+        checks += [check for part in own for check in part_checks(part, limits_w.get(part.part))]
+        checks.append(covered([part.part for part in own], own))
         work = Work(folder, parts.result, int(parts.device.get("rank") or 0))
         metrics = _device_metrics(known, work, parts.result)
         metrics["power_idle"] = _idle_metric([idle[part.part] for part in known])
@@ -234,3 +291,140 @@ def _idle_metric(idle: list[tuple[float | None, str]]) -> dict[str, Any]:
     if len(known) < len(idle):
         return missing(next(why for power_w, why in idle if power_w is None))
     return measured(math.fsum(known), "W", scope="devices of the run", source=idle[0][1].partition(" ")[0])
+
+
+OF_NODE = ("node_energy", "node_power")
+
+Nodes = list[tuple[dict[str, Any], Energy]]  # who each is, as the ranks told, and what its part cost
+
+
+def energy_of_run(plan: Plan, folder: Path, parts: Parts) -> Energy:
+    """For the first node's supervisor, which sees the others' folders where the file system is shared."""
+    if not plan.energy:
+        return no_energy("energy was not asked for (--no-energy)")
+    count = int(plan.trial.settings.get("nodes", 1))
+    if count == 1:
+        return energy_of_node(folder, parts)
+    told = parts.result.get("nodes") or []
+    if len(told) != count:
+        return no_energy("the run has no steady window")
+    try:
+        wait_for_others(folder, count)
+        local = ranks_per_node(plan.trial.settings)
+        return _sum([(one, _of_one(folder, parts, one, local)) for one in told])
+    except Exception as error:  # the run was good; what it cost is then not known
+        return no_energy(f"the nodes' energy could not be added: {type(error).__name__}: {error}", doubt=True)
+
+
+def _of_one(folder: Path, parts: Parts, told: dict[str, Any], local: int) -> Energy:
+    """What the part of one node cost, by its own samples, window and step series."""
+    own = files.node_folder(folder, told["node"])
+    if why := why_unseen(own, told["node"]):
+        return no_energy(why, doubt=own.is_dir())
+    devices = [one for one in (parts.device, *parts.others) if one.get("rank", -1) // local == told["node"]]
+    if len(devices) != local:
+        return no_energy(f"the devices of {local - len(devices)} of its {local} ranks are not known", doubt=True)
+    return energy_of_node(own, Parts({**parts.result, **told}, device=devices[0], others=tuple(devices[1:])))
+
+
+def _sum(nodes: Nodes) -> Energy:
+    names = dict.fromkeys(name for _, energy in nodes for name in energy.metrics)
+    twice = {name: _counted_twice(nodes, of_node=name in OF_NODE) for name in names}
+    metrics = {name: missing(twice[name]) if twice[name] else _metric(nodes, name) for name in names}
+    if metrics["energy_per_sample"]["value"] is not None:
+        metrics["samples_per_wh"] = _turned(metrics["energy_per_sample"], nodes[0][1].metrics["samples_per_wh"])
+    checks = [
+        {**check, "message": f"{name_of(who)}: {check['message']}"} for who, energy in nodes for check in energy.checks
+    ]
+    detail = {
+        "parts": [{**_label(who), **part} for who, energy in nodes for part in energy.detail.get("parts", [])],
+        "node": _node_json(metrics),
+        "nodes": [_share(who, energy, metrics["power"]["value"]) for who, energy in nodes],
+        "reasons": {
+            f"{name_of(who)}, {reader}": why
+            for who, energy in nodes
+            for reader, why in energy.detail.get("reasons", {}).items()
+        },
+        "notes": [f"{name_of(who)}: {note}" for who, energy in nodes for note in energy.detail.get("notes", [])],
+    }
+    files.to_json([metrics, detail])  # a number that JSON cannot hold must not cost the record
+    return Energy(metrics, checks, detail)
+
+
+def _metric(nodes: Nodes, name: str) -> dict[str, Any]:
+    """Of all nodes, or of none: whoever did not measure it is named."""
+    found = [(who, energy.metrics.get(name) or energy.metrics["energy"]) for who, energy in nodes]
+    unknown: dict[str, list[str]] = {}
+    for who, one in found:
+        if one["value"] is None:
+            unknown.setdefault(one["reason"], []).append(name_of(who))
+    if unknown:
+        return missing("; ".join(f"{', '.join(names)}: {reason}" for reason, names in unknown.items()))
+    each = [one for _, one in found]
+    if name == "power_peak":
+        return max(each, key=lambda one: float(one["value"]))
+    value = math.fsum(one["value"] for one in each)
+    ends: dict[str, Any] = {}
+    if all(one["low"] is not None and one["high"] is not None for one in each):
+        ends["low"] = value - math.hypot(*(one["value"] - one["low"] for one in each))
+        ends["high"] = value + math.hypot(*(one["high"] - one["value"] for one in each))
+    source = f"sum of {len(each)} nodes; {name_of(found[0][0])}: {each[0]['source']}"
+    scope = "+".join(dict.fromkeys(one["scope"] for one in each))
+    if name in OF_NODE:
+        source, scope = _how(nodes), f"{len(each)} nodes"
+    return {**each[0], **measured(value, each[0]["unit"], scope=scope, source=source, **ends)}
+
+
+def _turned(each: dict[str, Any], turned: dict[str, Any]) -> dict[str, Any]:
+    """Work a watt-hour from the energy of a unit of work, over all nodes."""
+    ends = {"low": JOULES_A_WH / each["high"], "high": JOULES_A_WH / each["low"]}
+    return {**each, "value": JOULES_A_WH / each["value"], **ends, "unit": turned["unit"]}
+
+
+def _counted_twice(nodes: Nodes, *, of_node: bool) -> str:
+    """Why there is no sum where two nodes are one machine and sampled the same part. A replay is of no machine."""
+    seen: dict[tuple[str, str], dict[str, Any]] = {}
+    for who, energy in nodes:
+        for part in energy.detail.get("parts", []):
+            counts = of_node or part["part"] in energy.detail["devices"]
+            if part.get("evidence") in (None, "recording") or not counts:
+                continue
+            first = seen.setdefault((who["boot_id"] or who["host"], part["part"]), who)
+            if first is not who:
+                return (
+                    f"{name_of(first)} and {name_of(who)} are one machine, whose {part['label']} would be counted twice"
+                )
+    return ""
+
+
+def _node_json(metrics: dict[str, Any]) -> dict[str, Any]:
+    energy, power = (metrics[name] for name in OF_NODE)
+    if energy["value"] is None:
+        return {"energy_j": None, "reason": energy["reason"]}
+    return {
+        "how": energy["source"], "energy_j": energy["value"], "uncertainty_j": energy["high"] - energy["value"],
+        "power_w": power["value"],
+    }  # fmt: skip
+
+
+def _share(who: dict[str, Any], energy: Energy, whole_w: float | None) -> dict[str, Any]:
+    """One node in the record: its devices' energy, what part of all power they drew, and its own as a node.
+
+    By power and not by energy: the ticks of one node may cover less of the common window than those of another.
+    """
+    own, node = energy.metrics["energy"], energy.metrics["node_energy"]
+    known = {**_label(who), "devices": energy.detail.get("devices", [])}
+    known |= {"energy_j": own["value"], "node_energy_j": node["value"]}
+    if own["value"] is None:
+        return {**known, "share": None, "reason": own["reason"]}
+    share = None if whole_w is None else energy.metrics["power"]["value"] / whole_w
+    return {**known, "uncertainty_j": own["high"] - own["value"], "share": share}
+
+
+def _how(nodes: Nodes) -> str:
+    bound = any(energy.metrics["node_energy"]["source"] == LOWER_BOUND for _, energy in nodes)
+    return LOWER_BOUND if bound else MEASURED
+
+
+def _label(who: dict[str, Any]) -> dict[str, Any]:
+    return {"node": who["node"], "host": who["host"]}

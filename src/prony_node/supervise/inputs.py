@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from prony_node.contract.errors import RequestError
-from prony_node.contract.mesh import devices_of_model
-from prony_node.contract.parallel import in_lockstep, replicas
+from prony_node.contract.parallel import devices_of_model, in_lockstep, replicas
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import reads_data_set
 from prony_node.data.ahead import SentBatches
@@ -22,18 +21,16 @@ from prony_node.data.batches import (
     sent,
     training_batches,
 )
-from prony_node.data.boxed import BoxedImages
-from prony_node.data.boxes import padded
+from prony_node.data.boxes import Shapes, padded
+from prony_node.data.coco import BoxedImages
 from prony_node.data.dataset import DataSet
-from prony_node.data.device import device_batches
-from prony_node.data.host import HostBatches, HostSamples, SamplesApart
 from prony_node.data.loader import FileBatches
-from prony_node.data.shapes import Shapes
-from prony_node.data.source import Opened, fit_settings, open_source, part_of, share_of
+from prony_node.data.source import OpenedDataSet, fit_settings, open_source, part_of, share_of
 from prony_node.data.squad import SpanQuestions
+from prony_node.data.synthetic import HostBatches, HostSamples, SamplesApart, device_batches
 from prony_node.measure.protocol import Batch, Task
 from prony_node.measure.step import Step
-from prony_node.parallel.place import Place
+from prony_node.parallel.place import RankPosition
 from prony_node.workloads.config import Workload
 
 LEAST_IMAGES = 2  # that the loss of a classifier is judged on
@@ -43,11 +40,11 @@ class Inputs:
     """Opened before the model is built, since a data set says how many classes there are."""
 
     def __init__(
-        self, workload: Workload, settings: dict[str, Value], device: torch.device, place: Place | None = None
+        self, workload: Workload, settings: dict[str, Value], device: torch.device, place: RankPosition | None = None
     ) -> None:
         self.workload, self.settings, self.device = workload, settings, device
-        self.place = place or Place()
-        self.opened: Opened | None = None
+        self.place = place or RankPosition()
+        self.opened: OpenedDataSet | None = None
         self.shapes = Shapes()  # of batches that differ in shape
         self._open: list[Batches] = []
 

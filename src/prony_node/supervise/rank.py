@@ -15,13 +15,12 @@ from typing import Any
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.extras import missing_library
-from prony_node.contract.plan import Plan
+from prony_node.contract.trial import Plan
 from prony_node.facts.software import imported_versions
-from prony_node.measure.host_allocator import avoid_reservations
-from prony_node.measure.out_of_memory import out_of_memory_in
+from prony_node.measure.out_of_memory import avoid_reservations, out_of_memory_in
 from prony_node.parallel.place import place_of
 from prony_node.supervise.auto_batch import TryFailed
-from prony_node.supervise.settle import settle
+from prony_node.supervise.processes import enter_rank_folder
 from prony_node.workloads import WORKLOADS
 
 TORCH_ADVICE = "If reserved but unallocated memory is large"  # from here on it is about the allocator's settings
@@ -32,7 +31,7 @@ def main(argv: list[str]) -> int:
     plan = Plan.from_json(files.read_plain_json(plan_file))
     place = place_of(plan.trial.settings)
     if place.size > 1:
-        folder = settle(place, folder)
+        folder = enter_rank_folder(place, folder)
     stacks = files.open_text(folder / files.STACKS)
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     found: dict[str, Any] = {}

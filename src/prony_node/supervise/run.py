@@ -13,37 +13,31 @@ import torch
 
 from prony_node.contract import files
 from prony_node.contract.parallel import in_lockstep, replicas
-from prony_node.contract.plan import Plan
 from prony_node.contract.settings import Value
-from prony_node.contract.trial import learns_to_quality, reads_data_set, settings_hash
-from prony_node.data.device import pool_size
+from prony_node.contract.trial import Plan, learns_to_quality, reads_data_set, settings_hash
+from prony_node.data.synthetic import pool_size
 from prony_node.measure import memory
-from prony_node.measure.clock import clock_for
-from prony_node.measure.compiling import cache_state
+from prony_node.measure.clock import CpuUsage, clock_for
+from prony_node.measure.compiling import cache_state, keep_winners
 from prony_node.measure.flops import Flops
 from prony_node.measure.loop import Window, measured_loop, steps_per_block
-from prony_node.measure.memory_cap import Room
+from prony_node.measure.memory import MemoryBudget
 from prony_node.measure.protocol import Batch, Task
 from prony_node.measure.step import FIRST_STEPS, Step
-from prony_node.measure.updates import Probes
-from prony_node.measure.usage import CpuUsage
-from prony_node.measure.winners import keep_winners
-from prony_node.parallel.place import Place
+from prony_node.measure.training import Probes
+from prony_node.parallel.place import RankPosition
 from prony_node.parallel.ranks import Ranks
 from prony_node.parallel.replicas import Replicas
 from prony_node.stats import Decision, Estimate, StopRule, Tracker
-from prony_node.supervise import auto_batch, joining, judge
-from prony_node.supervise.build import build
+from prony_node.supervise import auto_batch, judge, several_ranks
 from prony_node.supervise.collective import CollectiveRun
 from prony_node.supervise.energy import with_energy
 from prony_node.supervise.inputs import Inputs
-from prony_node.supervise.learning import Learning
-from prony_node.supervise.progress import Progress
-from prony_node.supervise.resolve import resolve
-from prony_node.supervise.shared_stop import IndependentTracker, LockstepTracker
-from prony_node.supervise.split_pass import SplitPass, split_pass
-from prony_node.supervise.steps_file import write_blocks
-from prony_node.supervise.warm_up import warm_up
+from prony_node.supervise.prepare import build, resolve, warm_up
+from prony_node.supervise.quality import QualityTraining, SplitPass, split_pass
+from prony_node.supervise.several_ranks import IndependentTracker, LockstepTracker
+from prony_node.supervise.step_series import write_blocks
+from prony_node.supervise.watchdog import Progress
 from prony_node.workloads.config import Workload
 
 
@@ -55,7 +49,7 @@ class Run:
     cores: list[int]
     device: torch.device
     settings: dict[str, Value]
-    room: Room
+    room: MemoryBudget
     inputs: Inputs
     # What `build` made
     task: Task
@@ -77,7 +71,7 @@ class Run:
     losses_finite: bool  # of every step in the loop, of this rank
     estimate: Estimate | None  # of the steady window, once it was measured
 
-    def __init__(self, plan: Plan, folder: Path, found: dict[str, Any], place: Place | None = None) -> None:
+    def __init__(self, plan: Plan, folder: Path, found: dict[str, Any], place: RankPosition | None = None) -> None:
         self.plan, self.folder, self.found = plan, folder, found
         self.ranks = Ranks(place)
         self.accounts: list[dict[str, Any]] = []  # what every rank saw, where there are several and this is the first
@@ -109,7 +103,7 @@ class Run:
 
     def run_steps(self) -> None:
         memory.reset_peak(self.device)
-        learning = Learning(self) if learns_to_quality(self.settings) else None
+        learning = QualityTraining(self) if learns_to_quality(self.settings) else None
         self.split = split_pass(self)
         if learning is not None:
             self.step.keep_start()
@@ -130,13 +124,13 @@ class Run:
         if self.fixed_steps() is None and int(self.settings.get("copies", 1)) == 1:
             keep_winners()  # a few steps are what is compiled beside others, to be measured later
 
-    def assess(self, window: Window, learning: Learning | None, step_s: float) -> None:
+    def assess(self, window: Window, learning: QualityTraining | None, step_s: float) -> None:
         """What the series says, what all ranks did together, and whether the model did what it should."""
         self.metrics |= memory.memory_metrics(self.device)
         self.found["memory_held"] = self.room.held_at_most()
         judge.series(self, window)
         if self.ranks.size > 1:
-            joining.join(self, window)
+            several_ranks.join_rank_results(self, window)
         judge.arithmetic(self)
         if learning is not None:
             learning.judge(window)
@@ -149,7 +143,7 @@ class Run:
         else:
             judge.inference(self)
         if self.ranks.size > 1:
-            joining.compare_ranks(self, step_s)
+            several_ranks.compare_ranks(self, step_s)
 
     @contextmanager
     def phase(self, name: str, steps: int = 0) -> Iterator[None]:
@@ -215,7 +209,7 @@ class Run:
         names = ("cold_start", "warm_up", "steady", "after_stop")
         return sum(int(self.phases[name]["steps"]) for name in names if name in self.phases)
 
-    def measure(self, step_s: float, learning: Learning | None) -> Window:
+    def measure(self, step_s: float, learning: QualityTraining | None) -> Window:
         period = pool_size(self.first) if self.task.varies and self.settings["data"] == "device" else 0
         block_steps = math.gcd(steps_per_block(step_s), period)  # so that a round of the pool is so many whole blocks
         self.rule = with_energy(self.rule, self.folder, self.device.type)

@@ -7,38 +7,57 @@ import platform
 import signal
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from prony_node.contract import files
-from prony_node.contract.assemble import Energy, Parts, assemble, make_failure, read_parts
 from prony_node.contract.errors import RequestError
-from prony_node.contract.log_limits import limit_logs, logs_of_run
-from prony_node.contract.manifest import SUPERVISOR, write_manifest
+from prony_node.contract.logs import limit_logs, logs_of_run
 from prony_node.contract.parallel import rank_count, ranks_per_node
-from prony_node.contract.plan import Plan
+from prony_node.contract.run_folder import SUPERVISOR, Energy, Parts, assemble, make_failure, read_parts, write_manifest
+from prony_node.contract.trial import Plan, Trial
 from prony_node.parallel.place import node_rank
-from prony_node.supervise.blame import LauncherEnd, blame
 from prony_node.supervise.claim import claim, claim_node, leave_to_the_job, load_plan, own_plan
-from prony_node.supervise.conditions import Conditions, FactsWriter, Watched
-from prony_node.supervise.energy import start_sampler
-from prony_node.supervise.energy_of_nodes import energy_of_run
-from prony_node.supervise.host_memory import OutOfMemoryWitness
-from prony_node.supervise.hung_ranks import ask_where, where_they_stood
-from prony_node.supervise.other_nodes import conditions_of_run
-from prony_node.supervise.parent import (
+from prony_node.supervise.conditions import ConditionSampler, FactsWriter, Watched, conditions_of_run
+from prony_node.supervise.energy import energy_of_node, energy_of_run, no_energy, start_sampler
+from prony_node.supervise.processes import (
+    NEAR_END,
+    RankProcess,
+    SignalPipe,
     adopt_orphans,
     controller_is_gone,
     controller_pid,
     end_adopted,
     end_with_parent,
+    read_tail,
 )
-from prony_node.supervise.rank_process import RankProcess, read_tail
-from prony_node.supervise.screening import write_screenings
-from prony_node.supervise.wake import NEAR_END, Wake
+from prony_node.supervise.rank_failures import (
+    LauncherEnd,
+    OutOfMemoryWitness,
+    ask_where,
+    launcher_failure,
+    where_they_stood,
+)
 from prony_node.supervise.watchdog import Watchdog
+
+
+def write_screenings(plan: Plan, folder: Path, watched: Watched, *, started: str, ended: str) -> None:
+    """A screening of each size that left a result: the form of a record, the mark `screening`, and no record's name."""
+    whole = read_parts(folder)
+    for batch in plan.walk:
+        own = folder / files.WALK / str(batch)
+        if not (own / files.RESULT).exists():
+            continue
+        trial = Trial(plan.trial.workload, {**plan.trial.settings, "batch_size": batch})
+        parts = replace(read_parts(own), facts=whole.facts, device=whole.device)
+        energy = energy_of_node(own, parts, samples=folder) if plan.energy else no_energy("energy was not asked for")
+        checks = conditions_of_run(plan, folder, parts, watched)
+        of_size = replace(plan, trial=trial, walk=())
+        document = assemble(of_size, parts, started=started, ended=ended, checks=checks, energy=energy)
+        files.write_whole(own / files.SCREENING, {**document, "screening": True})
+
 
 LOOK_EVERY_S = 0.5  # at the files; the rank's own end and signals are noticed at once
 SAME_SIGNAL_S = 0.5  # between the signals that a scheduler sends to the processes of a job
@@ -48,7 +67,7 @@ EXIT_OK, EXIT_FAILED, EXIT_REQUEST, EXIT_INTERRUPTED = 0, 1, 2, 130
 def supervise(plan_file: Path, folder: Path) -> int:
     """Make the run that the plan asks for; the exit code."""
     started = _utc_now()
-    with Wake() as wake:
+    with SignalPipe() as wake:
         try:
             plan = load_plan(plan_file)
             node = node_rank(plan.trial.settings)
@@ -87,13 +106,13 @@ def _logs(folder: Path, node: int) -> list[Path]:
     return [*logs_of_run(folder), *of_job]
 
 
-def _run(plan: Plan, folder: Path, wake: Wake, node: int) -> Ending:
-    conditions = Conditions(folder, ranks_per_node(plan.trial.settings))
+def _run(plan: Plan, folder: Path, wake: SignalPipe, node: int) -> Ending:
+    conditions = ConditionSampler(folder, ranks_per_node(plan.trial.settings))
     facts = FactsWriter(folder, plan.trial.workload)
     sampler = start_sampler(plan, folder)
     try:
         with own_plan(plan) as plan_file:
-            failure = _watch_rank(plan, plan_file, folder, wake, Beside(conditions, facts), node)
+            failure = _watch_rank(plan, plan_file, folder, wake, RunObservers(conditions, facts), node)
     except Exception as error:  # ours, not the rank's: it must end as a record too
         failure = make_failure("exception", f"the supervisor failed: {type(error).__name__}: {error}")
     if sampler is not None:
@@ -111,15 +130,15 @@ def _run(plan: Plan, folder: Path, wake: Wake, node: int) -> Ending:
 
 
 @dataclass(frozen=True)
-class Beside:
+class RunObservers:
     """What the supervisor does while the rank runs."""
 
-    conditions: Conditions
+    conditions: ConditionSampler
     facts: FactsWriter
 
 
 def _watch_rank(
-    plan: Plan, plan_file: Path, folder: Path, wake: Wake, beside: Beside, node: int
+    plan: Plan, plan_file: Path, folder: Path, wake: SignalPipe, beside: RunObservers, node: int
 ) -> dict[str, str] | None:
     """Start the rank, or the launcher of several, and stay until it has ended, by itself or by us."""
     if wake.interrupted_by is not None or controller_is_gone():
@@ -150,11 +169,11 @@ def _watch_rank(
         good = rank.exit_status() == 0 and (node > 0 or read_parts(folder).complete)
         local = ranks_per_node(plan.trial.settings)
         ended = LauncherEnd(rank.pid, rank.exit_status())
-        return None if good else blame(folder, ranks, local, watchdog.whereabouts(), witness, ended)
+        return None if good else launcher_failure(folder, ranks, local, watchdog.whereabouts(), witness, ended)
     return _own_end(rank, watchdog, witness, read_parts(folder), folder)
 
 
-def _where(rank: RankProcess, folder: Path, ranks: int, wake: Wake) -> str:
+def _where(rank: RankProcess, folder: Path, ranks: int, wake: SignalPipe) -> str:
     """Where the rank that hangs stood."""
     if ranks > 1:
         return f": {where_they_stood(folder, ranks, ask_where(folder, wake.wait))}"
@@ -170,7 +189,7 @@ def _ended(rank: RankProcess, failure: dict[str, str]) -> dict[str, str]:
     return make_failure(failure["kind"], stuck)
 
 
-def _interruption(wake: Wake, where: str) -> dict[str, str]:
+def _interruption(wake: SignalPipe, where: str) -> dict[str, str]:
     """Who wanted the run to end: a person, a controller that is gone, or a scheduler whose time limit is near."""
     if controller_is_gone():
         return make_failure("interrupted", f"the controller went away {where}")
@@ -180,7 +199,7 @@ def _interruption(wake: Wake, where: str) -> dict[str, str]:
     return make_failure("interrupted", f"interrupted by {name} {where}")
 
 
-def _is_the_same_end(rank: RankProcess, wake: Wake) -> bool:
+def _is_the_same_end(rank: RankProcess, wake: SignalPipe) -> bool:
     """Whether the rank was ended by what ends us: a scheduler signals every process of a job, in any order."""
     if rank.exit_status() != 0 and wake.interrupted_by is None and os.environ.get("PRONY_JOB"):
         wake.wait(SAME_SIGNAL_S)

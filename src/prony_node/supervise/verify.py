@@ -22,23 +22,31 @@ from pathlib import Path
 from typing import Any
 
 from prony_node.contract import files
-from prony_node.contract.assemble import MEASURED, Energy, assemble, read_parts
 from prony_node.contract.errors import RequestError
-from prony_node.contract.manifest import CHANGED, has_manifest, manifest_problems
-from prony_node.contract.node_source import node_source_hash
 from prony_node.contract.parallel import in_lockstep, models, rank_count
-from prony_node.contract.plain import plain_lines
-from prony_node.contract.plan import Plan
-from prony_node.contract.record import implausible, parse_record
-from prony_node.contract.record_types import EnergyDetail, Metric, Record
-from prony_node.contract.trial import settings_hash
+from prony_node.contract.record import EnergyDetail, Metric, Record, implausible, parse_record
+from prony_node.contract.run_folder import (
+    CHANGED,
+    LOST_MANIFEST,
+    MEASURED,
+    NO_MANIFEST,
+    Energy,
+    Verification,
+    assemble,
+    has_manifest,
+    lost_manifest,
+    manifest_problems,
+    node_source_hash,
+    read_parts,
+)
+from prony_node.contract.safe_files import plain_lines
+from prony_node.contract.trial import Plan, settings_hash
 from prony_node.contract.typed import decode, encode
-from prony_node.contract.verification import LOST_MANIFEST, NO_MANIFEST, Verification, lost_manifest
 from prony_node.stats import Estimate, StopRule, Tracker
-from prony_node.supervise.common_window import common_window, summed
 from prony_node.supervise.energy import NAMES as ENERGY_NAMES
-from prony_node.supervise.energy_of_nodes import energy_of_run
-from prony_node.supervise.energy_to_quality import NAMES as TO_QUALITY_NAMES
+from prony_node.supervise.energy import QUALITY_NAMES as TO_QUALITY_NAMES
+from prony_node.supervise.energy import energy_of_run
+from prony_node.supervise.step_series import common_window, summed
 
 ENERGY = {*ENERGY_NAMES, *TO_QUALITY_NAMES}
 RECORD_CHANGED = CHANGED.format(files.RECORD)

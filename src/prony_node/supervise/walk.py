@@ -17,9 +17,8 @@ from typing import Any
 import torch
 
 from prony_node.contract import files
-from prony_node.contract.plan import Plan
-from prony_node.contract.trial import Trial
-from prony_node.parallel.place import Place
+from prony_node.contract.trial import Plan, Trial
+from prony_node.parallel.place import RankPosition
 from prony_node.supervise.run import Run
 
 KEPT = (
@@ -31,7 +30,11 @@ KEPT = (
 
 
 def walk(
-    plan: Plan, folder: Path, found: dict[str, Any], place: Place, describe: Callable[[Exception, str], dict[str, Any]]
+    plan: Plan,
+    folder: Path,
+    found: dict[str, Any],
+    place: RankPosition,
+    describe: Callable[[Exception, str], dict[str, Any]],
 ) -> None:
     """Screen the sizes in the order of the plan, each into a folder of its own; the first that fails ends the walk.
 

@@ -78,7 +78,7 @@ def start(node: str, node_hash: str, file: str, file_hash: str, *words: str) -> 
         own = Path(place, "node.zip")
         own.write_bytes(program)
         sys.path.insert(0, str(own))
-        from prony_node.contract.leftovers import hold, remove_temporary
+        from prony_node.contract.cache import hold, remove_temporary
 
         remove_temporary(own.parent.parent, PLACE)
         hold(own.parent)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from prony.store.anchors import Anchor
 from prony.store.foreign import csv_table, jube, milabench, mlperf, optimum
-from prony.store.foreign.reading import Given, read_results
+from prony.store.foreign.reading import ImportOptions, read_results
 from prony_node.contract.errors import RequestError, unknown
 
 # The name that --as takes, the parser, and what it reads.
-FORMATS: dict[str, tuple[Callable[[str, Given], list[Anchor]], str]] = {
+FORMATS: dict[str, tuple[Callable[[str, ImportOptions], list[Anchor]], str]] = {
     "csv": (csv_table.parse, "a CSV file, with --map COLUMN=FIELD for its columns"),
     "jube": (jube.parse, "a result table of JUBE: its CSV, or the table that it prints"),
     "mlperf": (mlperf.parse, "a log of MLPerf Training: its :::MLLOG lines"),
@@ -20,7 +20,7 @@ FORMATS: dict[str, tuple[Callable[[str, Given], list[Anchor]], str]] = {
 }
 
 
-def read_foreign(path: Path, form: str, given: Given) -> list[Anchor]:
+def read_foreign(path: Path, form: str, given: ImportOptions) -> list[Anchor]:
     """The anchors of a file in a format of someone else; refused where it holds none."""
     if form not in FORMATS:
         raise unknown("format", form, FORMATS)

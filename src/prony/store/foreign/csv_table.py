@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from prony.store.anchors import FIELDS, Anchor
-from prony.store.foreign.reading import MOST_ROWS, Given, number_of
+from prony.store.foreign.reading import MOST_ROWS, ImportOptions, number_of
 from prony.store.tabular import without_mark
 from prony_node.contract.errors import RequestError, nearest, unknown
 
@@ -16,7 +16,7 @@ LARGEST_CELL = 2**20
 DOUBTFUL = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}")  # beside semicolons, where a comma often stands for the point
 
 
-def parse(text: str, given: Given) -> list[Anchor]:
+def parse(text: str, given: ImportOptions) -> list[Anchor]:
     """The figures of a table. A column maps to a field, or, as value:METRIC or value:METRIC:UNIT, to a figure."""
     rows = split_rows(text)
     if len(rows) < 2:
@@ -38,7 +38,7 @@ def split_rows(text: str) -> list[list[str]]:
 
 
 def read_rows(
-    header: list[str], rows: list[list[str]], given: Given, form: str, doubt_commas: bool = False
+    header: list[str], rows: list[list[str]], given: ImportOptions, form: str, doubt_commas: bool = False
 ) -> list[Anchor]:
     """The figures of a table's rows; a column that nobody mapped and that is no field goes along as it is."""
     meaning = _meaning(header, given)
@@ -65,7 +65,7 @@ def read_rows(
     return anchors
 
 
-def _meaning(header: list[str], given: Given) -> dict[str, str]:
+def _meaning(header: list[str], given: ImportOptions) -> dict[str, str]:
     for column in given.columns:
         if column not in header:
             raise unknown("column", column, header)

@@ -6,7 +6,7 @@ import re
 
 from prony.store.anchors import Anchor
 from prony.store.foreign import csv_table
-from prony.store.foreign.reading import Given, number_of
+from prony.store.foreign.reading import ImportOptions, number_of
 from prony_node.contract.errors import RequestError
 
 FORM = "jube"
@@ -20,7 +20,7 @@ USUAL = {
 }  # fmt: skip
 
 
-def parse(text: str, given: Given) -> list[Anchor]:
+def parse(text: str, given: ImportOptions) -> list[Anchor]:
     """The figures of the first table in the text; columns of numbers that are no field are figures of their name."""
     header, rows = _pretty(text) or _separated(text)
     if not header or not rows:
@@ -30,7 +30,7 @@ def parse(text: str, given: Given) -> list[Anchor]:
     if not any(field.startswith("value") for field in mapping.values()):
         taken = set(mapping)
         mapping |= {column: "value" for column in header if column not in taken and _is_figure(column, header, rows)}
-    return csv_table.read_rows(header, rows, Given(given.source, mapping, given.fixed), FORM)
+    return csv_table.read_rows(header, rows, ImportOptions(given.source, mapping, given.fixed), FORM)
 
 
 def _usual(column: str) -> str:

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from prony.store.anchors import Anchor
-from prony.store.foreign.reading import Given, count_of, number_of, read_document
+from prony.store.foreign.reading import ImportOptions, count_of, number_of, read_document
 from prony_node.contract.errors import RequestError
 
 FORM = "milabench"
@@ -16,14 +16,14 @@ _HEADER = re.compile(r"\s*(bench\s*\|)?.*\bperf\b.*\bpeak_memory\b.*")
 _PRECISIONS = re.compile(r"-(tf32-fp16|fp16|fp32|tf32|bf16|fp8)$")
 
 
-def parse(text: str, given: Given) -> list[Anchor]:
+def parse(text: str, given: ImportOptions) -> list[Anchor]:
     """Rate and peak memory of every benchmark that did not fail."""
     if text.lstrip().startswith("{"):
         return _summary(read_document(text), given)
     return _table(text, given)
 
 
-def _table(text: str, given: Given) -> list[Anchor]:
+def _table(text: str, given: ImportOptions) -> list[Anchor]:
     """`bench | fail | n | ...` of newer reports, or columns set apart by spaces, with no name over the first."""
     lines = text.splitlines()
     start = next((n for n, line in enumerate(lines) if _HEADER.fullmatch(line)), None)
@@ -51,7 +51,7 @@ def _split(line: str, barred: bool) -> list[str]:
     return [cell.strip() for cell in line.split("|")] if barred else line.split()
 
 
-def _summary(document: Any, given: Given) -> list[Anchor]:
+def _summary(document: Any, given: ImportOptions) -> list[Anchor]:
     if not isinstance(document, dict):
         raise RequestError("it is no summary of milabench: an object with a benchmark under each name is expected")
     anchors = []
@@ -75,7 +75,7 @@ def _peak(load: Any) -> float | None:
     return number_of(memory.get("max")) if isinstance(memory, dict) else None
 
 
-def _anchors(name: str, row: dict[str, Any], system: dict[str, Any], given: Given) -> list[Anchor]:
+def _anchors(name: str, row: dict[str, Any], system: dict[str, Any], given: ImportOptions) -> list[Anchor]:
     """A benchmark with failures is left out: what its mean is of cannot be said."""
     rate, failures = number_of(row.get("perf")), number_of(row.get("fail")) or 0
     if rate is None or math.isnan(rate) or failures > 0:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from prony.store.anchors import Anchor
-from prony.store.foreign.reading import Given, count_of, number_of
+from prony.store.foreign.reading import ImportOptions, count_of, number_of
 from prony_node.contract.errors import RequestError
 
 FORM = "mlperf"
@@ -17,7 +17,7 @@ ONCE = {"submission_benchmark": "workload", "submission_platform": "system", "gl
 ALSO = ("submission_org", "submission_division", "submission_status", "seed", "opt_name", "opt_base_learning_rate")
 
 
-def parse(text: str, given: Given) -> list[Anchor]:
+def parse(text: str, given: ImportOptions) -> list[Anchor]:
     """Time from run_start to run_stop, the last evaluation, and the throughput that the log tracks."""
     events = _events(text)
     said: dict[str, Any] = {"mode": "train"}

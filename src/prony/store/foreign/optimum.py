@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from prony.store.anchors import Anchor
-from prony.store.foreign.reading import Given, count_of, number_of, read_document
+from prony.store.foreign.reading import ImportOptions, count_of, number_of, read_document
 from prony_node.contract.errors import RequestError
 
 FORM = "optimum"
@@ -16,7 +16,7 @@ PRECISIONS = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 LEFT_OUT = ("warmup", "load", "load_model", "load_dataset", "preprocess_dataset")  # of which no rate is meant
 
 
-def parse(text: str, given: Given) -> list[Anchor]:
+def parse(text: str, given: ImportOptions) -> list[Anchor]:
     """The figures of every phase, in the units of Prony."""
     document = read_document(text)
     report = document.get("report", document) if isinstance(document, dict) else None

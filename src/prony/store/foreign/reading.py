@@ -10,14 +10,14 @@ from typing import Any
 from prony.store.anchors import FIELDS, Anchor, make_anchor, number_in
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError, unknown
-from prony_node.contract.plain import READ_LIMIT
+from prony_node.contract.safe_files import READ_LIMIT
 
 LARGEST = READ_LIMIT  # bytes of a file of results
 MOST_ROWS = 1_000_000
 
 
 @dataclass(frozen=True)
-class Given:
+class ImportOptions:
     """What the file does not say: its source, what its columns mean, and fields that hold for all of it."""
 
     source: str

@@ -1,1 +1,1 @@
-"""How a store of an older schema becomes one of this schema; run by prony.store.schema when a store is opened."""
+"""How a store of an older schema becomes one of this schema; run by prony.store.database when a store is opened."""

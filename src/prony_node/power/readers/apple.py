@@ -13,8 +13,7 @@ import plistlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from prony_node.power.readers.command import CommandFailed, ask
-from prony_node.power.readers.plausible import as_number, plausible_w
+from prony_node.power.readers.sources import CommandFailed, as_number, ask, plausible_w
 from prony_node.power.sensor import Sensor, SensorLost, Unavailable
 
 SAMPLE_MS = 200

@@ -13,8 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from prony_node.power.readers.plausible import plausible_j
-from prony_node.power.readers.sysfs import Folder
+from prony_node.power.readers.sources import Folder, plausible_j
 from prony_node.power.sensor import Sensor, SensorLost, Unavailable
 
 COUNTERS = "/sys/cray/pm_counters"

@@ -14,8 +14,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from prony_node.power.readers.plausible import plausible_w
-from prony_node.power.readers.sysfs import Folder
+from prony_node.power.readers.sources import Folder, plausible_w
 from prony_node.power.sensor import Sensor, SensorLost, Unavailable
 
 METERS = "/sys/class/hwmon/hwmon*"

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from prony_node.power.readers.plausible import as_number, plausible_j, plausible_w
-from prony_node.power.readers.vendor import Library, count_of, name_of
+from prony_node.power.readers.sources import Library, as_number, count_of, name_of, plausible_j, plausible_w
 from prony_node.power.sensor import Sensor, SensorLost, Unavailable
 
 ENERGY, POWER = "hlmlDeviceGetTotalEnergyConsumption", "hlmlDeviceGetPowerUsage"

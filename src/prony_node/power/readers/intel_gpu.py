@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from prony_node.power.readers.plausible import plausible_j
-from prony_node.power.readers.sysfs import Folder
+from prony_node.power.readers.sources import Folder, plausible_j
 from prony_node.power.sensor import Sensor, SensorLost, Unavailable
 
 CARDS = "/sys/class/drm/card[0-9]*"

@@ -10,9 +10,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from prony_node.power.readers.command import CommandFailed, ask
-from prony_node.power.readers.plausible import plausible_w
-from prony_node.power.readers.sysfs import Folder
+from prony_node.power.readers.sources import CommandFailed, Folder, ask, plausible_w
 from prony_node.power.sensor import Sensor, SensorLost, Unavailable
 
 COMMAND = ("ipmitool", "dcmi", "power", "reading")

@@ -12,8 +12,7 @@ import re
 from pathlib import Path
 
 from prony_node.contract.digits import is_digits
-from prony_node.power.readers.plausible import plausible_j
-from prony_node.power.readers.sysfs import Folder
+from prony_node.power.readers.sources import Folder, plausible_j
 from prony_node.power.sensor import Sensor, SensorLost, Unavailable
 
 ZONES = "/sys/class/powercap"

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prony_node.power.readers.command import CommandFailed, ask
-from prony_node.power.readers.plausible import MOST_J, MOST_W, as_number
+from prony_node.power.readers.sources import MOST_J, MOST_W, CommandFailed, as_number, ask
 from prony_node.power.sensor import Reading, Sensor, SensorLost, Unavailable
 
 TIMEOUT_S = 10.0
@@ -28,7 +27,7 @@ STAMP_S = 1.0  # slurmd stamps in whole seconds, cut off
 
 
 @dataclass(frozen=True)
-class Said:
+class SlurmEnergy:
     """What Slurm says of the node; None where it is "n/s", not supported."""
 
     power_w: float | None = None
@@ -41,7 +40,7 @@ class SlurmReader:
 
     id = "slurm"
 
-    def __init__(self, node: str, as_json: bool, first: Said, plugin: str, period_s: float) -> None:
+    def __init__(self, node: str, as_json: bool, first: SlurmEnergy, plugin: str, period_s: float) -> None:
         self._node, self._as_json = node, as_json
         self._told: dict[str, tuple[float, float]] = {}  # of each sensor: when it was collected, and what
         known = (("power", "instantaneous", first.power_w), ("energy", "counter", first.energy_j))
@@ -118,7 +117,7 @@ def _job_and_node(environment: Mapping[str, str]) -> tuple[str, str]:
     return job, node
 
 
-def _first(node: str) -> tuple[bool, Said]:
+def _first(node: str) -> tuple[bool, SlurmEnergy]:
     """The richer form where this Slurm has it."""
     try:
         said = _ask_node(node, as_json=True)
@@ -129,7 +128,7 @@ def _first(node: str) -> tuple[bool, Said]:
     return False, _ask_node(node, as_json=False)
 
 
-def _ask_node(node: str, as_json: bool) -> Said:
+def _ask_node(node: str, as_json: bool) -> SlurmEnergy:
     if as_json:
         return parse_node_json(_scontrol("show", "node", node, "--json"))
     return parse_node_text(_scontrol("--oneliner", "show", "node", node))
@@ -183,15 +182,15 @@ def value_of(text: str, key: str) -> str | None:
     return values.pop() if len(values) == 1 else None
 
 
-def parse_node_text(text: str) -> Said:
+def parse_node_text(text: str) -> SlurmEnergy:
     def number(key: str) -> int | None:
         value = value_of(text, key) or ""
         return int(value) if re.fullmatch("[0-9]{1,20}", value, re.ASCII) else None
 
-    return Said(_known(number("CurrentWatts"), MOST_W), _known(number("ConsumedJoules"), MOST_J))
+    return SlurmEnergy(_known(number("CurrentWatts"), MOST_W), _known(number("ConsumedJoules"), MOST_J))
 
 
-def parse_node_json(text: str) -> Said:
+def parse_node_json(text: str) -> SlurmEnergy:
     try:
         document: Any = json.loads(text)
         energy = document["nodes"][0]["energy"]
@@ -202,7 +201,7 @@ def parse_node_json(text: str) -> Said:
         watts = watts.get("number") if watts.get("set") is True else None
     collected_unix_s = as_number(collected)
     stamped = collected_unix_s is not None and collected_unix_s > 0.0
-    return Said(_known(watts, MOST_W), _known(joules, MOST_J), collected_unix_s if stamped else None)
+    return SlurmEnergy(_known(watts, MOST_W), _known(joules, MOST_J), collected_unix_s if stamped else None)
 
 
 def _known(value: object, most: float) -> float | None:

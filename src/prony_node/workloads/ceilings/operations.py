@@ -34,7 +34,7 @@ WIDTHS = {"bf16": 2, "bf16-pure": 2, "fp16": 2}  # bytes of an operand's element
 SCALE = 0.5
 
 
-class Operation(nn.Module, ABC):
+class CeilingOperation(nn.Module, ABC):
     """One operation a sample. What it answers is a view of what was computed, so that looking at it costs nothing."""
 
     @abstractmethod
@@ -47,7 +47,7 @@ class Operation(nn.Module, ABC):
         return torch.stack([self.operate(row).clone() for row in rows])  # the next one may use the same memory
 
 
-class Gemm(Operation):
+class Gemm(CeilingOperation):
     """a b, the first row of a being the sample's."""
 
     a: Tensor
@@ -64,7 +64,7 @@ class Gemm(Operation):
         return (self.a @ self.b)[:: self.step, :: self.step]
 
 
-class Conv(Operation):
+class Conv(CeilingOperation):
     """A 3x3 convolution, the first pixel of the first image being the sample's."""
 
     images: Tensor
@@ -80,7 +80,7 @@ class Conv(Operation):
         return F.conv2d(self.images, self.weight, padding=1)[:: max(1, len(self.images) // 8), :, ::4, ::4]
 
 
-class Attention(Operation):
+class Attention(CeilingOperation):
     """Attention without a mask, the first query being the sample's."""
 
     q: Tensor
@@ -98,7 +98,7 @@ class Attention(Operation):
         return F.scaled_dot_product_attention(self.q, self.k, self.v)[:, :, :: self.step]
 
 
-class Triad(Operation):
+class Triad(CeilingOperation):
     """a = b + s c, the elements of b that are looked at being the sample's."""
 
     a: Tensor
@@ -118,7 +118,7 @@ class Triad(Operation):
         return self.a[:: self.step]
 
 
-class HostCopy(Operation):
+class HostCopy(CeilingOperation):
     """Bytes from page-locked host memory to the device.
 
     The sample's values lie where the answer is read until the copy has replaced them.

@@ -28,7 +28,7 @@ LARGEST = Setting(
 
 
 @dataclass(frozen=True)
-class Kind:
+class CollectiveKind:
     """What a collective does, what its size counts, and its bus bandwidth over its algorithm bandwidth."""
 
     help: str
@@ -48,13 +48,13 @@ def _all(ranks: int) -> Fraction:
     return Fraction(1)
 
 
-KINDS: dict[str, Kind] = {
-    "allreduce": Kind("the sum over all ranks, on every rank", "of each rank's array", _twice_others),
-    "allgather": Kind("the parts of all ranks, on every rank", "of the whole array", _others),
-    "reducescatter": Kind("the sum over all ranks, a part of it on each", "of the whole array", _others),
-    "alltoall": Kind("a part from each rank to each other", "of all that a rank sends", _others),
-    "broadcast": Kind("from the first rank to all others", "of the array", _all),
-    "sendrecv": Kind("each rank to the next, in a ring", "of what a rank sends", _all),
+KINDS: dict[str, CollectiveKind] = {
+    "allreduce": CollectiveKind("the sum over all ranks, on every rank", "of each rank's array", _twice_others),
+    "allgather": CollectiveKind("the parts of all ranks, on every rank", "of the whole array", _others),
+    "reducescatter": CollectiveKind("the sum over all ranks, a part of it on each", "of the whole array", _others),
+    "alltoall": CollectiveKind("a part from each rank to each other", "of all that a rank sends", _others),
+    "broadcast": CollectiveKind("from the first rank to all others", "of the array", _all),
+    "sendrecv": CollectiveKind("each rank to the next, in a ring", "of what a rank sends", _all),
 }
 
 
@@ -107,7 +107,7 @@ def _check_sizes(name: str, settings: Mapping[str, Value], ranks: int, width: in
         raise RequestError(f"smallest={settings['smallest']} is larger than largest={settings['largest']}")
 
 
-def _collective(name: str, kind: Kind) -> Workload:
+def _collective(name: str, kind: CollectiveKind) -> Workload:
     return Workload(
         name=name,
         help=f"{kind.help}: bus bandwidth, by nccl-tests' definitions; its size is that {kind.size}",

@@ -640,11 +640,11 @@ class Dino(nn.Module):
 
     def capture(self, capture: Capture) -> None:
         """In training, from now on."""
-        first = capture(Proposed(self.backbone, self.encoder, self.selection))
-        self.captured = first, capture(Decoded(self.decoder))
+        first = capture(ProposalStage(self.backbone, self.encoder, self.selection))
+        self.captured = first, capture(TensorDecoder(self.decoder))
 
 
-class Proposed(nn.Module):
+class ProposalStage(nn.Module):
     """The parts of a Dino before its decoder, which answer tensors alone."""
 
     def __init__(self, backbone: Backbone, encoder: Encoder, selection: QuerySelection) -> None:
@@ -657,7 +657,7 @@ class Proposed(nn.Module):
         return tokens, levels.extents, levels.valid, selected.boxes, selected.class_logits, selected.contents
 
 
-class Decoded(nn.Module):
+class TensorDecoder(nn.Module):
     """The decoder, given and answering tensors, and the shapes of the levels."""
 
     def __init__(self, decoder: Decoder) -> None:

@@ -16,9 +16,7 @@ from prony_node.contract.settings import Value
 from prony_node.contract.trial import learns_to_quality
 from prony_node.data.synthetic import image_sampler
 from prony_node.measure.protocol import Batch, Task
-from prony_node.workloads.image.blocks import fuse_blocks
-from prony_node.workloads.image.norms import replace_norms
-from prony_node.workloads.image.stem import fold_stem
+from prony_node.workloads.image.layers import fold_stem, fuse_blocks, replace_norms
 from prony_node.workloads.weights import with_weights
 
 SGD_RATE = 0.05

@@ -20,7 +20,7 @@ BLOCKS = 2
 TINY_STAGES = (16, 32, 64)
 
 
-class Block(nn.Module):
+class WideBlock(nn.Module):
     """Two 3x3 convolutions beside a shortcut."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
@@ -50,7 +50,7 @@ class WideResNet(nn.Module):
             if number:
                 stages.append(nn.MaxPool2d(2))
             for _ in range(blocks):
-                stages.append(Block(inputs, outputs))
+                stages.append(WideBlock(inputs, outputs))
                 inputs = outputs
         self.stages = nn.Sequential(*stages)
         self.fc = nn.Linear(inputs, classes)

@@ -1,28 +1,133 @@
-"""A decoder-only transformer in plain torch: rotary positions, fused attention, tied embedding."""
+"""A decoder-only transformer in plain torch: rotary positions, fused attention, tied embedding, KV cache.
+
+The chunked cross entropy never holds all logits: it takes some tokens at a time and computes the gradient of each part
+at once. It does the same products, saves memory and no time, so it is used where logits are too large. A compiler that
+sees the whole loop would do the products of all parts first and hold them all, so it is given one part, and the loop
+is an operator that it does not look into.
+
+Inference has two phases: prefill fills a KV cache with the prompts, decode adds a token to each. The cache is static:
+made with the model for one batch size and one length, updated in place, read in full under a mask, so that shapes
+never change and a step can be captured. Every sequence holds the same fixed text, and decode is given a position and
+the token of the text there. It writes into the cache what was there already, so the answer follows from the batch
+alone, however many steps came before, and can be compared with fp32. Which token it is makes no difference to the
+work.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
-from prony_node.data.synthetic import token_sampler
+from prony_node.data.synthetic import STRUCTURE_SEED, Sampler, token_sampler
 from prony_node.measure.protocol import Batch, Task
-from prony_node.workloads.language.chunked_loss import chunked_loss, is_large
 from prony_node.workloads.language.config import decoder_rate, dimensions
-from prony_node.workloads.language.judging import token_scores
+from prony_node.workloads.language.task import token_scores
 from prony_node.workloads.weights import with_weights
 
 if TYPE_CHECKING:
     from prony_node.contract.settings import Value
-    from prony_node.parallel.mesh import Share
+    from prony_node.parallel.split import ModelShare
     from prony_node.workloads.config import Workload
+
+
+LARGE_BYTES = 2**32  # of logits, from which on they come in parts
+TOKENS = 4096  # of a part: enough for the matrix units, a few hundred MiB of logits
+Part = tuple[Tensor, Tensor, Tensor]  # the sum of its losses, and what they grow with: its states, the matrix
+
+
+class ChunkedCrossEntropy(torch.autograd.Function):
+    """The mean over tokens. Slopes are not divided by their number until the end: fp16 would lose them."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, weight: Tensor, targets: Tensor, learns: bool) -> Tensor:
+        add_up = opaque_parts if torch.compiler.is_compiling() else parts
+        total, by_states, by_weight = add_up(states, weight, targets, learns)
+        if learns:
+            ctx.save_for_backward(by_states, by_weight)
+            ctx.weight_kind = weight.dtype
+        return total / len(targets)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        by_states, by_weight = ctx.saved_tensors
+        share = gradients[0] / len(by_states)
+        by_weight = (by_weight * share).to(ctx.weight_kind)
+        return (by_states.to(share.dtype) * share).to(by_states.dtype), by_weight, None, None
+
+
+def one_part(rows: Tensor, matrix: Tensor, right: Tensor, learns: bool) -> Part:
+    logs = (rows @ matrix.t()).log_softmax(dim=1, dtype=wide(rows))  # one pass over the logits, also eager
+    total = -logs.gather(1, right[:, None]).sum()
+    if not learns:
+        return total, rows, matrix
+    is_right = torch.arange(len(matrix), device=right.device) == right[:, None]
+    slopes = (logs.exp() - is_right.to(logs.dtype)).to(rows.dtype)
+    return total, slopes @ matrix, slopes.t() @ rows
+
+
+def parts(states: Tensor, weight: Tensor, targets: Tensor, learns: bool, part: Callable[..., Part] = one_part) -> Part:
+    """All parts, one after the other; without gradients where nothing learns."""
+    matrix = weight.to(states.dtype)
+    total = torch.zeros((), device=states.device, dtype=wide(states))
+    by_states = torch.empty_like(states) if learns else states.new_empty(0)
+    by_weight = torch.zeros(weight.shape if learns else 0, device=weight.device, dtype=total.dtype)
+    for start in range(0, len(states), TOKENS):
+        rows = slice(start, start + TOKENS)
+        sum_here, states_here, weight_here = part(states[rows], matrix, targets[rows], learns)
+        total += sum_here
+        if learns:
+            by_states[rows] = states_here
+            by_weight += weight_here
+    return total, by_states, by_weight
+
+
+def wide(states: Tensor) -> torch.dtype:
+    """Of fp32 at least: it keeps the small parts of a sum over the vocabulary."""
+    return torch.promote_types(states.dtype, torch.float32)
+
+
+@functools.cache
+def compiled_part() -> Callable[..., Part]:
+    return torch.compile(one_part, dynamic=False)
+
+
+def with_compiled_part(states: Tensor, weight: Tensor, targets: Tensor, learns: bool) -> tuple[Tensor, Tensor, Tensor]:
+    with torch.no_grad(), torch.autocast(states.device.type, enabled=False):  # what it casts has been cast
+        return parts(states.detach(), weight.detach(), targets, learns, compiled_part())
+
+
+def shaped(states: Tensor, weight: Tensor, targets: Tensor, learns: bool) -> Part:
+    """What that gives, without values."""
+    total = torch.empty((), device=states.device, dtype=wide(states))
+    by_states = torch.empty_like(states) if learns else states.new_empty(0)
+    return total, by_states, torch.empty(weight.shape if learns else 0, device=weight.device, dtype=total.dtype)
+
+
+opaque_parts = torch.library.custom_op("prony::loss_in_parts", with_compiled_part, mutates_args=())
+opaque_parts.register_fake(shaped)
+
+
+def is_large(states: Tensor, weight: Tensor) -> bool:
+    """Whether the logits would be, two bytes each."""
+    return 2 * states[..., 0].numel() * len(weight) > LARGE_BYTES
+
+
+def chunked_loss(states: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """Of hidden states before the last layer, which has this weight, in the precision of its product."""
+    kind = states.device.type
+    if kind != "meta" and torch.is_autocast_enabled(kind):
+        states = states.to(torch.get_autocast_dtype(kind))
+    loss: Tensor = ChunkedCrossEntropy.apply(states.flatten(0, 1), weight, targets.flatten(), torch.is_grad_enabled())
+    return loss
 
 
 def rotary_tables(sequence: int, width: int) -> tuple[Tensor, Tensor]:
@@ -177,7 +282,7 @@ def switch_recompute_of_attention_on(model: nn.Module) -> None:
         layer.recompute_attention = True
 
 
-def stages_here(model: nn.Module, own: Share) -> list[nn.Module]:
+def stages_here(model: nn.Module, own: ModelShare) -> list[nn.Module]:
     """What this rank has of a model that is split over several."""
     from prony_node.workloads.language.split_gpt import stages_of  # torch's DTensor takes a while to import
 
@@ -213,6 +318,131 @@ def build(workload: Workload, settings: dict[str, Value]) -> Task:
         task = dataclasses.replace(task, own_parts=use_eight_bits)
     if settings.get("phase", "forward") == "forward":
         return task
-    from prony_node.workloads.language.cached_gpt import with_cache
 
     return with_cache(task, shape, settings)
+
+
+class KeyValueCache(nn.Module):
+    """Keys and values of one layer: rows, heads, positions, width of a head."""
+
+    keys: Tensor
+    values: Tensor
+
+    def __init__(self, rows: int, heads: int, sequence: int, width: int) -> None:
+        super().__init__()
+        self.register_buffer("keys", torch.zeros(rows, heads, sequence, width), persistent=False)
+        self.register_buffer("values", torch.zeros(rows, heads, sequence, width), persistent=False)
+
+    def fill(self, keys: Tensor, values: Tensor) -> None:
+        """A prompt's, from position 0 on."""
+        rows, _, length, _ = keys.shape
+        self.keys[:rows, :, :length] = keys
+        self.values[:rows, :, :length] = values
+
+    def put(self, keys: Tensor, values: Tensor, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """One token's a row, each at its own position; answers these rows' keys and values at every position."""
+        self.keys[rows, :, positions] = keys[:, :, 0]
+        self.values[rows, :, positions] = values[:, :, 0]
+        return self.keys[: len(positions)], self.values[: len(positions)]
+
+
+class CachedGPT(GPT):
+    def __init__(self, shape: Mapping[str, int], sequence: int, rows: int) -> None:
+        layers, hidden, heads = shape["layers"], shape["hidden"], shape["heads"]
+        super().__init__(layers, hidden, heads, shape["vocabulary"], sequence)
+        self.rows = rows
+        self.caches = nn.ModuleList(KeyValueCache(rows, heads, sequence, hidden // heads) for _ in range(layers))
+
+    def hold(self, text: Tensor) -> None:
+        """Let every row hold this text, as after its prefill."""
+        with torch.no_grad():
+            self.prefill(text[None].to(self.embed.weight.device))
+            for cache in self.caches:
+                cache.keys[1:] = cache.keys[:1]
+                cache.values[1:] = cache.values[:1]
+
+    def prefill(self, tokens: Tensor) -> Tensor:
+        """Logits after the last token of each prompt."""
+        x = self.embed(tokens)
+        length = tokens.shape[1]
+        cosine, sine = self.cosine[:length], self.sine[:length]
+        for layer, cache in zip(self.layers, self.caches, strict=True):
+            q, k, v = layer.project(x, cosine, sine)
+            cache.fill(k, v)
+            x = layer.finish(x, F.scaled_dot_product_attention(q, k, v, is_causal=True))
+        return self.logits(self.norm(x[:, -1]))
+
+    def decode(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Logits after one more token a row, which stands at that row's position."""
+        x = self.embed(tokens)[:, None]
+        cosine, sine = (table[positions][:, None, None] for table in (self.cosine, self.sine))
+        seen = torch.arange(self.cosine.shape[0], device=positions.device) <= positions[:, None, None, None]
+        rows = torch.arange(len(positions), device=positions.device)
+        for layer, cache in zip(self.layers, self.caches, strict=True):
+            q, k, v = layer.project(x, cosine, sine)
+            keys, values = cache.put(k, v, rows, positions)
+            x = layer.finish(x, attend(q, keys, values, seen))
+        return self.logits(self.norm(x[:, 0]))
+
+
+def attend(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
+    """What one query a row finds at the positions that it may see."""
+    if not torch.compiler.is_compiling():
+        return F.scaled_dot_product_attention(q, keys, values, attn_mask=seen)
+    # Written out: one query has nothing to gain from a fused kernel, and of this the compiler makes two, which all
+    # multiprocessors share; a fused one would give each head to a single one.
+    scores = (q @ keys.transpose(-1, -2)).float() * q.shape[-1] ** -0.5
+    weights = scores.masked_fill(~seen, float("-inf")).softmax(-1).to(values.dtype)
+    return weights @ values
+
+
+def by_rows(answer: Callable[[nn.Module, Batch], Tensor], model: nn.Module, batch: Batch) -> Tensor:
+    """The answer to a batch; one with more samples than the cache has rows is taken in parts."""
+    if len(batch[0]) <= model.rows:
+        return answer(model, batch)
+    parts = zip(*(tensor.split(model.rows) for tensor in batch), strict=True)
+    return torch.cat([answer(model, part) for part in parts])
+
+
+def prefill_prompts(model: nn.Module, batch: Batch) -> Tensor:
+    return model.prefill(batch[0])
+
+
+def decode_tokens(model: nn.Module, batch: Batch) -> Tensor:
+    return model.decode(*batch)
+
+
+def position_sampler(text: Tensor) -> Sampler:
+    """A token of the text and where it stands: sequences of all lengths are decoded side by side."""
+    placed: dict[torch.device, Tensor] = {}
+
+    def sample(generator: torch.Generator, batch_size: int) -> tuple[Tensor, ...]:
+        device = generator.device
+        if device not in placed:
+            placed[device] = text.to(device)
+        positions = torch.randint(len(text), (batch_size,), generator=generator, device=device)
+        return placed[device][positions], positions
+
+    return sample
+
+
+def with_cache(task: Task, shape: Mapping[str, int], settings: Mapping[str, Value]) -> Task:
+    """The task of this phase: tokens of prompts, or tokens generated, are what it counts."""
+    sequence, rows = int(settings["sequence"]), int(settings["batch_size"])
+    if settings["phase"] == "prefill":
+        model = partial(CachedGPT, shape, sequence, rows)
+        return dataclasses.replace(task, model=model, predict=partial(by_rows, prefill_prompts))
+    text = token_sampler(shape["vocabulary"], sequence)(torch.Generator().manual_seed(STRUCTURE_SEED), 1)[0][0]
+
+    def make() -> nn.Module:
+        model = CachedGPT(shape, sequence, rows)
+        model.hold(text)
+        return model
+
+    return dataclasses.replace(
+        task,
+        units_per_sample=1,
+        model=make,
+        predict=partial(by_rows, decode_tokens),
+        sample=position_sampler(text),
+    )

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
-from prony_node.parallel.mesh import Share
-from prony_node.parallel.tensor import keep_plain, share, vocabulary_logits, vocabulary_loss
+from prony_node.parallel.split import ModelShare, keep_plain, share, vocabulary_logits, vocabulary_loss
 from prony_node.workloads.language.gpt import GPT, Output, rotary_tables, start, widened
 
 
@@ -74,7 +73,7 @@ class Stage(GPT):
             return x if targets is None else self.output.loss(x, self.embed.weight, targets)
 
 
-def stages_of(model: nn.Module, own: Share) -> list[nn.Module]:
+def stages_of(model: nn.Module, own: ModelShare) -> list[nn.Module]:
     """This device's stages of a model that has no values yet, with those that the whole model would have.
 
     Values are drawn one tensor after another, and each device keeps its part: the whole never lies on one.
@@ -102,7 +101,7 @@ def stages_of(model: nn.Module, own: Share) -> list[nn.Module]:
     return stages
 
 
-def share_layers(stage: Stage, own: Share) -> None:
+def share_layers(stage: Stage, own: ModelShare) -> None:
     """Each device computes some heads of every layer, some columns of its feed-forward, and some of the vocabulary."""
     assert own.tensor is not None
     columns, rows = ColwiseParallel, RowwiseParallel

@@ -21,9 +21,8 @@ from torch import Tensor, nn
 from prony_node.contract.errors import RequestError, unknown
 from prony_node.data.synthetic import token_sampler
 from prony_node.measure.protocol import Batch, Task
-from prony_node.workloads.language.attention import attention_without_mask, recompute_layers
 from prony_node.workloads.language.config import decoder_rate
-from prony_node.workloads.language.judging import token_scores
+from prony_node.workloads.language.task import attention_without_mask, recompute_layers, token_scores
 from prony_node.workloads.weights import with_weights
 
 if TYPE_CHECKING:

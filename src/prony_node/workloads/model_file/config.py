@@ -12,8 +12,8 @@ from dataclasses import asdict
 from typing import Any
 
 from prony_node.contract.errors import RequestError
-from prony_node.contract.plan import Plan
 from prony_node.contract.settings import Setting
+from prony_node.contract.trial import Plan
 from prony_node.workloads.config import Workload
 
 DIGITS = 8  # of the hash, in the workload's name

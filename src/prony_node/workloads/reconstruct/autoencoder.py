@@ -24,7 +24,7 @@ def convolution(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
     return nn.Sequential(conv, nn.BatchNorm2d(outputs), nn.ReLU())
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Two 3x3 convolutions beside a shortcut."""
 
     def __init__(self, width: int) -> None:
@@ -44,16 +44,16 @@ class Autoencoder(nn.Module):
         self.coarse = (last, SIDE // 4, SIDE // 4)
         described = last * (SIDE // 4) ** 2
         self.encoder = nn.Sequential(
-            convolution(channels, first), Block(first),
-            convolution(first, middle, stride=2), Block(middle),
-            convolution(middle, last, stride=2), Block(last),
+            convolution(channels, first), ResidualBlock(first),
+            convolution(first, middle, stride=2), ResidualBlock(middle),
+            convolution(middle, last, stride=2), ResidualBlock(last),
         )  # fmt: skip
         self.narrow = nn.Linear(described, bottleneck)
         self.widen = nn.Linear(bottleneck, described)
         self.decoder = nn.Sequential(
-            Block(last), nn.Upsample(scale_factor=2), convolution(last, middle),
-            Block(middle), nn.Upsample(scale_factor=2), convolution(middle, first),
-            Block(first), nn.Conv2d(first, channels, 3, padding=1),
+            ResidualBlock(last), nn.Upsample(scale_factor=2), convolution(last, middle),
+            ResidualBlock(middle), nn.Upsample(scale_factor=2), convolution(middle, first),
+            ResidualBlock(first), nn.Conv2d(first, channels, 3, padding=1),
         )  # fmt: skip
 
     def forward(self, images: Tensor) -> Tensor:

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from prony_node.contract.parallel import replicas
 from prony_node.measure.protocol import Task
-from prony_node.workloads.segment.enlarge import Enlarging
-from prony_node.workloads.segment.task import segment_task
+from prony_node.workloads.segment.task import Enlarging, segment_task
 from prony_node.workloads.weights import Head
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from prony_node.measure.protocol import Task
-from prony_node.workloads.segment.enlarge import enlarged
-from prony_node.workloads.segment.task import segment_task
+from prony_node.workloads.segment.task import enlarged, segment_task
 from prony_node.workloads.weights import Head
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from prony.analysis.ceiling import share_of_ceiling
+from prony.analysis.compare import share_of_ceiling
 from prony.cli.show import share_lines
 from prony_node.contract import RequestError
 

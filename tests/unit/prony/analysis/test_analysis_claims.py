@@ -21,10 +21,10 @@ from prony.analysis.claims import (
     concerns,
     judge,
 )
-from prony.analysis.published_tables import NOT_IN_SIZE, NOT_RUN, TINY_MODEL, Known
-from prony.catalog.claims import ACCURACY, FIRST_EPOCH, PER_WH, POWER, TIME, ClaimSpec, Ratio
-from prony.plan.studies import load_study
-from prony.report.claim_lines import claim_line, claim_lines
+from prony.analysis.published_tables import NOT_IN_SIZE, NOT_RUN, TINY_MODEL, StudyResults
+from prony.catalog.published import ACCURACY, FIRST_EPOCH, PER_WH, POWER, TIME, ClaimSpec, Ratio
+from prony.plan.study_file import load_study
+from prony.report.published import claim_line, claim_lines
 from prony_node.contract.errors import RequestError
 from prony_node.contract.parallel import all_devices
 from prony_node.contract.trial import Trial
@@ -88,7 +88,7 @@ def judged_with(
         found = records.setdefault(trial.hash, [])
         for number, factor in enumerate(repeats):
             found.append(record_of(trial, value * factor, claim.metric, device, number, f"machine of {device}"))
-    (judged,) = judge([claim], Known(trials_of(study), records), records)
+    (judged,) = judge([claim], StudyResults(trials_of(study), records), records)
     return judged
 
 
@@ -191,7 +191,7 @@ def test_an_accuracy_of_one_run_has_the_interval_of_its_test_split(metric: str, 
             record["learning"]["curve"].append({"epoch": 100, "accuracy": 0.9})
             record["metrics"]["quality"] = {"value": 0.9, "unit": "accuracy", "low": 0.1, "high": 0.99}
         records[trial.hash] = [record]
-    (judged,) = judge([claim], Known(trials_of("olivia-gh200"), records))
+    (judged,) = judge([claim], StudyResults(trials_of("olivia-gh200"), records))
     (ratio,) = judged.values
     assert (judged.verdict, ratio.value) == (HOLDS, pytest.approx(1.06))
     assert ratio.low == pytest.approx(1.06 * math.exp(-math.hypot(0.01 / 0.53, 0.01 / 0.50)), rel=1e-3)
@@ -233,7 +233,7 @@ def test_an_accuracy_needs_a_data_set() -> None:
     claim = claim_of("olivia-gh200", "FP16 has a better accuracy")
     trials = [trial_of("olivia-gh200", claim, name) for name in ("fp16", "workers_8")]
     records = {one.hash: [record_of(one, 1.0, "rate", ANY_DEVICE, 0, "m")] for one in trials}
-    (judged,) = judge([claim], Known(trials, records))
+    (judged,) = judge([claim], StudyResults(trials, records))
     assert judged.verdict == UNTESTED
     assert judged.missing == (
         "no value: nothing was learned from a data set: give it, as data=PATH epochs=100 report_at_epochs=10",
@@ -253,7 +253,9 @@ def power_ratio(repeats: int, devices: tuple[str, str], failing: str = "") -> Ju
             record["checks"] = [{"name": failing, "level": "fail"}] if failing else []
             records.setdefault(trial.hash, []).append(record)
     cells = {name: claim.cells[name] for name in ("gpt_sxm_16", "gpt_pcie_16")}
-    (judged,) = judge([replace(claim, values=claim.values[:1], cells=cells)], Known(trials_of("caraml"), {}), records)
+    (judged,) = judge(
+        [replace(claim, values=claim.values[:1], cells=cells)], StudyResults(trials_of("caraml"), {}), records
+    )
     return judged
 
 
@@ -303,7 +305,7 @@ def test_a_claim_without_a_device_takes_one_machine_and_one_with_devices_any() -
         baseline.hash: [record_of(baseline, 100.0, "rate", ANY_DEVICE, 0, "here")],
         optimised.hash: [record_of(optimised, 200.0, "rate", ANY_DEVICE, 1, "there")],
     }
-    (judged,) = judge([plain], Known([baseline, optimised], records))
+    (judged,) = judge([plain], StudyResults([baseline, optimised], records))
     assert judged.verdict == UNTESTED
     assert judged.missing == ("no value of baseline: no run of it on the machine of the newest run",)
 
@@ -324,7 +326,7 @@ def test_a_tiny_model_tests_nothing() -> None:
         trial = Trial(whole.workload, {**whole.settings, "size": "tiny"})
         trials.append(trial)
         records[trial.hash] = [record_of(trial, 10.0, "rate", "a CPU", 0, "here")]
-    (judged,) = judge([claim], Known(trials, records))
+    (judged,) = judge([claim], StudyResults(trials, records))
     assert (judged.verdict, judged.missing) == (UNTESTED, (f"no value of baseline, optimised: {TINY_MODEL}",))
 
 
@@ -334,7 +336,7 @@ def test_a_failed_check_of_a_run_decides_nothing() -> None:
     records = {one.hash: [record_of(one, 100.0, "rate", ANY_DEVICE, 0, "here")] for one in trials.values()}
     records[trials["optimised"].hash][0]["status"] = "failed"
     records[trials["optimised"].hash][0]["failure"] = {"kind": "out-of-memory"}
-    (judged,) = judge([claim], Known(list(trials.values()), records))
+    (judged,) = judge([claim], StudyResults(list(trials.values()), records))
     assert (judged.verdict, judged.missing) == (UNTESTED, ("no value of optimised: out-of-memory",))
 
 
@@ -364,7 +366,7 @@ CONTRADICTED = {
 
 @pytest.mark.parametrize("study", NAMES)
 def test_claims_are_held_to_the_figures_of_their_own_publication(study: str) -> None:
-    judged = judge([claim for name, claim in CLAIMS if name == study], Known(trials_of(study), {}))
+    judged = judge([claim for name, claim in CLAIMS if name == study], StudyResults(trials_of(study), {}))
     found = {one.claim.says: one.contradicted for one in judged if one.contradicted}
     expected = CONTRADICTED[study]
     assert len(found) == len(expected)

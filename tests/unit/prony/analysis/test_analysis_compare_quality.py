@@ -8,10 +8,17 @@ from typing import Any
 
 import pytest
 
-from prony.analysis.compare import compare
-from prony.analysis.compare_quality import HIGHER, LOWER, NOT_COMPARABLE, SAME, UNKNOWN, compare_quality
+from prony.analysis.compare import (
+    HIGHER,
+    LOWER,
+    QUALITY_NOT_COMPARABLE,
+    SAME_QUALITY,
+    UNKNOWN_QUALITY,
+    compare,
+    compare_quality,
+)
 from prony.analysis.sentences import sentences
-from prony_node.contract.verification import NO, how_changed, marked
+from prony_node.contract.run_folder import NO, how_changed, marked
 from prony_node.stats import difference_interval
 
 GetRecord = Callable[[str], dict[str, Any]]
@@ -75,7 +82,7 @@ def test_the_quality_of_a_record_that_was_edited_is_not_compared(get_record: Get
     edited = marked(theirs[2], NO, Path("/runs/edited"))
     found = compare_quality(ours, [*theirs[:2], edited])
     assert found is not None
-    assert (found.verdict, found.reason) == (NOT_COMPARABLE, f"{edited['id']} was {how_changed(edited)}")
+    assert (found.verdict, found.reason) == (QUALITY_NOT_COMPARABLE, f"{edited['id']} was {how_changed(edited)}")
 
 
 def test_an_interval_that_holds_0_shows_no_difference(get_record: GetRecord) -> None:
@@ -83,7 +90,7 @@ def test_an_interval_that_holds_0_shows_no_difference(get_record: GetRecord) -> 
     theirs = with_values(get_record, "f20000", [0.935, 0.930, 0.936], 512)
     found = compare(ours, theirs)
     assert found.quality is not None
-    assert found.quality.verdict == SAME
+    assert found.quality.verdict == SAME_QUALITY
     assert any(text.startswith("No difference in accuracy shown") for text in sentences(found))
 
 
@@ -102,7 +109,7 @@ def test_a_loss_of_one_run_has_no_interval_and_less_of_it_is_better(get_record: 
     theirs["metrics"]["quality"]["value"] = 0.3
     alone = compare_quality([ours], [theirs])
     assert alone is not None
-    assert (alone.verdict, alone.low) == (UNKNOWN, None)
+    assert (alone.verdict, alone.low) == (UNKNOWN_QUALITY, None)
     assert "nothing says whether that is chance" in " ".join(sentences(compare(ours, theirs)))
     ours_too = with_values(get_record, "f10000", [0.34, 0.35, 0.345], 128)
     less = with_values(get_record, "f10000", [0.24, 0.25, 0.245], 512)
@@ -146,7 +153,7 @@ def test_what_is_not_the_same_score_is_not_comparable(
     other["data"] |= change.get("data", {})
     found = compare(get_record("f20000"), other)
     assert found.quality is not None
-    assert (found.quality.verdict, found.quality.reason) == (NOT_COMPARABLE, reason)
+    assert (found.quality.verdict, found.quality.reason) == (QUALITY_NOT_COMPARABLE, reason)
     assert f"Their quality is not comparable: {reason}." in sentences(found)
 
 

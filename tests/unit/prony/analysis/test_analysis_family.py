@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from prony.analysis.family import family
+from prony.analysis.variation import family
 
 
 def test_the_one_slow_node_is_named_and_does_not_hide_itself() -> None:

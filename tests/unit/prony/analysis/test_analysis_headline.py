@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from prony.analysis.facts import introduce
-from prony.analysis.headline import headline
-from prony.analysis.settings import shown_settings, varying
-from prony.report.sweep import sweeps
+from prony.analysis.settings import introduce, shown_settings, varying
+from prony.analysis.summary import headline
+from prony.report.plot_data import sweeps
 
 GetRecord = Callable[[str], dict[str, Any]]
 

@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prony.analysis.compare_quality import compare_quality
-from prony.analysis.learning import is_reached, learning_of, quality_of, thinned
-from prony.analysis.spread import groups
-from prony.report.data_lines import data_lines
-from prony.report.learning import curves
-from prony.report.learning_lines import curve_table, learning_lines
+from prony.analysis.compare import compare_quality
+from prony.analysis.summary import is_reached, learning_of, quality_of, thinned
+from prony.analysis.variation import groups
+from prony.report.lines import curve_table, data_lines, learning_lines
 from prony.report.numbers import format_quality
+from prony.report.plot_data import curves
 
 GetRecord = Callable[[str], dict[str, Any]]
 anything = st.recursive(

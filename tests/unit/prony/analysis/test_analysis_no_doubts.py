@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from prony.analysis.headline import headline, no_doubts
+from prony.analysis.summary import headline, no_doubts
 from prony.cli.tables import results_table, worst_check
 from prony.report.page import _checked
 from prony_node.contract import Plan, Trial

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from prony.analysis.published_layout import Cell, Table
 from prony.analysis.published_measures import EPOCHS
-from prony.analysis.published_tables import NOT_RUN, TINY, Known, fill
+from prony.analysis.published_tables import NOT_RUN, TINY, Cell, StudyResults, Table, fill
 from prony.catalog.published import TableSpec
 from prony.plan.space import expand
-from prony.plan.studies import load_study
-from prony.report.published_lines import body, heads, published_lines
+from prony.plan.study_file import load_study
+from prony.report.published import body, heads, published_lines
 from prony_node.contract.trial import Trial
 from prony_node.workloads import find_workload
 
@@ -45,7 +44,7 @@ def filled(spec: TableSpec, *records: dict[str, Any], also: tuple[Trial, ...] = 
         trial = Trial(record["trial"]["workload"], record["trial"]["settings"])
         trials[trial.hash] = trial
         by_trial.setdefault(trial.hash, []).append(record)
-    return fill(spec, Known([*trials.values(), *also], by_trial, {one.hash: "no such device" for one in also}))
+    return fill(spec, StudyResults([*trials.values(), *also], by_trial, {one.hash: "no such device" for one in also}))
 
 
 def cell_of(table: Table, **fields: object) -> Cell:
@@ -84,7 +83,7 @@ def test_a_run_on_one_data_set_never_fills_a_row_of_another() -> None:
     def filled_rows(source: str, kind: str, stands_for: str = "") -> list[str]:
         record = {**record_of(trial, 1000.0), "data": {"source": source, "kind": kind}}
         datasets = {trial.hash: {stands_for}} if stands_for else {}
-        table = fill(spec, Known([trial], {trial.hash: [record]}, datasets=datasets))
+        table = fill(spec, StudyResults([trial], {trial.hash: [record]}, datasets=datasets))
         cells = [cell for cell in table.cells() if cell.figure.system == "GH200" and cell.ours is not None]
         return sorted(cell.figure.dataset for cell in cells)
 
@@ -212,7 +211,7 @@ def test_out_of_memory_is_an_answer_and_so_is_what_was_not_run() -> None:
     small = Trial("resnet50", {"preset": "published", "devices": 1, "global_batch": 1024})
     large = Trial("resnet50", {"preset": "published", "devices": 1, "global_batch": 2048})
     spec = spec_of("caraml", "ResNet-50 over global batches and devices: images")
-    known = Known([small, large], {large.hash: [out_of_memory(large)]})
+    known = StudyResults([small, large], {large.hash: [out_of_memory(large)]})
     table = fill(spec, known)
     assert cell_of(table, system="WestAI H100", global_batch=2048).why == "out-of-memory"
     assert cell_of(table, system="WestAI H100", global_batch=1024).why == NOT_RUN

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scaling_records import ONE_DEVICE_RATE, metric, scaled_record, series
 
-from prony.analysis.scaling import Point, Scaling, scaling
-from prony.analysis.scaling_losses import COMMUNICATION, IMBALANCE, INPUT, REST, Losses
+from prony.analysis.scaling import COMMUNICATION, IMBALANCE, INPUT, REST, Losses, Scaling, ScalingPoint, scaling
 from prony.analysis.scaling_series import find_series
 from prony.analysis.variation import PRIOR_DEVIATION
 from prony_node.facts.watch_checks import watch_checks
@@ -21,7 +20,7 @@ Record = dict[str, Any]
 COUNTS = (1, 2, 4, 8)
 
 
-def at(found: Scaling, devices: int) -> Point:
+def at(found: Scaling, devices: int) -> ScalingPoint:
     return next(point for point in found.points if point.devices == devices)
 
 

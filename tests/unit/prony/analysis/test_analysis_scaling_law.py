@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prony.analysis.scaling_law import STRONG, WEAK, Figure, Fit, Law, fit
+from prony.analysis.scaling_series import STRONG, WEAK, Fit, Law, ValueInterval, fit
 
 KINDS = st.sampled_from([WEAK, STRONG])
 COUNTS = (2, 4, 8, 16)
-EXACT = Figure(1000.0, 1000.0, 1000.0)
+EXACT = ValueInterval(1000.0, 1000.0, 1000.0)
 
 
 def fitted(law: Law, counts: tuple[int, ...] = COUNTS, half: float = 0.0, predict: tuple[int, ...] = ()) -> Fit:
     speedups = {count: law.speedup(count) for count in counts}
-    figures = {count: Figure(by, by / (1 + half), by * (1 + half)) for count, by in speedups.items()}
-    base = Figure(1000.0, 1000.0 / (1 + half / 2), 1000.0 * (1 + half / 2))
+    figures = {count: ValueInterval(by, by / (1 + half), by * (1 + half)) for count, by in speedups.items()}
+    base = ValueInterval(1000.0, 1000.0 / (1 + half / 2), 1000.0 * (1 + half / 2))
     found = fit(law.kind, figures, base, predict)
     assert found is not None
     return found
@@ -55,7 +55,7 @@ def test_weak_scaling_with_a_ring_keeps_its_efficiency() -> None:
 
 @given(kind=KINDS, above=st.lists(st.floats(1.0, 1.5), min_size=1, max_size=4))
 def test_what_is_above_ideal_bends_no_parameter_below_nothing(kind: str, above: list[float]) -> None:
-    speedups = {2**n: Figure(2**n * by) for n, by in enumerate(above, start=1)}
+    speedups = {2**n: ValueInterval(2**n * by) for n, by in enumerate(above, start=1)}
     found = fit(kind, speedups, EXACT)
     assert found is not None
     assert (found.sigma.value, found.kappa.value if found.kappa else 0.0) == (0.0, 0.0)
@@ -73,7 +73,7 @@ def test_few_counts_leave_the_second_parameter_out() -> None:
 
 
 def test_one_device_alone_has_no_law() -> None:
-    assert fit(WEAK, {1: Figure(1.0)}, EXACT) is None
+    assert fit(WEAK, {1: ValueInterval(1.0)}, EXACT) is None
 
 
 def test_the_largest_count_is_left_out_and_predicted() -> None:
@@ -81,8 +81,8 @@ def test_the_largest_count_is_left_out_and_predicted() -> None:
     assert good is not None
     assert (good.devices, good.fitted_to, good.covered) == (16, [2, 4, 8], True)
     assert good.error == pytest.approx(0.0, abs=1e-9)
-    speedups = {count: Figure(by, by * 0.999, by * 1.001) for count, by in ((2, 1.9), (4, 3.8), (8, 4.0))}
-    bad = fit(STRONG, speedups, Figure(1.0, 0.9995, 1.0005))
+    speedups = {count: ValueInterval(by, by * 0.999, by * 1.001) for count, by in ((2, 1.9), (4, 3.8), (8, 4.0))}
+    bad = fit(STRONG, speedups, ValueInterval(1.0, 0.9995, 1.0005))
     assert bad is not None
     assert bad.held_out is not None
     assert bad.held_out.error > 0.3
@@ -91,7 +91,7 @@ def test_the_largest_count_is_left_out_and_predicted() -> None:
 
 def test_the_error_of_what_was_held_out_is_that_of_the_prediction() -> None:
     """From 1.8 on two devices Amdahl's law has a ninth that does not shrink, and so 3 on four: 20 % above 2.5."""
-    found = fit(STRONG, {1: Figure(1.0), 2: Figure(1.8), 4: Figure(2.5)}, EXACT)
+    found = fit(STRONG, {1: ValueInterval(1.0), 2: ValueInterval(1.8), 4: ValueInterval(2.5)}, EXACT)
     assert found is not None
     assert found.held_out is not None
     assert (found.held_out.fitted_to, found.held_out.measured, found.held_out.covered) == ([2], 2.5, None)
@@ -116,11 +116,11 @@ def test_the_interval_of_a_prediction_covers_what_the_law_would_do(kind: str) ->
     half = math.exp(1.96 * 0.005)
     for _ in range(40):
         rates = {count: law.speedup(count) * math.exp(source.gauss(0.0, 0.005)) for count in (1, *COUNTS)}
-        base = Figure(rates[1], rates[1] / half, rates[1] * half)
+        base = ValueInterval(rates[1], rates[1] / half, rates[1] * half)
         speedups = {}
         for count in COUNTS:
             ratio, both = rates[count] / base.value, half ** math.sqrt(2.0)  # two errors of one size, in squares
-            speedups[count] = Figure(ratio, ratio / both, ratio * both)
+            speedups[count] = ValueInterval(ratio, ratio / both, ratio * both)
         fitting = fit(kind, speedups, base, (32,))
         assert fitting is not None
         ahead = fitting.predictions[0].speedup
@@ -129,12 +129,14 @@ def test_the_interval_of_a_prediction_covers_what_the_law_would_do(kind: str) ->
 
 
 def test_points_off_the_law_make_its_predictions_less_sure() -> None:
-    on = {count: Figure(Law(WEAK, 0.1, 0.0).speedup(count)) for count in COUNTS}
-    off = {count: Figure(figure.value * (0.97 if n % 2 else 1.03)) for n, (count, figure) in enumerate(on.items())}
+    on = {count: ValueInterval(Law(WEAK, 0.1, 0.0).speedup(count)) for count in COUNTS}
+    off = {
+        count: ValueInterval(figure.value * (0.97 if n % 2 else 1.03)) for n, (count, figure) in enumerate(on.items())
+    }
     widths = []
     for speedups in (on, off):
-        known = {n: Figure(one.value, one.value * 0.999, one.value * 1.001) for n, one in speedups.items()}
-        found = fit(WEAK, known, Figure(1.0, 0.9995, 1.0005), (64,))
+        known = {n: ValueInterval(one.value, one.value * 0.999, one.value * 1.001) for n, one in speedups.items()}
+        found = fit(WEAK, known, ValueInterval(1.0, 0.9995, 1.0005), (64,))
         assert found is not None
         (ahead,) = found.predictions
         widths.append((ahead.speedup.high or 0.0) - (ahead.speedup.low or 0.0))
@@ -142,7 +144,7 @@ def test_points_off_the_law_make_its_predictions_less_sure() -> None:
 
 
 def test_rates_without_intervals_give_a_law_without_one() -> None:
-    found = fit(STRONG, {2: Figure(1.9), 4: Figure(3.5)}, Figure(1000.0), (8,))
+    found = fit(STRONG, {2: ValueInterval(1.9), 4: ValueInterval(3.5)}, ValueInterval(1000.0), (8,))
     assert found is not None
     assert (found.sigma.low, found.predictions[0].speedup.low) == (None, None)
 

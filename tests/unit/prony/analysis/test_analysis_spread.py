@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from prony.analysis.spread import Spread, groups, independent
-from prony.report.spread_lines import spread_notes, spread_row, spread_title
+from prony.analysis.variation import Spread, groups, independent
+from prony.report.lines import spread_notes, spread_row, spread_title
 from prony_node.stats import mean_interval
 
 GetRecord = Callable[[str], dict[str, Any]]

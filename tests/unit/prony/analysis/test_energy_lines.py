@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from prony.analysis.energy import energy_lines
+from prony.analysis.summary import energy_lines
 
 PART: dict[str, Any] = {
     "part": "GPU-1", "scope": "gpu", "label": "NVIDIA H200", "idle_power_w": 76.4, "idle_source": "nvidia.power GPU-1",

@@ -13,11 +13,11 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from prony.cli import bar
 from prony.cli import data as verb
-from prony.cli.bar import make_bar, roughly
+from prony.cli import progress
 from prony.cli.data import estimate_lines
 from prony.cli.main import make_app
+from prony.cli.progress import make_bar, roughly
 
 SPLIT = {
     "samples": 20000, "classes": 1000, "vocabulary": None, "sequence": None, "files": 20000, "bytes": 2_300_000_000,
@@ -177,7 +177,7 @@ def test_a_bar_moves_on_a_terminal_and_is_lines_elsewhere(monkeypatch: pytest.Mo
     assert "250 of 1,000 samples" in out.getvalue()
     assert "\x1b[" in out.getvalue()
     out, now_s = io.StringIO(), 0.0
-    monkeypatch.setattr(bar.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now_s)
     plain = make_bar(Console(file=out), "verifying", "B")
     for now_s, done in ((0.0, 0), (1.0, 1_000_000), (6.0, 2_000_000), (7.0, 4_000_000)):  # noqa: B007
         plain.update(done, 4_000_000)

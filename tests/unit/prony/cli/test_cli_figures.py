@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-import prony.cli.study_here
-import prony.cli.study_tables
+import prony.cli.study_output
+import prony.cli.study_trials
 import prony.report.published_plots
 from prony.cli.figures import file_names
 from prony.cli.main import make_app
-from prony.cli.study_tables import published_of_records
-from prony.plan.studies import load_study
+from prony.cli.study_output import published_of_records
+from prony.plan.study_file import load_study
 from prony.report.build import report_text
 from prony_node.contract import files
 from prony_node.workloads import find_workload
@@ -41,7 +41,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> None:
         "fingerprint": {"machine": "here", "software": "s"},
         "devices": {"kind": "cuda", "devices": ["NVIDIA H200"]},
     }
-    for module in (prony.cli.study_here, prony.cli.study_tables):
+    for module in (prony.cli.study_trials, prony.cli.study_output):
         monkeypatch.setattr(module, "ask_node", lambda what, *_: answers[what])
 
 

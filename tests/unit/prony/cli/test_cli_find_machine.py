@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from prony.cli import find_machine as module
-from prony.cli.find_machine import find_machine
+from prony.cli import ask_node as module
+from prony.cli.ask_node import find_machine
 from prony.launch.site import Partition
 from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import Machine

@@ -8,12 +8,11 @@ import pytest
 
 from prony.cli import execute
 from prony_node.contract.errors import RequestError
-from prony_node.contract.plan import Stop
-from prony_node.contract.trial import Trial
+from prony_node.contract.trial import Stop, Trial
 
 
-def jobs_of(*names: str) -> list[execute.Job]:
-    return [execute.Job(Trial(name), Stop()) for name in names]
+def jobs_of(*names: str) -> list[execute.TrialRun]:
+    return [execute.TrialRun(Trial(name), Stop()) for name in names]
 
 
 def answering(answers: dict[str, Any], asked: list[str]) -> Any:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from prony.cli import model_file
+from prony.cli import ask_node
 from prony.plan.request import make_plan, parse_trial
-from prony.plan.sweep import make_grid
+from prony.plan.study import make_grid
 from prony_node.contract import Plan, RequestError, Stop
 from prony_node.workloads import WORKLOADS, workload_of
 from prony_node.workloads.model_file.config import to_document
@@ -20,31 +20,31 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the node process says of any file: the tiny decoder under another name."""
     stated = to_document(WORKLOADS["gpt-tiny"]) | {"name": "mine@01234567", "module": "/somewhere/mine.py"}
     said: dict[str, Any] = {"refused": None, "path": stated["module"], "sha256": "0123", "workload": stated}
-    monkeypatch.setattr(model_file, "ask_node", lambda question, *words: dict(said))
+    monkeypatch.setattr(ask_node, "ask_node", lambda question, *words: dict(said))
     return said
 
 
 def test_a_bare_name_asks_nobody(answer: dict[str, Any], tmp_path: Path) -> None:
-    assert model_file.find_model_file("gpt-tiny") is None
-    assert model_file.find_model_file("timm/resnet18") is None
+    assert ask_node.find_model_file("gpt-tiny") is None
+    assert ask_node.find_model_file("timm/resnet18") is None
 
 
 @pytest.mark.parametrize(("word", "says"), [("nowhere.py", "there is no such file"), (".", "that is a folder")])
 def test_what_is_no_file_is_refused(answer: dict[str, Any], tmp_path: Path, word: str, says: str) -> None:
     with pytest.raises(RequestError, match=says):
-        model_file.find_model_file(f"{tmp_path}/{word}")
+        ask_node.find_model_file(f"{tmp_path}/{word}")
 
 
 def test_the_sentence_of_the_node_is_passed_on(answer: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "mine.py").touch()
     answer["refused"] = "mine.py, line 3: SyntaxError"
     with pytest.raises(RequestError, match=r"mine\.py, line 3"):
-        model_file.find_model_file(str(tmp_path / "mine.py"))
+        ask_node.find_model_file(str(tmp_path / "mine.py"))
 
 
 def test_what_it_states_makes_trials_and_plans(answer: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "mine.py").touch()
-    found = model_file.find_model_file(str(tmp_path / "mine.py"))
+    found = ask_node.find_model_file(str(tmp_path / "mine.py"))
     assert found is not None
     trial = parse_trial(found.workload, ["sequence=16"])
     assert (trial.workload, trial.settings) == ("mine@01234567", {"sequence": 16})

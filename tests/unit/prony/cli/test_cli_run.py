@@ -14,9 +14,9 @@ from typing import Any
 
 from rich.console import Console
 
-from prony.cli.execute import Outcome, exit_code
+from prony.cli.execute import RunOutcome, exit_code
 from prony.cli.progress import LiveDisplay, PlainDisplay, describe, make_display
-from prony.cli.repeats import print_repeats
+from prony.cli.tables import print_repeats
 from prony_node.contract import files, read_record
 
 ROOT = Path(__file__).parents[4]
@@ -213,9 +213,9 @@ def test_exit_codes() -> None:
 
 def test_one_run_has_no_interval_between_runs() -> None:
     out = io.StringIO()
-    print_repeats(Console(file=out, width=200), [Outcome(Path("a"), record_with("ok", rate=5.0))])
+    print_repeats(Console(file=out, width=200), [RunOutcome(Path("a"), record_with("ok", rate=5.0))])
     assert out.getvalue() == ""
-    two = [Outcome(Path("a"), record_with("ok", rate=rate)) for rate in (5.0, 5.2)]
+    two = [RunOutcome(Path("a"), record_with("ok", rate=rate)) for rate in (5.0, 5.2)]
     print_repeats(Console(file=out, width=200), two)
     assert "between runs: 5.099 images/s, 95 % interval" in out.getvalue()
 

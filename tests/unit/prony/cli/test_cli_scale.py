@@ -11,14 +11,13 @@ import scaling_records
 from typer.testing import CliRunner
 
 import prony.cli.scale
-import prony.cli.study_here
-import prony.cli.study_history
 import prony.cli.study_run
-from prony.cli.execute import Job, Outcome
+import prony.cli.study_trials
+from prony.cli.execute import RunOutcome, TrialRun
 from prony.cli.main import make_app
-from prony.launch.lock import hold_devices
+from prony.launch.locks import hold_devices
 from prony_node.contract import files
-from prony_node.contract.manifest import SUPERVISOR, write_manifest
+from prony_node.contract.run_folder import SUPERVISOR, write_manifest
 from prony_node.parallel import place
 
 
@@ -26,10 +25,10 @@ class Machine:
     """Runs that take no time: the rate is what the law gives, and each run folder holds its record."""
 
     def __init__(self) -> None:
-        self.made: list[Job] = []
+        self.made: list[TrialRun] = []
         self.fails: int | None = None  # the count of devices whose runs fail
 
-    def run(self, job: Job, root: Path, *_: Any) -> Outcome:
+    def run(self, job: TrialRun, root: Path, *_: Any) -> RunOutcome:
         self.made.append(job)
         settings = job.trial.settings
         nodes, sync = int(settings.get("nodes", 1)), settings.get("sync", True) is True
@@ -44,15 +43,18 @@ class Machine:
         folder.mkdir(parents=True)
         (folder / files.RECORD).write_text(json.dumps(record))
         write_manifest(folder, SUPERVISOR)
-        return Outcome(folder, record)
+        return RunOutcome(folder, record)
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     found = Machine()
     monkeypatch.setattr(prony.cli.study_run, "run_one", found.run)
-    monkeypatch.setattr(prony.cli.study_here, "ask_node", lambda *_: {"kind": "cuda", "devices": ["an H200"] * 8})
-    monkeypatch.setattr(prony.cli.study_history, "ask_node", lambda *_: {"machine": "m", "software": "s"})
+    answers = {
+        "devices": {"kind": "cuda", "devices": ["an H200"] * 8},
+        "fingerprint": {"machine": "m", "software": "s"},
+    }
+    monkeypatch.setattr(prony.cli.study_trials, "ask_node", lambda question, *_: answers[question])
     return found
 
 

@@ -14,12 +14,10 @@ from prony.cli.container import last_words
 from prony.cli.jobs import state_of
 from prony.cli.main import make_app
 from prony.cli.screen import rates_of
-from prony.cli.study_at_site import in_order
-from prony.launch.job import ENDED_STATE, SUBMITTED, BlockRun, Outcome, new_job
-from prony.launch.site import Partition
+from prony.cli.study_run import in_order
+from prony.launch.job import ENDED_STATE, SUBMITTED, BlockRun, JobOutcome, new_job
+from prony.launch.site import Partition, parse_site, read_site
 from prony.launch.site_check import judge, judge_limits, read_answer
-from prony.launch.site_file import parse_site
-from prony.launch.site_find import read_site
 from prony_node.contract import Plan, Trial, files
 
 SITE = "kind: slurm\npartition: gpu\npartitions: {gpu: {accelerators: 4, arch: aarch64, cores_per_device: 2}}\n"
@@ -188,7 +186,7 @@ def test_a_job_whose_end_was_asked_for_says_so_until_it_has_ended(sites: Path) -
     job = new_job(parse_site(SITE, "x", "x"), Partition("gpu"), sites / "runs", [BlockRun(Plan("a", Trial("gemm")))])
     job = replace(job, note="running", state=SUBMITTED, cancelled=True)
     assert state_of(job) == "running, to be ended"
-    assert state_of(replace(job, outcome=Outcome("CANCELLED"), state=ENDED_STATE)) == "cancelled"
+    assert state_of(replace(job, outcome=JobOutcome("CANCELLED"), state=ENDED_STATE)) == "cancelled"
 
 
 ANSWER: dict[str, Any] = {
@@ -216,7 +214,7 @@ def levels(tmp_path: Path, answer: dict[str, Any] | None, log: str = "", around:
     if answer is not None:
         (job.folder / "answer").write_text(f"a warning of torch\n{files.to_json(answer)}and another\n")
         assert read_answer(job.folder) == answer
-    found = judge(replace(job, outcome=Outcome("FAILED", "", "127:0")), log)
+    found = judge(replace(job, outcome=JobOutcome("FAILED", "", "127:0")), log)
     return {one.name: f"{one.level}: {one.message}" for one in found}
 
 

@@ -15,18 +15,17 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from prony.cli.execute import Outcome, where_lines
+from prony.cli.execute import RunOutcome, where_lines
 from prony.cli.main import main, make_app
-from prony.cli.study_plan import make_outlook, make_standing, outlook_lines
-from prony.cli.study_run import Carried, Options, carry_out
-from prony.cli.study_view import LiveView, PlainView, Tally, make_view
+from prony.cli.study_output import make_outlook, make_standing, outlook_lines
+from prony.cli.study_run import LiveView, Options, PlainView, StudyOutcome, StudyProgress, carry_out, make_view
 from prony.launch.local import LocalRun
-from prony.launch.lock import hold_devices, lock_folder
+from prony.launch.locks import hold_devices, lock_folder
 from prony.launch.site import Site
-from prony.plan.estimate import Estimate
-from prony.plan.study_file import Reading, parse_study
+from prony.plan.study import RunEstimate
+from prony.plan.study_file import StudyFileOptions, parse_study
 from prony_node.contract import RequestError
-from prony_node.contract.manifest import SUPERVISOR, write_manifest
+from prony_node.contract.run_folder import SUPERVISOR, write_manifest
 from prony_node.contract.trial import Trial
 from prony_node.workloads import find_workload
 
@@ -45,14 +44,14 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "runs"
 
 
-def carry(root: Path, text: str = STUDY, **options: Any) -> tuple[Carried, str]:
+def carry(root: Path, text: str = STUDY, **options: Any) -> tuple[StudyOutcome, str]:
     said = io.StringIO()
-    study = parse_study(text, "small.yaml", Reading(None), find_workload)
+    study = parse_study(text, "small.yaml", StudyFileOptions(None), find_workload)
     carried = carry_out(study, Options(root, **options), make_view(Console(file=said, width=200)))
     return carried, said.getvalue()
 
 
-def batches(carried: Carried) -> list[tuple[int, str]]:
+def batches(carried: StudyOutcome) -> list[tuple[int, str]]:
     return [(o.record["trial"]["settings"]["batch_size"], o.record["status"]) for o in carried.outcomes]
 
 
@@ -67,7 +66,7 @@ def test_out_of_memory_is_a_result_and_prunes_larger_batches(root: Path, monkeyp
     made = sorted(root.glob("gpt-tiny-*"))
     again, _ = carry(root)
     assert (batches(again), sorted(root.glob("gpt-tiny-*"))) == (expected, made)
-    standing = make_standing(parse_study(STUDY, "small.yaml", Reading(None), find_workload), root)
+    standing = make_standing(parse_study(STUDY, "small.yaml", StudyFileOptions(None), find_workload), root)
     assert standing.tally.line() == "4 of 6 done, 1 of them failed, 2 pruned, 0 left"
     lines = outlook_lines(make_outlook(standing.study, root))
     assert "2 of the runs will be left out: a smaller batch ran out of memory" in lines
@@ -78,12 +77,12 @@ def test_what_another_start_finishes_meanwhile_is_not_made_again(root: Path) -> 
     class Beside(PlainView):
         """After the first run somebody else makes all the others."""
 
-        def show(self, tally: Tally) -> None:
+        def show(self, tally: StudyProgress) -> None:
             super().show(tally)
             if len(list(root.glob("gpt-tiny-*"))) == 1:
                 carry(root, share=True)
 
-    study = parse_study(STUDY, "small.yaml", Reading(None), find_workload)
+    study = parse_study(STUDY, "small.yaml", StudyFileOptions(None), find_workload)
     said = io.StringIO()
     carried = carry_out(study, Options(root, share=True), Beside(Console(file=said, width=200)))
     assert {outcome.folder for outcome in carried.outcomes} == set(root.glob("gpt-tiny-*"))
@@ -122,13 +121,15 @@ def test_a_budget_stops_it_and_the_next_start_goes_on(root: Path) -> None:
 
 
 def test_one_trial_is_counted_as_one(root: Path) -> None:
-    study = parse_study("workloads: gpt-tiny\nsettings: {batch_size: 4}\n", "s.yaml", Reading(None), find_workload)
+    study = parse_study(
+        "workloads: gpt-tiny\nsettings: {batch_size: 4}\n", "s.yaml", StudyFileOptions(None), find_workload
+    )
     assert "1 trial, 1 run" in outlook_lines(make_outlook(study, root))
 
 
 def test_a_model_that_this_host_cannot_hold_is_left_out(root: Path) -> None:
     text = "workloads: [gpt-175b, gpt-tiny]\nsettings: {device: cpu, size: [full, tiny], batch_size: 1}\n"
-    study = parse_study(text, "s.yaml", Reading(None), find_workload)
+    study = parse_study(text, "s.yaml", StudyFileOptions(None), find_workload)
     (why,) = make_outlook(study, root).impossible.values()
     assert why.startswith("gpt-175b needs 1,")
     assert "and this host has" in why
@@ -140,7 +141,7 @@ def test_what_this_machine_cannot_do_is_left_out(root: Path) -> None:
     assert [o.record["trial"]["settings"]["precision"] for o in carried.outcomes] == ["fp32", "fp32"]
     assert "left out, since this machine cannot do it (2 of the trials): precision=tf32 is a mode of CUDA's" in said
     assumed = "assumptions: [{what: fp32, source: not stated}]\n"
-    study = parse_study(f"{text}  #\n{assumed}", "s.yaml", Reading(None), find_workload)
+    study = parse_study(f"{text}  #\n{assumed}", "s.yaml", StudyFileOptions(None), find_workload)
     lines = outlook_lines(make_outlook(study, root))
     assert "2 of the runs are finished here and will be skipped" in lines
     assert "nothing is left to run" in lines
@@ -151,7 +152,7 @@ def test_a_study_of_a_site_is_judged_by_the_site(root: Path, monkeypatch: pytest
     """What this machine cannot do is no matter there, and runs of its nodes are finished ones."""
     text = STUDY.replace("1..32", "1..4, devices: [1, 64]")
     there = Site("there", "slurm", runs=root.parent / "runs of the site")
-    monkeypatch.setattr("prony.cli.study_at_site.find_site", lambda name: there)
+    monkeypatch.setattr("prony.cli.study_run.find_site", lambda name: there)
     monkeypatch.setenv("PRONY_RUNS", str(root))
     assert len(carry(root.parent / "runs of the site", f"{text}exclude: devices > 1\n")[0].outcomes) == 3
     for path in (root.parent / "runs of the site").glob("*/record.json"):
@@ -160,7 +161,7 @@ def test_a_study_of_a_site_is_judged_by_the_site(root: Path, monkeypatch: pytest
         (path.parent / "manifest.json").unlink()
         write_manifest(path.parent, SUPERVISOR)
     (root.parent / "runs of the site" / "index.sqlite").unlink()
-    study = parse_study(f"{text}site: there\n", "s.yaml", Reading(None), find_workload)
+    study = parse_study(f"{text}site: there\n", "s.yaml", StudyFileOptions(None), find_workload)
     outlook = make_outlook(study, root)
     assert (outlook.impossible, len(outlook.turns), outlook.finished) == ({}, 6, 3)
     assert "3 of the runs are finished there and will be skipped" in outlook_lines(outlook)
@@ -170,9 +171,9 @@ def test_a_study_of_a_site_is_judged_by_the_site(root: Path, monkeypatch: pytest
 
 def test_what_a_job_had_finished_before_it_ended_is_told_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scheduler says late that a job has ended: until then its records are finished, and its own."""
-    monkeypatch.setattr("prony.cli.study_at_site.find_site", lambda name: Site("there", "slurm", runs=root))
+    monkeypatch.setattr("prony.cli.study_run.find_site", lambda name: Site("there", "slurm", runs=root))
     made = carry(root)[0].outcomes
-    monkeypatch.setattr("prony.cli.study_at_site.follow", lambda jobs, place, view: (made, False))
+    monkeypatch.setattr("prony.cli.study_run.follow", lambda jobs, place, view: (made, False))
     again = carry(root, f"{STUDY}site: there\n")[0].outcomes
     assert [one.record["id"] for one in again] == [one.record["id"] for one in made]
 
@@ -193,11 +194,11 @@ def test_a_job_that_ends_well_without_its_runs_is_a_failure(
 
 def test_what_a_job_leaves_out_for_want_of_memory_is_not_missing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PRONY_STAND_IN_MEMORY", "4")
-    monkeypatch.setattr("prony.cli.study_at_site.find_site", lambda name: Site("there", "slurm", runs=root))
+    monkeypatch.setattr("prony.cli.study_run.find_site", lambda name: Site("there", "slurm", runs=root))
     made = carry(root)[0].outcomes
-    monkeypatch.setattr("prony.cli.study_at_site._Known.divide", lambda *_: ([], []))
+    monkeypatch.setattr("prony.cli.study_run._Known.divide", lambda *_: ([], []))
     for known, stopped in ((made, None), (made[1:], "1 run was not made")):
-        monkeypatch.setattr("prony.cli.study_at_site.follow", lambda *_, known=known: (known, False))
+        monkeypatch.setattr("prony.cli.study_run.follow", lambda *_, known=known: (known, False))
         carried = carry(root, f"{STUDY}site: there\n")[0]
         assert carried.gave_up == bool(stopped)
         assert str(carried.stopped).startswith(str(stopped))
@@ -218,7 +219,7 @@ def test_what_never_starts(root: Path) -> None:
     with pytest.raises(RequestError, match=r"no meaning with mode=infer.*\(2 trials are refused\)"):
         carry(root, wrong)
     assert not root.exists()
-    lines = outlook_lines(make_outlook(parse_study(wrong, "w.yaml", Reading(None), find_workload), root))
+    lines = outlook_lines(make_outlook(parse_study(wrong, "w.yaml", StudyFileOptions(None), find_workload), root))
     assert sum(line.startswith("refused: gpt-tiny mode=infer") for line in lines) == 2
     with pytest.raises(RequestError, match="small has no trial: what it excludes is everything"):
         carry(root, f"{STUDY}exclude: batch_size > 0\n")
@@ -226,7 +227,7 @@ def test_what_never_starts(root: Path) -> None:
 
 def test_a_plan_says_once_what_all_trials_have_in_common(root: Path) -> None:
     text = STUDY.replace("1..32}", "1..2, fused: off, seed: {values: 3, when: batch_size > 1}}")
-    lines = outlook_lines(make_outlook(parse_study(text, "w.yaml", Reading(None), find_workload), root))
+    lines = outlook_lines(make_outlook(parse_study(text, "w.yaml", StudyFileOptions(None), find_workload), root))
     assert lines[2:5] == [
         "  all with device=cpu fused=off",
         "  gpt-tiny batch_size=1",
@@ -246,9 +247,9 @@ def test_a_log_has_two_lines_for_a_run_and_the_best_of_its_own_workload(root: Pa
 
 def test_runs_are_named_shortly_where_they_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PRONY_RUNS", str(tmp_path / "runs"))
-    here = [Outcome(tmp_path / "runs" / f"gpt-tiny-20260101T000000-00000{n}", {}) for n in range(2)]
+    here = [RunOutcome(tmp_path / "runs" / f"gpt-tiny-20260101T000000-00000{n}", {}) for n in range(2)]
     assert where_lines(here) == [f"run folders: {tmp_path}/runs", "a page with plots: prony report 000000 000001"]
-    there = [Outcome(tmp_path / "a site" / f"gpt-tiny-20260101T000000-0000{n}", {}) for n in range(10, 23)]
+    there = [RunOutcome(tmp_path / "a site" / f"gpt-tiny-20260101T000000-0000{n}", {}) for n in range(10, 23)]
     assert where_lines(there)[1] == f"a page with plots: prony report --runs '{tmp_path}/a site'"
 
 
@@ -282,11 +283,11 @@ def test_the_commands(root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
 def test_the_live_view_shows_where_it_stands() -> None:
     screen = io.StringIO()
     view = LiveView(Console(file=screen, force_terminal=True, width=120))
-    tally = Tally(10)
+    tally = StudyProgress(10)
     for _ in range(10):
-        tally.expect(Estimate("the same trial", 60.0))
+        tally.expect(RunEstimate("the same trial", 60.0))
     tally.learn(Trial("gpt-tiny", {"seed": 1}), {"status": "failed", "failure": {"kind": "hung"}, "metrics": {}})
-    tally.expect(Estimate("the same trial", 60.0), -1)
+    tally.expect(RunEstimate("the same trial", 60.0), -1)
     view.begin("[2/10] gpt-tiny seed=2")
     view.update({"phase": "measure"})
     view.show(tally)

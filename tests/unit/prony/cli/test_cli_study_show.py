@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-import prony.cli.study_here
-import prony.cli.study_tables
+import prony.cli.study_output
+import prony.cli.study_trials
 from prony.analysis.claims import Judged
 from prony.analysis.published_tables import NOT_RUN
 from prony.cli.main import make_app
-from prony.cli.study_tables import (
+from prony.cli.study_output import (
     ELSEWHERE,
     NO_TABLE,
     OfRecords,
@@ -23,8 +23,8 @@ from prony.cli.study_tables import (
     published_of_records,
     show_study,
 )
-from prony.plan.studies import load_study
 from prony.plan.study import Study
+from prony.plan.study_file import load_study
 from prony.report.build import report_text
 from prony_node.contract import files
 from prony_node.contract.trial import Trial
@@ -42,7 +42,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> None:
         "fingerprint": {"machine": HERE, "software": "s"},
         "devices": {"kind": "cuda", "devices": ["NVIDIA H200"]},
     }
-    for module in (prony.cli.study_here, prony.cli.study_tables):
+    for module in (prony.cli.study_trials, prony.cli.study_output):
         monkeypatch.setattr(module, "ask_node", lambda what, *_: answers[what])
 
 

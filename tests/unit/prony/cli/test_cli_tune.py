@@ -16,8 +16,8 @@ import pytest
 import typer
 
 from prony.cli.tune import tune as tune_verb
-from prony.cli.tune_runs import FIRST_REPEAT
-from prony.launch.lock import hold_devices
+from prony.cli.tune_search import FIRST_REPEAT
+from prony.launch.locks import hold_devices
 from prony.plan.request import parse_trial
 from prony_node.contract.errors import RequestError
 

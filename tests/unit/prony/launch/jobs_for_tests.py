@@ -9,9 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from prony.launch.job import BlockRun, Job, new_job
-from prony.launch.site import Site
-from prony.launch.site_file import choose_partition
-from prony.launch.site_find import read_site
+from prony.launch.site import Site, choose_partition, read_site
 from prony_node.contract import Plan, Trial
 
 SLURM = """\

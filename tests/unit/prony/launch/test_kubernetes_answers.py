@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prony.launch.job import Outcome
+from prony.launch.job import JobOutcome
 from prony.launch.kubernetes_answers import (
     IMAGE_PATIENCE_S,
     event_facts,
@@ -109,8 +109,8 @@ def test_how_a_job_ended_and_what_that_means(known: Any, pods: list[Any], state:
     status = status_of(known, pods, [], 1, NOW_S)
     assert status is not None
     assert (status.phase, status.state, status.exit_code) == ("ended", state, code)
-    assert failure_of(Outcome(status.state, status.reason, code), "job", 600.0, False)["kind"] == kind
-    assert failure_of(Outcome(status.state), "job", 600.0, True)["kind"] == "interrupted"
+    assert failure_of(JobOutcome(status.state, status.reason, code), "job", 600.0, False)["kind"] == kind
+    assert failure_of(JobOutcome(status.state), "job", 600.0, True)["kind"] == "interrupted"
 
 
 def test_an_image_that_never_comes_ends_the_job_after_a_while() -> None:

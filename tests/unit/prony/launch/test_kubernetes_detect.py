@@ -6,8 +6,8 @@ from typing import Any
 
 import yaml
 
-from prony.launch.kubernetes_detect import detect_partitions
-from prony.launch.site_file import parse_site
+from prony.launch.kubernetes_answers import detect_partitions
+from prony.launch.site import parse_site
 
 
 def node(arch: str = "amd64", taints: list[dict[str, str]] | None = None, **amounts: str) -> dict[str, Any]:

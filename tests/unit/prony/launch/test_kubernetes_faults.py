@@ -18,16 +18,16 @@ from kubernetes_jobs import ANY, make_job, make_run, make_site
 from kubernetes_mock import Mock, mock_server
 
 from prony.launch import kubernetes_api
-from prony.launch.job import NODE_ZIP, SUBMITTED, Job, Outcome, load, save
+from prony.launch.job import NODE_ZIP, SUBMITTED, Job, JobOutcome, load, save
 from prony.launch.jobs import Jobs
 from prony.launch.kubernetes import Kubernetes
 from prony.launch.kubernetes_api import Api, ApiProblem
 from prony.launch.kubernetes_fetch import FETCHED
 from prony.launch.protocol import QueueFull, Rendered, Status
 from prony_node.contract.errors import RequestError
-from prony_node.contract.frames import Frame, encode, in_parts
+from prony_node.contract.logs import Frame, encode, in_parts
 from prony_node.contract.record import read_record
-from prony_node.supervise.carry import bundle
+from prony_node.supervise.job_script import bundle
 
 JOBS, PODS = "/apis/batch/v1/namespaces/default/jobs", "/api/v1/namespaces/default/pods"
 EVENTS = "/api/v1/namespaces/default/events"
@@ -455,7 +455,7 @@ def test_a_job_goes_its_whole_way_from_manifest_to_record(bed: Bed, tmp_path: Pa
     frames = [*in_parts(name, bundle(there)), Frame({"end": 0, "bundles": [name]})]
     ended_bed(bed, b"".join(map(encode, frames)))
     ended = follow(bed, jobs, job)
-    assert ended.outcome == Outcome("COMPLETED", "", "0")
+    assert ended.outcome == JobOutcome("COMPLETED", "", "0")
     record = read_record(jobs.root / name)
     assert record is not None
     assert record["status"] == "ok"

@@ -16,7 +16,7 @@ from kubernetes_mock import Mock, mock_server
 from typer.testing import CliRunner
 
 from prony.cli.main import make_app
-from prony.launch.kubernetes_detect import nodes_of
+from prony.launch.kubernetes_answers import nodes_of
 
 A100 = {"kubernetes.io/arch": "amd64", "accelerator": "a100"}
 GPU_TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}

@@ -13,28 +13,25 @@ import pytest
 from rich.console import Console
 
 from processes import need_proc
-from prony.cli.study_carry import Options
-from prony.cli.study_run import carry_out
-from prony.cli.study_view import make_view
-from prony.cli.tune_runs import Tuning
-from prony.launch import claim
-from prony.launch.claim import claimed
-from prony.launch.left import wait_for_left
+from prony.cli.study_run import carry_out, make_view
+from prony.cli.study_trials import Options
+from prony.cli.tune_search import Tuning
+from prony.launch import locks
+from prony.launch.collect import wait_for_left
+from prony.launch.locks import claimed
 from prony.launch.site import Site
 from prony.plan.request import make_plan
-from prony.plan.study_file import Reading, parse_study
+from prony.plan.study_file import StudyFileOptions, parse_study
 from prony_node.contract import RequestError, files
-from prony_node.contract.owners import user_name
-from prony_node.contract.plain import SHARED_MARK, SHARED_TEXT
-from prony_node.contract.plan import Stop
-from prony_node.contract.process import identify
-from prony_node.contract.trial import Trial
+from prony_node.contract.machine import identify
+from prony_node.contract.safe_files import SHARED_MARK, SHARED_TEXT, user_name
+from prony_node.contract.trial import Stop, Trial
 from prony_node.workloads import find_workload
 
 CLAIM = """
 import sys; sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from prony.launch.claim import claimed
+from prony.launch.locks import claimed
 with claimed(Path(sys.argv[2]), sys.argv[3]) as ours:
     print(ours, flush=True)
     sys.stdin.read()
@@ -46,7 +43,7 @@ def other(tmp_path: Path) -> Callable[[str], subprocess.Popen[str]]:
     """Another process that claims something of the same root, and has said so."""
 
     def start(what: str) -> subprocess.Popen[str]:
-        argv = [sys.executable, "-c", CLAIM, str(Path(claim.__file__).parents[2]), str(tmp_path), what]
+        argv = [sys.executable, "-c", CLAIM, str(Path(locks.__file__).parents[2]), str(tmp_path), what]
         process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         assert process.stdout.readline() == "True\n"
@@ -70,9 +67,9 @@ def test_a_claim_is_of_one_process_until_it_dies(tmp_path: Path, other: Callable
 def test_a_study_is_not_submitted_twice_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: Callable[[str], subprocess.Popen[str]]
 ) -> None:
-    monkeypatch.setattr("prony.cli.study_at_site.find_site", lambda name: Site("there", "slurm", runs=tmp_path))
+    monkeypatch.setattr("prony.cli.study_run.find_site", lambda name: Site("there", "slurm", runs=tmp_path))
     monkeypatch.setenv("PRONY_RUNS", str(tmp_path))
-    study = parse_study("workloads: gpt-tiny\nsite: there\n", "s.yaml", Reading(None), find_workload)
+    study = parse_study("workloads: gpt-tiny\nsite: there\n", "s.yaml", StudyFileOptions(None), find_workload)
     process = other("submit")
     try:
         said = rf"another start is submitting runs of .* at this moment; try again.*It is process {process.pid} of "
@@ -90,7 +87,7 @@ def test_a_study_that_waits_for_a_claim_says_whose_it_is(
     need_proc()
     monkeypatch.setenv("PRONY_LOCKS", str(tmp_path / "locks"))
     monkeypatch.setattr("prony.cli.study_run.SAY_WHO_AFTER_S", 0.0)
-    study = parse_study("workloads: gpt-tiny\n", "s.yaml", Reading(None), find_workload)
+    study = parse_study("workloads: gpt-tiny\n", "s.yaml", StudyFileOptions(None), find_workload)
     (one,) = study.planned()
     process, view, notes = other(f"{one.trial.hash} 0"), make_view(Console(stderr=True)), list[str]()
 
@@ -115,7 +112,7 @@ def test_a_search_whose_runs_are_all_claimed_ends_and_says_by_whom(tmp_path: Pat
     hold = "import fcntl, sys; f = open(sys.argv[1], 'r+'); fcntl.lockf(f, fcntl.LOCK_EX); print(); sys.stdin.read()"
     with claimed(tmp_path, "a run"):
         pass
-    argv = [sys.executable, "-c", hold, str(tmp_path / claim.FILE)]
+    argv = [sys.executable, "-c", hold, str(tmp_path / locks.FILE)]
     process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     process.stdout.readline()
@@ -158,4 +155,4 @@ def test_the_group_may_claim_in_a_root_that_is_shared_and_nobody_else_elsewhere(
             pass
     finally:
         os.umask(before)
-    assert (tmp_path / claim.FILE).stat().st_mode & 0o777 == mode
+    assert (tmp_path / locks.FILE).stat().st_mode & 0o777 == mode

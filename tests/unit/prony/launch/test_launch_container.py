@@ -18,11 +18,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kubernetes_jobs import make_job, make_run, make_site
 
-from prony.launch.container import container_words
-from prony.launch.image import Unknown, architectures_of, check_image, sif_architecture
-from prony.launch.image_build import Build, build_commands, read_pins
+from prony.launch.image import (
+    Build,
+    Unknown,
+    architectures_of,
+    build_commands,
+    check_image,
+    read_pins,
+    registry_architectures,
+    sif_architecture,
+    split_image,
+)
 from prony.launch.jobs import Jobs
-from prony.launch.registry import registry_architectures, split_image
+from prony.launch.script import container_words
 from prony.launch.site import Container, Partition, Site
 from prony_node.contract.errors import RequestError
 

@@ -11,16 +11,14 @@ from typing import Any
 import pytest
 from jobs_for_tests import SLURM, make_run, make_site
 
-from prony.launch.blocks import into_blocks, make_jobs
 from prony.launch.collect import collect, collect_all
-from prony.launch.job import LOG, BlockRun, Job, find_job, load, load_jobs, new_job, save
-from prony.launch.jobs import Jobs
+from prony.launch.job import LOG, BlockRun, Job, find_job, into_blocks, load, load_jobs, make_jobs, new_job, save
+from prony.launch.jobs import Jobs, runs_never_begun
 from prony.launch.protocol import QueueFull, Rendered, Status, Statuses, Unanswered
-from prony.launch.settle import left
 from prony.launch.site import Partition, Site
-from prony.launch.slurm_answers import failure_of
+from prony.launch.slurm import failure_of
 from prony_node.contract import Plan, RequestError, files, read_record
-from prony_node.contract.process import identify
+from prony_node.contract.machine import identify
 
 
 class Pretended:
@@ -141,7 +139,7 @@ def test_the_end_of_a_job_is_the_record_of_what_had_begun(cluster: Cluster, stat
     assert (record["status"], record["failure"]["kind"]) == (status, kind)
     assert changes.recorded == [folder]
     assert not job.run_folder(job.runs[1]).exists()
-    assert left(load(job.folder)) == [job.runs[1]]
+    assert runs_never_begun(load(job.folder)) == [job.runs[1]]
 
 
 def test_what_the_supervisor_saw_is_part_of_the_reason(cluster: Cluster) -> None:
@@ -182,7 +180,7 @@ def test_a_job_that_never_ran_says_why_in_one_record(cluster: Cluster) -> None:
 def test_a_run_that_ended_by_itself_is_not_touched(cluster: Cluster) -> None:
     (job,) = cluster.add([make_run(0), make_run(1)])
     folder = begin(cluster, job, job.runs[0])
-    from prony_node.contract.assemble import Parts, assemble
+    from prony_node.contract.run_folder import Parts, assemble
 
     own = assemble(job.runs[0].plan, Parts(), started="", ended="", failure={"kind": "time-limit", "message": "near"})
     files.write_once(folder / files.RECORD, own)

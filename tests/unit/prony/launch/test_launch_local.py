@@ -13,14 +13,12 @@ from typing import Any
 
 import pytest
 
-from prony.launch.collect import collect, collect_all
-from prony.launch.follow import ProgressTail
-from prony.launch.left import is_being_made, wait_for_left
+from prony.launch.collect import ProgressTail, collect, collect_all, is_being_made, wait_for_left
 from prony.launch.local import LocalRun
 from prony.launch.node import ask_node, node_environment, node_python, supervisor_argv, write_node, write_node_zip
 from prony_node.contract import Plan, RequestError, Trial, files, read_record
-from prony_node.contract.manifest import SUPERVISOR, has_manifest, write_manifest
-from prony_node.contract.process import identify
+from prony_node.contract.machine import identify
+from prony_node.contract.run_folder import SUPERVISOR, has_manifest, write_manifest
 
 ROOT = Path(__file__).parents[4]
 PLAN = Plan(run_id="gpt-tiny-1", trial=Trial("gpt-tiny", {"steps": 3}))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from prony.launch.lock import devices_of, hold_devices
+from prony.launch.locks import devices_of, hold_devices
 from prony_node.contract import RequestError
 from prony_node.contract.trial import Trial
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[4]
 HOLD = """
 import sys; sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from prony.launch.lock import hold_devices
+from prony.launch.locks import hold_devices
 with hold_devices({"cpu"}, "a sweep of theirs", Path(sys.argv[2])):
     print("held", flush=True)
     sys.stdin.read()

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from jobs_for_tests import SLURM, make_job, make_run, make_site, without_hashes
 
 from prony.launch.job import BlockRun, Job
-from prony.launch.local_jobs import LocalJobs
+from prony.launch.local import LocalJobs
 from prony.launch.node import node_zip
 from prony.launch.protocol import check_fits
 from prony.launch.script import start_text

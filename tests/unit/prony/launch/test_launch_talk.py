@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from processes import need_proc
-from prony.launch.talk import talk
+from prony.launch.node import talk
 from prony_node.contract.errors import RequestError
 
 SRC = Path(__file__).parents[4] / "src"
@@ -76,7 +76,7 @@ def test_leaving_early_ends_it(here: Path) -> None:
 
 def test_it_ends_when_we_are_killed(here: Path) -> None:
     code = (
-        "import os, signal; from pathlib import Path; from prony.launch.talk import talk\n"
+        "import os, signal; from pathlib import Path; from prony.launch.node import talk\n"
         "with talk() as node:\n"
         "    next(node.lines()); os.kill(os.getpid(), signal.SIGKILL)\n"
     )

@@ -7,9 +7,17 @@ from pathlib import Path
 import pytest
 from jobs_for_tests import SLURM, make_site
 
-from prony.launch.site import KINDS, LOCAL
-from prony.launch.site_file import choose_partition, parse_site
-from prony.launch.site_find import example_sites, find_site, load_site, sites_folder, user_sites
+from prony.launch.site import (
+    KINDS,
+    LOCAL,
+    choose_partition,
+    example_sites,
+    find_site,
+    load_site,
+    parse_site,
+    sites_folder,
+    user_sites,
+)
 from prony_node.contract import RequestError
 
 

@@ -12,12 +12,10 @@ from pathlib import Path
 import pytest
 from jobs_for_tests import SLURM, make_job, make_run, make_site
 
-from prony.launch import slurm_answers as answers
-from prony.launch.calls import Caller, NoAnswer, run_command
-from prony.launch.job import Job, Outcome
-from prony.launch.protocol import QueueFull, Rendered, Unanswered
-from prony.launch.slurm import Slurm
-from prony.launch.slurm_detect import detect_cluster, detect_partition, fill_in, parse_time
+from prony.launch import slurm as answers
+from prony.launch.job import Job, JobOutcome
+from prony.launch.protocol import Caller, NoAnswer, QueueFull, Rendered, Unanswered, run_command
+from prony.launch.slurm import Slurm, detect_cluster, detect_partition, fill_in, parse_time
 from prony_node.contract import RequestError
 
 FAILED = "sbatch: error: Batch job submission failed: "
@@ -263,7 +261,7 @@ def test_cancelling_what_has_ended_is_no_mistake(launcher: Make) -> None:
     ],
 )  # fmt: skip
 def test_a_state_of_slurm_is_a_failure_with_its_reason(state: str, kind: str) -> None:
-    failure = answers.failure_of(Outcome(state, "", "1:0"), "77", 600.0)
+    failure = answers.failure_of(JobOutcome(state, "", "1:0"), "77", 600.0)
     assert failure["kind"] == kind
     assert "77" in failure["message"]
 

@@ -7,7 +7,7 @@ import pytest
 from prony.plan.scale import COUNTED, STRONG, WEAK, ScalingTrials, make_series, parse_counts
 from prony_node.contract import RequestError
 from prony_node.contract.machine import Machine
-from prony_node.contract.plan import Stop
+from prony_node.contract.trial import Stop
 from prony_node.workloads import WORKLOADS, find_workload
 
 

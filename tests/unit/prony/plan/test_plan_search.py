@@ -13,13 +13,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prony.plan.search import Search
-from prony.plan.search_confirm import BETTER, SAME, UNDECIDED, WORSE, Confirmation, confirmation, looks, next_side
-from prony.plan.search_drive import Made, SearchOutcome, drive
-from prony.plan.search_goal import GOALS
-from prony.plan.search_space import Candidate, Space
-from prony.plan.search_terms import Limit, PairRun, Result, Rules, Screen
-from prony_node.contract.record_types import OUT_OF_MEMORY
+from prony.plan.search import (
+    BETTER,
+    SAME,
+    UNDECIDED,
+    WORSE,
+    Confirmation,
+    Search,
+    SearchOutcome,
+    SearchRun,
+    confirmation,
+    interim_analyses,
+    next_side,
+    run_search,
+)
+from prony.plan.search_space import GOALS, Candidate, Limit, PairRun, Result, Rules, Screening, Space
+from prony_node.contract.record import OUT_OF_MEMORY
 
 GIB = 2.0**30
 GOAL = GOALS["throughput"]
@@ -43,31 +52,31 @@ class LawfulMachine:
     spread: float = 0.0
     fails: Callable[[dict[str, Any]], bool] = lambda _: False  # whose runs fail a check
     rng: random.Random = field(default_factory=lambda: random.Random(1))
-    asked: list[Screen | PairRun] = field(default_factory=list)
+    asked: list[Screening | PairRun] = field(default_factory=list)
 
-    def screen(self, ask: Screen) -> list[Made]:
+    def screen(self, ask: Screening) -> list[SearchRun]:
         self.asked.append(ask)
-        made: list[Made] = []
+        made: list[SearchRun] = []
         for candidate in ask.candidates:
             made.append(self._make(candidate, ask.seconds, not made))
             if made[-1].record["status"] != "ok":
                 break
         return made
 
-    def run(self, ask: PairRun) -> Made:
+    def run(self, ask: PairRun) -> SearchRun:
         self.asked.append(ask)
         return self._make(ask.candidate, ask.seconds, True)
 
-    def _make(self, candidate: Candidate, seconds: float, fresh: bool) -> Made:
+    def _make(self, candidate: Candidate, seconds: float, fresh: bool) -> SearchRun:
         rate, memory = self.law(candidate.settings)
         cost_s = 10.0 * fresh + 5.0 + seconds
         if rate is None:
-            return Made({"status": "failed", "failure": {"kind": OUT_OF_MEMORY}, "metrics": {}}, cost_s, fresh)
+            return SearchRun({"status": "failed", "failure": {"kind": OUT_OF_MEMORY}, "metrics": {}}, cost_s, fresh)
         rate *= math.exp(self.rng.gauss(0.0, self.spread))
         metrics = {"throughput": {"value": rate, "low": rate, "high": rate}, "peak_memory": {"value": memory}}
         phases = {"build": {"seconds": 5.0}, "steady": {"seconds": seconds}}
         checks = [{"name": "parameters", "level": "fail", "message": ""}] if self.fails(candidate.settings) else []
-        return Made({"status": "ok", "metrics": metrics, "phases": phases, "checks": checks}, cost_s, fresh)
+        return SearchRun({"status": "ok", "metrics": metrics, "phases": phases, "checks": checks}, cost_s, fresh)
 
 
 def lawful(half: float, factors: dict[str, dict[Any, float]], sample_gib: float) -> Law:
@@ -98,7 +107,7 @@ def test_what_is_kept_ran_within_the_bounds_and_the_budget_holds(
     law: Law, start: Candidate, gib: float, budget_s: float
 ) -> None:
     search = Search(make(LISTS), start, limits=[Limit("memory", gib * GIB)], budget_s=budget_s)
-    found = drive(search, LawfulMachine(law), GOAL)
+    found = run_search(search, LawfulMachine(law), GOAL)
     assert search.spent_s <= max(budget_s, 17.0) + 1e-9
     assert math.isclose(found.search_s + found.confirm_s, search.spent_s)
     if found.leader is None:
@@ -113,7 +122,7 @@ def test_what_is_kept_ran_within_the_bounds_and_the_budget_holds(
 def test_without_noise_it_ends_within_its_indifference_of_the_best(law: Law, start: Candidate) -> None:
     space = make(LISTS)
     search = Search(space, start, budget_s=1e5)
-    found = drive(search, LawfulMachine(law), GOAL)
+    found = run_search(search, LawfulMachine(law), GOAL)
     best = max(law(one.settings)[0] or 0.0 for one in space.candidates)
     kept = law(found.chosen(start).settings)[0] or 0.0
     slack = 1.0 + search.rules.indifferent if law(start.settings)[0] else 1.1  # else nothing can be confirmed
@@ -125,10 +134,10 @@ def test_it_starts_from_the_defaults_and_walks_the_larger_sizes_in_one_process()
     space = make(LISTS)
     start = pick(space, batch_size=32, precision="bf16", compile="default")
     machine = LawfulMachine(lawful(30.0, {"compile": {"off": 0.5}, "precision": {"fp16": 0.8}}, 0.1))
-    found = drive(Search(space, start, budget_s=600.0), machine, GOAL)
+    found = run_search(Search(space, start, budget_s=600.0), machine, GOAL)
     first, second, *_ = machine.asked
-    assert isinstance(first, Screen)
-    assert isinstance(second, Screen)
+    assert isinstance(first, Screening)
+    assert isinstance(second, Screening)
     assert [one.key for one in first.candidates] == [start.key]
     assert [one.settings["batch_size"] for one in second.candidates] == [64, 128, 256]
     assert found.champion.settings == {"batch_size": 256, "precision": "bf16", "compile": "default"}
@@ -140,7 +149,7 @@ def test_it_starts_from_the_defaults_and_walks_the_larger_sizes_in_one_process()
 def test_smaller_sizes_are_measured_where_no_larger_one_is_left() -> None:
     falling: Law = lambda chosen: (1000.0 / chosen["batch_size"], GIB)  # noqa: E731
     space = make(SIZES)
-    found = drive(Search(space, pick(space, batch_size=32), budget_s=900.0), LawfulMachine(falling), GOAL)
+    found = run_search(Search(space, pick(space, batch_size=32), budget_s=900.0), LawfulMachine(falling), GOAL)
     assert found.champion.settings == {"batch_size": 8}
 
 
@@ -175,7 +184,7 @@ def test_overlapping_intervals_give_no_advice_and_the_budget_is_spent() -> None:
     flat: Law = lambda _: (1000.0, GIB)  # noqa: E731
     space = make(SIZES)
     search = Search(space, pick(space, batch_size=8), budget_s=400.0)
-    found = drive(search, LawfulMachine(flat, spread=0.2), GOAL)
+    found = run_search(search, LawfulMachine(flat, spread=0.2), GOAL)
     assert not found.decided(search.start)
     assert search.budget_s - search.spent_s < 2 * 18.0 * 1.05, "less than one more pair is left"
     assert found.undecided or found.open
@@ -184,7 +193,7 @@ def test_overlapping_intervals_give_no_advice_and_the_budget_is_spent() -> None:
 def test_a_budget_too_small_for_four_pairs_gives_no_advice_on_a_rival() -> None:
     space = make(SIZES)
     search = Search(space, pick(space, batch_size=8), budget_s=90.0)
-    found = drive(search, LawfulMachine(lawful(20.0, {}, 0.1)), GOAL)
+    found = run_search(search, LawfulMachine(lawful(20.0, {}, 0.1)), GOAL)
     assert found.leader is not None
     assert found.leader.settings == {"batch_size": 64}
     assert not found.confirmed
@@ -195,7 +204,7 @@ def test_a_budget_too_small_for_four_pairs_gives_no_advice_on_a_rival() -> None:
 def test_what_the_budget_did_not_reach_is_told_and_leaves_it_undecided() -> None:
     space = make({"batch_size": [8], "compile": ["off", "default"], "fused": [False, True]})
     search = Search(space, pick(space, batch_size=8, compile="off", fused=False), budget_s=40.0)
-    found = drive(search, LawfulMachine(lawful(1.0, {"compile": {"default": 0.5}}, 0.1)), GOAL)
+    found = run_search(search, LawfulMachine(lawful(1.0, {"compile": {"default": 0.5}}, 0.1)), GOAL)
     assert [one.settings["fused"] for one in found.left] == [True]
     assert not found.decided(search.start)
 
@@ -204,7 +213,7 @@ def test_a_run_with_a_failed_check_never_wins() -> None:
     space = make(SIZES)
     search = Search(space, pick(space, batch_size=8), budget_s=900.0)
     machine = LawfulMachine(lawful(20.0, {}, 0.1), fails=lambda chosen: chosen["batch_size"] > 16)
-    found = drive(search, machine, GOAL)
+    found = run_search(search, machine, GOAL)
     assert found.champion.settings == {"batch_size": 16}
     assert search.dropped(pick(space, batch_size=64)) == "failed check: parameters"
 
@@ -214,7 +223,7 @@ def test_a_check_that_fails_in_the_a_b_ends_it_without_a_verdict() -> None:
     search = Search(space, pick(space, batch_size=8), budget_s=900.0)
     machine = LawfulMachine(lawful(20.0, {}, 0.1))
     machine.fails = lambda _: any(isinstance(ask, PairRun) for ask in machine.asked)
-    found = drive(search, machine, GOAL)
+    found = run_search(search, machine, GOAL)
     assert not found.confirmed
     assert not found.decided(search.start)
 
@@ -222,7 +231,7 @@ def test_a_check_that_fails_in_the_a_b_ends_it_without_a_verdict() -> None:
 def test_a_start_without_memory_is_no_baseline() -> None:
     space = make(SIZES)
     search = Search(space, pick(space, batch_size=64), budget_s=900.0)
-    found = drive(search, LawfulMachine(lawful(20.0, {}, 2.0)), GOAL)
+    found = run_search(search, LawfulMachine(lawful(20.0, {}, 2.0)), GOAL)
     assert (found.unusable, found.leader) == (OUT_OF_MEMORY, pick(space, batch_size=32))
     assert not found.decided(search.start)
 
@@ -235,7 +244,7 @@ def test_two_changes_that_gain_a_little_each_are_found_together(screenings: int,
     space = make({"batch_size": [8], **lists})
     start = pick(space, batch_size=8, precision="fp16", compile="off")
     search = Search(space, start, budget_s=3000.0, rules=Rules(most_screenings=screenings))
-    found = drive(search, LawfulMachine(law), GOAL)
+    found = run_search(search, LawfulMachine(law), GOAL)
     assert found.champion.settings == {"batch_size": 8, "precision": "bf16", "compile": "default"}
     assert [one.verdict for one in found.confirmed].count(BETTER) == better
 
@@ -247,7 +256,7 @@ def test_advice_is_rarely_wrong_where_nothing_differs() -> None:
     wrong = 0
     for seed in range(100):
         search = Search(space, pick(space, batch_size=8), budget_s=400.0)
-        found = drive(search, LawfulMachine(flat, spread=0.02, rng=random.Random(seed)), GOAL)
+        found = run_search(search, LawfulMachine(flat, spread=0.02, rng=random.Random(seed)), GOAL)
         wrong += found.champion.key != search.start.key
     assert wrong <= 10, "5 % of the A/Bs, of which there may be two"
 
@@ -310,7 +319,7 @@ def test_the_sides_of_an_a_b_take_turns_abba() -> None:
 def test_an_a_b_is_looked_at_after_four_pairs_and_at_the_end_of_the_budget(
     affordable: int, looked: tuple[int, ...]
 ) -> None:
-    assert looks(affordable) == looked
+    assert interim_analyses(affordable) == looked
 
 
 def test_an_a_b_says_better_worse_the_same_or_nothing_and_never_on_three_pairs() -> None:

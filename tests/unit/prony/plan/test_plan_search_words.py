@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from prony.analysis.tuning import mathematics_sentences
-from prony.plan.search_goal import find_goal, parse_limits, result_of, unmeasurable
-from prony.plan.search_space import Candidate, default_lists, make_space, split_searched
+from prony.analysis.settings import mathematics_sentences
+from prony.plan.search_space import (
+    Candidate,
+    default_lists,
+    find_goal,
+    make_space,
+    parse_limits,
+    result_of,
+    split_searched,
+    unmeasurable,
+)
 from prony_node.contract.errors import RequestError
 from prony_node.workloads import find_workload
 

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from prony.analysis.published_measures import MEASURES
-from prony.analysis.published_tables import NOT_IN_SIZE, Known, fill
+from prony.analysis.published_tables import NOT_IN_SIZE, StudyResults, fill
 from prony.catalog.published import PlotSpec, TableSpec, figures, published_names
-from prony.plan.studies import load_study, shipped_studies
 from prony.plan.study import study_of_words
-from prony.plan.study_file import Reading, parse_study
+from prony.plan.study_file import StudyFileOptions, load_study, parse_study, shipped_studies
 from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.workloads import find_workload
@@ -69,7 +68,7 @@ def test_no_trial_is_refused_and_the_study_says_what_it_is(name: str, size: str)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_published_figure_has_a_place_and_a_trial_beside_it(name: str) -> None:
     study = load_study(name, "full", (), find_workload)
-    known = Known([one.trial for one in study.planned()], {})
+    known = StudyResults([one.trial for one in study.planned()], {})
     cells = [cell for spec in study.tables for cell in fill(spec, known).cells()]
     shown = {cell.figure for cell in cells}
     every = {figure for spec in study.tables if spec.figures for figure in figures(spec.figures)}
@@ -98,7 +97,7 @@ def test_every_publication_is_repeated() -> None:
 
 @pytest.mark.parametrize("spec", [spec for name in NAMES for spec in specs(name)], ids=lambda spec: spec.title)
 def test_a_table_has_a_cell_for_each_of_its_figures(spec: TableSpec) -> None:
-    assert len(fill(spec, Known([], {})).cells()) == len(spec.chosen()), "two figures fell into one cell"
+    assert len(fill(spec, StudyResults([], {})).cells()) == len(spec.chosen()), "two figures fell into one cell"
     assert set(spec.metrics) <= set(MEASURES)
 
 
@@ -120,15 +119,15 @@ def test_a_table_has_a_cell_for_each_of_its_figures(spec: TableSpec) -> None:
     ],
 )  # fmt: skip
 def test_a_wrong_table_is_refused_where_it_stands(was: str, becomes: str, message: str) -> None:
-    parse_study(TABLE, "mine.yaml", Reading(None), find_workload)
+    parse_study(TABLE, "mine.yaml", StudyFileOptions(None), find_workload)
     with pytest.raises(RequestError) as caught:
-        parse_study(TABLE.replace(was, becomes, 1), "mine.yaml", Reading(None), find_workload)
+        parse_study(TABLE.replace(was, becomes, 1), "mine.yaml", StudyFileOptions(None), find_workload)
     assert message in str(caught.value)
     assert str(caught.value).startswith("mine.yaml, line ")
 
 
 def test_a_plot_is_read_as_tables_are() -> None:
-    (spec,) = parse_study(PLOT, "mine.yaml", Reading(None), find_workload).plots
+    (spec,) = parse_study(PLOT, "mine.yaml", StudyFileOptions(None), find_workload).plots
     assert (spec.kind, spec.x, spec.y, spec.series) == ("heat", "global_batch", "devices", ("system",))
     assert spec.only == {"precision": ("fp16", "bf16"), "mode": (None,)}
     assert spec.undrawn == ("A100", "V100")
@@ -154,7 +153,7 @@ def test_a_plot_is_read_as_tables_are() -> None:
 )  # fmt: skip
 def test_a_wrong_plot_is_refused_where_it_stands(was: str, becomes: str, message: str) -> None:
     with pytest.raises(RequestError) as caught:
-        parse_study(PLOT.replace(was, becomes, 1), "mine.yaml", Reading(None), find_workload)
+        parse_study(PLOT.replace(was, becomes, 1), "mine.yaml", StudyFileOptions(None), find_workload)
     assert message in str(caught.value)
     assert str(caught.value).startswith("mine.yaml, line ")
 

@@ -12,8 +12,8 @@ import pytest
 
 from prony.catalog.published import TableSpec, figures
 from prony.plan.space import Planned
-from prony.plan.studies import load_study
 from prony.plan.study import Study
+from prony.plan.study_file import load_study
 from prony_node.contract.machine import Machine
 from prony_node.workloads import find_workload
 

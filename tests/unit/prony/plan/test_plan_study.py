@@ -7,13 +7,22 @@ import time
 
 import pytest
 
-from prony.plan.estimate import ELSEWHERE, HERE, SAME, UNKNOWN, Estimator, Seen, Total, form_of
-from prony.plan.prune import OutOfMemory
-from prony.plan.study import Study, study_of_words
-from prony.plan.study_file import Reading, parse_study
+from prony.plan.study import (
+    ELSEWHERE,
+    HERE,
+    SAME,
+    UNKNOWN,
+    Estimator,
+    OutOfMemoryPruner,
+    RunCost,
+    Study,
+    Total,
+    form_of,
+    study_of_words,
+)
+from prony.plan.study_file import StudyFileOptions, parse_study
 from prony_node.contract.errors import RequestError
-from prony_node.contract.plan import Stop
-from prony_node.contract.trial import Trial
+from prony_node.contract.trial import Stop, Trial
 from prony_node.workloads import find_workload
 
 FORM = form_of({})
@@ -44,7 +53,7 @@ settings: {seed: "1:3", mode: [train, infer], optimizer: [adamw, sgd], batch_siz
 derive: {grad_accumulation: {value: 8 // batch_size, when: fused == on}}
 exclude: batch_size == 4 and fused == off
 """
-    found = parse_study(text, "s.yaml", Reading(None), find_workload).planned()
+    found = parse_study(text, "s.yaml", StudyFileOptions(None), find_workload).planned()
     assert len(found) == 2 * 3 * 2 * 2 * 5
     assert 0 < sum(one.refused is not None for one in found) < len(found)
     for one in found:
@@ -57,7 +66,7 @@ exclude: batch_size == 4 and fused == off
 
 def test_a_derived_seed_is_judged_too() -> None:
     text = 'workloads: gpt-tiny\nsettings: {batch_size: 1..4}\nderive: {seed: "2 - batch_size"}\n'
-    found = parse_study(text, "s.yaml", Reading(None), find_workload).planned()
+    found = parse_study(text, "s.yaml", StudyFileOptions(None), find_workload).planned()
     assert [(one.trial.settings["seed"], one.refused is None) for one in found] == [(1, True), (0, True), (-2, False)]
 
 
@@ -71,7 +80,7 @@ def test_ranges_of_a_sweep() -> None:
 
 
 def test_out_of_memory_prunes_its_series_alone() -> None:
-    memory = OutOfMemory()
+    memory = OutOfMemoryPruner()
     ran_out = {"failure": {"kind": "out-of-memory"}}
     memory.learn(Trial("gpt-tiny", {"batch_size": 64, "precision": "fp32"}), ran_out)
     memory.learn(Trial("gpt-tiny", {"precision": "bf16"}), ran_out)
@@ -91,9 +100,9 @@ def test_out_of_memory_prunes_its_series_alone() -> None:
 def test_estimates_say_from_what_they_are_known() -> None:
     known = Trial("gpt-tiny", {"seed": 1})
     seen = [
-        *(Seen(known.hash, "gpt-tiny", FORM, "here", seconds, 50.0) for seconds in (9.0, 10.0, 500.0)),
-        Seen("other", "gpt-tiny", FORM, "here", 10.0),
-        Seen("other", "resnet50", FORM, "there", 30.0, 100.0),
+        *(RunCost(known.hash, "gpt-tiny", FORM, "here", seconds, 50.0) for seconds in (9.0, 10.0, 500.0)),
+        RunCost("other", "gpt-tiny", FORM, "here", 10.0),
+        RunCost("other", "resnet50", FORM, "there", 30.0, 100.0),
     ]
     estimator, total = Estimator(seen, "here"), Total()
     trials = [known, Trial("gpt-tiny", {"seed": 2}), Trial("resnet50"), Trial("gpt-tiny", {"mode": "infer"})]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from prony.plan.study import Study
-from prony.plan.study_file import Reading, parse_study
+from prony.plan.study_file import StudyFileOptions, parse_study
 from prony_node.contract.errors import RequestError
 from prony_node.workloads import find_workload
 
@@ -24,7 +24,7 @@ claims:
 
 
 def read(text: str) -> Study:
-    return parse_study(text, "mine.yaml", Reading(None), find_workload)
+    return parse_study(text, "mine.yaml", StudyFileOptions(None), find_workload)
 
 
 def test_a_claim_has_cells_bounds_and_expressions_of_a_ratio() -> None:

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prony.plan.space import known_settings
-from prony.plan.studies import load_study
 from prony.plan.study import Sourced, Study
-from prony.plan.study_file import Reading, parse_study
+from prony.plan.study_file import StudyFileOptions, load_study, parse_study
 from prony.plan.study_part import PATHS
 from prony_node.contract import RequestError
 from prony_node.workloads import WORKLOADS, find_workload
@@ -67,7 +66,7 @@ plots:
 
 
 def read(text: str, folder: Path | None = None, size: str | None = None, words: tuple[str, ...] = ()) -> Study:
-    return parse_study(text, "s.yaml", Reading(folder, size, words), find_workload)
+    return parse_study(text, "s.yaml", StudyFileOptions(folder, size, words), find_workload)
 
 
 def trials(study: Study) -> list[str]:
@@ -159,7 +158,7 @@ parts:
 
 
 def of_part(*parts: str, words: tuple[str, ...] = (), text: str = PARTS) -> Study:
-    return parse_study(text, "s.yaml", Reading(None, words=words, parts=parts), find_workload)
+    return parse_study(text, "s.yaml", StudyFileOptions(None, words=words, parts=parts), find_workload)
 
 
 def test_one_part_alone_has_its_own_trials_and_takes_words_that_other_parts_would_refuse() -> None:

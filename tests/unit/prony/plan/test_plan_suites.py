@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from prony.plan.suites import load_suites, parse_suite
+from prony.plan.study import load_suites, parse_suite
 from prony_node.contract import RequestError
 from prony_node.workloads import WORKLOADS
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prony.plan.sweep import interleave, make_grid, over_seeds
+from prony.plan.study import interleave, make_grid, over_seeds
 from prony_node.contract import RequestError
 from prony_node.contract.trial import Trial
 

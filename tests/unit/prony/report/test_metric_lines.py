@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from prony.report.metric_lines import TOGETHER_FROM, Line, metric_lines
+from prony.report.lines import TOGETHER_FROM, MetricLine, metric_lines
 from prony_node.contract.metrics import METRICS, measured, missing
 
 RATE = measured(1000.0, "images/s", low=990.0, high=1010.0, scope="all devices", source="counted images over events")
 ENERGY = ("energy", "energy_per_sample", "samples_per_wh", "power")
 
 
-def lines_of(metrics: dict[str, Any]) -> list[Line]:
+def lines_of(metrics: dict[str, Any]) -> list[MetricLine]:
     return metric_lines({"metrics": metrics})
 
 
 def test_a_metric_has_its_value_where_it_comes_from_and_what_it_is() -> None:
     assert lines_of({"throughput": RATE}) == [
-        Line("throughput", "1,000 images/s ± 1.0 %", "counted images over events", METRICS["throughput"].help)
+        MetricLine("throughput", "1,000 images/s ± 1.0 %", "counted images over events", METRICS["throughput"].help)
     ]
 
 
@@ -32,7 +32,7 @@ def test_what_is_absent_for_one_reason_stands_together_at_the_end() -> None:
     metrics = {**dict.fromkeys(ENERGY, missing("no sensor")), "loss_last": RATE, "mfu": missing("no peak is known")}
     lines = lines_of(metrics)
     assert [line.name for line in lines] == ["mfu", "loss_last", "not measured"]
-    assert lines[-1] == Line("not measured", "energy, energy_per_sample, samples_per_wh, power: no sensor")
+    assert lines[-1] == MetricLine("not measured", "energy, energy_per_sample, samples_per_wh, power: no sensor")
     assert lines[0].value == "– (no peak is known)"
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prony.report.batch_lines import batch_lines
+from prony.report.lines import batch_lines
 
 FITS = {"batch": 2048, "fits": True, "memory": 6 * 2**30, "room": 8 * 2**30, "reason": ""}
 TOO_LARGE = {"batch": 3072, "fits": False, "memory": None, "room": 8 * 2**30, "reason": "out of memory:\n 9 GiB"}

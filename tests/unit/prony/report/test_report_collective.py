@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from prony.cli.tables import make_console, print_record
 from prony.report import build_report
-from prony.report.binding_lines import binding_lines
-from prony.report.collective_lines import collective_lines, collective_plot, collective_table
+from prony.report.lines import binding_lines, collective_lines, collective_plot, collective_table
 
 POINT = {
     "size_bytes": 2**20, "time_s": 1e-4, "time_low_s": 0.98e-4, "time_high_s": 1.02e-4,

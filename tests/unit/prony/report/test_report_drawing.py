@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from scaling_records import series
 
-from prony.cli.execute import Outcome
+from prony.cli.execute import RunOutcome
 from prony.cli.run import write_report
 from prony.report import build_report
 from prony.report.drawing import require_plots, why_no_plots
@@ -101,7 +101,7 @@ def test_a_suite_ends_well_without_plots(
     folder = next(replay.glob("*d00001"))
     record = read_record(folder)
     assert record is not None
-    write_report([Outcome(folder, record)], tmp_path)
+    write_report([RunOutcome(folder, record)], tmp_path)
     assert (tmp_path / "report.html").exists()
     said = capsys.readouterr().err
     assert "no report was made" not in said

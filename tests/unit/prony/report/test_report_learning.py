@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from prony.report import build_report
-from prony.report.data_lines import data_lines
-from prony.report.learning import curves
-from prony.report.learning_lines import curve_table, learning_lines
 from prony.report.learning_plots import has_axis, learning_keys, learning_svg
+from prony.report.lines import curve_table, data_lines, learning_lines
+from prony.report.plot_data import curves
 
 GetRecord = Callable[[str], dict[str, Any]]
 SEEDS = ("f00000", "f00001", "f00002", "f00003")

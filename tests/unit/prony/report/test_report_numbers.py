@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from prony.analysis.learning import Quality
+from prony.analysis.summary import Quality
 from prony.report.numbers import (
     format_bytes,
     format_metric,

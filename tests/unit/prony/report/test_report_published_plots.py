@@ -11,12 +11,12 @@ import pytest
 import vl_convert
 
 from prony.analysis.published_plots import HEAT, LINES, Plot, draw
-from prony.analysis.published_tables import Known
+from prony.analysis.published_tables import StudyResults
 from prony.catalog.published import Matched, PlotSpec
-from prony.plan.studies import load_study
 from prony.plan.study import Study
+from prony.plan.study_file import load_study
 from prony.report.build import report_text
-from prony.report.published_lines import Captioned, panel_title, plot_caption
+from prony.report.published import Captioned, panel_title, plot_caption
 from prony.report.published_plots import FILE, PAGE, plot_file, plot_svg, specification
 from prony_node.contract.trial import Trial
 from prony_node.stats import between_run
@@ -46,7 +46,7 @@ def out_of_memory(trial: Trial) -> dict[str, Any]:
     return {**record_of(trial), "status": "failed", "failure": {"kind": "out-of-memory"}}
 
 
-def known_of(study: Study, most_batch: int = 10**9) -> Known:
+def known_of(study: Study, most_batch: int = 10**9) -> StudyResults:
     """A run of every trial; from this global batch on it ran out of memory."""
     trials = [one.trial for one in study.planned()]
     records = {
@@ -55,10 +55,10 @@ def known_of(study: Study, most_batch: int = 10**9) -> Known:
         ]
         for one in trials
     }
-    return Known(trials, records)
+    return StudyResults(trials, records)
 
 
-def plot_of(name: str, title: str, known: Known | None = None) -> Plot:
+def plot_of(name: str, title: str, known: StudyResults | None = None) -> Plot:
     (spec,) = [one for one in STUDIES[name].plots if one.title.startswith(title)]
     return draw(spec, known_of(STUDIES[name]) if known is None else known)
 
@@ -67,7 +67,7 @@ def plot_of(name: str, title: str, known: Known | None = None) -> Plot:
 def test_every_plot_is_valid_with_runs_and_without(name: str, place: int) -> None:
     study = STUDIES[name]
     spec = study.plots[place]
-    for known in (known_of(study, most_batch=1024), Known([], {})):
+    for known in (known_of(study, most_batch=1024), StudyResults([], {})):
         plot = draw(spec, known)
         if not plot.panels:
             assert not spec.figures, "what is published is drawn without any run"
@@ -121,7 +121,7 @@ def test_cells_that_ran_out_of_memory_are_marked_and_so_are_larger_ones() -> Non
         if (one.workload, one.settings["devices"], one.settings["global_batch"]) == ("resnet50", 1, 2048)
     )  # fmt: skip
     records = {trial: those for trial, those in known.records.items() if trial != pruned.hash}
-    plot = plot_of("caraml", GRID, Known(known.trials, records, beyond_memory={pruned.hash}))
+    plot = plot_of("caraml", GRID, StudyResults(known.trials, records, beyond_memory={pruned.hash}))
     (ours,) = plot.series(ours=True)
     assert {(mark.x, mark.y) for mark in ours.marks if mark.value is None} >= {
         ("2048", "1"),
@@ -146,7 +146,7 @@ def test_a_caption_says_whose_series_are_drawn_what_is_not_and_what_differs() ->
     assert any(
         line.startswith("Not the same on both sides: device (published GC200; ours NVIDIA H200)") for line in caption
     )
-    alone = plot_caption(plot_of("nasari-pearc22", "Figure 1", Known([], {})), "", "")
+    alone = plot_caption(plot_of("nasari-pearc22", "Figure 1", StudyResults([], {})), "", "")
     assert "There are no runs of ours to draw." in alone
     gpt = plot_caption(plot_of("caraml", GPT), "", "")
     assert "Not drawn in power of a device, since no numbers are published: JURECA MI250, 8 devices." in gpt
@@ -159,7 +159,7 @@ def test_only_gaps_are_published_of_inference_and_the_caption_says_so() -> None:
         for workload in ("resnet50", "swin-t")
         for devices in (1, 4)
     ]
-    plot = draw(spec, Known(trials, {one.hash: [record_of(one, 2500.0)] for one in trials}))
+    plot = draw(spec, StudyResults(trials, {one.hash: [record_of(one, 2500.0)] for one in trials}))
     time, rate = plot.panels
     assert (time.unit, time.series[0].marks[0].value) == ("s", 20.0)
     assert (rate.unit, [one.name for one in rate.series]) == ("images/s", ["ours, 1 device", "ours, 4 devices"])
@@ -178,7 +178,7 @@ def test_a_pass_over_all_validation_images_is_drawn_with_its_measured_time(
     trials = [Trial("resnet50", {"mode": "infer", "devices": devices}) for devices in (1, 4)]
     records = {one.hash: [record_of(one, 2500.0)] for one in trials}
     records[trials[1].hash][0]["metrics"] |= {"split_time": {"value": 40.0}, "split_throughput": {"value": images / 40}}
-    plot = plot_of("hurt-nrp", "Fig. 2", Known(trials, records))
+    plot = plot_of("hurt-nrp", "Fig. 2", StudyResults(trials, records))
     four = {panel.metric: one.marks[0] for panel in plot.panels for one in panel.series if "4 devices" in one.name}
     assert (four["time"].value, four["throughput"].value) == (seconds, rate)
     said = [line for line in plot_caption(plot, "", "") if line.startswith("Our time is")]
@@ -211,12 +211,16 @@ def test_an_interval_is_that_within_one_run_and_that_between_several() -> None:
         "a plot", workloads=("resnet50",), x="devices", match=spec.match, metrics=("time",), samples={"a": 500}
     )
     trial = Trial("resnet50", {"devices": 1})
-    ((mark,),) = [one.marks for one in draw(spec, Known([trial], {trial.hash: [record_of(trial)]})).series(ours=True)]
+    ((mark,),) = [
+        one.marks for one in draw(spec, StudyResults([trial], {trial.hash: [record_of(trial)]})).series(ours=True)
+    ]
     assert (mark.value, mark.low, mark.high) == (1000.0, 900.0, 1200.0)
-    ((mark,),) = [one.marks for one in draw(timed, Known([trial], {trial.hash: [record_of(trial)]})).series(ours=True)]
+    ((mark,),) = [
+        one.marks for one in draw(timed, StudyResults([trial], {trial.hash: [record_of(trial)]})).series(ours=True)
+    ]
     assert (mark.value, mark.low, mark.high) == (0.5, 500 / 1200, 500 / 900), "a fast end is a short time"
     several = {trial.hash: [record_of(trial, rate) for rate in (990.0, 1000.0, 1100.0)]}
-    ((mark,),) = [one.marks for one in draw(spec, Known([trial], several)).series(ours=True)]
+    ((mark,),) = [one.marks for one in draw(spec, StudyResults([trial], several)).series(ours=True)]
     between = between_run([990.0, 1000.0, 1100.0])
     assert (mark.value, mark.low, mark.high) == (between.mean, between.low, between.high), "not the median, 1000"
 
@@ -227,7 +231,7 @@ def test_a_rate_is_that_of_all_devices_and_each_metric_has_its_unit() -> None:
     trial = Trial("resnet50", {"devices": 4})
     record = record_of(trial, 4000.0)
     record["metrics"]["cpu_utilisation"] = {"value": 0.0}
-    plot = draw(spec, Known([trial], {trial.hash: [record]}))
+    plot = draw(spec, StudyResults([trial], {trial.hash: [record]}))
     assert [(panel.unit, panel.series[0].marks[0].value) for panel in plot.panels] == [("images/s", 4000.0), ("1", 0.0)]
     (rate, share) = specification(plot, FILE)["concat"]
     assert [len(layer["data"]["values"]) for one in (rate, share) for layer in one["layer"]] == [1] * 6, "0 is a value"
@@ -237,7 +241,7 @@ def test_a_caption_says_how_many_values_have_no_interval() -> None:
     spec = PlotSpec("a plot", workloads=("resnet50",), x="devices", match={"devices": Matched("devices")})
     trials = [Trial("resnet50", {"devices": devices}) for devices in (1, 2)]
     records = {one.hash: [record_of(one)] for one in trials}
-    known = Known(trials, records)
+    known = StudyResults(trials, records)
     within = "Bars are 95 % CIs, within one run where there is one; "
     assert f"{within}where none shows, it is smaller than the mark." in plot_caption(draw(spec, known), "", "")
     rate = records[trials[1].hash][0]["metrics"]["throughput"]
@@ -249,7 +253,7 @@ def test_series_of_ours_that_would_lie_on_each_other_are_told_apart() -> None:
     """Prefetching is no field of a figure; two runs that differ in it are two series."""
     words = {"devices": 4, "precision": "bf16", "batch_size": 256, "workers": 8, "cores": "25%"}
     trials = [Trial("wideresnet", {**words, "prefetch": prefetch}) for prefetch in (2, 4)]
-    plot = plot_of("olivia-gh200", "Tests 6 and", Known(trials, {one.hash: [record_of(one)] for one in trials}))
+    plot = plot_of("olivia-gh200", "Tests 6 and", StudyResults(trials, {one.hash: [record_of(one)] for one in trials}))
     assert [one.name for one in plot.series(ours=True)] == [
         "ours, Tests 8-12, 4 devices, prefetch=2",
         "ours, Tests 8-12, 4 devices, prefetch=4",
@@ -294,7 +298,7 @@ def test_bars_of_ours_alone_share_a_scale_so_that_their_length_says_something() 
     records = {
         trial.hash: [record_of(trial, 10_000.0 if trial.workload == "resnet50" else 100.0)] for trial in known.trials
     }
-    plot = plot_of("hurt-nrp", "Table I (a)", Known(known.trials, records))
+    plot = plot_of("hurt-nrp", "Table I (a)", StudyResults(known.trials, records))
     assert [(panel.is_ours, panel.is_logarithmic) for panel in plot.panels] == [(False, False), (True, True)]
     rows = specification(plot, FILE)["vconcat"]
     scales = [row["hconcat"][1]["layer"][1]["encoding"]["x"]["scale"] for row in rows]
@@ -330,7 +334,7 @@ def test_a_hostile_title_and_series_stay_text(kind: str, get_record: Any) -> Non
         match={"devices": Matched("devices"), "data": Matched("place")}, series=("place",), note=evil,
     )  # fmt: skip
     trial = Trial("resnet50", {"devices": 1, "data": evil})
-    plot = draw(spec, Known([trial], {trial.hash: [record_of(trial)]}))
+    plot = draw(spec, StudyResults([trial], {trial.hash: [record_of(trial)]}))
     captioned = Captioned(plot, plot_caption(plot, evil, evil))
     page = report_text([get_record("d00001")], plots=[captioned])
     assert "alert(1)" in page

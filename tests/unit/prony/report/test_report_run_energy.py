@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from prony.report.run_energy import run_energy_j
+from prony.report.series import run_energy_j
 from prony_node.contract import files
 
 SAMPLES = """before_s,after_s,sensor,value,note

@@ -9,7 +9,7 @@ from scaling_records import metric, scaled_record, series
 
 from prony.analysis.scaling import scaling
 from prony.report import build_report
-from prony.report.scaling_lines import gained_row, lost_row, scaling_lines, scaling_title
+from prony.report.lines import gained_row, lost_row, scaling_lines, scaling_title
 
 
 def test_a_report_about_a_series_has_its_section(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from prony.report.plot_data import learned_sweeps, sweeps
 from prony.report.series import MOST_POINTS, read_series
-from prony.report.sweep import learned_sweeps, sweeps
 
 GetRecord = Callable[[str], dict[str, Any]]
 SWEEP = ("a00200", "a01001", "a04002", "a00203", "a01004", "a04005")

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prony.store import tabular, transfer
-from prony.store.archive import Limits, pack, pack_one
+from prony.store.archive import ArchiveLimits, pack, pack_one
 from prony.store.transfer import as_stream, records_of, take_records, take_tar
 from prony_node.contract.errors import RequestError
 
@@ -42,8 +42,8 @@ def tar_of(*members: tuple[str, bytes | dict[str, Any]], compressed: bool = Fals
     return gzip.compress(buffer.getvalue()) if compressed else buffer.getvalue()
 
 
-def take(content: bytes, root: Path, **limits: int) -> transfer.Arrived:
-    return take_tar(as_stream(content), root, "x.tar", Limits(**limits))
+def take(content: bytes, root: Path, **limits: int) -> transfer.ImportResult:
+    return take_tar(as_stream(content), root, "x.tar", ArchiveLimits(**limits))
 
 
 def untouched(root: Path) -> bool:

@@ -13,9 +13,16 @@ from hypothesis import strategies as st
 from sqlalchemy import event
 
 from prony.store import Store
-from prony.store.fields import record_fields
-from prony.store.filter import OPERATORS, find_field, parse_filter, parse_number
-from prony.store.query import Question, ask_records, ask_sql
+from prony.store.query import (
+    OPERATORS,
+    StoreQuery,
+    ask_records,
+    ask_sql,
+    find_field,
+    parse_filter,
+    parse_number,
+    record_fields,
+)
 from prony_node.contract.errors import RequestError
 
 FIELDS = record_fields()
@@ -32,7 +39,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 def ends(store: Store, where: str, sort: str | None = None, **more: object) -> list[str]:
-    rows = ask_records(store, Question(where, sort, columns=("id",), **more)).rows  # type: ignore[arg-type]
+    rows = ask_records(store, StoreQuery(where, sort, columns=("id",), **more)).rows  # type: ignore[arg-type]
     return [row[0][-6:] for row in rows]
 
 
@@ -66,13 +73,13 @@ def test_a_filter_finds_what_it_says(asked: Store, where: str, expected: set[str
 
 
 def test_best_comes_first_and_nothing_last(asked: Store) -> None:
-    by_rate = ask_records(asked, Question(sort="throughput", columns=("throughput",))).rows
+    by_rate = ask_records(asked, StoreQuery(sort="throughput", columns=("throughput",))).rows
     known = [row[0] for row in by_rate if row[0] is not None]
     assert known == sorted(known, reverse=True)
     assert by_rate[-1] == (None,)
-    by_time = ask_records(asked, Question("step_time>0", "step_time", columns=("step_time",))).rows
+    by_time = ask_records(asked, StoreQuery("step_time>0", "step_time", columns=("step_time",))).rows
     assert by_time == sorted(by_time)
-    assert ask_records(asked, Question("step_time>0", "step_time", True, ("step_time",))).rows == by_time[::-1]
+    assert ask_records(asked, StoreQuery("step_time>0", "step_time", True, ("step_time",))).rows == by_time[::-1]
     assert ends(asked, "", limit=1) == ["e00002"], "newest first where nothing is asked"
 
 
@@ -85,8 +92,8 @@ def test_the_best_are_found_without_reading_and_sorting_all(asked: Store) -> Non
             said.append((f"EXPLAIN QUERY PLAN {statement}", values))
 
     event.listen(asked.database.engine, "before_cursor_execute", hear)
-    ask_records(asked, Question("precision=bf16 devices>1 device~H200", "throughput", limit=50))
-    ask_records(asked, Question("workload=resnet50 status=ok", "energy_per_sample", limit=50))
+    ask_records(asked, StoreQuery("precision=bf16 devices>1 device~H200", "throughput", limit=50))
+    ask_records(asked, StoreQuery("workload=resnet50 status=ok", "energy_per_sample", limit=50))
     event.remove(asked.database.engine, "before_cursor_execute", hear)
     with asked.database.reading() as connection:
         steps = [connection.exec_driver_sql(*one).all() for one in said]
@@ -135,7 +142,7 @@ def test_units_are_few_and_exact() -> None:
 
 def test_every_field_can_be_shown_and_sorted(asked: Store) -> None:
     for name in FIELDS:
-        answer = ask_records(asked, Question(sort=name, columns=(name, "id"), limit=3))
+        answer = ask_records(asked, StoreQuery(sort=name, columns=(name, "id"), limit=3))
         assert len(answer.rows) == 3, name
 
 
@@ -148,7 +155,7 @@ terms = st.builds("{}{}{}".format, st.sampled_from([*FIELDS, "effective.x"]), st
 def test_whatever_is_typed_is_answered_or_refused(asked: Store, where: str) -> None:
     """No text reaches the database as SQL: it is an answer, or a sentence."""
     with contextlib.suppress(RequestError):
-        ask_records(asked, Question(where, limit=2))
+        ask_records(asked, StoreQuery(where, limit=2))
     assert asked.runs(limit=1), "the store is as it was"
 
 

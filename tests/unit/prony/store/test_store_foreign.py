@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from prony.store import Store
 from prony.store.anchors import Anchor, keep_anchors, put_anchors, read_anchors
 from prony.store.foreign import FORMATS, read_foreign
-from prony.store.foreign.reading import Given, number_of
-from prony.store.query import Question, ask_anchors, ask_records
+from prony.store.foreign.reading import ImportOptions, number_of
+from prony.store.query import StoreQuery, ask_anchors, ask_records
 from prony_node.contract.errors import RequestError
 
 REPLAY = Path(__file__).parents[3] / "replay" / "foreign"
@@ -22,7 +22,7 @@ SOURCE = "a test, 2026, table 1"
 
 
 def read(name: str, form: str, **given: dict[str, str]) -> list[Anchor]:
-    return read_foreign(REPLAY / name, form, Given(SOURCE, **given))
+    return read_foreign(REPLAY / name, form, ImportOptions(SOURCE, **given))
 
 
 def figures(anchors: list[Anchor]) -> list[tuple[str | None, str, float, str | None]]:
@@ -65,11 +65,11 @@ def test_a_log_of_mlperf() -> None:
 def test_a_run_of_mlperf_that_was_given_up_reached_nothing(tmp_path: Path) -> None:
     log = (REPLAY / "mlperf.log").read_text(encoding="utf-8").replace("success", "aborted")
     (tmp_path / "x.log").write_text(log, encoding="utf-8")
-    found = read_foreign(tmp_path / "x.log", "mlperf", Given(SOURCE))
+    found = read_foreign(tmp_path / "x.log", "mlperf", ImportOptions(SOURCE))
     assert "time_to_quality" not in {anchor.metric for anchor in found}
     (tmp_path / "x.log").write_text(log + log, encoding="utf-8")
     with pytest.raises(RequestError, match="several runs"):
-        read_foreign(tmp_path / "x.log", "mlperf", Given(SOURCE))
+        read_foreign(tmp_path / "x.log", "mlperf", ImportOptions(SOURCE))
 
 
 def test_reports_of_milabench() -> None:
@@ -108,17 +108,17 @@ def test_a_report_of_optimum_benchmark_in_our_units() -> None:
 def test_a_csv_with_a_mapping(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("Modell;GPU;Bilder/s;Notiz\nresnet50;A100;2310,5;x\nresnet50;H100;;y\n", "utf-8")
     mapping = {"Modell": "workload", "GPU": "device", "Bilder/s": "value:throughput:images/s"}
-    found = read_foreign(tmp_path / "x.csv", "csv", Given(SOURCE, mapping))
+    found = read_foreign(tmp_path / "x.csv", "csv", ImportOptions(SOURCE, mapping))
     assert [(anchor.device, anchor.value) for anchor in found] == [("A100", 2310.5)], "a gap is no figure"
     assert found[0].more == {"Notiz": "x"}
     with pytest.raises(RequestError, match="unknown column 'Bilder'; did you mean 'Bilder/s'"):
-        read_foreign(tmp_path / "x.csv", "csv", Given(SOURCE, {"Bilder": "value:throughput"}))
+        read_foreign(tmp_path / "x.csv", "csv", ImportOptions(SOURCE, {"Bilder": "value:throughput"}))
     with pytest.raises(RequestError, match="no column holds a figure"):
-        read_foreign(tmp_path / "x.csv", "csv", Given(SOURCE))
+        read_foreign(tmp_path / "x.csv", "csv", ImportOptions(SOURCE))
     with pytest.raises(RequestError, match="did you mean 'workload'"):
-        Given(SOURCE, {"Modell": "workloads"})
+        ImportOptions(SOURCE, {"Modell": "workloads"})
     with pytest.raises(RequestError, match="needs its source"):
-        read_foreign(tmp_path / "x.csv", "csv", Given(" "))
+        read_foreign(tmp_path / "x.csv", "csv", ImportOptions(" "))
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_a_comma_is_of_thousands_or_of_a_fraction_and_never_dropped(text: str, v
 def test_a_comma_beside_semicolons_that_may_mean_either_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("GPU;value;metric\nA100;1,234;throughput\n", "utf-8")
     with pytest.raises(RequestError, match="'1,234' in row 1 may mean thousands or a fraction"):
-        read_foreign(tmp_path / "x.csv", "csv", Given(SOURCE))
+        read_foreign(tmp_path / "x.csv", "csv", ImportOptions(SOURCE))
 
 
 @pytest.mark.parametrize(
@@ -148,12 +148,12 @@ def test_a_comma_beside_semicolons_that_may_mean_either_is_refused(tmp_path: Pat
 def test_a_table_that_could_be_misread_is_refused(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "x.csv").write_text(text, "utf-8")
     with pytest.raises(RequestError, match=said):
-        read_foreign(tmp_path / "x.csv", "csv", Given(SOURCE, fixed={"metric": "throughput"}))
+        read_foreign(tmp_path / "x.csv", "csv", ImportOptions(SOURCE, fixed={"metric": "throughput"}))
 
 
 def test_a_run_of_jube_without_a_figure_does_not_take_its_column_away(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text('model,rate[1/s]\n"ResNet, large",nan\nBERT,3.5\n"a, b",7\n', "utf-8")
-    found = read_foreign(tmp_path / "x.csv", "jube", Given(SOURCE))
+    found = read_foreign(tmp_path / "x.csv", "jube", ImportOptions(SOURCE))
     assert figures(found) == [("BERT", "rate", 3.5, "1/s"), ("a, b", "rate", 7.0, "1/s")]
 
 
@@ -166,10 +166,10 @@ def test_importing_twice_changes_nothing_and_a_rebuild_keeps_anchors(root: Path)
         store.ask(lambda connection: put_anchors(connection, found))
     store.close()
     (root / "index.sqlite").unlink()
-    answer = ask_anchors(Store(root), Question("workload=800M energy>4", columns=("source", "energy", "system")))
+    answer = ask_anchors(Store(root), StoreQuery("workload=800M energy>4", columns=("source", "energy", "system")))
     assert answer.rows == [(SOURCE, 12.5, "SYS-A")]
-    assert len(ask_anchors(Store(root), Question()).rows) == 5
-    assert len(ask_records(Store(root), Question()).rows) == 13, "anchors are never among the records"
+    assert len(ask_anchors(Store(root), StoreQuery()).rows) == 5
+    assert len(ask_records(Store(root), StoreQuery()).rows) == 13, "anchors are never among the records"
 
 
 def test_a_file_of_anchors_that_is_not_whole_is_left_out(root: Path) -> None:
@@ -207,7 +207,7 @@ def test_whatever_a_file_holds_is_read_or_refused(
     path = tmp_path_factory.getbasetemp() / "foreign"
     path.write_text(text, encoding="utf-8", errors="replace")
     try:
-        found = read_foreign(path, form, Given(SOURCE))
+        found = read_foreign(path, form, ImportOptions(SOURCE))
     except RequestError:
         return
     assert all(anchor.source == SOURCE and abs(anchor.value) < float("inf") for anchor in found)
@@ -228,4 +228,4 @@ def test_a_damaged_file_is_read_or_refused(tmp_path_factory: pytest.TempPathFact
     path = tmp_path_factory.getbasetemp() / "damaged"
     path.write_text(damaged, encoding="utf-8", errors="replace")
     with contextlib.suppress(RequestError):
-        read_foreign(path, form, Given(SOURCE))
+        read_foreign(path, form, ImportOptions(SOURCE))

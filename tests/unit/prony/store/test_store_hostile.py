@@ -17,11 +17,10 @@ from typer.testing import CliRunner
 from prony.cli.main import make_app
 from prony.store import Store
 from prony.store.archive import pack
-from prony.store.query import Question, ask_records
-from prony.store.share import copy_folders
-from prony.store.transfer import Arrived, take_record, take_records, take_tar
+from prony.store.query import StoreQuery, ask_records
+from prony.store.transfer import ImportResult, copy_folders, take_record, take_records, take_tar
 from prony_node.contract import RequestError, validate_record
-from prony_node.contract.plain import open_plain
+from prony_node.contract.safe_files import open_plain
 
 Edit = Callable[[dict[str, Any]], object]
 
@@ -73,7 +72,7 @@ def test_what_no_index_could_hold_is_neither_imported_nor_in_the_way(
     store = Store(root)
     (skipped,) = store.refresh().skipped
     assert skipped.folder.name == "bad"
-    assert len(ask_records(store, Question("effective.x=none asked.x=none", sort="asked.x")).rows) == 13
+    assert len(ask_records(store, StoreQuery("effective.x=none asked.x=none", sort="asked.x")).rows) == 13
 
 
 @pytest.mark.parametrize(
@@ -81,7 +80,7 @@ def test_what_no_index_could_hold_is_neither_imported_nor_in_the_way(
 )
 def test_no_run_takes_the_place_of_the_index(tmp_path: Path, record: dict[str, Any], name: str) -> None:
     with pytest.raises(RequestError, match="is no name for a run folder"):
-        take_record(record | {"id": name}, tmp_path / "new", Arrived())
+        take_record(record | {"id": name}, tmp_path / "new", ImportResult())
     assert not (tmp_path / "new" / name).exists()
 
 
@@ -92,7 +91,7 @@ def test_odd_numbers_and_texts_do_not_spoil_what_is_asked(root: Path, record: di
     store = Store(root)
     assert store.refresh().skipped == []
     names = ("id", "throughput_low", "repeat", "asked.x")
-    rows = {row[0]: row[1:] for row in ask_records(store, Question(columns=names)).rows}
+    rows = {row[0]: row[1:] for row in ask_records(store, StoreQuery(columns=names)).rows}
     assert (rows["low"][0], rows["repeat"][1], rows["half"][2]) == (None, 0, "?\N{REPLACEMENT CHARACTER}")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from prony.store import Store
-from prony.store.scan import folders_of, read_row
+from prony.store.rows import folders_of, read_row
 from prony_node.contract.errors import RequestError
 
 
@@ -126,7 +126,7 @@ def test_a_record_nested_without_end_is_skipped_not_fatal(root: Path, get_record
 def test_rows_are_the_same_whichever_library_reads_the_json(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders = sorted(root.glob("*-*"))
     rows = [read_row(folder) for folder in folders]
-    monkeypatch.setattr("prony.store.scan.loads", json.loads)
+    monkeypatch.setattr("prony.store.rows.loads", json.loads)
     assert [read_row(folder) for folder in folders] == rows
 
 

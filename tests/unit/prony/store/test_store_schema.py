@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine
 
-from prony.store import Store, schema
-from prony.store.address import hide_password, team_address
-from prony.store.database import Database
-from prony.store.query import Question, ask_records, ask_sql
+from prony.store import Store
+from prony.store.database import MIGRATIONS, Database, found_revision, hide_password, team_address, upgrade_schema
+from prony.store.query import StoreQuery, ask_records, ask_sql
 from prony.store.rows import ROW_VERSION
 from prony.store.tables import HEAD, VERSION_TABLE, metadata
 from prony_node.contract.errors import RequestError
@@ -62,7 +61,7 @@ def test_an_index_of_before_is_taken_over(root: Path) -> None:
     assert len(store.refresh().ingested) == 13, "rows of before are read anew, for what they did not hold"
     assert {run.id: replace(run, verified=None) for run in store.runs()} == before
     assert {run.verified for run in store.runs()} == {"unverified"}, "what older rows did not hold"
-    assert len(ask_records(store, Question("precision=bf16 mfu>0")).rows) == 7
+    assert len(ask_records(store, StoreQuery("precision=bf16 mfu>0")).rows) == 7
     assert ask_sql(store, "SELECT DISTINCT row_version FROM run").rows == [(ROW_VERSION,)]
     assert store.refresh().ingested == []
 
@@ -83,14 +82,14 @@ def test_migrations_lead_to_the_tables_that_new_stores_get(tmp_path: Path) -> No
     from alembic.script import ScriptDirectory
 
     config = Config()
-    config.set_main_option("script_location", str(schema.MIGRATIONS))
+    config.set_main_option("script_location", str(MIGRATIONS))
     assert ScriptDirectory.from_config(config).get_current_head() == HEAD
     engine = create_engine(f"sqlite:///{tmp_path / 'x.sqlite'}")
     with engine.begin() as connection:
-        schema.upgrade(connection, "base")
+        upgrade_schema(connection, "base")
         context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE, "compare_type": True})
         assert compare_metadata(context, metadata) == []
-        assert schema.found_revision(connection) == HEAD
+        assert found_revision(connection) == HEAD
 
 
 @pytest.mark.parametrize("legacy", [True, False])
@@ -127,7 +126,9 @@ def test_a_full_disk_is_a_sentence_and_loses_no_run(root: Path, get_record: obje
     said = store.refresh().unwritten
     assert said is not None
     assert "index.sqlite cannot be written: the disk is full" in said
-    assert len(store.runs()) == len(ask_records(store, Question()).rows) == 14, "what is there can be read all the same"
+    assert len(store.runs()) == len(ask_records(store, StoreQuery()).rows) == 14, (
+        "what is there can be read all the same"
+    )
     store.close()
     assert len(Store(root).runs()) == 13, "what was in is in, and nothing is half in"
     assert Store(root).refresh().ingested == ["large"]
@@ -147,7 +148,7 @@ def test_an_index_that_a_full_disk_keeps_shut_is_no_broken_one(root: Path, monke
         error.sqlite_errorcode = sqlite3.SQLITE_IOERR | 19 << 8
         raise error
 
-    monkeypatch.setattr("prony.store.engines._write_ahead", fail)
+    monkeypatch.setattr("prony.store.database._write_ahead", fail)
     store = Store(root)
     assert "disk I/O error; the disk may be full" in str(store.refresh().unwritten)
     assert len(store.runs()) == 13
@@ -165,7 +166,7 @@ def test_runs_are_read_while_another_program_keeps_the_index_locked(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Store(root).refresh()
-    monkeypatch.setattr("prony.store.engines.BUSY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("prony.store.database.BUSY_TIMEOUT_S", 0.1)
     shutil.copytree(root / "resnet50-20260302T100000-d00001", root / "new")
     other = sqlite3.connect(root / "index.sqlite", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -229,7 +230,7 @@ def test_a_server_that_is_not_there_is_a_sentence(root: Path) -> None:
 def test_a_server_that_never_answers_is_asked_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each try lasts as long as its patience, and a run waits for it."""
     pytest.importorskip("psycopg")
-    monkeypatch.setattr("prony.store.engines.CONNECT_TIMEOUT_S", 2)
+    monkeypatch.setattr("prony.store.database.CONNECT_TIMEOUT_S", 2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         store = Store(root, f"postgresql://me@127.0.0.1:{silent.getsockname()[1]}/db")
         with pytest.raises(RequestError, match=r"cannot be reached \(connection timeout expired\)"):
@@ -247,8 +248,8 @@ def test_without_psycopg_a_sentence_says_what_to_do(root: Path, monkeypatch: pyt
 
 
 def test_many_folders_are_read_by_several_processes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prony.store.scan.SEVERAL_FROM", 5)
-    monkeypatch.setattr("prony.store.scan.CHUNK", 4)
+    monkeypatch.setattr("prony.store.rows.SEVERAL_FROM", 5)
+    monkeypatch.setattr("prony.store.rows.CHUNK", 4)
     (root / "torn").mkdir()
     (root / "torn" / "record.json").write_text("{", encoding="utf-8")
     done = Store(root).refresh()

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prony_node.contract import Plan, Trial, files, validate_record
-from prony_node.contract.assemble import Parts, assemble, make_failure, read_parts
+from prony_node.contract.run_folder import Parts, assemble, make_failure, read_parts
 
 PLAN = Plan(run_id="x", trial=Trial("gpt-tiny", {"seed": 1}), repeat=3)
 TIMES = {"started": "2026-01-01T00:00:00+00:00", "ended": "2026-01-01T00:01:00+00:00"}

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import prony_node
 from prony.launch.node import write_node
-from prony_node.contract.node_source import node_source_hash
+from prony_node.contract.run_folder import node_source_hash
 
 PACKAGE = Path(prony_node.__file__).parent
 ASK = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from prony_node.contract.node_source import node_source_hash
+from prony_node.contract.run_folder import node_source_hash
 print(node_source_hash())
 """
 

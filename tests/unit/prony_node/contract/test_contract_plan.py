@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prony_node.contract import NewerSchema, Peak, Plan, RequestError, Stop, Trial
-from prony_node.contract.plan import PLAN_VERSION, check_schema
+from prony_node.contract.trial import PLAN_VERSION, check_schema
 
 PLAN = Plan(
     run_id="gpt-tiny-1",

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from prony_node.contract.errors import RequestError
-from prony_node.contract.quality import parse_target
-from prony_node.contract.settings import SETTINGS
+from prony_node.contract.settings import SETTINGS, parse_target
 from prony_node.contract.trial import learns_to_quality
 from prony_node.workloads import find_workload
 

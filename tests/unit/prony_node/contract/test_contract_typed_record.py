@@ -12,8 +12,7 @@ import jsonschema
 import pytest
 
 from prony_node.contract import RequestError, parse_record
-from prony_node.contract.record import RECORD_SCHEMA, upgrade
-from prony_node.contract.record_types import Metric, Record
+from prony_node.contract.record import RECORD_SCHEMA, Metric, Record, upgrade
 from prony_node.contract.typed import encode
 
 ROOT = Path(__file__).parents[4]

@@ -49,7 +49,7 @@ def food101(folder: Path) -> Path:
 
 def cityscapes(folder: Path, train: int = 5, val: int = 2, height: int = 48, width: int = 96) -> Path:
     """Made street scenes, small ones, in Cityscapes' own layout."""
-    from prony_node.data.streets import make_scene
+    from prony_node.data.pictures import make_scene
 
     for split, count in (("train", train), ("val", val)):
         for number in range(count):
@@ -121,11 +121,9 @@ def coco(folder: Path, **changes: object) -> Path:
 
 def tiny_coco(folder: Path, scenes: int = 8, each: int = 1, classes: int = 3) -> Path:
     """A few made scenes for a tiny detector: to train, each of them several times, and the same to test."""
-    from prony_node.data.boxes import class_textures
-    from prony_node.data.pictures import LOOKS
-    from prony_node.data.scene_pictures import instances as made_instances
-    from prony_node.data.scene_pictures import made_scene, scene_jpeg
-    from prony_node.data.scenes import TINY_SCENERY
+    from prony_node.data.boxes import TINY_SCENERY, class_textures
+    from prony_node.data.pictures import LOOKS, made_scene, scene_jpeg
+    from prony_node.data.pictures import instances as made_instances
 
     textures = class_textures(classes + 1)
     made = [made_scene(TINY_SCENERY, classes, seed) for seed in range(scenes)]

@@ -17,12 +17,11 @@ from torch.utils.data import DataLoader
 
 from prony_node.contract import RequestError
 from prony_node.data import decode, loader
-from prony_node.data.ahead import Ahead, SentBatches
+from prony_node.data.ahead import LEAST, MOST, DecodeShare, Prefetcher, SentBatches
 from prony_node.data.dataset import Encoded
 from prony_node.data.decode import crop_for, decode_on_cpu, decode_on_device, decoded
 from prony_node.data.loader import Divided, EpochOrder, FileBatches, file_loader
 from prony_node.data.opening import open_dataset
-from prony_node.data.share import LEAST, MOST, Share
 
 CPU = torch.device("cpu")
 PATIENCE_S = 30.0
@@ -63,7 +62,7 @@ def on_device(images: Encoded, **settings: object) -> FileBatches:
 
 def test_what_is_made_comes_in_order_and_ends_when_it_ends() -> None:
     numbers = iter(range(20))
-    ahead = Ahead(lambda: next(numbers))
+    ahead = Prefetcher(lambda: next(numbers))
     assert [ahead.take() for _ in range(20)] == list(range(20))
     for _ in range(2):
         with pytest.raises(StopIteration):
@@ -79,7 +78,7 @@ def test_no_more_is_made_than_asked_for() -> None:
         seen.append(next(made))
         return seen[-1]
 
-    ahead = Ahead(make, depth=2)
+    ahead = Prefetcher(make, depth=2)
     ahead.settle()
     assert seen == [0, 1]
     assert ahead.take() == 0
@@ -91,7 +90,7 @@ def test_no_more_is_made_than_asked_for() -> None:
 
 def test_a_moment_without_anything_is_no_item() -> None:
     items = iter([None, None, 1, None, 2])
-    ahead = Ahead(lambda: next(items))
+    ahead = Prefetcher(lambda: next(items))
     assert (ahead.take(), ahead.take()) == (1, 2)
     ahead.close()
 
@@ -103,7 +102,7 @@ def test_what_came_before_an_error_is_given_first() -> None:
         return 7
 
     count = itertools.count()
-    ahead = Ahead(make, depth=3)
+    ahead = Prefetcher(make, depth=3)
     ahead.settle()
     assert (ahead.take(), ahead.take()) == (7, 7)
     with pytest.raises(RequestError, match="the disk is gone"):
@@ -114,7 +113,7 @@ def test_what_came_before_an_error_is_given_first() -> None:
 
 
 def test_closing_frees_whoever_waits() -> None:
-    ahead: Ahead[int] = Ahead(lambda: time.sleep(0.001))
+    ahead: Prefetcher[int] = Prefetcher(lambda: time.sleep(0.001))
     ended: list[bool] = []
 
     def consume() -> None:
@@ -135,7 +134,7 @@ def test_closing_frees_whoever_waits() -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_and_pixels_are_those_decoded_without_a_thread(images: Encoded, workers: int) -> None:
-    task = Divided(images, 16, True, 3, None, Share(1.0))
+    task = Divided(images, 16, True, 3, None, DecodeShare(1.0))
     plain = DataLoader(task, batch_sampler=EpochOrder(len(images), 5, 3, True), collate_fn=lambda batch: batch)
     batches = on_device(images, workers=workers, seed=3)
     for none, labels, data, ends, seeds, _ in itertools.islice(plain, 7):
@@ -202,7 +201,7 @@ def test_sent_batches_are_those_of_the_loader_and_end_with_it() -> None:
 
 
 def test_each_side_gets_a_part_by_its_speed() -> None:
-    share = Share(None, workers=4)
+    share = DecodeShare(None, workers=4)
     for _ in range(60):  # a worker takes 2 ms for an image and there are four: 2,000 a second; the device makes 1,000
         device = share.count(300)
         share.saw(300 - device, (300 - device) * 2e-3, device, device * 1e-3)
@@ -211,7 +210,7 @@ def test_each_side_gets_a_part_by_its_speed() -> None:
 
 def test_a_side_that_is_hopeless_still_has_a_little_so_that_it_can_be_seen_to_recover() -> None:
     for worker_s, device_s, part in ((1e-6, 1.0, LEAST), (1.0, 1e-6, MOST)):
-        share = Share(None, workers=1)
+        share = DecodeShare(None, workers=1)
         for _ in range(100):
             device = share.count(64)
             share.saw(64 - device, worker_s * (64 - device), device, device_s * device)
@@ -225,7 +224,7 @@ def test_a_side_that_is_hopeless_still_has_a_little_so_that_it_can_be_seen_to_re
 
 def test_a_given_share_stays() -> None:
     for part in (0.0, 1.0):
-        share = Share(part)
+        share = DecodeShare(part)
         share.saw(5, 1.0, 5, 1.0)
         assert (share.count(7), share.count(0)) == (7 * part, 0)
         assert share.found is None

@@ -10,12 +10,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from prony_node.data import device as device_room
-from prony_node.data.boxes import box_sampler, padded
-from prony_node.data.device import FEWEST, MOST, device_batches
-from prony_node.data.host import STOCK, HostBatches, HostSamples, SamplesApart
-from prony_node.data.scenes import TINY_SCENERY
-from prony_node.data.synthetic import image_sampler, token_sampler
+from prony_node.data import synthetic as device_room
+from prony_node.data.boxes import TINY_SCENERY, box_sampler, padded
+from prony_node.data.synthetic import (
+    FEWEST_BATCHES,
+    MOST_BATCHES,
+    STOCK,
+    HostBatches,
+    HostSamples,
+    SamplesApart,
+    device_batches,
+    image_sampler,
+    token_sampler,
+)
 
 CPU = torch.device("cpu")
 
@@ -90,7 +97,14 @@ def pool_size(sample_bytes: int, samples: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("batch_bytes", "batches"), [(1, MOST), (2**20 // MOST, MOST), (2**20 // 10, 10), (2**20, FEWEST), (2**21, FEWEST)]
+    ("batch_bytes", "batches"),
+    [
+        (1, MOST_BATCHES),
+        (2**20 // MOST_BATCHES, MOST_BATCHES),
+        (2**20 // 10, 10),
+        (2**20, FEWEST_BATCHES),
+        (2**21, FEWEST_BATCHES),
+    ],
 )
 def test_the_pool_on_the_device_is_bounded(monkeypatch: pytest.MonkeyPatch, batch_bytes: int, batches: int) -> None:
     monkeypatch.setattr(device_room, "POOL_BYTES", 2**20)
@@ -109,7 +123,7 @@ def test_the_pool_is_counted_as_the_step_takes_it() -> None:
     batches = device_batches(image_sampler(10, 8), place, 4, device=CPU, seed=3)
     images, labels = next(batches)
     assert (images.dtype, labels.dtype) == (torch.bfloat16, torch.long)
-    assert placed == [4] * MOST
+    assert placed == [4] * MOST_BATCHES
     again = next(device_batches(image_sampler(10, 8), place, 4, device=CPU, seed=3))
     assert torch.equal(again[0], images)
 
@@ -123,9 +137,9 @@ def test_batches_that_differ_in_shape_are_drawn_one_by_one_and_come_round_again(
         return sample(generator, count)
 
     batches = device_batches(recorded, lambda batch: batch, 2, device=CPU, seed=0, apart=True)
-    seen = list(itertools.islice(batches, MOST + 1))
-    assert drawn == [2] * MOST
-    assert seen[0] is seen[MOST]
+    seen = list(itertools.islice(batches, MOST_BATCHES + 1))
+    assert drawn == [2] * MOST_BATCHES
+    assert seen[0] is seen[MOST_BATCHES]
     assert len({batch[0].shape for batch in seen}) > 1
 
 

@@ -8,8 +8,16 @@ import statistics
 import pytest
 import torch
 
-from prony_node.data.boxes import box_sampler, class_textures, padded
-from prony_node.data.scenes import COCO_SCENERY, MOST_BOXES, TINY_SCENERY, draw_scene, overlap
+from prony_node.data.boxes import (
+    COCO_SCENERY,
+    MOST_BOXES,
+    TINY_SCENERY,
+    box_sampler,
+    class_textures,
+    draw_scene,
+    overlap,
+    padded,
+)
 
 
 def test_a_batch_has_the_layout_that_every_detector_reads() -> None:

@@ -14,10 +14,9 @@ from torch import Tensor
 from prony_node.contract import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.data.batches import as_input, evaluation_batches, training_batches
-from prony_node.data.boxed import BoxedImages, DecodedBoxes, box_loader, mirrored_boxes
-from prony_node.data.coco import parse_instances
+from prony_node.data.boxes import Shapes
+from prony_node.data.coco import BoxedImages, DecodedBoxes, box_loader, mirrored_boxes, parse_instances
 from prony_node.data.opening import open_dataset
-from prony_node.data.shapes import Shapes
 from prony_node.data.source import chosen, fit_settings, open_source
 from prony_node.measure.step import Step
 from prony_node.supervise import judge

@@ -14,7 +14,7 @@ import pytest
 from small_sets import food101, imagenet, write
 
 from prony_node.__main__ import main
-from prony_node.data import command, generated, parts
+from prony_node.data import command, generated
 from prony_node.data.generated import generate, standing
 from prony_node.data.manifest import MANIFEST, remove_unfinished
 from prony_node.data.opening import open_dataset
@@ -24,8 +24,8 @@ SRC = Path(command.__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(parts, "PART_FILES", 5)
-    monkeypatch.setattr(parts, "PART_SEQUENCES", 8)
+    monkeypatch.setattr(generated, "PART_FILES", 5)
+    monkeypatch.setattr(generated, "PART_SEQUENCES", 8)
     monkeypatch.setattr(generated, "default_processes", lambda: 1)
     monkeypatch.setenv("PRONY_DATA", str(tmp_path / "data"))
 
@@ -91,7 +91,7 @@ def test_what_was_begun_is_estimated_by_what_is_left_and_is_no_data_set_yet(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "set"
-    make, made = parts.make_part, []
+    make, made = generated.make_part, []
 
     def once(*words: Any) -> Any:
         if made:

@@ -17,18 +17,16 @@ import torch
 
 from processes import need_proc
 from prony_node.contract import RequestError
-from prony_node.data import generated, parts
-from prony_node.data.boxed import BoxedImages, box_loader
-from prony_node.data.boxes import class_textures
+from prony_node.data import generated
+from prony_node.data.boxes import COCO_SCENERY, class_textures
+from prony_node.data.coco import BoxedImages, box_loader
 from prony_node.data.dataset import Encoded
 from prony_node.data.decode import decode_on_cpu
 from prony_node.data.generated import estimate, generate
 from prony_node.data.manifest import MANIFEST, hash_file, verify
 from prony_node.data.opening import open_dataset
-from prony_node.data.pictures import LOOKS, class_patterns, make_image
-from prony_node.data.scene_pictures import made_scene, scene_jpeg
-from prony_node.data.scenes import COCO_SCENERY
-from prony_node.data.tokens import Packed
+from prony_node.data.pictures import LOOKS, class_patterns, made_scene, make_image, scene_jpeg
+from prony_node.data.text_files import Packed
 
 SRC = Path(generated.__file__).parents[2]
 
@@ -84,9 +82,9 @@ def contents(folder: Path) -> dict[str, str]:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "PART_IMAGES", 5)
-    monkeypatch.setattr(parts, "PART_FILES", 5)
-    monkeypatch.setattr(parts, "PART_SEQUENCES", 8)
+    monkeypatch.setattr(generated, "PART_IMAGES", 5)
+    monkeypatch.setattr(generated, "PART_FILES", 5)
+    monkeypatch.setattr(generated, "PART_SEQUENCES", 8)
 
 
 @pytest.mark.parametrize(("kind", "form"), [("imagenet", "files"), ("food101", "files"), ("imagenet", "shards")])
@@ -135,7 +133,7 @@ def test_what_was_begun_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.Monk
     whole = tmp_path / "whole"
     generate("imagenet", whole, 20, form="shards", classes=4, processes=1)
     calls: list[int] = []
-    make = parts.make_part
+    make = generated.make_part
 
     def fail_at_third(folder: Path, request: Any, part: Any) -> Any:
         calls.append(part.number)
@@ -177,10 +175,10 @@ def test_damage_is_found(tmp_path: Path) -> None:
 def test_processes_make_the_same_and_end_with_whoever_started_them(tmp_path: Path) -> None:
     """Killed without warning, no worker stays, and the next call goes on."""
     code = (
-        "from prony_node.data import parts\n"
+        "from prony_node.data import generated\n"
         "from prony_node.data.generated import generate\n"
         "if __name__ == '__main__':\n"
-        "    parts.PART_FILES = 5\n"
+        "    generated.PART_FILES = 5\n"
         f"    generate('imagenet', {str(tmp_path / 'two')!r}, 60, classes=4, processes=2, "
         "report=lambda *now: print(*now, flush=True))\n"
     )

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from prony_node.contract import RequestError, plain
+from prony_node.contract import RequestError, safe_files
 from prony_node.contract.machine import Machine
-from prony_node.data import jsonl
+from prony_node.data import text_files
 from prony_node.data.opening import open_dataset
 from prony_node.data.source import open_source
 from prony_node.workloads import find_workload
@@ -82,11 +82,11 @@ def test_a_line_that_is_no_text_is_refused_by_its_number(tmp_path: Path, line: b
 
 
 def test_a_line_without_end_and_too_many_tokens_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jsonl, "MOST_LINE", 100)
+    monkeypatch.setattr(text_files, "MOST_LINE", 100)
     (tmp_path / "long.jsonl.xz").write_bytes(lzma.compress(b'{"text": "' + b"a" * 10**6))
     with pytest.raises(RequestError, match="line 1 is longer than 100 bytes"):
         open_dataset(tmp_path / "long.jsonl.xz", sequence=8)
-    monkeypatch.setattr(jsonl, "MOST_TOKENS", 50)
+    monkeypatch.setattr(text_files, "MOST_TOKENS", 50)
     (tmp_path / "many.jsonl").write_bytes(lines(TEXTS))
     with pytest.raises(RequestError, match="more than 50 tokens"):
         open_dataset(tmp_path / "many.jsonl", sequence=8)
@@ -174,14 +174,14 @@ def test_long_texts_are_handed_to_a_tokenizer_a_few_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: Path
 ) -> None:
     """512 of them at once would take hundreds of GB before the first token is counted."""
-    handed = Handed(jsonl.load_tokenizer(tokenizer))
-    monkeypatch.setattr(jsonl, "load_tokenizer", lambda file: handed)
+    handed = Handed(text_files.load_tokenizer(tokenizer))
+    monkeypatch.setattr(text_files, "load_tokenizer", lambda file: handed)
     (tmp_path / "x.jsonl").write_bytes(lines(["a" * 2**22] * 9 + ["\u00e9"] * 3))
     found = open_dataset(tmp_path / "x.jsonl", sequence=8, tokenizer=str(tokenizer))
     assert handed.bytes == [2**24, 2**24, 2**22 + 6]
     assert found[0][0].tolist() == [1, 0] * 4
-    monkeypatch.setattr(jsonl, "MOST_TOKENS", 5)
-    jsonl._encoded.cache_clear()
+    monkeypatch.setattr(text_files, "MOST_TOKENS", 5)
+    text_files._encoded.cache_clear()
     handed.bytes.clear()
     with pytest.raises(RequestError, match="more than 5 tokens"):
         open_dataset(tmp_path / "x.jsonl", sequence=8, tokenizer=str(tokenizer))
@@ -190,7 +190,7 @@ def test_long_texts_are_handed_to_a_tokenizer_a_few_at_a_time(
 
 def test_a_small_file_that_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """300 KB hold 2 * 10**9 newlines, which took minutes to pass over."""
-    monkeypatch.setattr(plain, "UNPACKED_FREELY", 2**20)
+    monkeypatch.setattr(safe_files, "UNPACKED_FREELY", 2**20)
     file = tmp_path / "x.jsonl.xz"
     file.write_bytes(lzma.compress(b"\n" * 2**22, preset=0))
     packed = file.stat().st_size
@@ -205,11 +205,11 @@ def test_a_small_file_that_unpacks_without_end_is_refused(tmp_path: Path, monkey
 def test_lines_that_cross_what_is_read_at_once_are_whole(oscar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (oscar / "part-1.jsonl").write_bytes(b"\n \r\n" + lines(TEXTS[:20]).rstrip(b"\n"))
     for size in (1, 7, 2**20):
-        monkeypatch.setattr(jsonl, "BLOCK", size)
-        assert [text for file in jsonl.find_lines(oscar) for text in jsonl.read_texts(file)] == TEXTS
+        monkeypatch.setattr(text_files, "BLOCK", size)
+        assert [text for file in text_files.find_lines(oscar) for text in text_files.read_texts(file)] == TEXTS
         (oscar / "wrong.jsonl").write_bytes(b"\n" + lines(["first"]) + b"\n{")
         with pytest.raises(RequestError, match="line 4 is no JSON"):
-            list(jsonl.read_texts(oscar / "wrong.jsonl"))
+            list(text_files.read_texts(oscar / "wrong.jsonl"))
         (oscar / "wrong.jsonl").unlink()
 
 

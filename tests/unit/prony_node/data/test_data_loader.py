@@ -14,11 +14,11 @@ from small_sets import imagenet, jpeg, shards, write
 from torch import Tensor
 
 from prony_node.contract import RequestError
-from prony_node.data import cache
+from prony_node.data import loader
+from prony_node.data.batches import MemoryBatches, mirrored, normalise, shifted
 from prony_node.data.dataset import Encoded, Origin, Pixels
 from prony_node.data.decode import AREA, centre_crop, decode_on_cpu, decode_on_device, random_crop
 from prony_node.data.loader import FileBatches, file_loader
-from prony_node.data.memory import MemoryBatches, mirrored, normalise, shifted
 from prony_node.data.opening import open_dataset
 
 CPU = torch.device("cpu")
@@ -130,7 +130,7 @@ def test_wrong_settings_are_refused(images: Encoded, monkeypatch: pytest.MonkeyP
         file_loader(images, 1, workers=0, cache="disk")
     with pytest.raises(RequestError, match="needs a device"):
         file_loader(images, 1, workers=0, decode="device")
-    monkeypatch.setattr(cache, "_free_memory_bytes", lambda: 1000)
+    monkeypatch.setattr(loader, "_free_memory_bytes", lambda: 1000)
     with pytest.raises(RequestError, match=r"cache=memory would hold .* GB are free here"):
         file_loader(images, 1, workers=0, cache="memory")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from prony_node.contract.errors import RequestError
-from prony_node.data.parts import KINDS
-from prony_node.data.place import DEFAULT_SAMPLES, generated_folder, generated_root
+from prony_node.data.generated import KINDS
+from prony_node.data.generated_folder import DEFAULT_SAMPLES, generated_folder, generated_root
 
 
 def test_the_folder_is_the_one_stated_then_the_cache_then_home(monkeypatch: pytest.MonkeyPatch) -> None:

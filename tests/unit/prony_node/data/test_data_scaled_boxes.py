@@ -8,7 +8,7 @@ import pytest
 import torch
 from torchvision.io import encode_png
 
-from prony_node.data.boxed import BoxedImages, BoxTable, box_loader, scaled_boxes, scaled_size
+from prony_node.data.coco import BoxedImages, BoxTable, box_loader, scaled_boxes, scaled_size
 from prony_node.data.dataset import Origin
 
 

@@ -13,15 +13,24 @@ from torch import Tensor
 
 from prony_node.contract import RequestError
 from prony_node.contract.machine import Machine
-from prony_node.data import host
+from prony_node.data import synthetic
 from prony_node.data.batches import as_input, evaluation_batches, training_batches
-from prony_node.data.cityscapes import CLASSES, LABELS, StreetScenes, trained_ids
-from prony_node.data.host import HostSamples
 from prony_node.data.opening import open_dataset
-from prony_node.data.regions import IGNORED, region_sampler
+from prony_node.data.pictures import label_colours, make_scene
+from prony_node.data.segmentation import (
+    CLASSES,
+    IGNORED,
+    LABELS,
+    StreetScenes,
+    region_sampler,
+    streets_to_test,
+    streets_to_train,
+    trained_ids,
+    window_to_train,
+    windows_to_test,
+)
 from prony_node.data.source import fit_settings, open_source
-from prony_node.data.street_loader import streets_to_test, streets_to_train, window_to_train, windows_to_test
-from prony_node.data.streets import label_colours, make_scene
+from prony_node.data.synthetic import HostSamples
 from prony_node.supervise.inputs import Inputs
 from prony_node.workloads import build_task, find_workload
 
@@ -73,7 +82,7 @@ def test_the_colours_of_synthetic_classes_do_not_change_with_the_seed() -> None:
 
 
 def test_large_samples_are_held_in_smaller_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "STOCK_BYTES", 40 * 32 * 32 * (3 * 4 + 8))
+    monkeypatch.setattr(synthetic, "STOCK_BYTES", 40 * 32 * 32 * (3 * 4 + 8))
     samples = HostSamples(region_sampler(19, 32, 32), 1000, 0)
     assert torch.equal(samples[43][0], samples[3][0])
     assert not torch.equal(samples[4][0], samples[3][0])

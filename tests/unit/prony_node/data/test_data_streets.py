@@ -12,14 +12,13 @@ import torch
 from PIL import Image
 
 from prony_node.contract import RequestError
-from prony_node.data import generated, parts, streets
-from prony_node.data.cityscapes import CLASSES, LABELS, StreetScenes, label_id
-from prony_node.data.generated import estimate, generate
+from prony_node.data import generated, pictures
+from prony_node.data.generated import GenerationRequest, estimate, generate
+from prony_node.data.generated_folder import DEFAULT_SAMPLES, generated_folder
 from prony_node.data.manifest import hash_file, verify
 from prony_node.data.opening import open_dataset
-from prony_node.data.parts import Request
-from prony_node.data.place import DEFAULT_SAMPLES, generated_folder
-from prony_node.data.streets import SCENE_BYTES, SHARES, WITH_CLASS, Painter, make_scene
+from prony_node.data.pictures import SCENE_BYTES, SHARES, WITH_CLASS, Painter, make_scene
+from prony_node.data.segmentation import CLASSES, LABELS, StreetScenes, label_id
 
 
 def painted(seeds: range, height: int = 128) -> torch.Tensor:
@@ -54,8 +53,8 @@ def test_a_scene_has_the_size_of_a_real_one_and_is_the_same_for_a_seed() -> None
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streets, "make_scene", partial(make_scene, height=32, width=64))
-    monkeypatch.setattr(parts, "PART_STREETS", 4)
+    monkeypatch.setattr(pictures, "make_scene", partial(make_scene, height=32, width=64))
+    monkeypatch.setattr(generated, "PART_STREETS", 4)
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -83,9 +82,9 @@ def test_a_generated_set_opens_as_cityscapes(tmp_path: Path) -> None:
 def test_what_was_begun_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     generate("cityscapes", tmp_path / "whole", 10, processes=1)
     calls: list[int] = []
-    make = parts.make_part
+    make = generated.make_part
 
-    def fail_at_second(folder: Path, request: Request, part: parts.Part) -> list[parts.Made]:
+    def fail_at_second(folder: Path, request: GenerationRequest, part: generated.DataPart) -> list[generated.Made]:
         calls.append(part.number)
         if len(calls) == 2:
             raise KeyboardInterrupt
@@ -107,9 +106,9 @@ def test_what_was_begun_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_the_published_counts_are_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     assert DEFAULT_SAMPLES["cityscapes"] == 2975
-    assert Request("cityscapes", 2975, 0, "files", 0).test_samples == 500
-    assert Request("imagenet", 2975, 0, "files", 5).test_samples == 148
-    monkeypatch.setattr(streets, "make_scene", lambda _: (b"", b""))  # the time is another test's
+    assert GenerationRequest("cityscapes", 2975, 0, "files", 0).test_samples == 500
+    assert GenerationRequest("imagenet", 2975, 0, "files", 5).test_samples == 148
+    monkeypatch.setattr(pictures, "make_scene", lambda _: (b"", b""))  # the time is another test's
     expected = estimate("cityscapes", 2975, processes=4)
     assert expected.bytes == pytest.approx(3475 * 2.31e6, rel=0.01)
     assert expected.seconds is not None
@@ -118,11 +117,11 @@ def test_the_published_counts_are_the_default(monkeypatch: pytest.MonkeyPatch) -
 
 def test_images_and_masks_fit_and_classes_can_be_told_by_colour() -> None:
     """Whatever the scene's light, the nearest colour names most pixels: a model has something to find."""
-    colours = streets.label_colours()
+    colours = pictures.label_colours()
     for seed in range(3):
         mask = Painter(random.Random(seed), 64, 128).paint()
         labels = torch.frombuffer(bytearray(mask.tobytes()), dtype=torch.uint8).view(64, 128).long()
-        pixels = streets.coloured(labels.to(torch.uint8), seed).float()
+        pixels = pictures.coloured(labels.to(torch.uint8), seed).float()
         light = (pixels - colours[labels]).flatten(0, 1).median(0).values
         nearest = (pixels.view(-1, 1, 3) - light - colours).square().sum(2).argmin(1)
         assert float((nearest == labels.flatten()).float().mean()) > 0.8

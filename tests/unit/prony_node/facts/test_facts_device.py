@@ -13,8 +13,7 @@ import pytest
 from prony_node.facts import device_facts
 from prony_node.facts.amd import amd_facts, counts_as
 from prony_node.facts.device import merged, properties_facts
-from prony_node.facts.nvidia import nvidia_facts, throttle_words, uuid_forms
-from prony_node.facts.nvidia_links import nvidia_links
+from prony_node.facts.nvidia import nvidia_facts, nvidia_links, throttle_words, uuid_forms
 from prony_node.facts.tree import Missing, Tree
 
 Nvml = Callable[..., dict[str, Any]]

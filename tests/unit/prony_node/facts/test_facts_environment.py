@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prony_node.contract.secret import redacted
-from prony_node.facts.environment import ALLOWED_NAMES, ALLOWED_PREFIXES, allowed, environment_facts
+from prony_node.facts.container import ALLOWED_NAMES, ALLOWED_PREFIXES, allowed, environment_facts
 
 SECRET = (
     "TOKEN",

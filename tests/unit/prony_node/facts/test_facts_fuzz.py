@@ -11,15 +11,11 @@ from hypothesis import strategies as st
 
 from prony_node.facts import container_facts, host_facts
 from prony_node.facts.amd import amd_facts, parse_levels
-from prony_node.facts.cgroup import parse_membership, parse_mounts
-from prony_node.facts.cpu import cpu_model, parse_cpuinfo
 from prony_node.facts.fingerprint import fingerprint
-from prony_node.facts.memory import parse_meminfo
-from prony_node.facts.pci import generation, normal_address
-from prony_node.facts.processes import parse_stat
+from prony_node.facts.host import cpu_model, parse_cpuinfo, parse_membership, parse_meminfo, parse_mounts
 from prony_node.facts.software import parse_nvidia_version
-from prony_node.facts.tree import Missing, Tree, cpu_list, parse_cpu_list, whole_number
-from prony_node.facts.watch import Watch
+from prony_node.facts.tree import Missing, Tree, cpu_list, generation, normal_address, parse_cpu_list, whole_number
+from prony_node.facts.watch import Watch, parse_stat
 
 REPLAY = Path(__file__).parents[3] / "replay" / "facts"
 NAMES = sorted(

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from prony_node.facts import container_facts, host_facts
-from prony_node.facts.cpu import cpu_model
-from prony_node.facts.software import software_facts
-from prony_node.facts.source import source_facts
+from prony_node.facts.host import cpu_model
+from prony_node.facts.software import software_facts, source_facts
 
 Machine = Callable[[str], Path]
 

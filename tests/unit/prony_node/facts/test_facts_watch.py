@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prony_node.facts import Watch, watch_checks
-from prony_node.facts.processes import Process, allowed_times, own_tree
 from prony_node.facts.tree import Tree
+from prony_node.facts.watch import Process, allowed_times, own_tree
 
 CUDA = {"kind": "cuda", "uuid": "GPU-x", "power_limit": {"set_w": 700.0}}
 CPU = {"kind": "cpu"}

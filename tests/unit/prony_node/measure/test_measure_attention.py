@@ -14,12 +14,21 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from prony_node.contract.errors import RequestError
-from prony_node.measure.attention import ORDER, Choice, Kind, Noting, asked_in, choose, order_of, time_on
+from prony_node.measure.attention import (
+    ORDER,
+    AttentionObserver,
+    AttentionShape,
+    Choice,
+    asked_in,
+    choose,
+    order_of,
+    time_on,
+)
 from prony_node.workloads import build_task, find_workload
 
 CPU = torch.device("cpu")
-LONG = Kind((2, 4, 128, 16), (2, 4, 128, 16), (2, 4, 128, 16), None, True)
-SHORT = Kind((2, 4, 8, 16), (2, 4, 8, 16), (2, 4, 8, 16), None, False)
+LONG = AttentionShape((2, 4, 128, 16), (2, 4, 128, 16), (2, 4, 128, 16), None, True)
+SHORT = AttentionShape((2, 4, 8, 16), (2, 4, 8, 16), (2, 4, 8, 16), None, False)
 
 
 def timed(seconds: dict[str, float | None]) -> Choice:
@@ -66,28 +75,37 @@ def test_a_kind_that_one_kernel_cannot_do_is_done_by_another() -> None:
 
 def test_every_call_is_noted_with_its_shape() -> None:
     query, key = torch.zeros(2, 4, 8, 16), torch.zeros(2, 4, 128, 16)
-    with Noting() as noting, torch.no_grad():
+    with AttentionObserver() as noting, torch.no_grad():
         for _ in range(3):
             F.scaled_dot_product_attention(query, key, key)
         F.scaled_dot_product_attention(key, key, key, is_causal=True)
         nn.MultiheadAttention(64, 4, batch_first=True)(
             torch.zeros(2, 8, 64), *[torch.zeros(2, 8, 64)] * 2, need_weights=False
         )
-    assert noting.kinds == {Kind((2, 4, 8, 16), (2, 4, 128, 16), (2, 4, 128, 16), None, False): 3, LONG: 1, SHORT: 1}
+    assert noting.kinds == {
+        AttentionShape((2, 4, 8, 16), (2, 4, 128, 16), (2, 4, 128, 16), None, False): 3,
+        LONG: 1,
+        SHORT: 1,
+    }
 
 
 def test_the_batch_is_that_of_the_step() -> None:
     assert LONG.with_batch(8).query == (16, 4, 128, 16)
-    masked = Kind((2, 4, 8, 16), (2, 4, 8, 16), (2, 4, 8, 16), (2, 1, 8, 8), False)
+    masked = AttentionShape((2, 4, 8, 16), (2, 4, 8, 16), (2, 4, 8, 16), (2, 1, 8, 8), False)
     assert masked.with_batch(0.5).mask == (1, 1, 8, 8)
-    assert Kind((6, 4, 8, 16), (6, 4, 8, 16), (6, 4, 8, 16), (1, 4, 8, 8), False).with_batch(2).mask == (1, 4, 8, 8)
+    assert AttentionShape((6, 4, 8, 16), (6, 4, 8, 16), (6, 4, 8, 16), (1, 4, 8, 8), False).with_batch(2).mask == (
+        1,
+        4,
+        8,
+        8,
+    )
 
 
 def test_a_decoder_asks_once_a_layer() -> None:
     workload = find_workload("gpt-tiny")
     settings = {**workload.fixed, "mode": "infer", "batch_size": 2}
     task = build_task(workload, settings)
-    with Noting() as noting, torch.no_grad():
+    with AttentionObserver() as noting, torch.no_grad():
         task.predict(task.model(), task.sample(torch.Generator().manual_seed(0), 2))
     (kind,) = noting.kinds
     assert kind.causal

@@ -15,12 +15,12 @@ import pytest
 import torch
 from torch import nn
 
-from prony_node.facts.torch_build import switches
+from prony_node.facts.device import switches
+from prony_node.measure.clock import CpuUsage
 from prony_node.measure.compiling import cache_state, use_cache
 from prony_node.measure.cuda import exact_fp32, is_depthwise, set_matrix_modes, untried
 from prony_node.measure.device import MissingDevice, choose_device, device_name, machine_of
-from prony_node.measure.latency import LEAST, REQUESTS, latency_metrics
-from prony_node.measure.usage import CpuUsage
+from prony_node.measure.loop import LEAST, REQUESTS, latency_metrics
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, kind: str | None, count: int = 1) -> None:
@@ -174,7 +174,7 @@ def test_latency_is_of_one_request_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
     assert calls == ["batch", "synchronise", "step", "synchronise"] * requests
     p50, p90, p99 = (metrics[f"latency_p{q}"]["value"] for q in (50, 90, 99))
     assert 0 < p50 <= p90 <= p99
-    monkeypatch.setattr("prony_node.measure.latency.SECONDS", 0.0)
+    monkeypatch.setattr("prony_node.measure.loop.SECONDS", 0.0)
     _, requests = latency_metrics(lambda batch: None, iter([()] * LEAST), lambda: None)
     assert requests == LEAST  # slow requests are still enough of them for a percentile
 

@@ -10,16 +10,16 @@ from torch import nn
 
 from prony_node.measure.device import machine_of
 from prony_node.measure.flops import count_flops
-from prony_node.measure.gradients import Kind, Noting, ask_ahead
+from prony_node.measure.gradients import ConvolutionGradient, GradientObserver, ask_ahead
 from prony_node.measure.step import Step
 from prony_node.workloads import build_task, find_workload
 
 CPU = torch.device("cpu")
-KIND = Kind((2, 6, 4, 4), (2, 6, 8, 8), (6, 1, 3, 3), (2, 2), (1, 1), (1, 1), 6, (True, True))
+KIND = ConvolutionGradient((2, 6, 4, 4), (2, 6, 8, 8), (6, 1, 3, 3), (2, 2), (1, 1), (1, 1), 6, (True, True))
 
 
-def kinds_of(model: nn.Module, image: torch.Tensor) -> list[Kind]:
-    with Noting() as noted:
+def kinds_of(model: nn.Module, image: torch.Tensor) -> list[ConvolutionGradient]:
+    with GradientObserver() as noted:
         model(image).sum().backward()
     return list(noted.kinds)
 
@@ -46,7 +46,7 @@ def test_what_is_no_image_convolution_is_left_out(model: nn.Module):
 
 
 def test_what_is_asked_is_what_was_noted():
-    with Noting() as again:
+    with GradientObserver() as again:
         KIND.ask(CPU, torch.float32, torch.channels_last)
     assert list(again.kinds) == [KIND]
 
@@ -62,12 +62,12 @@ def test_a_count_of_flops_notes_what_a_step_then_asks_for():
     workload = find_workload("mobilenetv3-large")
     settings = workload.effective(workload.parse({"size": "tiny", "batch_size": "4"}), machine_of(CPU, 1))
     task = build_task(workload, settings)
-    with Noting() as noted:
+    with GradientObserver() as noted:
         count_flops(task, training=True, recompute=False)
     step = Step(task, settings, CPU)
     step.finish_model()
     batch = step.place(task.sample(torch.Generator().manual_seed(0), 4))
-    with Noting() as taken:
+    with GradientObserver() as taken:
         step.prepare(batch)
     assert noted.kinds
     assert set(noted.of_batch(4)) == set(taken.kinds)
@@ -76,13 +76,15 @@ def test_a_count_of_flops_notes_what_a_step_then_asks_for():
 def test_the_largest_is_asked_for_first(monkeypatch: pytest.MonkeyPatch):
     """What is still held when the first step takes its memory must be small."""
     asked: list[int] = []
-    monkeypatch.setattr(Kind, "ask", lambda self, *rest: asked.append(self.image[0]))
+    monkeypatch.setattr(ConvolutionGradient, "ask", lambda self, *rest: asked.append(self.image[0]))
     ask_ahead([KIND, KIND.times(4), KIND.times(2)], CPU, torch.float32, torch.channels_last).join()
     assert asked == [8, 4, 2]
 
 
 def test_a_kind_that_cannot_be_asked_for_ends_no_run():
-    impossible = Kind((2, 6, 99, 99), *(getattr(KIND, name) for name in list(KIND.__dataclass_fields__)[1:]))
+    impossible = ConvolutionGradient(
+        (2, 6, 99, 99), *(getattr(KIND, name) for name in list(KIND.__dataclass_fields__)[1:])
+    )
     caught: list[threading.ExceptHookArgs] = []
     before, threading.excepthook = threading.excepthook, caught.append
     try:

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from prony_node.contract import RequestError
-from prony_node.measure import memory, memory_cap
-from prony_node.measure.memory_cap import cap_memory
+from prony_node.measure import memory
+from prony_node.measure.memory import cap_memory
 from prony_node.measure.out_of_memory import is_out_of_memory, out_of_memory_in
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -93,9 +93,9 @@ def output_under_cap(code: str) -> str:
     """What this code prints under a cap of 1 GiB, in a process of its own, since a limit cannot be taken back."""
     start = (
         f"import sys; sys.path.insert(0, {str(SRC)!r})\n"
-        "from prony_node.measure.host_allocator import avoid_reservations\n"
+        "from prony_node.measure.out_of_memory import avoid_reservations\n"
         "avoid_reservations()\n"
-        "import torch; from prony_node.measure.memory_cap import cap_memory\n"
+        "import torch; from prony_node.measure.memory import cap_memory\n"
         "torch.set_num_threads(2); room = cap_memory(torch.device('cpu'), 1)\n"
     )
     return subprocess.run([sys.executable, "-c", start + code], stdout=subprocess.PIPE, text=True, check=True).stdout
@@ -119,8 +119,8 @@ def test_the_kernel_holds_a_cpu_to_its_cap() -> None:
 
 
 def test_a_cpu_without_figures_of_its_process_has_no_cap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_cap, "free_and_total", lambda device: (8 * GIB, 8 * GIB))
-    monkeypatch.setattr(memory_cap, "process_bytes", lambda name: None)
+    monkeypatch.setattr(memory, "free_and_total", lambda device: (8 * GIB, 8 * GIB))
+    monkeypatch.setattr(memory, "process_bytes", lambda name: None)
     with pytest.raises(RequestError, match="memory_cap=4 cannot be held on cpu"):
         cap_memory(CPU, 4)
 

@@ -9,8 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from prony_node.measure.checks import losses_check, still_training_check, updates_check
-from prony_node.measure.parameters import parameter_norms
-from prony_node.measure.updates import MOST_PROBES, LossWatch, Probes, StillTraining, UpdateCount, train_further
+from prony_node.measure.training import (
+    MOST_PROBES,
+    LossWatch,
+    Probes,
+    StillTraining,
+    UpdateCount,
+    parameter_norms,
+    train_further,
+)
 
 
 class Bench:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from prony_node.measure import winners
+from prony_node.measure import compiling
 
 heuristics = pytest.importorskip("torch._inductor.runtime.triton_heuristics")
 
@@ -24,8 +24,8 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
         kernel.launchers = [min(kernel.launchers, key=lambda one: one.config.kwargs["R0_BLOCK"])]
 
     monkeypatch.setattr(heuristics.CachingAutotuner, "autotune_to_one_config", autotune)
-    winners.remember_winners()
-    winners.remember_winners()  # a second time changes nothing
+    compiling.remember_winners()
+    compiling.remember_winners()  # a second time changes nothing
     return seen
 
 
@@ -36,8 +36,8 @@ def chosen(filename: Path | None, *blocks: int, keeps: bool = True) -> int:
     kernel = SimpleNamespace(filename=filename and str(filename), launchers=launchers)
     heuristics.CachingAutotuner.autotune_to_one_config(kernel)
     if keeps:
-        winners.keep_winners()
-    winners.FOUND.clear()  # the process ends
+        compiling.keep_winners()
+    compiling.FOUND.clear()  # the process ends
     (winner,) = kernel.launchers
     return winner.config.kwargs["R0_BLOCK"]
 
@@ -81,7 +81,7 @@ def test_kernels_do_not_share_a_winner(tmp_path: Path, timed: list[list[int]]) -
 
 
 STRANGE = ("", "{", "[]", '{"torch": "0.1", "tried": [], "winner": "x"}',
-           f'{{"torch": "{winners.torch.__version__}", "tried": [[]], "winner": []}}')  # fmt: skip
+           f'{{"torch": "{compiling.torch.__version__}", "tried": [[]], "winner": []}}')  # fmt: skip
 
 
 @pytest.mark.parametrize("text", STRANGE)
@@ -97,7 +97,7 @@ def test_another_version_of_torch_times_again(
     tmp_path: Path, timed: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen(tmp_path / "kernel.py", 2048, 1024)
-    monkeypatch.setattr(winners.torch, "__version__", "99.0")
+    monkeypatch.setattr(compiling.torch, "__version__", "99.0")
     chosen(tmp_path / "kernel.py", 2048, 1024)
     assert len(timed) == 2
 
@@ -112,23 +112,23 @@ def test_a_place_that_cannot_be_written_costs_time_alone(tmp_path: Path, timed: 
 RUNS = """
 import sys
 from pathlib import Path
-from prony_node.contract.plan import Plan, Stop
+from prony_node.contract.trial import Plan, Stop
 from prony_node.contract.trial import Trial
-from prony_node.measure import winners
-from prony_node.parallel.place import Place
+from prony_node.measure import compiling
+from prony_node.parallel.place import RankPosition
 from prony_node.supervise.run import Run
 small = {"size": "tiny", "device": "cpu", "batch_size": 2, "sequence": 16}
 for name, more in (("measured", {}), ("counted", {"steps": 2})):
     folder = Path(sys.argv[1], name)
     folder.mkdir()
-    winners.FOUND[folder / "kernel.winner"] = {"a", "b"}, "a"
+    compiling.FOUND[folder / "kernel.winner"] = {"a", "b"}, "a"
     stop = Stop(min_time_s=0.1, max_time_s=0.1)
-    Run(Plan(run_id=name, trial=Trial("gpt-tiny", small | more), stop=stop), folder, {}, Place()).execute()
+    Run(Plan(run_id=name, trial=Trial("gpt-tiny", small | more), stop=stop), folder, {}, RankPosition()).execute()
 """
 
 
 def test_a_run_keeps_them_if_it_measured(tmp_path: Path) -> None:
     """A given number of steps is what scripts compile with, several at once on a device."""
     subprocess.run([sys.executable, "-c", RUNS, str(tmp_path)], check=True, timeout=300)
-    assert winners.recall(tmp_path / "measured" / "kernel.winner", {"a", "b"}) == "a"
-    assert winners.recall(tmp_path / "counted" / "kernel.winner", {"a", "b"}) is None
+    assert compiling.recall(tmp_path / "measured" / "kernel.winner", {"a", "b"}) == "a"
+    assert compiling.recall(tmp_path / "counted" / "kernel.winner", {"a", "b"}) is None

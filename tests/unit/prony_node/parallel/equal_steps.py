@@ -18,7 +18,7 @@ from torch import Tensor
 
 from prony_node.contract.machine import Machine
 from prony_node.measure.step import Step
-from prony_node.parallel.place import Place
+from prony_node.parallel.place import RankPosition
 from prony_node.parallel.ranks import Ranks
 from prony_node.parallel.replicas import replicas_of
 from prony_node.workloads import build_task, find_workload
@@ -60,7 +60,7 @@ def full(parameter: Tensor) -> Tensor:
 def main(rank: int, size: int, port: str, out: str, cases: list[tuple[str, dict[str, Any]]]) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_RANK": str(rank)}
     torch.set_num_threads(1)
-    ranks = Ranks(Place(rank, size, rank, size))
+    ranks = Ranks(RankPosition(rank, size, rank, size))
     ranks.start(CPU, 60.0, True)
     found = [parameters_after(name, requested, rank, size) for name, requested in cases]
     if rank == 0:

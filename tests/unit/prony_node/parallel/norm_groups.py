@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from prony_node.parallel.place import Place
+from prony_node.parallel.place import RankPosition
 from prony_node.parallel.ranks import Ranks
 from prony_node.parallel.replicas import Replicas
 
@@ -32,7 +32,7 @@ def seen_with(span: int | str) -> list[list[int]]:
 
 def main(rank: int, size: int, port: str, out: str) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    ranks = Ranks(Place(rank, size, rank, size))
+    ranks = Ranks(RankPosition(rank, size, rank, size))
     ranks.start(CPU, 60.0, True)
     told = ranks.gathered({str(span): seen_with(span) for span in SPANS})
     if ranks.first:

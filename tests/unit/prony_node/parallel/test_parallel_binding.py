@@ -14,11 +14,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prony_node.contract.core_lists import cpu_list, parse_cpu_list
-from prony_node.parallel.binding import PREFERRED, bind_rank, prefer_memory
-from prony_node.parallel.cores import allowed_cores
-from prony_node.parallel.neighbours import Binding, bindings
-from prony_node.parallel.topology import Node, Slot, Topology, pci_address, read_slot, read_topology
+from prony_node.contract.machine import cpu_list, parse_cpu_list
+from prony_node.parallel.binding import (
+    PREFERRED,
+    Binding,
+    Node,
+    Slot,
+    Topology,
+    allowed_cores,
+    bind_rank,
+    bindings,
+    pci_address,
+    prefer_memory,
+    read_slot,
+    read_topology,
+)
 
 REPLAY = Path(__file__).parents[3] / "replay" / "topology"
 

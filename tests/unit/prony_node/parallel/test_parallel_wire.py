@@ -10,9 +10,8 @@ from prony_node.contract import RequestError
 from prony_node.data.dataset import Origin, Pixels
 from prony_node.data.source import share_of as samples_of
 from prony_node.parallel import place
-from prony_node.parallel.cores import share_of as cores_of
-from prony_node.parallel.replicas import blocks_of
-from prony_node.parallel.wire import all_reduce, gather_and_scatter
+from prony_node.parallel.binding import share_of as cores_of
+from prony_node.parallel.replicas import all_reduce, blocks_of, gather_and_scatter
 
 
 def model() -> nn.Module:
@@ -58,14 +57,14 @@ def test_no_sample_is_two_ranks_own() -> None:
 
 
 def test_a_place_is_counted_by_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert place.place_of({}) == place.Place()
+    assert place.place_of({}) == place.RankPosition()
     settings = {"devices": 8, "nodes": 2}
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv(place.NODE_RANK, "1")
     with pytest.raises(RequestError, match="needs PRONY_RENDEZVOUS=HOST:PORT"):
         place.place_of(settings)
     monkeypatch.setenv(place.RENDEZVOUS, "node1:29500")
-    assert place.place_of(settings) == place.Place(5, 8, 1, 4, 1, 2)
+    assert place.place_of(settings) == place.RankPosition(5, 8, 1, 4, 1, 2)
     monkeypatch.setenv(place.NODE_RANK, "2")
     with pytest.raises(RequestError, match="from 0 to 1; found '2'"):
         place.place_of(settings)

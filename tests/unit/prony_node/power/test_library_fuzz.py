@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prony_node.power.readers import amd, apple, graphcore, habana, nvidia
-from prony_node.power.readers.vendor import number_in
-from prony_node.power.sensor import KINDS, Reader, Reading, SensorLost, Unavailable
+from prony_node.power.readers.sources import number_in
+from prony_node.power.sensor import KINDS, PowerReader, Reading, SensorLost, Unavailable
 
 ROOT = Path("/nowhere")
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
@@ -47,7 +47,7 @@ def answering(answer: Any) -> Callable[..., Any]:
     return call
 
 
-def exercise(open_reader: Callable[[Path], Reader], module: ModuleType, change: Callable[[], None]) -> None:
+def exercise(open_reader: Callable[[Path], PowerReader], module: ModuleType, change: Callable[[], None]) -> None:
     """Open, read everything, let the library change its mind, read again, close."""
     clean = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     with mock.patch.dict("sys.modules", {module.__name__: module}), mock.patch.dict(os.environ, clean, clear=True):
@@ -69,7 +69,7 @@ def exercise(open_reader: Callable[[Path], Reader], module: ModuleType, change: 
         reader.close()
 
 
-def check(reader: Reader, sensor: Any) -> None:
+def check(reader: PowerReader, sensor: Any) -> None:
     try:
         answer = reader.read(sensor)
     except SensorLost:

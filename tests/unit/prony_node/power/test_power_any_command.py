@@ -11,16 +11,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prony_node.contract import files
-from prony_node.contract.cost import Rate, Rates
 from prony_node.contract.errors import RequestError
-from prony_node.power import options
-from prony_node.power.account import Account, account_json, make_account
-from prony_node.power.any_command import check_out
-from prony_node.power.curve import BLOCKS, bars, columns
-from prony_node.power.foreground import Ended, NotStarted, check_command
+from prony_node.contract.metrics import Rate, Rates
+from prony_node.power import any_command
+from prony_node.power.account import (
+    BLOCKS,
+    Account,
+    Terminal,
+    account_json,
+    account_lines,
+    bars,
+    columns,
+    make_account,
+    plain,
+)
+from prony_node.power.any_command import CommandEnd, NotStarted, check_command, check_out
 from prony_node.power.recording import Writer
 from prony_node.power.sensor import Reading, Sensor
-from prony_node.power.show import Screen, account_lines, plain
 
 GPU = "GPU-5f1c0a3e-0000-4000-8000-000000000001"
 COUNTER = Sensor(
@@ -42,7 +49,7 @@ def record(folder: Path, *, until_s: float = 14.0, counter_from_s: float = 0.0, 
 
 
 def printed(account: Account, rates: Rates | None = None, **screen: Any) -> str:
-    return "\n".join(account_lines(account, "sleep", rates or Rates(), Screen(None, **screen)))
+    return "\n".join(account_lines(account, "sleep", rates or Rates(), Terminal(None, **screen)))
 
 
 def test_the_figures_of_a_span_and_what_the_ticks_do_not_cover(tmp_path: Path) -> None:
@@ -140,7 +147,7 @@ def test_throttling_and_foreign_processes_as_the_sampler_counted_them(tmp_path: 
 
 def test_a_terminal_that_knows_ascii_alone_gets_ascii(tmp_path: Path) -> None:
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict")
-    screen = Screen.of(stream)
+    screen = Terminal.of(stream)
     assert not screen.unicode
     screen.say(*account_lines(make_account(record(tmp_path), 2.0, 12.0), "sleep", Rates(), screen))
     stream.seek(0)
@@ -150,8 +157,8 @@ def test_a_terminal_that_knows_ascii_alone_gets_ascii(tmp_path: Path) -> None:
 def test_nobody_there_to_read_is_no_error() -> None:
     stream = io.StringIO()
     stream.close()
-    Screen(stream).say("text")
-    Screen.of(None).say("text")
+    Terminal(stream).say("text")
+    Terminal.of(None).say("text")
 
 
 def test_bars_start_at_zero_and_a_hole_is_blank() -> None:
@@ -173,7 +180,7 @@ def test_amounts_have_no_exponent(value: float, text: str) -> None:
 
 @pytest.mark.parametrize(("text", "seconds"), [("50ms", 0.05), ("0.1s", 0.1), ("2", 2.0), (" 10 ms ", 0.01)])
 def test_intervals(text: str, seconds: float) -> None:
-    assert options.parse_interval(text) == pytest.approx(seconds)
+    assert any_command.parse_interval(text) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +200,7 @@ def test_intervals(text: str, seconds: float) -> None:
 def test_a_wrong_request_is_a_sentence_before_anything_starts(
     words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert options.main(words) == 2
+    assert any_command.main(words) == 2
     out, err = capsys.readouterr()
     assert sentence in err
     assert not out
@@ -208,7 +215,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 
 @given(st.lists(st.sampled_from(["--out", "x", "--", "--watch", "--json=f", "-v", "cmd", "", "-"]), max_size=8))
 def test_no_word_of_a_command_is_lost(words: list[str]) -> None:
-    own, command = options.split(words)
+    own, command = any_command.split(words)
     assert [*own, *command] == words or [*own, "--", *command] == words
 
 
@@ -230,6 +237,6 @@ def test_what_a_shell_would_not_find_has_its_exit_code(tmp_path: Path, monkeypat
 
 
 def test_how_a_command_ended_in_words() -> None:
-    assert str(Ended(3, None, 0.0, 1.0)) == "exit 3"
-    assert str(Ended(None, 15, 0.0, 1.0)) == "ended by SIGTERM"
-    assert str(Ended(None, 40, 0.0, 1.0)) == "ended by signal 40"
+    assert str(CommandEnd(3, None, 0.0, 1.0)) == "exit 3"
+    assert str(CommandEnd(None, 15, 0.0, 1.0)) == "ended by SIGTERM"
+    assert str(CommandEnd(None, 40, 0.0, 1.0)) == "ended by signal 40"

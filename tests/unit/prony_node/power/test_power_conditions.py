@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fake_nvml import NOT_SUPPORTED, FakeNvml
 
-from prony_node.power import conditions
+from prony_node.power import recording
 from prony_node.power.readers.nvml import Nvml
 from prony_node.power.sampler import Stay
 from prony_node.power.sensor import Sensor
@@ -34,9 +34,9 @@ class Reader:
 
 
 def seen(monkeypatch: pytest.MonkeyPatch, *answers: Any) -> dict[str, Any]:
-    monkeypatch.setattr(conditions, "EVERY_S", -1.0)
+    monkeypatch.setattr(recording, "EVERY_S", -1.0)
     reader = Reader(*answers)
-    counting = conditions.Conditions(reader)  # type: ignore[arg-type]
+    counting = recording.ConditionCounter(reader)  # type: ignore[arg-type]
     for _ in answers:
         counting.look()
     return counting.to_json()
@@ -55,7 +55,7 @@ def test_words_are_shares_of_the_samples_that_had_any(monkeypatch: pytest.Monkey
 
 
 def test_it_is_asked_about_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    counting = conditions.Conditions(Reader({"throttle": []}))  # type: ignore[arg-type]
+    counting = recording.ConditionCounter(Reader({"throttle": []}))  # type: ignore[arg-type]
     for _ in range(5):
         counting.look()  # the second answer does not exist
     assert counting.to_json()["GPU-1"]["samples"] == 1
@@ -66,7 +66,7 @@ def test_a_reader_that_cannot_tell_says_nothing() -> None:
         id = "silent"
         sensors = Reader.sensors
 
-    counting = conditions.Conditions(Silent())  # type: ignore[arg-type]
+    counting = recording.ConditionCounter(Silent())  # type: ignore[arg-type]
     counting.look()
     assert counting.to_json() == {}
 
@@ -81,15 +81,15 @@ def test_a_reader_that_cannot_tell_says_nothing() -> None:
     ],
 )
 def test_throttling_in_words(words: Any, level: str, text: str) -> None:
-    check = conditions.throttling({"throttle": words, "samples": 10})
+    check = recording.throttling({"throttle": words, "samples": 10})
     assert check["level"] == level
     assert text in check["message"]
 
 
 def test_nobody_to_ask_is_unknown_and_not_none() -> None:
-    assert conditions.throttling(None)["level"] == conditions.foreign(None, None)["level"] == "unknown"
-    assert conditions.foreign("", None)["level"] == "pass"
-    others = conditions.foreign("2 processes on it (pid 4, 5)", {"processes_seen": 3})
+    assert recording.throttling(None)["level"] == recording.foreign(None, None)["level"] == "unknown"
+    assert recording.foreign("", None)["level"] == "pass"
+    others = recording.foreign("2 processes on it (pid 4, 5)", {"processes_seen": 3})
     assert others["level"] == "warn"
     assert "at most 3" in others["message"]
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prony_node.contract.cost import CARBON, PRICE, Rate, Rates, carbon_g, cost_json, find_rates, parse_rate, price
 from prony_node.contract.errors import RequestError
+from prony_node.contract.metrics import CARBON, PRICE, Rate, Rates, carbon_g, cost_json, find_rates, parse_rate, price
 
 KWH_J = 3.6e6
 

@@ -11,7 +11,7 @@ import pytest
 from fake_machine import forbid, write_tree
 
 from prony_node.power.readers.cray import open_reader
-from prony_node.power.sensor import Reader, SensorLost, Unavailable
+from prony_node.power.sensor import PowerReader, SensorLost, Unavailable
 
 COUNTERS = "/sys/cray/pm_counters"
 FOUR_GPUS = {
@@ -37,7 +37,7 @@ def without(*names: str) -> dict[str, str]:
 
 
 def test_the_node_holds_its_parts_and_nothing_else_is_taken_for_one(tmp_path: Path) -> None:
-    reader: Reader = open_reader(write_tree(tmp_path, FOUR_GPUS))
+    reader: PowerReader = open_reader(write_tree(tmp_path, FOUR_GPUS))
     by_part = {sensor.part: sensor for sensor in reader.sensors}
     accelerators = [f"cray-accel-{n}" for n in range(4)]
     assert list(by_part) == ["node", *accelerators, "cpus", "memory"]

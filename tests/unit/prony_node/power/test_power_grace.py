@@ -11,7 +11,7 @@ import pytest
 from fake_machine import forbid, write_tree
 
 from prony_node.power.readers.grace import open_reader
-from prony_node.power.sensor import Reader, SensorLost, Unavailable
+from prony_node.power.sensor import PowerReader, SensorLost, Unavailable
 
 
 def meter(number: int, info: str, power_uw: int | str, interval_ms: str = "50") -> dict[str, str]:
@@ -34,7 +34,7 @@ GRACE_HOPPER = {
 
 
 def test_each_meter_is_an_average_in_watts_and_says_what_it_holds(tmp_path: Path) -> None:
-    reader: Reader = open_reader(write_tree(tmp_path, GRACE_HOPPER))
+    reader: PowerReader = open_reader(write_tree(tmp_path, GRACE_HOPPER))
     by_part = {sensor.part: sensor for sensor in reader.sensors}
     assert list(by_part) == ["module-0", "grace-0", "cpu-0", "sysio-0"]
     assert [reader.read(sensor) for sensor in reader.sensors] == pytest.approx([312.0, 93.4, 48.1, 5.2])

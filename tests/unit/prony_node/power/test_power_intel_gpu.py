@@ -11,7 +11,7 @@ import pytest
 from fake_machine import forbid, write_tree
 
 from prony_node.power.readers.intel_gpu import open_reader
-from prony_node.power.sensor import Reader, SensorLost, Unavailable
+from prony_node.power.sensor import PowerReader, SensorLost, Unavailable
 
 
 def card(number: int, address: str, driver: str, files: dict[str, str]) -> dict[str, str]:
@@ -30,7 +30,7 @@ TWO_CARDS = {
 
 
 def test_a_card_holds_its_package_and_is_known_by_its_pci_address(tmp_path: Path) -> None:
-    reader: Reader = open_reader(write_tree(tmp_path, TWO_CARDS))
+    reader: PowerReader = open_reader(write_tree(tmp_path, TWO_CARDS))
     assert [sensor.part for sensor in reader.sensors] == ["0000:03:00.0", "0000:03:00.0/package", "0000:83:00.0"]
     assert [reader.read(sensor) for sensor in reader.sensors] == [8.0, 5.0, 7.0]
     first, package, other = reader.sensors

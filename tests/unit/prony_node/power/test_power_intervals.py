@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prony_node.power.intervals import energy_within
 from prony_node.power.recording import Trace
 from prony_node.power.sensor import Reading, Sensor
-from prony_node.power.window import NoEnergy, energy_of
+from prony_node.power.window import NoEnergy, energy_of, energy_within
 
 TICK_S = 0.1
 EPOCH_S, PAUSE_S = 2.0, 0.5

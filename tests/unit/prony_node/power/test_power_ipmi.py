@@ -12,7 +12,7 @@ from fake_machine import put_program, write_tree
 
 from prony_node.power.readers import ipmi
 from prony_node.power.readers.ipmi import open_reader, parse_reading
-from prony_node.power.sensor import Reader, SensorLost, Unavailable
+from prony_node.power.sensor import PowerReader, SensorLost, Unavailable
 
 ANSWER = """
     Instantaneous power reading:                   220 Watts
@@ -38,7 +38,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, root: Path, text: str) -> None:
 def test_the_power_now_is_read_and_not_a_mean_over_weeks(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     body = f"assert sys.argv[1:] == ['dcmi', 'power', 'reading'] and os.environ['LC_ALL'] == 'C'\nprint({ANSWER!r})"
     put_program(monkeypatch, node.parent / "bin", "ipmitool", body)
-    reader: Reader = open_reader(node)
+    reader: PowerReader = open_reader(node)
     (sensor,) = reader.sensors
     assert reader.read(sensor) == 220.0
     assert (sensor.kind, sensor.scope, sensor.part, sensor.privileged) == ("instantaneous", "node", "node", True)

@@ -14,7 +14,7 @@ from fake_nvml import LOST, NOT_SUPPORTED, FakeNvml, NVMLError, refuse, union
 
 from prony_node.power.readers import nvidia
 from prony_node.power.readers.nvidia import NvidiaReader, open_reader
-from prony_node.power.sensor import Reader, Reading, Sensor, SensorLost, Unavailable
+from prony_node.power.sensor import PowerReader, Reading, Sensor, SensorLost, Unavailable
 
 UUID = "GPU-5f1c0a3e-0000-4000-8000-000000000001"
 OTHER = "GPU-77770a3e-0000-4000-8000-000000000002"
@@ -54,7 +54,7 @@ def new(reader: NvidiaReader) -> list[Reading]:
 
 
 def test_an_h200_states_its_four_sensors(h200: FakeNvml) -> None:
-    reader: Reader = open_reader(ROOT)
+    reader: PowerReader = open_reader(ROOT)
     assert [one.id for one in reader.sensors] == [
         f"nvidia.{name} {UUID}" for name in ("energy", "samples", "power", "average")
     ]

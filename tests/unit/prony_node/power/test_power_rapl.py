@@ -11,7 +11,7 @@ import pytest
 from fake_machine import forbid, write_tree
 
 from prony_node.power.readers.rapl import open_reader
-from prony_node.power.sensor import Reader, SensorLost, Unavailable
+from prony_node.power.sensor import PowerReader, SensorLost, Unavailable
 
 ZONES = "/sys/class/powercap"
 WRAP = "262143328850\n"
@@ -39,12 +39,12 @@ TWO_SOCKETS = {
 }
 
 
-def parts(reader: Reader) -> list[str]:
+def parts(reader: PowerReader) -> list[str]:
     return [sensor.part for sensor in reader.sensors]
 
 
 def test_packages_and_their_memory_are_counters_in_joules_and_cores_are_not_listed(tmp_path: Path) -> None:
-    reader: Reader = open_reader(write_tree(tmp_path, TWO_SOCKETS))
+    reader: PowerReader = open_reader(write_tree(tmp_path, TWO_SOCKETS))
     assert parts(reader) == ["package-0", "dram-0", "package-1", "dram-1"]
     assert [reader.read(sensor) for sensor in reader.sensors] == [5.0, 2.5, 7.0, 1.0]
     package, dram = reader.sensors[:2]

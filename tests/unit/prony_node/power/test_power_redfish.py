@@ -19,10 +19,9 @@ from typing import Any
 
 import pytest
 
-from prony_node.power.readers import redfish_client
-from prony_node.power.readers.redfish import open_reader
-from prony_node.power.readers.redfish_client import Service, checked_url
-from prony_node.power.sensor import Reader, SensorLost, Unavailable
+from prony_node.power.readers import redfish
+from prony_node.power.readers.redfish import Service, checked_url, open_reader
+from prony_node.power.sensor import PowerReader, SensorLost, Unavailable
 
 PASSWORD = "correct-horse-battery"
 CHASSIS = "/redfish/v1/Chassis"
@@ -83,7 +82,7 @@ def controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cont
 
 
 def test_an_older_controller_tells_the_power_of_its_one_chassis(controller: Controller, tmp_path: Path) -> None:
-    reader: Reader = open_reader(tmp_path)
+    reader: PowerReader = open_reader(tmp_path)
     (sensor,) = reader.sensors
     assert reader.read(sensor) == 590.0
     assert (sensor.kind, sensor.scope, sensor.part, sensor.privileged) == ("instantaneous", "node", "node", True)
@@ -164,7 +163,7 @@ def test_a_controller_that_goes_away_midway_is_lost(controller: Controller, tmp_
 
 
 def test_a_silent_controller_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redfish_client, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(redfish, "TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("PRONY_REDFISH_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
         for name in ("USER", "PASSWORD_FILE"):

@@ -22,7 +22,7 @@ from prony_node.power.readers.slurm import (
     parse_node_text,
     value_of,
 )
-from prony_node.power.sensor import Reader, SensorLost, Unavailable
+from prony_node.power.sensor import PowerReader, SensorLost, Unavailable
 
 CONFIG = """Configuration data as of 2024-02-15T08:36:01
 AcctGatherEnergyType    = acct_gather_energy/ipmi
@@ -61,7 +61,7 @@ sys.exit("scontrol: unrecognized option") if not os.path.exists(path) else sys.s
 
 
 def test_text_tells_the_power_now_and_not_the_mean_since_the_daemon_started(cluster: Path, tmp_path: Path) -> None:
-    reader: Reader = open_reader(tmp_path)
+    reader: PowerReader = open_reader(tmp_path)
     (sensor,) = reader.sensors
     assert reader.read(sensor) == 420.0
     assert (sensor.kind, sensor.scope, sensor.part, sensor.period_s) == ("instantaneous", "node", "node", 30.0)
@@ -154,11 +154,11 @@ def test_a_slurm_that_does_not_collect_the_nodes_energy_says_so(config: str, say
 
 def test_what_is_not_supported_is_none_and_never_zero() -> None:
     text = "CurrentWatts=n/s LowestJoules=n/s ConsumedJoules=n/s"
-    assert parse_node_text(text) == slurm.Said()
-    assert parse_node_text("CurrentWatts=0 AveWatts=0") == slurm.Said()
-    assert parse_node_text("CurrentWatts=4294967294") == slurm.Said()
-    assert parse_node_json(node_json(4294967294, 18446744073709551614)) == slurm.Said()
-    assert parse_node_json(node_json({"set": False, "infinite": False, "number": 0}, 0)) == slurm.Said()
+    assert parse_node_text(text) == slurm.SlurmEnergy()
+    assert parse_node_text("CurrentWatts=0 AveWatts=0") == slurm.SlurmEnergy()
+    assert parse_node_text("CurrentWatts=4294967294") == slurm.SlurmEnergy()
+    assert parse_node_json(node_json(4294967294, 18446744073709551614)) == slurm.SlurmEnergy()
+    assert parse_node_json(node_json({"set": False, "infinite": False, "number": 0}, 0)) == slurm.SlurmEnergy()
 
 
 def test_a_node_without_figures_is_unavailable(cluster: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from prony_node.power.readers.stamps import DriverStamps, clocks
+from prony_node.power.readers.nvidia import DriverStamps, clocks
 
 WALL_S = 1.8e9
 

@@ -11,8 +11,7 @@ from itertools import accumulate
 import pytest
 from made_parts import EVERY_S, GPU, made_sensor
 
-from prony_node.power.figures import part_energy
-from prony_node.power.quality import part_checks
+from prony_node.power.figures import part_checks, part_energy
 from prony_node.power.recording import Trace
 from prony_node.power.sensor import Reading
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prony_node.power.readers.visible import Gpu, visible_gpus
+from prony_node.power.readers.nvidia import Gpu, visible_gpus
 
 A, B, C = (Gpu(f"GPU-{letter * 4}-{letter}") for letter in "abc")
 TWIN = Gpu("GPU-aaab-0")

@@ -10,10 +10,21 @@ import pytest
 from made_parts import GPU, made_figure, made_part, made_sensor
 
 from prony_node.contract.record import LEVELS
-from prony_node.power.figures import LOWER_BOUND, MEASURED, NodeEnergy, PartEnergy
-from prony_node.power.quality import covered, node_checks, node_json, part_checks, part_json, quality_lines, said
+from prony_node.power.figures import (
+    LOWER_BOUND,
+    MEASURED,
+    NodeEnergy,
+    PartEnergy,
+    covered,
+    node_checks,
+    node_json,
+    part_checks,
+    part_json,
+    quality_lines,
+    said,
+)
 from prony_node.power.recording import Recording
-from prony_node.power.trend import Trend
+from prony_node.power.window import Trend
 
 COUNTER = made_sensor(GPU, "counter", uncertainty=0.05, uncertainty_source="a study")
 POWER = made_sensor(GPU, "instantaneous", name="power")

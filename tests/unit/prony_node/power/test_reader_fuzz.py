@@ -20,11 +20,10 @@ from hypothesis import strategies as st
 
 from prony_node.power.readers import cray, grace, intel_gpu, rapl
 from prony_node.power.readers.ipmi import parse_reading
-from prony_node.power.readers.plausible import as_number, plausible_j, plausible_w
-from prony_node.power.readers.redfish import parse, parse_members, parse_power
-from prony_node.power.readers.redfish_client import Refused, checked_url
+from prony_node.power.readers.redfish import Refused, checked_url, parse, parse_members, parse_power
 from prony_node.power.readers.slurm import check_alone, parse_config, parse_node_json, parse_node_text
-from prony_node.power.sensor import Reader, SensorLost, Unavailable
+from prony_node.power.readers.sources import as_number, plausible_j, plausible_w
+from prony_node.power.sensor import PowerReader, SensorLost, Unavailable
 
 ODD = [
     "",
@@ -63,7 +62,7 @@ CONTENTS = st.sampled_from([*ODD, "9" * 400, "1\x002", "model : ²\ncpu family :
 )
 
 # Trees that work, synthesised from documented formats: what is odd is laid over them.
-TREES: dict[Callable[[Path], Reader], dict[str, str]] = {
+TREES: dict[Callable[[Path], PowerReader], dict[str, str]] = {
     rapl.open_reader: {
         **{
             f"/sys/class/powercap/{zone}/{file}": content
@@ -112,7 +111,7 @@ TREES: dict[Callable[[Path], Reader], dict[str, str]] = {
 }
 
 
-def answers(reader: Reader) -> None:
+def answers(reader: PowerReader) -> None:
     assert len({sensor.id for sensor in reader.sensors}) == len(reader.sensors) > 0
     for sensor in reader.sensors:
         assert sensor.part not in sensor.contains
@@ -126,7 +125,7 @@ def answers(reader: Reader) -> None:
 
 
 @pytest.mark.parametrize("open_reader", TREES, ids=lambda opener: opener.__module__.rpartition(".")[2])
-def test_a_broken_tree_is_a_reader_or_a_reason(open_reader: Callable[[Path], Reader]) -> None:
+def test_a_broken_tree_is_a_reader_or_a_reason(open_reader: Callable[[Path], PowerReader]) -> None:
     names = st.sampled_from(sorted(TREES[open_reader]))
 
     @settings(max_examples=40)

@@ -9,7 +9,7 @@ from made_parts import GPU, made_sensor, made_trace, varied
 
 from prony_node.power.readers.replay import FOLDER
 from prony_node.power.recording import Trace, Writer
-from prony_node.power.survey import seen, survey
+from prony_node.power.sampler import seen, survey
 
 COUNTER = made_sensor(GPU, "counter")
 POWER = made_sensor(GPU, "instantaneous", name="power")

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from prony_node.power.recording import Trace
 from prony_node.power.sensor import KINDS, Reading, Sensor
-from prony_node.power.ticks import ticks
-from prony_node.power.window import NoEnergy, distinct, energy_of, integrated
+from prony_node.power.window import NoEnergy, distinct, energy_of, integrated, ticks
 
 RAPL_RANGE_J = 262143.328850
 

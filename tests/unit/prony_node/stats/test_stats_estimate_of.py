@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from prony_node.stats import Estimate, StopRule, Tracker, estimate_of
-from prony_node.stats.blocks import CAPACITY, Blocks
-from prony_node.stats.rounds import level_out
-from prony_node.stats.shape import jumped_at_end
+from prony_node.stats.estimate import CAPACITY, Blocks, level_out
+from prony_node.stats.steady import jumped_at_end
 
 RULE = StopRule()
 LONG = StopRule(tolerance=1e-9, max_time_s=33.3)

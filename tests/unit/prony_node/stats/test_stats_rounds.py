@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prony_node.stats import Estimate, StopRule, Tracker
-from prony_node.stats.blocks import Blocks
-from prony_node.stats.rounds import level_out
+from prony_node.stats.estimate import Blocks, level_out
 
 POOL, RUNS = 64, 120
 

@@ -8,8 +8,8 @@ import random
 import pytest
 
 from prony_node.stats import Estimate, StopRule, Tracker
-from prony_node.stats.longrun import centred, independent_batches, long_run
-from prony_node.stats.periodic import without_regular_stalls
+from prony_node.stats.estimate import without_regular_stalls
+from prony_node.stats.steady import centred, independent_batches, long_run
 
 
 def ar_series(rng: random.Random, count: int, variation: float, ar: float) -> list[float]:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prony_node.stats import normal_quantile, t_quantile
-from prony_node.stats.student import incomplete_beta, t_upper_tail
+from prony_node.stats.intervals import incomplete_beta, t_upper_tail
 
 # Printed tables of the t distribution: probability, degrees of freedom, quantile.
 TABLE = [

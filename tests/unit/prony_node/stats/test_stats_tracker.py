@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prony_node.stats import Estimate, StopRule, Tracker
-from prony_node.stats.blocks import CAPACITY, BlockStore
+from prony_node.stats.estimate import CAPACITY, BlockStore
 
 durations = st.lists(st.floats(1e-6, 10.0), min_size=2, max_size=300)
 

@@ -11,14 +11,13 @@ from typing import Any, cast
 import pytest
 
 from prony_node.contract import files
-from prony_node.contract.assemble import Energy, Parts
 from prony_node.contract.metrics import METRICS
-from prony_node.contract.plan import Plan
-from prony_node.contract.trial import Trial
+from prony_node.contract.run_folder import Energy, Parts
+from prony_node.contract.trial import Plan, Trial
 from prony_node.power.recording import Writer
 from prony_node.power.sensor import Reading, Sensor
-from prony_node.supervise import node_times, other_nodes
-from prony_node.supervise.energy_of_nodes import energy_of_run
+from prony_node.supervise import conditions, several_ranks
+from prony_node.supervise.energy import energy_of_run
 
 CLOCKS_S = (100.0, 100.0 + 7 * 3600.0)  # of two hosts, at the same instant
 POWERS_W = (300.0, 500.0)  # while the steps go on; before and after, when each node is idle, a tenth
@@ -158,7 +157,7 @@ SPOILS = {
 def test_a_node_without_its_figure_is_named_and_nothing_is_summed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    monkeypatch.setattr(other_nodes, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(conditions, "PATIENCE_S", 0.2)
     folder, other = tmp_path / "run", tmp_path / "run.node1"
     parts = make_nodes(folder)
     if what == "folder":
@@ -229,12 +228,12 @@ def test_copies_are_taken_in_their_common_window_by_the_clock_of_each_node(tmp_p
     accounts = [
         {
             "rank": rank, "node": rank, "host": f"n{rank}", "barrier_s": CLOCKS_S[rank] + 2.5,
-            "times": {**node_times.own_times(cast(Any, SimpleNamespace(found={}))), "boot_id": f"boot {rank}"},
+            "times": {**several_ranks.own_times(cast(Any, SimpleNamespace(found={}))), "boot_id": f"boot {rank}"},
         }
         for rank in (0, 1)
     ]  # fmt: skip
-    nodes = node_times.times_of_nodes(accounts)
-    node_times.in_common(
+    nodes = several_ranks.times_of_nodes(accounts)
+    several_ranks.in_common(
         nodes, [CLOCKS_S[0] + 5.0, CLOCKS_S[0] + 13.0], {r: one["barrier_s"] for r, one in enumerate(accounts)}
     )
     assert [one["window_monotonic"] for one in nodes] == [[clock_s + 5.0, clock_s + 13.0] for clock_s in CLOCKS_S]
@@ -247,7 +246,7 @@ def test_copies_are_taken_in_their_common_window_by_the_clock_of_each_node(tmp_p
     found = judged(tmp_path / "run", parts)
     assert value(found, "power") == pytest.approx(sum(POWERS_W), rel=0.01)
     assert value(found, "energy_per_sample") == pytest.approx(sum(POWERS_W) * 8.0 / (480 * UNITS_A_STEP), rel=0.01)
-    node_times.in_common(nodes, None, {0: 1.0, 1: 2.0})
+    several_ranks.in_common(nodes, None, {0: 1.0, 1: 2.0})
     assert [one["window_monotonic"] for one in nodes] == [None, None]
 
 

@@ -14,15 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prony_node.contract import files
-from prony_node.contract.assemble import Energy, Parts, assemble
 from prony_node.contract.metrics import METRICS
-from prony_node.contract.plan import Plan
-from prony_node.contract.trial import Trial
+from prony_node.contract.run_folder import Energy, Parts, assemble
+from prony_node.contract.trial import Plan, Trial
 from prony_node.power.recording import Writer
 from prony_node.power.sensor import Reading, Sensor
 from prony_node.stats import StopRule
-from prony_node.supervise.energy import LEAST_WINDOW_S, NAMES, Work, with_energy
-from prony_node.supervise.energy_of_nodes import energy_of_run
+from prony_node.supervise.energy import LEAST_WINDOW_S, NAMES, Work, energy_of_run, with_energy
 
 GPU = "GPU-5f1c0a3e-0000-4000-8000-000000000001"
 UUID = GPU.removeprefix("GPU-")

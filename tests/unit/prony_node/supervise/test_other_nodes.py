@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 
 from prony_node.contract import files
-from prony_node.contract.assemble import Parts
-from prony_node.contract.plan import Plan
-from prony_node.contract.trial import Trial
+from prony_node.contract.run_folder import Parts
+from prony_node.contract.trial import Plan, Trial
 from prony_node.stats import StopRule
-from prony_node.supervise import other_nodes
-from prony_node.supervise.conditions import Watched
-from prony_node.supervise.other_nodes import conditions_of_run
+from prony_node.supervise import conditions
+from prony_node.supervise.conditions import Watched, conditions_of_run
 
 CLOCKS_S = (100.0, 7000.0)  # of two hosts, at the same instant
 
@@ -61,7 +59,7 @@ def test_heat_on_another_node_outside_its_window_does_not_count(tmp_path: Path) 
 def test_a_node_that_says_nothing_is_unknown_not_good(
     tmp_path: Path, told: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(other_nodes, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(conditions, "PATIENCE_S", 0.1)
     level, message = judge(tmp_path / "run", told)["throttled"]
     assert level == "unknown"
     assert message.startswith("node 1 (n1): conditions could not be judged")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from prony_node.supervise.bytecode import bytecode_environment, of_libraries
+from prony_node.supervise.processes import bytecode_environment, of_libraries
 
 
 @pytest.fixture

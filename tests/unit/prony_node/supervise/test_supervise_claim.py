@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from prony_node.contract import Plan, RequestError, Trial, files
-from prony_node.contract.process import identify, is_alive
+from prony_node.contract.machine import identify, is_alive
 from prony_node.supervise.claim import claim
 
 PLAN = Plan(run_id="x", trial=Trial("gpt-tiny"))

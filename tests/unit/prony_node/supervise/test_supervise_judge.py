@@ -15,20 +15,20 @@ from torch import nn
 
 from prony_node.contract import Peak, files
 from prony_node.contract.machine import Machine
-from prony_node.contract.record_types import Metric
+from prony_node.contract.record import Metric
 from prony_node.contract.settings import Value
 from prony_node.contract.typed import decode
 from prony_node.measure.clock import Block
 from prony_node.measure.flops import Flops
 from prony_node.measure.loop import Window
-from prony_node.measure.parameters import parameter_norms
 from prony_node.measure.step import Step
+from prony_node.measure.training import parameter_norms
 from prony_node.parallel.ranks import Ranks
 from prony_node.stats import Decision, StopRule, Tracker
 from prony_node.supervise import judge
-from prony_node.supervise.headline import rate_metrics, utilisation_metrics
 from prony_node.supervise.inputs import Inputs
-from prony_node.supervise.progress import Progress, time_left_s
+from prony_node.supervise.judge import rate_metrics, utilisation_metrics
+from prony_node.supervise.watchdog import Progress, time_left_s
 from prony_node.workloads import build_task, find_workload
 
 CPU = torch.device("cpu")

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from prony_node.measure.attention import Choice, Kind, Noting
-from prony_node.supervise import kernels
+from prony_node.measure.attention import AttentionObserver, AttentionShape, Choice
+from prony_node.supervise import prepare
 
 
 def run_of(attention: str | None = "measured") -> Any:
@@ -28,37 +28,37 @@ def run_of(attention: str | None = "measured") -> Any:
 @pytest.mark.parametrize("attention", ["cudnn", "library", None])
 def test_nothing_is_noted_where_nothing_would_be_timed(attention: str | None) -> None:
     run = run_of(attention)
-    assert isinstance(kernels.noting(run), nullcontext)
-    kernels.choose_attention(run, None)
+    assert isinstance(prepare.noting(run), nullcontext)
+    prepare.choose_attention(run, None)
     assert run.found == {}
 
 
 def test_a_model_without_attention_has_nothing_to_choose() -> None:
     run = run_of()
-    with kernels.noting(run) as seen:
+    with prepare.noting(run) as seen:
         torch.zeros(2) + 1
-    kernels.choose_attention(run, seen)
+    prepare.choose_attention(run, seen)
     assert run.found == {}
 
 
 def test_the_shapes_of_the_step_are_timed_and_their_order_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[Kind, str]] = []
+    asked: list[tuple[AttentionShape, str]] = []
 
     def time_on(device: object, dtype: torch.dtype, clock: object, *, training: bool) -> Any:
         assert (dtype, training) == (torch.bfloat16, True)
 
-        def time_kind(kind: Kind, name: str) -> float:
+        def time_kind(kind: AttentionShape, name: str) -> float:
             asked.append((kind, name))
             return {"cudnn": 2.0, "flash": 1.0, "efficient": 3.0}[name]
 
         return time_kind
 
-    monkeypatch.setattr(kernels, "time_on", time_on)
+    monkeypatch.setattr(prepare, "time_on", time_on)
     run = run_of()
-    with kernels.noting(run) as seen, torch.no_grad():
+    with prepare.noting(run) as seen, torch.no_grad():
         F.scaled_dot_product_attention(*[torch.zeros(4, 2, 8, 16)] * 3)
-    assert isinstance(seen, Noting)
-    kernels.choose_attention(run, seen)
+    assert isinstance(seen, AttentionObserver)
+    prepare.choose_attention(run, seen)
     assert {kind.query for kind, _ in asked} == {(32, 2, 8, 16)}
     assert run.step.attention.order == ("flash", "cudnn", "efficient")
     assert run.found["attention"]["order"] == ["flash", "cudnn", "efficient"]

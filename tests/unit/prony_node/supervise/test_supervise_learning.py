@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from prony_node.supervise.learning import Learning
+from prony_node.supervise.quality import QualityTraining
 
 
-def learned(scores: tuple[str, ...], **point: float | None) -> Learning:
+def learned(scores: tuple[str, ...], **point: float | None) -> QualityTraining:
     """A run of one epoch, without a target, that ended with this point of its curve."""
     run: Any = SimpleNamespace(
         inputs=SimpleNamespace(opened=SimpleNamespace(train=range(8), test=range(4))),
@@ -20,7 +20,7 @@ def learned(scores: tuple[str, ...], **point: float | None) -> Learning:
         workload=SimpleNamespace(scores=scores),
         found={"data": {"kind": "coco"}},
     )
-    learning = Learning(run)
+    learning = QualityTraining(run)
     learning.curve = [{"epoch": 1, **point}]
     return learning
 

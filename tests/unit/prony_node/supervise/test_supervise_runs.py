@@ -16,7 +16,7 @@ import pytest
 
 from processes import processes_of
 from prony_node.contract import Plan, Trial, files, read_record
-from prony_node.contract.assemble import Energy
+from prony_node.contract.run_folder import Energy
 from prony_node.supervise import supervisor
 
 STAND_IN = Path(__file__).parents[3] / "stand_in"

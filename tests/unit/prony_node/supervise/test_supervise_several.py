@@ -9,14 +9,13 @@ from typing import Any, cast
 import pytest
 
 from prony_node.contract import files
-from prony_node.supervise import blame, hung_ranks, joining
-from prony_node.supervise.common_window import common_window, summed
+from prony_node.supervise import rank_failures, several_ranks
 from prony_node.supervise.conditions import distinct, worst_of
-from prony_node.supervise.host_memory import OutOfMemoryWitness
-from prony_node.supervise.joining import replicas_check
-from prony_node.supervise.pace import ranks_check
+from prony_node.supervise.rank_failures import OutOfMemoryWitness
+from prony_node.supervise.several_ranks import ranks_check, replicas_check
+from prony_node.supervise.step_series import common_window, summed
 
-ENDED = blame.LauncherEnd(pid=1, status=1)
+ENDED = rank_failures.LauncherEnd(pid=1, status=1)
 
 
 def copy(rank: int, begin_s: float, step_s: float, steps: int, cut_s: float = 0.0) -> dict[str, Any]:
@@ -60,7 +59,7 @@ def joined(*copies: dict[str, Any]) -> Any:
         metrics={"throughput": rate, "throughput_per_device": rate, "mfu": rate},
         found={"work": {"steps": 100, "devices": 1}, "window_monotonic": [1001.0, 1010.0], "parallel": {}},
     )  # fmt: skip
-    joining._sum_copies(cast(Any, run), [{**one, "total_steps": one["steps"] + 7} for one in copies])
+    several_ranks._sum_copies(cast(Any, run), [{**one, "total_steps": one["steps"] + 7} for one in copies])
     return run
 
 
@@ -145,7 +144,7 @@ ECHO = {
 def blamed(folder: Path, *ended: tuple[int, int], local: int = 2) -> dict[str, str]:
     ranks = [{"rank": rank, "pid": 1, "exit_status": status} for rank, status in ended]
     files.write_whole(folder / files.LAUNCHER, {"failure": None, "ranks": ranks})
-    return blame.blame(folder, 2, local, "in phase measure", OutOfMemoryWitness(folder), ENDED)
+    return rank_failures.launcher_failure(folder, 2, local, "in phase measure", OutOfMemoryWitness(folder), ENDED)
 
 
 def test_the_rank_that_was_killed_is_to_blame_and_not_its_echo(tmp_path: Path) -> None:
@@ -182,7 +181,7 @@ def test_a_node_that_could_not_come_says_why_the_nodes_did_not_meet(tmp_path: Pa
         ({"kind": "request", "message": "torch finds 1"}, {"kind": "request", "message": "on node 1: torch finds 1"}),
     ):
         files.write_whole(other / files.NODE, {"node": 1, "failure": failure})
-        assert blame.blame(folder, 2, 1, "", OutOfMemoryWitness(folder), ENDED) == found
+        assert rank_failures.launcher_failure(folder, 2, 1, "", OutOfMemoryWitness(folder), ENDED) == found
 
 
 def test_the_rank_with_a_reason_of_its_own_is_to_blame(tmp_path: Path) -> None:
@@ -213,10 +212,13 @@ def test_a_failure_on_another_node_is_told_where_its_folder_can_be_seen(tmp_path
 def test_the_launchers_own_failure_comes_first(tmp_path: Path) -> None:
     said = {"kind": "rendezvous", "message": "port 29500 cannot be listened on"}
     files.write_whole(tmp_path / files.LAUNCHER, {"failure": said, "ranks": []})
-    assert blame.blame(tmp_path, 2, 2, "", OutOfMemoryWitness(tmp_path), ENDED) == said
+    assert rank_failures.launcher_failure(tmp_path, 2, 2, "", OutOfMemoryWitness(tmp_path), ENDED) == said
     (tmp_path / files.LAUNCHER).unlink()
     (tmp_path / files.LAUNCHER_LOG).write_text("ImportError: no torch here\n")
-    assert "no torch here" in blame.blame(tmp_path, 2, 2, "", OutOfMemoryWitness(tmp_path), ENDED)["message"]
+    assert (
+        "no torch here"
+        in rank_failures.launcher_failure(tmp_path, 2, 2, "", OutOfMemoryWitness(tmp_path), ENDED)["message"]
+    )
 
 
 WAITS = 'File "x/torch/autograd/graph.py", line 865 in _engine_run_backward\nFile "x/torch/_tensor.py", line 1'
@@ -234,4 +236,4 @@ SLEEPS = 'File "x/prony_node/data/loader.py", line 9 in __next__\nFile "x/prony_
 )
 def test_the_rank_that_hangs_is_the_one_that_does_not_wait(tmp_path: Path, stacks: dict[int, str], says: str) -> None:
     ranks_in(tmp_path, None, None)
-    assert says in hung_ranks.where_they_stood(tmp_path, 2, stacks)
+    assert says in rank_failures.where_they_stood(tmp_path, 2, stacks)

@@ -9,7 +9,7 @@ from pathlib import Path
 from prony.launch.local import LocalRun
 from prony.plan.request import make_plan, parse_trial
 from prony.store import Store
-from prony_node.contract.plan import Plan, Stop
+from prony_node.contract.trial import Plan, Stop
 
 
 def test_one_process_screens_the_sizes_in_order_and_none_becomes_a_record(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from prony_node.contract.plan import Stop
+from prony_node.contract.trial import Stop
 from prony_node.parallel.ranks import Ranks
 from prony_node.stats import StopRule
-from prony_node.supervise import warm_up as warm_up_module
-from prony_node.supervise.warm_up import warm_up
+from prony_node.supervise import prepare as warm_up_module
+from prony_node.supervise.prepare import warm_up
 
 POOL = 21
 

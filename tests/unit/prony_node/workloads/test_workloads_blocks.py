@@ -13,7 +13,7 @@ from prony_node.contract.machine import Machine
 from prony_node.contract.settings import Value
 from prony_node.measure.step import Step
 from prony_node.workloads import build_task, find_workload
-from prony_node.workloads.image.blocks import FusedBlock, fuse_blocks
+from prony_node.workloads.image.layers import FusedBlock, fuse_blocks
 from prony_node.workloads.image.task import fold_batch_norms
 
 CPU, CUDA = Machine("cpu", None, 2), Machine("cuda", 141.0, 8)

@@ -11,7 +11,7 @@ from prony_node.contract.machine import Machine
 from prony_node.measure.flops import count_flops
 from prony_node.measure.step import Step
 from prony_node.workloads import WORKLOADS, build_task, find_workload
-from prony_node.workloads.language.cached_gpt import CachedGPT
+from prony_node.workloads.language.gpt import CachedGPT
 
 SHAPE = {"layers": 2, "hidden": 32, "heads": 2, "vocabulary": 64}
 SEQUENCE, ROWS = 12, 3

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from prony_node.contract.machine import Machine
 from prony_node.measure.flops import count_flops
 from prony_node.workloads import build_task, find_workload
-from prony_node.workloads.language import chunked_loss as chunks
+from prony_node.workloads.language import gpt as chunks
 from prony_node.workloads.language.gpt import widened
 
 WORDS = 48

@@ -70,7 +70,7 @@ import torch.distributed as dist
 from prony_node.contract.machine import Machine
 from prony_node.supervise.collective import CollectiveRun
 from prony_node.workloads import WORKLOADS
-from prony_node.measure.together import Operation, time_point
+from prony_node.measure.collective_loop import TimedOperation, time_point
 from prony_node.stats import StopRule
 from prony_node.workloads.collective import operations
 from prony_node.workloads.collective.operations import MAKERS, gather, make_collective
@@ -98,7 +98,7 @@ def work(rank):
         assert len(set(seen)) == 1 or name == "broadcast"  # whose first rank has the answer already
 
     made = make_collective("allreduce", 1024, {"precision": "fp32"}, CPU)
-    operation = Operation(made.run, made.renew, lambda values: gather(values, CPU), CPU)
+    operation = TimedOperation(made.run, made.renew, lambda values: gather(values, CPU), CPU)
     series = time_point(operation, StopRule())
     same = gather((float(series.operations), series.seconds, series.blocks[-1].end_s), CPU)
     assert len(set(same)) == 1, "ranks that see different times would decide differently, and wait for ever"

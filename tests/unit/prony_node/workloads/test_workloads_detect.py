@@ -18,8 +18,8 @@ from prony_node.measure.protocol import Task
 from prony_node.measure.step import Step
 from prony_node.supervise.judge import _distance, reference_answer
 from prony_node.workloads import build_task, find_workload
-from prony_node.workloads.detect.task import found_boxes, image_list, target_list
-from prony_node.workloads.detect.torchvision_parts import RATIOS, full_model, wide_anchors
+from prony_node.workloads.detect.fasterrcnn import RATIOS, full_model, wide_anchors
+from prony_node.workloads.detect.loss import found_boxes, image_list, target_list
 
 CPU = torch.device("cpu")
 WORKLOAD = find_workload("fasterrcnn-r50-fpn")

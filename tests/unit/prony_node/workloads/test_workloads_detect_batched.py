@@ -12,12 +12,21 @@ from torch import Tensor
 from prony_node.data.boxes import COUNTS, SIZES
 from prony_node.measure.protocol import Batch
 from prony_node.workloads import build_task, find_workload
-from prony_node.workloads.detect.assignment import Bounds, Truths, assigned, drawn
-from prony_node.workloads.detect.batched import Pool, batched_loss, proposals
 from prony_node.workloads.detect.fasterrcnn import library_loss
-from prony_node.workloads.detect.geometry import decoded, encoded
-from prony_node.workloads.detect.pooling import pooled_by_library, pooled_from_all
-from prony_node.workloads.detect.suppression import kept_by_library
+from prony_node.workloads.detect.loss import (
+    Bounds,
+    Pool,
+    Truths,
+    assigned,
+    batched_loss,
+    decoded,
+    drawn,
+    encoded,
+    kept_by_library,
+    pooled_by_library,
+    pooled_from_all,
+    proposals,
+)
 
 WEIGHTS = (10.0, 10.0, 5.0, 5.0)
 TASK = build_task(find_workload("fasterrcnn-r50-fpn"), {"size": "tiny"})

@@ -18,9 +18,9 @@ from prony_node.contract.machine import Machine
 from prony_node.contract.settings import Value
 from prony_node.measure import memory
 from prony_node.measure.flops import count_flops
-from prony_node.measure.parameters import parameter_norms
 from prony_node.measure.protocol import Task
 from prony_node.measure.step import Step
+from prony_node.measure.training import parameter_norms
 from prony_node.supervise.judge import reference_answer
 from prony_node.workloads import WORKLOADS, build_task, find_workload
 from prony_node.workloads.language import transformers_models

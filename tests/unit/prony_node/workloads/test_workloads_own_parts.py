@@ -13,7 +13,7 @@ from prony_node.contract.settings import Value
 from prony_node.measure.flops import count_flops
 from prony_node.measure.protocol import Task
 from prony_node.workloads import build_task, find_workload
-from prony_node.workloads.image.vit_parts import PackedAttention, PatchProduct
+from prony_node.workloads.image.layers import PackedAttention, PatchProduct
 
 OWN = pytest.mark.parametrize("name", ["vit-l", "vit-l-32", "vit-h", "swin-t", "swin-b"])
 

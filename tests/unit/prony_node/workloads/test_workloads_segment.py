@@ -13,8 +13,8 @@ from small_steps import step_of
 from prony_node.contract import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.contract.settings import Value
-from prony_node.data.cityscapes import StreetScenes
 from prony_node.data.dataset import Encoded, FileReader, Origin
+from prony_node.data.segmentation import StreetScenes
 from prony_node.measure.flops import count_flops
 from prony_node.supervise.rank import describe
 from prony_node.workloads import build_task, find_workload
@@ -25,8 +25,7 @@ from prony_node.workloads.segment.config import (
     deeplab_parameters,
     segformer_multiply_adds,
 )
-from prony_node.workloads.segment.enlarge import enlarged
-from prony_node.workloads.segment.task import segmentation_loss, segmentation_scores
+from prony_node.workloads.segment.task import enlarged, segmentation_loss, segmentation_scores
 
 MODELS = pytest.mark.parametrize("workload", SEGMENT_WORKLOADS, ids=lambda workload: workload.name)
 STEPS = 20

@@ -16,8 +16,7 @@ from prony_node.measure.step import Step
 from prony_node.workloads import build_task, find_workload
 from prony_node.workloads.config import Workload
 from prony_node.workloads.segment.config import SEGMENT_WORKLOADS
-from prony_node.workloads.segment.depthwise import Depthwise, replace_depthwise
-from prony_node.workloads.segment.enlarge import enlarged
+from prony_node.workloads.segment.task import Depthwise, enlarged, replace_depthwise
 
 MODELS = pytest.mark.parametrize("workload", SEGMENT_WORKLOADS, ids=lambda workload: workload.name)
 CPU = torch.device("cpu")

@@ -10,8 +10,7 @@ from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.measure.step import Step
 from prony_node.workloads import build_task, find_workload
-from prony_node.workloads.image.norms import SummedNorm
-from prony_node.workloads.image.stem import FoldedStem, fold_stem
+from prony_node.workloads.image.layers import FoldedStem, SummedNorm, fold_stem
 
 
 @pytest.mark.parametrize(("size", "bias"), [((16, 16), False), ((32, 20), True)])

@@ -10,9 +10,9 @@ import torch
 from prony_node.contract import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.contract.settings import Value
-from prony_node.data.average_precision import Truth, found_in, mean_average_precision
+from prony_node.data.coco import Truth, found_in, mean_average_precision
 from prony_node.measure import cuda
-from prony_node.measure.captured import Captured
+from prony_node.measure.cuda import Captured
 from prony_node.measure.protocol import Batch
 from prony_node.measure.step import Step
 from prony_node.supervise.rank import describe

@@ -1,0 +1,348 @@
+"""A finished run folder: its record, assembled from the parts in it, its manifest, and what verification found."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import shlex
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any, Literal
+
+from prony_node.contract import files
+from prony_node.contract.errors import RequestError
+from prony_node.contract.record import FAILURES, RECORD_SCHEMA, new_record, validate_record
+from prony_node.contract.safe_files import NotPlain, RunEntry, open_plain, walk_run
+from prony_node.contract.trial import Plan, check_schema, settings_hash
+
+PACKAGE = "prony_node"
+
+
+@functools.cache
+def node_source_hash() -> str:
+    """A short hash of every .py file of the package as it was imported: names and contents, no times, no paths."""
+    whole = hashlib.sha256()
+    for name, content in sorted(_sources(resources.files(PACKAGE), "")):
+        whole.update(f"{name}\0{hashlib.sha256(content).hexdigest()}\n".encode())
+    return whole.hexdigest()[:16]
+
+
+def _sources(folder: Traversable, prefix: str) -> Iterator[tuple[str, bytes]]:
+    for entry in folder.iterdir():
+        if entry.name.startswith("."):
+            continue  # of an editor, which may be a link to nothing
+        if entry.name.endswith(".py"):
+            yield prefix + entry.name, entry.read_bytes()
+        elif "." not in entry.name and entry.name != "__pycache__" and entry.is_dir():
+            yield from _sources(entry, f"{prefix}{entry.name}/")
+
+
+ROOMS_OF_FACTS = ("host", "software", "container", "environment", "source")
+MEASURED = (
+    "unit", "metrics", "phases", "steady", "checks", "work", "learning", "data", "auto_batch", "attention",
+    "parallel", "collective", "binding",
+)  # fmt: skip
+UNUSABLE = (RequestError, TypeError, ValueError, AttributeError, KeyError)  # what a malformed part raises
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What was written before the record; whatever is absent is empty."""
+
+    result: dict[str, Any] = field(default_factory=dict)  # by the rank, at its end
+    facts: dict[str, Any] = field(default_factory=dict)  # by the supervisor, at its start
+    device: dict[str, Any] = field(default_factory=dict)  # by the rank, once it has the device
+    effective: dict[str, Any] = field(default_factory=dict)  # by the rank, before its first step
+    others: tuple[dict[str, Any], ...] = ()  # the devices of ranks other than the first
+
+    @property
+    def complete(self) -> bool:
+        """Whether the rank measured all that was asked for."""
+        return self.result.get("status") == "ok"
+
+
+@dataclass(frozen=True)
+class Energy:
+    """What the run cost, as the supervisor knows it from the sampler."""
+
+    metrics: dict[str, Any] = field(default_factory=dict)
+    checks: list[dict[str, str]] = field(default_factory=list)
+    detail: dict[str, Any] = field(default_factory=dict)
+
+
+def read_parts(folder: Path) -> Parts:
+    """The parts as far as they were written whole."""
+
+    def part(name: str) -> dict[str, Any]:
+        document = files.read_json(folder / name)
+        return document if isinstance(document, dict) else {}
+
+    others = tuple(
+        part(f"{path.name}/{files.DEVICE}") for path in files.rank_folders(folder).values() if path != folder
+    )
+    return Parts(part(files.RESULT), part(files.FACTS), part(files.DEVICE), part(files.EFFECTIVE), others)
+
+
+def make_failure(kind: str, message: str) -> dict[str, str]:
+    return {"kind": kind, "message": message}
+
+
+def make_check(name: str, level: str, message: str) -> dict[str, str]:
+    return {"name": name, "level": level, "message": message}
+
+
+def assemble(
+    plan: Plan,
+    parts: Parts,
+    *,
+    started: str,
+    ended: str,
+    failure: dict[str, str] | None = None,
+    checks: Iterable[dict[str, str]] = (),
+    energy: Energy | None = None,
+) -> dict[str, Any]:
+    """The record of a run. `failure` is how the run ended, where someone other than the rank knows it.
+
+    A result that was whole before the run ended badly stays good: what was measured was measured.
+    The bad end is then a check.
+    """
+    more = [*checks, *(energy.checks if energy else ())]
+    if parts.complete and failure is not None:
+        more.append(make_check("supervisor", "warn", f"all was measured, but then: {failure['message']}"))
+        failure = None
+    elif not parts.complete:
+        failure = failure or _failure_of(parts.result)
+    try:
+        return _record(plan, parts, started, ended, failure, more, energy)
+    except UNUSABLE as error:
+        broken = failure or make_failure("exception", f"the rank's result does not make a record: {error}")
+    try:
+        return _record(plan, replace(parts, result={}), started, ended, broken, list(checks))
+    except UNUSABLE:
+        return _record(plan, Parts(), started, ended, broken, list(checks))
+
+
+def _failure_of(result: dict[str, Any]) -> dict[str, str]:
+    stated = result.get("failure")
+    if not isinstance(stated, dict) or not stated.get("message"):
+        return make_failure("exception", "the rank left no result and no reason")
+    kind = stated.get("kind")
+    return {**stated, "kind": kind if kind in FAILURES else "exception"}
+
+
+def _record(
+    plan: Plan,
+    parts: Parts,
+    started: str,
+    ended: str,
+    failure: dict[str, str] | None,
+    checks: list[dict[str, str]],
+    energy: Energy | None = None,
+) -> dict[str, Any]:
+    status = "ok" if failure is None else "interrupted" if failure["kind"] == "interrupted" else "failed"
+    record = new_record(plan, status=status, started=started, ended=ended)
+    record["failure"] = failure
+    for name in MEASURED:
+        if parts.result.get(name) is not None:
+            record[name] = parts.result[name]
+    record["checks"] = [*record["checks"], *checks]
+    if energy is not None:
+        record["metrics"] = {**record["metrics"], **energy.metrics}
+        record["energy"] = energy.detail
+    record["stop"]["reason"] = parts.result.get("stop_reason")
+    record["unit"] = record["unit"] or parts.effective.get("unit")
+    effective = parts.result.get("effective") or parts.effective.get("effective") or {}
+    if effective:
+        record["trial"]["effective"] = effective
+        record["trial"]["effective_hash"] = settings_hash(plan.trial.workload, effective)
+    record["facts"] = _facts(parts)
+    stated = parts.facts.get("fingerprint")
+    if isinstance(stated, dict):
+        record["fingerprint"] = {name: stated.get(name) for name in ("machine", "software")}
+        record["fingerprint"]["parts"] = stated.get("parts") or {}
+    files.to_json(record)  # a number that JSON cannot hold is found here, not while writing
+    return validate_record(record)
+
+
+def _facts(parts: Parts) -> dict[str, Any]:
+    """Facts of both writers; what the rank saw of torch is software and stands with it."""
+    facts: dict[str, Any] = {name: parts.facts[name] for name in ROOMS_OF_FACTS if name in parts.facts}
+    device = dict(parts.device)
+    torch = device.pop("torch", None)
+    if isinstance(torch, dict):
+        facts["software"] = {**facts.get("software", {}), "torch": torch}
+    if isinstance(parts.result.get("imported"), dict):
+        facts["software"] = {**facts.get("software", {}), "imported": parts.result["imported"]}
+    others = [{name: fact for name, fact in other.items() if name != "torch"} for other in parts.others if other]
+    facts["devices"] = [device, *others] if device else []
+    return facts
+
+
+MANIFEST_VERSION = 1
+MANIFEST_SCHEMA = f"prony.manifest/{MANIFEST_VERSION}"
+MOST_NAME_PARTS = 2  # parts of a name: a file, or a file in a folder (rank1/steps.csv)
+CHUNK_BYTES = 2**20
+LARGEST_BYTES = 8 * 2**30  # of a file; a sparse one has any size that its writer likes
+# The supervisor's own output goes on until it ends, after the manifest.
+NOT_LISTED = (files.MANIFEST, files.SUPERVISOR_LOG)
+CHANGED = "{} was changed after the run"
+SUPERVISOR, COLLECTION = "supervisor", "collection"  # who writes one
+
+
+def write_manifest(folder: Path, written_by: str) -> bool:
+    """List the files of a run folder that has its record; False where there is a manifest already."""
+    files.fit_all(folder)
+    listed = {
+        found.name: {"sha256": _sha256(found), "bytes": found.status.st_size}
+        for found in walk_run(folder)
+        if _is_listed(found)
+    }
+    document = {"schema": MANIFEST_SCHEMA, "written_by": written_by, "files": listed}
+    return files.write_once(folder / files.MANIFEST, document)
+
+
+def has_manifest(folder: Path) -> bool:
+    return os.path.lexists(folder / files.MANIFEST)
+
+
+def manifest_problems(folder: Path) -> list[str]:
+    """How the files of a folder differ from its manifest, one line each; none where they agree."""
+    try:
+        listed = _read(folder)
+    except RequestError as error:
+        return [str(error)]
+    missing, added, links, changed = dict.fromkeys(listed), [], [], []
+    try:
+        for found in walk_run(folder):
+            if stat.S_ISLNK(found.status.st_mode):  # to what no sum covers
+                links.append(f"{found.name} is a link: it is in no manifest")
+            elif _is_listed(found) and found.name not in listed:
+                added.append(f"{found.name} is not in the manifest")
+            elif _is_listed(found):
+                del missing[found.name]
+                changed += _changes(found, listed[found.name])
+    except OSError as error:
+        return [f"the folder cannot be read: {error.strerror}"]
+    return [*(f"{name} is missing" for name in missing), *added, *links, *changed]
+
+
+def _changes(found: RunEntry, listed: dict[str, Any]) -> list[str]:
+    try:
+        same = found.status.st_size == listed["bytes"] and _sha256(found) == listed["sha256"]
+    except OSError as error:
+        return [f"{found.name} cannot be read: {error.strerror}"]
+    return [] if same else [CHANGED.format(found.name)]
+
+
+def _read(folder: Path) -> dict[str, dict[str, Any]]:
+    try:
+        document = files.read_json(folder / files.MANIFEST)
+    except OSError as error:
+        raise RequestError(f"{files.MANIFEST} cannot be read: {error.strerror}") from None
+    if document is None:
+        raise RequestError(f"{files.MANIFEST} cannot be read")
+    check_schema(document, "prony.manifest", MANIFEST_VERSION)
+    listed = document.get("files")
+    whole = isinstance(listed, dict) and all(
+        isinstance(entry, dict) and {"sha256", "bytes"} <= set(entry) for entry in listed.values()
+    )
+    if not whole or files.RECORD not in listed:
+        raise RequestError(f"{files.MANIFEST} does not list {files.RECORD} with its sum and size")
+    return dict(listed)
+
+
+def _is_listed(found: RunEntry) -> bool:
+    """Whether it is a plain file that an archive of the folder holds, and not one that is being written."""
+    parts = found.name.split("/")
+    passing = len(parts) > MOST_NAME_PARTS or any(part.startswith(".") or part.endswith(".lock") for part in parts)
+    return not passing and found.name not in NOT_LISTED and stat.S_ISREG(found.status.st_mode)
+
+
+def _sha256(found: RunEntry) -> str:
+    digest = hashlib.sha256()
+    with os.fdopen(open_plain(found.name, folder=found.folder), "rb") as file:
+        if os.fstat(file.fileno()).st_size > LARGEST_BYTES:
+            raise NotPlain(found.name, f"it is longer than {LARGEST_BYTES / 2**30:,.0f} GiB")
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+Outcome = Literal["verified", "not verified", "unverified"]
+NO_MANIFEST = "it has no manifest: it was made before there were any"
+LOST_MANIFEST = "manifest.json is missing: it was removed, or the supervisor was killed before it wrote it"
+# In an index: verified and recomputed, the manifest alone agrees, something does not, nothing to check against.
+YES, MANIFEST_ALONE, NO, UNVERIFIED = "yes", "manifest", "no", "unverified"
+UNCHANGED = "unchanged"  # the check that a record fails which does not verify; unknown where nothing shows it
+CHANGED_AFTER = "changed after the run: `{}` says where"
+MARKS = {"verified": YES, "not verified": NO, "unverified": UNVERIFIED}
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The verdict on one run folder."""
+
+    folder: str
+    id: str | None
+    outcome: Outcome
+    problems: tuple[str, ...] = ()  # what does not agree, or why there was nothing to check
+    recomputed: tuple[str, ...] = ()  # metrics that were computed again from the files, and agree or not
+    not_recomputed: tuple[str, ...] = ()  # metrics that the files cannot give again: those are only in the manifest
+    notes: tuple[str, ...] = ()  # why something was not recomputed
+
+    @property
+    def mark(self) -> str:
+        return MARKS[self.outcome]
+
+
+def marked(record: dict[str, Any], mark: str, folder: Path) -> dict[str, Any]:
+    """The record; with a check, which whatever shows or ranks a run looks at, where it does not verify."""
+    if mark == NO:
+        message = CHANGED_AFTER.format(verify_command(folder))
+        return {**record, "checks": [*record["checks"], {"name": UNCHANGED, "level": "fail", "message": message}]}
+    if mark == UNVERIFIED and record["status"] == "ok":
+        check = {"name": UNCHANGED, "level": "unknown", "message": "there is no manifest to check the record against"}
+        return {**record, "checks": [*record["checks"], check]}
+    return record
+
+
+def is_unverified(record: Mapping[str, Any]) -> bool:
+    """Whether nothing shows that a record is as its run left it: it may have been edited, so it is never the best."""
+    return any(check["name"] == UNCHANGED and check["level"] == "unknown" for check in record.get("checks") or ())
+
+
+def how_changed(record: dict[str, Any]) -> str:
+    """Of a record with that failed check, what is to be said."""
+    return next(str(check["message"]) for check in reversed(record["checks"]) if check["name"] == UNCHANGED)
+
+
+def without_places(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """The checks of a record for a page that is handed on: without the folder that the run lies in here."""
+    message = CHANGED_AFTER.format(f"prony verify {shlex.quote(record['id'])}")
+    return [
+        {**check, "message": message} if check["name"] == UNCHANGED and check["level"] == "fail" else check
+        for check in record["checks"]
+    ]
+
+
+def verify_command(folder: Path) -> str:
+    """The command that verifies a run folder, or all runs of a root, wherever it is run."""
+    return f"prony verify {shlex.quote(str(folder.absolute()))}"
+
+
+def manifest_mark(folder: Path) -> str:
+    """The mark of a folder by its manifest alone, which costs no more than reading its files."""
+    if not has_manifest(folder):
+        return NO if lost_manifest(folder) else UNVERIFIED
+    return NO if manifest_problems(folder) else MANIFEST_ALONE
+
+
+def lost_manifest(folder: Path) -> bool:
+    """Whether this folder had a manifest: Prony writes one beside every record of today's schema."""
+    document = files.read_json(folder / files.RECORD)
+    return isinstance(document, dict) and document.get("schema") == RECORD_SCHEMA

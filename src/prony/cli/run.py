@@ -47,7 +47,6 @@ from prony.cli.execute import (
 )
 from prony.cli.progress import Display, make_display
 from prony.cli.study_trials import longest_s
-from prony.cli.tables import print_repeats
 from prony.launch.collect import collect_all
 from prony.launch.job import FIXED_LENGTHS
 from prony.launch.site import find_site
@@ -237,7 +236,7 @@ def print_json(records: list[dict[str, Any]], several: bool) -> None:
 
 def _print_outcomes(outcomes: list[RunOutcome], root: Path) -> None:
     """One record in full, several as a table; each way ends with where the run folders are."""
-    from prony.cli.tables import print_record, results_table
+    from prony.cli.tables import print_record, print_repeats, results_table
 
     console = make_console()
     if len(outcomes) == 1:

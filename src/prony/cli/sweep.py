@@ -15,7 +15,6 @@ from prony.cli.execute import EXIT_FAILED, EXIT_REQUEST, RunOutcome, exit_code, 
 from prony.cli.run import print_json
 from prony.cli.study_run import carry_out, make_view
 from prony.cli.study_trials import OTHER_CODE_HELP, Options, StudyOutcome
-from prony.cli.tables import print_repeats
 from prony.plan.request import make_stop
 from prony.plan.study import LOCAL, ORDERS, Study, study_of_words
 from prony_node.contract.errors import RequestError, unknown
@@ -100,7 +99,7 @@ def end(carried: StudyOutcome) -> NoReturn:
 
 
 def _print_outcomes(outcomes: list[RunOutcome]) -> None:
-    from prony.cli.tables import results_table
+    from prony.cli.tables import print_repeats, results_table
 
     if not outcomes:
         return

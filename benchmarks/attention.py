@@ -1,4 +1,4 @@
-"""Which of torch's attention kernels is the fastest here, by head size: what `attention=measured` would choose.
+"""Which of torch's attention kernels is the fastest here, by head size.
 
     python benchmarks/attention.py [--json FILE]
 
@@ -9,31 +9,44 @@ batch, and for head sizes that none of them has.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
-from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from plain import refuse
 from prony_node.contract.files import write_whole
-from prony_node.measure.attention import ORDER, AttentionShape, choose, device_clock, time_on
+from prony_node.measure.attention import ORDER, asked_in
+
+CLEARLY = 0.02  # faster than the first of ORDER by this share: a smaller lead may be chance
+CALLS, ROUNDS = 5, 3
+
+Clock = Callable[[Callable[[], object]], float]  # seconds of one call
 
 
-def kind(batch: int, heads: int, tokens: int, width: int, causal: bool) -> AttentionShape:
-    shape = (batch, heads, tokens, width)
-    return AttentionShape(shape, shape, shape, None, causal)
+@dataclass(frozen=True)
+class AttentionShape:
+    """One self-attention: batch, heads, tokens and head size."""
+
+    query: tuple[int, int, int, int]
+    causal: bool
 
 
-KINDS = {
-    "gpt-800m": kind(16, 8, 2048, 256, True),
-    "gpt-117m": kind(32, 12, 1024, 64, True),
-    "bert-base-squad": kind(128, 12, 384, 64, False),
-    "vit-l": kind(128, 16, 197, 64, False),
-    "heads of 96": kind(16, 16, 2048, 96, True),
-    "heads of 128": kind(16, 16, 2048, 128, True),
+SHAPES = {
+    "gpt-800m": AttentionShape((16, 8, 2048, 256), True),
+    "gpt-117m": AttentionShape((32, 12, 1024, 64), True),
+    "bert-base-squad": AttentionShape((128, 12, 384, 64), False),
+    "vit-l": AttentionShape((128, 16, 197, 64), False),
+    "heads of 96": AttentionShape((16, 16, 2048, 96), True),
+    "heads of 128": AttentionShape((16, 16, 2048, 128), True),
 }
 
 
@@ -45,17 +58,67 @@ def main(arguments: list[str] | None = None) -> int:
         return refuse("this needs a CUDA device: elsewhere torch has one kernel, and nothing to choose")
     device = torch.device("cuda", 0)
     rows = []
-    for name, shape in KINDS.items():
+    for work, shape in SHAPES.items():
         for mode in ("train", "infer"):
-            clock = time_on(device, torch.bfloat16, device_clock, training=mode == "train")
-            found = choose(Counter({shape: 1}), clock).document()
-            rows.append({"work": name, "mode": mode, **found})
+            times = times_of(shape, device, torch.bfloat16, device_clock, training=mode == "train")
+            rows.append({"work": work, "mode": mode, **document(shape, times)})
             print(row_of(rows[-1]), flush=True)
         torch.cuda.empty_cache()
     if options.json:
         about = {"device": torch.cuda.get_device_name(device), "torch": torch.__version__}
         write_whole(options.json, {**about, "kinds": rows})
     return 0
+
+
+def times_of(
+    shape: AttentionShape, device: torch.device, dtype: torch.dtype, clock: Clock, *, training: bool
+) -> dict[str, float]:
+    """Seconds of each kernel that can do this shape: forward and, in training, backward."""
+    found = {}
+    for name in ORDER:
+        try:
+            query, key, value = (
+                torch.randn(shape.query, device=device, dtype=dtype, requires_grad=training) for _ in range(3)
+            )
+
+            def once(query: Tensor = query, key: Tensor = key, value: Tensor = value) -> Tensor:
+                answer = F.scaled_dot_product_attention(query, key, value, is_causal=shape.causal)
+                if training:
+                    torch.autograd.backward(answer, answer.detach())
+                return answer
+
+            with asked_in((name,), only=True):
+                found[name] = clock(once)
+        except RuntimeError:  # no such kernel for this shape, or no memory for it
+            continue
+    return found
+
+
+def device_clock(work: Callable[[], object]) -> float:
+    """The best of a few rounds, by the device's own events: what else the host does is not counted."""
+    work()
+    best = math.inf
+    for _ in range(ROUNDS):
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began.record()
+        for _ in range(CALLS):
+            work()
+        ended.record()
+        ended.synchronize()
+        best = min(best, began.elapsed_time(ended) / 1e3 / CALLS)
+    return best
+
+
+def document(shape: AttentionShape, times: dict[str, float]) -> dict[str, Any]:
+    """The times in milliseconds, and the kernels by them; in their usual order where none is clearly faster."""
+    order = sorted(ORDER, key=lambda name: times.get(name, math.inf))
+    first = times.get(ORDER[0], math.inf)
+    clear = bool(times) and min(times.values()) < (1 - CLEARLY) * first
+    timed = {
+        "query": list(shape.query), "key": list(shape.query), "masked": False, "causal": shape.causal, "calls": 1,
+        "milliseconds": {name: round(1e3 * seconds, 4) for name, seconds in times.items()},
+    }  # fmt: skip
+    return {"order": order if clear else list(ORDER), "timed": [timed] if times else []}
 
 
 def row_of(row: dict) -> str:

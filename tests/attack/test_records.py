@@ -111,7 +111,6 @@ DEEP: list[Callable[[Record], object]] = [
     lambda r: r.update(data={"kind": []}),
     lambda r: r.update(parallel={"ranks": "x", "window_s": "long"}),
     lambda r: r.update(collective={"sizes": 3}),
-    lambda r: r.update(attention={"backends": 3}),
     lambda r: r.update(auto_batch="x", binding=[3]),
     lambda r: r["facts"].update(devices=[{"name": {"a": 1}, "memory_bytes": "x"}]),
     lambda r: r["facts"].update(host={"cpu": 3, "missing": "x"}),

@@ -208,18 +208,12 @@ def test_the_defaults_of_this_device_make_a_good_run(tmp_path: Path, device: tor
     assert "device events" in result["metrics"]["throughput"]["source"]
 
 
-@pytest.mark.parametrize("attention", ["measured", "cudnn", "flash", "efficient", "math"])
+@pytest.mark.parametrize("attention", ["cudnn", "flash", "efficient", "math"])
 def test_attention_by_any_kernel_makes_a_good_run(tmp_path: Path, device: torch.device, attention: str) -> None:
     """Compiled, from one cache: of what each compiled, the next is given nothing."""
     result = run_rank(tmp_path, "gpt-117m", {"attention": attention, "batch_size": 4, "steps": 20})
     assert result["status"] == "ok", result["failure"]
     assert not [check for check in result["checks"] if check["level"] == "fail"]
-    if attention == "measured":
-        (timed,) = result["attention"]["timed"]  # of this decoder's one shape
-        assert timed["query"] == [4, 12, 1024, 64]
-        assert len(timed["milliseconds"]) > 1
-    else:
-        assert "attention" not in result
 
 
 @pytest.mark.parametrize("form", [EAGER, GRAPHS, {"compile": "reduce-overhead", "graphs": False}], ids=str)

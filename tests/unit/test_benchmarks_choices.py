@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -70,13 +71,32 @@ def test_without_cuda_there_is_nothing_to_choose(
 
 
 def test_the_fastest_kernel_is_named_first(attention: ModuleType) -> None:
-    kind = attention.KINDS["vit-l"]
-    times = {"cudnn": 0.002, "flash": 0.001, "efficient": None}
-    found = attention.choose(attention.Counter({kind: 1}), lambda _, name: times[name]).document()
-    said = attention.row_of({"work": "vit-l", "mode": "train", **found})
-    assert said == "vit-l, train [128, 16, 197, 64]: cudnn 2.000 ms, flash 1.000 ms; flash first"
-    nothing = attention.choose(attention.Counter({kind: 1}), lambda *_: None).document()
-    assert "none of cudnn, flash, efficient can do it" in attention.row_of({"work": "x", "mode": "infer", **nothing})
+    shape = attention.SHAPES["vit-l"]
+
+    def said(**times: float) -> str:
+        row: str = attention.row_of({"work": "vit-l", "mode": "train", **attention.document(shape, times)})
+        return row
+
+    expected = "vit-l, train [128, 16, 197, 64]: cudnn 2.000 ms, flash 1.000 ms; flash first"
+    assert said(cudnn=0.002, flash=0.001) == expected
+    assert said(cudnn=0.002, flash=0.00198).endswith("; cudnn first")  # a lead that may be chance
+    assert said(flash=0.002, efficient=0.001).endswith("; efficient first")
+    assert said() == "vit-l, train: none of cudnn, flash, efficient can do it"
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_kernel_is_timed_forward_and_backward(attention: ModuleType, training: bool) -> None:
+    calls: list[bool] = []
+
+    def clock(work: Any) -> float:
+        calls.append(bool(work().requires_grad))
+        return 1.0
+
+    shape = attention.AttentionShape((2, 4, 8, 16), causal=True)
+    times = attention.times_of(shape, torch.device("cpu"), torch.float32, clock, training=training)
+    assert times["flash"] == 1.0
+    assert "cudnn" not in times  # no kernel of a CPU
+    assert calls == [training] * len(times)
 
 
 def test_the_loss_in_parts_is_the_whole_one(benchmarks: None, tmp_path: Path) -> None:

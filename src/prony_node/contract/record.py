@@ -234,7 +234,6 @@ class Record:
     data: JsonObject | None = optional()
     parallel: JsonObject | None = optional()
     collective: JsonObject | None = optional()
-    attention: JsonObject | None = optional()
     auto_batch: Any = optional()
     binding: Any = optional()
     more: JsonObject = empty()

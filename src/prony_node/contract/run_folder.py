@@ -44,7 +44,7 @@ def _sources(folder: Traversable, prefix: str) -> Iterator[tuple[str, bytes]]:
 
 ROOMS_OF_FACTS = ("host", "software", "container", "environment", "source")
 MEASURED = (
-    "unit", "metrics", "phases", "steady", "checks", "work", "learning", "data", "auto_batch", "attention",
+    "unit", "metrics", "phases", "steady", "checks", "work", "learning", "data", "auto_batch",
     "parallel", "collective", "binding",
 )  # fmt: skip
 UNUSABLE = (RequestError, TypeError, ValueError, AttributeError, KeyError)  # what a malformed part raises

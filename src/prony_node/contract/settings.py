@@ -56,7 +56,10 @@ def parse_target(text: str, scores: tuple[str, ...]) -> QualityTarget:
 
 Value = str | int | bool
 SYNTHETIC_DATA = ("device", "host", "generated")  # where no data set of the user's is read
-SYNONYMS = {"gpu": "cuda"}  # what a word means that is spelled like something else
+SYNONYMS = {  # what a word means that is spelled like something else
+    "gpu": "cuda",
+    "measured": "cudnn",  # once a value of attention; on an H200 it chose cuDNN's
+}
 COUNT_LIMIT = 10**12  # no count is larger, whether it came as text or as a number
 
 

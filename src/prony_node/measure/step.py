@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from prony_node.contract.settings import Value
 from prony_node.measure import cuda
-from prony_node.measure.attention import Choice, asked_in, order_of
+from prony_node.measure.attention import asked_in, order_of
 from prony_node.measure.cuda import Captured
 from prony_node.measure.gradients import ConvolutionGradient, ask_ahead
 from prony_node.measure.protocol import Batch, GradientExchange, Task
@@ -51,7 +51,7 @@ class Step:
         self.training = settings["mode"] == "train"
         self.precision = str(settings["precision"])
         self.output: Tensor | None = None  # the last loss or answer, on the device
-        self.attention = Choice(order_of(settings) if device.type == "cuda" else ())
+        self.attention = order_of(settings) if device.type == "cuda" else ()  # kernels, the first choice first
         self.gradients: list[ConvolutionGradient] = []  # of the model's convolutions, with the batch of this step
         self.updates = UpdateCount()
         self.losses = LossWatch()
@@ -175,8 +175,8 @@ class Step:
     def kernels(self) -> AbstractContextManager[Any]:
         """Which attention kernels are preferred; entered once, around everything that the step does."""
         inside = contextlib.ExitStack()
-        if self.attention.order:
-            inside.enter_context(asked_in(self.attention.order))
+        if self.attention:
+            inside.enter_context(asked_in(self.attention))
         if self.tied is not None:
             inside.enter_context(self.tied.around())
         return inside

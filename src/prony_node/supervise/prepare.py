@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +16,6 @@ from prony_node.contract.settings import Value
 from prony_node.contract.trial import learns_to_quality
 from prony_node.facts import device_facts
 from prony_node.measure import cuda, gradients, memory
-from prony_node.measure.attention import AttentionObserver, choose, device_clock, time_on
 from prony_node.measure.compiling import use_cache
 from prony_node.measure.device import choose_device, machine_of
 from prony_node.measure.flops import count_flops
@@ -101,23 +98,6 @@ def _meet(run: Run) -> None:
     several_ranks.exchange_devices(run)
 
 
-def noting(run: Run) -> AttentionObserver | nullcontext[None]:
-    """Around a forward pass: what it asks attention for, where kernels are to be timed."""
-    return AttentionObserver() if run.settings.get("attention") == "measured" else nullcontext()
-
-
-def choose_attention(run: Run, seen: AttentionObserver | None) -> None:
-    """Time the attention kernels on what the model was seen to ask for, with the batch that the step will have."""
-    if seen is None or not seen.kinds:
-        return
-    factor = int(run.settings["batch_size"]) / len(run.held_out[0])
-    kinds = Counter({kind.with_batch(factor): calls for kind, calls in seen.kinds.items()})
-    clock = time_on(run.device, run.step.compute_dtype, device_clock, training=run.step.training)
-    run.step.attention = choose(kinds, clock)
-    torch.cuda.empty_cache()  # what was held to time them is the run's again
-    run.found["attention"] = run.step.attention.document()
-
-
 RANKS_APART = 1_000_003  # seeds of one rank and the next: further apart than those that a run takes for itself
 
 
@@ -148,14 +128,11 @@ def build(run: Run) -> None:
         torch.manual_seed(seed)
     run.held_out = judge.held_out(run, seed + 2)
     if not training:
-        with noting(run) as seen:
-            run.reference = judge.reference_answer(run.task, run.step.model, run.held_out)
+        run.reference = judge.reference_answer(run.task, run.step.model, run.held_out)
     run.step.finish_model()
     if training:
-        with noting(run) as seen:
-            run.loss_first = run.step.held_out_loss(run.step.place(run.held_out))
+        run.loss_first = run.step.held_out_loss(run.step.place(run.held_out))
         run.norms_first = parameter_norms(run.step.model)
-    choose_attention(run, seen)
     run.batches = run.inputs.training(run.task, run.step, run.samples_per_step, seed + 1)
     run.first = next(run.batches)
     assert len(run.first[0]) == run.samples_per_step  # work is counted by steps of this many samples

@@ -151,9 +151,8 @@ WEIGHTS = Setting(
     pattern=r"\S(.*\S)?", example="a file",
 )  # fmt: skip
 ATTENTION = Setting(
-    "attention", "choice", "the attention kernel that is asked first: torch's own choice, one of CUDA's by its name, "
-    "or whichever is fastest when timed before the first step",
-    ("library", "cudnn", "flash", "efficient", "math", "measured"),
+    "attention", "choice", "the attention kernel that is asked first: torch's own choice, or one of CUDA's by its name",
+    ("library", "cudnn", "flash", "efficient", "math"),
 )  # fmt: skip
 CUDNN_FIRST: dict[str, Value] = {"attention": "cudnn"}  # on CUDA
 TINY_BATCH = 8
@@ -278,8 +277,6 @@ class Workload:
                 f"tp and pp are offered for the gpt workloads alone: nobody said how {self.name} is split; "
                 "parallel=ddp and parallel=fsdp take any"
             )
-        if settings.get("attention") == "measured":
-            raise RequestError("attention=measured times the heads of a whole model; with tp and pp name a kernel")
         tiny = self.tiny_shape if settings.get("size") == "tiny" else {}
         check_model(self.name, {**self.shape, **tiny}, settings)
 

@@ -242,3 +242,22 @@ def test_list_names_everything_there_is(call: Call) -> None:
     for what, name in (("workloads", "gpt-800m"), ("settings", "image_size"), ("suites", "quick")):
         assert name in call("list", what).stdout
         assert name in {entry["name"] for entry in json.loads(call("list", what, "--json").stdout)}
+
+
+def test_a_record_with_a_value_that_is_gone_is_read_shown_and_compared(call: Call, root: Path) -> None:
+    """`attention=measured` was one: the run is still found, with what its record kept of it."""
+    (path,) = root.glob("*e00001/record.json")
+    record = json.loads(path.read_text(encoding="utf-8"))
+    for settings in ("settings", "effective"):
+        record["trial"][settings]["attention"] = "measured"
+    record["attention"] = {"order": ["flash", "cudnn", "efficient"], "timed": []}
+    path.write_text(json.dumps(record), encoding="utf-8")
+    assert validate_record(record)["attention"] == record["attention"]
+    for words, said in (
+        (["show", "e00001"], "attention=measured"),
+        (["query", "effective.attention=measured"], "e00001"),
+        (["compare", "e00001", "e00002"], "measured"),
+    ):
+        result = call(*words)
+        assert result.exit_code == 0, result.stderr
+        assert said in result.stdout

@@ -35,7 +35,7 @@ from prony_node.measure.loop import measured_loop, steps_per_block
 from prony_node.measure.step import Step
 from prony_node.parallel.place import place_of
 from prony_node.parallel.ranks import Ranks
-from prony_node.parallel.replicas import replicas_of
+from prony_node.parallel.tie import replicas_of
 from prony_node.stats import StopRule, mean_interval
 from prony_node.supervise.several_ranks import LockstepTracker
 from prony_node.supervise.watchdog import Progress

@@ -61,7 +61,7 @@ class Task:
 
 
 class GradientExchange(Protocol):
-    """How a training step is tied to those of other ranks (parallel/replicas.py)."""
+    """How a training step is tied to those of other ranks (parallel/tie.py chooses)."""
 
     sharded: bool  # no rank has the whole model
     split: bool  # a model is more than one rank, so that each is handed one without values

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from prony_node.contract.errors import RequestError
-from prony_node.contract.parallel import devices_of_model, form_of, in_lockstep
+from prony_node.contract.parallel import form_of
 from prony_node.contract.settings import Value
 
 HALVES = {"fp16": 2, "bf16": 2}  # bytes of a compressed element
@@ -181,15 +181,6 @@ class Replicas:
             return Wire(0.0, "sync=off: no gradients are exchanged; synchronised batch norms are not counted")
         left = self._power.compression_stats()[0] if self._power is not None else 0.0
         return all_reduce(model, ranks, str(self.settings["compression"]), 1.0 / left if left else None)
-
-
-def replicas_of(settings: dict[str, Value], device: torch.device, split: Any = None) -> Replicas | None:
-    """How a step is tied to those of other ranks; `split` is how the workload's model is split over several."""
-    if devices_of_model(settings) > 1:
-        from prony_node.parallel.split import Split
-
-        return Split(settings, device, split)
-    return Replicas(settings, device) if in_lockstep(settings) else None
 
 
 def refuse_other_norms(model: nn.Module, span: Value) -> None:

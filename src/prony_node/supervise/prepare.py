@@ -24,7 +24,7 @@ from prony_node.measure.protocol import Task
 from prony_node.measure.step import Step
 from prony_node.measure.training import parameter_norms
 from prony_node.parallel.binding import allowed_cores, bind, bind_rank, share_of, wanted_cores
-from prony_node.parallel.replicas import replicas_of
+from prony_node.parallel.tie import replicas_of
 from prony_node.supervise import auto_batch, judge, several_ranks
 from prony_node.supervise.inputs import Inputs
 from prony_node.supervise.processes import note_device

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prony_node.contract.errors import RequestError, unknown
+from prony_node.contract.parallel import devices_of_model
 from prony_node.workloads.ceilings.config import CEILINGS
 from prony_node.workloads.collective.config import COLLECTIVES
 from prony_node.workloads.config import Workload
@@ -81,4 +83,6 @@ def build_task(workload: Workload, settings: dict[str, Value]) -> Task:
         return loaded.build(workload, settings)
     module = importlib.import_module(workload.module)
     task: Task = module.build(workload, settings)
+    if devices_of_model(settings) > 1:  # only then: torch's DTensor and pipelines take a while to import
+        task = replace(task, split=importlib.import_module(workload.split_module).stages_of)
     return task

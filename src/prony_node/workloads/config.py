@@ -202,7 +202,7 @@ class Workload:
     generated: str = ""  # the kind of data that data=generated writes for it
     scores: tuple[str, ...] = ()  # how what it learned is judged on a test split, the first being what counts
     varies: bool = False  # no two batches have one shape: no step can be captured, or compiled as a whole
-    can_split: bool = False  # over several devices: its task has `split`, its shape layers, heads and a vocabulary
+    split_module: str = ""  # its `stages_of` splits the model, whose shape has layers, heads and a vocabulary
     tiny_shape: Mapping[str, int] = field(default_factory=dict)  # what of that is other with size=tiny
     compiled_parts: str = ""  # of such a model: what compile=default compiles for any shape
     captured_part: str = ""  # of such a model: what graphs=on captures in training, a graph a shape
@@ -272,7 +272,7 @@ class Workload:
             raise RequestError(f"memory_format=channels_last is a layout of images; {self.name} has none")
 
     def _check_split(self, settings: Mapping[str, Value]) -> None:
-        if not self.can_split:
+        if not self.split_module:
             raise RequestError(
                 f"tp and pp are offered for the gpt workloads alone: nobody said how {self.name} is split; "
                 "parallel=ddp and parallel=fsdp take any"

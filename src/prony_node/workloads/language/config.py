@@ -86,7 +86,7 @@ def _gpt(name: str, layers: int, hidden: int, heads: int, sequence: int, batch: 
         fixed_on_cuda=CUDNN_FIRST,
         fixed_when_plain=LIBRARY_ATTENTION,
         shape={"layers": layers, "hidden": hidden, "heads": heads, "vocabulary": vocabulary},
-        can_split=True,
+        split_module="prony_node.workloads.language.split_gpt",
         tiny_shape=TINY_GPT,
         can_recompute=True,
         can_recompute_attention=True,

@@ -35,7 +35,6 @@ from prony_node.workloads.weights import with_weights
 
 if TYPE_CHECKING:
     from prony_node.contract.settings import Value
-    from prony_node.parallel.split import ModelShare
     from prony_node.workloads.config import Workload
 
 
@@ -282,13 +281,6 @@ def switch_recompute_of_attention_on(model: nn.Module) -> None:
         layer.recompute_attention = True
 
 
-def stages_here(model: nn.Module, own: ModelShare) -> list[nn.Module]:
-    """What this rank has of a model that is split over several."""
-    from prony_node.workloads.language.split_gpt import stages_of  # torch's DTensor takes a while to import
-
-    return stages_of(model, own)
-
-
 def build(workload: Workload, settings: dict[str, Value]) -> Task:
     shape = dimensions(workload, settings)
     sequence = int(settings["sequence"])
@@ -307,7 +299,6 @@ def build(workload: Workload, settings: dict[str, Value]) -> Task:
         recompute=switch_recompute_of_attention_on if settings.get("recompute") == "selective" else switch_recompute_on,
         scores=partial(token_scores, next_token_logits),
         vocabulary=shape["vocabulary"],
-        split=stages_here,
     )
     if settings.get("precision") == "fp8":
         from prony_node.workloads.language.fp8 import refuse_where_missing, use_eight_bits

@@ -20,7 +20,7 @@ from prony_node.contract.machine import Machine
 from prony_node.measure.step import Step
 from prony_node.parallel.place import RankPosition
 from prony_node.parallel.ranks import Ranks
-from prony_node.parallel.replicas import replicas_of
+from prony_node.parallel.tie import replicas_of
 from prony_node.workloads import build_task, find_workload
 
 CPU = torch.device("cpu")

@@ -61,3 +61,21 @@ def test_the_bytes_on_the_wire_are_those_of_the_algorithm(found: dict[str, Any])
     weights = layers // 2 * (12 * hidden * hidden + 2 * hidden) * width + embedding  # of the first stage
     replicas = found["dp and pp, interleaved, fsdp"]
     assert replicas[0]["sent"] == 3 * stream / 2 + embedding / 2 + 2 * weights / 2  # gathered and scattered, once each
+
+
+def test_a_run_that_splits_no_model_loads_none_of_it() -> None:
+    """Torch's DTensor and pipelines take a while to import: every run would wait for them, if this fails."""
+    code = (
+        "import sys, torch, prony_node.supervise.run\n"
+        "from prony_node.contract.machine import Machine\n"
+        "from prony_node.parallel.tie import replicas_of\n"
+        "from prony_node.workloads import build_task, find_workload\n"
+        "workload = find_workload('gpt-tiny')\n"
+        "settings = workload.effective({'device': 'cpu', 'size': 'tiny'}, Machine('cpu', None, 1))\n"
+        "task = build_task(workload, settings)\n"
+        "assert replicas_of(settings, torch.device('cpu'), task.split) is None\n"
+        "print([name for name in sys.modules if name.startswith(('torch.distributed.tensor', "
+        "'torch.distributed.pipelining', 'prony_node.parallel.split', 'prony_node.workloads.language.split_gpt'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr

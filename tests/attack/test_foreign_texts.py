@@ -195,22 +195,25 @@ def replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "steps",
     [[replace({"String": "a"}, "aa")] * 12, [replace({"Regex": "a|b"}, "aa")] * 12,
-     [{"type": "Prepend", "prepend": "a" * 100}], [{"type": "ByteLevel"}] * 12],
+     [{"type": "Prepend", "prepend": "a" * 100}], [{"type": "ByteLevel"}] * 12,
+     [{"type": "NFKC"}, {"type": "NFKD"}]],
 )  # fmt: skip
 def test_a_tokenizer_that_makes_texts_grow_is_refused(steps: list[Any], tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
     path = tmp_path / "t.json"
     path.write_text(json.dumps({**TOKENIZER, "normalizer": {"type": "Sequence", "normalizers": steps}}))
-    with pytest.raises(RequestError, match="can make a text more than 64 times as long"):
+    with pytest.raises(RequestError, match="can make a text more than 160 times as long"):
         load_tokenizer(path)
 
 
 def test_tokenizers_in_use_do_not_grow_texts() -> None:
-    """Those of Llama 2 and of CLIP."""
+    """Those of Llama 2, of CLIP and of XLNet."""
     llama = [{"type": "Prepend", "prepend": "▁"}, replace({"String": " "}, "▁")]
     clip = [{"type": "NFC"}, replace({"Regex": "\\s+"}, " "), {"type": "Lowercase"}]
     for steps in (llama, clip):
         assert growth({"normalizer": {"normalizers": steps}, "pre_tokenizer": {"type": "ByteLevel"}}) <= MOST_GROWTH / 8
+    xlnet = [replace({"String": "``"}, '"'), {"type": "NFKD"}, {"type": "StripAccents"}, {"precompiled_charsmap": ""}]
+    assert growth({"normalizer": {"normalizers": xlnet}, "pre_tokenizer": {"type": "Metaspace"}}) <= MOST_GROWTH
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -203,7 +203,9 @@ def _value(ratio: Ratio, claim: ClaimSpec, chosen: Mapping[str, _Chosen], pool: 
     why = [f"{name}: {chosen[name].why}" for name in dict.fromkeys(named) if chosen[name].why]
     if why or any(under and chosen[over].records == chosen[under].records for over, under in ratio.pairs):
         return Value(None, why="; ".join(why) or SAME_RUNS, text=ratio.text)
-    found = _product([_of_pair(pair, claim, chosen, pool) for pair in ratio.pairs], shared=len(set(named)) < len(named))
+    sides = [chosen[name].records for name in named]
+    shared = any(one in sides[:number] for number, one in enumerate(sides))  # by runs: two cells may choose the same
+    found = _product([_of_pair(pair, claim, chosen, pool) for pair in ratio.pairs], shared=shared)
     if found.value is None:
         return replace(found, text=ratio.text)
     try:

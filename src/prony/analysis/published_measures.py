@@ -175,7 +175,7 @@ def _energy(asked: Asked) -> ComparableValue:
 def _cpu_utilisation(asked: Asked) -> ComparableValue:
     """Of the cores that the run may use; the publication does not say of which cores its own is."""
     value, why = _value(asked.record, "cpu_utilisation")
-    return ComparableValue(value, why or "of which cores the published share is, is not stated", None)
+    return ComparableValue(value, why or "the publication does not say which cores its share refers to", None)
 
 
 def _of_two_runs(asked: Asked) -> ComparableValue:

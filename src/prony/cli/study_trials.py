@@ -271,9 +271,7 @@ def said_once(impossible: Mapping[str, str], shown: int = 10) -> list[str]:
     counts: dict[str, int] = {}
     for why in impossible.values():
         counts[why] = counts.get(why, 0) + 1
-    lines = [
-        f"left out, since this machine cannot do it ({count} of the trials): {why}" for why, count in counts.items()
-    ]
+    lines = [f"skipped: not possible on this machine ({count} of the trials): {why}" for why, count in counts.items()]
     return [*lines[:shown], *([f"and {len(lines) - shown} more reasons"] if len(lines) > shown else [])]
 
 

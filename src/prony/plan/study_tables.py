@@ -114,7 +114,7 @@ def _selection(keys: Keys, place: DocumentValue, settings: Mapping[str, Setting]
         match=_match(keys, settings),
         only=read_settings(keys, "only", settings),
         workloads=_words(keys, "workloads", ()),
-        samples={data: int(read_number(at[1], "samples")) for data, at in _mapping(keys, "samples").items()},
+        samples={data: _count(at[1], "samples") for data, at in _mapping(keys, "samples").items()},
         epochs=_epochs(keys),
         epoch_batches=int(read_number(keys["epoch_batches"][1], "epoch_batches")) if "epoch_batches" in keys else None,
         unit_flops=_positive(keys["unit_flops"][1], "unit_flops") if "unit_flops" in keys else None,
@@ -316,6 +316,8 @@ def _claim(place: DocumentValue, cells: Mapping[str, CellSpec]) -> ClaimSpec:
         raise place.wrong("a claim has a bound: above, below, or both")
     if metric == FIRST_EPOCH and "samples" not in keys:
         raise place.wrong("a claim on the first epoch has samples: how many an epoch has")
+    if metric != FIRST_EPOCH and "samples" in keys:
+        raise keys["samples"][0].wrong(f"samples is for a claim with metric: {FIRST_EPOCH} alone")
     values = tuple(_ratio(one, cells, metric) for one in keys["value"][1].texts("value"))
     named = {name for ratio in values for pair in ratio.pairs for name in pair if name}
     mixed = {bool(cells[name].on) for name in named}
@@ -330,7 +332,7 @@ def _claim(place: DocumentValue, cells: Mapping[str, CellSpec]) -> ClaimSpec:
         above=numbers.get("above"),
         below=numbers.get("below"),
         published=numbers.get("published"),
-        samples=int(read_number(keys["samples"][1], "samples")) if "samples" in keys else None,
+        samples=_count(keys["samples"][1], "samples") if "samples" in keys else None,
     )
 
 

@@ -229,7 +229,9 @@ def _bars_panel(panel: Panel, group: str, look: PlotStyle, extent: int, width: i
     scale: Spec = {"domain": [0, most * stretch]}
     start = 0.0
     if panel.is_logarithmic:
-        start = min(end for mark in scaled for end in _ends(mark)) / LOG_BARS_FROM
+        positive = [end for mark in scaled for end in _ends(mark) if end > 0]
+        start = min(positive, default=1.0) / LOG_BARS_FROM
+        most = max(most, start)
         scale = {"type": "log", "nice": False, "domain": [start, start * (most / start) ** stretch]}
     x = {"field": "value", "type": "quantitative", "axis": None, "scale": scale}
     base = {"x2": {"datum": start}} if panel.is_logarithmic else {}

@@ -67,7 +67,7 @@ LOOKS = {
         spread=0.35,
         mean_bytes=50_700,
     ),
-    # 19,336,861,798 bytes of train2017.zip for 118,287 images; scenes.py says how often each shape comes.
+    # 19,336,861,798 bytes of train2017.zip for 118,287 images; COCO_SHAPES says how often each shape comes.
     "coco": PictureStyle(
         classes=80,
         shapes=COCO_SHAPES,

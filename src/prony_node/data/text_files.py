@@ -152,8 +152,9 @@ MOST_TOKENS = 10**9  # that are held in memory, 4 bytes each
 TOGETHER, TOGETHER_BYTES = 512, 2**24  # texts that a tokenizer is handed at once, for its threads, and their bytes
 MOST_TOKENIZER = 2**27  # bytes of a tokenizer.json
 MOST_VOCABULARY = 2**24  # ids: the largest vocabularies in use have a 50th of it
-MOST_GROWTH = 64  # times as long as it was: what comes before the model of a tokenizer
+MOST_GROWTH = 160  # times as long as it was: what comes before the model of a tokenizer
 GROWTH_OF_MAP = 8  # of a table of characters (Precompiled), which is not read here
+GROWTH_OF_FORMS = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18}  # the most characters that one becomes, as in U+FDFA
 MAY_BE_EMPTY = re.compile(r"\(\?|[*?|^$]|\\[AbBGKzZyY]|\{0|\{,")  # in an expression that may match an empty place
 ENDS = ("<|endoftext|>", "</s>", "<eos>", "[SEP]")  # by which tokenizers name the end of a text
 
@@ -340,8 +341,8 @@ def load_tokenizer(file: Path) -> Any:
         times = growth(json.loads(text))
     if times > MOST_GROWTH:
         raise RequestError(
-            f"tokenizer={file} is not possible: its steps (Replace, Prepend, ByteLevel) can make a text more than "
-            f"{MOST_GROWTH} times as long"
+            f"tokenizer={file} is not possible: its steps (Replace, Prepend, ByteLevel, NFKC and the like) "
+            f"can make a text more than {MOST_GROWTH} times as long"
         )
     with _blamed(file, "it is no tokenizer.json"):
         own = Tokenizer.from_str(text)
@@ -371,6 +372,8 @@ def _growth_of(step: dict[str, Any]) -> int:
         return 1 + len(step["prepend"])
     if "precompiled_charsmap" in step:
         return GROWTH_OF_MAP
+    if (form := step.get("type")) in GROWTH_OF_FORMS:
+        return GROWTH_OF_FORMS[str(form)]
     if step.get("type") == "ByteLevel":
         return 2  # a character beyond ASCII has two bytes or more, and each becomes a character
     content, pattern = step.get("content"), step.get("pattern")

@@ -225,8 +225,8 @@ def kept_by_kernel(boxes: Tensor, scores: Tensor, counts: list[int], bound: floa
 
 
 BETA = 1 / 9  # where the loss of a box turns from a square into a straight line
-Keep = Callable[[Tensor, Tensor, list[int], float], Tensor]  # who suppresses boxes: see suppression.py
-Pool = Callable[[Any, dict[str, Tensor], Tensor, Sizes], Tensor]  # who looks at regions: see pooling.py
+Keep = Callable[[Tensor, Tensor, list[int], float], Tensor]  # kept_by_library or kept_by_kernel
+Pool = Callable[[Any, dict[str, Tensor], Tensor, Sizes], Tensor]  # pooled_by_library or pooled_from_all
 
 
 def batched_loss(

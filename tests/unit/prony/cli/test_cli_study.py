@@ -139,7 +139,7 @@ def test_what_this_machine_cannot_do_is_left_out(root: Path) -> None:
     text = "workloads: gpt-tiny\nsettings: {precision: [fp32, tf32], batch_size: 1..2}\n"
     carried, said = carry(root, text)
     assert [o.record["trial"]["settings"]["precision"] for o in carried.outcomes] == ["fp32", "fp32"]
-    assert "left out, since this machine cannot do it (2 of the trials): precision=tf32 is a mode of CUDA's" in said
+    assert "skipped: not possible on this machine (2 of the trials): precision=tf32 is a mode of CUDA's" in said
     assumed = "assumptions: [{what: fp32, source: not stated}]\n"
     study = parse_study(f"{text}  #\n{assumed}", "s.yaml", StudyFileOptions(None), find_workload)
     lines = outlook_lines(make_outlook(study, root))

@@ -16,7 +16,7 @@ from prony.cli.ask_node import ask_node
 from prony.cli.console import make_console
 from prony.cli.execute import updated_store
 from prony.cli.progress import roughly
-from prony.cli.study_run import StudyProgress
+from prony.cli.study_run import StudyProgress, history_at_site
 from prony.cli.study_trials import History, impossible_here, paths_of, planned_here, read_history, said_once
 from prony.launch.collect import collect_all
 from prony.plan.space import Planned
@@ -105,8 +105,6 @@ def _history(study: Study, turns: list[TrialRepeat], root: Path) -> History:
     """What the store has of these runs: of this machine, or of the site where the study is run."""
     wanted = [(turn.planned.trial, turn.repeat) for turn in turns]
     if study.site != LOCAL:
-        from prony.cli.study_run import history_at_site
-
         return history_at_site(study, root, wanted)
     collect_all(root)
     return read_history(root, wanted)

@@ -42,7 +42,6 @@ from prony.report.lines import (
 )
 from prony.report.numbers import (
     NOTHING,
-    format_bytes,
     format_headline,
     format_metric,
     format_number,
@@ -85,15 +84,6 @@ def pairs(lines: Sequence[tuple[str, str]]) -> Table:
         table.add_row(Text(label, "dim"), Text(text))
     return table
 
-
-__all__ = [
-    "format_bytes",
-    "format_metric",
-    "format_rate",
-    "format_seconds",
-    "print_record",
-    "results_table",
-]
 
 Record = dict[str, Any]
 LEVEL_STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "unknown": "dim"}

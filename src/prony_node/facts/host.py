@@ -11,7 +11,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from prony_node.contract.digits import is_digits
-from prony_node.facts.tree import Missing, Tree, cpu_list, parse_cpu_list, parse_keys, whole_number
+from prony_node.contract.machine import cpu_list, parse_cpu_list
+from prony_node.facts.tree import Missing, Tree, parse_keys, whole_number
 
 # The kernel names an ARM core by numbers alone: (implementer, part), from the vendors' MIDR_EL1 tables.
 ARM_IMPLEMENTERS = {

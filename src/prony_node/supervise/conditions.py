@@ -140,7 +140,7 @@ class ConditionSampler:
 def judged(watched: Watched, window: Any) -> list[tuple[str, list[dict[str, str]]]]:
     """The checks of each device's conditions within the steady window, by that host's clock."""
     try:
-        from prony_node.facts.watch import watch_checks
+        from prony_node.facts.watch_checks import watch_checks
 
         edges = (float(window[0]), float(window[1]))
         return [(name, watch_checks(one["samples"], edges, one["facts"])) for name, one in watched["devices"].items()]

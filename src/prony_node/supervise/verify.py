@@ -28,8 +28,8 @@ from prony_node.contract.record import EnergyDetail, Metric, Record, implausible
 from prony_node.contract.run_folder import (
     CHANGED,
     LOST_MANIFEST,
-    MEASURED,
     NO_MANIFEST,
+    RESULT_FIELDS,
     Energy,
     Verification,
     assemble,
@@ -193,7 +193,7 @@ class Recomputation:
     def _result(self) -> None:
         """The record says what the rank's result says, word for word, and nothing besides."""
         stated, result = encode(self.record), self.parts.result
-        for name in MEASURED:
+        for name in RESULT_FIELDS:
             own, theirs = stated.get(name), result.get(name)
             if theirs is None and not own:
                 continue

@@ -174,7 +174,7 @@ def worst_of(checks: list[tuple[str, list[dict[str, str]]]]) -> list[dict[str, s
 PATIENCE_S = 10.0  # for the other nodes to end: their ranks and samplers are told to as the first one's are
 
 
-def name_of(who: dict[str, Any]) -> str:
+def node_name(who: dict[str, Any]) -> str:
     return f"node {who['node']} ({who['host']})"
 
 
@@ -207,7 +207,9 @@ def conditions_of_run(plan: Plan, folder: Path, parts: Parts, watched: Watched) 
     found = []
     for who in parts.result.get("nodes") or []:
         seen = watched if who["node"] == 0 else _watched_on(folder, who["node"])
-        found += [(f"{name_of(who)} {device}".rstrip(), made) for device, made in judged(seen, who["window_monotonic"])]
+        found += [
+            (f"{node_name(who)} {device}".rstrip(), made) for device, made in judged(seen, who["window_monotonic"])
+        ]
     return worst_of(found)
 
 

@@ -36,7 +36,7 @@ from prony_node.power.sampler_process import SamplerProcess
 from prony_node.power.sensor import Sensor
 from prony_node.power.window import NoEnergy, best_within
 from prony_node.stats import StopRule
-from prony_node.supervise.conditions import name_of, wait_for_others, why_unseen
+from prony_node.supervise.conditions import node_name, wait_for_others, why_unseen
 
 JOULES_A_WH = 3600.0
 LEAST_WINDOW_S = 10.0  # a counter that ticks every 100 ms needs it for 1 %
@@ -336,18 +336,20 @@ def _sum(nodes: Nodes) -> Energy:
     if metrics["energy_per_sample"]["value"] is not None:
         metrics["samples_per_wh"] = _turned(metrics["energy_per_sample"], nodes[0][1].metrics["samples_per_wh"])
     checks = [
-        {**check, "message": f"{name_of(who)}: {check['message']}"} for who, energy in nodes for check in energy.checks
+        {**check, "message": f"{node_name(who)}: {check['message']}"}
+        for who, energy in nodes
+        for check in energy.checks
     ]
     detail = {
         "parts": [{**_label(who), **part} for who, energy in nodes for part in energy.detail.get("parts", [])],
         "node": _node_json(metrics),
         "nodes": [_share(who, energy, metrics["power"]["value"]) for who, energy in nodes],
         "reasons": {
-            f"{name_of(who)}, {reader}": why
+            f"{node_name(who)}, {reader}": why
             for who, energy in nodes
             for reader, why in energy.detail.get("reasons", {}).items()
         },
-        "notes": [f"{name_of(who)}: {note}" for who, energy in nodes for note in energy.detail.get("notes", [])],
+        "notes": [f"{node_name(who)}: {note}" for who, energy in nodes for note in energy.detail.get("notes", [])],
     }
     files.to_json([metrics, detail])  # a number that JSON cannot hold must not cost the record
     return Energy(metrics, checks, detail)
@@ -359,7 +361,7 @@ def _metric(nodes: Nodes, name: str) -> dict[str, Any]:
     unknown: dict[str, list[str]] = {}
     for who, one in found:
         if one["value"] is None:
-            unknown.setdefault(one["reason"], []).append(name_of(who))
+            unknown.setdefault(one["reason"], []).append(node_name(who))
     if unknown:
         return missing("; ".join(f"{', '.join(names)}: {reason}" for reason, names in unknown.items()))
     each = [one for _, one in found]
@@ -370,7 +372,7 @@ def _metric(nodes: Nodes, name: str) -> dict[str, Any]:
     if all(one["low"] is not None and one["high"] is not None for one in each):
         ends["low"] = value - math.hypot(*(one["value"] - one["low"] for one in each))
         ends["high"] = value + math.hypot(*(one["high"] - one["value"] for one in each))
-    source = f"sum of {len(each)} nodes; {name_of(found[0][0])}: {each[0]['source']}"
+    source = f"sum of {len(each)} nodes; {node_name(found[0][0])}: {each[0]['source']}"
     scope = "+".join(dict.fromkeys(one["scope"] for one in each))
     if name in OF_NODE:
         source, scope = _how(nodes), f"{len(each)} nodes"
@@ -393,9 +395,8 @@ def _counted_twice(nodes: Nodes, *, of_node: bool) -> str:
                 continue
             first = seen.setdefault((who["boot_id"] or who["host"], part["part"]), who)
             if first is not who:
-                return (
-                    f"{name_of(first)} and {name_of(who)} are one machine, whose {part['label']} would be counted twice"
-                )
+                names = f"{node_name(first)} and {node_name(who)}"
+                return f"{names} are one machine, whose {part['label']} would be counted twice"
     return ""
 
 

@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from prony.cli.study_output import make_outlook
+from prony.cli.study_output import make_forecast
 from prony.plan.study_file import StudyFileOptions, parse_study
 from prony_node.workloads import find_workload
 
@@ -36,10 +36,12 @@ def main(trials: int = 100_000) -> None:
     with tempfile.TemporaryDirectory() as root:
         begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
         study = parse_study(text, "many.yaml", StudyFileOptions(None), find_workload)
-        outlook = make_outlook(study, Path(root))
+        forecast = make_forecast(study, Path(root))
         took_s, cpu_s = time.perf_counter() - begun_s, time.process_time() - begun_cpu_s
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"{len(outlook.planned):,} trials planned in {took_s:.2f} s ({cpu_s:.2f} s of CPU time), {peak_mib:,.0f} MiB")
+    print(
+        f"{len(forecast.planned):,} trials planned in {took_s:.2f} s ({cpu_s:.2f} s of CPU time), {peak_mib:,.0f} MiB"
+    )
 
 
 if __name__ == "__main__":

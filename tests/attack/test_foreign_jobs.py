@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from prony.cli.main import make_app
-from prony.launch.job import BlockRun, Job, load, load_jobs, new_job, save
+from prony.launch.job import BlockRun, Job, load, load_jobs, new_job, save_job
 from prony.launch.jobs import Jobs
 from prony.launch.local import LocalJobs
 from prony.launch.protocol import LAUNCHERS, Caller
@@ -149,14 +149,14 @@ def test_another_users_job_is_not_cancelled_settled_or_tried_again(
     with pytest.raises(RequestError, match=f"is of user {STRANGER}"):
         Jobs(scene.root, print).cancel([load(folder)])
     with pytest.raises(RequestError, match="is left alone"):
-        save(load(folder))
+        save_job(load(folder))
     assert not (scene.root / "gpt-tiny-0").exists()
 
 
 @pytest.mark.parametrize("which", ["folder", "file", "all jobs"])
 @pytest.mark.parametrize("bits", [0o020, 0o002])
 def test_a_job_that_others_could_have_changed_is_not_submitted(scene: Scene, which: str, bits: int) -> None:
-    job = save(scene.job())
+    job = save_job(scene.job())
     changed = {"folder": job.folder, "file": job.folder / "job.json", "all jobs": job.folder.parent}[which]
     changed.chmod(changed.stat().st_mode | bits)
     assert "other users may write to" in load(job.folder).barred
@@ -173,7 +173,7 @@ def test_a_job_that_others_could_have_changed_is_not_submitted(scene: Scene, whi
 @pytest.mark.parametrize("name", ["job.json", "the folder", "all jobs"])
 def test_a_link_in_the_place_of_a_job_is_not_followed(scene: Scene, tmp_path: Path, name: str) -> None:
     """Its target is this user's own, and so would pass for a job of theirs."""
-    job = save(scene.job())
+    job = save_job(scene.job())
     path = {"job.json": job.folder / "job.json", "the folder": job.folder, "all jobs": job.folder.parent}[name]
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
@@ -183,19 +183,19 @@ def test_a_link_in_the_place_of_a_job_is_not_followed(scene: Scene, tmp_path: Pa
 
 
 def test_a_pipe_in_the_place_of_a_job_keeps_nobody_waiting(scene: Scene) -> None:
-    job = save(scene.job(state="ended"))
+    job = save_job(scene.job(state="ended"))
     (job.folder / "job.json").unlink()
     for name in ("job.json", "pruned", "job.log", "run-000.log"):
         os.mkfifo(job.folder / name)
     assert load_jobs(scene.root) == []
     (job.folder / "job.json").unlink()
-    save(job)
+    save_job(job)
     assert "0 of 1 recorded" in scene.prony("jobs").output
     assert scene.prony("logs", job.id).exit_code == 0
 
 
 def test_a_job_says_nothing_of_where_its_files_lie(scene: Scene, tmp_path: Path) -> None:
-    job = save(scene.job())
+    job = save_job(scene.job())
     document = json.loads((job.folder / "job.json").read_text())
     for change in ({"id": "../../elsewhere"}, {"runs": [{**document["runs"][0], "unless_too_large": ["../x"]}]}):
         (job.folder / "job.json").write_text(json.dumps({**document, **change}))
@@ -204,7 +204,7 @@ def test_a_job_says_nothing_of_where_its_files_lie(scene: Scene, tmp_path: Path)
 
 
 def test_the_site_is_this_users_own_and_not_what_a_job_says(scene: Scene, tmp_path: Path) -> None:
-    job = save(scene.job())
+    job = save_job(scene.job())
     evil = json.dumps({"kind": "local", "python": "/evil", "environment": {"variables": {"LD_PRELOAD": "/evil.so"}}})
     document = json.loads((job.folder / "job.json").read_text())
     document["site"] |= {"text": evil, "python": "/evil"}
@@ -214,7 +214,7 @@ def test_the_site_is_this_users_own_and_not_what_a_job_says(scene: Scene, tmp_pa
 
 
 def test_a_job_whose_site_is_gone_is_listed_and_not_lost(scene: Scene) -> None:
-    job = save(scene.job())
+    job = save_job(scene.job())
     scene.site.unlink()
     Jobs(scene.root, print).update()
     assert "cannot be read" in load(job.folder).barred
@@ -243,7 +243,7 @@ def test_a_site_file_that_others_may_have_written_is_not_used_because_a_job_name
     scene: Scene, change: Callable[[Path], None]
 ) -> None:
     """A job that came with an archive named a site file of its maker's."""
-    job, later = save(scene.job()), scene.job(1)
+    job, later = save_job(scene.job()), scene.job(1)
     change(scene.site)
     Jobs(scene.root, print).update()
     assert not scene.mark.exists()
@@ -255,7 +255,7 @@ def test_a_site_file_that_others_may_have_written_is_not_used_because_a_job_name
 
 @pytest.mark.parametrize("name", ["prony-evil", "gpt-tiny-20260101T000000-abcdef", "prony-20260101T000000-abcdef.x"])
 def test_a_folder_with_a_name_that_prony_gives_no_job_is_none(scene: Scene, name: str) -> None:
-    job = save(scene.job())
+    job = save_job(scene.job())
     folder = job.folder.rename(job.folder.with_name(name))
     (folder / "job.json").write_text(json.dumps({**job.to_json(), "id": name}))
     assert load_jobs(scene.root) == []
@@ -299,7 +299,7 @@ def test_a_job_is_writable_by_its_owner_alone_whatever_the_umask(scene: Scene, u
 )  # fmt: skip
 def test_a_job_that_makes_no_sense_hides_no_other(scene: Scene, wrong: dict[str, Any]) -> None:
     """One such file of a stranger's ended `prony jobs` of everybody with a traceback."""
-    own = save(scene.job(1, state="ended"))
+    own = save_job(scene.job(1, state="ended"))
     folder = scene.plant()
     document = json.loads((folder / "job.json").read_text())
     document["site"].pop("text")
@@ -456,7 +456,7 @@ def test_jobs_of_ones_own_are_listed_and_ended_in_a_root_that_became_open(scene:
 
 
 def test_a_job_that_waits_is_not_submitted_while_its_root_is_open(scene: Scene) -> None:
-    job = save(scene.job())
+    job = save_job(scene.job())
     scene.root.chmod(0o777)
     said: list[str] = []
     Jobs(scene.root, said.append).update()

@@ -18,7 +18,7 @@ import pytest
 
 from prony.launch import collect
 from prony.launch.collect import LogTail, read_text
-from prony.launch.job import BlockRun, Job, close, load, new_job, save
+from prony.launch.job import BlockRun, Job, close_job, load, new_job, save_job
 from prony.launch.jobs import Jobs
 from prony.launch.kubernetes_fetch import Receiver
 from prony.launch.site import read_site
@@ -104,11 +104,11 @@ def read_part(log: Path) -> bytes:
 
 
 def test_what_a_scheduler_wrote_is_cut_and_closed_once_the_job_has_ended(place: Place) -> None:
-    job = save(place.job())
+    job = save_job(place.job())
     for name in ("job.log", "run-000.log", "answer"):
         (job.folder / name).write_bytes(b"begin" + b"x" * (MOST_BYTES + 100) + b"end")
         (job.folder / name).chmod(0o666)
-    close(job)
+    close_job(job)
     for name in ("job.log", "run-000.log", "answer"):
         content = (job.folder / name).read_bytes()
         assert len(content) <= MOST_BYTES
@@ -118,7 +118,7 @@ def test_what_a_scheduler_wrote_is_cut_and_closed_once_the_job_has_ended(place: 
 
 def test_closing_a_job_cuts_nothing_through_a_link(place: Place, tmp_path: Path) -> None:
     """Others who may write to the root put a link to a folder of ours in the place of all jobs."""
-    job = save(place.job())
+    job = save_job(place.job())
     theirs = tmp_path / "thesis"
     (theirs / job.id).mkdir(parents=True)
     precious = theirs / job.id / "training.log"
@@ -126,17 +126,17 @@ def test_closing_a_job_cuts_nothing_through_a_link(place: Place, tmp_path: Path)
         file.truncate(MOST_BYTES + 1)
     job.folder.parent.rename(tmp_path / "old")
     job.folder.parent.symlink_to(theirs)
-    close(job)
+    close_job(job)
     assert precious.stat().st_size == MOST_BYTES + 1
     job.folder.parent.unlink()
     (tmp_path / "old").rename(job.folder.parent)
     os.link(precious, job.folder / "job.log")
-    close(job)
+    close_job(job)
     assert precious.stat().st_size == MOST_BYTES + 1, "a file with another name elsewhere"
 
 
 def test_a_log_of_ten_gigabytes_is_read_by_its_head_and_its_tail(place: Place) -> None:
-    job = save(place.job())
+    job = save_job(place.job())
     with (job.folder / "job.log").open("wb") as log:
         log.write(b"begin\n")
         log.seek(10 * 2**30)
@@ -180,7 +180,7 @@ def test_a_stream_is_kept_as_a_log_of_it_would_be() -> None:
 
 
 def test_words_of_a_pod_without_end_take_neither_memory_nor_disk(place: Place) -> None:
-    job = save(place.job())
+    job = save_job(place.job())
     receiver = Receiver(job)
     for _ in range(300):
         receiver.feed(b"x" * 2**20)  # a line that never ends, too
@@ -211,7 +211,7 @@ def test_nothing_of_a_job_is_writable_by_others_whatever_the_umask(place: Place,
 
 
 def test_what_comes_from_a_pod_is_writable_by_its_owner_alone(place: Place, umask: int) -> None:
-    job = save(place.job())
+    job = save_job(place.job())
     receiver = Receiver(job)
     (whole,) = in_parts(f"{job.id}/run-000.log", b"words")
     (first, *_) = in_parts(f"{job.id}/run-000.log", b"x" * 10_000)
@@ -252,7 +252,7 @@ def test_what_a_killed_writer_left_among_jobs_is_removed_by_the_next_command(
 
 def test_what_somebody_may_be_writing_stays(place: Place) -> None:
     """Whoever writes to a job holds the lock; on a file system without locks a day decides."""
-    job = save(place.job())
+    job = save_job(place.job())
     half = leave(job.folder / ".job.json.0123abcd.part", OLD_S / 2)
     jobs = Jobs(place.root, print)
     with jobs._alone():
@@ -272,7 +272,7 @@ def no_locks(*_: object) -> None:
 
 
 def test_a_link_or_another_users_half_among_jobs_stays(place: Place, tmp_path: Path) -> None:
-    job = save(place.job())
+    job = save_job(place.job())
     with Jobs(place.root, print)._alone():
         pass
     (tmp_path / "precious").mkdir()

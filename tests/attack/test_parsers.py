@@ -340,6 +340,7 @@ NOT_FUZZED = {
     "prony/launch/slurm.py _submitted_s": OWN_JOB,
     "prony/launch/kubernetes_fetch.py _ended_s": "pod_facts has made what it reads",
     "prony/launch/node.py node_zip": "writes a zip file",
+    "prony_node/data/text_files.py _encoded": "reads back the tokenizer that load_tokenizer has made",
     "prony_node/data/text_files.py map_tokens": "maps bytes as numbers; every byte is one",
     "prony/launch/node.py ask_node": "below, with a process each",
     "prony/launch/site.py _parse": "a part of parse_site",

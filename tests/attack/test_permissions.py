@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from prony.launch.job import JOBS, BlockRun, Job, new_job, save
+from prony.launch.job import JOBS, BlockRun, Job, new_job, save_job
 from prony.launch.locks import claimed
 from prony.launch.site import find_site
 from prony.store import Store
@@ -136,7 +136,7 @@ def test_a_member_who_tries_reads_no_run_in_a_projects_folder(
 def make_job(root: Path) -> Job:
     site = find_site("local")
     run = BlockRun(Plan("gpt-tiny-1", Trial("gpt-tiny", {})))
-    return save(new_job(site, next(iter(site.partitions.values())), root, [run], time_s=60.0))
+    return save_job(new_job(site, next(iter(site.partitions.values())), root, [run], time_s=60.0))
 
 
 def test_a_job_stays_writable_by_its_owner_alone(tmp_path: Path, umask_077: None) -> None:
@@ -145,7 +145,7 @@ def test_a_job_stays_writable_by_its_owner_alone(tmp_path: Path, umask_077: None
     strict = make_job(tmp_path)
     before = os.umask(0o000)
     try:
-        loose = save(make_job(tmp_path))
+        loose = save_job(make_job(tmp_path))
     finally:
         os.umask(before)
     for path in (tmp_path / JOBS, strict.folder, strict.folder / "job.json", loose.folder, loose.folder / "job.json"):

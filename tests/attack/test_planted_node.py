@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from prony.launch import node
-from prony.launch.job import new_job, save
+from prony.launch.job import new_job, save_job
 from prony.launch.jobs import Jobs
 from prony.launch.site import read_site
 from prony_node.contract import RequestError
@@ -113,7 +113,7 @@ def test_a_job_has_the_node_program_as_shipped_when_it_is_submitted(
     plant(tmp_path / "runs" / ".jobs" / earlier_name(), mark)
     (tmp_path / "here.yaml").write_text(json.dumps({"kind": "local", "python": "/bin/true"}), encoding="utf-8")
     site = read_site(tmp_path / "here.yaml")
-    job = save(new_job(site, site.partitions[""], tmp_path / "runs", ask=("doctor",)))
+    job = save_job(new_job(site, site.partitions[""], tmp_path / "runs", ask=("doctor",)))
     plant(job.folder / "node.zip", mark)
     monkeypatch.setattr("prony.launch.local.LocalJobs.submit", lambda *_: json.dumps({"pid": 0}))
     assert [one.id for one in Jobs(tmp_path / "runs", print).update().submitted] == [job.id]

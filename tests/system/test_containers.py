@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from container_bed import Podman, can_emulate, why_not
 
-from prony.launch.job import BlockRun, new_job, save
+from prony.launch.job import BlockRun, new_job, save_job
 from prony.launch.kubernetes_fetch import Receiver
 from prony.launch.kubernetes_manifest import manifests
 from prony.launch.node import write_node
@@ -117,7 +117,7 @@ def test_the_pod_of_a_kubernetes_job_sends_its_run_back_through_its_log(podman: 
     site = parse_site(text, "here.yaml", "here")
     trial = Trial("gpt-tiny", {"device": "cpu", "batch_size": 2})
     plan = Plan(run_id="gpt-tiny-1", trial=trial, stop=Stop(max_time_s=5.0), energy=False)
-    job = save(new_job(site, choose_partition(site, None), tmp_path / "here", [BlockRun(plan)], time_s=400.0))
+    job = save_job(new_job(site, choose_partition(site, None), tmp_path / "here", [BlockRun(plan)], time_s=400.0))
     first, inputs = manifests(job)
     for place in ("inputs", "runs"):
         (tmp_path / place).mkdir()

@@ -272,10 +272,8 @@ def compare(
     facts = _facts(ours, theirs, settings)
     question, confounded_by = _question(questions(settings, [*ours, *theirs]) + facts.groups())
     if question == COMPILE_CACHE_STATE:
-        question, confounded_by = (
-            None,
-            [COMPILE_CACHE_STATE],
-        )  # nobody asked about it: it stands in the way of an answer
+        # Nobody asked about it: it stands in the way of an answer.
+        question, confounded_by = None, [COMPILE_CACHE_STATE]
     mixed = _not_repeats(ours, "A") or _not_repeats(theirs, "B")
     reason = _no_rate(ours, "A") or _no_rate(theirs, "B") or mixed or _different_units(side_a, side_b)
     pairs = None if reason else _pairs(ours, theirs, paired)

@@ -240,11 +240,12 @@ RESTS_ON = {  # the metric of a record whose interval and checks are those of ou
     "power_per_device": "power", "accuracy": "quality",
 }  # fmt: skip
 OF_ENERGY = ("samples_per_wh", "power")
-PER_DEVICE = ("throughput",)  # rates of which a run on one device says something about a published one on several
+# Rates of which a run on one device says something about a published one on several.
+COMPARED_PER_DEVICE = ("throughput",)
 # What is of one device already, or of work whoever did it, likewise.
 ON_ANY = (
-    *PER_DEVICE, "tflops_per_device", "energy_per_device", "power_per_device", "tokens_per_energy", "images_per_energy",
-    "cpu_utilisation",
+    *COMPARED_PER_DEVICE, "tflops_per_device", "energy_per_device", "power_per_device", "tokens_per_energy",
+    "images_per_energy", "cpu_utilisation",
 )  # fmt: skip
 
 

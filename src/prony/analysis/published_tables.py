@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from prony.analysis.published_measures import (
+    COMPARED_PER_DEVICE,
     EPOCHS,
     OF_ENERGY,
     ON_ANY,
-    PER_DEVICE,
     RESTS_ON,
     Asked,
     ComparableValue,
@@ -261,7 +261,7 @@ def _cell(spec: TableSpec, figure: PublishedFigure, beside: Sequence[Trial], kno
         return Cell(figure, ours, why=ours.why)
     good = good_records(known, trial)
     differs = tuple(differences(figure, good[0]))
-    per_device = figure.metric in PER_DEVICE and (total(trial) != figure.devices or not by_devices(spec))
+    per_device = figure.metric in COMPARED_PER_DEVICE and (total(trial) != figure.devices or not by_devices(spec))
     per_device = per_device and total(trial) * (figure.devices or 1) > 1
     wanted = Wanted(spec, figure.metric, figure.unit, figure.dataset, per_device)
     value = wanted.of(good[0])

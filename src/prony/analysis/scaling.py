@@ -76,9 +76,8 @@ def losses(
     lost = ValueInterval(max(0.0, 1.0 - efficiency.value), *ends)
     ideal = 1.0 - lost.value
     if free:
-        ratio = rate_figure(
-            side(synchronised, pool, free), side(free, pool, synchronised)
-        )  # the step time with sync=off over that with it
+        # The step time with sync=off over that with it.
+        ratio = rate_figure(side(synchronised, pool, free), side(free, pool, synchronised))
         communication, imbalance, alone = _synchronisation(ratio, _apart(synchronised, free), ideal)
         exposed, doubts = _exposed(ratio), _doubts(ratio, efficiency)
     elif all(are_copies(record) for record in synchronised):

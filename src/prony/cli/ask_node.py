@@ -47,9 +47,6 @@ def _kind_of(partition: Partition) -> str:
     return "xpu" if partition.vendor == "intel" else "cuda"
 
 
-__all__ = ["ModelFileDescription", "find_model_file", "run_word"]
-
-
 @dataclass(frozen=True)
 class ModelFileDescription:
     """What a node process said about the file."""

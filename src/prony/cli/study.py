@@ -78,16 +78,16 @@ def plan(
     runs: Runs = None,
 ) -> None:
     """Print the trials, their cost and what would be refused."""
-    from prony.cli.study_output import make_outlook, print_outlook
+    from prony.cli.study_output import make_forecast, print_forecast
 
     root = runs_root(runs)
     opened = open_study(target, size, settings, site, part)
-    outlook = make_outlook(opened.study, root)
+    forecast = make_forecast(opened.study, root)
     if as_json:
-        json.dump(outlook.to_json(), sys.stdout, indent=1)
+        json.dump(forecast.to_json(), sys.stdout, indent=1)
         sys.stdout.write("\n")
     else:
-        print_outlook(outlook)
+        print_forecast(forecast)
 
 
 @study.command()
@@ -165,16 +165,16 @@ def status(
     runs: Runs = None,
 ) -> None:
     """Say what is done, what failed and what is left."""
-    from prony.cli.study_output import make_standing, print_standing
+    from prony.cli.study_output import make_status, print_status
 
     root = runs_root(runs)
     opened = open_study(target, size, settings, site, part)
-    standing = make_standing(opened.study, root, opened.files)
+    found = make_status(opened.study, root, opened.files)
     if as_json:
-        json.dump(standing.to_json(), sys.stdout, indent=1)
+        json.dump(found.to_json(), sys.stdout, indent=1)
         sys.stdout.write("\n")
     else:
-        print_standing(standing)
+        print_status(found)
 
 
 @study.command()

@@ -16,7 +16,7 @@ from prony.cli.ask_node import ask_node
 from prony.cli.console import make_console
 from prony.cli.execute import updated_store
 from prony.cli.progress import roughly
-from prony.cli.study_run import StudyProgress
+from prony.cli.study_run import StudyProgress, history_at_site
 from prony.cli.study_trials import History, impossible_here, paths_of, planned_here, read_history, said_once
 from prony.launch.collect import collect_all
 from prony.plan.space import Planned
@@ -83,7 +83,7 @@ def describe(study: Study) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def make_outlook(study: Study, root: Path) -> StudyForecast:
+def make_forecast(study: Study, root: Path) -> StudyForecast:
     """Plan a study against what this machine can do and what the store knows."""
     planned, impossible = planned_here(study)
     turns = study.turns([one for one in planned if one.trial.hash not in impossible])
@@ -105,16 +105,14 @@ def _history(study: Study, turns: list[TrialRepeat], root: Path) -> History:
     """What the store has of these runs: of this machine, or of the site where the study is run."""
     wanted = [(turn.planned.trial, turn.repeat) for turn in turns]
     if study.site != LOCAL:
-        from prony.cli.study_run import history_at_site
-
         return history_at_site(study, root, wanted)
     collect_all(root)
     return read_history(root, wanted)
 
 
-def print_outlook(outlook: StudyForecast) -> None:
+def print_forecast(forecast: StudyForecast) -> None:
     console = make_console(soft_wrap=True)
-    for line in outlook_lines(outlook):
+    for line in forecast_lines(forecast):
         console.print(line)
 
 
@@ -122,29 +120,31 @@ def _count(number: int, what: str) -> str:
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
-def outlook_lines(outlook: StudyForecast) -> list[str]:
-    study, total = outlook.study, outlook.total
+def forecast_lines(forecast: StudyForecast) -> list[str]:
+    study, total = forecast.study, forecast.total
     lines = [*_head(study), ""]
-    good = [one for one in outlook.planned if one.refused is None]
+    good = [one for one in forecast.planned if one.refused is None]
     lines += _trials(good, several=len(study.parts) > 1)
     lines += [f"  and {len(good) - TRIALS_SHOWN:,} more (--json has all)"] if len(good) > TRIALS_SHOWN else []
     order = f"random within each repeat, seed {study.seed}" if study.order == "random" else "as given, there and back"
-    counts = f"{_count(len(good), 'trial')}, {_count(len(outlook.turns), 'run')}"
-    lines += ["", f"{counts} in an order {order}" if len(outlook.turns) > 1 else counts]
+    counts = f"{_count(len(good), 'trial')}, {_count(len(forecast.turns), 'run')}"
+    lines += ["", f"{counts} in an order {order}" if len(forecast.turns) > 1 else counts]
     where = "here" if study.site == LOCAL else "there"
-    lines += [f"{outlook.finished:,} of the runs are finished {where} and will be skipped"] if outlook.finished else []
     lines += (
-        [f"{outlook.pruned:,} of the runs will be left out: a smaller batch ran out of memory"]
-        if outlook.pruned
+        [f"{forecast.finished:,} of the runs are finished {where} and will be skipped"] if forecast.finished else []
+    )
+    lines += (
+        [f"{forecast.pruned:,} of the runs will be left out: a smaller batch ran out of memory"]
+        if forecast.pruned
         else []
     )
     lines += _cost(total)
-    lines += said_once(outlook.impossible)
-    for one in outlook.refused[:REFUSALS_SHOWN]:
+    lines += said_once(forecast.impossible)
+    for one in forecast.refused[:REFUSALS_SHOWN]:
         lines.append(f"refused: {one.trial}: {one.refused}")
-    if outlook.refused:
+    if forecast.refused:
         lines.append(
-            f"{len(outlook.refused):,} trials would be refused on any machine, so `prony study run` will not start; "
+            f"{len(forecast.refused):,} trials would be refused on any machine, so `prony study run` will not start; "
             "exclude them, or give their settings a condition"
         )
     return lines + statement_lines(study)
@@ -228,7 +228,7 @@ class StudyStatus:
         }  # fmt: skip
 
 
-def make_standing(study: Study, root: Path, files: Mapping[str, dict[str, Any]] | None = None) -> StudyStatus:
+def make_status(study: Study, root: Path, files: Mapping[str, dict[str, Any]] | None = None) -> StudyStatus:
     planned, impossible = planned_here(study)
     turns = study.turns([one for one in planned if one.trial.hash not in impossible])
     history = _history(study, turns, root)
@@ -248,11 +248,11 @@ def make_standing(study: Study, root: Path, files: Mapping[str, dict[str, Any]] 
     return StudyStatus(study, tally, impossible)
 
 
-def print_standing(standing: StudyStatus) -> None:
+def print_status(status: StudyStatus) -> None:
     console = make_console(soft_wrap=True)
-    for line in [*_head(standing.study), standing.tally.line(), *standing.tally.lines()]:
+    for line in [*_head(status.study), status.tally.line(), *status.tally.lines()]:
         console.print(line)
-    for line in said_once(standing.impossible):
+    for line in said_once(status.impossible):
         console.print(line)
 
 

@@ -62,9 +62,8 @@ from prony.cli.study_trials import (
     said_once,
     skipped_line,
 )
-from prony.launch import job as launched
 from prony.launch.collect import LOOK_EVERY_S, is_being_made, maker_of, wait_for_left
-from prony.launch.job import FIXED_LENGTHS, BlockRun
+from prony.launch.job import ENDED_STATE, FIXED_LENGTHS, BlockRun, Job
 from prony.launch.jobs import Jobs
 from prony.launch.locks import claim_run, claimant, claimed, devices_of, hold_devices
 from prony.launch.site import find_site
@@ -247,8 +246,8 @@ class _Prepared:
     root: Path
     jobs: list[TrialRun]
     done: list[RunOutcome]
-    open_jobs: list[launched.Job]
-    new_jobs: list[launched.Job]
+    open_jobs: list[Job]
+    new_jobs: list[Job]
 
 
 def carry_out_at_site(study: Study, options: Options, view: StudyView) -> StudyOutcome:
@@ -313,7 +312,7 @@ def _prepare(study: Study, jobs: list[TrialRun], options: Options, view: StudyVi
         view.note("the budget of this study is not held at a site, whose jobs go on by themselves")
     known = _Known(root, jobs)
     done, left = known.divide(jobs, options, view)
-    new_jobs: list[launched.Job] = []
+    new_jobs: list[Job] = []
     if left:
         at = options.at_site
         where = SiteSession(site, find_partition(site, at.partition), root.absolute(), at.block, at.time_s)
@@ -362,7 +361,7 @@ class _Known:
 
     def __init__(self, root: Path, jobs: list[TrialRun]) -> None:
         self._runs: list[RunSummary] = []
-        self.open_jobs: list[launched.Job] = []
+        self.open_jobs: list[Job] = []
         self._under_way: set[Key] = set()
         if not root.is_dir():  # nothing was made there, and looking makes nothing
             return
@@ -374,7 +373,7 @@ class _Known:
         self._runs = [run for run in runs if run.trial_hash in trials]
         for job in place.own():  # another user's may never be made: this study does not wait for it
             keys = {(run.plan.trial.hash, run.plan.repeat) for run in job.runs} & wanted
-            if job.state != launched.ENDED_STATE and keys:
+            if job.state != ENDED_STATE and keys:
                 self.open_jobs.append(job)
                 self._under_way |= keys
 

@@ -19,8 +19,8 @@ from prony.analysis.variation import SPREAD, Group, Spread, groups
 from prony.cli.console import make_console
 from prony.cli.execute import RunOutcome
 from prony.report.lines import (
-    GAINED,
-    LOST,
+    GAINED_COLUMNS,
+    LOST_COLUMNS,
     REACHED,
     SPREAD_COLUMNS,
     WIDEST,
@@ -42,7 +42,6 @@ from prony.report.lines import (
 )
 from prony.report.numbers import (
     NOTHING,
-    format_bytes,
     format_headline,
     format_metric,
     format_number,
@@ -85,15 +84,6 @@ def pairs(lines: Sequence[tuple[str, str]]) -> Table:
         table.add_row(Text(label, "dim"), Text(text))
     return table
 
-
-__all__ = [
-    "format_bytes",
-    "format_metric",
-    "format_rate",
-    "format_seconds",
-    "print_record",
-    "results_table",
-]
 
 Record = dict[str, Any]
 LEVEL_STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "unknown": "dim"}
@@ -369,11 +359,11 @@ def _say(console: Console, lines: Sequence[str]) -> None:
 def print_scaling(console: Console, found: Scaling) -> None:
     """The tables, then the alarms, then the rest of the sentences."""
     console.print(Text(scaling_title(found), "bold"), soft_wrap=True)
-    _print_table(console, GAINED, [gained_row(point) for point in found.points])
+    _print_table(console, GAINED_COLUMNS, [gained_row(point) for point in found.points])
     lost = [row for point in found.points if (row := lost_row(point))]
     if lost:
         console.print(Text("  lost, and where, as shares of the step time on so many devices", "bold"))
-        _print_table(console, LOST, lost)
+        _print_table(console, LOST_COLUMNS, lost)
     lines = scaling_lines(found)
     for alarm in lines.alarms:
         console.print(Padding(Text(alarm, "bold yellow"), (0, 0, 0, 2)))

@@ -24,7 +24,7 @@ from prony.cli.execute import (
 from prony.cli.progress import make_display
 from prony.cli.study_run import PlainView
 from prony.cli.sweep import SHARE_HELP
-from prony.cli.tune_search import Tuning
+from prony.cli.tune_search import Tuning, print_tuning, print_tuning_json
 from prony.launch.collect import collect_all
 from prony.launch.locks import devices_of, hold_devices
 from prony.plan.request import parse_seconds
@@ -92,8 +92,6 @@ def tune(
         done = _search(tuning, lists)
     if done is None:
         raise typer.Exit(EXIT_INTERRUPTED if tuning.interrupted else EXIT_FAILED)
-    from prony.cli.tune_search import print_tuning, print_tuning_json
-
     (print_tuning_json if as_json else print_tuning)(tuning, *done)
     search, result = done
     if result.interrupted:

@@ -248,12 +248,12 @@ def open_own_place(root: Path) -> Iterator[int]:
         raise RequestError(f"{root / place} cannot be written: {error.strerror or error}{hint}") from error
 
 
-def save(job: Job) -> Job:
+def save_job(job: Job) -> Job:
     """Write what is known of a job; a reader sees all of it, before or after."""
     refuse_barred(job)
     content = files.to_json(job.to_json()).encode()
     if job.folder.exists():
-        with opened(job) as folder:
+        with open_job(job) as folder:
             write_alone(folder / JOB, content)
         return job
     with open_own_place(job.root):
@@ -271,7 +271,7 @@ def save(job: Job) -> Job:
 
 
 @contextlib.contextmanager
-def opened(job: Job) -> Iterator[Path]:
+def open_job(job: Job) -> Iterator[Path]:
     """The folder of a job of this user's, by a path under which nobody can put another."""
     try:
         with open_own_folder(job.root, job.place, job.id) as folder:
@@ -280,7 +280,7 @@ def opened(job: Job) -> Iterator[Path]:
         raise RequestError(f"{job.id} is left alone: {error.filename}: {error.strerror}") from error
 
 
-def remove(job: Job) -> None:
+def remove_job(job: Job) -> None:
     """Remove a job whole: under its name there is all of it, or nothing."""
     with contextlib.suppress(OSError):
         shutil.rmtree(job.folder.rename(_temporary(job)))
@@ -295,9 +295,9 @@ def open_log(folder: Path) -> BinaryIO:
     return os.fdopen(open_alone(folder / LOG), "ab")
 
 
-def close(job: Job) -> None:
+def close_job(job: Job) -> None:
     """Keep the logs of a job that has ended small, and all of its files from others: its scheduler may write any."""
-    with contextlib.suppress(RequestError, OSError), opened(job) as folder:
+    with contextlib.suppress(RequestError, OSError), open_job(job) as folder:
         limit_logs(logs_of_job(folder))
         for path in folder.iterdir():
             found = path.lstat()

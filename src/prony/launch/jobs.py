@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from prony.launch import job as job_files
 from prony.launch.collect import collect, read_log
 from prony.launch.image import check_image
 from prony.launch.job import (
@@ -23,12 +22,17 @@ from prony.launch.job import (
     BlockRun,
     Job,
     JobOutcome,
+    close_job,
+    is_own,
+    job_places,
     load_jobs,
     load_own,
     new_job,
+    open_job,
     open_log,
-    opened,
-    save,
+    open_own_place,
+    remove_job,
+    save_job,
 )
 from prony.launch.locks import refuse_open_root
 from prony.launch.node import write_node
@@ -188,7 +192,7 @@ class Jobs:
             prepared: list[Job] = []
             try:
                 for job in jobs:
-                    prepared.append(save(job))
+                    prepared.append(save_job(job))
                 self._submit_waiting(changes, ours={job.id for job in jobs})
             except RequestError:
                 self._withdraw(prepared)
@@ -199,19 +203,19 @@ class Jobs:
         """Undo what was taken up before one of them was refused: a request is taken up whole or not at all."""
         for job in (load_own(job.folder) for job in jobs):
             if job.state == WAITING:
-                job_files.remove(job)
+                remove_job(job)
                 continue
             try:
                 self.launcher(job).cancel([job])
                 self._warn(f"{job.id} had been submitted before, and is cancelled")
             except RequestError as error:
                 self._warn(f"{job.id} had been submitted before: {error}")
-            save(replace(job, cancelled=True))
+            save_job(replace(job, cancelled=True))
 
     def update(self) -> Changes:
         """Ask about every job that has not ended, record what ended, try again what may be, submit what waits."""
         changes = Changes()
-        if not any(job_files.is_own(self.root / place) for place in job_files.job_places(self.root)):
+        if not any(is_own(self.root / place) for place in job_places(self.root)):
             return changes  # this user has no job here
         with self._alone():
             by_kind: dict[str, list[Job]] = {}
@@ -236,7 +240,7 @@ class Jobs:
                     cancelled.append(self._end(replace(job, cancelled=True), outcome, Changes()))
                 elif job.state == SUBMITTED:
                     self.launcher(job).cancel([job])
-                    cancelled.append(save(replace(job, cancelled=True)))
+                    cancelled.append(save_job(replace(job, cancelled=True)))
         return cancelled
 
     def _submit_waiting(self, changes: Changes, ours: Collection[str] = ()) -> None:
@@ -262,7 +266,7 @@ class Jobs:
                 in_queue[name] += 1
             except QueueFull as error:
                 full.add(name)
-                save(replace(job, note=f"the queue is full: {error}"))
+                save_job(replace(job, note=f"the queue is full: {error}"))
             except RequestError as error:
                 if job.id in ours:
                     raise
@@ -283,27 +287,28 @@ class Jobs:
     def _submit(self, job: Job) -> Job:
         launcher = self.launcher(job)
         rendered = launcher.render(job)
-        with opened(job) as folder:
+        with open_job(job) as folder:
             write_node(folder / NODE_ZIP)
             for number, run in enumerate(job.runs):
                 write_alone(folder / job.plan_file(number).name, run.plan_text.encode())
             for name, text in rendered.files.items():
                 write_alone(folder / name, text.encode())
             open_log(folder).close()  # a scheduler would make it with this user's umask
-            save(replace(job, tried=True))  # whoever comes after us, should we end now, asks before submitting again
+            # Whoever comes after us, should we end now, asks before submitting again.
+            save_job(replace(job, tried=True))
             handle = launcher.submit(job, _script_from(folder, job, rendered))
         moment = self._now().isoformat()
-        return save(replace(job, state=SUBMITTED, handle=handle, submitted=moment, note="", tried=False))
+        return save_job(replace(job, state=SUBMITTED, handle=handle, submitted=moment, note="", tried=False))
 
     def _note(self, job: Job, note: str) -> None:
         if job.note != note:
-            save(replace(job, note=note))
+            save_job(replace(job, note=note))
 
     def _learn(self, job: Job, status: Status, changes: Changes) -> None:
         if status.phase in ("queued", "running"):
             words = f"{status.state.lower()}{f' ({status.reason})' if status.reason else ''}"
             if (job.note, job.seen_ended) != (words, None):
-                save(replace(job, note=words, seen_ended=None))
+                save_job(replace(job, note=words, seen_ended=None))
             return
         first = job.seen_ended or self._now().isoformat()
         waited_s = (self._now() - datetime.fromisoformat(first)).total_seconds()
@@ -311,7 +316,7 @@ class Jobs:
         self.launcher(job).fetch(job)
         if waited_s < patience_s and not self._complete(job):
             if job.seen_ended is None:
-                save(replace(job, seen_ended=first, note=status.reason or status.state.lower()))
+                save_job(replace(job, seen_ended=first, note=status.reason or status.state.lower()))
             return
         self._end(job, JobOutcome(status.state, status.reason, status.exit_code), changes)
 
@@ -320,17 +325,17 @@ class Jobs:
 
     def _end(self, job: Job, outcome: JobOutcome, changes: Changes) -> Job:
         ended = replace(job, state=ENDED_STATE, outcome=outcome, ended=self._now().isoformat(), note="")
-        job_files.close(ended)
+        close_job(ended)
         failure = self.launcher(job).failure(ended)
         if outcome.state == "REFUSED":
             failure = {"kind": "request", "message": outcome.reason}
         again = next_attempt(ended, failure)
         changes.recorded += write_owed_records(ended, failure, _last_words(ended), will_retry=again is not None)
         if again is not None:
-            changes.retried.append(save(again))
+            changes.retried.append(save_job(again))
             ended = replace(ended, followed_by=again.id)
         changes.ended.append(ended)
-        return save(ended)
+        return save_job(ended)
 
     def _tidy(self) -> None:
         """Remove what killed processes left, once for each time that the root is opened."""
@@ -342,7 +347,7 @@ class Jobs:
     def _alone(self) -> Iterator[None]:
         """One process of this user at a time submits and settles."""
         self._tidy()  # before: it needs the same lock
-        with job_files.open_own_place(self.root) as folder:
+        with open_own_place(self.root) as folder:
             lock = open_plain(JOBS_LOCK, os.O_RDWR | os.O_CREAT, 0o600, folder)
         try:
             with contextlib.suppress(OSError):  # a file system without locks: as well as it goes

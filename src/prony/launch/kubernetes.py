@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
-from prony.launch.job import NODE_ZIP, SCRIPT, Job, JobOutcome, opened
+from prony.launch.job import NODE_ZIP, SCRIPT, Job, JobOutcome, open_job
 from prony.launch.kubernetes_answers import failure_of, nodes_of, pod_facts, status_of
 from prony.launch.kubernetes_api import Api, ApiProblem, View, persist
 from prony.launch.kubernetes_fetch import Fetcher, fetched, keep_end
@@ -188,7 +188,7 @@ class Kubernetes:
 
 
 def _node_of(job: Job) -> bytes:
-    with opened(job) as folder:
+    with open_job(job) as folder:
         return read_plain(folder / NODE_ZIP)
 
 

@@ -17,6 +17,7 @@ from prony.launch.protocol import PAUSES_S, Warn
 from prony_node.contract import files
 from prony_node.contract.digits import is_digits
 from prony_node.contract.errors import RequestError
+from prony_node.contract.extras import install_command
 from prony_node.contract.safe_files import open_plain
 
 CONNECT_S = 10.0
@@ -57,7 +58,7 @@ class Api:
         except ImportError as error:
             raise RequestError(
                 "a Kubernetes site needs the Kubernetes client, which is not installed here: "
-                "pip install 'prony[kubernetes]'"
+                f"{install_command('kubernetes')}"
             ) from error
         self.namespace = namespace
         if host is not None:

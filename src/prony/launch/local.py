@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from prony.launch.collect import ProgressTail, collect
-from prony.launch.job import ENDED, SCRIPT, Job, JobOutcome, open_log, opened
+from prony.launch.job import ENDED, SCRIPT, Job, JobOutcome, open_job, open_log
 from prony.launch.locks import other_root_hint, refuse_open_root
 from prony.launch.node import can_start, local_environment, node_python, own_argv, supervisor_argv
 from prony.launch.protocol import Rendered, Status, Statuses, Warn
@@ -136,7 +136,7 @@ class LocalJobs:
     def submit(self, job: Job, rendered: Rendered) -> str:
         if job.site.container.engine == "none":
             _check_python(job.site)
-        with opened(job) as folder, open_log(folder) as log, tempfile.TemporaryFile() as script:
+        with open_job(job) as folder, open_log(folder) as log, tempfile.TemporaryFile() as script:
             script.write(rendered.files[SCRIPT].encode())
             script.seek(0)
             process = subprocess.Popen(

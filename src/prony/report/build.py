@@ -19,7 +19,15 @@ from prony.analysis.scaling_series import find_series
 from prony.analysis.settings import Record
 from prony.analysis.summary import quality_of
 from prony.report.drawing import why_no_plots
-from prony.report.lines import GAINED, LOST, collective_plot, gained_row, lost_row, scaling_lines, scaling_title
+from prony.report.lines import (
+    GAINED_COLUMNS,
+    LOST_COLUMNS,
+    collective_plot,
+    gained_row,
+    lost_row,
+    scaling_lines,
+    scaling_title,
+)
 from prony.report.numbers import format_target
 from prony.report.page import Entry, Page, page_of
 from prony.report.plot_data import curves, learned_sweeps, sweeps
@@ -177,8 +185,8 @@ def _scalings(series: Sequence[tuple[str, list[Record]]], every: Sequence[Record
         {
             "title": scaling_title(one),
             "svgs": _scaling_plots(one, f"scaling{number}") if drawn else [],
-            "gained": {"columns": GAINED, "rows": [gained_row(point) for point in one.points]},
-            "lost": {"columns": LOST, "rows": [row for point in one.points if (row := lost_row(point))]},
+            "gained": {"columns": GAINED_COLUMNS, "rows": [gained_row(point) for point in one.points]},
+            "lost": {"columns": LOST_COLUMNS, "rows": [row for point in one.points if (row := lost_row(point))]},
             "lines": scaling_lines(one),
         }
         for number, one in enumerate(found)

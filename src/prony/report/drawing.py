@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from prony_node.contract.errors import RequestError
+from prony_node.contract.extras import install_command
 
 
 def why_no_plots() -> str | None:
@@ -11,7 +12,7 @@ def why_no_plots() -> str | None:
         import altair  # noqa: F401
         import vl_convert  # noqa: F401
     except ImportError as error:
-        return f"plots need altair and vl-convert-python ({error}): pip install 'prony[report]'"
+        return f"plots need altair and vl-convert-python ({error}): {install_command('report')}"
     return None
 
 

@@ -48,7 +48,7 @@ def batch_lines(record: Record) -> list[tuple[str, str]]:
     return lines
 
 
-LONGEST = 300
+LONGEST_BINDING = 300
 
 
 def binding_lines(record: Record) -> list[tuple[str, str]]:
@@ -63,7 +63,7 @@ def binding_lines(record: Record) -> list[tuple[str, str]]:
 
 
 def _text(one: dict[str, Any]) -> str:
-    cores, memory, reason = (word(one.get(name), LONGEST) for name in ("cores", "memory", "reason"))
+    cores, memory, reason = (word(one.get(name), LONGEST_BINDING) for name in ("cores", "memory", "reason"))
     parts = [f"cores {cores}" if cores else "", f"memory {memory}" if memory else "", reason or ""]
     return "; ".join(filter(None, parts)) or "not said"
 
@@ -219,15 +219,20 @@ def _target(learning: LearningCurve) -> str:
 
 
 def _curve_row(point: CurvePoint, with_loss: bool) -> list[str]:
-    cells = [_count(point.epoch), _count(point.steps), format_seconds(point.training_s), _number(point.score)]
-    return [*cells, _number(point.loss)] if with_loss else cells
+    cells = [
+        _count_text(point.epoch),
+        _count_text(point.steps),
+        format_seconds(point.training_s),
+        _number_text(point.score),
+    ]
+    return [*cells, _number_text(point.loss)] if with_loss else cells
 
 
-def _count(value: int | None) -> str:
+def _count_text(value: int | None) -> str:
     return NOTHING if value is None else f"{value:,}"
 
 
-def _number(value: float | None) -> str:
+def _number_text(value: float | None) -> str:
     return NOTHING if value is None else format_number(value)
 
 
@@ -267,7 +272,7 @@ def metric_lines(record: Record) -> list[MetricLine]:
     return lines
 
 
-HEADER = ["message", "time, 95 % interval", "algorithm bandwidth", "bus bandwidth"]
+COLLECTIVE_HEADER = ["message", "time, 95 % interval", "algorithm bandwidth", "bus bandwidth"]
 GB, KIB = 1e9, 1024.0
 LONGEST_NOTE = 300
 
@@ -298,7 +303,7 @@ def collective_lines(record: Record) -> list[tuple[str, str]]:
 def collective_table(record: Record) -> CollectiveTable | None:
     """A row a size; None where there is no curve."""
     rows = [_message_row(point) for point in _curve(record)]
-    return CollectiveTable(HEADER, rows) if rows else None
+    return CollectiveTable(COLLECTIVE_HEADER, rows) if rows else None
 
 
 def collective_plot(record: Record) -> Sweep | None:
@@ -336,8 +341,8 @@ def _curve(record: Record) -> list[dict[str, Any]]:
 
 def _message_size(size: int) -> str:
     """Without the zeros of a round number: 16 MiB."""
-    number, _, unit = format_bytes(size).partition(" ")
-    return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}"
+    digits, _, unit = format_bytes(size).partition(" ")
+    return f"{digits.rstrip('0').rstrip('.') if '.' in digits else digits} {unit}"
 
 
 def _message_row(point: dict[str, Any]) -> list[str]:
@@ -355,7 +360,7 @@ def _message_row(point: dict[str, Any]) -> list[str]:
 
 WIDEST = "standard deviation"
 SPREAD_COLUMNS = ("mean", "95 % of the mean", WIDEST, "least to most")
-NAMED = 10  # seeds
+SEEDS_NAMED = 10  # seeds
 
 
 def spread_title(group: Group) -> str:
@@ -365,7 +370,7 @@ def spread_title(group: Group) -> str:
         learned = any(spread.name == "quality" for spread in group.spreads)
         seed = f" of seed {seeds[0]}" if learned else ""
         return f"{trial}: {runs} runs{seed} in fresh processes"
-    named = ", ".join(map(str, seeds)) if len(seeds) <= NAMED else f"{seeds[0]} to {seeds[-1]}"
+    named = ", ".join(map(str, seeds)) if len(seeds) <= SEEDS_NAMED else f"{seeds[0]} to {seeds[-1]}"
     more = f", {runs} runs; those of a seed are averaged first" if runs > len(seeds) else ""
     return f"{trial}: {len(seeds)} seeds ({named}){more}"
 
@@ -398,9 +403,9 @@ def _range(low: float | None, high: float | None) -> str:
     return NOTHING if low is None or high is None else f"{format_number(low)} to {format_number(high)}"
 
 
-GAINED = ("devices", "batch per device", "rate, 95 %", "speedup, 95 %", "efficiency, 95 %")
-THROUGH = 1e-6  # a law that misses its points by less goes through them
-LOST = ("devices", "lost", "communication", "input", "imbalance", "rest")
+GAINED_COLUMNS = ("devices", "batch per device", "rate, 95 %", "speedup, 95 %", "efficiency, 95 %")
+EXACT_FIT = 1e-6  # a law that misses its points by less goes through them
+LOST_COLUMNS = ("devices", "lost", "communication", "input", "imbalance", "rest")
 
 
 @dataclass(frozen=True)
@@ -551,7 +556,7 @@ def _fit(fit: Fit) -> list[str]:
     if fit.kappa is not None:
         parts += f", and each further device adds {_share(fit.kappa, 2)} of it"
     missed = f"it misses the speedups by {100 * fit.misfit:.1f} %"
-    tested = missed if fit.spare or fit.misfit > THROUGH else "it goes through every point, untested"
+    tested = missed if fit.spare or fit.misfit > EXACT_FIT else "it goes through every point, untested"
     said = [f"Fit, {fit.name}: {parts}; {tested}."]
     if fit.peak is not None:
         said.append(f"By the fit the rate is highest on {fit.peak:,.0f} devices.")

@@ -22,6 +22,7 @@ from prony.store.sqlite_file import MARK, TABLES, Foreign, connect
 from prony.store.tables import HEAD, VERSION_TABLE, metadata, version_table
 from prony_node.contract.digits import is_digits
 from prony_node.contract.errors import RequestError
+from prony_node.contract.extras import install_command
 from prony_node.contract.safe_files import open_lock
 
 VARIABLE = "PRONY_STORE"
@@ -65,7 +66,7 @@ def server_engine(address: str, shown: str) -> Engine:
     try:
         import psycopg  # noqa: F401
     except ImportError:
-        raise RequestError(f"{shown} is a PostgreSQL store, which needs psycopg: pip install 'prony[team]'") from None
+        raise RequestError(f"{shown} is a PostgreSQL store, which needs psycopg: {install_command('team')}") from None
     try:
         url = make_url(address).set(drivername="postgresql+psycopg")
     except (ArgumentError, ValueError):

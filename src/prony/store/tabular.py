@@ -14,6 +14,7 @@ from typing import IO, Any
 
 from prony.store.rows import NO_NUMBER, row_of_record
 from prony_node.contract.errors import RequestError
+from prony_node.contract.extras import install_command
 from prony_node.contract.files import make_folders, open_temporary, temporary_name
 from prony_node.contract.safe_files import MOST_TIMES, READ_LIMIT, most_unpacked
 
@@ -249,5 +250,5 @@ def _pyarrow() -> tuple[Any, Any]:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise RequestError("Parquet needs pyarrow: pip install 'prony[team]'; JSON lines need nothing") from None
+        raise RequestError(f"Parquet needs pyarrow: {install_command('team')}; JSON lines need nothing") from None
     return pyarrow, pyarrow.parquet

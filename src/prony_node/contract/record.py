@@ -1,5 +1,7 @@
 """The record: the immutable result of a run, typed, with its validation and the upgrades from older versions."""
 
+# ruff: noqa: RUF009  optional() and empty() make dataclass fields
+
 from __future__ import annotations
 
 import contextlib
@@ -15,9 +17,6 @@ from prony_node.contract.metrics import METRICS
 from prony_node.contract.record_upgrades import add_interval_floor, add_provenance_parts
 from prony_node.contract.trial import Plan, check_schema
 from prony_node.contract.typed import LARGEST, Absent, Malformed, decode, empty, optional
-
-# ruff: noqa: RUF009  optional() and empty() make dataclass fields
-
 
 Status = Literal["ok", "failed", "interrupted"]
 Level = Literal["pass", "unknown", "warn", "fail"]  # from best to worst

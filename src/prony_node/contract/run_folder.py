@@ -43,7 +43,7 @@ def _sources(folder: Traversable, prefix: str) -> Iterator[tuple[str, bytes]]:
 
 
 ROOMS_OF_FACTS = ("host", "software", "container", "environment", "source")
-MEASURED = (
+RESULT_FIELDS = (
     "unit", "metrics", "phases", "steady", "checks", "work", "learning", "data", "auto_batch",
     "parallel", "collective", "binding",
 )  # fmt: skip
@@ -147,7 +147,7 @@ def _record(
     status = "ok" if failure is None else "interrupted" if failure["kind"] == "interrupted" else "failed"
     record = new_record(plan, status=status, started=started, ended=ended)
     record["failure"] = failure
-    for name in MEASURED:
+    for name in RESULT_FIELDS:
         if parts.result.get(name) is not None:
             record[name] = parts.result[name]
     record["checks"] = [*record["checks"], *checks]

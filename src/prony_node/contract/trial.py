@@ -233,9 +233,8 @@ class Plan:
     energy: bool = True  # sample power beside the run, where there is a sensor
     cut_short: bool = False  # a try of a batch: the same run, but a few steps of it, and with a little less memory
     walk: tuple[int, ...] = ()  # batch sizes to screen one after the other in one process, in this order
-    study: dict[str, Any] | None = (
-        None  # which study asked for it: name, part, order, seed, turn (its place in the order)
-    )
+    # Which study asked for it: name, part, order, seed, turn (its place in the order).
+    study: dict[str, Any] | None = None
     created: str = ""
 
     def to_json(self) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from prony_node.facts.device import device_facts
 from prony_node.facts.fingerprint import fingerprint
 from prony_node.facts.host import host_facts
 from prony_node.facts.software import software_facts, source_facts
-from prony_node.facts.watch import Watch, watch_checks
+from prony_node.facts.watch import Watch
+from prony_node.facts.watch_checks import watch_checks
 
 __all__ = [
     "Watch",

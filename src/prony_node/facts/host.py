@@ -11,7 +11,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from prony_node.contract.digits import is_digits
-from prony_node.facts.tree import Missing, Tree, cpu_list, parse_cpu_list, parse_keys, whole_number
+from prony_node.contract.machine import cpu_list, parse_cpu_list
+from prony_node.facts.tree import Missing, Tree, parse_keys, whole_number
 
 # The kernel names an ARM core by numbers alone: (implementer, part), from the vendors' MIDR_EL1 tables.
 ARM_IMPLEMENTERS = {
@@ -41,6 +42,25 @@ TELLING_FLAGS = (
 CPUS = "/sys/devices/system/cpu"
 
 
+def host_facts(root: Path = Path("/")) -> dict[str, Any]:
+    """What a result depends on in the host; what was not found is null with a reason in `missing`."""
+    tree, missing = Tree(root), Missing()
+    return {
+        "hostname": hostname(tree, missing),
+        "os": _os_name(tree, missing),
+        "kernel": kernel_release(tree),
+        "architecture": _architecture(tree, missing),
+        "product": _product(tree, missing),
+        "cpu": cpu_facts(tree, missing),
+        "memory": memory_facts(tree, missing),
+        "numa": numa_facts(tree, missing),
+        "cgroup": cgroup_facts(tree, missing),
+        "hypervisor": hypervisor_facts(tree, missing),
+        "load_average": load_average(tree, missing),
+        "missing": missing.entries,
+    }
+
+
 def cpu_facts(tree: Tree, missing: Missing) -> dict[str, Any]:
     blocks = parse_cpuinfo(tree.text("/proc/cpuinfo"))
     model = cpu_model(blocks, tree.text("/sys/devices/soc0/soc_id"))
@@ -53,7 +73,7 @@ def cpu_facts(tree: Tree, missing: Missing) -> dict[str, Any]:
         missing.add("cpu.caches", "the kernel describes no caches")
     return {
         "model": model,
-        **_counts(tree, blocks, missing),
+        **_cpu_counts(tree, blocks, missing),
         "allowed": _allowed(tree, missing),
         "instruction_sets": [flag for flag in TELLING_FLAGS if flag in present],
         "caches": caches or None,
@@ -93,7 +113,7 @@ def _arm_part(implementer: str, part: str) -> str | None:
     return f"{maker} {ARM_PARTS.get(numbers, f'part 0x{numbers[1]:03x}')}"
 
 
-def _counts(tree: Tree, blocks: list[dict[str, str]], missing: Missing) -> dict[str, int | None]:
+def _cpu_counts(tree: Tree, blocks: list[dict[str, str]], missing: Missing) -> dict[str, int | None]:
     """Sockets, cores and hardware threads, from the kernel's topology."""
     online = parse_cpu_list(tree.text(f"{CPUS}/online"))
     threads = len(online) or sum("processor" in block for block in blocks) or None
@@ -259,7 +279,7 @@ UNLIMITED_BYTES = 1 << 62  # version 1 writes "no limit" as the largest multiple
 
 
 @dataclass(frozen=True)
-class Mount:
+class CgroupMount:
     """A mounted hierarchy: for version 2 there are no controllers to name."""
 
     version: int
@@ -268,16 +288,18 @@ class Mount:
     controllers: frozenset[str]
 
 
-def parse_mounts(text: str | None) -> list[Mount]:
+def parse_mounts(text: str | None) -> list[CgroupMount]:
     """The cgroup lines of /proc/self/mountinfo."""
-    mounts: list[Mount] = []
+    mounts: list[CgroupMount] = []
     for line in (text or "").splitlines():
         before, found, after = line.partition(" - ")
         left, right = before.split(), after.split()
         if not found or len(left) < 5 or len(right) < 3 or right[0] not in ("cgroup", "cgroup2"):
             continue
         version = 2 if right[0] == "cgroup2" else 1
-        mounts.append(Mount(version, left[3], left[4], frozenset(right[2].split(",")) if version == 1 else frozenset()))
+        mounts.append(
+            CgroupMount(version, left[3], left[4], frozenset(right[2].split(",")) if version == 1 else frozenset())
+        )
     return mounts
 
 
@@ -298,12 +320,12 @@ def cgroup_facts(tree: Tree, missing: Missing) -> dict[str, Any]:
     if not mounts:
         missing.add("cgroup", "no control group file system is mounted here")
         return {"version": None, "cpu_limit_cores": None, "memory_limit_bytes": None, "cpus": None}
-    cpu = [_quota(tree, *place) for place in _folders(mounts, paths, "cpu")]
-    memory = [_memory(tree, *place) for place in _folders(mounts, paths, "memory")]
+    cpu = [_cpu_quota(tree, *place) for place in _cgroup_folders(mounts, paths, "cpu")]
+    memory = [_memory_limit(tree, *place) for place in _cgroup_folders(mounts, paths, "memory")]
     cpu_limit = min((limit for limit in cpu if limit is not None), default=None)
     memory_limit = min((limit for limit in memory if limit is not None), default=None)
     cpus = None
-    for version, folder in _folders(mounts, paths, "cpuset"):  # the innermost group that says so
+    for version, folder in _cgroup_folders(mounts, paths, "cpuset"):  # the innermost group that says so
         names = ("cpuset.cpus.effective",) if version == 2 else ("cpuset.effective_cpus", "cpuset.cpus")
         cpus = cpus or next(filter(None, (tree.text(f"{folder}/{name}") for name in names)), None)
     if cpu_limit is None:
@@ -327,12 +349,12 @@ class CpuLimits:
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
         mounts = parse_mounts(tree.text("/proc/self/mountinfo"))
-        places = _folders(mounts, parse_membership(tree.text("/proc/self/cgroup")), "cpu")
+        places = _cgroup_folders(mounts, parse_membership(tree.text("/proc/self/cgroup")), "cpu")
         self._files = [
             f"{folder}/cpu.stat" for _, folder in places if "nr_throttled" in (tree.text(f"{folder}/cpu.stat") or "")
         ]
         read = any(tree.exists(f"{folder}/cpu.stat") for _, folder in places)
-        self._unlimited = read and all(_quota(tree, *place) is None for place in places)
+        self._unlimited = read and all(_cpu_quota(tree, *place) is None for place in places)
 
     def sample(self) -> dict[str, Any]:
         """Counted since the groups were made; null where none counts it."""
@@ -349,7 +371,7 @@ class CpuLimits:
         return {"cgroup_throttled": times, "cgroup_throttled_s": stopped_s}
 
 
-def _folders(mounts: list[Mount], paths: dict[str, str], controller: str) -> list[tuple[int, str]]:
+def _cgroup_folders(mounts: list[CgroupMount], paths: dict[str, str], controller: str) -> list[tuple[int, str]]:
     """Version and folder of our group and of each group around it, innermost first: any may set a limit."""
     folders: list[tuple[int, str]] = []
     for mount in mounts:
@@ -369,7 +391,7 @@ def _folders(mounts: list[Mount], paths: dict[str, str], controller: str) -> lis
     return folders
 
 
-def _quota(tree: Tree, version: int, folder: str) -> float | None:
+def _cpu_quota(tree: Tree, version: int, folder: str) -> float | None:
     """CPU time per second that the group may use, in cores."""
     if version == 2:
         words = (tree.text(f"{folder}/cpu.max") or "").split()
@@ -380,7 +402,7 @@ def _quota(tree: Tree, version: int, folder: str) -> float | None:
     return quota / period if quota and period and quota > 0 and period > 0 else None
 
 
-def _memory(tree: Tree, version: int, folder: str) -> int | None:
+def _memory_limit(tree: Tree, version: int, folder: str) -> int | None:
     limit = tree.number(f"{folder}/{'memory.max' if version == 2 else 'memory.limit_in_bytes'}")
     return limit if limit is not None and 0 < limit < UNLIMITED_BYTES else None
 
@@ -393,25 +415,6 @@ HYPERVISOR_WORDS = {
     "amazon ec2": "KVM (Amazon EC2)", "virtual machine": "Hyper-V", "bochs": "Bochs",
     "cloud hypervisor": "Cloud Hypervisor", "parallels": "Parallels",
 }  # fmt: skip
-
-
-def host_facts(root: Path = Path("/")) -> dict[str, Any]:
-    """What a result depends on in the host; what was not found is null with a reason in `missing`."""
-    tree, missing = Tree(root), Missing()
-    return {
-        "hostname": hostname(tree, missing),
-        "os": _os_name(tree, missing),
-        "kernel": kernel_release(tree),
-        "architecture": _architecture(tree, missing),
-        "product": _product(tree, missing),
-        "cpu": cpu_facts(tree, missing),
-        "memory": memory_facts(tree, missing),
-        "numa": numa_facts(tree, missing),
-        "cgroup": cgroup_facts(tree, missing),
-        "hypervisor": hypervisor_facts(tree, missing),
-        "load_average": load_average(tree, missing),
-        "missing": missing.entries,
-    }
 
 
 def hostname(tree: Tree, missing: Missing | None = None) -> str | None:

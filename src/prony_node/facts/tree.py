@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from prony_node.contract.digits import is_digits
-from prony_node.contract.machine import cpu_list as cpu_list
-from prony_node.contract.machine import parse_cpu_list as parse_cpu_list
 
 MOST_BYTES = 4 << 20  # no file of /proc or /sys that is read here is longer
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from prony_node.contract.digits import is_digits
+from prony_node.contract.machine import parse_cpu_list
 from prony_node.facts import amd, nvidia
 from prony_node.facts.container import pid_namespace
 from prony_node.facts.host import CPUS, CpuLimits, cgroup_facts, hypervisor_facts, load_average, parse_meminfo
 from prony_node.facts.nvidia import ErrorWatch
-from prony_node.facts.tree import Missing, Tree, link_facts, parse_cpu_list, parse_keys, whole_number
-from prony_node.facts.watch_checks import watch_checks
+from prony_node.facts.tree import Missing, Tree, link_facts, parse_keys, whole_number
 
 
 @dataclass(frozen=True)
@@ -134,8 +134,6 @@ def _page_bytes() -> int:
     except (ValueError, OSError, AttributeError):
         return 4096
 
-
-__all__ = ["Watch", "watch_checks"]
 
 ERRORS_EVERY_S = 5.0
 MOST_CPUS_ASKED = 8  # asking a CPU for its clock may interrupt it, so ask a few

@@ -40,9 +40,8 @@ class Task:
     # The same of what `predict` answered, where that is all it takes.
     judged: Callable[[Tensor, Batch], dict[str, Tensor]] | None = None
     vocabulary: int = 0  # of a language model: a data set's tokens must lie below
-    tokenizer: Callable[[str], list[tuple[int, int, int]]] | None = (
-        None  # a text's tokens: number, first character, end
-    )
+    # A text's tokens: number, first character, end.
+    tokenizer: Callable[[str], list[tuple[int, int, int]]] | None = None
     # Why no two batches have one shape, where that is so: such a step is not captured, nor are its FLOPs counted.
     varies: str = ""
     # What is compared with fp32, row by row, where the answer itself jumps (a box is kept or dropped).

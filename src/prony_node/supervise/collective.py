@@ -140,7 +140,7 @@ class CollectiveRun:
         run.found["parallel"] = self._parallel(series)
         run.checks += checks.series_checks(estimate, run.rule, fixed is not None)
         with run.phase("teardown"):
-            write_blocks(run.folder / files.STEPS, series)
+            write_operations(run.folder / files.STEPS, series)
 
     def _fill(self, size: int, series: OperationSeries, estimate: Estimate | None, ended: float) -> None:
         """Phases, work, window and metrics of the largest message."""
@@ -221,7 +221,7 @@ def _end_of(series: OperationSeries, steps: int) -> float:
     return end_s
 
 
-def write_blocks(path: Path, series: OperationSeries) -> None:
+def write_operations(path: Path, series: OperationSeries) -> None:
     """The step series: what each block took on this rank, and on the mean of all ranks, which the rate is made of."""
     with files.open_text(path) as file:
         writer = csv.writer(file)

@@ -140,7 +140,7 @@ class ConditionSampler:
 def judged(watched: Watched, window: Any) -> list[tuple[str, list[dict[str, str]]]]:
     """The checks of each device's conditions within the steady window, by that host's clock."""
     try:
-        from prony_node.facts.watch import watch_checks
+        from prony_node.facts.watch_checks import watch_checks
 
         edges = (float(window[0]), float(window[1]))
         return [(name, watch_checks(one["samples"], edges, one["facts"])) for name, one in watched["devices"].items()]
@@ -174,7 +174,7 @@ def worst_of(checks: list[tuple[str, list[dict[str, str]]]]) -> list[dict[str, s
 PATIENCE_S = 10.0  # for the other nodes to end: their ranks and samplers are told to as the first one's are
 
 
-def name_of(who: dict[str, Any]) -> str:
+def node_name(who: dict[str, Any]) -> str:
     return f"node {who['node']} ({who['host']})"
 
 
@@ -207,7 +207,9 @@ def conditions_of_run(plan: Plan, folder: Path, parts: Parts, watched: Watched) 
     found = []
     for who in parts.result.get("nodes") or []:
         seen = watched if who["node"] == 0 else _watched_on(folder, who["node"])
-        found += [(f"{name_of(who)} {device}".rstrip(), made) for device, made in judged(seen, who["window_monotonic"])]
+        found += [
+            (f"{node_name(who)} {device}".rstrip(), made) for device, made in judged(seen, who["window_monotonic"])
+        ]
     return worst_of(found)
 
 

@@ -26,14 +26,8 @@ DOCTOR_SCHEMA = "prony.doctor/1"
 RUNTIMES = ("apptainer", "singularity", "podman", "docker", "enroot")
 SCHEDULERS = {"slurm": "sbatch", "kubernetes": "kubectl", "pbs": "qsub", "lsf": "bsub"}
 REFUSED = ("permission", "denied", "may not", "privilege")
-KINDS = (
-    "cuda",
-    "xpu",
-    "mps",
-    "hpu",
-    "npu",
-    "mtia",
-)  # torch.accelerator names one of them, a build may hold more
+# torch.accelerator names one of them, a build may hold more.
+KINDS = ("cuda", "xpu", "mps", "hpu", "npu", "mtia")
 
 
 def doctor() -> dict[str, Any]:

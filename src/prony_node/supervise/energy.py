@@ -36,53 +36,11 @@ from prony_node.power.sampler_process import SamplerProcess
 from prony_node.power.sensor import Sensor
 from prony_node.power.window import NoEnergy, best_within
 from prony_node.stats import StopRule
-from prony_node.supervise.conditions import name_of, wait_for_others, why_unseen
+from prony_node.supervise.conditions import node_name, wait_for_others, why_unseen
 
-QUALITY_NAMES = ("energy", "energy_per_sample", "samples_per_wh", "power", "energy_to_quality")
 JOULES_A_WH = 3600.0
-
-
-def energy_to_quality(
-    recording: Recording, parts: list[PartEnergy], stretches: list[list[float]], result: dict[str, Any]
-) -> dict[str, Any]:
-    """The energy metrics of a run that trained for whole epochs; they stand in place of those of one window."""
-    intervals = [(float(start_s), float(end_s)) for start_s, end_s in stretches]
-    seconds = math.fsum(end_s - start_s for start_s, end_s in intervals)
-    try:
-        found = [best_within(recording.of_part(part.part), intervals) for part in parts]
-    except NoEnergy as no:
-        return {name: missing(str(no)) for name in QUALITY_NAMES}
-    energy_j = math.fsum(joules for joules, _, _ in found)
-    relative = math.hypot(*(doubt_j for _, doubt_j, _ in found)) / energy_j
-    first = found[0][2]
-    epochs = f"{len(intervals)} epoch{'s' if len(intervals) != 1 else ''}"
-    how: dict[str, Any] = {
-        "scope": "+".join(dict.fromkeys(part.scope for part in parts)),
-        "source": f"{first.sensor.id.partition(' ')[0]}, {first.method}, over the {seconds:.2f} s of {epochs}, "
-        "evaluations left out",
-        "interval": "95 %, of this window",
-    }
-
-    def with_ends(value: float, unit: str) -> dict[str, Any]:
-        return measured(value, unit, low=value / (1.0 + relative), high=value * (1.0 + relative), **how)
-
-    learning = result.get("learning") or {}
-    unit = str(result.get("unit") or "units").partition("/")[0]
-    units = (result.get("work") or {}).get("epoch_units")
-    metrics = {"energy": with_ends(energy_j, "J"), "power": with_ends(energy_j / seconds, "W")}
-    if units:
-        metrics["energy_per_sample"] = with_ends(energy_j / units, f"J/{unit.removesuffix('s')}")
-        metrics["samples_per_wh"] = with_ends(JOULES_A_WH * units / energy_j, f"{unit}/Wh")
-    if learning.get("reached"):
-        metrics["energy_to_quality"] = with_ends(energy_j, "J")
-    else:
-        reason = (result.get("metrics") or {}).get("time_to_quality", {}).get("reason")
-        metrics["energy_to_quality"] = missing(str(reason or "no quality was asked for"))
-    return metrics
-
-
 LEAST_WINDOW_S = 10.0  # a counter that ticks every 100 ms needs it for 1 %
-NAMES = (
+ENERGY_METRICS = (
     "energy", "energy_per_sample", "samples_per_wh", "power", "power_peak", "power_idle", "node_energy", "node_power",
 )  # fmt: skip
 OWN_SCOPES = {"cpu": ("package", "dram")}  # of a run on this kind of device; of any other it is the device's own
@@ -136,7 +94,7 @@ def energy_of_node(folder: Path, parts: Parts, samples: Path | None = None) -> E
 def no_energy(reason: str, *, doubt: bool = False) -> Energy:
     """No figure. Where there is no sensor that is no doubt about the run; where one failed it is."""
     checks = [make_check("energy", "unknown", f"no energy figure: {reason}")] if doubt else []
-    return Energy({name: missing(reason) for name in NAMES}, checks)
+    return Energy({name: missing(reason) for name in ENERGY_METRICS}, checks)
 
 
 def _figures(recording: Recording, folder: Path, parts: Parts, start_s: float, end_s: float) -> Energy:
@@ -259,31 +217,33 @@ def _device_metrics(known: list[PartEnergy], work: Work, result: dict[str, Any])
     sensors = ", ".join(dict.fromkeys(figure.sensor.id.partition(" ")[0] for figure in figures))
     calibration = first.sensor.uncertainty
     apart = f"; calibration ± {100 * calibration:.2g} % apart" if calibration else "; calibration unknown"
-    how: dict[str, Any] = {
+    how = {
         "scope": "+".join(dict.fromkeys(part.scope for part in known)),
         "source": f"{sensors}, {first.method}, {first.readings} readings over {first.seconds:.2f} s{apart}",
         "interval": "95 %, of this window",
     }
 
-    def with_ends(value: float, unit: str) -> dict[str, Any]:
-        return measured(value, unit, low=value / (1.0 + relative), high=value * (1.0 + relative), **how)
-
     peaks = [(part.peak_w, part.peak_sensor.partition(" ")[0]) for part in known if part.peak_w is not None]
     metrics = {
-        "energy": with_ends(energy_j, "J"),
-        "power": with_ends(math.fsum(figure.power_w for figure in figures), "W"),
+        "energy": _with_ends(energy_j, "J", relative, how),
+        "power": _with_ends(math.fsum(figure.power_w for figure in figures), "W", relative, how),
         "power_peak": measured(max(peaks)[0], "W", scope="one device", source=max(peaks)[1])
         if peaks
         else missing("a counter alone tells no peak"),
     }
     if all(done > 0 for done in units):
         each_j = math.fsum(figure.energy_j / done for figure, done in zip(figures, units, strict=True))
-        metrics["energy_per_sample"] = with_ends(each_j, f"J/{unit.removesuffix('s')}")
-        metrics["samples_per_wh"] = with_ends(JOULES_A_WH / each_j, f"{unit}/Wh")
+        metrics["energy_per_sample"] = _with_ends(each_j, f"J/{unit.removesuffix('s')}", relative, how)
+        metrics["samples_per_wh"] = _with_ends(JOULES_A_WH / each_j, f"{unit}/Wh", relative, how)
     else:
         reason = "no step ended between the first and the last tick"
         metrics |= {name: missing(reason) for name in ("energy_per_sample", "samples_per_wh")}
     return metrics
+
+
+def _with_ends(value: float, unit: str, relative: float, how: dict[str, str]) -> dict[str, Any]:
+    """A metric with its 95 % interval: the value divided and multiplied by 1 + `relative`."""
+    return measured(value, unit, low=value / (1.0 + relative), high=value * (1.0 + relative), **how)
 
 
 def _idle_metric(idle: list[tuple[float | None, str]]) -> dict[str, Any]:
@@ -291,6 +251,48 @@ def _idle_metric(idle: list[tuple[float | None, str]]) -> dict[str, Any]:
     if len(known) < len(idle):
         return missing(next(why for power_w, why in idle if power_w is None))
     return measured(math.fsum(known), "W", scope="devices of the run", source=idle[0][1].partition(" ")[0])
+
+
+QUALITY_ENERGY_METRICS = ("energy", "energy_per_sample", "samples_per_wh", "power", "energy_to_quality")
+
+
+def energy_to_quality(
+    recording: Recording, parts: list[PartEnergy], stretches: list[list[float]], result: dict[str, Any]
+) -> dict[str, Any]:
+    """The energy metrics of a run that trained for whole epochs; they stand in place of those of one window."""
+    intervals = [(float(start_s), float(end_s)) for start_s, end_s in stretches]
+    seconds = math.fsum(end_s - start_s for start_s, end_s in intervals)
+    try:
+        found = [best_within(recording.of_part(part.part), intervals) for part in parts]
+    except NoEnergy as no:
+        return {name: missing(str(no)) for name in QUALITY_ENERGY_METRICS}
+    energy_j = math.fsum(joules for joules, _, _ in found)
+    relative = math.hypot(*(doubt_j for _, doubt_j, _ in found)) / energy_j
+    first = found[0][2]
+    epochs = f"{len(intervals)} epoch{'s' if len(intervals) != 1 else ''}"
+    how = {
+        "scope": "+".join(dict.fromkeys(part.scope for part in parts)),
+        "source": f"{first.sensor.id.partition(' ')[0]}, {first.method}, over the {seconds:.2f} s of {epochs}, "
+        "evaluations left out",
+        "interval": "95 %, of this window",
+    }
+
+    learning = result.get("learning") or {}
+    unit = str(result.get("unit") or "units").partition("/")[0]
+    units = (result.get("work") or {}).get("epoch_units")
+    metrics = {
+        "energy": _with_ends(energy_j, "J", relative, how),
+        "power": _with_ends(energy_j / seconds, "W", relative, how),
+    }
+    if units:
+        metrics["energy_per_sample"] = _with_ends(energy_j / units, f"J/{unit.removesuffix('s')}", relative, how)
+        metrics["samples_per_wh"] = _with_ends(JOULES_A_WH * units / energy_j, f"{unit}/Wh", relative, how)
+    if learning.get("reached"):
+        metrics["energy_to_quality"] = _with_ends(energy_j, "J", relative, how)
+    else:
+        reason = (result.get("metrics") or {}).get("time_to_quality", {}).get("reason")
+        metrics["energy_to_quality"] = missing(str(reason or "no quality was asked for"))
+    return metrics
 
 
 OF_NODE = ("node_energy", "node_power")
@@ -334,18 +336,20 @@ def _sum(nodes: Nodes) -> Energy:
     if metrics["energy_per_sample"]["value"] is not None:
         metrics["samples_per_wh"] = _turned(metrics["energy_per_sample"], nodes[0][1].metrics["samples_per_wh"])
     checks = [
-        {**check, "message": f"{name_of(who)}: {check['message']}"} for who, energy in nodes for check in energy.checks
+        {**check, "message": f"{node_name(who)}: {check['message']}"}
+        for who, energy in nodes
+        for check in energy.checks
     ]
     detail = {
         "parts": [{**_label(who), **part} for who, energy in nodes for part in energy.detail.get("parts", [])],
         "node": _node_json(metrics),
         "nodes": [_share(who, energy, metrics["power"]["value"]) for who, energy in nodes],
         "reasons": {
-            f"{name_of(who)}, {reader}": why
+            f"{node_name(who)}, {reader}": why
             for who, energy in nodes
             for reader, why in energy.detail.get("reasons", {}).items()
         },
-        "notes": [f"{name_of(who)}: {note}" for who, energy in nodes for note in energy.detail.get("notes", [])],
+        "notes": [f"{node_name(who)}: {note}" for who, energy in nodes for note in energy.detail.get("notes", [])],
     }
     files.to_json([metrics, detail])  # a number that JSON cannot hold must not cost the record
     return Energy(metrics, checks, detail)
@@ -357,7 +361,7 @@ def _metric(nodes: Nodes, name: str) -> dict[str, Any]:
     unknown: dict[str, list[str]] = {}
     for who, one in found:
         if one["value"] is None:
-            unknown.setdefault(one["reason"], []).append(name_of(who))
+            unknown.setdefault(one["reason"], []).append(node_name(who))
     if unknown:
         return missing("; ".join(f"{', '.join(names)}: {reason}" for reason, names in unknown.items()))
     each = [one for _, one in found]
@@ -368,7 +372,7 @@ def _metric(nodes: Nodes, name: str) -> dict[str, Any]:
     if all(one["low"] is not None and one["high"] is not None for one in each):
         ends["low"] = value - math.hypot(*(one["value"] - one["low"] for one in each))
         ends["high"] = value + math.hypot(*(one["high"] - one["value"] for one in each))
-    source = f"sum of {len(each)} nodes; {name_of(found[0][0])}: {each[0]['source']}"
+    source = f"sum of {len(each)} nodes; {node_name(found[0][0])}: {each[0]['source']}"
     scope = "+".join(dict.fromkeys(one["scope"] for one in each))
     if name in OF_NODE:
         source, scope = _how(nodes), f"{len(each)} nodes"
@@ -391,9 +395,8 @@ def _counted_twice(nodes: Nodes, *, of_node: bool) -> str:
                 continue
             first = seen.setdefault((who["boot_id"] or who["host"], part["part"]), who)
             if first is not who:
-                return (
-                    f"{name_of(first)} and {name_of(who)} are one machine, whose {part['label']} would be counted twice"
-                )
+                names = f"{node_name(first)} and {node_name(who)}"
+                return f"{names} are one machine, whose {part['label']} would be counted twice"
     return ""
 
 

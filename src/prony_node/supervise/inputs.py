@@ -119,9 +119,8 @@ class Inputs:
                 f"{self.opened.about['folder']} has {len(batch[0])} image to test with; {least} are needed: a batch "
                 "norm of one value has nothing to normalise"
             )
-        return self._as_input(
-            task, batch, torch.float32
-        )  # the reference is fp32; `place` gives them the step's precision
+        # The reference is fp32; `place` gives them the step's precision.
+        return self._as_input(task, batch, torch.float32)
 
     def training(self, task: Task, step: Step, samples: int, seed: int) -> Iterator[Batch]:
         """Batches without end, as the step takes them."""

@@ -7,7 +7,6 @@ import ctypes
 import hashlib
 import importlib.util
 import os
-import platform
 import select
 import signal
 import subprocess
@@ -281,10 +280,6 @@ def enter_rank_folder(place: RankPosition, folder: Path) -> Path:
 
 def note_device(place: RankPosition, own: Path, device: str) -> None:
     files.write_whole(own / files.RANK, {"rank": place.rank, "node": place.node, "device": device, **identify()})
-
-
-def name_of(place: RankPosition, device: str) -> str:
-    return f"rank {place.rank} ({platform.node()}, {device})"
 
 
 def _launcher_is_gone() -> bool:

@@ -136,12 +136,12 @@ def answer_on_lifeline(answer: Callable[[], int]) -> int:
     if child == 0:
         _answer(answer, keeper)
     code = None
-    with SignalPipe() as wake:
-        while code is None and wake.interrupted_by is None and not controller_is_gone():
+    with SignalPipe() as signals:
+        while code is None and signals.interrupted_by is None and not controller_is_gone():
             ended, status = os.waitpid(child, os.WNOHANG)
             code = os.waitstatus_to_exitcode(status) if ended else None
             if code is None:
-                wake.wait(LOOK_EVERY_S)
+                signals.wait(LOOK_EVERY_S)
         end_adopted()
     return 130 if code is None else 1 if code < 0 else code
 

@@ -128,7 +128,7 @@ def launcher_failure(
     if crashed:
         rank = min(crashed)
         words = f"ended with exit code {crashed[rank]['exit_status']} {where}{last_words(folder, rank)}"
-        return make_failure("exception", f"{name(folder, rank, ranks)} {words}")
+        return make_failure("exception", f"{rank_name(folder, rank, ranks)} {words}")
     if aborted:
         return _killed(folder, min(aborted), ranks, aborted[min(aborted)], where, witness)
     if asked and local == ranks:  # else the launcher did it, to ranks that had lost another node's
@@ -165,7 +165,7 @@ def is_echo(failure: dict[str, Any]) -> bool:
     return failure.get("kind") == "exception" and any(echo in text for echo in ECHOES)
 
 
-def name(folder: Path, rank: int, ranks: int) -> str:
+def rank_name(folder: Path, rank: int, ranks: int) -> str:
     """A rank for a person: its number, host and device."""
     who = files.read_json(files.rank_folder(folder, rank) / files.RANK) or {}
     return f"rank {rank} of {ranks} ({who.get('host') or 'host unknown'}, {who.get('device') or 'no device yet'})"
@@ -183,13 +183,13 @@ def _told(folder: Path, told: dict[int, dict[str, Any]], ranks: int) -> dict[str
     if kind in OF_ALL:
         return make_failure(kind, message)
     words = "" if kind == "out-of-memory" else last_words(folder, rank)
-    return make_failure(kind, f"{name(folder, rank, ranks)}: {message}{words}")
+    return make_failure(kind, f"{rank_name(folder, rank, ranks)}: {message}{words}")
 
 
 def _killed(
     folder: Path, rank: int, ranks: int, one: dict[str, Any], where: str, witness: OutOfMemoryWitness
 ) -> dict[str, str]:
-    failure = _by_signal(name(folder, rank, ranks), int(one["pid"]), int(one["exit_status"]), where, witness)
+    failure = _by_signal(rank_name(folder, rank, ranks), int(one["pid"]), int(one["exit_status"]), where, witness)
     words = last_words(folder, rank) if failure["kind"] == "killed" else ""
     return make_failure(failure["kind"], f"{failure['message']}{words}")
 
@@ -240,12 +240,12 @@ def where_they_stood(folder: Path, ranks: int, stacks: dict[int, str]) -> str:
     busy = [rank for rank, stack in stacks.items() if stack and not waits(stack)]
     hung = silent or (busy if len(busy) < len(stacks) else [])
     if not hung:
-        known = [f"{name(folder, rank, ranks)} stood at {stack}" for rank, stack in stacks.items() if stack]
+        known = [f"{rank_name(folder, rank, ranks)} stood at {stack}" for rank, stack in stacks.items() if stack]
         return f"which rank the others waited for cannot be told; {known[0]}" if known else "no rank of it lives here"
     told = []
     for rank in hung:
         at = f"stood at {stacks[rank]}" if stacks[rank] else "gave no answer when asked where it stands"
-        told.append(f"{name(folder, rank, ranks)} {at}{last_words(folder, rank)}")
+        told.append(f"{rank_name(folder, rank, ranks)} {at}{last_words(folder, rank)}")
     return f"{'; '.join(told)}\nthe other {len(stacks) - len(hung)} waited"
 
 

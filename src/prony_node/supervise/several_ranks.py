@@ -16,7 +16,6 @@ from prony_node.contract.machine import identify
 from prony_node.contract.metrics import measured, missing
 from prony_node.contract.parallel import AXES, devices_of_model, form_of, in_lockstep, replicas
 from prony_node.measure import checks
-from prony_node.measure.checks import Check, check
 from prony_node.measure.clock import clock_for
 from prony_node.measure.loop import Window, measured_loop, steps_per_block
 from prony_node.measure.training import parameter_norms
@@ -121,9 +120,9 @@ class IndependentTracker(Tracker):
         return decision
 
 
-SECONDS, MOST_SECONDS = 1.0, 10.0  # that each rank goes by itself; longer where a step is long
-FEWEST = 5  # steps that it shall take then
-LATE = 0.05  # a straggler takes so much longer than the middle of the others, beyond what chance explains
+PACE_S, MOST_PACE_S = 1.0, 10.0  # that each rank goes by itself; longer where a step is long
+FEWEST_PACE_STEPS = 5  # steps that it shall take then
+STRAGGLER_SHARE = 0.05  # a straggler takes so much longer than the middle of the others, beyond what chance explains
 
 
 def own_pace(run: Run, step_s: float) -> dict[str, float | None] | None:
@@ -138,7 +137,7 @@ def own_pace(run: Run, step_s: float) -> dict[str, float | None] | None:
         run.synchronise()
         run.ranks.barrier()
         block_steps = steps_per_block(step_s)
-        seconds = max(SECONDS, min(MOST_SECONDS, FEWEST * step_s))
+        seconds = max(PACE_S, min(MOST_PACE_S, FEWEST_PACE_STEPS * step_s))
         rule = StopRule(tolerance=1e-9, min_time_s=seconds / 2, max_time_s=seconds)
         window = measured_loop(
             run.step, run.batches, clock_for(run.device, block_steps * step_s), Tracker(rule), block_steps=block_steps,
@@ -151,11 +150,13 @@ def own_pace(run: Run, step_s: float) -> dict[str, float | None] | None:
     return {"seconds": found.step_time_s, "low": found.step_time_low_s, "high": found.step_time_high_s}
 
 
-def ranks_check(accounts: list[dict[str, Any]]) -> Check:
+def ranks_check(accounts: list[dict[str, Any]]) -> checks.Check:
     """Whether one rank is slower than the others; `pace` of each account is seconds of a step by itself."""
     paces = [account["pace"] for account in accounts]
     if any(pace is None for pace in paces):
-        return check("ranks", "unknown", "no rank can take a step by itself, so none can be told to be the slowest")
+        return checks.check(
+            "ranks", "unknown", "no rank can take a step by itself, so none can be told to be the slowest"
+        )
     slowest = max(accounts, key=lambda account: float(account["pace"]["seconds"]))
     others = [account["pace"] for account in accounts if account is not slowest]
     middle_s = median(pace["seconds"] for pace in others)
@@ -165,12 +166,12 @@ def ranks_check(accounts: list[dict[str, Any]]) -> Check:
     text = f"a step takes the ranks {fastest_s * 1e3:.4g} to {longest_s * 1e3:.4g} ms by themselves"
     low_s, high_s = slowest["pace"]["low"], max((pace["high"] or 0.0) for pace in others)
     if low_s is None or not high_s:
-        return check("ranks", "unknown", f"{text}, from too few steps to name a straggler")
-    if late > LATE and low_s > high_s:
-        return check(
+        return checks.check("ranks", "unknown", f"{text}, from too few steps to name a straggler")
+    if late > STRAGGLER_SHARE and low_s > high_s:
+        return checks.check(
             "ranks", "warn", f"straggler: {name} takes {late:.1%} longer than the middle of the others; {text}"
         )
-    return check("ranks", "pass", f"{text}; the slowest, by {max(0.0, late):.1%}, is {name}")
+    return checks.check("ranks", "pass", f"{text}; the slowest, by {max(0.0, late):.1%}, is {name}")
 
 
 LARGEST = ("peak_memory", "peak_memory_reserved", "peak_memory_host", "cold_start", "data_wait_share")
@@ -380,10 +381,10 @@ def replicas_check(norms: list[list[float]], parts: int = 1) -> checks.Check:
 
     A replica is as many ranks as its model has parts.
     """
-    replicas = [list(chain(*norms[first : first + parts])) for first in range(0, len(norms), parts)]
-    apart = sum(any(not math.isclose(own[at], first) for own in replicas) for at, first in enumerate(replicas[0]))
-    who = f"all {len(norms)} ranks" if parts == 1 else f"all {len(replicas)} replicas of {parts} ranks"
+    models = [list(chain(*norms[first : first + parts])) for first in range(0, len(norms), parts)]
+    apart = sum(any(not math.isclose(own[at], first) for own in models) for at, first in enumerate(models[0]))
+    who = f"all {len(norms)} ranks" if parts == 1 else f"all {len(models)} replicas of {parts} ranks"
     if not apart:
         return checks.check("replicas", "pass", f"{who} have the same weights")
-    text = f"{apart} of {len(replicas[0])} parameter tensors are not the same on {who}"
+    text = f"{apart} of {len(models[0])} parameter tensors are not the same on {who}"
     return checks.check("replicas", "fail", text)

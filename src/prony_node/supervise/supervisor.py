@@ -42,23 +42,6 @@ from prony_node.supervise.rank_failures import (
 )
 from prony_node.supervise.watchdog import Watchdog
 
-
-def write_screenings(plan: Plan, folder: Path, watched: Watched, *, started: str, ended: str) -> None:
-    """A screening of each size that left a result: the form of a record, the mark `screening`, and no record's name."""
-    whole = read_parts(folder)
-    for batch in plan.walk:
-        own = folder / files.WALK / str(batch)
-        if not (own / files.RESULT).exists():
-            continue
-        trial = Trial(plan.trial.workload, {**plan.trial.settings, "batch_size": batch})
-        parts = replace(read_parts(own), facts=whole.facts, device=whole.device)
-        energy = energy_of_node(own, parts, samples=folder) if plan.energy else no_energy("energy was not asked for")
-        checks = conditions_of_run(plan, folder, parts, watched)
-        of_size = replace(plan, trial=trial, walk=())
-        document = assemble(of_size, parts, started=started, ended=ended, checks=checks, energy=energy)
-        files.write_whole(own / files.SCREENING, {**document, "screening": True})
-
-
 LOOK_EVERY_S = 0.5  # at the files; the rank's own end and signals are noticed at once
 SAME_SIGNAL_S = 0.5  # between the signals that a scheduler sends to the processes of a job
 EXIT_OK, EXIT_FAILED, EXIT_REQUEST, EXIT_INTERRUPTED = 0, 1, 2, 130
@@ -67,7 +50,7 @@ EXIT_OK, EXIT_FAILED, EXIT_REQUEST, EXIT_INTERRUPTED = 0, 1, 2, 130
 def supervise(plan_file: Path, folder: Path) -> int:
     """Make the run that the plan asks for; the exit code."""
     started = _utc_now()
-    with SignalPipe() as wake:
+    with SignalPipe() as signals:
         try:
             plan = load_plan(plan_file)
             node = node_rank(plan.trial.settings)
@@ -82,7 +65,7 @@ def supervise(plan_file: Path, folder: Path) -> int:
         if controller_pid() is not None:
             end_with_parent(signal.SIGTERM)
         adopt_orphans()
-        ending = _run(plan, folder, wake, node)
+        ending = _run(plan, folder, signals, node)
         end_adopted()
         if plan.walk:
             write_screenings(plan, folder, ending.watched, started=started, ended=_utc_now())
@@ -106,13 +89,13 @@ def _logs(folder: Path, node: int) -> list[Path]:
     return [*logs_of_run(folder), *of_job]
 
 
-def _run(plan: Plan, folder: Path, wake: SignalPipe, node: int) -> Ending:
+def _run(plan: Plan, folder: Path, signals: SignalPipe, node: int) -> Ending:
     conditions = ConditionSampler(folder, ranks_per_node(plan.trial.settings))
     facts = FactsWriter(folder, plan.trial.workload)
     sampler = start_sampler(plan, folder)
     try:
         with own_plan(plan) as plan_file:
-            failure = _watch_rank(plan, plan_file, folder, wake, RunObservers(conditions, facts), node)
+            failure = _watch_rank(plan, plan_file, folder, signals, RunObservers(conditions, facts), node)
     except Exception as error:  # ours, not the rank's: it must end as a record too
         failure = make_failure("exception", f"the supervisor failed: {type(error).__name__}: {error}")
     if sampler is not None:
@@ -138,33 +121,33 @@ class RunObservers:
 
 
 def _watch_rank(
-    plan: Plan, plan_file: Path, folder: Path, wake: SignalPipe, beside: RunObservers, node: int
+    plan: Plan, plan_file: Path, folder: Path, signals: SignalPipe, beside: RunObservers, node: int
 ) -> dict[str, str] | None:
     """Start the rank, or the launcher of several, and stay until it has ended, by itself or by us."""
-    if wake.interrupted_by is not None or controller_is_gone():
-        return _interruption(wake, "before the rank was started")
+    if signals.interrupted_by is not None or controller_is_gone():
+        return _interruption(signals, "before the rank was started")
     witness = OutOfMemoryWitness()
     ranks = rank_count(plan.trial.settings)
-    rank = RankProcess(plan_file, folder, wake.wait, several=ranks > 1)
+    rank = RankProcess(plan_file, folder, signals.wait, several=ranks > 1)
     try:
         beside.facts.start()  # while the rank imports torch, so that nothing of this runs beside the measuring
         watchdog = Watchdog(plan, folder, time.monotonic())
         while not rank.has_ended():
-            wake.wait(LOOK_EVERY_S)
+            signals.wait(LOOK_EVERY_S)
             if rank.has_ended():
                 break
-            if wake.interrupted_by is not None or controller_is_gone():
-                return _ended(rank, _interruption(wake, watchdog.whereabouts()))
+            if signals.interrupted_by is not None or controller_is_gone():
+                return _ended(rank, _interruption(signals, watchdog.whereabouts()))
             alarm = watchdog.look(time.monotonic())
             if alarm is not None:
-                message = f"{alarm.message}{_where(rank, folder, ranks, wake) if alarm.kind == 'hung' else ''}"
+                message = f"{alarm.message}{_where(rank, folder, ranks, signals) if alarm.kind == 'hung' else ''}"
                 return _ended(rank, make_failure(alarm.kind, message))
             beside.conditions.start_when_ready()
             limit_logs(_logs(folder, node))
     finally:
         rank.end()
-    if _is_the_same_end(rank, wake) and not read_parts(folder).complete:
-        return _interruption(wake, watchdog.whereabouts())
+    if _is_the_same_end(rank, signals) and not read_parts(folder).complete:
+        return _interruption(signals, watchdog.whereabouts())
     if ranks > 1:
         good = rank.exit_status() == 0 and (node > 0 or read_parts(folder).complete)
         local = ranks_per_node(plan.trial.settings)
@@ -173,10 +156,10 @@ def _watch_rank(
     return _own_end(rank, watchdog, witness, read_parts(folder), folder)
 
 
-def _where(rank: RankProcess, folder: Path, ranks: int, wake: SignalPipe) -> str:
+def _where(rank: RankProcess, folder: Path, ranks: int, signals: SignalPipe) -> str:
     """Where the rank that hangs stood."""
     if ranks > 1:
-        return f": {where_they_stood(folder, ranks, ask_where(folder, wake.wait))}"
+        return f": {where_they_stood(folder, ranks, ask_where(folder, signals.wait))}"
     stack = rank.dump_stacks()
     return f"; it stood at {stack}" if stack else ""
 
@@ -189,21 +172,21 @@ def _ended(rank: RankProcess, failure: dict[str, str]) -> dict[str, str]:
     return make_failure(failure["kind"], stuck)
 
 
-def _interruption(wake: SignalPipe, where: str) -> dict[str, str]:
+def _interruption(signals: SignalPipe, where: str) -> dict[str, str]:
     """Who wanted the run to end: a person, a controller that is gone, or a scheduler whose time limit is near."""
     if controller_is_gone():
         return make_failure("interrupted", f"the controller went away {where}")
-    if wake.interrupted_by is NEAR_END:
+    if signals.interrupted_by is NEAR_END:
         return make_failure("time-limit", f"the time limit of the job was near {where}")
-    name = wake.interrupted_by.name if wake.interrupted_by else "a signal"
+    name = signals.interrupted_by.name if signals.interrupted_by else "a signal"
     return make_failure("interrupted", f"interrupted by {name} {where}")
 
 
-def _is_the_same_end(rank: RankProcess, wake: SignalPipe) -> bool:
+def _is_the_same_end(rank: RankProcess, signals: SignalPipe) -> bool:
     """Whether the rank was ended by what ends us: a scheduler signals every process of a job, in any order."""
-    if rank.exit_status() != 0 and wake.interrupted_by is None and os.environ.get("PRONY_JOB"):
-        wake.wait(SAME_SIGNAL_S)
-    return rank.exit_status() != 0 and wake.interrupted_by is not None
+    if rank.exit_status() != 0 and signals.interrupted_by is None and os.environ.get("PRONY_JOB"):
+        signals.wait(SAME_SIGNAL_S)
+    return rank.exit_status() != 0 and signals.interrupted_by is not None
 
 
 def _own_end(
@@ -269,6 +252,22 @@ def _write_record(plan: Plan, folder: Path, ending: Ending, started: str) -> int
         print(f"prony_node: the record, or its manifest, could not be written in {folder}: {reason}", file=sys.stderr)
         return EXIT_FAILED
     return _exit_code(record)
+
+
+def write_screenings(plan: Plan, folder: Path, watched: Watched, *, started: str, ended: str) -> None:
+    """A screening of each size that left a result: the form of a record, the mark `screening`, and no record's name."""
+    whole = read_parts(folder)
+    for batch in plan.walk:
+        own = folder / files.WALK / str(batch)
+        if not (own / files.RESULT).exists():
+            continue
+        trial = Trial(plan.trial.workload, {**plan.trial.settings, "batch_size": batch})
+        parts = replace(read_parts(own), facts=whole.facts, device=whole.device)
+        energy = energy_of_node(own, parts, samples=folder) if plan.energy else no_energy("energy was not asked for")
+        checks = conditions_of_run(plan, folder, parts, watched)
+        of_size = replace(plan, trial=trial, walk=())
+        document = assemble(of_size, parts, started=started, ended=ended, checks=checks, energy=energy)
+        files.write_whole(own / files.SCREENING, {**document, "screening": True})
 
 
 def _exit_code(record: dict[str, Any]) -> int:

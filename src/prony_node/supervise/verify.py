@@ -28,8 +28,8 @@ from prony_node.contract.record import EnergyDetail, Metric, Record, implausible
 from prony_node.contract.run_folder import (
     CHANGED,
     LOST_MANIFEST,
-    MEASURED,
     NO_MANIFEST,
+    RESULT_FIELDS,
     Energy,
     Verification,
     assemble,
@@ -43,12 +43,10 @@ from prony_node.contract.safe_files import plain_lines
 from prony_node.contract.trial import Plan, settings_hash
 from prony_node.contract.typed import decode, encode
 from prony_node.stats import Estimate, StopRule, Tracker
-from prony_node.supervise.energy import NAMES as ENERGY_NAMES
-from prony_node.supervise.energy import QUALITY_NAMES as TO_QUALITY_NAMES
-from prony_node.supervise.energy import energy_of_run
+from prony_node.supervise.energy import ENERGY_METRICS, QUALITY_ENERGY_METRICS, energy_of_run
 from prony_node.supervise.step_series import common_window, summed
 
-ENERGY = {*ENERGY_NAMES, *TO_QUALITY_NAMES}
+ENERGY = {*ENERGY_METRICS, *QUALITY_ENERGY_METRICS}
 RECORD_CHANGED = CHANGED.format(files.RECORD)
 TOLERANCE = 1e-9  # relative
 # What the record copies from the plan and from the parts beside it, whatever the run gave.
@@ -195,7 +193,7 @@ class Recomputation:
     def _result(self) -> None:
         """The record says what the rank's result says, word for word, and nothing besides."""
         stated, result = encode(self.record), self.parts.result
-        for name in MEASURED:
+        for name in RESULT_FIELDS:
             own, theirs = stated.get(name), result.get(name)
             if theirs is None and not own:
                 continue
@@ -328,7 +326,7 @@ class Recomputation:
 
     def _energy(self) -> None:
         record = self.record
-        stated = {name for name in (*ENERGY_NAMES, *TO_QUALITY_NAMES) if name in record.metrics}
+        stated = {name for name in (*ENERGY_METRICS, *QUALITY_ENERGY_METRICS) if name in record.metrics}
         if record.energy is None and not any(record.metrics[name].value is not None for name in stated):
             return
         count = int(self.plan.trial.settings.get("nodes", 1))

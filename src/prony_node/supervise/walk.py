@@ -21,12 +21,8 @@ from prony_node.contract.trial import Plan, Trial
 from prony_node.parallel.place import RankPosition
 from prony_node.supervise.run import Run
 
-KEPT = (
-    "unit",
-    "effective",
-    "effective_hash",
-    "device_from_monotonic",
-)  # of the last good size, for the walk as a whole
+# Of the last good size, for the walk as a whole.
+KEPT = ("unit", "effective", "effective_hash", "device_from_monotonic")
 
 
 def walk(

@@ -188,9 +188,8 @@ class Workload:
     operation: bool = False  # a ceiling of the device: one operation on operands of its own, no gradients, no data set
     pinned: bool = False  # it copies from page-locked host memory, which only some devices have a use for
     fixed_on_cpu: Mapping[str, Value] = field(default_factory=dict)  # the defaults that are others on a CPU
-    fixed_on_cuda: Mapping[str, Value] = field(
-        default_factory=dict
-    )  # and on CUDA: forms that sum in fp32, shown to pay
+    # And on CUDA: forms that sum in fp32, shown to pay.
+    fixed_on_cuda: Mapping[str, Value] = field(default_factory=dict)
     fixed_in_cuda_training: Mapping[str, Value] = field(default_factory=dict)  # and in its training alone
     few: int = 0  # samples of a step up to which it waits for a host that launches it kernel by kernel
     fixed_when_few: Mapping[str, Value] = field(default_factory=dict)  # and those of such a step on one CUDA device

@@ -7,8 +7,6 @@ from torch import Tensor
 
 from prony_node.measure.protocol import Batch
 
-# Boxes: centre and size or corners, as shares of the image; logits of them; how far two are apart.
-
 EDGE = 1e-3  # a share nearer than this to 0 or 1 is taken as this far off, since its logit would be infinite
 
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from prony.cli.execute import RunOutcome, where_lines
 from prony.cli.main import main, make_app
-from prony.cli.study_output import make_outlook, make_standing, outlook_lines
+from prony.cli.study_output import forecast_lines, make_forecast, make_status
 from prony.cli.study_run import LiveView, Options, PlainView, StudyOutcome, StudyProgress, carry_out, make_view
 from prony.launch.local import LocalRun
 from prony.launch.locks import hold_devices, lock_folder
@@ -66,9 +66,9 @@ def test_out_of_memory_is_a_result_and_prunes_larger_batches(root: Path, monkeyp
     made = sorted(root.glob("gpt-tiny-*"))
     again, _ = carry(root)
     assert (batches(again), sorted(root.glob("gpt-tiny-*"))) == (expected, made)
-    standing = make_standing(parse_study(STUDY, "small.yaml", StudyFileOptions(None), find_workload), root)
-    assert standing.tally.line() == "4 of 6 done, 1 of them failed, 2 pruned, 0 left"
-    lines = outlook_lines(make_outlook(standing.study, root))
+    status = make_status(parse_study(STUDY, "small.yaml", StudyFileOptions(None), find_workload), root)
+    assert status.tally.line() == "4 of 6 done, 1 of them failed, 2 pruned, 0 left"
+    lines = forecast_lines(make_forecast(status.study, root))
     assert "2 of the runs will be left out: a smaller batch ran out of memory" in lines
     assert "nothing is left to run" in lines
 
@@ -124,13 +124,13 @@ def test_one_trial_is_counted_as_one(root: Path) -> None:
     study = parse_study(
         "workloads: gpt-tiny\nsettings: {batch_size: 4}\n", "s.yaml", StudyFileOptions(None), find_workload
     )
-    assert "1 trial, 1 run" in outlook_lines(make_outlook(study, root))
+    assert "1 trial, 1 run" in forecast_lines(make_forecast(study, root))
 
 
 def test_a_model_that_this_host_cannot_hold_is_left_out(root: Path) -> None:
     text = "workloads: [gpt-175b, gpt-tiny]\nsettings: {device: cpu, size: [full, tiny], batch_size: 1}\n"
     study = parse_study(text, "s.yaml", StudyFileOptions(None), find_workload)
-    (why,) = make_outlook(study, root).impossible.values()
+    (why,) = make_forecast(study, root).impossible.values()
     assert why.startswith("gpt-175b needs 1,")
     assert "and this host has" in why
 
@@ -142,7 +142,7 @@ def test_what_this_machine_cannot_do_is_left_out(root: Path) -> None:
     assert "skipped: not possible on this machine (2 of the trials): precision=tf32 is a mode of CUDA's" in said
     assumed = "assumptions: [{what: fp32, source: not stated}]\n"
     study = parse_study(f"{text}  #\n{assumed}", "s.yaml", StudyFileOptions(None), find_workload)
-    lines = outlook_lines(make_outlook(study, root))
+    lines = forecast_lines(make_forecast(study, root))
     assert "2 of the runs are finished here and will be skipped" in lines
     assert "nothing is left to run" in lines
     assert lines[-2:] == ["Not stated by the publication, and assumed:", "- fp32 (not stated)"]
@@ -162,11 +162,11 @@ def test_a_study_of_a_site_is_judged_by_the_site(root: Path, monkeypatch: pytest
         write_manifest(path.parent, SUPERVISOR)
     (root.parent / "runs of the site" / "index.sqlite").unlink()
     study = parse_study(f"{text}site: there\n", "s.yaml", StudyFileOptions(None), find_workload)
-    outlook = make_outlook(study, root)
-    assert (outlook.impossible, len(outlook.turns), outlook.finished) == ({}, 6, 3)
-    assert "3 of the runs are finished there and will be skipped" in outlook_lines(outlook)
-    assert (make_standing(study, root).tally.done, make_standing(study, root).tally.left) == (3, 3)
-    assert make_standing(study, root.parent / "elsewhere").tally.done == 0, "a place that a person names counts"
+    forecast = make_forecast(study, root)
+    assert (forecast.impossible, len(forecast.turns), forecast.finished) == ({}, 6, 3)
+    assert "3 of the runs are finished there and will be skipped" in forecast_lines(forecast)
+    assert (make_status(study, root).tally.done, make_status(study, root).tally.left) == (3, 3)
+    assert make_status(study, root.parent / "elsewhere").tally.done == 0, "a place that a person names counts"
 
 
 def test_what_a_job_had_finished_before_it_ended_is_told_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +219,7 @@ def test_what_never_starts(root: Path) -> None:
     with pytest.raises(RequestError, match=r"no meaning with mode=infer.*\(2 trials are refused\)"):
         carry(root, wrong)
     assert not root.exists()
-    lines = outlook_lines(make_outlook(parse_study(wrong, "w.yaml", StudyFileOptions(None), find_workload), root))
+    lines = forecast_lines(make_forecast(parse_study(wrong, "w.yaml", StudyFileOptions(None), find_workload), root))
     assert sum(line.startswith("refused: gpt-tiny mode=infer") for line in lines) == 2
     with pytest.raises(RequestError, match="small has no trial: what it excludes is everything"):
         carry(root, f"{STUDY}exclude: batch_size > 0\n")
@@ -227,7 +227,7 @@ def test_what_never_starts(root: Path) -> None:
 
 def test_a_plan_says_once_what_all_trials_have_in_common(root: Path) -> None:
     text = STUDY.replace("1..32}", "1..2, fused: off, seed: {values: 3, when: batch_size > 1}}")
-    lines = outlook_lines(make_outlook(parse_study(text, "w.yaml", StudyFileOptions(None), find_workload), root))
+    lines = forecast_lines(make_forecast(parse_study(text, "w.yaml", StudyFileOptions(None), find_workload), root))
     assert lines[2:5] == [
         "  all with device=cpu fused=off",
         "  gpt-tiny batch_size=1",

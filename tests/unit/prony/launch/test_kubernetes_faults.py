@@ -18,7 +18,7 @@ from kubernetes_jobs import ANY, make_job, make_run, make_site
 from kubernetes_mock import Mock, mock_server
 
 from prony.launch import kubernetes_api
-from prony.launch.job import NODE_ZIP, SUBMITTED, Job, JobOutcome, load, save
+from prony.launch.job import NODE_ZIP, SUBMITTED, Job, JobOutcome, load, save_job
 from prony.launch.jobs import Jobs
 from prony.launch.kubernetes import Kubernetes
 from prony.launch.kubernetes_api import Api, ApiProblem
@@ -62,9 +62,9 @@ class Bed:
             self.answer(f"post {path}", OWN)
             self.answer(f"delete {path}/{NAME}", {})
         self.answer(f"get {EVENTS}", listed())
-        self.job = save(make_job(make_site(ANY), [make_run(0, device="cpu")], root))
+        self.job = save_job(make_job(make_site(ANY), [make_run(0, device="cpu")], root))
         (self.job.folder / NODE_ZIP).write_bytes(b"zip")
-        self.submitted = save(
+        self.submitted = save_job(
             replace(self.job, state=SUBMITTED, handle=NAME, submitted=datetime.fromtimestamp(START_S, UTC).isoformat())
         )
 

@@ -13,7 +13,7 @@ from kubernetes_jobs import ANY, make_job, make_run, make_site
 
 from prony.launch import kubernetes_fetch
 from prony.launch.collect import collect_all
-from prony.launch.job import Job, save
+from prony.launch.job import Job, save_job
 from prony.launch.kubernetes_fetch import Receiver, unpack
 from prony_node.contract.logs import Frame, encode, in_parts
 from prony_node.supervise.job_script import LARGEST_BYTES, LEFT_OUT, Sender, bundle
@@ -23,7 +23,7 @@ RUN = "gpt-tiny-20260101T000000-000000"
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
-    return save(make_job(make_site(ANY), [make_run(0, device="cpu")], tmp_path / "here"))
+    return save_job(make_job(make_site(ANY), [make_run(0, device="cpu")], tmp_path / "here"))
 
 
 @pytest.fixture
@@ -191,7 +191,7 @@ def test_a_file_too_large_for_a_log_is_named_instead(tmp_path: Path) -> None:
 
 
 def test_a_node_other_than_the_first_has_folders_of_its_own(tmp_path: Path) -> None:
-    job = save(make_job(make_site(), [make_run(0, nodes=2)], tmp_path))
+    job = save_job(make_job(make_site(), [make_run(0, nodes=2)], tmp_path))
     frames = in_parts(f"{RUN}.node1", bundle(Path(__file__).parent / "nothing"))
     for node, there in ((0, False), (1, True)):
         Receiver(job, node).feed(b"".join(encode(frame) for frame in frames))

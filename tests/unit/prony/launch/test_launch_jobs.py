@@ -12,7 +12,7 @@ import pytest
 from jobs_for_tests import SLURM, make_run, make_site
 
 from prony.launch.collect import collect, collect_all
-from prony.launch.job import LOG, BlockRun, Job, find_job, into_blocks, load, load_jobs, make_jobs, new_job, save
+from prony.launch.job import LOG, BlockRun, Job, find_job, into_blocks, load, load_jobs, make_jobs, new_job, save_job
 from prony.launch.jobs import Jobs, runs_never_begun
 from prony.launch.protocol import QueueFull, Rendered, Status, Statuses, Unanswered
 from prony.launch.site import Partition, Site
@@ -109,9 +109,9 @@ def test_a_job_is_all_in_its_folder(cluster: Cluster) -> None:
     assert (kept.state, kept.handle, kept.runs) == ("submitted", "1", job.runs)
     assert kept.site == cluster.site
     assert Plan.from_json(files.read_json(job.plan_file(1))) == job.runs[1].plan
-    assert save(kept) == load(job.folder)
+    assert save_job(kept) == load(job.folder)
     asked = replace(kept, partition=replace(kept.partition, accelerators=3, gres="gpu:b", arch="arm64"))
-    assert save(asked) == load(job.folder), "what Slurm said of the partition is not asked again"
+    assert save_job(asked) == load(job.folder), "what Slurm said of the partition is not asked again"
 
 
 def test_a_run_of_a_job_is_left_to_its_scheduler(cluster: Cluster) -> None:
@@ -282,7 +282,7 @@ def test_a_controller_that_ended_while_it_submitted_is_remembered(cluster: Clust
 
 def test_a_job_whose_files_were_not_all_written_gets_them_before_it_goes(cluster: Cluster) -> None:
     made, _ = make_jobs(cluster.site, cluster.site.partitions["gpu"], cluster.root, [make_run(0)])
-    save(made[0])
+    save_job(made[0])
     cluster.again().update()
     assert {"node.zip", "plan-000.json"} <= {path.name for path in made[0].folder.iterdir()}
 

@@ -9,7 +9,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prony.cli.tables import make_console, print_record
+from prony.cli.console import make_console
+from prony.cli.tables import print_record
 from prony.report import build_report
 from prony.report.lines import binding_lines, collective_lines, collective_plot, collective_table
 

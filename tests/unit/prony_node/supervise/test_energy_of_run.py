@@ -20,7 +20,7 @@ from prony_node.contract.trial import Plan, Trial
 from prony_node.power.recording import Writer
 from prony_node.power.sensor import Reading, Sensor
 from prony_node.stats import StopRule
-from prony_node.supervise.energy import LEAST_WINDOW_S, NAMES, Work, energy_of_run, with_energy
+from prony_node.supervise.energy import ENERGY_METRICS, LEAST_WINDOW_S, Work, energy_of_run, with_energy
 
 GPU = "GPU-5f1c0a3e-0000-4000-8000-000000000001"
 UUID = GPU.removeprefix("GPU-")
@@ -85,7 +85,7 @@ def plan(*, energy: bool = True) -> Plan:
 
 def judged(folder: Path, parts: Parts | None = None, *, energy: bool = True) -> Energy:
     found = energy_of_run(plan(energy=energy), folder, parts_of(folder) if parts is None else parts)
-    assert set(found.metrics) == set(NAMES)
+    assert set(found.metrics) == set(ENERGY_METRICS)
     assert set(found.metrics) <= set(METRICS)
     assert all(one.get("value") is not None or one["reason"] for one in found.metrics.values())
     json.dumps([found.metrics, found.checks, found.detail], allow_nan=False)

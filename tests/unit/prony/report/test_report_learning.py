@@ -50,7 +50,7 @@ def test_scores_data_sets_and_devices_are_not_mixed(get_record: GetRecord) -> No
 def test_the_plot_has_a_line_a_run_and_a_dashed_target(get_record: GetRecord) -> None:
     (found,) = curves([get_record(end) for end in SEEDS])
     svg = learning_svg(found, "training_s", "one")
-    assert len(re.findall(r'aria-roledescription="line mark"', svg)) == 4
+    assert len(re.findall("mark-line role-mark", svg)) == 4
     assert 'stroke-dasharray="6,4"' in svg
     assert "training time, in s" in svg
     assert "samples trained on" in learning_svg(found, "samples", "two")

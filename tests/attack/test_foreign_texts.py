@@ -195,7 +195,7 @@ def replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "steps",
     [[replace({"String": "a"}, "aa")] * 12, [replace({"Regex": "a|b"}, "aa")] * 12,
-     [{"type": "Prepend", "prepend": "a" * 100}], [{"type": "ByteLevel"}] * 12,
+     [{"type": "Prepend", "prepend": "a" * 200}], [{"type": "ByteLevel"}] * 12,
      [{"type": "NFKC"}, {"type": "NFKD"}]],
 )  # fmt: skip
 def test_a_tokenizer_that_makes_texts_grow_is_refused(steps: list[Any], tmp_path: Path) -> None:

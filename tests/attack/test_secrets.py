@@ -155,7 +155,7 @@ def test_nobody_can_read_a_command_line_before_it_has_its_name(tmp_path: Path, m
 
     monkeypatch.setattr(Path, "replace", look)
     monkeypatch.setattr(Path, "chmod", lambda *_: pytest.fail("too late"))
-    assert any_command._write(tmp_path / "figures.json", {"command": []}, any_command.Screen.of(sys.stderr))
+    assert any_command._write(tmp_path / "figures.json", {"command": []}, any_command.Terminal.of(sys.stderr))
     assert modes == [0o600]
     assert [path.name for path in tmp_path.iterdir()] == ["figures.json"]
 

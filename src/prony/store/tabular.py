@@ -133,7 +133,8 @@ def cell(value: Any) -> Any:
         return value
     first, *rest = INNER.split(value)
     inner = "".join(_marked(part) for part in rest)
-    return f"{_marked(first) if first or value[:1] not in LINES else APOSTROPHE}{inner}"
+    begins_a_line = value.lstrip(APOSTROPHE)[:1] in LINES  # then no character that shows comes before it
+    return f"{APOSTROPHE + first if begins_a_line else _marked(first)}{inner}"
 
 
 def _marked(part: str) -> str:
@@ -148,7 +149,7 @@ def _is_formula(text: str) -> bool:
 def without_mark(text: str) -> str:
     """The text of a cell, without the apostrophe that `cell` put before it."""
     bare = "".join(part.removeprefix("'") if _is_formula(part) else part for part in INNER.split(text))
-    bare = bare.removeprefix("'") if text[1:2] in LINES else bare
+    bare = bare.removeprefix("'") if text.lstrip("'")[:1] in LINES else bare
     return bare if cell(bare) == text else text
 
 

@@ -159,7 +159,7 @@ def test_the_stated_stop_rule_is_the_rule() -> None:
         f"| {rule.tolerance:.0%} |".replace("%", " %"),
         f"| {rule.min_time_s:.0f} s |",
         f"({rule.max_time_s:.0f} s, `--max-time`)",
-        f"independent blocks | {rule.min_independent_blocks:.0f} |",
+        f"independent blocks in it | at least {rule.min_independent_blocks:.0f} |",
         f"a drift of {rule.drift_limit:.0%} is excluded".replace("%", " %"),
     ):
         assert stated in MEASURING_PAGE

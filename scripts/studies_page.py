@@ -194,8 +194,7 @@ def not_run(shown: Shown) -> list[str]:
         told.append(f"`{' '.join([trial.workload, *words])}`")
     return [
         "",
-        f"{len(missing)} of today's {len(alone)} trials on one device are not in the archive yet, since they were "
-        f"added or changed after these runs: {', '.join(told)}.",
+        f"Not in the archive, of today's {len(alone)} trials on one device: {', '.join(told)}.",
     ]
 
 

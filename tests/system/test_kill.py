@@ -69,6 +69,8 @@ def kill_somewhere(root: Path, environment: dict[str, str], victim: str, phase: 
         controller, folder = start_run(root, environment)
         try:
             found: list[int] = []
+            if victim == "rank":
+                (folder / files.COMPILE_CACHE).mkdir()
             if phase == "writing":  # who writes has soon ended, and is found before
                 wait_until(lambda folder=folder: has_come_to(folder, "measure"), controller, folder)
                 found = find(victim, controller, folder)
@@ -80,6 +82,7 @@ def kill_somewhere(root: Path, environment: dict[str, str], victim: str, phase: 
             controller.kill()
             controller.wait()
         check_what_is_left(root, folder)
+        assert not (folder / files.COMPILE_CACHE).exists(), "what a killed rank compiled was left: up to gigabytes"
         if killed:
             return
     pytest.fail(f"{victim} was always gone before it could be killed at {phase}")

@@ -57,6 +57,7 @@ STACKS = "stacks.txt"  # where every thread stood when the rank hung
 SUPERVISOR = "supervisor.json"  # who is responsible for this folder
 SUPERVISOR_LOG = "supervisor.log"  # what the supervisor said, when a controller started it
 
+COMPILE_CACHE = "compile_cache"  # of a rank with compile_cache=cold, which its supervisor removes: it is bulky
 OWN_FOLDER = 0o755  # less what the umask takes: nobody else adds to a root or a run unless it was shared
 OWN_FILE = 0o644  # in the same way
 MOST_PARTS = 2_000_000  # values of a document: a few bytes of JSON take a hundred of memory, each

@@ -120,7 +120,7 @@ def _choose_cache(is_cold: bool, folder: Path, closing: ExitStack) -> str | None
 
 
 def _make_cold(folder: Path) -> Path:
-    place = folder / "compile_cache"
+    place = folder / files.COMPILE_CACHE
     make_own_folder(place)
     return place
 

@@ -87,7 +87,6 @@ class Run:
 
     def execute(self) -> None:
         with ExitStack() as self.closing:
-            self.closing.callback(files.remove, self.folder / "compile_cache")
             with self.phase("build"):
                 resolve(self)
             if self.workload.collective is not None:

@@ -101,6 +101,8 @@ def _run(plan: Plan, folder: Path, signals: SignalPipe, node: int) -> Ending:
     if sampler is not None:
         sampler.end()
     facts.finish()
+    for place in {folder, *files.rank_folders(folder).values()}:
+        files.remove(place / files.COMPILE_CACHE)
     limit_logs(_logs(folder, node))
     for stacks in folder.glob(f"**/{files.STACKS}"):  # opened by a rank at its start, in case it hangs
         if not stacks.stat().st_size:

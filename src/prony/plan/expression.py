@@ -1,22 +1,15 @@
-"""The small language of conditions, exclusions and derived values: never run as Python."""
+"""The small language of conditions, exclusions and derived values: read by Python's parser, never run as Python."""
 
 from __future__ import annotations
 
+import ast
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 
-from prony_node.contract.digits import is_digits
 from prony_node.contract.errors import RequestError, nearest
-
-TOKEN = re.compile(
-    r"""\s*(?:(?P<number>\d+(?:\.\d+)?(?:e-?\d{1,3})?)(?![\w.])
-    |(?P<name>[A-Za-z_]\w*)
-    |(?P<text>"[^"]*"|'[^']*')
-    |(?P<sign>==|!=|<=|>=|//|[<>+\-*/%(),]))""",
-    re.VERBOSE | re.ASCII,
-)
 
 
 class ExpressionError(RequestError):
@@ -25,27 +18,6 @@ class ExpressionError(RequestError):
     def __init__(self, text: str, at: int, why: str) -> None:
         super().__init__(f"{shown(text)!r}, character {at + 1}: {why}")
         self.at = at
-
-
-@dataclass(frozen=True)
-class Token:
-    kind: str  # number, name, text, sign, end
-    text: str
-    at: int
-
-
-def tokens(text: str) -> Iterator[Token]:
-    """An expression as its words, and the end; a character that begins none is refused."""
-    at, end = 0, len(text.rstrip())
-    while at < end:
-        match = TOKEN.match(text, at)
-        if match is None or match.end() == at:
-            start = at + len(text[at:]) - len(text[at:].lstrip())
-            raise ExpressionError(text, start, f"{text[start]!r} cannot stand here")
-        kind = str(match.lastgroup)
-        yield Token(kind, match.group(kind), match.start(kind))
-        at = match.end()
-    yield Token("end", "the end", end)
 
 
 def shown(text: str) -> str:
@@ -94,7 +66,7 @@ def _is_number(value: Scalar) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def joined(sign: str, left: Evaluate, right: Evaluate) -> Evaluate:
+def calculated(sign: str, left: Evaluate, right: Evaluate) -> Evaluate:
     """A calculation with two values."""
 
     def value(settings: Values) -> Scalar | None:
@@ -142,9 +114,13 @@ def called(name: str, arguments: list[Evaluate]) -> Evaluate:
     return value
 
 
-MOST_CHARACTERS, MOST_DEPTH = 400, 24
-
-COMPARED = ("==", "!=", "<=", ">=", "<", ">")
+MOST_CHARACTERS = 400
+COMPARISONS: dict[type[ast.cmpop], str] = {
+    ast.Eq: "==", ast.NotEq: "!=", ast.LtE: "<=", ast.GtE: ">=", ast.Lt: "<", ast.Gt: ">"
+}  # fmt: skip
+CALCULATIONS: dict[type[ast.operator], str] = {
+    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%"
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -178,156 +154,104 @@ class Expression:
 
 def parse_expression(text: str, names: Collection[str], words: Collection[str] = ()) -> Expression:
     """Read an expression. `names` are the settings that it may speak of, `words` those that stand for themselves."""
-    if len(text) > MOST_CHARACTERS:
+    reader = _Reader(text, frozenset(names), frozenset(words))
+    evaluate = reader.read(_syntax_tree(text))
+    return Expression(text, frozenset(reader.used), evaluate)
+
+
+def names_in(text: str) -> tuple[str, ...]:
+    """What an expression names, in its order and each once; functions are no names."""
+    found = [node for node in ast.walk(_syntax_tree(text)) if isinstance(node, ast.Name) and node.id not in FUNCTIONS]
+    return tuple(dict.fromkeys(name.id for name in sorted(found, key=lambda name: name.col_offset)))
+
+
+def _syntax_tree(text: str) -> ast.expr:
+    if len(text) > MOST_CHARACTERS:  # also bounds how deep it nests
         raise ExpressionError(text, 0, f"an expression has at most {MOST_CHARACTERS} characters")
-    parser = _Parser(text, frozenset(names), frozenset(words))
-    evaluate = parser.whole()
-    return Expression(text, frozenset(parser.used), evaluate)
+    if not text.strip():
+        raise ExpressionError(text, 0, "an expression is missing")
+    one_line = re.sub(r"\s", " ", text)
+    skipped = len(one_line) - len(one_line.lstrip())
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes in texts, which only Python cares about
+            tree = ast.parse(one_line[skipped:], mode="eval").body
+    except SyntaxError as error:
+        at = skipped + min(max((error.offset or 1) - 1, 0), len(text))
+        raise ExpressionError(text, at, f"cannot be read: {error.msg}") from error
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise ExpressionError(text, 0, f"cannot be read: {error}") from error
+    for node in ast.walk(tree):
+        if isinstance(node, ast.expr):
+            node.col_offset += skipped
+    return tree
 
 
-class _Parser:
-    """Recursive descent, one method for each level of binding; each answers a function of the settings."""
+@dataclass
+class _Reader:
+    """From a syntax tree to a function of the settings; a kind of node that is not named here is refused."""
 
-    def __init__(self, text: str, names: frozenset[str], words: frozenset[str]) -> None:
-        self._text, self._names, self._words = text, names, words
-        self._tokens = list(tokens(text))
-        self._place = 0
-        self._depth = 0
-        self.used: set[str] = set()
+    text: str
+    names: frozenset[str]
+    words: frozenset[str]
+    used: set[str] = field(default_factory=set)
 
-    def whole(self) -> Evaluate:
-        found = self._either()
-        if self._next.kind != "end":
-            raise self._wrong(f"{self._next.text!r} cannot stand here")
-        return found
+    def read(self, node: ast.expr) -> Evaluate:
+        match node:
+            case ast.BoolOp(op=ast.And()):
+                parts = [self.read(value) for value in node.values]
+                return lambda settings: all(truth(part(settings), "and") for part in parts)
+            case ast.BoolOp(op=ast.Or()):
+                parts = [self.read(value) for value in node.values]
+                return lambda settings: any(truth(part(settings), "or") for part in parts)
+            case ast.UnaryOp(op=ast.Not()):
+                found = self.read(node.operand)
+                return lambda settings: not truth(found(settings), "not")
+            case ast.UnaryOp(op=ast.USub()):
+                return calculated("-", constant(0), self.read(node.operand))
+            case ast.BinOp() if type(node.op) in CALCULATIONS:
+                return calculated(CALCULATIONS[type(node.op)], self.read(node.left), self.read(node.right))
+            case ast.Compare():
+                return self._comparison(node)
+            case ast.Call(func=ast.Name(id=name), keywords=[]) if name in FUNCTIONS and node.args:
+                return called(name, [self.read(argument) for argument in node.args])
+            case ast.Constant(value=value):
+                return self._constant(node, value)
+            case ast.Name(id=name):
+                return self._name(node, name)
+        raise self._wrong(node, "cannot stand here")
 
-    @property
-    def _next(self) -> Token:
-        return self._tokens[self._place]
-
-    def _wrong(self, why: str, token: Token | None = None) -> ExpressionError:
-        return ExpressionError(self._text, (token or self._next).at, why)
-
-    def _take(self, *texts: str) -> str | None:
-        """The next token when it is one of these words or signs."""
-        token = self._next
-        if token.kind in ("sign", "name") and token.text in texts:
-            self._place += 1
-            return token.text
-        return None
-
-    def _deeper(self) -> None:
-        self._depth += 1
-        if self._depth > MOST_DEPTH:
-            raise self._wrong(f"an expression is nested at most {MOST_DEPTH} deep")
-
-    def _either(self) -> Evaluate:
-        self._deeper()
-        parts = [self._both()]
-        while self._take("or"):
-            parts.append(self._both())
-        self._depth -= 1
-        return parts[0] if len(parts) == 1 else lambda settings: any(truth(part(settings), "or") for part in parts)
-
-    def _both(self) -> Evaluate:
-        parts = [self._negated()]
-        while self._take("and"):
-            parts.append(self._negated())
-        return parts[0] if len(parts) == 1 else lambda settings: all(truth(part(settings), "and") for part in parts)
-
-    def _negated(self) -> Evaluate:
-        turns = 0
-        while self._take("not"):
-            turns += 1
-        found = self._comparison()
-        if not turns:
-            return found
-        return lambda settings: truth(found(settings), "not") != bool(turns % 2)
-
-    def _comparison(self) -> Evaluate:
-        left = self._sum()
-        if self._take("in"):
-            members = self._members()
+    def _comparison(self, node: ast.Compare) -> Evaluate:
+        if len(node.ops) > 1:
+            raise self._wrong(node.comparators[0], "is compared twice: one comparison at a time; join two with `and`")
+        left, operator, other = self.read(node.left), type(node.ops[0]), node.comparators[0]
+        if operator is ast.In:
+            members = [self.read(member) for member in (other.elts if isinstance(other, ast.Tuple) else [other])]
             return lambda settings: any(compare("==", left(settings), member(settings)) for member in members)
-        sign = self._take(*COMPARED)
-        if sign is None:
-            return left
-        right = self._sum()
-        if self._next.text in COMPARED and self._next.kind == "sign":
-            raise self._wrong("one comparison at a time; join two with `and`")
+        if operator not in COMPARISONS:
+            raise self._wrong(node, "has no comparison that is known here")
+        sign, right = COMPARISONS[operator], self.read(other)
         return lambda settings: compare(sign, left(settings), right(settings))
 
-    def _members(self) -> list[Evaluate]:
-        if not self._take("("):
-            raise self._wrong('`in` is followed by values in brackets, such as in (1, 2) or in ("a", "b")')
-        return self._arguments()
+    def _constant(self, node: ast.Constant, value: object) -> Evaluate:
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise self._wrong(node, "is no value of a setting: there are numbers, texts, on and off")
+        if not isinstance(value, str) and value > MOST_NUMBER:
+            raise self._wrong(node, "is too large a number")
+        return constant(value)
 
-    def _arguments(self) -> list[Evaluate]:
-        found = [self._sum()]
-        while self._take(","):
-            found.append(self._sum())
-        self._close()
-        return found
-
-    def _close(self) -> None:
-        if not self._take(")"):
-            raise self._wrong(f"a bracket is not closed before {self._next.text!r}")
-
-    def _sum(self) -> Evaluate:
-        left = self._product()
-        while sign := self._take("+", "-"):
-            left = joined(sign, left, self._product())
-        return left
-
-    def _product(self) -> Evaluate:
-        left = self._signed()
-        while sign := self._take("*", "/", "//", "%"):
-            left = joined(sign, left, self._signed())
-        return left
-
-    def _signed(self) -> Evaluate:
-        turns = 0
-        while self._take("-"):
-            turns += 1
-        found = self._atom()
-        return joined("-", lambda settings: 0, found) if turns % 2 else found
-
-    def _atom(self) -> Evaluate:
-        token = self._next
-        self._place += 1
-        if token.kind == "number":
-            return constant(self._number(token))
-        if token.kind == "text":
-            return constant(token.text[1:-1])
-        if token.kind == "name":
-            return self._name(token)
-        if token.text == "(" and token.kind == "sign":
-            found = self._either()
-            self._close()
-            return found
-        raise self._wrong(f"a setting or a value is missing before {token.text!r}", token)
-
-    def _number(self, token: Token) -> int | float:
-        number = int(token.text) if is_digits(token.text) else float(token.text)
-        if number > MOST_NUMBER:
-            raise self._wrong(f"{shown(token.text)} is too large a number", token)
-        return number
-
-    def _name(self, token: Token) -> Evaluate:
-        name = token.text
-        if name in FUNCTIONS and self._next.text == "(" and self._next.kind == "sign":
-            self._place += 1
-            self._deeper()
-            arguments = self._arguments()
-            self._depth -= 1
-            return called(name, arguments)
-        if name in self._names:
+    def _name(self, node: ast.Name, name: str) -> Evaluate:
+        if name in self.names:
             self.used.add(name)
             return lambda settings: settings.get(name)
         if name in ("on", "off"):
             return constant(name == "on")
-        if name in self._words:
+        if name in self.words:
             return constant(name)
-        guess = nearest(name, [*self._names, *self._words, "and", "or", "not"])
+        guess = nearest(name, [*self.names, *self.words, "and", "or", "not"])
         hint = f"; did you mean {guess!r}?" if guess else ""
-        raise self._wrong(f"{name!r} is no setting that this study gives, and no value of one{hint}", token)
+        raise self._wrong(node, f"is no setting that this study gives, and no value of one{hint}")
+
+    def _wrong(self, node: ast.expr, why: str) -> ExpressionError:
+        at = len(self.text.encode()[: node.col_offset].decode(errors="replace"))  # the parser counts bytes
+        return ExpressionError(self.text, at, f"{shown(ast.unparse(node))!r} {why}")

@@ -28,7 +28,7 @@ from prony.catalog.published import (
     published_names,
 )
 from prony.plan.document import DocumentValue, Keys, read_choice, read_line
-from prony.plan.expression import FUNCTIONS, Expression, parse_expression, tokens
+from prony.plan.expression import Expression, names_in, parse_expression
 from prony.plan.request import unknown_setting
 from prony.plan.space import StudyPart, known_settings
 from prony_node.contract.errors import RequestError, unknown
@@ -356,11 +356,11 @@ def _ratio(place: DocumentValue, cells: Mapping[str, CellSpec], metric: str) -> 
 
 def _named(text: str, cells: Collection[str]) -> tuple[str, ...]:
     """The cells that an expression names, in its order."""
-    names = dict.fromkeys(one.text for one in tokens(text) if one.kind == "name" and one.text not in FUNCTIONS)
+    names = names_in(text)
     for name in names:
         if name not in cells:
             raise unknown("cell", name, cells)
-    return tuple(names)
+    return names
 
 
 def _is_of_ratio(expression: Expression, names: tuple[str, ...]) -> bool:

@@ -224,7 +224,8 @@ def half_width(row: Row) -> float:
 
 
 def joules(value: float) -> str:
-    return f"{value:.3g} J" if value >= 0.1 else f"{1e3 * value:.3g} mJ"
+    shown, unit = (value, "J") if value >= 0.1 else (1e3 * value, "mJ")
+    return f"{shown:#.3g}".removesuffix(".") + f" {unit}"  # three digits, trailing zeros too
 
 
 def counted(named: Iterable[tuple[str, ...]]) -> str:

@@ -104,7 +104,7 @@ def test_copies_are_summed_over_their_common_window(tmp_path: Path) -> None:
 
 def test_a_rank_that_hangs_is_named(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    process = start(write_plan(tmp_path, {}, stop=Stop(1e-6, 1.0, 600.0), hung_after_s=40.0), out)
+    process = start(write_plan(tmp_path, {}, stop=Stop(1e-6, 1.0, 600.0), hung_after_s=15.0), out)
     while (last_progress(out) or {}).get("phase") != "measure" and process.poll() is None:
         time.sleep(0.05)
     who = files.read_json(out / "rank1" / files.RANK)

@@ -21,7 +21,7 @@ from prony.store.transfer import pull, push
 from prony_node.contract.errors import RequestError
 
 RECORDS = Path(__file__).parents[1] / "replay" / "records"
-PROCESSES, EACH = 8, 1000
+PROCESSES, EACH = 8, 250
 INGEST = """
 import sys
 from pathlib import Path
@@ -29,16 +29,16 @@ from prony.store import Refreshed, Store
 root, number = Path(sys.argv[1]), sys.argv[2]
 store = Store(root)
 folders = sorted(root.glob(f"run-{number}-*"))
-for folder in folders[:200]:  # as runs end, one by one
+for folder in folders[:50]:  # as runs end, one by one
     store.ingest(folder)
-for start in range(200, len(folders), 20):  # as imports bring them
+for start in range(50, len(folders), 20):  # as imports bring them
     store._index(folders[start : start + 20], Refreshed())
 """
 
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A root with 8,000 run folders."""
+    """A root with 2,000 run folders."""
     root = tmp_path_factory.mktemp("many")
     text = (next(RECORDS.glob("*d00001")) / "record.json").read_text(encoding="utf-8")
     name = json.loads(text)["id"]

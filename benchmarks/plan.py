@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from prony.cli.study_output import make_forecast
-from prony.plan.study_file import StudyFileOptions, parse_study
+from prony.study.study_file import StudyFileOptions, parse_study
 from prony_node.workloads import find_workload
 
 STUDY = """

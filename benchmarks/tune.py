@@ -23,7 +23,7 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from prony.plan.search_space import GOALS
+from prony.study.search_space import GOALS
 from prony_node.contract.errors import RequestError
 from tune_methods import METHODS, Method, Score
 from tune_surface import LAWS, Surface, read_surface, synthesise

@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from prony.plan.search import BETTER, Search, run_search
-from prony.plan.search_space import BATCH, Candidate, Goal, Screening, Space, result_of
+from prony.study.search import BETTER, Search, run_search
+from prony.study.search_space import BATCH, Candidate, Goal, Screening, Space, result_of
 from prony_node.contract.machine import Machine
 from prony_node.workloads import find_workload
 from tune_replay import Replay

@@ -9,8 +9,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from prony.plan.search import SearchRun
-from prony.plan.search_space import Candidate, PairRun, Screening
+from prony.study.search import SearchRun
+from prony.study.search_space import Candidate, PairRun, Screening
 from prony_node.stats import StopRule, Tracker
 from tune_surface import Entry, Surface
 

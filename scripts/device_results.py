@@ -33,9 +33,9 @@ from pathlib import Path
 from results_records import LINES, Line, read_lines
 
 from prony.cli.execute import TrialRun, first_line, plan_of
-from prony.launch.local import LocalRun
-from prony.plan.request import parse_seconds, parse_trial
-from prony.plan.study import load_suites
+from prony.sites.local import LocalRun
+from prony.study.request import parse_seconds, parse_trial
+from prony.study.study import load_suites
 from prony.store.archive import pack
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError, unknown

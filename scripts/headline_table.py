@@ -33,7 +33,7 @@ from page_tables import put_lines, table_lines
 from results_records import Line, line_of, read_runs
 
 from prony.analysis.variation import NORMAL, own_variation
-from prony.plan.request import parse_trial
+from prony.study.request import parse_trial
 from prony_node.contract.errors import RequestError
 from prony_node.contract.trial import Trial
 from prony_node.stats.intervals import between_run

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-from prony.plan.search_space import Candidate, Space, make_space, split_searched, trial_of
+from prony.study.search_space import Candidate, Space, make_space, split_searched, trial_of
 from prony_node.contract.errors import RequestError
 from prony_node.workloads import find_workload
 from prony_node.workloads.config import Workload

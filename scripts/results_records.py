@@ -123,7 +123,7 @@ def _verified_in(archive: Path) -> set[str]:
 
 def is_verified(folder: Path) -> bool:
     """Whether the record agrees with the manifest and with what the files give when computed again."""
-    from prony_node.supervise.verify import verify_folder
+    from prony_node.run.verify import verify_folder
 
     return bool(verify_folder(folder).outcome == "verified")
 

@@ -52,52 +52,52 @@ def main(words: list[str]) -> int:
 
         return data(words[1:])
     if words[0] == "carry":
-        from prony_node.supervise.job_script import run_job_script
+        from prony_node.run.job_script import run_job_script
 
         return run_job_script(words[1:])
     if words[0] == "job" and len(words) == 2:
-        from prony_node.supervise.job_script import run_script
+        from prony_node.run.job_script import run_script
 
         return run_script(Path(words[1]))
     if words[0] == "verify" and len(words) > 1:
-        from prony_node.supervise.verify import main as verify
+        from prony_node.run.verify import main as verify
 
         return verify(words[1:])
     fewest, most = QUESTIONS.get(words[0], (0, 0))
     if fewest <= len(words) <= most:
-        from prony_node.supervise.processes import controller_pid
+        from prony_node.run.processes import controller_pid
 
         if controller_pid() is None:
             return _answer(words)
-        from prony_node.supervise.questions import answer_on_lifeline
+        from prony_node.run.questions import answer_on_lifeline
 
         return answer_on_lifeline(lambda: _answer(words))
     if len(words) != 2:
         print(f"prony_node: {' '.join(words)!r} is not a request it knows\n{USAGE}", end="", file=sys.stderr)
         return 2
-    from prony_node.supervise.supervisor import supervise
+    from prony_node.run.supervisor import supervise
 
     return supervise(Path(words[0]), Path(words[1]))
 
 
 def _answer(words: list[str]) -> int:
     if words[0] == "fingerprint":
-        from prony_node.supervise.questions import fingerprints
+        from prony_node.run.questions import fingerprints
 
         return _print(fingerprints(words[1:]))
     if words[0] == "devices":
-        from prony_node.supervise.questions import find_devices
+        from prony_node.run.questions import find_devices
 
         return _print(find_devices())
     if words[0] == "workload":
-        from prony_node.supervise.questions import check_name
+        from prony_node.run.questions import check_name
 
         return _print(check_name(words[1]))
     if words[0] == "model":
-        from prony_node.supervise.questions import describe_model_file
+        from prony_node.run.questions import describe_model_file
 
         return _print(describe_model_file(Path(words[1])))
-    from prony_node.supervise.doctor import doctor
+    from prony_node.run.doctor import doctor
 
     return _print(doctor())
 

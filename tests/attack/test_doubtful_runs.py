@@ -15,8 +15,8 @@ import pytest
 
 from processes import need_proc
 from prony_node.contract import Plan, Trial, files, read_record
-from prony_node.supervise import rank_failures
-from prony_node.supervise.rank_failures import OutOfMemoryWitness
+from prony_node.run import rank_failures
+from prony_node.run.rank_failures import OutOfMemoryWitness
 
 ROOT = Path(__file__).parents[2]
 MODEL = '''"""A perceptron with an accident in its loss."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from prony.cli.clean import clean
-from prony.launch import node
+from prony.sites import node
 from prony_node.contract import RequestError
 
 

@@ -16,9 +16,9 @@ import pytest
 from typer.testing import CliRunner
 
 from prony.cli.main import make_app
-from prony.launch import job as kept
-from prony.launch.collect import ProgressTail, collect, read_text
-from prony.launch.kubernetes_fetch import unpack
+from prony.sites import job as kept
+from prony.sites.collect import ProgressTail, collect, read_text
+from prony.sites.kubernetes_fetch import unpack
 from prony.store.anchors import FOLDER, read_anchors
 from prony.store.archive import pack_one
 from prony.store.rows import read_row, record_stamp
@@ -30,10 +30,10 @@ from prony_node.contract.run_folder import SUPERVISOR, manifest_problems, read_p
 from prony_node.contract.safe_files import GROUP_ADDS, SHARED_MARK, SHARED_TEXT, NotPlain, open_run_folder
 from prony_node.power.account import _log
 from prony_node.power.recording import read_recording
-from prony_node.supervise.job_script import bundle
-from prony_node.supervise.processes import read_tail, top_of_stack
-from prony_node.supervise.verify import verify_folder
-from prony_node.supervise.watchdog import _size_and_time, last_progress
+from prony_node.run.job_script import bundle
+from prony_node.run.processes import read_tail, top_of_stack
+from prony_node.run.verify import verify_folder
+from prony_node.run.watchdog import _size_and_time, last_progress
 
 if TYPE_CHECKING:
     from conftest import User

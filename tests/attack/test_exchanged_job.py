@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from prony.launch.job import BlockRun, Job, new_job
-from prony.launch.jobs import Jobs
-from prony.launch.node import node_zip, write_node
-from prony.launch.script import hash_of, start_text
-from prony.launch.site import read_site
+from prony.sites.job import BlockRun, Job, new_job
+from prony.sites.jobs import Jobs
+from prony.sites.node import node_zip, write_node
+from prony.sites.script import hash_of, start_text
+from prony.sites.site import read_site
 from prony_node.contract import Plan, Trial
 
 
@@ -55,7 +55,7 @@ class Scene:
 
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    monkeypatch.setattr("prony.launch.local.LocalJobs.submit", lambda *_: json.dumps({"pid": 0}))
+    monkeypatch.setattr("prony.sites.local.LocalJobs.submit", lambda *_: json.dumps({"pid": 0}))
     root, planted, python = tmp_path / "runs", tmp_path / "planted", tmp_path / "python"
     exchange = f"[ ! -e {planted} ] || {{ mv {root}/.jobs {root}/old; mv {planted} {root}/.jobs; }}"
     python.write_text(f'#!/bin/sh\n{exchange}\nexec {shlex.quote(sys.executable)} -S "$@"\n', encoding="utf-8")

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from prony.launch.local import LocalRun
-from prony.launch.locks import refuse_open_root
+from prony.sites.local import LocalRun
+from prony.sites.locks import refuse_open_root
 from prony.store import Store, archive
 from prony.store.index import INDEX, index_place
 from prony.store.transfer import as_stream, take_tar
@@ -32,7 +32,7 @@ from prony_node.contract.cache import remove_leftovers
 from prony_node.contract.logs import limit_logs, logs_of_run
 from prony_node.contract.record import read_record
 from prony_node.contract.safe_files import NotPlain, plain_lines
-from prony_node.supervise.claim import load_plan, own_plan
+from prony_node.run.claim import load_plan, own_plan
 
 if TYPE_CHECKING:
     from conftest import User
@@ -129,7 +129,7 @@ def test_nothing_runs_where_others_may_replace_folders(tmp_path: Path, mode: int
 REFUSED = """
 import sys
 from pathlib import Path
-from prony.launch.locks import refuse_open_root
+from prony.sites.locks import refuse_open_root
 try:
     refuse_open_root(Path(sys.argv[1]))
 except ValueError as error:
@@ -196,9 +196,9 @@ def test_who_does_not_own_an_open_root_is_told_whom_to_ask_and_where_to_run(comm
 UNWRITABLE = """
 import sys
 from pathlib import Path
-from prony.launch.locks import claimed
-from prony.launch.job import open_own_place
-from prony.launch.local import LocalRun
+from prony.sites.locks import claimed
+from prony.sites.job import open_own_place
+from prony.sites.local import LocalRun
 from prony_node.contract import Plan, Trial
 root = Path(sys.argv[1])
 def claim():

@@ -20,7 +20,7 @@ from prony.cli.execute import doubts, exit_code, trouble
 from prony.cli.screen import rates_of
 from prony.cli.study_output import _good_or_failed
 from prony.cli.study_run import StudyProgress
-from prony.plan.search_space import Candidate, find_goal, result_of
+from prony.study.search_space import Candidate, find_goal, result_of
 from prony.report.plot_data import sweeps
 from prony_node.contract.run_folder import UNVERIFIED, marked
 from prony_node.contract.trial import Trial

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from prony.cli import tune_search
-from prony.launch import collect, locks, node
-from prony.plan.search_space import Candidate, Screening
+from prony.sites import collect, locks, node
+from prony.study.search_space import Candidate, Screening
 from prony.store.index import index_place
 from prony_node.contract import Plan, RequestError, Trial, files
 from prony_node.contract.machine import identify
@@ -26,8 +26,8 @@ from prony_node.contract.safe_files import NotPlain, make_own_folder
 from prony_node.facts import software
 from prony_node.measure import compiling
 from prony_node.measure.compiling import use_cache
-from prony_node.supervise.claim import own_plan
-from prony_node.supervise.processes import bytecode_environment
+from prony_node.run.claim import own_plan
+from prony_node.run.processes import bytecode_environment
 
 if TYPE_CHECKING:
     from conftest import User
@@ -151,7 +151,7 @@ def test_the_folder_of_the_node_program_ends_with_the_process(open_cache: Path, 
     """Also for a user whose cache and temporary folder are a project's."""
     environment = {"XDG_CACHE_HOME": str(open_cache), "TMPDIR": str(open_cache), "PRONY_PYTHON": "/another/python"}
     said = member.python(
-        "from prony.launch import node; print(node.local_environment()['PYTHONPATH'])", environment=environment
+        "from prony.sites import node; print(node.local_environment()['PYTHONPATH'])", environment=environment
     )
     zipped = Path(said.stdout.split(os.pathsep)[0].strip())
     assert zipped.name == "node.zip", said.stderr

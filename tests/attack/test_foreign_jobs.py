@@ -17,12 +17,12 @@ import pytest
 from typer.testing import CliRunner
 
 from prony.cli.main import make_app
-from prony.launch.job import BlockRun, Job, load, load_jobs, new_job, save_job
-from prony.launch.jobs import Jobs
-from prony.launch.local import LocalJobs
-from prony.launch.protocol import LAUNCHERS, Caller
-from prony.launch.site import read_site
-from prony.launch.slurm import Slurm
+from prony.sites.job import BlockRun, Job, load, load_jobs, new_job, save_job
+from prony.sites.jobs import Jobs
+from prony.sites.local import LocalJobs
+from prony.sites.protocol import LAUNCHERS, Caller
+from prony.sites.site import read_site
+from prony.sites.slurm import Slurm
 from prony_node.contract import Plan, RequestError, Trial
 
 STRANGER = 61234  # a user id that nobody has
@@ -61,7 +61,7 @@ class Scene:
 
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    monkeypatch.setattr("prony.launch.jobs.FILES_LAG_S", 0.1)
+    monkeypatch.setattr("prony.sites.jobs.FILES_LAG_S", 0.1)
     root = tmp_path / "runs"
     root.mkdir()
     root.chmod(0o1777)
@@ -165,7 +165,7 @@ def test_a_job_that_others_could_have_changed_is_not_submitted(scene: Scene, whi
         assert not scene.mark.exists()
     else:  # an earlier Prony made it with the umask of then; its owner takes it back
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr("prony.launch.jobs.Jobs._submit_waiting", lambda *_: None)
+            patched.setattr("prony.sites.jobs.Jobs._submit_waiting", lambda *_: None)
             Jobs(scene.root, print).update()
         assert load(job.folder).barred == ""
 
@@ -343,7 +343,7 @@ def test_a_node_runs_nothing_that_others_put_in_the_place_of_the_job(
 ) -> None:
     """The script was handed to the scheduler; the folder that it works in is exchanged before it begins."""
     job = scene.job()
-    monkeypatch.setattr("prony.launch.local.LocalJobs.submit", lambda *_: json.dumps({"pid": 0}))
+    monkeypatch.setattr("prony.sites.local.LocalJobs.submit", lambda *_: json.dumps({"pid": 0}))
     Jobs(scene.root, print).add([job])
     script = (job.folder / "job.sh").read_text()
     exchange(job)
@@ -376,7 +376,7 @@ def test_a_script_that_others_put_in_the_place_of_a_job_is_not_started(
         return subprocess.Popen(argv, **options)
 
     if late:
-        monkeypatch.setattr("prony.launch.local.subprocess.Popen", start)
+        monkeypatch.setattr("prony.sites.local.subprocess.Popen", start)
     else:
         monkeypatch.setattr(launcher, "submit", submit)
     with contextlib.suppress(RequestError):

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from prony.analysis.claims import judge
 from prony.analysis.published_plots import draw
 from prony.analysis.published_tables import StudyResults, fill
-from prony.launch import kubernetes_answers
-from prony.plan.study_file import load_study
+from prony.sites import kubernetes_answers
+from prony.study.study_file import load_study
 from prony.report import plots
 from prony.report.build import report_text
 from prony.report.published import claim_line, published_lines

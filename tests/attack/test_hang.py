@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from prony.launch.job import LOCAL_UNKNOWN_S, local_limit_s
+from prony.sites.job import LOCAL_UNKNOWN_S, local_limit_s
 from prony_node.contract import Plan, Stop, Trial, files, read_record
 
 ROOT = Path(__file__).parents[2]

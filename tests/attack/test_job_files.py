@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from prony.launch import collect
-from prony.launch.collect import LogTail, read_text
-from prony.launch.job import BlockRun, Job, close_job, load, new_job, save_job
-from prony.launch.jobs import Jobs
-from prony.launch.kubernetes_fetch import Receiver
-from prony.launch.site import read_site
+from prony.sites import collect
+from prony.sites.collect import LogTail, read_text
+from prony.sites.job import BlockRun, Job, close_job, load, new_job, save_job
+from prony.sites.jobs import Jobs
+from prony.sites.kubernetes_fetch import Receiver
+from prony.sites.site import read_site
 from prony_node.contract import Plan, RequestError, Trial
 from prony_node.contract.cache import JOBS_LOCK, OLD_S, remove_leftovers
 from prony_node.contract.logs import MOST_BYTES, Ends, Frame, encode, in_parts
@@ -49,7 +49,7 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    monkeypatch.setattr("prony.launch.jobs.FILES_LAG_S", 0.1)
+    monkeypatch.setattr("prony.sites.jobs.FILES_LAG_S", 0.1)
     (tmp_path / "runs").mkdir(mode=0o755)
     program, site = tmp_path / "program", tmp_path / "here.yaml"
     site.write_text(json.dumps({"kind": "local", "python": str(program)}), encoding="utf-8")

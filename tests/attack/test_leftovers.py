@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from prony.launch.collect import collect
-from prony.launch.kubernetes_fetch import unpack
-from prony.plan.request import make_plan
+from prony.sites.collect import collect
+from prony.sites.kubernetes_fetch import unpack
+from prony.study.request import make_plan
 from prony.store import Store
 from prony_node.contract import cache, files
 from prony_node.contract.cache import HOLDER, OLD_S, remove_half_written, remove_leftovers, remove_temporary
@@ -212,7 +212,7 @@ def test_half_of_what_a_pod_sent_is_removed_with_the_next_that_comes(
 PLANNING = """
 import sys
 from prony_node.contract import Plan, Trial
-from prony_node.supervise.claim import own_plan
+from prony_node.run.claim import own_plan
 with own_plan(Plan("gpt-tiny-20260101T000000-abc123", Trial("gpt-tiny", {"size": "tiny"}))) as path:
     print(path.parent.name, flush=True)
     sys.stdin.readline()
@@ -308,8 +308,8 @@ run_command(["cat"], CommandOptions())
 """,
     "prony-node-": """
 import hashlib, os, runpy
-from prony.launch.node import node_zip
-from prony.launch.start_node import start
+from prony.sites.node import node_zip
+from prony.sites.start_node import start
 given = os.dup(0)
 runpy.run_module = lambda *_, **__: os.read(given, 1)
 node = Path("node.zip")

@@ -14,7 +14,7 @@ import pytest
 
 from processes import processes_of
 from prony.cli.ask_node import ask_node
-from prony.launch import node
+from prony.sites import node
 from prony_node.contract.errors import RequestError
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -27,7 +27,7 @@ while not os.path.exists({mark!r}):
     time.sleep(0.01)
 """
 HANGS = "time.sleep(300)\n"
-ASK = "import sys; from pathlib import Path; from prony.launch.node import ask_node; " \
+ASK = "import sys; from pathlib import Path; from prony.sites.node import ask_node; " \
       "print(ask_node('model', sys.argv[2]))"  # fmt: skip
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from prony.launch.jobs import Jobs
-from prony.launch.locks import claimed, hold_devices
+from prony.sites.jobs import Jobs
+from prony.sites.locks import claimed, hold_devices
 from prony.store import Store
 from prony.store.database import Unwritable
 from prony.store.sqlite_file import connect
@@ -24,8 +24,8 @@ from prony_node.contract.safe_files import NotPlain
 from prony_node.data.manifest import LOCK, held
 from prony_node.power.recording import Writer
 from prony_node.power.sampler_process import MUTEX, _alone
-from prony_node.supervise.step_series import write_blocks
-from prony_node.supervise.watchdog import Progress
+from prony_node.run.step_series import write_blocks
+from prony_node.run.watchdog import Progress
 
 SECRET = "the key of somebody\n"
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from prony.cli.console import LEAST_WIDTH, make_console, sensible
-from prony.launch.node import can_start
-from prony.launch.site import sites_folder
+from prony.sites.node import can_start
+from prony.sites.site import sites_folder
 from prony_node.contract.cache import expand
 
 if TYPE_CHECKING:

@@ -14,16 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from prony.launch.collect import collect_all
-from prony.launch.local import LocalRun
-from prony.launch.site import example_sites, find_site
+from prony.sites.collect import collect_all
+from prony.sites.local import LocalRun
+from prony.sites.site import example_sites, find_site
 from prony.store import Store
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.run_folder import NO, manifest_mark
 from prony_node.contract.safe_files import NotPlain, plain_lines
 from prony_node.contract.trial import Plan, Trial
-from prony_node.supervise.claim import claim
+from prony_node.run.claim import claim
 
 REPLAY = Path(__file__).parents[1] / "replay" / "records"
 SOURCE = Path(__file__).parents[2] / "src"

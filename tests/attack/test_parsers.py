@@ -25,21 +25,21 @@ from prony.analysis.compare import _hours_apart
 from prony.catalog import __file__ as catalog
 from prony.cli.compare import parse_share
 from prony.cli.study_trials import seen_of
-from prony.launch import image, kubernetes_answers, locks, site_check
-from prony.launch.collect import ProgressTail, collect
-from prony.launch.image import Unknown, registry_architectures
-from prony.launch.job import BlockRun, new_job
-from prony.launch.job import load as load_job
-from prony.launch.kubernetes_api import Api, ApiProblem, _problem, read_changes
-from prony.launch.node import NodeTalk, ask_node
-from prony.launch.protocol import Caller, Shared
-from prony.launch.site import Partition, find_site, parse_site, read_section
-from prony.launch.slurm import fill_in, id_of_name, job_id, parse_gres, parse_sacct, parse_squeue, parse_time
-from prony.plan.request import parse_joules, parse_seconds, parse_tolerance, parse_trial
-from prony.plan.scale import parse_counts
-from prony.plan.search_space import parse_limits
-from prony.plan.space import split_values
-from prony.plan.study import parse_suite
+from prony.sites import image, kubernetes_answers, locks, site_check
+from prony.sites.collect import ProgressTail, collect
+from prony.sites.image import Unknown, registry_architectures
+from prony.sites.job import BlockRun, new_job
+from prony.sites.job import load as load_job
+from prony.sites.kubernetes_api import Api, ApiProblem, _problem, read_changes
+from prony.sites.node import NodeTalk, ask_node
+from prony.sites.protocol import Caller, Shared
+from prony.sites.site import Partition, find_site, parse_site, read_section
+from prony.sites.slurm import fill_in, id_of_name, job_id, parse_gres, parse_sacct, parse_squeue, parse_time
+from prony.study.request import parse_joules, parse_seconds, parse_tolerance, parse_trial
+from prony.study.scale import parse_counts
+from prony.study.search_space import parse_limits
+from prony.study.space import split_values
+from prony.study.study import parse_suite
 from prony.report import series
 from prony.report.series import read_series
 from prony.store import Store, anchors, tabular
@@ -59,8 +59,8 @@ from prony_node.data import source
 from prony_node.facts.tree import parse_keys
 from prony_node.parallel.binding import wanted_cores
 from prony_node.power.any_command import parse_interval, parse_readers
-from prony_node.supervise.claim import load_plan
-from prony_node.supervise.watchdog import last_progress
+from prony_node.run.claim import load_plan
+from prony_node.run.watchdog import last_progress
 from prony_node.workloads import find_workload
 from prony_node.workloads.collective.config import SMALLEST, parse_size
 from prony_node.workloads.language.transformers_models import read_config
@@ -178,53 +178,53 @@ ANCHORS = json.dumps({"schema": anchors.SCHEMA, "anchors": [asdict(Anchor("Doe 2
 MANIFEST_OF_RUN = json.dumps({"schema": "prony.manifest/1", "files": {"record.json": {"sha256": "0", "bytes": 1}}})
 PARSERS = (
     Parser("prony/cli/compare.py parse_share", parse_share, "3%"),
-    Parser("prony/launch/protocol.py Shared._fresh", kept_answer, '{"at_s": 0.0, "answer": "x"}', ()),
+    Parser("prony/sites/protocol.py Shared._fresh", kept_answer, '{"at_s": 0.0, "answer": "x"}', ()),
     *(
-        Parser("prony/launch/collect.py collect", of_file(name, collect, {**LEFT, name: ""}), LEFT[name])
+        Parser("prony/sites/collect.py collect", of_file(name, collect, {**LEFT, name: ""}), LEFT[name])
         for name in LEFT
     ),
-    Parser("prony/launch/collect.py _parse", of_file("progress.jsonl", lambda folder: ProgressTail(folder).read()),
+    Parser("prony/sites/collect.py _parse", of_file("progress.jsonl", lambda folder: ProgressTail(folder).read()),
            '{"phase": "measure", "steps": 3}\n', ()),
-    Parser("prony/launch/image.py _of_index", of_bytes(image._of_index), IMAGES, ()),
-    Parser("prony/launch/image.py _of_inspection", of_bytes(image._of_inspection), '[{"Architecture": "arm64"}]', ()),
-    Parser("prony/launch/job.py _read", of_file("job.json", load_job, folder=JOB_ID), a_job()),
-    Parser("prony/launch/kubernetes_api.py Api._json", asked_of_kubernetes, A_POD, (ApiProblem,)),
-    Parser("prony/launch/kubernetes_api.py read_changes", of_bytes(lambda text: read_changes(text, "1")), EVENT, ()),
-    Parser("prony/launch/kubernetes_api.py _problem", of_bytes(lambda text: _problem(500, {}, text)),
+    Parser("prony/sites/image.py _of_index", of_bytes(image._of_index), IMAGES, ()),
+    Parser("prony/sites/image.py _of_inspection", of_bytes(image._of_inspection), '[{"Architecture": "arm64"}]', ()),
+    Parser("prony/sites/job.py _read", of_file("job.json", load_job, folder=JOB_ID), a_job()),
+    Parser("prony/sites/kubernetes_api.py Api._json", asked_of_kubernetes, A_POD, (ApiProblem,)),
+    Parser("prony/sites/kubernetes_api.py read_changes", of_bytes(lambda text: read_changes(text, "1")), EVENT, ()),
+    Parser("prony/sites/kubernetes_api.py _problem", of_bytes(lambda text: _problem(500, {}, text)),
            '{"message": "x"}', ()),
-    Parser("prony/launch/kubernetes_answers.py _seconds", kubernetes_answers._seconds, "2026-01-01T00:00:00Z", ()),
-    Parser("prony/launch/locks.py _holders", of_file("a.lock", lambda folder: list(locks._holders(folder))),
+    Parser("prony/sites/kubernetes_answers.py _seconds", kubernetes_answers._seconds, "2026-01-01T00:00:00Z", ()),
+    Parser("prony/sites/locks.py _holders", of_file("a.lock", lambda folder: list(locks._holders(folder))),
            json.dumps({"what": "a sweep", **identify()}), ()),
-    Parser("prony/launch/image.py _read", asked_of_a_registry, IMAGES, (Unknown,)),
-    Parser("prony/launch/site.py read_section", lambda text: read_section(text, "s.yaml", "a site"),
+    Parser("prony/sites/image.py _read", asked_of_a_registry, IMAGES, (Unknown,)),
+    Parser("prony/sites/site.py read_section", lambda text: read_section(text, "s.yaml", "a site"),
            "name: a\nnodes: {cpu: 1}\n"),
-    Parser("prony/launch/site_check.py read_answer", of_file("answer", site_check.read_answer),
+    Parser("prony/sites/site_check.py read_answer", of_file("answer", site_check.read_answer),
            'words\n{\n"a": 1}\n', ()),
-    Parser("prony/launch/site.py parse_site", lambda text: parse_site(text, "s.yaml", "s"),
+    Parser("prony/sites/site.py parse_site", lambda text: parse_site(text, "s.yaml", "s"),
            (CATALOG / "sites/jureca.yaml").read_text()),
-    Parser("prony/launch/site.py parse_site", lambda text: parse_site(text, "s.yaml", "s"),
+    Parser("prony/sites/site.py parse_site", lambda text: parse_site(text, "s.yaml", "s"),
            (CATALOG / "sites/nrp.yaml").read_text()),
-    Parser("prony/launch/slurm.py parse_squeue", parse_squeue, SQUEUE, ()),
-    Parser("prony/launch/slurm.py parse_sacct", parse_sacct, SACCT, ()),
-    Parser("prony/launch/slurm.py parse_gres", lambda text: parse_gres(text.splitlines()),
+    Parser("prony/sites/slurm.py parse_squeue", parse_squeue, SQUEUE, ()),
+    Parser("prony/sites/slurm.py parse_sacct", parse_sacct, SACCT, ()),
+    Parser("prony/sites/slurm.py parse_gres", lambda text: parse_gres(text.splitlines()),
            "gpu:h100:4(S:0-3)\ngpu:2", ()),
-    Parser("prony/launch/slurm.py job_id", job_id, "1234;cluster\n", ()),
-    Parser("prony/launch/slurm.py id_of_name", lambda text: id_of_name(text, "a"), "1|RUNNING|None|a\n", ()),
-    Parser("prony/launch/slurm.py parse_time", parse_time, "1-02:03:04", ()),
-    Parser("prony/launch/slurm.py fill_in",
+    Parser("prony/sites/slurm.py job_id", job_id, "1234;cluster\n", ()),
+    Parser("prony/sites/slurm.py id_of_name", lambda text: id_of_name(text, "a"), "1|RUNNING|None|a\n", ()),
+    Parser("prony/sites/slurm.py parse_time", parse_time, "1-02:03:04", ()),
+    Parser("prony/sites/slurm.py fill_in",
            lambda text: fill_in(Partition("a"), lambda _: None, Caller(run=lambda *_: text)),
            "1-00:00:00|gpu:h100:4|n[1-4]\n"),
-    Parser("prony/launch/node.py NodeTalk.lines", told_by_a_node, '{"phase": 1}\n', ()),
-    Parser("prony/plan/request.py parse_seconds", parse_seconds, "2.5h"),
-    Parser("prony/plan/request.py parse_joules", parse_joules, "1.5kWh"),
-    Parser("prony/plan/request.py parse_tolerance", parse_tolerance, "0.5%"),
-    Parser("prony/plan/request.py parse_trial", lambda text: parse_trial("gpt-tiny", text.split(" ")),
+    Parser("prony/sites/node.py NodeTalk.lines", told_by_a_node, '{"phase": 1}\n', ()),
+    Parser("prony/study/request.py parse_seconds", parse_seconds, "2.5h"),
+    Parser("prony/study/request.py parse_joules", parse_joules, "1.5kWh"),
+    Parser("prony/study/request.py parse_tolerance", parse_tolerance, "0.5%"),
+    Parser("prony/study/request.py parse_trial", lambda text: parse_trial("gpt-tiny", text.split(" ")),
            "batch_size=4 precision=bf16 seed=1"),
-    Parser("prony/plan/scale.py parse_counts", lambda text: parse_counts(text, "--devices"), "1,2,4"),
-    Parser("prony/plan/search_space.py parse_limits", lambda text: parse_limits([text]), "memory<40GiB"),
-    Parser("prony/plan/study.py parse_suite", lambda text: parse_suite(text, "s.yaml"),
+    Parser("prony/study/scale.py parse_counts", lambda text: parse_counts(text, "--devices"), "1,2,4"),
+    Parser("prony/study/search_space.py parse_limits", lambda text: parse_limits([text]), "memory<40GiB"),
+    Parser("prony/study/study.py parse_suite", lambda text: parse_suite(text, "s.yaml"),
            (CATALOG / "suites/quick.yaml").read_text()),
-    Parser("prony/plan/space.py split_values", lambda text: split_values(SETTINGS["batch_size"], text), "16..64,3"),
+    Parser("prony/study/space.py split_values", lambda text: split_values(SETTINGS["batch_size"], text), "16..64,3"),
     Parser("prony/report/series.py _read", of_file("power.csv", series._read, {files.POWER: POWER}),
            SAMPLES, ()),
     Parser("prony/report/series.py _read", of_file("power.json", series._read), POWER, ()),
@@ -264,10 +264,10 @@ PARSERS = (
            lambda text: wanted_cores(str(SETTINGS["cores"].parse(text)), list(range(16))), "0-3,8"),
     Parser("prony_node/power/any_command.py parse_interval", parse_interval, "100ms"),
     Parser("prony_node/power/any_command.py parse_readers", parse_readers, "nvidia,rapl"),
-    Parser("prony_node/supervise/claim.py load_plan",
+    Parser("prony_node/run/claim.py load_plan",
            of_file("plan.json", lambda folder: load_plan(folder / "plan.json")),
            json.dumps(PLAN.to_json())),
-    Parser("prony_node/supervise/watchdog.py last_progress", of_file("progress.jsonl", last_progress),
+    Parser("prony_node/run/watchdog.py last_progress", of_file("progress.jsonl", last_progress),
            '{"phase": "measure", "steps": 3}\n', ()),
     Parser("prony_node/workloads/collective/config.py parse_size",
            lambda text: parse_size(SMALLEST.parse(text)), "1MiB"),
@@ -278,16 +278,16 @@ PARSERS = (
 )  # fmt: skip
 # Parsers that are fuzzed by a test of their own.
 ELSEWHERE: dict[str, dict[str, tuple[str, ...]]] = {
-    "test_plan_study_file.py": {
-        "prony/plan/study_file.py": ("parse_study",),
-        "prony/plan/document.py": ("read_document",),
-        "prony/plan/study_tables.py": ("read_tables", "read_plots"),
+    "test_study_study_file.py": {
+        "prony/study/study_file.py": ("parse_study",),
+        "prony/study/document.py": ("read_document",),
+        "prony/study/study_tables.py": ("read_tables", "read_plots"),
     },
     "test_foreign_texts.py": {
         "prony_node/workloads/weights.py": ("read_weights", "_check_stored"),
         "prony_node/data/text_files.py": ("load_tokenizer",),
     },
-    "test_plan_expression.py": {"prony/plan/expression.py": ("parse_expression",)},
+    "test_study_expression.py": {"prony/study/expression.py": ("parse_expression",)},
     "test_store_filter.py": {"prony/store/query.py": ("parse_filter",)},
     "test_store_archive.py": {"prony/store/archive.py": ("unpacked",)},
     "test_store_foreign.py": {
@@ -334,24 +334,24 @@ OWN_JOB = "the job is this user's own: `refuse_barred` has held back every other
 NOT_FUZZED = {
     "prony/catalog/__init__.py devices": "a file of Prony's own",
     "prony/catalog/published.py figures": "files of Prony's own",
-    "prony/launch/jobs.py Jobs._learn": OWN_JOB,
-    "prony/launch/kubernetes.py _was_missed": OWN_JOB,
-    "prony/launch/local.py _identity": OWN_JOB,
-    "prony/launch/slurm.py _submitted_s": OWN_JOB,
-    "prony/launch/kubernetes_fetch.py _ended_s": "pod_facts has made what it reads",
-    "prony/launch/node.py node_zip": "writes a zip file",
+    "prony/sites/jobs.py Jobs._learn": OWN_JOB,
+    "prony/sites/kubernetes.py _was_missed": OWN_JOB,
+    "prony/sites/local.py _identity": OWN_JOB,
+    "prony/sites/slurm.py _submitted_s": OWN_JOB,
+    "prony/sites/kubernetes_fetch.py _ended_s": "pod_facts has made what it reads",
+    "prony/sites/node.py node_zip": "writes a zip file",
     "prony_node/data/text_files.py _encoded": "reads back the tokenizer that load_tokenizer has made",
     "prony_node/data/text_files.py map_tokens": "maps bytes as numbers; every byte is one",
-    "prony/launch/node.py ask_node": "below, with a process each",
-    "prony/launch/site.py _parse": "a part of parse_site",
-    "prony/launch/site.py _parsed": "a part of parse_site",
-    "prony/launch/node.py _ask": "the output of a Prony process that runs no foreign code",
-    "prony/plan/search_space.py _parse_limit": "a part of parse_limits",
-    "prony/plan/study.py _parse_trial": "a part of parse_suite",
-    "prony_node/supervise/claim.py _read_stdin": "from the controller that started the process",
-    "prony_node/supervise/energy.py Work.__init__": "verify_folder answers whatever it raises",
-    "prony_node/supervise/verify.py Recomputation._energy": "verify_folder answers whatever it raises",
-    "prony_node/supervise/verify.py read_series": "verify_folder answers whatever it raises",
+    "prony/sites/node.py ask_node": "below, with a process each",
+    "prony/sites/site.py _parse": "a part of parse_site",
+    "prony/sites/site.py _parsed": "a part of parse_site",
+    "prony/sites/node.py _ask": "the output of a Prony process that runs no foreign code",
+    "prony/study/search_space.py _parse_limit": "a part of parse_limits",
+    "prony/study/study.py _parse_trial": "a part of parse_suite",
+    "prony_node/run/claim.py _read_stdin": "from the controller that started the process",
+    "prony_node/run/energy.py Work.__init__": "verify_folder answers whatever it raises",
+    "prony_node/run/verify.py Recomputation._energy": "verify_folder answers whatever it raises",
+    "prony_node/run/verify.py read_series": "verify_folder answers whatever it raises",
     "prony_node/workloads/config.py Workload.parse": "hands each value to Setting.parse",
     "prony_node/workloads/dino/model.py Dino.decode": "of tensors",
     "prony_node/workloads/language/gpt.py CachedGPT.decode": "of tensors",

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from prony.launch.job import JOBS, BlockRun, Job, new_job, save_job
-from prony.launch.locks import claimed
-from prony.launch.site import find_site
+from prony.sites.job import JOBS, BlockRun, Job, new_job, save_job
+from prony.sites.locks import claimed
+from prony.sites.site import find_site
 from prony.store import Store
 from prony.store.anchors import Anchor, keep_anchors
 from prony.store.archive import pack_one

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from prony.launch import node
-from prony.launch.job import new_job, save_job
-from prony.launch.jobs import Jobs
-from prony.launch.site import read_site
+from prony.sites import node
+from prony.sites.job import new_job, save_job
+from prony.sites.jobs import Jobs
+from prony.sites.site import read_site
 from prony_node.contract import RequestError
 
 STRANGER = 61234  # a user id that nobody has
@@ -115,7 +115,7 @@ def test_a_job_has_the_node_program_as_shipped_when_it_is_submitted(
     site = read_site(tmp_path / "here.yaml")
     job = save_job(new_job(site, site.partitions[""], tmp_path / "runs", ask=("doctor",)))
     plant(job.folder / "node.zip", mark)
-    monkeypatch.setattr("prony.launch.local.LocalJobs.submit", lambda *_: json.dumps({"pid": 0}))
+    monkeypatch.setattr("prony.sites.local.LocalJobs.submit", lambda *_: json.dumps({"pid": 0}))
     assert [one.id for one in Jobs(tmp_path / "runs", print).update().submitted] == [job.id]
     assert (job.folder / "node.zip").read_bytes() == node.node_zip()
     assert (job.folder / "node.zip").stat().st_nlink == 1, "no other name leads to it"

@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 
 from prony.cli.main import make_app
 from prony.cli.report import report_file
-from prony.launch.jobs import Jobs
-from prony.launch.kubernetes_api import View
+from prony.sites.jobs import Jobs
+from prony.sites.kubernetes_api import View
 from prony.report import build_report
 from prony.store.group import MOST_FOLDERS, SharingResult, share_root
 from prony_node.contract import RequestError, files

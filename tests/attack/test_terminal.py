@@ -276,6 +276,6 @@ def test_nothing_prints_past_the_cleaner() -> None:
         if name in ways or reached in ("__stdout__", "__stderr__", "behind"):
             found.add(file)
         if name == "print" and isinstance(called, ast.Name):
-            own = file.startswith("prony/cli/") or file == "prony/launch/start_node.py"  # the latter: on a node
+            own = file.startswith("prony/cli/") or file == "prony/sites/start_node.py"  # the latter: on a node
             assert own, f"{file} prints, which only the command line may"
     assert found == {"prony/cli/console.py", "prony/cli/clean.py"}

@@ -10,7 +10,7 @@ import torch
 from prony_node.measure.checks import OUTPUT_BOUND
 from prony_node.measure.device import machine_of
 from prony_node.measure.step import Step
-from prony_node.supervise.judge import reference_answer
+from prony_node.run.judge import reference_answer
 from prony_node.workloads import build_task
 from prony_node.workloads.ceilings.config import CEILINGS
 from prony_node.workloads.config import Workload

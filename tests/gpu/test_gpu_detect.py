@@ -11,7 +11,7 @@ from prony_node.measure.checks import OUTPUT_BOUND
 from prony_node.measure.device import machine_of
 from prony_node.measure.protocol import Task
 from prony_node.measure.step import Step
-from prony_node.supervise.judge import _distance, reference_answer
+from prony_node.run.judge import _distance, reference_answer
 from prony_node.workloads import build_task, find_workload
 from prony_node.workloads.detect.loss import kept_by_kernel, kept_by_library
 

@@ -8,7 +8,7 @@ import torch
 from prony_node.contract.settings import Value
 from prony_node.measure.device import machine_of
 from prony_node.measure.step import Step
-from prony_node.supervise.judge import reference_answer
+from prony_node.run.judge import reference_answer
 from prony_node.workloads import build_task, find_workload
 from prony_node.workloads.language import gpt
 

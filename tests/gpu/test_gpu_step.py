@@ -154,7 +154,7 @@ def run_rank(folder: Path, workload: str, settings: dict[str, Value]) -> dict[st
     folder.mkdir(exist_ok=True)
     plan = Plan(run_id="x", trial=Trial(workload, settings), stop=Stop(0.02, 1.0, 10.0))
     files.write_whole(folder / files.PLAN, plan.to_json())
-    argv = [sys.executable, "-m", "prony_node.supervise.rank", str(folder / files.PLAN), str(folder)]
+    argv = [sys.executable, "-m", "prony_node.run.rank", str(folder / files.PLAN), str(folder)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     subprocess.run(argv, env=environment, timeout=1700, capture_output=True)
     result = files.read_json(folder / files.RESULT)

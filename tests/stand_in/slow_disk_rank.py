@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from prony_node.contract import files
-from prony_node.supervise import rank
+from prony_node.run import rank
 
 SLOW_S = 0.03  # before a result is whole, and after
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from prony_node.contract import files
 from prony_node.contract.trial import Plan, Trial
 from prony_node.parallel.place import place_of
-from prony_node.supervise.processes import enter_rank_folder
+from prony_node.run.processes import enter_rank_folder
 
 # As the first rank waits for what the others saw, for ever when one has failed, and with a stack that looks like it.
 WAIT = 'import time\nwhile not (other.exists() and \'"status": "ok"\' in other.read_text()):\n    time.sleep(0.05)'

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from prony_node.supervise.processes import end_with_parent
+from prony_node.run.processes import end_with_parent
 
 PROGRAMS = ("slurmctld", "slurmd", "slurmdbd", "munged", "mariadbd", "mariadb-install-db", "sbatch", "sacct")
 NODES = ("n0", "n1")

@@ -23,7 +23,7 @@ import pytest
 from container_bed import base_archive
 from container_bed import why_not as why_no_base
 
-from prony.launch.site import ARCHITECTURES
+from prony.sites.site import ARCHITECTURES
 
 HERE = ARCHITECTURES[platform.machine()]
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"

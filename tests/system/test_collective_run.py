@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from prony_node.supervise.verify import verify_folder
+from prony_node.run.verify import verify_folder
 
 ROOT = Path(__file__).parents[2]
 

@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 from container_bed import Podman, can_emulate, why_not
 
-from prony.launch.job import BlockRun, new_job, save_job
-from prony.launch.kubernetes_fetch import Receiver
-from prony.launch.kubernetes_manifest import manifests
-from prony.launch.node import write_node
-from prony.launch.site import ARCHITECTURES, choose_partition, parse_site
+from prony.sites.job import BlockRun, new_job, save_job
+from prony.sites.kubernetes_fetch import Receiver
+from prony.sites.kubernetes_manifest import manifests
+from prony.sites.node import write_node
+from prony.sites.site import ARCHITECTURES, choose_partition, parse_site
 from prony_node.contract import Plan, Trial
 from prony_node.contract.record import read_record
 from prony_node.contract.trial import Stop

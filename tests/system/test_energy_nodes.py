@@ -17,7 +17,7 @@ from two_hosts import Hosts, connected
 from prony_node.contract import Plan, Stop, Trial, files, read_record
 from prony_node.power.recording import Writer
 from prony_node.power.sensor import Reading, Sensor
-from prony_node.supervise.verify import verify_folder
+from prony_node.run.verify import verify_folder
 
 ROOT = Path(__file__).parents[2]
 POWERS_W = (50.0, 80.0)

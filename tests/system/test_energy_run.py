@@ -16,7 +16,7 @@ from prony_node.contract import files
 from prony_node.contract.run_folder import SUPERVISOR, write_manifest
 from prony_node.power.recording import Writer
 from prony_node.power.sensor import Reading, Sensor
-from prony_node.supervise.verify import verify_folder
+from prony_node.run.verify import verify_folder
 
 ROOT = Path(__file__).parents[2]
 POWER_W = 50.0

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from prony.launch.collect import collect, collect_all
+from prony.sites.collect import collect, collect_all
 from prony_node.contract import Plan, Trial, files, read_record
 
 ROOT = Path(__file__).parents[2]

@@ -19,11 +19,11 @@ from pathlib import Path
 import pytest
 
 from processes import need_proc
-from prony.launch.collect import collect_all
+from prony.sites.collect import collect_all
 from prony.store import Store
 from prony_node.contract import files, read_record
 from prony_node.contract.machine import is_alive
-from prony_node.supervise.watchdog import last_progress
+from prony_node.run.watchdog import last_progress
 
 ROOT = Path(__file__).parents[2]
 PATH = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests" / "stand_in")])

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from kubernetes_bed import Cluster, why_not
 
-from prony.launch import jobs as jobs_module
-from prony.launch.job import ENDED_STATE, BlockRun, Job, load, new_job
-from prony.launch.jobs import Jobs
-from prony.launch.site import choose_partition, read_site
+from prony.sites import jobs as jobs_module
+from prony.sites.job import ENDED_STATE, BlockRun, Job, load, new_job
+from prony.sites.jobs import Jobs
+from prony.sites.site import choose_partition, read_site
 from prony_node.contract import Plan, Trial
 from prony_node.contract.record import read_record
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "unit" / "prony_node" / "data"))
 import small_sets  # noqa: E402
 
-from prony_node.supervise.verify import verify_folder  # noqa: E402
+from prony_node.run.verify import verify_folder  # noqa: E402
 
 ONE_CORE = ("cores=1", "device=cpu")  # two threads on a busy machine wait for each other
 

@@ -18,11 +18,11 @@ from typer.testing import CliRunner
 
 from processes import need_proc
 from prony.cli.main import make_app
-from prony.launch import jobs as jobs_module
-from prony.launch.job import BlockRun, Job, load, make_jobs
-from prony.launch.jobs import Jobs
-from prony.launch.protocol import LAUNCHERS
-from prony.launch.site import read_site
+from prony.sites import jobs as jobs_module
+from prony.sites.job import BlockRun, Job, load, make_jobs
+from prony.sites.jobs import Jobs
+from prony.sites.protocol import LAUNCHERS
+from prony.sites.site import read_site
 from prony_node.contract import Plan, Trial, files, read_record
 from prony_node.contract.machine import is_alive
 

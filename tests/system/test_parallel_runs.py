@@ -18,8 +18,8 @@ from two_hosts import Hosts, connected
 
 from processes import processes_of
 from prony_node.contract import Plan, Stop, Trial, files, read_record
-from prony_node.supervise.verify import verify_folder
-from prony_node.supervise.watchdog import last_progress
+from prony_node.run.verify import verify_folder
+from prony_node.run.watchdog import last_progress
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = {"device": "cpu", "size": "tiny", "devices": 2}

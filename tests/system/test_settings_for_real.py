@@ -38,7 +38,7 @@ def make_run(folder: Path, workload: str = "gpt-tiny", settings: dict[str, Value
     folder.mkdir(exist_ok=True)
     plan = Plan(run_id="x", trial=Trial(workload, TINY if settings is None else settings), stop=STOP)
     files.write_whole(folder / files.PLAN, plan.to_json())
-    argv = [sys.executable, "-m", "prony_node.supervise.rank", str(folder / files.PLAN), str(folder)]
+    argv = [sys.executable, "-m", "prony_node.run.rank", str(folder / files.PLAN), str(folder)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "XDG_CACHE_HOME": str(folder / "home")}
     with (folder / files.LOG).open("wb") as log:
         rank = subprocess.Popen(

@@ -21,11 +21,11 @@ from slurm_bed import SlurmBed, why_not
 from typer.testing import CliRunner
 
 from prony.cli.main import make_app
-from prony.launch import jobs as jobs_module
-from prony.launch import slurm as slurm_module
-from prony.launch.job import BlockRun, Job, load, make_jobs
-from prony.launch.jobs import Jobs
-from prony.launch.site import Site, read_site
+from prony.sites import jobs as jobs_module
+from prony.sites import slurm as slurm_module
+from prony.sites.job import BlockRun, Job, load, make_jobs
+from prony.sites.jobs import Jobs
+from prony.sites.site import Site, read_site
 from prony_node.contract import Plan, Trial, files, read_record
 
 ROOT = Path(__file__).parents[2]

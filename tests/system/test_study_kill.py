@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from prony.launch.collect import collect_all
+from prony.sites.collect import collect_all
 from prony.store import Store
 from prony_node.contract import files, read_record
 from prony_node.contract.machine import is_alive

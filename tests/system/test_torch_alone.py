@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from prony.launch.node import node_environment, supervisor_argv, write_node
+from prony.sites.node import node_environment, supervisor_argv, write_node
 from prony_node.contract import Plan, Stop, Trial, read_record
 
 OLDEST = "2.6.0"

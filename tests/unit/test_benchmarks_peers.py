@@ -100,7 +100,7 @@ def test_a_name_that_no_program_has_is_refused_with_the_names(
 def test_every_row_is_a_trial_and_a_model_of_timm(peers: ModuleType) -> None:
     timm = pytest.importorskip("timm")
 
-    from prony.plan.request import parse_trial
+    from prony.study.request import parse_trial
 
     for row in peers.TIMM:
         target, *words = row.trial.split()

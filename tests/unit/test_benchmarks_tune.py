@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from prony.plan.search_space import GOALS, Candidate, PairRun, Screening, make_space, split_searched
+from prony.study.search_space import GOALS, Candidate, PairRun, Screening, make_space, split_searched
 from prony_node.contract.errors import RequestError
 from prony_node.workloads import find_workload
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from prony.plan.study_file import shipped_studies
+from prony.study.study_file import shipped_studies
 
 ROOT = Path(__file__).parents[2]
 

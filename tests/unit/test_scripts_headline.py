@@ -315,7 +315,7 @@ def test_later_rules_doubt_each_gpt_800m_of_the_first_job() -> None:
 def test_the_table_of_records_is_what_the_archives_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     import results_records
 
-    from prony_node.supervise.verify import verify_folder
+    from prony_node.run.verify import verify_folder
 
     monkeypatch.setattr(results_records, "is_verified", lambda folder: verify_folder(folder).outcome == "verified")
     kept = results_records.read_lines(ROOT / "results" / "records.jsonl")

@@ -23,26 +23,26 @@ NODE_ROOMS = {
     "parallel": {"contract"},
     "data": {"contract"},
     "workloads": {"contract", "data", "parallel", "measure"},
-    "supervise": {"contract", "stats", "measure", "power", "facts", "parallel", "data", "workloads"},
-    "__main__": {"contract", "data", "facts", "power", "supervise"},
+    "run": {"contract", "stats", "measure", "power", "facts", "parallel", "data", "workloads"},
+    "__main__": {"contract", "data", "facts", "power", "run"},
     "__init__": set(),
 }
 CONTROLLER_ROOMS = {
     "catalog": set(),
-    "plan": {"catalog"},
-    "launch": set(),
+    "study": {"catalog"},
+    "sites": set(),
     "store": set(),
     "analysis": {"catalog"},
     "report": {"analysis"},
-    "cli": {"__init__", "catalog", "plan", "launch", "store", "analysis", "report"},
+    "cli": {"__init__", "catalog", "study", "sites", "store", "analysis", "report"},
     "__main__": {"cli"},
     "__init__": set(),
 }
 # What each room of the controller may see of the node besides the contract, which all share.
 SEEN_OF_NODE: dict[str, set[str]] = {
     "catalog": set(),
-    "plan": {"stats", "workloads"},
-    "launch": set(),
+    "study": {"stats", "workloads"},
+    "sites": set(),
     "store": set(),
     "analysis": {"stats"},
     "report": set(),
@@ -204,7 +204,7 @@ def test_help_imports_nothing_heavy() -> None:
 def test_the_torch_free_side_of_the_node_imports_no_torch() -> None:
     done = run_python(
         "import prony_node.contract, prony_node.stats, prony_node.workloads, prony_node.facts; "
-        "import prony_node.supervise.supervisor, prony_node.supervise.rank, prony_node.__main__; "
+        "import prony_node.run.supervisor, prony_node.run.rank, prony_node.__main__; "
         "sys.exit('torch' in sys.modules)"
     )
     assert done.returncode == 0, done.stderr

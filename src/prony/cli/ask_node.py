@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prony.launch import node
-from prony.launch.site import Partition
+from prony.sites import node
+from prony.sites.site import Partition
 from prony_node.contract.cache import expand
 from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import Machine
@@ -18,7 +18,7 @@ from prony_node.workloads.model_file.config import from_document, is_model_file
 
 
 def ask_node(question: str, *words: str) -> dict[str, Any]:
-    """The answer of the node program to a question: `prony.launch.node.ask_node`."""
+    """The answer of the node program to a question: `prony.sites.node.ask_node`."""
     return node.ask_node(question, *words, warn=lambda text: print(f"prony: {text}", file=sys.stderr))
 
 

@@ -14,12 +14,12 @@ import typer
 
 from prony.cli.execute import Interrupts, RunOutcome, index, runs_root
 from prony.cli.progress import Display
-from prony.launch.collect import ProgressTail
-from prony.launch.job import BLOCK, ENDED_STATE, BlockRun, Job, find_job, job_places, load_own, make_jobs
-from prony.launch.jobs import Jobs
-from prony.launch.protocol import check_fits, make_launcher
-from prony.launch.site import Partition, Site, choose_partition, read_site, user_sites
-from prony.plan.request import parse_seconds
+from prony.sites.collect import ProgressTail
+from prony.sites.job import BLOCK, ENDED_STATE, BlockRun, Job, find_job, job_places, load_own, make_jobs
+from prony.sites.jobs import Jobs
+from prony.sites.protocol import check_fits, make_launcher
+from prony.sites.site import Partition, Site, choose_partition, read_site, user_sites
+from prony.study.request import parse_seconds
 from prony_node.contract.errors import RequestError
 from prony_node.contract.record import read_record
 from prony_node.contract.trial import Plan
@@ -41,7 +41,7 @@ def find_partition(site: Site, name: str | None) -> Partition:
     partition = choose_partition(site, name)
     if site.kind != "slurm":
         return partition
-    from prony.launch.slurm import fill_in
+    from prony.sites.slurm import fill_in
 
     return fill_in(partition, warn, arch=site.container.engine != "none")
 

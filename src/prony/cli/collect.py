@@ -10,9 +10,9 @@ import typer
 
 from prony.cli.at_site import ROOTS_HELP, job_roots, number, warn
 from prony.cli.execute import EXIT_FAILED, index, runs_root
-from prony.launch.collect import collect_all
-from prony.launch.job import SUBMITTED, WAITING, Job
-from prony.launch.jobs import FILES_LAG_S, Jobs
+from prony.sites.collect import collect_all
+from prony.sites.job import SUBMITTED, WAITING, Job
+from prony.sites.jobs import FILES_LAG_S, Jobs
 from prony_node.contract import files
 
 

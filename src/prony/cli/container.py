@@ -14,9 +14,9 @@ from typing import Annotated
 import typer
 
 from prony.cli.at_site import find_partition
-from prony.launch.image import Build, Unknown, architectures_of, build_commands, mismatch, read_pins
-from prony.launch.script import container_words, image_for
-from prony.launch.site import ARCHITECTURES, Partition, Site, find_site
+from prony.sites.image import Build, Unknown, architectures_of, build_commands, mismatch, read_pins
+from prony.sites.script import container_words, image_for
+from prony.sites.site import ARCHITECTURES, Partition, Site, find_site
 from prony_node.contract.errors import RequestError, unknown
 
 ENGINES = ("podman", "docker", "apptainer")

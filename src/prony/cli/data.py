@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from prony.launch.node import NodeTalk, talk
+from prony.sites.node import NodeTalk, talk
 from prony_node.contract.cache import expand
 from prony_node.contract.errors import RequestError
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from prony import catalog
 from prony.cli.ask_node import ask_node
 from prony.cli.progress import Display
-from prony.launch.collect import collect_all
-from prony.launch.job import local_limit_s
-from prony.launch.local import LocalRun
-from prony.plan.request import make_plan
+from prony.sites.collect import collect_all
+from prony.sites.job import local_limit_s
+from prony.sites.local import LocalRun
+from prony.study.request import make_plan
 from prony_node.contract.cache import expand
 from prony_node.contract.errors import RequestError, Unfinished
 from prony_node.contract.record import failed_checks

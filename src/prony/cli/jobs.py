@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from prony.cli.at_site import ROOTS_HELP, job_roots, warn
-from prony.launch.job import ENDED_STATE, Job
-from prony.launch.jobs import Jobs, pruned, runs_never_begun
+from prony.sites.job import ENDED_STATE, Job
+from prony.sites.jobs import Jobs, pruned, runs_never_begun
 from prony_node.contract import files
 from prony_node.contract.safe_files import user_name
 

@@ -72,7 +72,7 @@ def _settings() -> list[dict[str, Any]]:
 
 
 def _suites() -> list[dict[str, Any]]:
-    from prony.plan.study import load_suites
+    from prony.study.study import load_suites
 
     return [
         {"name": suite.name, "help": suite.help, "trials": [_trial(entry) for entry in suite.trials]}
@@ -81,7 +81,7 @@ def _suites() -> list[dict[str, Any]]:
 
 
 def _studies() -> list[dict[str, Any]]:
-    from prony.plan.study_file import load_study, shipped_studies
+    from prony.study.study_file import load_study, shipped_studies
     from prony_node.workloads import find_workload
 
     studies = [load_study(name, None, (), find_workload) for name in shipped_studies()]

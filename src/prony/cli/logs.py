@@ -11,8 +11,8 @@ import typer
 
 from prony.cli.at_site import ROOTS_HELP, job_of
 from prony.cli.execute import runs_root
-from prony.launch.collect import LogTail, log_of, read_text
-from prony.launch.job import ENDED_STATE, Job, load
+from prony.sites.collect import LogTail, log_of, read_text
+from prony.sites.job import ENDED_STATE, Job, load
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 

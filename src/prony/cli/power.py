@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from prony.launch.node import replacing_argv
+from prony.sites.node import replacing_argv
 from prony_node.contract.errors import RequestError
 from prony_node.contract.metrics import find_rates
 

@@ -47,11 +47,11 @@ from prony.cli.execute import (
 )
 from prony.cli.progress import Display, make_display
 from prony.cli.study_trials import longest_s
-from prony.launch.collect import collect_all
-from prony.launch.job import FIXED_LENGTHS
-from prony.launch.site import find_site
-from prony.plan.request import check_target, make_stop, parse_trial, split_words
-from prony.plan.study import Suite, interleave, load_suites, over_seeds
+from prony.sites.collect import collect_all
+from prony.sites.job import FIXED_LENGTHS
+from prony.sites.site import find_site
+from prony.study.request import check_target, make_stop, parse_trial, split_words
+from prony.study.study import Suite, interleave, load_suites, over_seeds
 from prony_node.contract.errors import RequestError
 from prony_node.contract.trial import SUSTAINED_REPEATS, SUSTAINED_WINDOW_S, Plan, Trial
 from prony_node.workloads import WORKLOADS, find_workload

@@ -18,11 +18,11 @@ from prony.cli.execute import RunOutcome, runs_root, updated_store, where_lines
 from prony.cli.study_run import carry_out, make_view, study_root
 from prony.cli.study_trials import OTHER_CODE_HELP, Options
 from prony.cli.sweep import ENERGY_HELP, RETRY_HELP, SHARE_HELP, end
-from prony.launch.job import BLOCK
-from prony.launch.site import Partition, find_site
-from prony.plan.request import make_stop
-from prony.plan.scale import STRONG, WEAK, ScalingTrials, make_series, parse_counts
-from prony.plan.study import LOCAL
+from prony.sites.job import BLOCK
+from prony.sites.site import Partition, find_site
+from prony.study.request import make_stop
+from prony.study.scale import STRONG, WEAK, ScalingTrials, make_series, parse_counts
+from prony.study.study import LOCAL
 from prony_node.contract.errors import RequestError
 from prony_node.contract.record import using
 

@@ -14,10 +14,10 @@ from prony.cli.at_site import find_partition, follow, show_rendered, site_root, 
 from prony.cli.console import make_console
 from prony.cli.execute import EXIT_FAILED, EXIT_INTERRUPTED, RunOutcome
 from prony.cli.progress import make_display
-from prony.launch.job import BlockRun, Job, make_jobs
-from prony.launch.protocol import make_launcher
-from prony.launch.site import find_site
-from prony.plan.request import make_plan, make_stop, parse_seconds, parse_trial
+from prony.sites.job import BlockRun, Job, make_jobs
+from prony.sites.protocol import make_launcher
+from prony.sites.site import find_site
+from prony.study.request import make_plan, make_stop, parse_seconds, parse_trial
 from prony_node.contract.errors import RequestError
 from prony_node.contract.record import rate_fails
 

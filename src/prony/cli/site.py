@@ -12,11 +12,11 @@ import typer
 
 from prony.cli.at_site import find_partition, show_rendered, site_root, warn
 from prony.cli.execute import EXIT_FAILED
-from prony.launch.collect import read_log
-from prony.launch.job import ENDED_STATE, Job, load_own, new_job
-from prony.launch.jobs import Jobs
-from prony.launch.protocol import NoAnswer
-from prony.launch.site import (
+from prony.sites.collect import read_log
+from prony.sites.job import ENDED_STATE, Job, load_own, new_job
+from prony.sites.jobs import Jobs
+from prony.sites.protocol import NoAnswer
+from prony.sites.site import (
     NAME,
     Partition,
     Site,
@@ -28,7 +28,7 @@ from prony.launch.site import (
     sites_folder,
     user_sites,
 )
-from prony.launch.site_check import Finding, judge, judge_limits
+from prony.sites.site_check import Finding, judge, judge_limits
 from prony_node.contract.errors import RequestError
 
 CHECK_S = 300.0  # at most: importing torch from a busy file system takes minutes
@@ -112,7 +112,7 @@ def _ask_values(yes: bool) -> dict[str, Any]:
 
 
 def _slurm_values(ask: Any) -> dict[str, Any]:
-    from prony.launch.slurm import detect_cluster
+    from prony.sites.slurm import detect_cluster
 
     try:
         cluster = detect_cluster(warn)
@@ -154,8 +154,8 @@ def _time(seconds: float) -> str:
 
 
 def _kubernetes_values(ask: Any) -> dict[str, Any]:
-    from prony.launch.kubernetes_answers import detect_partitions
-    from prony.launch.kubernetes_api import Api, ApiProblem
+    from prony.sites.kubernetes_answers import detect_partitions
+    from prony.sites.kubernetes_api import Api, ApiProblem
 
     namespace = ask("namespace", "default")
     image = ask("image with Python, torch and bash", "")
@@ -201,7 +201,7 @@ def _limits(found: Site, chosen: Partition) -> list[Finding]:
     """What a scheduler says of the partition's own limits, where it says it."""
     if found.kind != "slurm":
         return []
-    from prony.launch.slurm import detect_partition
+    from prony.sites.slurm import detect_partition
 
     try:
         known = detect_partition(chosen.name, warn)

@@ -207,7 +207,7 @@ def rebuild(
     runs: Runs = None,
 ) -> None:
     """Make the index anew, and mark runs that differ from their files."""
-    from prony.launch.collect import collect_all
+    from prony.sites.collect import collect_all
     from prony.store import Store
 
     root = runs_root(runs)

@@ -15,8 +15,8 @@ from prony.cli.at_site import Block, Detach, Dry, PartitionName, Time, at_site
 from prony.cli.execute import RUNS_HELP, runs_root
 from prony.cli.study_trials import OTHER_CODE_HELP, Options
 from prony.cli.sweep import ENERGY_HELP, RETRY_HELP, SHARE_HELP, run_study
-from prony.plan.study import LOCAL, Study
-from prony.plan.study_file import load_study
+from prony.study.study import LOCAL, Study
+from prony.study.study_file import load_study
 from prony_node.contract.errors import RequestError
 from prony_node.workloads import find_workload
 from prony_node.workloads.config import Workload

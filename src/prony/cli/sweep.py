@@ -15,8 +15,8 @@ from prony.cli.execute import EXIT_FAILED, EXIT_REQUEST, RunOutcome, exit_code, 
 from prony.cli.run import print_json
 from prony.cli.study_run import carry_out, make_view
 from prony.cli.study_trials import OTHER_CODE_HELP, Options, StudyOutcome
-from prony.plan.request import make_stop
-from prony.plan.study import LOCAL, ORDERS, Study, study_of_words
+from prony.study.request import make_stop
+from prony.study.study import LOCAL, ORDERS, Study, study_of_words
 from prony_node.contract.errors import RequestError, unknown
 from prony_node.contract.record import failed_checks
 from prony_node.workloads import find_workload

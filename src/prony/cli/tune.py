@@ -25,11 +25,11 @@ from prony.cli.progress import make_display
 from prony.cli.study_run import PlainView
 from prony.cli.sweep import SHARE_HELP
 from prony.cli.tune_search import Tuning, print_tuning, print_tuning_json
-from prony.launch.collect import collect_all
-from prony.launch.locks import devices_of, hold_devices
-from prony.plan.request import parse_seconds
-from prony.plan.search import Search, SearchOutcome, run_search
-from prony.plan.search_space import (
+from prony.sites.collect import collect_all
+from prony.sites.locks import devices_of, hold_devices
+from prony.study.request import parse_seconds
+from prony.study.search import Search, SearchOutcome, run_search
+from prony.study.search_space import (
     Goal,
     default_lists,
     find_goal,

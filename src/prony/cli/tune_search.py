@@ -20,9 +20,9 @@ from prony.analysis.settings import mathematics_sentences, show_setting
 from prony.cli.console import make_console
 from prony.cli.execute import Interrupts, RunOutcome, TrialRun, doubts, execute, first_line, run_one, updated_store
 from prony.cli.progress import Display, roughly
-from prony.launch.collect import is_being_made, wait_for_left
-from prony.launch.locks import claim_run, run_claimant
-from prony.plan.search import (
+from prony.sites.collect import is_being_made, wait_for_left
+from prony.sites.locks import claim_run, run_claimant
+from prony.study.search import (
     BETTER,
     PAIRS,
     PRIOR_RUNS,
@@ -35,7 +35,7 @@ from prony.plan.search import (
     SearchRun,
     SearchStep,
 )
-from prony.plan.search_space import (
+from prony.study.search_space import (
     BATCH,
     FAILED_CHECK,
     Candidate,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prony.cli.execute import RUNS_HELP, open_store
-from prony.launch.node import verify_folders
+from prony.sites.node import verify_folders
 from prony_node.contract import files
 from prony_node.contract.cache import private_folder
 from prony_node.contract.errors import RequestError

@@ -247,6 +247,41 @@ class Record:
         if (self.status == "ok") != (self.failure is None):
             raise ValueError("has a failure exactly when its status is not ok")
 
+    def metric(self, name: str) -> Metric | None:
+        """The metric of this name, if it was measured."""
+        found = self.metrics.get(name)
+        return found if found is not None and found.value is not None else None
+
+    def value(self, name: str) -> float | None:
+        """The value of a metric; None where it was not measured."""
+        found = self.metric(name)
+        return found.value if found is not None else None
+
+    @property
+    def failed_checks(self) -> tuple[str, ...]:
+        """The names of the checks that failed: such a run is shown, and never recommended."""
+        return tuple(check.name for check in self.checks if check.level == "fail")
+
+    @property
+    def rate_fails(self) -> tuple[str, ...]:
+        """The failed checks that the rate rests on: a missed quality or a wrong energy leaves the rate as it is."""
+        return tuple(name for name in self.failed_checks if name != "quality" and not name.startswith("energy"))
+
+    @property
+    def worst_level(self) -> Level:
+        """What the headline carries: the worst level of any check."""
+        return max((check.level for check in self.checks), key=LEVELS.index, default="unknown")
+
+    @property
+    def window_s(self) -> float | None:
+        """Seconds that the rate and its interval come from: those that all copies share, where there are several."""
+        of_copies = (self.parallel or {}).get("window_s")
+        own = self.steady.window_s if self.steady is not None else None
+        for seconds in (of_copies, own):
+            if isinstance(seconds, (int, float)) and 0 < seconds < LARGEST:
+                return float(seconds)
+        return None
+
 
 RECORD_VERSION = 2
 RECORD_SCHEMA = f"prony.record/{RECORD_VERSION}"

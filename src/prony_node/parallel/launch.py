@@ -22,7 +22,7 @@ from prony_node.contract.trial import Plan
 from prony_node.parallel.binding import allowed_cores
 from prony_node.parallel.place import ADDRESS, RENDEZVOUS, meeting_place, node_rank
 
-RANK_MODULE = "prony_node.supervise.rank"
+RANK_MODULE = "prony_node.run.rank"
 LOGS = "elastic"  # what torch's launcher wants for itself; it is gone at the end
 LOOK_EVERY_S = 0.1  # at the ranks
 RANKS_A_CORE = 16  # at most: each imports torch

@@ -14,7 +14,7 @@ from rich.console import Console
 from prony.cli.doctor import show
 
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; "
-ASK = "import json; from prony_node.supervise.doctor import doctor; print(json.dumps(doctor()))"
+ASK = "import json; from prony_node.run.doctor import doctor; print(json.dumps(doctor()))"
 
 
 def ask(code: str) -> dict[str, Any]:

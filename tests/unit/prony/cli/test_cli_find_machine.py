@@ -9,7 +9,7 @@ import pytest
 
 from prony.cli import ask_node as module
 from prony.cli.ask_node import find_machine
-from prony.launch.site import Partition
+from prony.sites.site import Partition
 from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import Machine
 

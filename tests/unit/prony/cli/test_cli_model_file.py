@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from prony.cli import ask_node
-from prony.plan.request import make_plan, parse_trial
-from prony.plan.study import make_grid
+from prony.study.request import make_plan, parse_trial
+from prony.study.study import make_grid
 from prony_node.contract import Plan, RequestError, Stop
 from prony_node.workloads import WORKLOADS, workload_of
 from prony_node.workloads.model_file.config import to_document

@@ -15,7 +15,7 @@ import prony.cli.study_run
 import prony.cli.study_trials
 from prony.cli.execute import RunOutcome, TrialRun
 from prony.cli.main import make_app
-from prony.launch.locks import hold_devices
+from prony.sites.locks import hold_devices
 from prony_node.contract import files
 from prony_node.contract.run_folder import SUPERVISOR, write_manifest
 from prony_node.parallel import place

@@ -15,9 +15,9 @@ from prony.cli.jobs import state_of
 from prony.cli.main import make_app
 from prony.cli.screen import rates_of
 from prony.cli.study_run import in_order
-from prony.launch.job import ENDED_STATE, SUBMITTED, BlockRun, JobOutcome, new_job
-from prony.launch.site import Partition, parse_site, read_site
-from prony.launch.site_check import judge, judge_limits, read_answer
+from prony.sites.job import ENDED_STATE, SUBMITTED, BlockRun, JobOutcome, new_job
+from prony.sites.site import Partition, parse_site, read_site
+from prony.sites.site_check import judge, judge_limits, read_answer
 from prony_node.contract import Plan, Trial, files
 
 SITE = "kind: slurm\npartition: gpu\npartitions: {gpu: {accelerators: 4, arch: aarch64, cores_per_device: 2}}\n"

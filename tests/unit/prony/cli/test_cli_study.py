@@ -19,11 +19,11 @@ from prony.cli.execute import RunOutcome, where_lines
 from prony.cli.main import main, make_app
 from prony.cli.study_output import forecast_lines, make_forecast, make_status
 from prony.cli.study_run import LiveView, Options, PlainView, StudyOutcome, StudyProgress, carry_out, make_view
-from prony.launch.local import LocalRun
-from prony.launch.locks import hold_devices, lock_folder
-from prony.launch.site import Site
-from prony.plan.study import RunEstimate
-from prony.plan.study_file import StudyFileOptions, parse_study
+from prony.sites.local import LocalRun
+from prony.sites.locks import hold_devices, lock_folder
+from prony.sites.site import Site
+from prony.study.study import RunEstimate
+from prony.study.study_file import StudyFileOptions, parse_study
 from prony_node.contract import RequestError
 from prony_node.contract.run_folder import SUPERVISOR, write_manifest
 from prony_node.contract.trial import Trial
@@ -40,7 +40,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     node.chmod(0o755)
     monkeypatch.setenv("PRONY_PYTHON", str(node))
     monkeypatch.setenv("PRONY_LOCKS", str(tmp_path / "locks"))
-    monkeypatch.setattr("prony.launch.local.LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr("prony.sites.local.LOOK_EVERY_S", 0.02)
     return tmp_path / "runs"
 
 

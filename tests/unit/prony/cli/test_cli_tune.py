@@ -17,8 +17,8 @@ import typer
 
 from prony.cli.tune import tune as tune_verb
 from prony.cli.tune_search import FIRST_REPEAT
-from prony.launch.locks import hold_devices
-from prony.plan.request import parse_trial
+from prony.sites.locks import hold_devices
+from prony.study.request import parse_trial
 from prony_node.contract.errors import RequestError
 
 ROOT = Path(__file__).parents[4]

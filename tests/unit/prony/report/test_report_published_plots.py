@@ -13,8 +13,8 @@ import vl_convert
 from prony.analysis.published_plots import HEAT, LINES, Plot, draw
 from prony.analysis.published_tables import StudyResults
 from prony.catalog.published import Matched, PlotSpec
-from prony.plan.study import Study
-from prony.plan.study_file import load_study
+from prony.study.study import Study
+from prony.study.study_file import load_study
 from prony.report.build import report_text
 from prony.report.published import Captioned, panel_title, plot_caption
 from prony.report.published_plots import FILE, PAGE, plot_file, plot_svg, specification

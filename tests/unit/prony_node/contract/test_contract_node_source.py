@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import prony_node
-from prony.launch.node import write_node
+from prony.sites.node import write_node
 from prony_node.contract.run_folder import node_source_hash
 
 PACKAGE = Path(prony_node.__file__).parent

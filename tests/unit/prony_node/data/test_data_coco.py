@@ -19,9 +19,9 @@ from prony_node.data.coco import BoxedImages, DecodedBoxes, box_loader, mirrored
 from prony_node.data.opening import open_dataset
 from prony_node.data.source import chosen, fit_settings, open_source
 from prony_node.measure.step import Step
-from prony_node.supervise import judge
-from prony_node.supervise.inputs import Inputs
-from prony_node.supervise.rank import describe
+from prony_node.run import judge
+from prony_node.run.inputs import Inputs
+from prony_node.run.rank import describe
 from prony_node.workloads import build_task, find_workload
 
 CPU = torch.device("cpu")

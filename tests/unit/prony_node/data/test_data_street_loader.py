@@ -31,7 +31,7 @@ from prony_node.data.segmentation import (
 )
 from prony_node.data.source import fit_settings, open_source
 from prony_node.data.synthetic import HostSamples
-from prony_node.supervise.inputs import Inputs
+from prony_node.run.inputs import Inputs
 from prony_node.workloads import build_task, find_workload
 
 CPU = torch.device("cpu")

@@ -116,7 +116,7 @@ from prony_node.contract.trial import Plan, Stop
 from prony_node.contract.trial import Trial
 from prony_node.measure import compiling
 from prony_node.parallel.place import RankPosition
-from prony_node.supervise.run import Run
+from prony_node.run.run import Run
 small = {"size": "tiny", "device": "cpu", "batch_size": 2, "sequence": 16}
 for name, more in (("measured", {}), ("counted", {"steps": 2})):
     folder = Path(sys.argv[1], name)

@@ -14,7 +14,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 from prony_node.contract import Plan, Trial, files
 from prony_node.parallel import place
 from prony_node.parallel.launch import launch, main, reason_of, refuse_missing_devices, until_met
-from prony_node.supervise.claim import own_plan
+from prony_node.run.claim import own_plan
 
 
 def failing(times: int, tried: list[int]) -> Callable[[], None]:

@@ -12,7 +12,7 @@ from prony_node.measure.checks import OUTPUT_BOUND
 from prony_node.measure.flops import count_flops
 from prony_node.measure.protocol import Task
 from prony_node.measure.step import Step
-from prony_node.supervise.judge import reference_answer, utilisation_metrics
+from prony_node.run.judge import reference_answer, utilisation_metrics
 from prony_node.workloads import WORKLOADS, build_task
 from prony_node.workloads.ceilings.config import CEILINGS
 from prony_node.workloads.ceilings.operations import HostCopy, Triad

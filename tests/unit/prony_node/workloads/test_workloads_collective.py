@@ -68,7 +68,7 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 from prony_node.contract.machine import Machine
-from prony_node.supervise.collective import CollectiveRun
+from prony_node.run.collective import CollectiveRun
 from prony_node.workloads import WORKLOADS
 from prony_node.measure.collective_loop import TimedOperation, time_point
 from prony_node.stats import StopRule

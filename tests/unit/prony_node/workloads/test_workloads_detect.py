@@ -16,7 +16,7 @@ from prony_node.measure.checks import OUTPUT_BOUND
 from prony_node.measure.flops import count_flops
 from prony_node.measure.protocol import Task
 from prony_node.measure.step import Step
-from prony_node.supervise.judge import _distance, reference_answer
+from prony_node.run.judge import _distance, reference_answer
 from prony_node.workloads import build_task, find_workload
 from prony_node.workloads.detect.fasterrcnn import RATIOS, full_model, wide_anchors
 from prony_node.workloads.detect.loss import found_boxes, image_list, target_list

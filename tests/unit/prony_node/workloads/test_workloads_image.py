@@ -15,7 +15,7 @@ from prony_node.contract.machine import Machine
 from prony_node.contract.settings import Value
 from prony_node.measure import memory
 from prony_node.measure.flops import count_flops
-from prony_node.supervise.questions import check_name
+from prony_node.run.questions import check_name
 from prony_node.workloads import build_task, find_workload
 from prony_node.workloads.config import Workload
 from prony_node.workloads.image.config import IMAGE_WORKLOADS

@@ -21,7 +21,7 @@ from prony_node.measure.flops import count_flops
 from prony_node.measure.protocol import Task
 from prony_node.measure.step import Step
 from prony_node.measure.training import parameter_norms
-from prony_node.supervise.judge import reference_answer
+from prony_node.run.judge import reference_answer
 from prony_node.workloads import WORKLOADS, build_task, find_workload
 from prony_node.workloads.language import transformers_models
 from prony_node.workloads.language.transformers_models import CAUSAL_MASK_ALONE

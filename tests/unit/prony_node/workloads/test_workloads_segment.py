@@ -16,7 +16,7 @@ from prony_node.contract.settings import Value
 from prony_node.data.dataset import Encoded, FileReader, Origin
 from prony_node.data.segmentation import StreetScenes
 from prony_node.measure.flops import count_flops
-from prony_node.supervise.rank import describe
+from prony_node.run.rank import describe
 from prony_node.workloads import build_task, find_workload
 from prony_node.workloads.config import Workload
 from prony_node.workloads.segment.config import (

@@ -15,7 +15,7 @@ from prony_node.measure import cuda
 from prony_node.measure.cuda import Captured
 from prony_node.measure.protocol import Batch
 from prony_node.measure.step import Step
-from prony_node.supervise.rank import describe
+from prony_node.run.rank import describe
 from prony_node.workloads import build_task, find_workload
 from prony_node.workloads.dino.boxes import Targets, ToHost, corners
 from prony_node.workloads.dino.config import FULL, TINY

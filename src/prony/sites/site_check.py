@@ -1,0 +1,208 @@
+"""Whether a site is what its file says: the answer of a node, held against it, in words."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from prony.sites.collect import read_text
+from prony.sites.job import Job
+from prony.sites.script import image_for
+from prony.sites.site import ARCHITECTURES, Partition
+
+MOST_BEGINNINGS = 100  # places where an answer is looked for: each try may read all that follows
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at: pass, warn, fail or unknown."""
+
+    name: str
+    level: str
+    message: str
+
+
+def read_answer(folder: Path) -> dict[str, Any] | None:
+    """The document that the node program printed; what else it said stands before or after it."""
+    text = read_text(folder / "answer")
+    for begin in islice(re.finditer(r"\{\n", text), MOST_BEGINNINGS):
+        try:
+            document, _ = json.JSONDecoder().raw_decode(text, begin.start())
+        except (ValueError, RecursionError):
+            continue
+        return document if isinstance(document, dict) else None
+    return None
+
+
+def judge(job: Job, log: str) -> list[Finding]:
+    """What the job of `prony site check` found out."""
+    answer = read_answer(job.folder)
+    outcome = job.outcome
+    if answer is None:
+        said = _last_words(job, log)
+        state = f"{outcome.state}{f' ({outcome.reason})' if outcome.reason else ''}" if outcome else "unknown"
+        return [Finding("job", "fail", f"the job ended as {state} and the node program did not answer: {said}")]
+    host = answer.get("host") or {}
+    around = _surroundings(job)
+    found = [
+        Finding("job", "pass", f"a job ran on {host.get('hostname')} and its files came back to {job.root}"),
+        _architecture(job, str(host.get("architecture") or "")),
+        _container(job, answer),
+        _torch(answer),
+        _accelerators(job, answer),
+        _kind(job, answer),
+        _cores(job, host),
+        _modules(job, around),
+        _variables(job, answer.get("environment") or {}),
+        _interface(job, around),
+        _address(job, around),
+        _power(answer),
+    ]
+    return [one for one in found if one is not None]
+
+
+def _last_words(job: Job, log: str) -> str:
+    for text in (read_text(job.folder / "answer"), log):
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        if lines:
+            return lines[-1][:300]
+    return "it said nothing"
+
+
+def _architecture(job: Job, found: str) -> Finding:
+    arch, stated = ARCHITECTURES.get(found), job.partition.arch
+    if arch is None:
+        return Finding("architecture", "unknown", f"the node does not say what it is: {found!r}")
+    if stated is None:
+        return Finding("architecture", "warn", f"the nodes are {arch}; add `arch: {arch}` to the site file")
+    if arch != stated:
+        return Finding("architecture", "fail", f"the nodes are {arch}, and the site file says {stated}")
+    return Finding("architecture", "pass", f"the nodes are {arch}")
+
+
+def _torch(answer: dict[str, Any]) -> Finding:
+    torch, python = answer.get("torch") or {}, (answer.get("software") or {}).get("python")
+    if not torch.get("installed"):
+        why = torch.get("reason") or "it is not installed"
+        return Finding("torch", "fail", f"Python {python} has no torch there: {why}; `python` names one that has")
+    return Finding("torch", "pass", f"Python {python} with torch {torch.get('version')}")
+
+
+def _accelerators(job: Job, answer: dict[str, Any]) -> Finding:
+    devices = [device for device in answer.get("devices") or [] if device.get("kind") != "cpu"]
+    wanted = job.partition.accelerators
+    names = ", ".join(sorted({str(device.get("name")) for device in devices})) or "none"
+    if wanted is None:
+        return Finding(
+            "accelerators", "warn", f"{len(devices)} ({names}); the site file does not say how many to ask for"
+        )
+    if len(devices) != wanted:
+        return Finding("accelerators", "fail", f"torch finds {len(devices)} ({names}); the site file says {wanted}")
+    return Finding("accelerators", "pass", f"{len(devices)} ({names})" if devices else "none, as the site file says")
+
+
+def _cores(job: Job, host: dict[str, Any]) -> Finding | None:
+    allowed = ((host.get("cpu") or {}).get("allowed") or {}).get("count")
+    if allowed is None or job.partition.cores_per_device is None:
+        return None
+    wanted = job.partition.cores_per_device * job.devices_per_node
+    if allowed < wanted:
+        return Finding("cores", "fail", f"the job may use {allowed} cores, and {wanted} were asked for")
+    return Finding("cores", "pass", f"the job may use {allowed} cores")
+
+
+def _kind(job: Job, answer: dict[str, Any]) -> Finding | None:
+    """Whether the accelerators are what the file calls them: GH200 is part of the name that torch knows."""
+    names = sorted({str(one.get("name")) for one in answer.get("devices") or [] if one.get("kind") != "cpu"})
+    stated = re.search(r"[A-Za-z]*[0-9]+", job.partition.accelerator)
+    if not names or stated is None:
+        return None
+    if not all(stated.group().casefold() in name.casefold() for name in names):
+        said = f"the nodes have {', '.join(names)}, and the site file says {job.partition.accelerator}"
+        return Finding("accelerator", "warn", said)
+    return Finding("accelerator", "pass", f"{', '.join(names)}, as the site file says")
+
+
+def _container(job: Job, answer: dict[str, Any]) -> Finding | None:
+    engine = job.site.container.engine
+    if engine == "none":
+        return None
+    seen = [str(one.get("name")) for one in (answer.get("container") or {}).get("runtimes") or []]
+    if engine not in seen:
+        return Finding("container", "warn", f"{engine} was called, and the node program sees no trace of its container")
+    return Finding("container", "pass", f"the node program runs in {image_for(job.site, job.partition)}")
+
+
+def _modules(job: Job, around: dict[str, list[str]]) -> Finding | None:
+    wanted = job.site.environment.modules
+    if not wanted:
+        return None
+    loaded = [name for line in around.get("modules", []) for name in line.split(":") if name]
+    if not loaded:
+        return Finding("modules", "unknown", "`module load` failed for none, and which are loaded is not said there")
+    missing = [name for name in wanted if not any(other.startswith(name) for other in loaded)]
+    if missing:
+        return Finding("modules", "warn", f"{', '.join(missing)} is not among what is loaded: {', '.join(loaded)}")
+    return Finding("modules", "pass", f"{', '.join(wanted)} loaded")
+
+
+def _variables(job: Job, there: dict[str, str]) -> Finding | None:
+    """Those that a node tells; the others are not recorded anywhere, and so not looked at."""
+    stated = {name: value for name, value in job.site.environment.variables.items() if name in there}
+    other = [f"{name} is {there[name]!r}, not {value!r}" for name, value in stated.items() if there[name] != value]
+    if other:
+        return Finding("variables", "fail", f"on the node {'; '.join(other)}")
+    return Finding("variables", "pass", f"{', '.join(stated)} as the site file says") if stated else None
+
+
+def _interface(job: Job, around: dict[str, list[str]]) -> Finding | None:
+    wanted = job.site.environment.interface
+    if not wanted:
+        return None
+    there = around.get("interface", [])
+    named = [word.split(":")[0] for word in wanted.lstrip("=^").split(",")]
+    missing = [name for name in named if not any(other.startswith(name) for other in there)]
+    if missing and not wanted.startswith("^"):
+        return Finding("interface", "fail", f"there is no {', '.join(missing)} on the node; it has {', '.join(there)}")
+    return Finding("interface", "pass", f"{wanted} is there")
+
+
+def _address(job: Job, around: dict[str, list[str]]) -> Finding | None:
+    suffix = job.site.environment.host_suffix
+    if not suffix:
+        return None
+    if not around.get("address"):
+        return Finding("host_suffix", "fail", f"no address is known there for the node's name with {suffix} after it")
+    return Finding("host_suffix", "pass", f"the node's name with it is {' '.join(around['address'][0].split())}")
+
+
+def _power(answer: dict[str, Any]) -> Finding:
+    sensors = (answer.get("power") or {}).get("sensors") or []
+    if not sensors:
+        return Finding("power", "warn", "no power sensor can be read there: runs will have no energy")
+    return Finding("power", "pass", f"{len(sensors)} power sensor{'s' if len(sensors) > 1 else ''} can be read")
+
+
+def judge_limits(stated: Partition, known: Partition) -> Finding | None:
+    """What the file allows of a partition, held against what its scheduler says."""
+    wrong = []
+    if stated.nodes and known.nodes and stated.nodes > known.nodes:
+        wrong.append(f"it has {known.nodes} nodes of this kind, and the site file says {stated.nodes}")
+    if stated.max_time_s and known.max_time_s and stated.max_time_s > known.max_time_s:
+        allowed, said = known.max_time_s / 3600, stated.max_time_s / 3600
+        wrong.append(f"a job may take {allowed:g} h, and the site file says {said:g} h")
+    if wrong:
+        return Finding("limits", "fail", f"of partition {stated.name}: {'; '.join(wrong)}")
+    return Finding("limits", "pass", "within the partition's own") if stated.nodes or stated.max_time_s else None
+
+
+def _surroundings(job: Job) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for line in read_text(job.folder / "surroundings").splitlines():
+        kind, _, rest = line.partition(" ")
+        found.setdefault(kind, []).append(rest)
+    return found

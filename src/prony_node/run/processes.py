@@ -1,0 +1,294 @@
+"""The processes of a run: signals, ending with the parent, the rank seen by its supervisor, and how a rank begins."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import importlib.util
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType, TracebackType
+
+from prony_node.contract import files
+from prony_node.contract.cache import make_own_cache
+from prony_node.contract.digits import is_digits
+from prony_node.contract.machine import identify
+from prony_node.contract.safe_files import open_in_run, read_in_run
+from prony_node.parallel.place import RankPosition
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def end_with_parent(signal_number: int) -> None:
+    """Ask the kernel for this signal when the parent ends (Linux; elsewhere the parent is polled)."""
+    if sys.platform.startswith("linux"):
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal_number, 0, 0, 0)
+
+
+def controller_pid() -> int | None:
+    """The controller that started this supervisor; None when a person did."""
+    text = os.environ.get("PRONY_CONTROLLER_PID", "")
+    return int(text) if is_digits(text) else None
+
+
+def controller_is_gone() -> bool:
+    """Whether there was a controller and it ended: an orphan gets another parent."""
+    pid = controller_pid()
+    return pid is not None and os.getppid() != pid
+
+
+def adopt_orphans() -> None:
+    """Become the parent of whatever the rank leaves behind, even what left its process group (Linux)."""
+    if sys.platform.startswith("linux"):
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_adopted(patience_s: float = 3.0) -> None:
+    """Kill and reap every remaining child, and then the children that those leave to us."""
+    end_s = time.monotonic() + patience_s
+    while (pids := _children()) and time.monotonic() < end_s:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.02)
+
+
+def _children() -> list[int]:
+    own = str(os.getpid())
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, IndexError):
+            text = entry.read_text(encoding="utf-8", errors="replace")
+            if text.rpartition(")")[2].split()[1] == own:
+                found.append(int(entry.parent.name))
+    return found
+
+
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+NEAR_END = signal.SIGUSR2  # from the script of a job whose time limit is near
+
+
+class SignalPipe:
+    """Signals as bytes in a pipe, so that one select() waits for all of them."""
+
+    def __init__(self) -> None:
+        self.interrupted_by: signal.Signals | None = None
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+
+    def __enter__(self) -> SignalPipe:
+        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        for number in (*INTERRUPTS, NEAR_END):
+            signal.signal(number, self._on_interrupt)
+        signal.signal(signal.SIGCHLD, _on_child)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.close(self._read)
+        os.close(self._write)
+
+    def wait(self, seconds: float) -> None:
+        """Return after that time, or at once when a signal arrives."""
+        select.select([self._read], [], [], max(0.0, seconds))
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._read, 4096)
+
+    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
+        if self.interrupted_by is None:
+            self.interrupted_by = signal.Signals(number)
+
+
+def _on_child(number: int, frame: FrameType | None) -> None:
+    """Nothing to do but wake up."""
+
+
+OLDEST = 315_705_600  # 3 January 1980: the oldest times of archives, in any zone, stand for none
+
+
+def bytecode_environment() -> dict[str, str]:
+    """What to add to a rank's environment. Nothing where Python finds bytecode, or will write it beside the source."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None or sys.pycache_prefix is not None:
+        return {}
+    origin = Path(found.origin)
+    if Path(importlib.util.cache_from_source(found.origin)).exists():
+        return {}
+    if not sys.dont_write_bytecode and os.access(origin.parent, os.W_OK):
+        return {}
+    if not has_own_time(origin):
+        return {}
+    try:
+        place = make_own_cache("bytecode", of_libraries(origin.parents[1]))
+    except OSError:  # nowhere to keep it: bytecode is executed
+        return {}
+    return {"PYTHONPYCACHEPREFIX": str(place), "PYTHONDONTWRITEBYTECODE": ""}
+
+
+def has_own_time(path: Path) -> bool:
+    """Python tells files by size and time. In some images all have one: bytecode could then be another image's."""
+    seconds = int(path.stat().st_mtime)
+    return seconds > OLDEST and seconds != int(Path(os.__file__).stat().st_mtime)
+
+
+def of_libraries(site: Path) -> str:
+    """A name for these versions, so that those of another image at the same path have another."""
+    named = sorted(path.name for path in site.glob("*.dist-info"))
+    return hashlib.sha256("\n".join([str(site), *named]).encode()).hexdigest()[:12]
+
+
+RANK_MODULE = "prony_node.run.rank"
+TERM_GRACE_S = 3.0
+KILL_GRACE_S = 10.0
+
+
+def rank_argv(plan_file: Path, folder: Path) -> list[str]:
+    """The command of a rank. Tests put a stand-in in its place through the environment."""
+    module = os.environ.get("PRONY_RANK_MODULE") or RANK_MODULE
+    return [sys.executable, "-m", module, str(plan_file), str(folder)]
+
+
+def launcher_argv(plan_file: Path, folder: Path) -> list[str]:
+    """The command of torch's launcher, for several ranks."""
+    return [sys.executable, "-m", "prony_node.parallel.launch", str(plan_file), str(folder)]
+
+
+class RankProcess:
+    """One rank, or the launcher of several. `wait` is how to sleep: it returns early when a child has ended."""
+
+    def __init__(self, plan_file: Path, folder: Path, wait: Callable[[float], None], *, several: bool = False) -> None:
+        self._wait = wait
+        self._folder = folder
+        supervisor = os.getpid()
+
+        def before_exec() -> None:
+            # Here and not in the rank: a supervisor killed while the rank's Python starts leaves no orphan.
+            end_with_parent(signal.SIGKILL)
+            if os.getppid() != supervisor:
+                os._exit(1)
+
+        with files.open_bytes(folder / (files.LAUNCHER_LOG if several else files.LOG), append=True) as log:
+            self._process = subprocess.Popen(
+                launcher_argv(plan_file, folder) if several else rank_argv(plan_file, folder),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=os.environ
+                | bytecode_environment()
+                | {"PRONY_SUPERVISOR_PID": str(supervisor), "PYTHONUNBUFFERED": "1"},
+                process_group=0,
+                preexec_fn=before_exec,  # safe: no thread is busy here, neither in a supervisor nor in a waiting rank
+            )
+        self.pid = self._process.pid
+
+    def has_ended(self) -> bool:
+        """Whether the rank ended. It stays unreaped, so that its group's number cannot be reused yet."""
+        if self._process.returncode is not None:
+            return True
+        if not hasattr(os, "waitid"):
+            return self._process.poll() is not None
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def dump_stacks(self) -> str:
+        """Ask the rank where every thread stands; the first lines of its answer."""
+        path = self._folder / files.STACKS
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGUSR1)
+        size = -1
+        for _ in range(10):  # a second at least, so that a slow machine can answer
+            self._sleep_or_end(0.2)
+            now = path.stat().st_size if path.exists() else 0
+            if now > 0 and now == size:
+                break
+            size = now
+        return top_of_stack(path)
+
+    def end(self) -> bool:
+        """End the rank and everything it started; False when even SIGKILL did not (stuck in a driver)."""
+        if not self.has_ended():
+            self._signal_group(signal.SIGTERM)
+            self._sleep_or_end(TERM_GRACE_S)
+        self._signal_group(signal.SIGKILL)  # also for what the rank left behind in its group
+        self._sleep_or_end(KILL_GRACE_S)
+        return self.has_ended()
+
+    def exit_status(self) -> int | None:
+        """Reap: the exit code, negative for a signal; None when it does not end."""
+        return self._process.poll() if self.has_ended() else None
+
+    def _signal_group(self, number: int) -> None:
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, number)
+
+    def _sleep_or_end(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not self.has_ended() and (left := end - time.monotonic()) > 0:
+            self._wait(min(left, 0.1))
+
+
+def top_of_stack(path: Path, frames: int = 6) -> str:
+    """Where the main thread stood, of a dump of all threads; empty when there is none."""
+    try:
+        lines = read_in_run(path).decode("utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    start = next((at + 1 for at, line in enumerate(lines) if line.startswith("Current thread")), 1)
+    return "\n".join(line.strip() for line in lines[start : start + frames] if line.strip())
+
+
+def read_tail(path: Path, lines: int = 5, most_bytes: int = 16384) -> str:
+    """The last lines of a text file, empty when there is none."""
+    try:
+        with os.fdopen(open_in_run(path), "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - most_bytes))
+            text = file.read(most_bytes).decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+    return "\n".join([line for line in text.splitlines() if line.strip()][-lines:])
+
+
+def enter_rank_folder(place: RankPosition, folder: Path) -> Path:
+    """The folder that this rank writes into."""
+    end_with_parent(signal.SIGKILL)
+    if _launcher_is_gone():
+        os._exit(1)
+    with files.open_bytes(folder / files.rank_log(place.rank), append=True) as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    own = files.rank_folder(folder, place.rank)
+    files.make_folder(own)
+    files.write_whole(own / files.RANK, {"rank": place.rank, "node": place.node, "device": None, **identify()})
+    return own
+
+
+def note_device(place: RankPosition, own: Path, device: str) -> None:
+    files.write_whole(own / files.RANK, {"rank": place.rank, "node": place.node, "device": device, **identify()})
+
+
+def _launcher_is_gone() -> bool:
+    """Whether the launcher ended before this process could ask to end with it: it is the supervisor's child."""
+    supervisor = os.environ.get("PRONY_SUPERVISOR_PID", "")
+    if not supervisor or not sys.platform.startswith("linux"):
+        return False
+    try:
+        text = Path(f"/proc/{os.getppid()}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return True
+    return text.rpartition(")")[2].split()[1] != supervisor

@@ -1,0 +1,97 @@
+"""The process that holds the device: `python -m prony_node.run.rank PLAN FOLDER`, started by the supervisor."""
+
+from __future__ import annotations
+
+import faulthandler
+import functools
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from prony_node.contract import files
+from prony_node.contract.errors import RequestError
+from prony_node.contract.extras import missing_library
+from prony_node.contract.trial import Plan
+from prony_node.facts.software import imported_versions
+from prony_node.measure.out_of_memory import avoid_reservations, out_of_memory_in
+from prony_node.parallel.place import place_of
+from prony_node.run.auto_batch import TryFailed
+from prony_node.run.processes import enter_rank_folder
+from prony_node.workloads import WORKLOADS
+
+TORCH_ADVICE = "If reserved but unallocated memory is large"  # from here on it is about the allocator's settings
+
+
+def main(argv: list[str]) -> int:
+    plan_file, folder = Path(argv[0]), Path(argv[1])
+    plan = Plan.from_json(files.read_plain_json(plan_file))
+    place = place_of(plan.trial.settings)
+    if place.size > 1:
+        folder = enter_rank_folder(place, folder)
+    stacks = files.open_text(folder / files.STACKS)
+    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+    found: dict[str, Any] = {}
+    shipped = WORKLOADS.get(plan.trial.workload)
+    described = functools.partial(describe, module=shipped.module if shipped else "")
+    settings = plan.trial.settings
+    if "memory_cap" in settings and settings.get("device", "auto") in ("auto", "cpu"):
+        avoid_reservations()
+    try:
+        # These import torch: its absence is a failure with a reason.
+        from prony_node.run.run import Run
+        from prony_node.run.walk import walk
+
+        walk(plan, folder, found, place, described) if plan.walk else Run(plan, folder, found, place).execute()
+        found["status"] = "ok"
+    except Exception as error:
+        traceback.print_exc()
+        failure = described(error, found.get("memory_free", ""))
+        if place.size > 1:
+            failure["at_monotonic"] = time.monotonic()
+        found |= {"status": "failed", "failure": failure}
+    found["imported"] = imported_versions()
+    files.write_whole(folder / files.RESULT, found)
+    stacks.close()
+    if not (folder / files.STACKS).stat().st_size:
+        files.remove(folder / files.STACKS)
+    return 0 if found["status"] == "ok" else 1
+
+
+def describe(error: Exception, memory_free: str = "", module: str = "") -> dict[str, Any]:
+    """A failure's kind, and a sentence; `memory_free` is what was free before anything was allocated.
+
+    `module` is that of the workload.
+    """
+    if isinstance(error, TryFailed):
+        return error.failure
+    if isinstance(error, RequestError):
+        # Of a loader's worker torch makes one that holds the worker's whole traceback; the sentence is its last line.
+        return {"kind": "request", "message": str(error).rpartition("RequestError: ")[2].strip()}
+    name = type(error).__name__
+    text = " ".join(str(error).split())
+    if isinstance(error, ModuleNotFoundError):
+        library = (error.name or "?").partition(".")[0]
+        return {"kind": "missing-library", "message": missing_library(library, module)}
+    if isinstance(error, ImportError):
+        return {"kind": "missing-library", "message": f"a library could not be loaded here: {text[:600]}"}
+    if name == "MissingDevice":
+        return {"kind": "missing-device", "message": text}
+    short = out_of_memory_in(error)
+    if short is not None:
+        said = " ".join(str(short).split()).partition(TORCH_ADVICE)[0].strip()[:600]
+        untold = "free" not in said or "memory_cap" in memory_free  # torch tells what is free beyond the cap
+        free = f"; before the run {memory_free}" if memory_free and untold else ""
+        return {"kind": "out-of-memory", "message": f"{said}{free}"}
+    return {"kind": "exception", "message": f"{name}: {text[:600]}"}
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # All is written. Taking torch apart costs a second, and threads of a group may wait for others that are gone.
+    os._exit(code)

@@ -1,0 +1,239 @@
+"""Several ranks, one record: the common window of copies, the slowest by name, and who is to blame."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from prony_node.contract import files
+from prony_node.run import rank_failures, several_ranks
+from prony_node.run.conditions import distinct, worst_of
+from prony_node.run.rank_failures import OutOfMemoryWitness
+from prony_node.run.several_ranks import ranks_check, replicas_check
+from prony_node.run.step_series import common_window, summed
+
+ENDED = rank_failures.LauncherEnd(pid=1, status=1)
+
+
+def copy(rank: int, begin_s: float, step_s: float, steps: int, cut_s: float = 0.0) -> dict[str, Any]:
+    return {
+        "rank": rank, "host": "node7", "device": f"cuda:{rank}", "begin_s": begin_s, "cut_s": cut_s, "steps": steps,
+        "seconds": steps * step_s, "step_s": step_s, "low_s": step_s / 1.1, "high_s": step_s / 0.9,
+        "blocks": [(1, step_s, 0.0)] * steps, "pace": {"seconds": step_s, "low": 0.99 * step_s, "high": 1.01 * step_s},
+    }  # fmt: skip
+
+
+def test_only_the_window_that_all_copies_share_is_summed() -> None:
+    """One is alone at first, another at the end, when it is faster: neither time counts."""
+    first = copy(0, 0.0, 0.1, 100, cut_s=1.0)  # steady from 1 s to 10 s
+    second = copy(1, 2.0, 0.2, 50)  # from 2 s to 12 s
+    window = common_window([first, second])
+    assert window is not None
+    assert (window.start_s, window.end_s) == pytest.approx((2.0, 10.0))
+    assert window.steps == pytest.approx((80.0, 40.0))
+    rate = summed(window, [first, second], units_per_step=4)
+    assert rate["value"] == pytest.approx(4 * (80 + 40) / 8)
+    assert rate["low"] == pytest.approx(0.9 * rate["value"])
+    assert rate["high"] == pytest.approx(1.1 * rate["value"])
+
+
+def test_a_block_across_an_edge_counts_in_part() -> None:
+    window = common_window([copy(0, 0.0, 1.0, 10), copy(1, 2.25, 0.5, 5)])
+    assert window is not None
+    assert window.steps == pytest.approx((2.5, 5.0))
+
+
+def test_copies_that_were_never_measured_together_have_no_sum() -> None:
+    assert common_window([copy(0, 0.0, 0.1, 10), copy(1, 5.0, 0.1, 10)]) is None
+
+
+def joined(*copies: dict[str, Any]) -> Any:
+    """A run of copies that the first of them has joined; what is at stake was found of that one alone before."""
+    rate = {"value": 1.0, "unit": "tokens/s", "source": "counted"}
+    run = SimpleNamespace(
+        began_s=1000.0, units_per_step=4, samples_per_step=2, flops=None, checks=[],
+        task=SimpleNamespace(unit="tokens", varies="made up"),
+        metrics={"throughput": rate, "throughput_per_device": rate, "mfu": rate},
+        found={"work": {"steps": 100, "devices": 1}, "window_monotonic": [1001.0, 1010.0], "parallel": {}},
+    )  # fmt: skip
+    several_ranks._sum_copies(cast(Any, run), [{**one, "total_steps": one["steps"] + 7} for one in copies])
+    return run
+
+
+def test_work_and_energy_of_copies_are_of_the_window_that_all_share() -> None:
+    """Else a unit seems to cost more: the energy of the first copy's window over the work of a shorter one."""
+    run = joined(copy(0, 0.0, 0.1, 100, cut_s=1.0), copy(1, 5.0, 0.2, 50))
+    assert run.found["window_monotonic"] == pytest.approx([1005.0, 1010.0])
+    assert run.found["parallel"]["window_s"] == pytest.approx(5.0)
+    work = run.found["work"]
+    assert (work["steps"], work["samples"], work["units"]) == (50, 2 * (50 + 25), 4 * (50 + 25))
+    assert work["total_samples"] == 2 * (107 + 57)
+    assert run.metrics["throughput"]["value"] == pytest.approx(4 * 75 / 5.0)
+
+
+def test_copies_that_never_ran_together_have_no_rate_no_utilisation_and_no_energy() -> None:
+    run = joined(copy(0, 0.0, 0.1, 10), copy(1, 5.0, 0.1, 20))
+    for name in ("throughput", "throughput_per_device", "mfu"):
+        assert run.metrics[name] == {"value": None, "reason": "the copies were never measured at the same time"}
+    assert run.checks[-1]["level"] == "unknown"
+    assert run.found["window_monotonic"] is None
+    work = run.found["work"]
+    assert (work["samples"], work["window"]) == (2 * 30, "each copy's own")
+
+
+def test_a_straggler_is_flagged_by_name() -> None:
+    made = ranks_check([copy(0, 0, 0.100, 9), copy(1, 0, 0.101, 9), copy(2, 0, 0.120, 9), copy(3, 0, 0.1, 9)])
+    assert made["level"] == "warn"
+    assert "straggler: rank 2 (node7, cuda:2) takes 20.0% longer" in made["message"]
+
+
+def test_noise_makes_no_straggler() -> None:
+    noisy = copy(1, 0, 0.120, 9)
+    noisy["pace"]["low"] = 0.09
+    made = ranks_check([copy(0, 0, 0.1, 9), noisy])
+    assert (made["level"], "the slowest, by 20.0%, is rank 1" in made["message"]) == ("pass", True)
+    assert ranks_check([copy(0, 0, 0.1, 9), {**noisy, "pace": None}])["level"] == "unknown"
+
+
+def test_replicas_that_drifted_apart_fail() -> None:
+    assert replicas_check([[1.0, 2.0], [1.0, 2.0]])["level"] == "pass"
+    made = replicas_check([[1.0, 2.0], [1.0, 2.1]])
+    assert (made["level"], made["message"].split(" are")[0]) == ("fail", "1 of 2 parameter tensors")
+
+
+def test_only_the_same_part_of_a_split_model_is_compared() -> None:
+    parts = [[1.0, 2.0], [3.0]]
+    made = replicas_check(parts + parts, parts=2)
+    assert (made["level"], made["message"]) == ("pass", "all 2 replicas of 2 ranks have the same weights")
+    made = replicas_check([*parts, [1.0, 2.0], [3.1]], parts=2)
+    assert made["level"] == "fail"
+    assert "1 of 3 parameter tensors" in made["message"]
+
+
+def test_the_worst_device_speaks_for_all() -> None:
+    good, bad = (
+        {"name": "throttled", "level": "pass", "message": "no"},
+        {"name": "throttled", "level": "warn", "message": "hot"},
+    )
+    assert worst_of([("GPU-a", [good]), ("GPU-b", [bad])]) == [{**bad, "message": "GPU-b: hot"}]
+    assert worst_of([("cpu", [bad])]) == [bad]
+    assert list(distinct([{"uuid": "a"}, {"uuid": "b"}, {"uuid": "a"}, {"kind": "cpu"}])) == ["a", "b", "cpu"]
+
+
+def ranks_in(folder: Path, *failures: dict[str, Any] | None) -> None:
+    """A rank for each: how it says that it failed, or nothing at all."""
+    for rank, failure in enumerate(failures):
+        own = files.rank_folder(folder, rank)
+        own.mkdir(exist_ok=True)
+        files.write_whole(own / files.RANK, {"rank": rank, "host": "node7", "device": f"cuda:{rank}"})
+        (folder / files.rank_log(rank)).write_text(f"[Gloo] connected\nrank {rank} was here\n")
+        if failure is not None:
+            files.write_whole(own / files.RESULT, {"status": "failed", "failure": failure})
+
+
+ECHO = {
+    "kind": "exception",
+    "message": "RuntimeError: [gloo/pair.cc] Connection closed by peer",
+    "at_monotonic": 1.0,
+}
+
+
+def blamed(folder: Path, *ended: tuple[int, int], local: int = 2) -> dict[str, str]:
+    ranks = [{"rank": rank, "pid": 1, "exit_status": status} for rank, status in ended]
+    files.write_whole(folder / files.LAUNCHER, {"failure": None, "ranks": ranks})
+    return rank_failures.launcher_failure(folder, 2, local, "in phase measure", OutOfMemoryWitness(folder), ENDED)
+
+
+def test_the_rank_that_was_killed_is_to_blame_and_not_its_echo(tmp_path: Path) -> None:
+    ranks_in(tmp_path, ECHO, None)
+    failure = blamed(tmp_path, (0, 1), (1, -9))
+    assert failure["kind"] == "killed"
+    assert failure["message"] == (
+        "rank 1 of 2 (node7, cuda:1) was killed by SIGKILL in phase measure; its last words:\nrank 1 was here"
+    )
+
+
+def test_a_rank_that_torch_aborted_is_to_blame_only_where_no_other_is(tmp_path: Path) -> None:
+    """NCCL aborts a rank whose others have gone: that is the echo of their end."""
+    ranks_in(tmp_path, None, None)
+    assert blamed(tmp_path, (0, -6), (1, -9))["message"].startswith("rank 1 of 2 (node7, cuda:1) was killed by SIGKILL")
+    assert blamed(tmp_path, (0, -6), (1, -15))["message"].startswith(
+        "rank 0 of 2 (node7, cuda:0) was killed by SIGABRT"
+    )
+    short = {"kind": "out-of-memory", "message": "tried to allocate 9 GiB", "at_monotonic": 2.0}
+    ranks_in(tmp_path, None, short)
+    assert blamed(tmp_path, (0, -6), (1, 1))["kind"] == "out-of-memory"
+
+
+def test_a_node_that_could_not_come_says_why_the_nodes_did_not_meet(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    here = {"kind": "rendezvous", "message": "the 2 node(s) of this run did not all meet"}
+    files.write_whole(folder / files.LAUNCHER, {"failure": here, "ranks": []})
+    other = files.node_folder(folder, 1)
+    other.mkdir()
+    for failure, found in (
+        (None, here),
+        ({"kind": "rendezvous", "message": "nor here"}, here),
+        ({"kind": "request", "message": "torch finds 1"}, {"kind": "request", "message": "on node 1: torch finds 1"}),
+    ):
+        files.write_whole(other / files.NODE, {"node": 1, "failure": failure})
+        assert rank_failures.launcher_failure(folder, 2, 1, "", OutOfMemoryWitness(folder), ENDED) == found
+
+
+def test_the_rank_with_a_reason_of_its_own_is_to_blame(tmp_path: Path) -> None:
+    short = {"kind": "out-of-memory", "message": "tried to allocate 9 GiB", "at_monotonic": 2.0}
+    ranks_in(tmp_path, ECHO, short)
+    assert blamed(tmp_path, (0, 1), (1, 1)) == {
+        "kind": "out-of-memory", "message": "rank 1 of 2 (node7, cuda:1): tried to allocate 9 GiB",
+    }  # fmt: skip
+
+
+def test_a_request_that_every_rank_refuses_is_nobodys(tmp_path: Path) -> None:
+    refused = {"kind": "request", "message": "cores=9: this machine lets us use 2 cores"}
+    ranks_in(tmp_path, refused, refused)
+    assert blamed(tmp_path, (0, 1), (1, 1)) == refused
+
+
+def test_a_failure_on_another_node_is_told_where_its_folder_can_be_seen(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    ranks_in(folder, ECHO)
+    other = files.node_folder(folder, 1)
+    other.mkdir()
+    told = {"kind": "killed", "message": "rank 1 of 2 (node8, cuda:0) was killed by SIGKILL"}
+    files.write_whole(other / files.NODE, {"node": 1, "failure": told})
+    assert blamed(folder, (0, 1), local=1) == {"kind": "killed", "message": f"on node 1: {told['message']}"}
+
+
+def test_the_launchers_own_failure_comes_first(tmp_path: Path) -> None:
+    said = {"kind": "rendezvous", "message": "port 29500 cannot be listened on"}
+    files.write_whole(tmp_path / files.LAUNCHER, {"failure": said, "ranks": []})
+    assert rank_failures.launcher_failure(tmp_path, 2, 2, "", OutOfMemoryWitness(tmp_path), ENDED) == said
+    (tmp_path / files.LAUNCHER).unlink()
+    (tmp_path / files.LAUNCHER_LOG).write_text("ImportError: no torch here\n")
+    assert (
+        "no torch here"
+        in rank_failures.launcher_failure(tmp_path, 2, 2, "", OutOfMemoryWitness(tmp_path), ENDED)["message"]
+    )
+
+
+WAITS = 'File "x/torch/autograd/graph.py", line 865 in _engine_run_backward\nFile "x/torch/_tensor.py", line 1'
+SLEEPS = 'File "x/prony_node/data/loader.py", line 9 in __next__\nFile "x/prony_node/measure/loop.py", line 60 in loop'
+
+
+@pytest.mark.parametrize(
+    ("stacks", "says"),
+    [
+        ({0: WAITS, 1: SLEEPS}, 'rank 1 of 2 (node7, cuda:1) stood at File "x/prony_node/data/loader.py", line 9'),
+        ({0: "", 1: WAITS}, "rank 0 of 2 (node7, cuda:0) gave no answer when asked where it stands"),
+        ({0: WAITS, 1: WAITS}, "which rank the others waited for cannot be told; rank 0 of 2 (node7, cuda:0) stood at"),
+        ({}, "no rank of it lives here"),
+    ],
+)
+def test_the_rank_that_hangs_is_the_one_that_does_not_wait(tmp_path: Path, stacks: dict[int, str], says: str) -> None:
+    ranks_in(tmp_path, None, None)
+    assert says in rank_failures.where_they_stood(tmp_path, 2, stacks)

@@ -36,9 +36,9 @@ from prony_node.measure.step import Step
 from prony_node.parallel.place import place_of
 from prony_node.parallel.ranks import Ranks
 from prony_node.parallel.tie import replicas_of
-from prony_node.stats import StopRule, mean_interval
 from prony_node.run.several_ranks import LockstepTracker
 from prony_node.run.watchdog import Progress
+from prony_node.stats import StopRule, mean_interval
 from prony_node.workloads import build_task, find_workload
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -31,8 +31,8 @@ from prony_node.measure.step import Step
 from prony_node.parallel.binding import allowed_cores
 from prony_node.power.recording import read_recording
 from prony_node.power.sampler_process import SamplerProcess
-from prony_node.stats import StopRule, Tracker, mean_interval
 from prony_node.run.watchdog import Progress
+from prony_node.stats import StopRule, Tracker, mean_interval
 from prony_node.workloads import build_task, find_workload
 
 POOL = 16

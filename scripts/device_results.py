@@ -34,9 +34,9 @@ from results_records import LINES, Line, read_lines
 
 from prony.cli.execute import TrialRun, first_line, plan_of
 from prony.sites.local import LocalRun
+from prony.store.archive import pack
 from prony.study.request import parse_seconds, parse_trial
 from prony.study.study import load_suites
-from prony.store.archive import pack
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError, unknown
 from prony_node.contract.trial import Stop, Trial

@@ -33,10 +33,10 @@ from prony.analysis.published_measures import gather
 from prony.analysis.published_tables import Cell, Ours, StudyResults, Table, TableRow, total
 from prony.cli.figures import file_names
 from prony.cli.study_output import Shown, show_study
-from prony.study.study_file import load_study, shipped_studies
 from prony.report.drawing import require_plots
 from prony.report.published import TITLE, Captioned, claim_lines, grid_lines, reasons, units, units_of_ours
 from prony.store.archive import unpacked
+from prony.study.study_file import load_study, shipped_studies
 from prony_node.contract.errors import RequestError
 from prony_node.workloads import find_workload
 

@@ -20,8 +20,8 @@ from prony.cli.execute import doubts, exit_code, trouble
 from prony.cli.screen import rates_of
 from prony.cli.study_output import _good_or_failed
 from prony.cli.study_run import StudyProgress
-from prony.study.search_space import Candidate, find_goal, result_of
 from prony.report.plot_data import sweeps
+from prony.study.search_space import Candidate, find_goal, result_of
 from prony_node.contract.run_folder import UNVERIFIED, marked
 from prony_node.contract.trial import Trial
 

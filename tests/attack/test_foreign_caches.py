@@ -18,8 +18,8 @@ import pytest
 
 from prony.cli import tune_search
 from prony.sites import collect, locks, node
-from prony.study.search_space import Candidate, Screening
 from prony.store.index import index_place
+from prony.study.search_space import Candidate, Screening
 from prony_node.contract import Plan, RequestError, Trial, files
 from prony_node.contract.machine import identify
 from prony_node.contract.safe_files import NotPlain, make_own_folder

@@ -18,15 +18,15 @@ from hypothesis import strategies as st
 from prony.analysis.claims import judge
 from prony.analysis.published_plots import draw
 from prony.analysis.published_tables import StudyResults, fill
-from prony.sites import kubernetes_answers
-from prony.study.study_file import load_study
 from prony.report import plots
 from prony.report.build import report_text
 from prony.report.published import claim_line, published_lines
 from prony.report.published_plots import FILE, specification
+from prony.sites import kubernetes_answers
 from prony.store import group
 from prony.store.database import is_newer
 from prony.store.tabular import cell, without_mark
+from prony.study.study_file import load_study
 from prony_node.contract import files
 from prony_node.contract.digits import is_digits
 from prony_node.contract.errors import RequestError

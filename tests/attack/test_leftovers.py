@@ -20,8 +20,8 @@ import pytest
 
 from prony.sites.collect import collect
 from prony.sites.kubernetes_fetch import unpack
-from prony.study.request import make_plan
 from prony.store import Store
+from prony.study.request import make_plan
 from prony_node.contract import cache, files
 from prony_node.contract.cache import HOLDER, OLD_S, remove_half_written, remove_leftovers, remove_temporary
 from prony_node.contract.machine import identify

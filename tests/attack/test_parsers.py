@@ -25,6 +25,8 @@ from prony.analysis.compare import _hours_apart
 from prony.catalog import __file__ as catalog
 from prony.cli.compare import parse_share
 from prony.cli.study_trials import seen_of
+from prony.report import series
+from prony.report.series import read_series
 from prony.sites import image, kubernetes_answers, locks, site_check
 from prony.sites.collect import ProgressTail, collect
 from prony.sites.image import Unknown, registry_architectures
@@ -35,19 +37,17 @@ from prony.sites.node import NodeTalk, ask_node
 from prony.sites.protocol import Caller, Shared
 from prony.sites.site import Partition, find_site, parse_site, read_section
 from prony.sites.slurm import fill_in, id_of_name, job_id, parse_gres, parse_sacct, parse_squeue, parse_time
-from prony.study.request import parse_joules, parse_seconds, parse_tolerance, parse_trial
-from prony.study.scale import parse_counts
-from prony.study.search_space import parse_limits
-from prony.study.space import split_values
-from prony.study.study import parse_suite
-from prony.report import series
-from prony.report.series import read_series
 from prony.store import Store, anchors, tabular
 from prony.store.anchors import Anchor
 from prony.store.index import index_place
 from prony.store.query import parse_number
 from prony.store.rows import RunSummary, _document, read_row
 from prony.store.transfer import take_records
+from prony.study.request import parse_joules, parse_seconds, parse_tolerance, parse_trial
+from prony.study.scale import parse_counts
+from prony.study.search_space import parse_limits
+from prony.study.space import split_values
+from prony.study.study import parse_suite
 from prony_node.contract import Plan, Trial, cache, files, run_folder
 from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import identify, is_alive

@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 
 from prony.cli.main import make_app
 from prony.cli.report import report_file
+from prony.report import build_report
 from prony.sites.jobs import Jobs
 from prony.sites.kubernetes_api import View
-from prony.report import build_report
 from prony.store.group import MOST_FOLDERS, SharingResult, share_root
 from prony_node.contract import RequestError, files
 from prony_node.contract.safe_files import SHARED_MARK, SHARED_TEXT, is_shared, user_name

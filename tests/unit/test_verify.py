@@ -33,11 +33,11 @@ from prony_node.measure.clock import Block
 from prony_node.measure.loop import Window
 from prony_node.power.recording import Writer
 from prony_node.power.sensor import Reading, Sensor
-from prony_node.stats import StopRule, Tracker
 from prony_node.run.energy import energy_of_run
 from prony_node.run.judge import rate_metrics
 from prony_node.run.step_series import write_blocks
 from prony_node.run.verify import verify_folder
+from prony_node.stats import StopRule, Tracker
 
 GPU = "GPU-5f1c0a3e-0000-4000-8000-000000000001"
 BATCH, FLOPS, PEAK = 8, 3.0e9, 989.5e12

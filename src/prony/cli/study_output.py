@@ -18,11 +18,11 @@ from prony.cli.execute import updated_store
 from prony.cli.progress import roughly
 from prony.cli.study_run import StudyProgress, history_at_site
 from prony.cli.study_trials import History, impossible_here, paths_of, planned_here, read_history, said_once
+from prony.report.published import Captioned, Conclusions, claim_line, claim_lines, plot_caption, published_lines
 from prony.sites.collect import collect_all
 from prony.study.space import Planned
 from prony.study.study import LOCAL, UNKNOWN, OutOfMemoryPruner, Study, Total, TrialRepeat
 from prony.study.study_file import load_study, shipped_studies
-from prony.report.published import Captioned, Conclusions, claim_line, claim_lines, plot_caption, published_lines
 from prony_node.contract.errors import RequestError
 from prony_node.contract.record import using
 from prony_node.contract.settings import Value

@@ -62,13 +62,13 @@ from prony.cli.study_trials import (
     said_once,
     skipped_line,
 )
+from prony.report.numbers import format_rate, format_seconds
 from prony.sites.collect import LOOK_EVERY_S, is_being_made, maker_of, wait_for_left
 from prony.sites.job import ENDED_STATE, FIXED_LENGTHS, BlockRun, Job
 from prony.sites.jobs import Jobs
 from prony.sites.locks import claim_run, claimant, claimed, devices_of, hold_devices
 from prony.sites.site import find_site
 from prony.study.study import LOCAL, SAME, OutOfMemoryPruner, RunEstimate, Study, TrialRepeat, refuse_refused
-from prony.report.numbers import format_rate, format_seconds
 from prony_node.contract.errors import RequestError, Unfinished
 from prony_node.contract.record import OUT_OF_MEMORY, failed_checks
 from prony_node.contract.run_folder import is_unverified

@@ -14,10 +14,10 @@ from prony.cli.ask_node import ask_node
 from prony.cli.at_site import SiteOptions, number
 from prony.cli.execute import RunOutcome, TrialRun, refresh_or_leave_team, updated_store
 from prony.cli.progress import Display
+from prony.report.numbers import format_share, format_window
 from prony.sites.node import ThisMachine, fingerprint_here
 from prony.study.space import Planned, count_combinations
 from prony.study.study import LOCAL, Estimator, RunCost, Study, TrialRepeat, form_of
-from prony.report.numbers import format_share, format_window
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import Machine

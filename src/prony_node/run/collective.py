@@ -23,9 +23,9 @@ from prony_node.measure.collective_loop import (
     time_point,
     time_until,
 )
-from prony_node.stats import Estimate, StopRule
 from prony_node.run.energy import with_energy
 from prony_node.run.several_ranks import own_times, times_of_nodes
+from prony_node.stats import Estimate, StopRule
 from prony_node.workloads.collective.config import KINDS, message_sizes
 from prony_node.workloads.collective.operations import Collective, gather, make_collective, refuse_unoffered
 

@@ -35,8 +35,8 @@ from prony_node.power.recording import Recording, read_recording, sensor_from_js
 from prony_node.power.sampler_process import SamplerProcess
 from prony_node.power.sensor import Sensor
 from prony_node.power.window import NoEnergy, best_within
-from prony_node.stats import StopRule
 from prony_node.run.conditions import node_name, wait_for_others, why_unseen
+from prony_node.stats import StopRule
 
 JOULES_A_WH = 3600.0
 LEAST_WINDOW_S = 10.0  # a counter that ticks every 100 ms needs it for 1 %

@@ -20,8 +20,8 @@ from prony_node.measure.clock import clock_for
 from prony_node.measure.loop import Window, measured_loop, steps_per_block
 from prony_node.measure.protocol import Batch
 from prony_node.measure.training import rate_factor
-from prony_node.stats import Tracker, share_interval
 from prony_node.run.auto_batch import STEPS
+from prony_node.stats import Tracker, share_interval
 
 if TYPE_CHECKING:
     from prony_node.run.run import Run

@@ -28,7 +28,6 @@ from prony_node.measure.training import Probes
 from prony_node.parallel.place import RankPosition
 from prony_node.parallel.ranks import Ranks
 from prony_node.parallel.replicas import Replicas
-from prony_node.stats import Decision, Estimate, StopRule, Tracker
 from prony_node.run import auto_batch, judge, several_ranks
 from prony_node.run.collective import CollectiveRun
 from prony_node.run.energy import with_energy
@@ -38,6 +37,7 @@ from prony_node.run.quality import QualityTraining, SplitPass, split_pass
 from prony_node.run.several_ranks import IndependentTracker, LockstepTracker
 from prony_node.run.step_series import write_blocks
 from prony_node.run.watchdog import Progress
+from prony_node.stats import Decision, Estimate, StopRule, Tracker
 from prony_node.workloads.config import Workload
 
 

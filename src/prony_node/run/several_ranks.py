@@ -20,9 +20,9 @@ from prony_node.measure.clock import clock_for
 from prony_node.measure.loop import Window, measured_loop, steps_per_block
 from prony_node.measure.training import parameter_norms
 from prony_node.parallel.ranks import Ranks
-from prony_node.stats import Decision, StopRule, Tracker
 from prony_node.run import judge
 from prony_node.run.step_series import common_window, summed, write_blocks
+from prony_node.stats import Decision, StopRule, Tracker
 
 if TYPE_CHECKING:
     from prony_node.run.run import Run

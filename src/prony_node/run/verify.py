@@ -42,9 +42,9 @@ from prony_node.contract.run_folder import (
 from prony_node.contract.safe_files import plain_lines
 from prony_node.contract.trial import Plan, settings_hash
 from prony_node.contract.typed import decode, encode
-from prony_node.stats import Estimate, StopRule, Tracker
 from prony_node.run.energy import ENERGY_METRICS, QUALITY_ENERGY_METRICS, energy_of_run
 from prony_node.run.step_series import common_window, summed
+from prony_node.stats import Estimate, StopRule, Tracker
 
 ENERGY = {*ENERGY_METRICS, *QUALITY_ENERGY_METRICS}
 RECORD_CHANGED = CHANGED.format(files.RECORD)

@@ -23,8 +23,8 @@ from prony.analysis.claims import (
 )
 from prony.analysis.published_tables import NOT_IN_SIZE, NOT_RUN, TINY_MODEL, StudyResults
 from prony.catalog.published import ACCURACY, FIRST_EPOCH, PER_WH, POWER, TIME, ClaimSpec, Ratio
-from prony.study.study_file import load_study
 from prony.report.published import claim_line, claim_lines
+from prony.study.study_file import load_study
 from prony_node.contract.errors import RequestError
 from prony_node.contract.parallel import all_devices
 from prony_node.contract.trial import Trial

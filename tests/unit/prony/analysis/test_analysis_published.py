@@ -9,9 +9,9 @@ import pytest
 from prony.analysis.published_measures import EPOCHS
 from prony.analysis.published_tables import NOT_RUN, TINY, Cell, StudyResults, Table, fill
 from prony.catalog.published import TableSpec
+from prony.report.published import body, heads, published_lines
 from prony.study.space import expand
 from prony.study.study_file import load_study
-from prony.report.published import body, heads, published_lines
 from prony_node.contract.trial import Trial
 from prony_node.workloads import find_workload
 

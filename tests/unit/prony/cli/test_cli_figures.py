@@ -16,8 +16,8 @@ import prony.report.published_plots
 from prony.cli.figures import file_names
 from prony.cli.main import make_app
 from prony.cli.study_output import published_of_records
-from prony.study.study_file import load_study
 from prony.report.build import report_text
+from prony.study.study_file import load_study
 from prony_node.contract import files
 from prony_node.workloads import find_workload
 

@@ -23,9 +23,9 @@ from prony.cli.study_output import (
     published_of_records,
     show_study,
 )
+from prony.report.build import report_text
 from prony.study.study import Study
 from prony.study.study_file import load_study
-from prony.report.build import report_text
 from prony_node.contract import files
 from prony_node.contract.trial import Trial
 from prony_node.workloads import find_workload

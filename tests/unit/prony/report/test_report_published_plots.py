@@ -13,11 +13,11 @@ import vl_convert
 from prony.analysis.published_plots import HEAT, LINES, Plot, draw
 from prony.analysis.published_tables import StudyResults
 from prony.catalog.published import Matched, PlotSpec
-from prony.study.study import Study
-from prony.study.study_file import load_study
 from prony.report.build import report_text
 from prony.report.published import Captioned, panel_title, plot_caption
 from prony.report.published_plots import FILE, PAGE, plot_file, plot_svg, specification
+from prony.study.study import Study
+from prony.study.study_file import load_study
 from prony_node.contract.trial import Trial
 from prony_node.stats import between_run
 from prony_node.workloads import find_workload

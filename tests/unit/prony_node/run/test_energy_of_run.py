@@ -19,8 +19,8 @@ from prony_node.contract.run_folder import Energy, Parts, assemble
 from prony_node.contract.trial import Plan, Trial
 from prony_node.power.recording import Writer
 from prony_node.power.sensor import Reading, Sensor
-from prony_node.stats import StopRule
 from prony_node.run.energy import ENERGY_METRICS, LEAST_WINDOW_S, Work, energy_of_run, with_energy
+from prony_node.stats import StopRule
 
 GPU = "GPU-5f1c0a3e-0000-4000-8000-000000000001"
 UUID = GPU.removeprefix("GPU-")

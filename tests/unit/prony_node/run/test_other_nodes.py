@@ -10,9 +10,9 @@ import pytest
 from prony_node.contract import files
 from prony_node.contract.run_folder import Parts
 from prony_node.contract.trial import Plan, Trial
-from prony_node.stats import StopRule
 from prony_node.run import conditions
 from prony_node.run.conditions import Watched, conditions_of_run
+from prony_node.stats import StopRule
 
 CLOCKS_S = (100.0, 7000.0)  # of two hosts, at the same instant
 

@@ -24,11 +24,11 @@ from prony_node.measure.loop import Window
 from prony_node.measure.step import Step
 from prony_node.measure.training import parameter_norms
 from prony_node.parallel.ranks import Ranks
-from prony_node.stats import Decision, StopRule, Tracker
 from prony_node.run import judge
 from prony_node.run.inputs import Inputs
 from prony_node.run.judge import rate_metrics, utilisation_metrics
 from prony_node.run.watchdog import Progress, time_left_s
+from prony_node.stats import Decision, StopRule, Tracker
 from prony_node.workloads import build_task, find_workload
 
 CPU = torch.device("cpu")

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from prony_node.stats import StopRule
 from prony_node.run.several_ranks import IndependentTracker, LockstepTracker
+from prony_node.stats import StopRule
 
 RULE = StopRule(tolerance=0.05, min_time_s=0.5, max_time_s=20.0)
 

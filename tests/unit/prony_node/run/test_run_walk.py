@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from prony.sites.local import LocalRun
-from prony.study.request import make_plan, parse_trial
 from prony.store import Store
+from prony.study.request import make_plan, parse_trial
 from prony_node.contract.trial import Plan, Stop
 
 

@@ -11,9 +11,9 @@ import torch
 
 from prony_node.contract.trial import Stop
 from prony_node.parallel.ranks import Ranks
-from prony_node.stats import StopRule
 from prony_node.run import prepare as warm_up_module
 from prony_node.run.prepare import warm_up
+from prony_node.stats import StopRule
 
 POOL = 21
 

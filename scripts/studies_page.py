@@ -210,7 +210,8 @@ def left_out(shown: Shown, tables: Iterable[Table]) -> list[str]:
     titles = {table.spec.title for table in tables}
     absent = [table.spec.title for table in shown.tables if table.spec.title not in titles]
     found = [f"{untested} more claims cannot be tested with these runs."] if untested else []
-    found += [f"{len(absent)} tables have no ratio of ours, or runs that are shown above."] if absent else []
+    tables_have = "1 table has" if len(absent) == 1 else f"{len(absent)} tables have"
+    found += [f"{tables_have} no ratio of ours, or runs that are shown above."] if absent else []
     return [*found, f"`prony study show {shown.study.name}` prints them all."] if found else []
 
 

@@ -40,6 +40,7 @@ class Asked:
     unit: str  # of the figure
     dataset: str
     per_device: bool  # a rate: of one device, not of all
+    baseline: float | None = None  # the rate that speedups are over
 
 
 def measured(metric: str, asked: Asked) -> ComparableValue:
@@ -168,7 +169,7 @@ def _energy(asked: Asked) -> ComparableValue:
     work, why = _value(asked.record, "samples_per_wh")
     if work is None:
         return ComparableValue(None, why)
-    unit = f"Wh a million {asked.record.get('unit') or 'samples'}"
+    unit = f"Wh per million {asked.record.get('unit') or 'samples'}"
     return ComparableValue(MILLION / work, "the length of the published runs is not stated", None, unit)
 
 
@@ -178,8 +179,19 @@ def _cpu_utilisation(asked: Asked) -> ComparableValue:
     return ComparableValue(value, why or "the publication does not say which cores its share refers to", None)
 
 
-def _of_two_runs(asked: Asked) -> ComparableValue:
-    return ComparableValue(None, "it compares two runs: `prony compare` gives ours, with its interval")
+def _speedup(asked: Asked) -> ComparableValue:
+    """Over the rate of another run, so without the interval of either; `prony compare` gives that."""
+    rate, why = _value(asked.record, "throughput")
+    if rate is None or asked.baseline is None:
+        return ComparableValue(None, why or "the run that speedups are over has no rate")
+    return ComparableValue(rate / asked.baseline)
+
+
+def _efficiency(asked: Asked) -> ComparableValue:
+    whole, devices = _speedup(asked), all_devices(settings_of(asked.record))
+    if whole.value is None or devices == 1:
+        return ComparableValue(None, whole.why or "a run on one device has a speedup and no efficiency")
+    return ComparableValue(whole.value / devices)
 
 
 def _accuracy(asked: Asked) -> ComparableValue:
@@ -225,8 +237,8 @@ MEASURES: dict[str, Callable[[Asked], ComparableValue]] = {
     "split_throughput": lambda asked: _split(asked, "split_throughput"),
     "accuracy": lambda asked: _split(asked, "quality"),
     "cpu_utilisation": _cpu_utilisation,
-    "speedup": _of_two_runs,
-    "scaling_efficiency": _of_two_runs,
+    "speedup": _speedup,
+    "scaling_efficiency": _efficiency,
 }
 UNITS = {  # where no figure states one; that of a rate is the workload's own
     "time": "s", "epoch_time": "s", "tflops_per_device": "TFLOP/s", "tokens_per_energy": "1/Wh",

@@ -263,7 +263,7 @@ def _cell(spec: TableSpec, figure: PublishedFigure, beside: Sequence[Trial], kno
     differs = tuple(differences(figure, good[0]))
     per_device = figure.metric in COMPARED_PER_DEVICE and (total(trial) != figure.devices or not by_devices(spec))
     per_device = per_device and total(trial) * (figure.devices or 1) > 1
-    wanted = Wanted(spec, figure.metric, figure.unit, figure.dataset, per_device)
+    wanted = Wanted(spec, figure.metric, figure.unit, figure.dataset, per_device).over_baseline(trial, known)
     value = wanted.of(good[0])
     if settings_of(good[0]).get("size") == "tiny":
         return Cell(figure, ours, why=TINY, differs=differs)
@@ -298,14 +298,28 @@ class Wanted:
     unit: str = ""
     dataset: str = ""
     per_device: bool = False
+    baseline: float | None = None  # the rate that speedups are over
 
     def of(self, record: Record) -> ComparableValue:
-        return measured(self.metric, Asked(record, self.spec, self.unit, self.dataset, self.per_device))
+        return measured(self.metric, Asked(record, self.spec, self.unit, self.dataset, self.per_device, self.baseline))
+
+    def over_baseline(self, trial: Trial, known: StudyResults) -> Wanted:
+        """With the rate of the baseline of the table, in the median of its runs."""
+        if not self.spec.baseline:
+            return self
+        trials = [one for one in known.trials if one.workload == trial.workload]
+        trials = [
+            one for one in trials if all(said(one, name) in values for name, values in self.spec.baseline.items())
+        ]
+        records = [record for one in trials for record in good_records(known, one)]
+        rates = [rate for record in records if (rate := record["metrics"]["throughput"].get("value"))]
+        return replace(self, baseline=statistics.median(rates) if rates else None)
 
 
 def value_of(wanted: Wanted, trial: Trial, known: StudyResults) -> Ours:
     records = known.records.get(trial.hash, ())
     good = good_records(known, trial)
+    wanted = wanted.over_baseline(trial, known)
     source = RESTS_ON.get(wanted.metric)
     if good and source in OF_ENERGY:
         wrong = {name for record in good for name in energy_fails(record)}

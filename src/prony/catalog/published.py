@@ -84,6 +84,7 @@ class Selection:
     unit_tokens: int = 1  # of ours in one of the publication's, where it counts sequences
     no_ratio: Mapping[str, str] = given(default_factory=dict)  # metric to the reason why ours has no ratio to it
     run_hours: float | None = None  # that its runs are assumed to last: their energy is then power and work per energy
+    baseline: Mapping[str, tuple[str | None, ...]] = given(default_factory=dict)  # as `only`: the trial of speedup 1
     note: str = ""
 
     def chosen(self) -> tuple[PublishedFigure, ...]:

@@ -99,11 +99,11 @@ WARNS = "*"
 SMALL = "where none shows, it is smaller than the mark"
 TITLES = {
     "throughput": "rate", "throughput_first_epoch": "rate of the first epoch", "time": "time",
-    "epoch_time": "time of an epoch", "tflops_per_device": "rate of a device", "energy": "energy",
-    "energy_per_device": "energy of a device", "energy_per_epoch": "energy of an epoch",
-    "energy_per_epoch_per_device": "energy of an epoch and device", "tokens_per_energy": "tokens per energy",
+    "epoch_time": "time per epoch", "tflops_per_device": "rate per device", "energy": "energy",
+    "energy_per_device": "energy per device", "energy_per_epoch": "energy per epoch",
+    "energy_per_epoch_per_device": "energy per epoch and device", "tokens_per_energy": "tokens per energy",
     "images_per_energy": "images per energy", "accuracy_epoch_10": "accuracy after epoch 10",
-    "power_per_device": "power of a device",
+    "power_per_device": "power per device",
 }  # fmt: skip
 
 

@@ -36,7 +36,7 @@ from prony_node.contract.settings import Setting
 
 KEYS = {
     "title", "figures", "where", "metrics", "match", "only", "workloads", "samples", "epochs", "epoch_batches",
-    "unit_flops", "unit_tokens", "run_hours", "no_ratio", "note",
+    "unit_flops", "unit_tokens", "run_hours", "baseline", "no_ratio", "note",
 }  # fmt: skip
 LONGEST_TITLE = 200
 TABLE_KEYS = {*KEYS, "rows", "columns"}
@@ -121,6 +121,7 @@ def _selection(keys: Keys, place: DocumentValue, settings: Mapping[str, Setting]
         unit_tokens=_count(keys["unit_tokens"][1], "unit_tokens") if "unit_tokens" in keys else 1,
         no_ratio=_no_ratio(keys),
         run_hours=_positive(keys["run_hours"][1], "run_hours") if "run_hours" in keys else None,
+        baseline=read_settings(keys, "baseline", settings),
         note=read_line(keys, "note"),
     )
     if name and not spec.chosen():

@@ -173,7 +173,7 @@ def test_energy_without_a_run_length_has_no_ratio_and_says_so() -> None:
     cell = cell_of(filled(spec_of("caraml", "ResNet-50 over global batches and devices: energy"), record),
                    system="WestAI H100", global_batch=256)  # fmt: skip
     assert cell.ours is not None
-    assert (cell.ours.value, cell.ours.unit, cell.ratio) == (25.0, "Wh a million images", None)
+    assert (cell.ours.value, cell.ours.unit, cell.ratio) == (25.0, "Wh per million images", None)
     assert cell.why == "the length of the published runs is not stated"
 
 
@@ -352,3 +352,35 @@ def test_two_nodes_stand_beside_the_published_two_nodes() -> None:
     cell = cell_of(filled(spec, record_of(trial, 64596.0)), place="Test 3", metric="throughput")
     assert (cell.ratio, cell.per_device) == (1.0, False)
     assert "devices" not in {one.name for one in cell.differs}
+
+
+def test_a_speedup_of_ours_is_over_the_run_of_test_1_and_an_efficiency_is_that_per_device() -> None:
+    first = Trial("wideresnet", {"devices": 1, "precision": "default", "batch_size": 32, "workers": 0})
+    four = {"devices": 4, "precision": "fp16", "batch_size": 256, "workers": 8, "cores": "25%"}
+    node = Trial("wideresnet", four)
+    spec = spec_of("olivia-gh200", "Summary")
+    table = filled(spec, record_of(first, 2000.0), record_of(first, 3000.0), record_of(node, 30_000.0))
+    speedup = cell_of(table, metric="speedup", value=14.2)
+    assert speedup.ours is not None
+    assert (speedup.ours.value, speedup.ratio) == (12.0, pytest.approx(12.0 / 14.2))  # over the median of its runs
+    assert speedup.ours.half_width is None, "the interval of one run is not that of a ratio of two"
+    efficiency = cell_of(table, metric="scaling_efficiency", value=0.89)
+    assert efficiency.ours is not None
+    assert (efficiency.ours.value, efficiency.ratio) == (3.0, None)
+    assert "a quarter of its speedup per device" in str(efficiency.why)
+    # A run on one device is no speedup of four, and without test 1 there is none at all.
+    alone = filled(spec, record_of(first, 2000.0), record_of(Trial("wideresnet", {**four, "devices": 1}), 6000.0))
+    assert cell_of(alone, metric="speedup", value=14.2).ours is None
+    optimised = {"devices": 1, "precision": "bf16", "batch_size": 32, "workers": 32}
+    one = filled(spec, record_of(first, 2000.0), record_of(Trial("wideresnet", optimised), 3000.0))
+    shown = next(row for row in one.rows if row.ours).ours
+    assert (shown["ours, speedup"].value, shown["ours, scaling efficiency"].value) == (1.5, None)
+    without = cell_of(filled(spec, record_of(node, 30_000.0)), metric="speedup", value=14.2)
+    assert (without.ratio, without.why) == (None, "the run that speedups are over has no rate")
+
+
+def test_a_baseline_without_a_rate_gives_no_speedup() -> None:
+    first = Trial("wideresnet", {"devices": 1, "precision": "default", "batch_size": 32, "workers": 0})
+    optimised = Trial("wideresnet", {"devices": 1, "precision": "bf16", "batch_size": 32, "workers": 32})
+    table = filled(spec_of("olivia-gh200", "Summary"), out_of_memory(first), record_of(optimised, 4000.0))
+    assert cell_of(table, metric="speedup", value=1.59).why == "the run that speedups are over has no rate"

@@ -149,7 +149,7 @@ def test_a_caption_says_whose_series_are_drawn_what_is_not_and_what_differs() ->
     alone = plot_caption(plot_of("nasari-pearc22", "Figure 1", StudyResults([], {})), "", "")
     assert "There are no runs of ours to draw." in alone
     gpt = plot_caption(plot_of("caraml", GPT), "", "")
-    assert "Not drawn in power of a device, since no numbers are published: JURECA MI250, 8 devices." in gpt
+    assert "Not drawn in power per device, since no numbers are published: JURECA MI250, 8 devices." in gpt
 
 
 def test_only_gaps_are_published_of_inference_and_the_caption_says_so() -> None:
@@ -198,7 +198,7 @@ def test_quantities_that_are_not_the_same_have_panels_of_their_own() -> None:
     assert titles == [
         "rate, img/s",
         "energy, Wh (published)",
-        "energy, Wh a million images (ours)",
+        "energy, Wh per million images (ours)",
         "images per energy, 1/Wh",
     ]
     assert [any(one.ours for one in panel.series) for panel in plot.panels] == [True, False, True, True]
@@ -272,7 +272,7 @@ def test_what_has_no_ratio_is_not_drawn_and_the_caption_says_why() -> None:
     plot = plot_of("caraml", "GPT of 117 million")
     assert [panel.metric for panel in plot.panels] == ["throughput"]
     assert (
-        "Not drawn: energy of an epoch and device and tokens per energy, since the published energy is of more than "
+        "Not drawn: energy per epoch and device and tokens per energy, since the published energy is of more than "
         "the steps of an epoch." in plot_caption(plot, "", "")
     )
 

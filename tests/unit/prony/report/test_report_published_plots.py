@@ -135,6 +135,14 @@ def test_cells_that_ran_out_of_memory_are_marked_and_so_are_larger_ones() -> Non
     assert ">● OOM<" in vl_convert.vegalite_to_svg(specification(lines, FILE))
 
 
+def test_ours_on_three_devices_stand_where_the_published_ones_do() -> None:
+    """Each has the whole part of a third of the global batch, so its trials name that."""
+    (ours,) = plot_of("caraml", GRID).series(ours=True)
+    assert {mark.x for mark in ours.marks if mark.y == "3"} == {str(16 * 2**step) for step in range(9)}
+    assert {mark.y for mark in ours.marks} == {"1", "2", "3", "4"}
+    assert len(ours.marks) == 4 * 9, "one value in each cell"
+
+
 def test_a_caption_says_whose_series_are_drawn_what_is_not_and_what_differs() -> None:
     caption = plot_caption(plot_of("nasari-pearc22", "Figure 1"), "Nasari et al.", "NVIDIA H200")
     assert caption[0] == "Figure 1: ResNet-50 in PyTorch over devices."

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.contract.settings import Value, parse_settings
-from prony_node.workloads import WORKLOADS, find_workload
+from prony_node.workloads import WORKLOADS, build_task, find_workload
 from prony_node.workloads.published import PUBLISHED
 
 H200 = Machine("cuda", 141.0, 16)
@@ -66,3 +67,22 @@ def test_inference_was_not_published() -> None:
 def test_the_other_presets_name_no_study() -> None:
     workload = find_workload("resnet50")
     assert not [preset for preset in ("fast", "plain") if "study" in workload.effective({"preset": preset}, H200)]
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "width", "millions"),
+    [
+        ("dino-swin-l", "backbone.swin", 1536, 197),
+        ("fasterrcnn-r50-fpn", "backbone.body", 2048, 25.6),
+        ("deeplabv3plus-r101", "encoder", 2048, 44.5),
+    ],
+)
+def test_the_backbones_of_hurt_et_al_have_the_published_number_of_parameters(
+    name: str, part: str, width: int, millions: float
+) -> None:
+    """Sections II.B.1 and II.C.1, which count the layer for 1,000 classes that a backbone leaves out."""
+    workload = find_workload(name)
+    with torch.device("meta"):
+        backbone = build_task(workload, dict(workload.fixed)).model().get_submodule(part)
+    head = (width + 1) * 1000
+    assert (sum(one.numel() for one in backbone.parameters()) + head) / 1e6 == pytest.approx(millions, rel=0.002)

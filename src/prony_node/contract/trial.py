@@ -184,7 +184,7 @@ def _check_data(settings: dict[str, Value], asked: set[str]) -> None:
 SUSTAINED_WINDOW_S, SUSTAINED_WARM_UP_S, SUSTAINED_REPEATS = 20.0, 10.0, 3
 
 PLAN_VERSION = 1
-PLAN_SCHEMA = f"prony.study/{PLAN_VERSION}"
+PLAN_SCHEMA = f"prony.plan/{PLAN_VERSION}"
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, document: Any) -> Plan:
-        check_schema(document, "prony.study", PLAN_VERSION)
+        check_schema(document, "prony.plan", PLAN_VERSION)
         try:
             limit_s = document.get("time_limit_s")
             return cls(

@@ -57,7 +57,7 @@ def test_a_manifest_is_the_one_that_was_reviewed(name: str) -> None:
     for document in documents:
         for key in document.get("data", {}):
             if key.startswith("plan-"):  # which changes with the plan's own version
-                assert json.loads(document["data"][key])["schema"].startswith("prony.study/")
+                assert json.loads(document["data"][key])["schema"].startswith("prony.plan/")
                 document["data"][key] = "the plan"
     text = without_hashes(as_yaml(documents))
     path = GOLDEN / f"{name}.yaml"

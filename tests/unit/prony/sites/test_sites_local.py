@@ -278,6 +278,6 @@ def test_folders_that_are_not_ours_to_settle_are_passed_over(tmp_path: Path) -> 
     (tmp_path / "notes").mkdir()
     (tmp_path / ".gpt-tiny.x1").mkdir()
     newer = tmp_path / "newer"
-    files.create_folder(newer, {files.PLAN: {**PLAN.to_json(), "schema": "prony.study/99"}})
+    files.create_folder(newer, {files.PLAN: {**PLAN.to_json(), "schema": "prony.plan/99"}})
     assert collect_all(tmp_path) == []
     assert collect_all(tmp_path / "absent") == []

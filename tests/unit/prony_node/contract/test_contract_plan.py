@@ -46,18 +46,18 @@ def test_a_rate_for_publication_has_a_long_window_on_a_warm_device() -> None:
 
 def test_a_newer_plan_is_refused_and_says_so() -> None:
     with pytest.raises(NewerSchema, match=r"prony\.plan/2 was written by a newer Prony; .* Upgrade Prony"):
-        Plan.from_json({**PLAN.to_json(), "schema": f"prony.study/{PLAN_VERSION + 1}"})
+        Plan.from_json({**PLAN.to_json(), "schema": f"prony.plan/{PLAN_VERSION + 1}"})
 
 
 @pytest.mark.parametrize(
-    "schema", [None, 1, "", "prony.study/", "prony.study/x", "prony.record/1", "prony.study/²", "prony.study/-1",
-               "prony.study/" + "9" * 5000],
+    "schema", [None, 1, "", "prony.plan/", "prony.plan/x", "prony.record/1", "prony.plan/²", "prony.plan/-1",
+               "prony.plan/" + "9" * 5000],
 )  # fmt: skip
 def test_what_is_no_plan_is_refused(schema: object) -> None:
     with pytest.raises(RequestError):
         Plan.from_json({**PLAN.to_json(), "schema": schema})
     with pytest.raises(RequestError):
-        check_schema([schema], "prony.study", 1)
+        check_schema([schema], "prony.plan", 1)
 
 
 @given(key=st.sampled_from(sorted(PLAN.to_json())), value=JSON)

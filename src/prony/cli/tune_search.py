@@ -20,6 +20,8 @@ from prony.analysis.settings import mathematics_sentences, show_setting
 from prony.cli.console import make_console
 from prony.cli.execute import Interrupts, RunOutcome, TrialRun, doubts, execute, first_line, run_one, updated_store
 from prony.cli.progress import Display, roughly
+from prony.report.numbers import NOTHING, format_bytes, format_rate, format_seconds, format_share
+from prony.report.series import run_energy_j
 from prony.sites.collect import is_being_made, wait_for_left
 from prony.sites.locks import claim_run, run_claimant
 from prony.study.search import (
@@ -48,8 +50,6 @@ from prony.study.search_space import (
     own_seconds,
     trial_of,
 )
-from prony.report.numbers import NOTHING, format_bytes, format_rate, format_seconds, format_share
-from prony.report.series import run_energy_j
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError, Unfinished
 from prony_node.contract.parallel import rank_count
@@ -112,7 +112,8 @@ def _estimate_text(goal: Goal, estimate: CandidateEstimate | None, step: SearchS
         return value_text(goal, step.made.record)
     if goal.less:
         return format_seconds(1.0 / estimate.value)
-    return format_rate(estimate.value, metric.get("unit"), estimate.low, estimate.high)
+    ends = (estimate.low, estimate.high) if math.isfinite(estimate.high) else (None, None)
+    return format_rate(estimate.value, metric.get("unit"), *ends)
 
 
 def value_text(goal: Goal, record: dict[str, Any]) -> str:

@@ -277,39 +277,21 @@ def test_the_studies_page_counts_the_same_doubts_as_the_records() -> None:
     assert stated in (ROOT / "docs" / "published-h200.md").read_text()
 
 
-def test_later_rules_doubt_each_gpt_800m_of_the_first_job() -> None:
-    """docs/measuring.md says so: today's checks warn of `steady` in six runs, and of `blocks` in none.
+def test_what_todays_checks_doubt_is_what_the_page_states() -> None:
+    """`steady` in each gpt-800m of the first job and nothing else; nothing where the default rule would have ended.
 
-    The other 41 are not judged here: it takes too long.
+    The other jobs are not judged here: it takes too long.
     """
-    import csv
-    import tarfile
+    import false_alarms
+    from page_tables import table_lines
 
-    from prony_node.measure.checks import series_checks
-    from prony_node.stats import StopRule, estimate_of
-
-    files: dict[str, dict[str, str]] = {}
-    with tarfile.open(ROOT / "results" / "h200" / "headline-20261118.tar.gz") as tar:
-        for member in tar:
-            folder, _, name = member.name.partition("/")
-            if (
-                folder.startswith("gpt-800m")
-                and name in ("record.json", "steps.csv")
-                and (content := tar.extractfile(member))
-            ):
-                files.setdefault(folder, {})[name] = content.read().decode()
-    doubted = []
-    for found in files.values():
-        one = json.loads(found["record.json"])
-        rows = list(csv.DictReader(line for line in found["steps.csv"].splitlines() if not line.startswith("#")))
-        rule = StopRule(**{name: one["stop"][name] for name in ("tolerance", "min_time_s", "max_time_s")})
-        estimate = estimate_of(
-            [float(row["duration_s"]) for row in rows], [int(row["steps"]) for row in rows],
-            confidence=rule.confidence, drift_limit=rule.drift_limit, blocks_seen=one["steady"]["blocks_seen"],
-        )  # fmt: skip
-        warned = [check["name"] for check in series_checks(estimate, rule, fixed=False) if check["level"] == "warn"]
-        doubted.append(warned)
-    assert doubted == [["steady"]] * 6
+    page = (ROOT / "docs" / "measuring.md").read_text(encoding="utf-8")
+    for job, doubted, ended in (("headline-20261118", 6, 11), ("headline-20261118b", 0, 3)):
+        runs = list(false_alarms.judge_archive(ROOT / "results" / "h200" / f"{job}.tar.gz"))
+        assert all(run.run.startswith("gpt-800m") and run.today == ("steady",) for run in runs if run.today)
+        assert (sum(bool(run.today) for run in runs), sum(run.default is not None for run in runs)) == (doubted, ended)
+        assert not any(run.default for run in runs)
+        assert table_lines(false_alarms.AGAIN_HEAD, [false_alarms.again_cells(job, runs)])[-1] in page
 
 
 def test_the_table_of_records_is_what_the_archives_hold(monkeypatch: pytest.MonkeyPatch) -> None:

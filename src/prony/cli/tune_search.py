@@ -112,7 +112,8 @@ def _estimate_text(goal: Goal, estimate: CandidateEstimate | None, step: SearchS
         return value_text(goal, step.made.record)
     if goal.less:
         return format_seconds(1.0 / estimate.value)
-    return format_rate(estimate.value, metric.get("unit"), estimate.low, estimate.high)
+    ends = (estimate.low, estimate.high) if math.isfinite(estimate.high) else (None, None)
+    return format_rate(estimate.value, metric.get("unit"), *ends)
 
 
 def value_text(goal: Goal, record: dict[str, Any]) -> str:

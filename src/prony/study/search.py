@@ -80,6 +80,7 @@ SHOWN_WORSE = "shown to be worse"
 SCREENING = 0.45  # of the budget, at most; the rest is for the A/B
 LEAST_LEFT = 0.2  # of the budget must be left beside the A/B, or there is none and all of it goes into screening
 PRIOR_RUNS = 4  # degrees of freedom that the assumed spread between runs counts for
+ONCE_MORE = "a repeat"
 OVER = 1.05  # a run may take so much more than runs like it took
 
 
@@ -193,8 +194,11 @@ class Search:
         """The next screening; None when nothing is left to screen or the time for it is over."""
         if not self.results:
             return Screening((self.start,), self.rules.screen_s, "start")
-        room_s = self.budget_s - self.reserve_s() - self.spent_s
+        left_s = self.budget_s - self.spent_s
         for wanted, why in self._wishes():
+            room_s = (
+                left_s if why == ONCE_MORE else left_s - self.reserve_s()
+            )  # no A/B waits where nothing else is open
             count = sum(OVER * self.cost_of(wanted[: n + 1], self.rules.screen_s) <= room_s for n in range(len(wanted)))
             if count:
                 return Screening(tuple(wanted[:count]), self.rules.screen_s, why)
@@ -206,6 +210,7 @@ class Search:
         leader = self.leader()
         if leader is not None:
             yield self._again(leader), "not decided yet"
+            yield self._once_more(leader), ONCE_MORE
 
     def _untried(self) -> Iterator[tuple[list[Candidate], str]]:
         leader = self.leader()
@@ -258,6 +263,18 @@ class Search:
         same = [one.candidate for one in group if one.candidate.series == least.candidate.series]
         return sorted(same, key=lambda one: one.batch or 0.0)
 
+    def _once_more(self, leader: CandidateEstimate) -> list[Candidate]:
+        """The start and the next best, where the start leads and nothing ran twice.
+
+        Single runs and an assumed spread are too little to keep it on: one of them may have been disturbed.
+        """
+        others = [one for one in self.estimates() if one.candidate.key != leader.candidate.key]
+        if leader.candidate.key != self.home.key or not others or self.between_runs()[1] > PRIOR_RUNS:
+            return []
+        nearest = max(others, key=lambda one: one.high)
+        pair = [one.candidate for one in (leader, nearest) if one.candidate.series == leader.candidate.series]
+        return sorted(pair, key=lambda one: one.batch or 0.0)
+
     # What it costs
 
     def cost_of(self, candidates: Sequence[Candidate], seconds: float) -> float:
@@ -267,6 +284,9 @@ class Search:
         sizes_s = 0.0
         for candidate in candidates:
             alike = [one for one in known if one.candidate.series == candidate.series] or known
+            same = [one for one in known if one.candidate.key == candidate.key]
+            if len(same) > 1:  # the first one may have paid for compiling what later ones find in the cache
+                alike = same[1:]
             sizes_s += seconds + _mean([one.own_s - one.measured_s for one in alike])
         return start_s + sizes_s
 
@@ -314,9 +334,16 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _estimate(runs: list[Result], spread: float, quantile: float) -> CandidateEstimate:
-    """The weighted mean of the logarithms; a run's variance is its own interval's and that between runs."""
+    """The weighted mean of the logarithms; a run's variance is its own interval's and that between runs.
+
+    Runs without an interval count only for the value where no other has one: then any other value is possible too.
+    """
+    certain = [run for run in runs if run.has_interval]
+    if not certain:
+        value = math.exp(_mean([math.log(run.value) for run in runs if run.value is not None]))
+        return CandidateEstimate(runs[0].candidate, value, 0.0, math.inf, len(runs), math.inf)
     logs, weights = [], []
-    for run in runs:
+    for run in certain:
         assert run.value is not None
         own = math.log(run.high / run.low) / (2.0 * quantile) if run.high and run.low else 0.0
         logs.append(math.log(run.value))

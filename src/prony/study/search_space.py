@@ -158,6 +158,7 @@ class Result:
     own_s: float = 0.0  # of that, this size's own: build, cold start, warm-up and measuring
     measured_s: float = 0.0  # of that, the measuring
     fresh: bool = True  # whether it was the first of its process
+    has_interval: bool = True  # without one a value says nothing yet
 
 
 @dataclass(frozen=True)
@@ -295,7 +296,11 @@ def result_of(record: Mapping[str, Any], candidate: Candidate, goal: Goal, cost_
     phases = record.get("phases") or {}
     own_s = min(own_seconds(record), cost_s)
     measured_s = 0.0 if goal.less else _seconds(phases, ("steady",))  # a run to a quality cannot be made shorter
-    return Result(candidate, value, low, high, failure, _limited(record), cost_s, own_s, measured_s, fresh)
+    # A time to a quality has no interval within its run; a rate has none where too few steps were timed.
+    has_interval = goal.less or (low is not None and high is not None)
+    return Result(
+        candidate, value, low, high, failure, _limited(record), cost_s, own_s, measured_s, fresh, has_interval
+    )
 
 
 def unmeasurable(record: Mapping[str, Any], goal: Goal, limits: Iterable[Limit]) -> str | None:

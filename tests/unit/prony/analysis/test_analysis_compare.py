@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from prony.analysis.compare import FASTER, NOT_COMPARABLE, SAME, SLOWER, UNKNOWN, compare, slowdown
 from prony.analysis.sentences import sentences, slowdown_sentence
@@ -359,6 +362,30 @@ def test_slower_side_takes_more_time_in_words(get_record: GetRecord) -> None:
     said = sentences(compare(ours, theirs))
     assert said[0].startswith("B is 0.50x as fast as A (95 % CI 0.48 to 0.52; ")
     assert said[1] == "B takes 100.0 % (91.2 % to 109.2 %) more time than A."
+
+
+runs_of_a_side = st.lists(st.floats(0.9, 1.1), min_size=1, max_size=5)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(runs_of_a_side, runs_of_a_side, st.floats(0.001, 0.01))
+def test_the_verdict_in_json_is_what_the_sentences_say(
+    get_record: GetRecord, ours: list[float], theirs: list[float], half: float
+) -> None:
+    """A script that reads the verdict and a person who reads the sentence, as printed, act alike."""
+    sides = [[set_rate(get_record("c00000"), 1000.0 * rate, half) for rate in side] for side in (ours, theirs)]
+    found = compare(*sides)
+    document, (first, second, *_) = found.to_json(), sentences(found)
+    printed = re.search(r"B is ([0-9.]+)x as fast as A \(95 % CI ([0-9.]+) to ([0-9.]+)", first)
+    assert printed
+    ratio, low, high = map(float, printed.groups())
+    assert low <= ratio <= high
+    shown = FASTER if low > 1.0 else SLOWER if high < 1.0 else SAME
+    assert document["verdict"] == shown
+    assert first.startswith("No difference shown") == (shown == SAME)
+    assert second.startswith({FASTER: "B saves", SLOWER: "B takes", SAME: "B may take"}[shown])
+    beyond = slowdown(found, 0.0)
+    assert beyond is {SLOWER: True, SAME: None, FASTER: False}[shown]
 
 
 def test_comparison_as_json_names_its_schema(get_record: GetRecord) -> None:

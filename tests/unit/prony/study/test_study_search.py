@@ -6,7 +6,7 @@ import itertools
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -27,7 +27,7 @@ from prony.study.search import (
     next_side,
     run_search,
 )
-from prony.study.search_space import GOALS, Candidate, Limit, PairRun, Result, Rules, Screening, Space
+from prony.study.search_space import GOALS, Candidate, Limit, PairRun, Result, Rules, Screening, Space, result_of
 from prony_node.contract.record import OUT_OF_MEMORY
 
 GIB = 2.0**30
@@ -170,6 +170,48 @@ def test_rivals_are_dropped_by_intervals_and_never_by_values() -> None:
     assert ask.why == "not decided yet"
 
 
+def test_a_run_without_an_interval_drops_nothing_and_is_not_dropped() -> None:
+    """A single step of a busy machine, 62 tokens/s beside 157, was once "shown to be worse"."""
+    space = make({"batch_size": [4, 8]})
+    small, start = space.candidates
+    search = Search(space, start, budget_s=1e4)
+    search.tell(Result(start, 157.0, 137.0, 180.0, cost_s=10.0))
+    search.tell(Result(small, 62.0, has_interval=False, cost_s=10.0))
+    assert search.dropped(small) is None
+    assert [one.candidate for one in search.open_against(start)] == [small]
+    search.tell(Result(small, 60.0, 59.0, 61.0, cost_s=10.0))
+    assert search.dropped(small) == "shown to be worse", "a run with an interval shows it"
+    alone = Search(space, start, budget_s=1e4)
+    alone.tell(Result(start, 157.0, has_interval=False, cost_s=10.0))
+    alone.tell(Result(small, 62.0, 61.0, 63.0, cost_s=10.0))
+    assert alone.dropped(small) is None
+
+
+def test_a_rate_without_an_interval_is_read_as_such() -> None:
+    space = make(SIZES)
+    record = {"status": "ok", "metrics": {"throughput": {"value": 62.4, "low": None, "high": None}}, "checks": []}
+    assert not result_of(record, space.candidates[0], GOAL, 10.0).has_interval
+    record["metrics"] = {"time_to_quality": {"value": 30.0}}
+    assert result_of(record, space.candidates[0], GOALS["time-to-quality"], 40.0).has_interval
+
+
+def test_the_defaults_are_not_kept_on_single_runs() -> None:
+    """The start leads by one run of each: it and the next best run once more, and the spread is then a seen one."""
+    falling: Law = lambda chosen: (1000.0 / chosen["batch_size"], GIB)  # noqa: E731
+    space = make({"batch_size": [4, 8, 16]})
+    search = Search(space, pick(space, batch_size=4), budget_s=100.0)
+    machine = LawfulMachine(falling)
+    found = run_search(search, machine, GOAL)
+    assert found.decided(search.start)
+    assert machine.asked[-1].why == "a repeat"
+    assert [len(search.runs_of(one)) for one in space.candidates] == [2, 2, 1]
+
+    first = iter([1.0, 1.0, 1.0, 0.3])  # the repeat of the start is another matter than its first run
+    disturbed: Law = lambda chosen: (1000.0 / chosen["batch_size"] * next(first, 1.0), GIB)  # noqa: E731
+    search = Search(space, pick(space, batch_size=4), budget_s=80.0)
+    assert not run_search(search, LawfulMachine(disturbed), GOAL).decided(search.start)
+
+
 def test_a_wide_interval_that_overlaps_the_defaults_keeps_the_question_open() -> None:
     space = make({"compile": ["off", "default"]})
     off, default = space.candidates
@@ -291,6 +333,40 @@ def test_the_cost_of_a_walk_is_one_process_and_every_size() -> None:
     assert search.cost_of([plain], 2.0) == 10.0
     assert search.cost_of([larger], 2.0) == 62.0
     assert search.cost_of([larger, larger, larger], 2.0) == 6.0 + 3 * 56.0
+
+
+def test_the_cost_of_a_repeat_is_without_the_compiling_that_the_first_run_paid() -> None:
+    """On an H200 the four pairs were put at more than the budget left, by runs that had found a cold compile cache."""
+    space = make(SIZES)
+    one, other, *_ = space.candidates
+    search = Search(space, one, budget_s=1e4)
+    for candidate in (one, other):
+        search.tell(Result(candidate, 1.0, cost_s=26.0, own_s=20.0, measured_s=2.0))
+    assert search.cost_of([one], 3.0) == 6.0 + 3.0 + 18.0
+    search.tell(Result(one, 1.0, cost_s=11.0, own_s=5.0, measured_s=2.0))
+    assert search.cost_of([one], 3.0) == 6.0 + 3.0 + 3.0
+    assert search.cost_of([other], 3.0) == pytest.approx(6.0 + 3.0 + (18.0 + 18.0 + 3.0) / 3)
+
+
+def test_cold_starts_that_are_over_do_not_cost_the_pairs() -> None:
+    """`prony tune gpt-117m batch_size=8..64 --budget 4m` on an H200 spent 131 s on repeats, and made no pair."""
+
+    class ColdAtFirst(LawfulMachine):
+        def _make(self, candidate: Candidate, seconds: float, fresh: bool) -> SearchRun:
+            made = super()._make(candidate, seconds, fresh)
+            if candidate.key in seen:
+                return made
+            seen.add(candidate.key)
+            made.record["phases"]["cold_start"] = {"seconds": 15.0}
+            return replace(made, cost_s=made.cost_s + 15.0)
+
+    seen: set[str] = set()
+    rates = {8: 474.6, 16: 517.3, 32: 540.6, 64: 548.8}
+    space = make(SIZES)
+    search = Search(space, pick(space, batch_size=32), budget_s=330.0)
+    found = run_search(search, ColdAtFirst(lambda chosen: (rates[chosen["batch_size"]], GIB), spread=0.002), GOAL)
+    assert [one.verdict for one in found.confirmed] == [BETTER]
+    assert search.spent_s <= search.budget_s
 
 
 def test_repeats_that_differ_widen_every_interval() -> None:

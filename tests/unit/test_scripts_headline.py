@@ -307,7 +307,7 @@ def test_later_rules_doubt_each_gpt_800m_of_the_first_job() -> None:
             [float(row["duration_s"]) for row in rows], [int(row["steps"]) for row in rows],
             confidence=rule.confidence, drift_limit=rule.drift_limit, blocks_seen=one["steady"]["blocks_seen"],
         )  # fmt: skip
-        warned = [check["name"] for check in series_checks(estimate, rule, fixed=False) if check["level"] == "warn"]
+        warned = [check.name for check in series_checks(estimate, rule, fixed=False) if check.level == "warn"]
         doubted.append(warned)
     assert doubted == [["steady"]] * 6
 

@@ -94,7 +94,7 @@ def run_chunk(task: tuple[Cell, int, int, int]) -> tuple[Cell, Tally]:
         series = Series(cell, rng)
         durations, found, reached = run_until_stop(cell, series)
         truth_s = cell.step_s * cell.true_mean
-        doubted = any(check["level"] in ("warn", "fail") for check in series_checks(found, rule_of(cell), fixed=False))
+        doubted = any(check.level in ("warn", "fail") for check in series_checks(found, rule_of(cell), fixed=False))
         tally.doubted += doubted
         if series.has_event(found.cut_steps, found.cut_steps + found.steps):
             tally.contained += 1

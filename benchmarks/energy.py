@@ -24,9 +24,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
+from prony_node.backends.torch.device import choose_device, machine_of
+from prony_node.backends.torch.step import Step
 from prony_node.contract import files
-from prony_node.measure.device import choose_device, machine_of
-from prony_node.measure.step import Step
 from prony_node.power.figures import PartEnergy, part_energies
 from prony_node.power.recording import read_recording
 from prony_node.power.sampler_process import SamplerProcess

@@ -21,9 +21,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from asked import device_name, finish, read_words
+from prony_node.backends.torch.compiling import use_cache
+from prony_node.backends.torch.step import Step
 from prony_node.contract.settings import Value
-from prony_node.measure.compiling import use_cache
-from prony_node.measure.step import Step
 from prony_node.workloads import build_task
 from prony_node.workloads.config import Workload
 

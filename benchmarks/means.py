@@ -37,11 +37,11 @@ from torch import Tensor, nn
 
 from asked import finish, keep_turns, read_words, told, turns_parser
 from plain import refuse
+from prony_node.backends.torch import cuda
+from prony_node.backends.torch.step import INFERENCE, Step
+from prony_node.backends.torch.task import Batch
 from prony_node.contract.errors import RequestError
 from prony_node.contract.settings import Value
-from prony_node.measure import cuda
-from prony_node.measure.protocol import Batch
-from prony_node.measure.step import INFERENCE, Step
 from prony_node.workloads import build_task, find_workload
 from prony_node.workloads.config import Workload
 from prony_node.workloads.language.task import NAME as NO_MASK

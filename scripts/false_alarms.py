@@ -14,7 +14,6 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from headline_table import counted
 from page_tables import put_table
@@ -22,6 +21,7 @@ from results_records import LINES, Line, read_lines
 
 from prony.store.archive import unpacked
 from prony_node.contract import files
+from prony_node.contract.record import Check
 from prony_node.contract.safe_files import plain_lines
 from prony_node.measure.checks import series_checks
 from prony_node.power.figures import part_checks, part_energies
@@ -73,7 +73,7 @@ def judge_again(folder: Path) -> Again:
         drift_limit=rule.drift_limit, period=period, blocks_seen=record["steady"]["blocks_seen"],
     )  # fmt: skip
     made = series_checks(estimate, rule, fixed=False) + energy_checks(folder, *result["window_monotonic"])
-    made += [one for one in record["checks"] if one["name"] not in {again["name"] for again in made}]
+    made += [Check(**one) for one in record["checks"] if one["name"] not in {again.name for again in made}]
     tracker, end_s = Tracker(StopRule()), float(result["loop_monotonic"][0])
     tracker.period = period
     for time_s, steps in rows:
@@ -86,7 +86,7 @@ def judge_again(folder: Path) -> Again:
     return Again(record["id"], doubts(made), None)
 
 
-def energy_checks(folder: Path, start_s: float, end_s: float) -> list[dict[str, str]]:
+def energy_checks(folder: Path, start_s: float, end_s: float) -> list[Check]:
     recording = read_recording(folder)
     if recording is None:
         return []
@@ -95,8 +95,8 @@ def energy_checks(folder: Path, start_s: float, end_s: float) -> list[dict[str, 
     return [check for part in parts if part.figure is not None for check in part_checks(part, limits_w.get(part.part))]
 
 
-def doubts(checks: Iterable[dict[str, Any]]) -> tuple[str, ...]:
-    return tuple(check["name"] for check in checks if check["level"] in ("warn", "fail"))
+def doubts(checks: Iterable[Check]) -> tuple[str, ...]:
+    return tuple(check.name for check in checks if check.level in ("warn", "fail"))
 
 
 def judge_archive(archive: Path) -> Iterator[Again]:

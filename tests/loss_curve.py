@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from prony_node.backends.torch.device import machine_of
+from prony_node.backends.torch.step import Step
 from prony_node.contract.machine import Machine
 from prony_node.contract.settings import Value
-from prony_node.measure.device import machine_of
-from prony_node.measure.step import Step
 from prony_node.workloads import WORKLOADS, build_task, find_workload
 
 STEPS = 20

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from prony_node.data.synthetic import image_sampler
-from prony_node.measure.protocol import Task
+from prony_node.backends.torch.task import Task
 from prony_node.workloads.config import Workload
 
 WORKLOAD = Workload(

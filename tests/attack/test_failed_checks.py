@@ -36,7 +36,7 @@ from torch import nn
 
 from prony_node.contract.settings import Setting
 from prony_node.data.synthetic import image_sampler
-from prony_node.measure.protocol import Task
+from prony_node.backends.torch.task import Task
 from prony_node.workloads.config import Workload
 
 WORKLOAD = Workload(

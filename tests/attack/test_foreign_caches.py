@@ -20,12 +20,12 @@ from prony.cli import tune_search
 from prony.sites import collect, locks, node
 from prony.store.index import index_place
 from prony.study.search_space import Candidate, Screening
+from prony_node.backends.torch import compiling
+from prony_node.backends.torch.compiling import use_cache
 from prony_node.contract import Plan, RequestError, Trial, files
 from prony_node.contract.machine import identify
 from prony_node.contract.safe_files import NotPlain, make_own_folder
 from prony_node.facts import software
-from prony_node.measure import compiling
-from prony_node.measure.compiling import use_cache
 from prony_node.run.claim import own_plan
 from prony_node.run.processes import bytecode_environment
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from prony_node.backends.torch.collective import stopwatch_of
 from prony_node.measure.collective_loop import TimedOperation, time_point
 from prony_node.stats import StopRule
 from prony_node.workloads.collective.operations import MAKERS, gather, make_collective
@@ -32,7 +33,7 @@ def alone(device: torch.device, tmp_path: Path) -> Iterator[torch.device]:
 def test_a_collective_by_nccl_is_right_and_timed(alone: torch.device, name: str, precision: str) -> None:
     made = make_collective(name, MESSAGE, {"precision": precision}, alone)
     assert made.is_right()
-    operation = TimedOperation(made.run, made.renew, lambda values: gather(values, alone), alone)
+    operation = TimedOperation(made.run, made.renew, lambda values: gather(values, alone), lambda: stopwatch_of(alone))
     series = time_point(operation, StopRule())
     estimate = series.tracker.estimate()
     assert estimate is not None

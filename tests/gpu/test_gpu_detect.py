@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from prony_node.backends.torch import cuda
+from prony_node.backends.torch.device import machine_of
+from prony_node.backends.torch.model import distance, reference_answer
+from prony_node.backends.torch.step import Step
+from prony_node.backends.torch.task import Task
 from prony_node.contract.settings import Value
-from prony_node.measure import cuda
 from prony_node.measure.checks import OUTPUT_BOUND
-from prony_node.measure.device import machine_of
-from prony_node.measure.protocol import Task
-from prony_node.measure.step import Step
-from prony_node.run.judge import _distance, reference_answer
 from prony_node.workloads import build_task, find_workload
 from prony_node.workloads.detect.loss import kept_by_kernel, kept_by_library
 
@@ -100,7 +100,7 @@ def test_its_heads_answer_what_fp32_does(device: torch.device, given: dict[str, 
         assert step.output.isfinite().all()
     with torch.no_grad():
         answer = task.compared(step.model, step.place(batch)).float().cpu()
-    assert _distance(answer, reference, by_row=True) <= OUTPUT_BOUND[step.precision]
+    assert distance(answer, reference, by_row=True) <= OUTPUT_BOUND[step.precision]
 
 
 def test_the_kernel_keeps_what_torchvision_keeps(device: torch.device) -> None:

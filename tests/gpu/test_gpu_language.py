@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from prony_node.backends.torch.device import machine_of
+from prony_node.backends.torch.model import reference_answer
+from prony_node.backends.torch.step import Step
 from prony_node.contract.settings import Value
-from prony_node.measure.device import machine_of
-from prony_node.measure.step import Step
-from prony_node.run.judge import reference_answer
 from prony_node.workloads import build_task, find_workload
 from prony_node.workloads.language import gpt
 

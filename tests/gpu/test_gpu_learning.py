@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from prony_node.backends.torch.device import machine_of
+from prony_node.backends.torch.step import Step
+from prony_node.backends.torch.task import Batch, Task
 from prony_node.contract.settings import Value
-from prony_node.measure.device import machine_of
-from prony_node.measure.protocol import Batch, Task
-from prony_node.measure.step import Step
 from prony_node.workloads import build_task, find_workload
 
 pytestmark = pytest.mark.gpu

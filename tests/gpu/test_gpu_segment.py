@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from prony_node.backends.torch.device import machine_of
+from prony_node.backends.torch.model import reference_answer
+from prony_node.backends.torch.step import Step
 from prony_node.contract.settings import Value
-from prony_node.measure.device import machine_of
-from prony_node.measure.step import Step
-from prony_node.run.judge import reference_answer
 from prony_node.workloads import build_task, find_workload
 from prony_node.workloads.segment.config import SEGMENT_WORKLOADS
 from prony_node.workloads.segment.task import Depthwise, fits

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from prony_node.measure.device import machine_of
-from prony_node.measure.step import Step
-from prony_node.run.inputs import Inputs
+from prony_node.backends.torch.device import machine_of
+from prony_node.backends.torch.inputs import Inputs
+from prony_node.backends.torch.step import Step
 from prony_node.workloads import build_task, find_workload
 
 pytestmark = pytest.mark.gpu

@@ -8,12 +8,12 @@ from statistics import median
 import pytest
 import torch
 
+from prony_node.backends.torch.device import machine_of
+from prony_node.backends.torch.step import Step
+from prony_node.backends.torch.training import Probes, parameter_norms, train_further
 from prony_node.contract.settings import Value
 from prony_node.facts import Watch, device_facts, watch_checks
 from prony_node.measure.checks import still_training_check
-from prony_node.measure.device import machine_of
-from prony_node.measure.step import Step
-from prony_node.measure.training import Probes, parameter_norms, train_further
 from prony_node.workloads import build_task, find_workload
 
 pytestmark = pytest.mark.gpu
@@ -91,7 +91,7 @@ def test_steps_are_counted_and_weights_seen_to_move(device: torch.device, graphs
     assert step.updates.made - made + step.updates.skipped() >= 19
     found = train_further(lambda: step(batch), step.model, step.optimizer, begun, probes)
     print(precision, "graphs" if graphs else "eager", found, "skipped", step.updates.skipped())
-    assert still_training_check(found, step.updates.skipped() + 1, precision)["level"] == "pass"
+    assert still_training_check(found, step.updates.skipped() + 1, precision).level == "pass"
 
 
 def test_what_a_probe_costs(device: torch.device) -> None:

@@ -39,7 +39,7 @@ def patched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the program whose step does its work twice."""
     source = tmp_path_factory.mktemp("patched") / "src"
     shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
-    step = source / "prony_node" / "measure" / "step.py"
+    step = source / "prony_node" / "backends" / "torch" / "step.py"
     text = step.read_text(encoding="utf-8")
     assert text.count("            self._work()\n") == 1
     twice = "            self._work()\n            self._work()\n"

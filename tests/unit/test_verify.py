@@ -17,7 +17,7 @@ from prony.cli.main import make_app
 from prony.store import Store
 from prony.store.archive import pack
 from prony_node.contract import Peak, Plan, Trial, files
-from prony_node.contract.metrics import measured
+from prony_node.contract.record import measured
 from prony_node.contract.run_folder import (
     COLLECTION,
     SUPERVISOR,
@@ -29,6 +29,7 @@ from prony_node.contract.run_folder import (
     write_manifest,
 )
 from prony_node.contract.trial import settings_hash
+from prony_node.contract.typed import encode
 from prony_node.measure.clock import Block
 from prony_node.measure.loop import Window
 from prony_node.power.recording import Writer
@@ -76,7 +77,7 @@ def make_run(root: Path, name: str = RUN) -> Path:
     files.write_whole(folder / files.DEVICE, {"name": "NVIDIA H200", "kind": "cuda", "uuid": GPU})
     files.write_whole(folder / files.FACTS, {"software": {"prony_node_source": node_source_hash()}})
     record_power(folder)
-    window = Window("device events", "fixed", blocks())
+    window = Window("device events", "fixed", tuple(blocks()))
     tracker = Tracker(StopRule())
     for block in window.blocks:
         tracker.add(block.duration_s, block.steps)
@@ -85,12 +86,12 @@ def make_run(root: Path, name: str = RUN) -> Path:
     write_blocks(folder / files.STEPS, window.blocks)
     steps = window.steps - estimate.cut_steps
     metrics = rate_metrics(window, estimate, BATCH, "images", from_host=False)
-    rate = metrics["throughput_per_device"]["value"]
+    rate = metrics["throughput_per_device"].value or 0.0
     metrics["flops_per_sample"] = measured(FLOPS, "FLOP", scope="one sample", source="counted")
     metrics["mfu"] = measured(rate * FLOPS / PEAK, "1", scope="one device", source="peak")
     metrics["peak_memory"] = measured(5e9, "B", scope="one device", source="torch")
     result = {
-        "status": "ok", "unit": "images", "metrics": metrics, "steady": dataclasses.asdict(estimate),
+        "status": "ok", "unit": "images", "metrics": encode(metrics), "steady": dataclasses.asdict(estimate),
         "effective": {"batch_size": BATCH, "precision": "bf16", "devices": 1, "nodes": 1},
         "phases": {"steady": {"seconds": window.duration_s - estimate.cut_s, "steps": steps}},
         "checks": [{"name": "steady", "level": "pass", "message": "no drift shown"}],

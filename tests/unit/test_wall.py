@@ -22,8 +22,9 @@ NODE_ROOMS = {
     "facts": {"contract"},
     "parallel": {"contract"},
     "data": {"contract"},
-    "workloads": {"contract", "data", "parallel", "measure"},
-    "run": {"contract", "stats", "measure", "power", "facts", "parallel", "data", "workloads"},
+    "workloads": {"contract", "data", "parallel", "backends"},
+    "backends": {"contract", "measure", "data", "parallel", "workloads"},
+    "run": {"contract", "stats", "measure", "power", "facts", "parallel", "workloads", "backends"},
     "__main__": {"contract", "data", "facts", "power", "run"},
     "__init__": set(),
 }
@@ -55,7 +56,14 @@ NODE_LIBRARIES = {
     "pynvml", "triton", "numpy", "PIL", "scipy",
 }  # fmt: skip
 KERNELS = "_kernels.py"  # files of Triton code, which take it at their top and are themselves imported where used
-WITHOUT_TORCH = ("contract", "stats", "facts", "__main__", "__init__")
+# Rooms that import no framework when they are imported, so that another one can take torch's place.
+WITHOUT_TORCH = ("contract", "stats", "measure", "run", "power", "facts", "__main__", "__init__")
+# What asks torch about this machine and its builds, inside of functions; the first four rooms never do.
+ASK_TORCH = ("facts/device.py", "run/doctor.py", "run/questions.py")
+# What a run knows of the backends: the door, what it asks for, and what must happen before torch is imported.
+DOOR = {
+    "prony_node.backends", "prony_node.backends.protocol", "prony_node.backends.torch.out_of_memory",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -155,9 +163,18 @@ def test_the_node_needs_the_standard_library_and_torch_alone() -> None:
     assert [str(found) for found in NODE if found.top not in known | NODE_LIBRARIES] == []
 
 
-def test_what_runs_before_the_rank_has_no_torch_of_its_own() -> None:
+def test_only_the_backend_and_what_it_computes_with_import_torch() -> None:
     torch_free = [found for found in NODE if found.room in WITHOUT_TORCH or found.file.name == "config.py"]
-    assert [str(found) for found in torch_free if found.top == "torch" and not found.lazy] == []
+    own = [found for found in torch_free if found.top == "torch"]
+    own += [found for found in NODE if found.top == "torch" and found.file.parent == SRC / "prony_node" / "backends"]
+    assert [str(found) for found in own if not found.lazy] == []
+    assert [str(found) for found in own if not str(found.file).endswith(ASK_TORCH)] == []
+
+
+def test_a_run_reaches_torch_through_the_door_alone() -> None:
+    seen = [found for found in NODE if found.room == "run" and found.target_room() == "backends"]
+    wrong = [found for found in seen if found.top == "prony_node" and found.name not in DOOR]
+    assert [str(found) for found in wrong if not (found.lazy and str(found.file).endswith(ASK_TORCH))] == []
 
 
 @pytest.mark.parametrize(
@@ -178,9 +195,9 @@ def test_each_room_imports_only_what_the_design_allows(
     assert wrong == []
 
 
-def test_workloads_see_only_the_protocol_of_the_measuring_room() -> None:
-    seen = {found.name for found in NODE if found.room == "workloads" and found.target_room() == "measure"}
-    assert {name for name in seen if name.startswith("prony_node.")} <= {"prony_node.measure.protocol"}
+def test_workloads_see_only_the_task_of_a_backend() -> None:
+    seen = {found.name for found in NODE if found.room == "workloads" and found.target_room() == "backends"}
+    assert {name for name in seen if name.startswith("prony_node.")} <= {"prony_node.backends.torch.task"}
 
 
 def run_python(code: str) -> subprocess.CompletedProcess[str]:
@@ -204,7 +221,7 @@ def test_help_imports_nothing_heavy() -> None:
 def test_the_torch_free_side_of_the_node_imports_no_torch() -> None:
     done = run_python(
         "import prony_node.contract, prony_node.stats, prony_node.workloads, prony_node.facts; "
-        "import prony_node.run.supervisor, prony_node.run.rank, prony_node.__main__; "
+        "import prony_node.run.supervisor, prony_node.run.rank, prony_node.run.run, prony_node.__main__; "
         "sys.exit('torch' in sys.modules)"
     )
     assert done.returncode == 0, done.stderr

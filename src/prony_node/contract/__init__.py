@@ -1,8 +1,16 @@
 """What the two programs agree on: settings, trial, plan, record, metrics and the files of a run folder."""
 
 from prony_node.contract.errors import NewerSchema, RequestError, nearest
-from prony_node.contract.metrics import METRICS, measured, missing
-from prony_node.contract.record import RECORD_SCHEMA, Record, parse_record, read_record, validate_record
+from prony_node.contract.metrics import METRICS
+from prony_node.contract.record import (
+    RECORD_SCHEMA,
+    Record,
+    measured,
+    missing,
+    parse_record,
+    read_record,
+    validate_record,
+)
 from prony_node.contract.settings import SETTINGS, Setting
 from prony_node.contract.trial import Peak, Plan, Stop, Trial
 

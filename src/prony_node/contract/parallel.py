@@ -27,6 +27,14 @@ class Arrangement:
         return rank // (self.pp * self.tp), rank // self.tp % self.pp, rank % self.tp
 
 
+@dataclass(frozen=True)
+class Wire:
+    """What one device sends in one step, and how that is counted; None, and why it is not."""
+
+    bytes_sent: float | None
+    how: str
+
+
 def devices_of_model(settings: Mapping[str, Value]) -> int:
     """Devices that one replica of the model is split over."""
     return int(settings.get("pp", 1)) * int(settings.get("tp", 1))

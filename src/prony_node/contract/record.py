@@ -1,6 +1,6 @@
 """The record: the immutable result of a run, typed, with its validation and the upgrades from older versions."""
 
-# ruff: noqa: RUF009  optional() and empty() make dataclass fields
+# ruff: noqa: RUF009  optional(), beside() and empty() make dataclass fields
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from prony_node.contract.errors import RequestError
 from prony_node.contract.metrics import METRICS
 from prony_node.contract.record_upgrades import add_interval_floor, add_provenance_parts
 from prony_node.contract.trial import Plan, check_schema
-from prony_node.contract.typed import LARGEST, Absent, Malformed, decode, empty, optional
+from prony_node.contract.typed import LARGEST, Absent, Malformed, beside, decode, empty, optional
 
 Status = Literal["ok", "failed", "interrupted"]
 Level = Literal["pass", "unknown", "warn", "fail"]  # from best to worst
@@ -70,8 +70,8 @@ class Metric:
     """A figure with its interval, unit, scope and source; or null with the reason why it was not measured."""
 
     value: float | None
-    low: float | None = None
-    high: float | None = None
+    low: float | None = beside("value")
+    high: float | None = beside("value")
     unit: str | None = optional()
     scope: str | None = optional()
     source: str | None = optional()
@@ -97,6 +97,25 @@ class Metric:
             raise ValueError(f"has no {absent}")
 
 
+def measured(
+    value: float,
+    unit: str,
+    *,
+    scope: str,
+    source: str,
+    low: float | None = None,
+    high: float | None = None,
+    interval: str | None = None,
+) -> Metric:
+    """A metric that was measured."""
+    return Metric(value, low, high, unit, scope, source, interval)
+
+
+def missing(reason: str) -> Metric:
+    """A metric that was not measured, and why: never 0 and never a guess."""
+    return Metric(None, reason=reason)
+
+
 @dataclass(frozen=True)
 class Phase:
     """A part of the run: how long it took, and its steps."""
@@ -118,13 +137,10 @@ class Steady:
     confidence: float | None = None
     steps: int | None = None
     blocks: int | None = None
-    blocks_seen: int | None = optional()  # of the step series: those that the estimate was made from
     independent_blocks: float | None = None
     window_s: float | None = None
     cut_steps: int | None = None
     cut_s: float | None = None
-    half_width_floor: float | None = optional()
-    slowest_event_s: float | None = optional()
     drift: float | None = None
     drift_half_width: float | None = None
     drifting: str | None = None
@@ -132,6 +148,12 @@ class Steady:
     level_values_s: tuple[float, ...] = ()
     autocorrelation: float | None = None
     outlier_share: float | None = None
+    sampling_half_width: float | None = optional()
+    half_width_floor: float | None = optional()
+    slowest_event_s: float | None = optional()
+    blocks_seen: int | None = optional()  # of the step series: those that the estimate was made from
+    period: int | None = optional()  # steps of a round of batches that differ
+    drift_limit: float | None = optional()
     more: JsonObject = empty()
 
 
@@ -164,9 +186,12 @@ class WorkDone:
     window: str | None = optional()
     total_samples: float | None = optional()
     total_steps: float | None = optional()
-    epoch_units: float | None = optional()
-    own_synchronisations_per_step: float | None = optional()
     shapes: JsonObject | None = optional()
+    own_synchronisations_per_step: float | None = optional()
+    loop_steps: int | None = optional()  # of the measured loop, with the transient that was cut
+    optimizer_steps: int | None = optional()  # of those, the updates that were made
+    skipped_steps: int | None = optional()  # by a gradient scaler
+    epoch_units: float | None = optional()
     more: JsonObject = empty()
 
 

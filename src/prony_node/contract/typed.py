@@ -24,6 +24,11 @@ def optional() -> Any:
     return dataclasses.field(default=None, metadata={"optional": True})
 
 
+def beside(name: str) -> Any:
+    """A field that is left out of the document while it and the field of that name are None."""
+    return dataclasses.field(default=None, metadata={"beside": name})
+
+
 def empty() -> Any:
     """A field that is an empty object where it is absent."""
     return dataclasses.field(default_factory=dict)
@@ -62,14 +67,21 @@ def encode(value: Any) -> Any:
         document = {}
         for field in dataclasses.fields(value):
             own = getattr(value, field.name)
-            if field.name != MORE and not (own is None and field.metadata.get("optional")):
-                document[field.name] = encode(own)
+            if field.name == MORE or (own is None and _is_left_out(value, field)):
+                continue
+            document[field.name] = encode(own)
         return {**document, **getattr(value, MORE, {})}
     if isinstance(value, Mapping):
         return {name: encode(own) for name, own in value.items()}
     if isinstance(value, tuple | list):
         return [encode(own) for own in value]
     return value
+
+
+def _is_left_out(value: Any, field: dataclasses.Field[Any]) -> bool:
+    """Whether a field that is None stands in no document."""
+    other = field.metadata.get("beside")
+    return bool(field.metadata.get("optional")) or (other is not None and getattr(value, other) is None)
 
 
 @functools.cache

@@ -9,9 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
-
-import torch
+from typing import NamedTuple, Protocol
 
 from prony_node.measure.loop import BLOCK_S
 from prony_node.stats import Decision, StopRule, Tracker
@@ -22,6 +20,13 @@ POINT_S = 0.3  # of operations at each size of a curve
 LEAST_BLOCKS = 12
 
 
+class Stopwatch(Protocol):
+    """Times what is submitted between its two calls, by the clock of the device."""
+
+    def start(self) -> None: ...
+    def stop(self) -> float: ...  # seconds, once all of it is done
+
+
 @dataclass(frozen=True)
 class TimedOperation:
     """What is timed, and how."""
@@ -29,7 +34,7 @@ class TimedOperation:
     run: Callable[[], None]
     renew: Callable[[], None]  # before each block
     gather: Callable[[tuple[float, ...]], list[tuple[float, ...]]]  # numbers of every rank; waits for all of them
-    device: torch.device
+    stopwatch: Callable[[], Stopwatch]  # a new one for each block
 
 
 class OperationBlock(NamedTuple):
@@ -64,21 +69,12 @@ class OperationSeries:
 def time_block(operation: TimedOperation, count: int, began_s: float) -> OperationBlock:
     """So many operations. When the block ended is by the first rank's clock, so that all ranks have the same."""
     operation.renew()
-    if operation.device.type == "cpu":
-        operation.gather((0.0,))  # together: a rank that waits for another would time that
-        began = time.perf_counter()
-        for _ in range(count):
-            operation.run()
-        own_s = time.perf_counter() - began
-    else:
-        first, last = (torch.Event(operation.device, enable_timing=True) for _ in range(2))
-        operation.gather((0.0,))
-        first.record()
-        for _ in range(count):
-            operation.run()
-        last.record()
-        torch.accelerator.synchronize()
-        own_s = first.elapsed_time(last) * 1e-3
+    stopwatch = operation.stopwatch()
+    operation.gather((0.0,))  # together: a rank that waits for another would time that
+    stopwatch.start()
+    for _ in range(count):
+        operation.run()
+    own_s = stopwatch.stop()
     every = operation.gather((own_s, time.monotonic() - began_s))
     return OperationBlock(count, every[0][1], sum(one[0] for one in every) / len(every), own_s)
 

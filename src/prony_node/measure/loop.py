@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import TypeVar
 
-from prony_node.contract.metrics import measured
+from prony_node.contract.record import Metric, measured
 from prony_node.measure.clock import Block, Clock
-from prony_node.measure.protocol import Batch
 from prony_node.stats import Decision, Estimate, StopRule, Tracker, estimate_of, percentile
 
+Batch = TypeVar("Batch")
 BLOCK_S = 0.02  # steps shorter than this are timed in blocks of about this length
 
 
-@dataclass
+@dataclass(frozen=True)
 class Window:
     """What the loop saw: every block from the first timed step on.
 
@@ -25,7 +25,7 @@ class Window:
 
     clock: str
     stop_reason: str = ""
-    blocks: list[Block] = field(default_factory=list)
+    blocks: tuple[Block, ...] = ()
     monotonic: tuple[float, float] = (0.0, 0.0)
     paused_s: float = 0.0  # between those two, for something else than steps
     blocks_seen: int | None = None
@@ -66,7 +66,8 @@ def measured_loop(
     report: Callable[[int, Decision | None], None] = lambda steps, decision: None,
 ) -> Window:
     """Run steps until the stop rule is content, or for exactly `fixed_steps`."""
-    window = Window(clock.source)
+    blocks: list[Block] = []
+    blocks_seen: int | None = None
     decision: Decision | None = None
     submitted = 0
     next_report = 0.0
@@ -85,25 +86,29 @@ def measured_loop(
         clock.mark(count)
         submitted += count
         for block in clock.finished():
-            window.blocks.append(block)
+            blocks.append(block)
             tracker.add(block.duration_s, block.steps)
         if fixed_steps is None and tracker.due():
             decision = tracker.decide()
             if decision.stop:
                 seen = decision.blocks_seen
-                window.blocks_seen = len(window.blocks) if seen is None else seen
+                blocks_seen = len(blocks) if seen is None else seen
                 break
         now = time.monotonic()
         if now >= next_report:
             report(submitted, decision)
             next_report = now + 0.5
     for block in clock.end():
-        window.blocks.append(block)
-        if window.blocks_seen is None:
+        blocks.append(block)
+        if blocks_seen is None:
             tracker.add(block.duration_s, block.steps)
-    window.monotonic = (clock.monotonic_start, clock.monotonic_end)
-    window.stop_reason = decision.reason if decision else f"fixed length of {submitted} steps"
-    return window
+    return Window(
+        clock.source,
+        decision.reason if decision else f"fixed length of {submitted} steps",
+        tuple(blocks),
+        (clock.monotonic_start, clock.monotonic_end),
+        blocks_seen=blocks_seen,
+    )
 
 
 REQUESTS = 500
@@ -113,7 +118,7 @@ SECONDS = 3.0
 
 def latency_metrics(
     step: Callable[[Batch], None], batches: Iterator[Batch], synchronise: Callable[[], None]
-) -> tuple[dict[str, Any], int]:
+) -> tuple[dict[str, Metric], int]:
     """Percentiles over requests that wait for nobody; a loader's time is not part of them."""
     taken_s: list[float] = []
     began = time.perf_counter()

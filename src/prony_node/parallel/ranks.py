@@ -16,6 +16,21 @@ from prony_node.parallel.place import RankPosition
 T = TypeVar("T")
 
 
+class RankWord:
+    """A number of the first rank, on its way to all."""
+
+    def __init__(self, flag: torch.Tensor, work: dist.Work) -> None:
+        self._flag, self._work = flag, work
+
+    def is_completed(self) -> bool:
+        return self._work.is_completed()
+
+    def wait(self) -> int:
+        """The number, once it is here."""
+        self._work.wait()
+        return int(self._flag.item())
+
+
 class Ranks:
     """All ranks of a run. One alone has no process group, and each of these is then for nothing."""
 
@@ -78,12 +93,13 @@ class Ranks:
         dist.gather_object(thing, things, dst=0, group=self._control)
         return things or []
 
-    def tell(self, flag: torch.Tensor) -> dist.Work:
-        """Begin to bring the first rank's flag to all, and do not wait for it."""
+    def tell(self, number: int) -> RankWord:
+        """Begin to bring the first rank's number to all, and do not wait for it."""
         assert self._control is not None
+        flag = torch.tensor([number], dtype=torch.int64)
         work = dist.broadcast(flag, src=0, group=self._control, async_op=True)
         assert work is not None
-        return work
+        return RankWord(flag, work)
 
     def end(self) -> None:
         if self._control is not None:

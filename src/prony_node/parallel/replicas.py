@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,18 +13,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from prony_node.contract.errors import RequestError
-from prony_node.contract.parallel import form_of
+from prony_node.contract.parallel import Wire, form_of
 from prony_node.contract.settings import Value
 
 HALVES = {"fp16": 2, "bf16": 2}  # bytes of a compressed element
-
-
-@dataclass(frozen=True)
-class Wire:
-    """What one device sends in one step, and how that is counted; None, and why it is not."""
-
-    bytes_sent: float | None
-    how: str
 
 
 def tensor_bytes(model: nn.Module, width: int | None = None) -> int:

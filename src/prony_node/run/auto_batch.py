@@ -5,14 +5,14 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from prony_node.contract import files
 from prony_node.contract.record import OUT_OF_MEMORY
 from prony_node.contract.trial import Plan, Trial
-from prony_node.measure.out_of_memory import Tried, largest_that_fits
+from prony_node.measure.batch_search import Tried, largest_that_fits
 from prony_node.run.claim import own_plan
 from prony_node.run.processes import RankProcess, read_tail
 
@@ -34,12 +34,16 @@ class TryFailed(RuntimeError):
         self.failure = {"kind": kind, "message": message}
 
 
-def largest_batch(plan: Plan, folder: Path, note: Note, tries: list[dict[str, Any]], least: int = 1) -> int:
-    """The largest batch with which the run of this plan fits, from `least` on; every try is added to `tries`."""
+def largest_batch(
+    plan: Plan, folder: Path, note: Note, keep: Callable[[tuple[Tried, ...]], None], least: int = 1
+) -> int:
+    """The largest batch with which the run of this plan fits, from `least` on; `keep` is told all tries after each."""
+    tries: list[Tried] = []
 
     def try_batch(batch: int) -> Tried:
         tried = try_in_process(try_plan(plan, batch), folder / files.TRY, note, least)
-        tries.append(asdict(tried))
+        tries.append(tried)
+        keep(tuple(tries))
         note(words(tried))
         _refuse_shrinking_room(tries)
         return tried
@@ -47,14 +51,14 @@ def largest_batch(plan: Plan, folder: Path, note: Note, tries: list[dict[str, An
     try:
         return largest_that_fits(try_batch, least=least)
     except TryFailed as failed:
-        fitted = [entry["batch"] for entry in tries if entry["fits"]]
+        fitted = [one.batch for one in tries if one.fits]
         known = f"; batch_size={max(fitted)} did fit" if fitted else ""
         raise TryFailed(failed.failure["kind"], f"{failed}{known}") from None
 
 
-def _refuse_shrinking_room(tries: list[dict[str, Any]]) -> None:
-    rooms = [int(entry["room"]) for entry in tries if entry["room"]]
-    if tries[-1]["room"] and rooms[-1] < STEADY * rooms[0]:
+def _refuse_shrinking_room(tries: list[Tried]) -> None:
+    rooms = [one.room for one in tries if one.room]
+    if tries[-1].room and rooms[-1] < STEADY * rooms[0]:
         raise TryFailed(
             "exception",
             f"batch_size=auto cannot tell what fits: {rooms[0] / 2**30:.1f} GiB were free at its first try and "

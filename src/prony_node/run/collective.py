@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch.distributed as dist
-
+from prony_node.backends.protocol import CollectiveBuffers, CollectiveGroup
 from prony_node.contract import files
 from prony_node.contract.machine import identify
-from prony_node.contract.metrics import measured, missing
-from prony_node.measure import checks, memory
+from prony_node.contract.record import Check, Metric, Phase, WorkDone, measured, missing
+from prony_node.measure import checks
 from prony_node.measure.clock import CpuUsage
 from prony_node.measure.collective_loop import (
     WARM_OPERATIONS,
@@ -24,13 +23,12 @@ from prony_node.measure.collective_loop import (
     time_until,
 )
 from prony_node.run.energy import with_energy
-from prony_node.run.several_ranks import own_times, times_of_nodes
+from prony_node.run.journal import Journal
+from prony_node.run.judge import steady_of
+from prony_node.run.prepare import Setup
+from prony_node.run.several_ranks import RankTimes, own_times, times_of_nodes
 from prony_node.stats import Estimate, StopRule
 from prony_node.workloads.collective.config import KINDS, message_sizes
-from prony_node.workloads.collective.operations import Collective, gather, make_collective, refuse_unoffered
-
-if TYPE_CHECKING:
-    from prony_node.run.run import Run
 
 INTERVAL = "95 %, within one run"
 NOTES = {
@@ -39,176 +37,226 @@ NOTES = {
 }
 
 
-class CollectiveRun:
-    """Measures what a run's workload names, and fills the run's findings. Every rank does the same, in step."""
+@dataclass(frozen=True)
+class Curve:
+    """What is measured: one kind of operation between these ranks, at these sizes."""
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        self.name, self.settings, self.device = run.workload.name, run.settings, run.device
-        self.factor = float(KINDS[self.name].factor(dist.get_world_size()))
-        self.clock = "host clock" if self.device.type == "cpu" else "device events"
-        self.curve: list[dict[str, Any]] = []
-        self.sizes = message_sizes(self.settings)
+    name: str
+    group: CollectiveGroup
+    factor: float  # from its size to what goes over a link
+    clock: str
+    sizes: tuple[int, ...]
 
-    def execute(self) -> None:
-        run = self.run
-        memory.reset_peak(self.device)
-        with run.phase("cold_start", steps=WARM_OPERATIONS):
-            refuse_unoffered(self.name, self.settings, self.device)
-            time_block(self._operation(self._make(self.sizes[0])), WARM_OPERATIONS, time.monotonic())
-        with run.phase("messages"):
-            for size in self.sizes[:-1]:
-                self._point(self._make(size))
-        self._headline(self._make(self.sizes[-1]))
-        run.metrics |= memory.memory_metrics(self.device)
-        run.found["collective"] = {
-            "operation": self.name,
-            "ranks": dist.get_world_size(),
-            "backend": str(dist.get_backend()),
-            "factor": self.factor,
-            "note": NOTES.get((self.name, str(dist.get_backend())), ""),
-            "curve": self.curve,
-        }
-        run.checks.append(self._right_check())
 
-    def _make(self, size: int) -> Collective:
-        return make_collective(self.name, size, self.settings, self.device)
+@dataclass(frozen=True)
+class TimedMessage:
+    """One size. Times are of one operation in seconds, bandwidths in bytes per second; no time, and the reason."""
 
-    def _operation(self, made: Collective) -> TimedOperation:
-        return TimedOperation(made.run, made.renew, lambda values: gather(values, self.device), self.device)
+    size_bytes: int
+    time_s: float | None
+    time_low_s: float | None = None
+    time_high_s: float | None = None
+    factor: float = 1.0
+    operations: int = 0
+    reason: str = ""
 
-    def _wrong(self, made: Collective) -> str:
-        """Why this size's time is not to be believed; empty where every rank had the right answer."""
-        answers = gather((float(made.is_right()),), self.device)
-        wrong = [str(rank) for rank, (right,) in enumerate(answers) if not right]
-        return f"the answer was wrong on rank {', '.join(wrong)}" if wrong else ""
+    @property
+    def bus_bandwidth(self) -> float:
+        assert self.time_s is not None
+        return self.factor * self.size_bytes / self.time_s
 
-    def _point(self, made: Collective) -> None:
-        wrong = self._wrong(made)
-        if wrong:
-            self.curve.append({"size_bytes": made.size, "time_s": None, "reason": wrong})
-            return
-        series = time_point(self._operation(made), self.run.rule)
-        self.curve.append(self._row(made.size, series, series.tracker.estimate()))
-        self.run.progress.note(f"{made.size:,} B in {self.curve[-1]['time_s']:.3g} s")
-
-    def _row(self, size: int, series: OperationSeries, estimate: Estimate | None) -> dict[str, Any]:
-        """A point of the curve: times of one operation in seconds, bandwidths in bytes per second."""
-        seconds = estimate.step_time_s if estimate else series.seconds / series.operations
-        low_s, high_s = (estimate.step_time_low_s, estimate.step_time_high_s) if estimate else (None, None)
+    def to_json(self) -> dict[str, Any]:
+        if self.time_s is None:
+            return {"size_bytes": self.size_bytes, "time_s": None, "reason": self.reason}
+        low_s, high_s, sent = self.time_low_s, self.time_high_s, self.factor * self.size_bytes
         return {
-            "size_bytes": size,
-            "time_s": seconds,
+            "size_bytes": self.size_bytes,
+            "time_s": self.time_s,
             "time_low_s": low_s,
             "time_high_s": high_s,
-            "algorithm_bandwidth": size / seconds,
-            "bus_bandwidth": self.factor * size / seconds,
-            "bus_bandwidth_low": self.factor * size / high_s if high_s else None,
-            "bus_bandwidth_high": self.factor * size / low_s if low_s else None,
-            "operations": series.operations,
+            "algorithm_bandwidth": self.size_bytes / self.time_s,
+            "bus_bandwidth": self.bus_bandwidth,
+            "bus_bandwidth_low": sent / high_s if high_s else None,
+            "bus_bandwidth_high": sent / low_s if low_s else None,
+            "operations": self.operations,
         }
 
-    def _rule(self) -> StopRule:
-        """The first rank's, since the power sensors of one node must not make its ranks go on without the others."""
-        own = with_energy(self.run.rule, self.run.folder, self.device.type)
-        return dataclasses.replace(own, min_time_s=gather((own.min_time_s,), self.device)[0][0])
 
-    def _headline(self, made: Collective) -> None:
-        run = self.run
-        wrong = self._wrong(made)
-        if wrong:
-            self.curve.append({"size_bytes": made.size, "time_s": None, "reason": wrong})
-            run.metrics |= {
-                name: missing(wrong) for name in ("throughput", "throughput_per_device", "bus_bandwidth", "step_time")
-            }
-            return
-        run.rule = self._rule()
-        run.progress.rule = run.rule
-        run.progress.units_per_step = round(self.factor * made.size)
-        run.progress.phase("measure")
-        usage = CpuUsage(len(run.cores))
-        fixed = int(self.settings["steps"]) if "steps" in self.settings else None
-        series = time_until(self._operation(made), run.rule, fixed, run.progress.measuring)
-        ended = time.monotonic()
-        run.metrics["cpu_utilisation"] = usage.metric()
-        run.found["stop_reason"] = series.reason
-        estimate = series.tracker.estimate()
-        self.curve.append(self._row(made.size, series, estimate))
-        self._fill(made.size, series, estimate, ended)
-        work, timed = run.found["work"], run.phases["steady"]
-        run.checks.append(checks.arithmetic_check(self.curve[-1]["bus_bandwidth"], timed["seconds"], work["units"]))
-        run.found["parallel"] = self._parallel(series)
-        run.checks += checks.series_checks(estimate, run.rule, fixed is not None)
-        with run.phase("teardown"):
-            write_operations(run.folder / files.STEPS, series)
+def measure_collective(setup: Setup, journal: Journal) -> None:
+    """Every rank does the same, in step."""
+    name, group = setup.workload.name, setup.backend.collective(setup.workload.name, setup.settings)
+    clock = "host clock" if setup.backend.kind == "cpu" else "device events"
+    factor = float(KINDS[name].factor(group.ranks))
+    curve = Curve(name, group, factor, clock, tuple(message_sizes(setup.settings)))
+    setup.backend.reset_peak_memory()
+    with journal.phase("cold_start", steps=WARM_OPERATIONS):
+        group.refuse_unoffered()
+        time_block(operation(group, group.make(curve.sizes[0])), WARM_OPERATIONS, time.monotonic())
+    with journal.phase("messages"):
+        points = [measure_point(setup, curve, size, journal) for size in curve.sizes[:-1]]
+    points.append(measure_largest(setup, curve, points, journal))
+    journal.add(metrics=setup.backend.memory_metrics())
+    found = {
+        "operation": name,
+        "ranks": group.ranks,
+        "backend": group.backend,
+        "factor": factor,
+        "note": NOTES.get((name, group.backend), ""),
+        "curve": [point.to_json() for point in points],
+    }
+    journal.keep(collective=found)
+    journal.add(checks=(right_check(points),))
 
-    def _fill(self, size: int, series: OperationSeries, estimate: Estimate | None, ended: float) -> None:
-        """Phases, work, window and metrics of the largest message."""
-        run, row = self.run, self.curve[-1]
-        cut_steps = estimate.cut_steps if estimate else 0
-        cut_s = _end_of(series, cut_steps)
-        began, steps = series.monotonic_start, series.operations - cut_steps
-        run.found["steady"] = dataclasses.asdict(estimate) if estimate else None
-        run.found["loop_monotonic"] = [began, ended]
-        run.found["window_monotonic"] = [began + cut_s, ended]
-        timed_s = estimate.window_s if estimate else series.seconds
-        run.phases["warm_up"] = {"seconds": cut_s, "steps": cut_steps}
-        run.phases["steady"] = {"seconds": timed_s, "steps": steps}  # rate x time = work
-        run.phases["between_blocks"] = {"seconds": max(0.0, ended - began - cut_s - timed_s), "steps": 0}
-        ranks = dist.get_world_size()
-        run.found["work"] = {
-            "samples": steps, "units": steps * round(self.factor * size), "steps": steps, "devices": ranks,
-            "window": "steady", "total_samples": series.operations, "total_steps": series.operations,
-        }  # fmt: skip
-        where = f"{size:,} B between {ranks} ranks, mean over them by {self.clock}"
-        more: dict[str, Any] = {"interval": INTERVAL if estimate else "none: too few steps"}
-        ends = {"low": row["bus_bandwidth_low"], "high": row["bus_bandwidth_high"]}
-        whole = {name: value and value / self.factor for name, value in ends.items()}
-        times = {"low": row["time_low_s"], "high": row["time_high_s"]}
-        link = {"scope": "a device's link", "source": f"bus bandwidth at the largest size, {where}", **more}
-        one = {"scope": "one operation", "source": where, **more}
-        run.metrics |= {
-            "throughput": measured(row["bus_bandwidth"], "B/s", **ends, **link),
-            "throughput_per_device": measured(row["bus_bandwidth"], "B/s", **ends, **link),
-            "bus_bandwidth": measured(row["bus_bandwidth"], "B/s", **ends, **link),
-            "step_time": measured(row["time_s"], "s", **times, **one),
-            "algorithm_bandwidth": measured(row["algorithm_bandwidth"], "B/s", **whole, **one),
-            "message_latency": self._latency(),
-        }
-        cold = run.phases["cold_start"]["seconds"]
-        run.metrics["cold_start"] = measured(cold, "s", scope="rank", source="host clock: connecting the ranks")
 
-    def _parallel(self, series: OperationSeries) -> dict[str, Any]:
-        """The ranks, with what each saw of the largest message: they wait for each other, so none is slow by itself."""
-        run, own_s = self.run, sum(block.own_s for block in series.blocks)
-        place = run.ranks.place
-        mine = {
-            "rank": place.rank, "node": place.node, "host": identify()["host"], "device": str(self.device),
-            "steps": series.operations, "seconds": own_s, "step_s": own_s / series.operations, "times": own_times(run),
-        }  # fmt: skip
-        known = {"form": "collective", "backend": run.ranks.backend, "timeout_s": run.ranks.timeout_s}
-        accounts: list[dict[str, Any]] = run.ranks.gathered(mine)
-        run.found["nodes"] = times_of_nodes(accounts)
-        return {**known, "ranks": accounts}
+def operation(group: CollectiveGroup, made: CollectiveBuffers) -> TimedOperation:
+    return TimedOperation(made.run, made.renew, group.gather, group.stopwatch)
 
-    def _latency(self) -> dict[str, Any]:
-        row = self.curve[0]
-        if row["time_s"] is None:
-            return missing(row["reason"])
-        source = f"{row['size_bytes']:,} B, mean over the ranks by {self.clock}, one operation after the other"
-        return measured(
-            row["time_s"], "s", scope="one operation", source=source, low=row["time_low_s"], high=row["time_high_s"],
-            interval=INTERVAL,
-        )  # fmt: skip
 
-    def _right_check(self) -> checks.Check:
-        wrong = [f"{row['size_bytes']:,} B: {row['reason']}" for row in self.curve if row["time_s"] is None]
-        if wrong:
-            return checks.check(
-                "collective", "fail", f"no time is given where the answer was wrong: {'; '.join(wrong)}"
-            )
-        text = f"every rank had the right answer at each of {len(self.curve)} sizes before it was timed"
-        return checks.check("collective", "pass", text)
+def wrong_answer(group: CollectiveGroup, made: CollectiveBuffers) -> str:
+    """Why this size's time is not to be believed; empty where every rank had the right answer."""
+    answers = group.gather((float(made.is_right()),))
+    wrong = [str(rank) for rank, (right,) in enumerate(answers) if not right]
+    return f"the answer was wrong on rank {', '.join(wrong)}" if wrong else ""
+
+
+def measure_point(setup: Setup, curve: Curve, size: int, journal: Journal) -> TimedMessage:
+    """A size of the curve but for the largest."""
+    made = curve.group.make(size)
+    if wrong := wrong_answer(curve.group, made):
+        return TimedMessage(made.size, None, reason=wrong)
+    series = time_point(operation(curve.group, made), setup.rule)
+    point = point_of(curve, made.size, series, series.tracker.estimate())
+    journal.progress.note(f"{made.size:,} B in {point.time_s:.3g} s")
+    return point
+
+
+def point_of(curve: Curve, size: int, series: OperationSeries, estimate: Estimate | None) -> TimedMessage:
+    if estimate is None:
+        seconds = series.seconds / series.operations
+        return TimedMessage(size, seconds, factor=curve.factor, operations=series.operations)
+    low_s, high_s = estimate.step_time_low_s, estimate.step_time_high_s
+    return TimedMessage(size, estimate.step_time_s, low_s, high_s, curve.factor, series.operations)
+
+
+def rule_of_all(setup: Setup, curve: Curve, journal: Journal) -> StopRule:
+    """The first rank's, since the power sensors of one node must not make its ranks go on without the others."""
+    own = with_energy(setup.rule, journal.folder, setup.backend.kind)
+    return replace(own, min_time_s=curve.group.gather((own.min_time_s,))[0][0])
+
+
+def measure_largest(setup: Setup, curve: Curve, smaller: list[TimedMessage], journal: Journal) -> TimedMessage:
+    """The largest message, until the stop rule is content: the headline of the run."""
+    made = curve.group.make(curve.sizes[-1])
+    if wrong := wrong_answer(curve.group, made):
+        names = ("throughput", "throughput_per_device", "bus_bandwidth", "step_time")
+        journal.add(metrics={name: missing(wrong) for name in names})
+        return TimedMessage(made.size, None, reason=wrong)
+    rule = rule_of_all(setup, curve, journal)
+    journal.progress.rule = rule
+    journal.progress.units_per_step = round(curve.factor * made.size)
+    journal.progress.phase("measure")
+    usage = CpuUsage(len(setup.cores))
+    fixed = int(setup.settings["steps"]) if "steps" in setup.settings else None
+    series = time_until(operation(curve.group, made), rule, fixed, journal.progress.measuring)
+    ended = time.monotonic()
+    journal.add(metrics={"cpu_utilisation": usage.metric()})
+    journal.keep(stop_reason=series.reason)
+    estimate = series.tracker.estimate()
+    point = point_of(curve, made.size, series, estimate)
+    keep_window(curve, point, series, estimate, ended, journal)
+    journal.add(metrics=metrics_of(curve, point, estimate, (smaller or [point])[0], journal.result.phases))
+    work, timed = journal.result.work, journal.result.phases["steady"]
+    units = (work.units if work else None) or 0.0
+    journal.add(checks=(checks.arithmetic_check(point.bus_bandwidth, timed.seconds or 0.0, units),))
+    keep_ranks(setup, series, journal)
+    journal.add(checks=tuple(checks.series_checks(estimate, rule, fixed is not None)))
+    with journal.phase("teardown"):
+        write_operations(journal.folder / files.STEPS, series)
+    return point
+
+
+def keep_window(
+    curve: Curve,
+    point: TimedMessage,
+    series: OperationSeries,
+    estimate: Estimate | None,
+    ended: float,
+    journal: Journal,
+) -> None:
+    """Phases, work and window of the largest message."""
+    cut_steps = estimate.cut_steps if estimate else 0
+    cut_s = _end_of(series, cut_steps)
+    began, steps = series.monotonic_start, series.operations - cut_steps
+    journal.keep(steady=steady_of(estimate), loop_monotonic=(began, ended), window_monotonic=(began + cut_s, ended))
+    timed_s = estimate.window_s if estimate else series.seconds
+    phases = {
+        "warm_up": Phase(cut_s, cut_steps),
+        "steady": Phase(timed_s, steps),  # rate x time = work
+        "between_blocks": Phase(max(0.0, ended - began - cut_s - timed_s), 0),
+    }
+    journal.add(phases=phases)
+    work = WorkDone(
+        samples=steps, units=steps * round(curve.factor * point.size_bytes), steps=steps, devices=curve.group.ranks,
+        window="steady", total_samples=series.operations, total_steps=series.operations,
+    )  # fmt: skip
+    journal.keep(work=work)
+
+
+def metrics_of(
+    curve: Curve, point: TimedMessage, estimate: Estimate | None, smallest: TimedMessage, phases: Any
+) -> dict[str, Metric]:
+    row = point.to_json()
+    where = f"{point.size_bytes:,} B between {curve.group.ranks} ranks, mean over them by {curve.clock}"
+    interval = INTERVAL if estimate else "none: too few steps"
+    low, high = row["bus_bandwidth_low"], row["bus_bandwidth_high"]
+    source = f"bus bandwidth at the largest size, {where}"
+    link = measured(
+        point.bus_bandwidth, "B/s", scope="a device's link", source=source, low=low, high=high, interval=interval
+    )
+    one: dict[str, Any] = {"scope": "one operation", "source": where, "interval": interval}
+    whole = {"low": low and low / curve.factor, "high": high and high / curve.factor}
+    cold = phases["cold_start"].seconds or 0.0
+    return {
+        "throughput": link,
+        "throughput_per_device": link,
+        "bus_bandwidth": link,
+        "step_time": measured(row["time_s"], "s", low=point.time_low_s, high=point.time_high_s, **one),
+        "algorithm_bandwidth": measured(row["algorithm_bandwidth"], "B/s", **whole, **one),
+        "message_latency": latency(curve, smallest),
+        "cold_start": measured(cold, "s", scope="rank", source="host clock: connecting the ranks"),
+    }
+
+
+def keep_ranks(setup: Setup, series: OperationSeries, journal: Journal) -> None:
+    """The ranks, with what each saw of the largest message: they wait for each other, so none is slow by itself."""
+    own_s, place, host = sum(block.own_s for block in series.blocks), setup.ranks.place, str(identify()["host"])
+    mine = {
+        "rank": place.rank, "node": place.node, "host": host, "device": str(setup.backend.device),
+        "steps": series.operations, "seconds": own_s, "step_s": own_s / series.operations,
+    }  # fmt: skip
+    times = RankTimes(place.node, place.rank, host, own_times(journal.result))
+    told = setup.ranks.gathered((mine, times))
+    journal.keep(nodes=tuple(times_of_nodes(times for _, times in told)))
+    known = {"form": "collective", "backend": setup.ranks.backend, "timeout_s": setup.ranks.timeout_s}
+    journal.keep(parallel={**known, "ranks": [account for account, _ in told]})
+
+
+def latency(curve: Curve, smallest: TimedMessage) -> Metric:
+    if smallest.time_s is None:
+        return missing(smallest.reason)
+    source = f"{smallest.size_bytes:,} B, mean over the ranks by {curve.clock}, one operation after the other"
+    low_s, high_s = smallest.time_low_s, smallest.time_high_s
+    return measured(
+        smallest.time_s, "s", scope="one operation", source=source, low=low_s, high=high_s, interval=INTERVAL
+    )
+
+
+def right_check(points: list[TimedMessage]) -> Check:
+    wrong = [f"{point.size_bytes:,} B: {point.reason}" for point in points if point.time_s is None]
+    if wrong:
+        return Check("collective", "fail", f"no time is given where the answer was wrong: {'; '.join(wrong)}")
+    text = f"every rank had the right answer at each of {len(points)} sizes before it was timed"
+    return Check("collective", "pass", text)
 
 
 def _end_of(series: OperationSeries, steps: int) -> float:

@@ -2,61 +2,137 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, replace
+from typing import Any
 
-import torch
-from torch import Tensor, nn
-
-from prony_node.contract.metrics import measured, missing
+from prony_node.backends.protocol import Flops
 from prony_node.contract.parallel import devices_of_model, models
+from prony_node.contract.record import Check, Metric, Phase, Steady, WorkDone, measured, missing
 from prony_node.contract.settings import Value
-from prony_node.contract.trial import Peak, learns_to_quality
+from prony_node.contract.trial import Peak
 from prony_node.measure import checks
-from prony_node.measure.cuda import exact_fp32, untried
-from prony_node.measure.device import device_name
-from prony_node.measure.flops import Flops
 from prony_node.measure.loop import Window, latency_metrics
-from prony_node.measure.protocol import Batch, Task
-from prony_node.measure.training import parameter_norms, train_further
+from prony_node.run import several_ranks
+from prony_node.run.journal import Journal
+from prony_node.run.measuring import Measured
+from prony_node.run.prepare import Built, Setup
+from prony_node.run.quality import judge_split, judge_training
 from prony_node.stats import Estimate
 
-if TYPE_CHECKING:
-    from prony_node.run.run import Run
+Interval = tuple[float, float]
+
+
+def judge(setup: Setup, built: Built, seen: Measured, journal: Journal) -> None:
+    """What the series says, what all ranks did together, and whether the model did what it should."""
+    step, several = built.model.step, setup.ranks.size > 1
+    journal.add(metrics=setup.backend.memory_metrics())
+    journal.keep(memory_held=setup.room.held_at_most())
+    judge_series(setup, built, seen, journal)
+    accounts: tuple[several_ranks.RankAccount, ...] = ()
+    if several:
+        accounts = join_ranks(setup, built, seen, journal)
+    judge_arithmetic(journal)
+    judge_split_scores(setup, built, seen, journal)
+    if step.training:
+        judge_learning(setup, built, seen, journal)
+        if not setup.plan.cut_short:
+            judge_still_training(setup, built, seen, journal)
+    else:
+        judge_answers(setup, built, journal)
+    if several:
+        several_ranks.compare_ranks(setup, built, seen.step_s, accounts, journal)
+
+
+def judge_series(setup: Setup, built: Built, seen: Measured, journal: Journal) -> None:
+    """Rates, utilisation, work done, and the checks of the step series."""
+    window, estimate = seen.window, seen.estimate()
+    journal.keep(steady=steady_of(estimate), loop_monotonic=window.monotonic)
+    journal.keep(window_monotonic=steady_interval(window, estimate))
+    journal.add(phases=phases_of(journal.result.phases, window, estimate))
+    work, made = work_done(setup, built, seen, estimate, journal.steps_taken())
+    journal.keep(work=work)
+    if setup.opened is not None:
+        journal.keep(data=built.model.data())
+    units, cold = built.units_per_step * models(setup.settings), journal.result.phases["cold_start"]
+    source = f"host clock, compile cache {(cold.compile_cache or {})['state']}"
+    metrics = rate_metrics(window, estimate, units, built.task.unit, built.model.waits_for_data, setup.ranks.size)
+    metrics["cold_start"] = measured(cold.seconds or 0.0, "s", scope="rank", source=source)
+    metrics |= utilisation(setup, built, metrics["throughput_per_device"].value or 0.0)
+    found = [
+        *made,
+        *checks.series_checks(estimate, seen.rule, built.fixed_steps is not None),
+        checks.clock_check(window),
+        checks.loader_check(metrics["data_wait_share"].value),
+        checks.utilisation_check(metrics["mfu"]),
+    ]
+    journal.add(metrics, tuple(found))
+
+
+def steady_of(estimate: Estimate | None) -> Steady | None:
+    """The estimate as a record holds it."""
+    if estimate is None:
+        return None
+    return Steady(**{**asdict(estimate), "level_values_s": tuple(estimate.level_values_s)})
+
+
+def steady_interval(window: Window, estimate: Estimate | None) -> Interval:
+    """The steady window on the monotonic clock."""
+    begin_s, end_s = window.monotonic
+    if estimate is None:
+        return begin_s, end_s
+    late = window.steps > estimate.cut_steps + estimate.steps
+    start_s = begin_s + estimate.cut_s
+    return start_s, min(end_s, start_s + estimate.window_s) if late else end_s
+
+
+def phases_of(before: Any, window: Window, estimate: Estimate | None) -> dict[str, Phase]:
+    """Warm-up with the transient that was cut, the steady window, and steps under way when the stop was decided."""
+    cut_s, cut_steps = (estimate.cut_s, estimate.cut_steps) if estimate else (0.0, 0)
+    seconds, steps = (estimate.window_s, estimate.steps) if estimate else (window.duration_s, window.steps)
+    late_steps, warm = window.steps - cut_steps - steps, before["warm_up"]
+    found = {
+        "warm_up": Phase((warm.seconds or 0.0) + cut_s, int(warm.steps or 0) + cut_steps),
+        "steady": Phase(seconds, steps),
+    }
+    if late_steps:
+        found["after_stop"] = Phase(max(0.0, window.duration_s - cut_s - seconds), late_steps)
+    return found
 
 
 def rate_metrics(
     window: Window, estimate: Estimate | None, units_per_step: int, unit: str, from_host: bool, ranks: int = 1
-) -> dict[str, Any]:
+) -> dict[str, Metric]:
     """Of ranks in lockstep, whose steps are one: `units_per_step` is what all of them do in it."""
     source = f"counted {unit} over {window.clock}"
-    bounds: dict[str, Any]
-    steps: dict[str, Any]
+    low = high = low_s = high_s = None
     if estimate is not None:
-        step_s = estimate.step_time_s
+        step_s, interval = estimate.step_time_s, "95 %, within one run"
         low_s, high_s = estimate.step_time_low_s, estimate.step_time_high_s
-        bounds = {"low": units_per_step / high_s, "high": units_per_step / low_s if low_s > 0 else None}
-        more: dict[str, Any] = {"interval": "95 %, within one run"}
-        steps = {"low": low_s, "high": high_s}
+        low, high = units_per_step / high_s, units_per_step / low_s if low_s > 0 else None
     else:
-        step_s = window.duration_s / window.steps
-        bounds, steps = {}, {}
-        more = {"interval": "none: too few steps"}
+        step_s, interval = window.duration_s / window.steps, "none: too few steps"
     rate = units_per_step / step_s
-    each = {name: None if bound is None else bound / ranks for name, bound in bounds.items()}
+
+    def rate_metric(parts: int, scope: str) -> Metric:
+        ends = [None if end is None else end / parts for end in (low, high)]
+        value, unit_s = rate / parts, f"{unit}/s"
+        return measured(value, unit_s, scope=scope, source=source, low=ends[0], high=ends[1], interval=interval)
+
     return {
-        "throughput": measured(rate, f"{unit}/s", scope="all devices", source=source, **bounds, **more),
-        "throughput_per_device": measured(rate / ranks, f"{unit}/s", scope="one device", source=source, **each, **more),
-        "step_time": measured(step_s, "s", scope="one device", source=window.clock, **steps, **more),
-        "data_wait_share": _wait_share(window, estimate) if from_host else missing(
-            "batches lie in device memory, nothing is waited for"
+        "throughput": rate_metric(1, "all devices"),
+        "throughput_per_device": rate_metric(ranks, "one device"),
+        "step_time": measured(
+            step_s, "s", scope="one device", source=window.clock, low=low_s, high=high_s, interval=interval
         ),
-    }  # fmt: skip
+        "data_wait_share": _wait_share(window, estimate)
+        if from_host
+        else missing("batches lie in device memory, nothing is waited for"),
+    }
 
 
-def _wait_share(window: Window, estimate: Estimate | None) -> dict[str, Any]:
+def _wait_share(window: Window, estimate: Estimate | None) -> Metric:
     first, last = (estimate.cut_steps, estimate.cut_steps + estimate.steps) if estimate else (0, window.steps)
     seen = 0
     waited_s = total_s = 0.0
@@ -68,24 +144,30 @@ def _wait_share(window: Window, estimate: Estimate | None) -> dict[str, Any]:
     return measured(waited_s / total_s, "1", scope="one device", source=f"gaps between steps by {window.clock}")
 
 
-def uncounted(reason: str) -> dict[str, Any]:
+def uncounted(reason: str) -> dict[str, Metric]:
     return {"flops_per_sample": missing(reason), "mfu": missing(reason)}
 
 
+def utilisation(setup: Setup, built: Built, rate: float) -> dict[str, Metric]:
+    """From the rate of a device."""
+    flops = built.model.flops
+    if flops is None:
+        return uncounted(f"no sample has a count of its own: {built.task.varies}")
+    achieved = rate / built.task.units_per_sample * flops.per_sample
+    return utilisation_metrics(flops, achieved, setup.plan.peaks, setup.backend.name, setup.settings)
+
+
 def utilisation_metrics(
-    flops: Flops, achieved: float, peaks: tuple[Peak, ...], device: torch.device, settings: dict[str, Value]
-) -> dict[str, Any]:
-    """FLOPs as counted, and their rate over the peak that the plan carries for this device."""
+    flops: Flops, achieved: float, peaks: tuple[Peak, ...], name: str, settings: dict[str, Value]
+) -> dict[str, Metric]:
+    """FLOPs as counted, and their rate over the peak that the plan carries for a device of this name."""
     if flops.per_sample == 0:
         return uncounted("it moves data and has no matrix product, the only work that is counted")
-    counted: dict[str, Any] = {
-        "scope": "one sample",
-        "source": f"counted on the meta device; {flops.convention}",
-    }
-    metrics = {"flops_per_sample": measured(flops.per_sample, "FLOP", **counted)}
+    scope, source = "one sample", f"counted on the meta device; {flops.convention}"
+    metrics = {"flops_per_sample": measured(flops.per_sample, "FLOP", scope=scope, source=source)}
     if settings.get("recompute"):
-        metrics["recomputed_flops_per_sample"] = measured(flops.recomputed, "FLOP", **counted)
-    name, precision = device_name(device), str(settings["precision"])
+        metrics["recomputed_flops_per_sample"] = measured(flops.recomputed, "FLOP", scope=scope, source=source)
+    precision = str(settings["precision"])
     peak = next((peak for peak in peaks if peak.precision == precision and re.search(peak.device, name)), None)
     if peak is None:
         return metrics | {"mfu": missing(f"no peak is known for {name} in {precision}")}
@@ -93,179 +175,120 @@ def utilisation_metrics(
     return metrics | {"mfu": measured(achieved / peak.flops, "1", scope="one device", source=source)}
 
 
-HELD_OUT = {"cpu": 16}  # samples that no step sees, by kind of device
-HELD_OUT_DEFAULT = 64
-HELD_OUT_UNITS = 8192  # and no more tokens than this
-
-
-def held_out(run: Run, seed: int) -> Batch:
-    """Samples that no step sees."""
-    most = HELD_OUT.get(run.device.type, HELD_OUT_DEFAULT)
-    count = min(most, max(2, HELD_OUT_UNITS // run.task.units_per_sample), run.task.held_out or most)
-    return run.inputs.held_out(run.task, count, seed)
-
-
-def reference_answer(task: Task, model: nn.Module, batch: Batch) -> Tensor:
-    """What the model answers in fp32, as it was built."""
-    with torch.no_grad(), exact_fp32(), untried():
-        return (task.compared or task.predict)(model.eval(), batch).float().cpu()
-
-
-def series(run: Run, window: Window) -> None:
-    """Rates, utilisation, work done, and the checks of the step series."""
-    run.estimate = estimate = window.estimate(run.rule, run.tracker.period)
-    run.found["steady"] = dataclasses.asdict(estimate) if estimate else None
-    cut_s, cut_steps = (estimate.cut_s, estimate.cut_steps) if estimate else (0.0, 0)
-    seconds, steps = (estimate.window_s, estimate.steps) if estimate else (window.duration_s, window.steps)
-    late_steps = window.steps - cut_steps - steps
-    begin_s, end_s = window.monotonic
-    run.found["loop_monotonic"] = [begin_s, end_s]
-    run.found["window_monotonic"] = [begin_s + cut_s, min(end_s, begin_s + cut_s + seconds) if late_steps else end_s]
-    run.phases["warm_up"]["seconds"] += cut_s
-    run.phases["warm_up"]["steps"] += cut_steps
-    run.phases["steady"] = {"seconds": seconds, "steps": steps}
-    if late_steps:  # under way when the stop was decided
-        run.phases["after_stop"] = {"seconds": max(0.0, window.duration_s - cut_s - seconds), "steps": late_steps}
-    run.found["work"] = work_done(run, steps) | updates_done(run, window.steps)
-    if run.inputs.opened is not None:
-        run.found["data"] = run.inputs.about()
-
-    units = run.units_per_step * models(run.settings)
-    run.metrics |= rate_metrics(window, estimate, units, run.task.unit, run.inputs.waits, run.ranks.size)
-    cold = run.phases["cold_start"]
-    source = f"host clock, compile cache {cold['compile_cache']['state']}"
-    run.metrics["cold_start"] = measured(cold["seconds"], "s", scope="rank", source=source)
-    run.metrics |= utilisation(run)
-    run.checks += checks.series_checks(estimate, run.rule, run.fixed_steps() is not None)
-    run.checks.append(checks.clock_check(window))
-    run.checks.append(checks.loader_check(run.metrics["data_wait_share"]["value"]))
-    run.checks.append(checks.utilisation_check(run.metrics["mfu"]))
-
-
-def arithmetic(run: Run) -> None:
-    """Whether the rate, the time and the work in the record are of one window: of all copies, where there are some."""
-    of_copies = (run.found.get("parallel") or {}).get("window_s")
-    seconds = float(of_copies or run.phases["steady"]["seconds"])
-    rate, work = run.metrics["throughput"]["value"], run.found["work"]
-    run.checks.append(checks.arithmetic_check(rate, seconds, work["units"]))
-
-
-def utilisation(run: Run) -> dict[str, Any]:
-    """From the rate of a device, as it stands among the metrics."""
-    rate = run.metrics["throughput_per_device"]["value"]
-    if run.flops is None:
-        return uncounted(f"no sample has a count of its own: {run.task.varies}")
-    achieved = rate / run.task.units_per_sample * run.flops.per_sample
-    return utilisation_metrics(run.flops, achieved, run.plan.peaks, run.device, run.settings)
-
-
-def work_done(run: Run, steps: int) -> dict[str, Any]:
-    shapes, count = run.inputs.shapes.document(), models(run.settings)
-    return {
-        "samples": steps * run.samples_per_step * count,
-        "units": steps * run.units_per_step * count,
-        "steps": steps,
-        "devices": run.ranks.size // int(run.settings.get("copies", 1)),
-        "window": "steady",
-        "total_samples": run.steps_taken() * run.samples_per_step * count,
-        "total_steps": run.steps_taken(),
-        **({"shapes": shapes} if shapes else {}),
-        **({} if run.waits_per_step is None else {"own_synchronisations_per_step": run.waits_per_step}),
-    }
-
-
-def updates_done(run: Run, loop_steps: int) -> dict[str, Any]:
-    """Optimizer steps of the measured loop: those of the steady window and of the transient that was cut before it."""
-    if not run.step.training:
-        return {}
-    made, skipped = run.updates
-    if run.step.precision == "fp16" and made < loop_steps:
+def work_done(
+    setup: Setup, built: Built, seen: Measured, estimate: Estimate | None, steps_taken: int
+) -> tuple[WorkDone, list[Check]]:
+    """What went through the model in the steady window; and of a training, the check of its optimizer steps."""
+    steps, count = estimate.steps if estimate else seen.window.steps, models(setup.settings)
+    epoch_units = None
+    if seen.training is not None:
+        epoch_units = seen.training.steps * built.units_per_step * seen.training.plan.replicas
+    work = WorkDone(
+        samples=steps * built.samples_per_step * count,
+        units=steps * built.units_per_step * count,
+        steps=steps,
+        devices=setup.ranks.size // int(setup.settings.get("copies", 1)),
+        window="steady",
+        total_samples=steps_taken * built.samples_per_step * count,
+        total_steps=steps_taken,
+        shapes=built.model.shapes(),
+        own_synchronisations_per_step=seen.waits_per_step,
+        epoch_units=epoch_units,
+    )
+    if not built.model.step.training:
+        return work, []
+    loop_steps, (made, skipped) = seen.window.steps, seen.updates
+    if built.model.step.precision == "fp16" and made < loop_steps:
         skipped += loop_steps - made  # without a fused optimizer, the scaler on the host leaves the step out
         made = loop_steps
-    run.checks.append(checks.updates_check(loop_steps, made, skipped))
-    return {"loop_steps": loop_steps, "optimizer_steps": made - skipped, "skipped_steps": skipped}
+    work = replace(work, loop_steps=loop_steps, optimizer_steps=made - skipped, skipped_steps=skipped)
+    return work, [checks.updates_check(loop_steps, made, skipped)]
 
 
-def training(run: Run) -> None:
+def join_ranks(setup: Setup, built: Built, seen: Measured, journal: Journal) -> tuple[several_ranks.RankAccount, ...]:
+    """Metrics of all ranks in the first one's result; what every rank saw, for the first one alone."""
+    joined = several_ranks.join_rank_results(setup, built, seen, journal)
+    if joined.rate_per_device is not None:  # of copies: the first one's own rate was judged before
+        metrics = utilisation(setup, built, joined.rate_per_device)
+        journal.add(metrics, (checks.utilisation_check(metrics["mfu"]),))
+    elif joined.never_together:
+        metrics = {name: missing(joined.never_together) for name in utilisation(setup, built, 0.0)}
+        journal.add(metrics, (checks.utilisation_check(metrics["mfu"]),))
+    return joined.accounts
+
+
+def judge_arithmetic(journal: Journal) -> None:
+    """Whether the rate, the time and the work in the record are of one window: of all copies, where there are some."""
+    result = journal.result
+    of_copies = (result.parallel or {}).get("window_s")
+    seconds = float(of_copies or result.phases["steady"].seconds or 0.0)
+    units = (result.work.units if result.work else None) or 0.0
+    journal.add(checks=(checks.arithmetic_check(result.metrics["throughput"].value, seconds, units),))
+
+
+def judge_split_scores(setup: Setup, built: Built, seen: Measured, journal: Journal) -> None:
+    """What was learned, or answered, of a test split."""
+    kind = str((journal.result.data or {}).get("kind"))
+    if seen.training is not None:
+        journal.keep(learning=seen.training.to_json())
+        journal.add_findings(judge_training(seen.training, setup.settings, kind))
+    if seen.split is not None:
+        journal.add_findings(judge_split(setup, built, seen.split, kind))
+
+
+def judge_learning(setup: Setup, built: Built, seen: Measured, journal: Journal) -> None:
     """Did it train? Parameters are looked at first: a held-out loss moves the statistics of batch norms."""
-    norms = parameter_norms(run.step.model)
-    finite = bool(torch.isfinite(norms).all()) and bool(torch.isfinite(run.step.last_loss()).all())
-    moved, count, finite = of_whole_model(run, int((norms != run.norms_first).sum()), len(norms), finite)
-    last = run.step.held_out_loss(run.step.place(run.held_out))
-    source = f"mean over {len(run.held_out[0])} held-out samples"
-    for name, value in (("loss_first", run.loss_first), ("loss_last", last)):
-        if math.isfinite(value):
-            run.metrics[name] = measured(value, "1", scope="model", source=source)
-        else:
-            run.metrics[name] = missing(f"the held-out loss was {value}")
-    run.checks.append(checks.losses_check(run.ranks.gathered(run.losses_finite)))
-    learned = checks.learning_checks(run.loss_first, last, run.steps_taken(), moved, count, finite, run.step.precision)
-    run.checks += learned if run.settings.get("sync", True) else [checks.not_as_asked(one) for one in learned]
+    model, precision = built.model, built.model.step.precision
+    moved = model.moved()
+    parts = devices_of_model(setup.settings)
+    told = setup.ranks.gathered(moved)[:parts] if parts > 1 else []
+    if told:  # of a model that is split: of all parts of the first one, for the first rank
+        count, finite = sum(one.tensors for one in told), all(one.finite for one in told)
+        moved = replace(moved, moved=sum(one.moved for one in told), tensors=count, finite=finite)
+    first, last = model.loss_first, model.held_out_loss()
+    source = f"mean over {model.held_out_samples} held-out samples"
+    metrics = {
+        name: measured(value, "1", scope="model", source=source)
+        if math.isfinite(value)
+        else missing(f"the held-out loss was {value}")
+        for name, value in (("loss_first", first), ("loss_last", last))
+    }
+    losses = checks.losses_check(setup.ranks.gathered(seen.losses_finite))
+    learned = checks.learning_checks(
+        first, last, journal.steps_taken(), moved.moved, moved.tensors, moved.finite, precision
+    )
+    if not setup.settings.get("sync", True):
+        learned = [checks.not_as_asked(one) for one in learned]
+    journal.add(metrics, (losses, *learned))
 
 
-def still_training(run: Run) -> None:
+def judge_still_training(setup: Setup, built: Built, seen: Measured, journal: Journal) -> None:
     """A few more of the very steps that were measured, after everything else was judged: do they train?"""
 
     def agree(done: bool) -> bool:
-        return run.ranks.from_first(all(run.ranks.gathered(done)))
+        return setup.ranks.from_first(all(setup.ranks.gathered(done)))
 
-    if learns_to_quality(run.settings):
-        run.step.set_rate(1.0)  # at the end of its schedule it is too small to show
-    with run.phase("further_steps"):
-        found = train_further(
-            lambda: run.step(next(run.batches)), run.step.model, run.step.optimizer, run.norms_first, run.probes, agree
-        )
-    run.phases["further_steps"]["steps"] = found.steps
-    parts = devices_of_model(run.settings)
-    told = run.ranks.gathered(found)[:parts] if parts > 1 else []
+    if setup.learns:
+        built.model.step.set_rate(1.0)  # at the end of its schedule it is too small to show
+    with journal.phase("further_steps"):
+        found = built.model.train_further(seen.probes, agree)
+    journal.set_steps("further_steps", found.steps)
+    parts = devices_of_model(setup.settings)
+    told = setup.ranks.gathered(found)[:parts] if parts > 1 else []
     found = found.with_others(told) if told else found
-    run.checks.append(checks.still_training_check(found, run.found["work"]["skipped_steps"], run.step.precision))
+    work = journal.result.work
+    skipped = (work.skipped_steps if work else None) or 0
+    journal.add(checks=(checks.still_training_check(found, skipped, built.model.step.precision),))
 
 
-def of_whole_model(run: Run, moved: int, count: int, finite: bool) -> tuple[int, int, bool]:
-    """The same of a model that is split: of all parts of the first one, for the first rank."""
-    parts = devices_of_model(run.settings)
-    told = run.ranks.gathered((moved, count, finite))[:parts] if parts > 1 else []
-    if not told:
-        return moved, count, finite
-    return sum(one[0] for one in told), sum(one[1] for one in told), all(one[2] for one in told)
-
-
-def measured_answer(run: Run) -> Tensor:
-    """Held-out samples through the very step that was measured, compiled or captured, repeated to fill its batch.
-
-    Where the answer itself cannot be compared, through the model of that step.
-    """
-    if run.task.compared is not None:
-        with torch.no_grad():
-            return run.task.compared(run.step.model, run.step.place(run.held_out)).float().cpu()
-    count = len(run.held_out[0])
-    rows = torch.arange(run.samples_per_step, device=run.held_out[0].device) % count
-    run.step(run.step.place(tuple(tensor[rows] for tensor in run.held_out)))
-    assert run.step.output is not None
-    return run.step.output[:count].float().cpu()
-
-
-def inference(run: Run) -> None:
+def judge_answers(setup: Setup, built: Built, journal: Journal) -> None:
     """Latency, and whether the answers are those of fp32."""
-    with run.phase("latency"):
-        metrics, requests = latency_metrics(run.step, run.batches, run.synchronise)
-    run.phases["latency"]["steps"] = requests
-    run.metrics |= metrics
-    if run.settings.get("phase") == "prefill":
-        run.metrics["time_to_first_token"] = {**metrics["latency_p50"], "scope": "a batch of prompts"}
-    assert run.step.output is not None
-    finite = bool(torch.isfinite(run.step.output).all())
-    answer = measured_answer(run)
-    finite = finite and bool(torch.isfinite(answer).all())
-    error = _distance(answer, run.reference[: len(answer)], by_row=run.task.compared is not None)
-    run.checks += checks.output_checks(error, finite, run.step.precision)
-
-
-def _distance(answer: Tensor, reference: Tensor, by_row: bool) -> float | None:
-    """Of the whole answer, or the largest of any row: one that is not a number is no small one. None: all is zero."""
-    if not reference.any():
-        return None
-    if by_row:
-        return float(((answer - reference).norm(dim=1) / reference.norm(dim=1)).max())
-    return float((answer - reference).norm() / reference.norm())
+    model = built.model
+    with journal.phase("latency"):
+        metrics, requests = latency_metrics(model.step, model.batches, setup.backend.synchronise)
+    journal.set_steps("latency", requests)
+    if setup.settings.get("phase") == "prefill":
+        metrics = {**metrics, "time_to_first_token": replace(metrics["latency_p50"], scope="a batch of prompts")}
+    journal.add(metrics)
+    answered = model.answered()
+    journal.add(checks=tuple(checks.output_checks(answered.error, answered.finite, model.step.precision)))

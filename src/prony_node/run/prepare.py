@@ -1,236 +1,200 @@
-"""What precedes the measured window: settings resolved for this machine, the model built, and warm-up."""
+"""What precedes the measured window: settings resolved for this machine, the data set, and the model built."""
 
 from __future__ import annotations
 
 import math
 import time
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
-import torch
-
+from prony_node.backends import open_backend
+from prony_node.backends.protocol import Backend, BuiltModel, MemoryRoom, OpenedData, RankGroup, TaskOfWorkload
 from prony_node.contract import files
-from prony_node.contract.machine import parse_cpu_list
-from prony_node.contract.parallel import devices_of_model, in_lockstep, models
+from prony_node.contract.machine import identify, parse_cpu_list
+from prony_node.contract.parallel import in_lockstep, models, replicas
+from prony_node.contract.record import Phase
 from prony_node.contract.settings import Value
-from prony_node.contract.trial import learns_to_quality
+from prony_node.contract.trial import Plan, judges_split, learns_to_quality, reads_data_set
 from prony_node.facts import device_facts
-from prony_node.measure import cuda, gradients, memory
-from prony_node.measure.compiling import use_cache
-from prony_node.measure.device import choose_device, machine_of
-from prony_node.measure.flops import count_flops
-from prony_node.measure.memory import cap_memory
-from prony_node.measure.protocol import Task
-from prony_node.measure.step import Step
-from prony_node.measure.training import parameter_norms
+from prony_node.measure.batch_search import Tried
 from prony_node.parallel.binding import allowed_cores, bind, bind_rank, share_of, wanted_cores
-from prony_node.parallel.tie import replicas_of
-from prony_node.run import auto_batch, judge, several_ranks
-from prony_node.run.inputs import Inputs
+from prony_node.parallel.place import RankPosition
+from prony_node.run import auto_batch
+from prony_node.run.journal import Journal
 from prony_node.run.processes import note_device
 from prony_node.run.questions import keep_model_file
-from prony_node.workloads import build_task, workload_of
+from prony_node.stats import StopRule
+from prony_node.workloads import workload_of
+from prony_node.workloads.config import Workload
 
-if TYPE_CHECKING:
-    from prony_node.run.run import Run
+
+@dataclass(frozen=True)
+class Setup:
+    """What the plan comes to on this machine."""
+
+    plan: Plan
+    workload: Workload
+    settings: dict[str, Value]  # every one, resolved; nobody changes it
+    backend: Backend
+    ranks: RankGroup
+    cores: tuple[int, ...]
+    room: MemoryRoom
+    rule: StopRule
+    opened: OpenedData | None = None  # the data set, where there is one
+
+    @property
+    def lockstep(self) -> bool:
+        """Whether ranks wait for each other in each step."""
+        return in_lockstep(self.settings)
+
+    @property
+    def learns(self) -> bool:
+        """Whether it trains for whole epochs and is judged on a test split."""
+        return learns_to_quality(self.settings)
 
 
-def bind_run(run: Run) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Built:
+    """A step that is ready to be prepared and measured, and how long it shall be."""
+
+    model: BuiltModel
+    task: TaskOfWorkload
+    samples_per_step: int
+    units_per_step: int
+    fixed_steps: int | None  # None: until the stop rule is content
+    passes_split: bool  # an inference over a whole test split
+
+    @property
+    def varies(self) -> bool:
+        return bool(self.task.varies)
+
+
+def prepare(plan: Plan, place: RankPosition | None, journal: Journal, closing: ExitStack) -> Setup:
+    """The effective value of every setting on this machine; this rank is bound, and has met the others."""
+    requested, place = plan.trial.settings, place or RankPosition()
+    workload = workload_of(plan)
+    allowed = allowed_cores()
+    cores = wanted_cores(str(requested["cores"]), allowed) if "cores" in requested else allowed
+    cores = share_of(cores, place.local_rank, place.local_size)
+    journal.keep(device_from_monotonic=time.monotonic())
+    number = place.local_rank // int(requested.get("copies", 1))
+    backend = open_backend(str(requested.get("device", "auto")), number)
+    files.write_whole(journal.folder / files.DEVICE, device_facts(str(backend.device)))
+    bound = _bind(plan, place, backend)
+    if requested.get("bind") == "cores" and bound["cores"]:
+        cores = parse_cpu_list(bound["cores"])  # what its defaults follow from
+    settings = workload.effective(requested, backend.machine(len(cores)))
+    if settings["batch_size"] == "auto":  # now, before this process takes memory of the device itself
+        journal.keep_settings(workload, settings)
+        settings = {**settings, "batch_size": _largest_batch(plan, workload, settings, journal)}
+    if "cores" in requested and not bound["cores"]:
+        bind(cores)
+    backend.take_device(len(cores) if backend.kind == "cpu" or place.size > 1 else None)
+    ranks = backend.ranks(place)
+    if ranks.size > 1:
+        _meet(plan, settings, backend, ranks, journal)
+    if "bind" in requested:
+        journal.keep(binding=tuple(ranks.gathered({"rank": place.rank, **bound})))
+    room = backend.cap_memory(requested.get("memory_cap"), auto_batch.SHARE if plan.cut_short else 1.0)
+    journal.keep(memory_room=room.room, unit=workload.unit)
+    journal.progress.unit = workload.unit
+    journal.keep_settings(workload, settings)
+    if note := backend.use_cache(settings, journal.folder, closing):
+        journal.progress.note(note)
+    return Setup(plan, workload, settings, backend, ranks, tuple(cores), room, _rule(plan))
+
+
+def _rule(plan: Plan) -> StopRule:
+    stop = plan.stop
+    least_s = min(stop.min_time_s, stop.max_time_s)
+    return StopRule(tolerance=stop.tolerance, min_time_s=least_s, max_time_s=stop.max_time_s)
+
+
+def _bind(plan: Plan, place: RankPosition, backend: Backend) -> dict[str, Any]:
     """Bind the rank to what lies next to its device, before it starts anything that should inherit it."""
-    requested, place, allowed = run.plan.trial.settings, run.ranks.place, allowed_cores()
-    how, devices = str(requested.get("bind", "none")), [str(run.device)]
+    requested, allowed = plan.trial.settings, allowed_cores()
+    how, devices = str(requested.get("bind", "none")), [str(backend.device)]
     if how != "none":  # the other ranks' devices too: cores next to several are shared
         wanted, copies = str(requested.get("device", "auto")), int(requested.get("copies", 1))
-        devices = [str(choose_device(wanted, rank // copies)) for rank in range(place.local_size)]
+        devices = [str(open_backend(wanted, rank // copies).device) for rank in range(place.local_size)]
         allowed = wanted_cores(str(requested["cores"]), allowed) if "cores" in requested else allowed
-    bound = bind_rank(how, place.local_rank, devices, allowed)
-    if how == "cores" and bound["cores"]:
-        run.cores = parse_cpu_list(bound["cores"])  # what its defaults follow from
-    return bound
+    return bind_rank(how, place.local_rank, devices, allowed)
 
 
-def resolve(run: Run) -> None:
-    """The effective value of every setting on this machine."""
-    requested = run.plan.trial.settings
-    run.workload = workload_of(run.plan)
-    allowed, place = allowed_cores(), run.ranks.place
-    run.cores = wanted_cores(str(requested["cores"]), allowed) if "cores" in requested else allowed
-    run.cores = share_of(run.cores, place.local_rank, place.local_size)
-    run.found["device_from_monotonic"] = time.monotonic()  # until here the device was not ours
-    number = place.local_rank // int(requested.get("copies", 1))
-    run.device = choose_device(str(requested.get("device", "auto")), number)
-    files.write_whole(run.folder / files.DEVICE, device_facts(str(run.device)))
-    bound = bind_run(run)
-    run.settings = run.workload.effective(requested, machine_of(run.device, len(run.cores)))
-    if run.settings["batch_size"] == "auto":  # now, before this process takes memory of the device itself
-        run.note_effective()
-        tries = run.found.setdefault("auto_batch", [])
-        least = run.workload.least(str(run.settings["mode"]))
-        largest = auto_batch.largest_batch(run.plan, run.folder, run.progress.note, tries, least)
-        run.settings["batch_size"] = largest
-    if "cores" in requested and not bound["cores"]:
-        bind(run.cores)
-    if run.device.type == "cpu" or run.ranks.size > 1:
-        torch.set_num_threads(len(run.cores))
-    if run.device.type != "cpu":
-        torch.accelerator.set_device_index(run.device.index or 0)
-    if run.ranks.size > 1:
-        _meet(run)
-    if "bind" in requested:
-        run.found["binding"] = run.ranks.gathered({"rank": place.rank, **bound})
-    share = auto_batch.SHARE if run.plan.cut_short else 1.0
-    run.room = cap_memory(run.device, requested.get("memory_cap"), share)
-    run.found["memory_room"] = run.room.room
-    run.found["unit"] = run.workload.unit
-    run.progress.unit = run.workload.unit
-    run.note_effective()
-    if note := use_cache(run.settings, run.folder, run.closing):
-        run.progress.note(note)
-    run.inputs = Inputs(run.workload, run.settings, run.device, place)
-    run.closing.callback(run.inputs.close)
+def _largest_batch(plan: Plan, workload: Workload, settings: dict[str, Value], journal: Journal) -> int:
+    """Every try is kept as it is made."""
+
+    def keep(tries: tuple[Tried, ...]) -> None:
+        journal.keep(auto_batch=tuple(asdict(one) for one in tries))
+
+    least = workload.least(str(settings["mode"]))
+    keep(())
+    return auto_batch.largest_batch(plan, journal.folder, journal.progress.note, keep, least)
 
 
-def _meet(run: Run) -> None:
-    """Form a group with the other ranks."""
-    note_device(run.ranks.place, run.folder, str(run.device))
-    patience_s = max(run.plan.hung_after_s, run.plan.cold_start_after_s)  # the watchdog comes before
-    run.ranks.start(run.device, patience_s, in_lockstep(run.settings))
-    several_ranks.exchange_devices(run)
+def _meet(plan: Plan, settings: dict[str, Value], backend: Backend, ranks: RankGroup, journal: Journal) -> None:
+    """Form a group with the other ranks; every rank's device then stands in the first one's folder."""
+    note_device(ranks.place, journal.folder, str(backend.device))
+    patience_s = max(plan.hung_after_s, plan.cold_start_after_s)  # the watchdog comes before
+    ranks.start(backend.device, patience_s, in_lockstep(settings))
+    place = ranks.place
+    known = {"rank": place.rank, "node": place.node, "device": str(backend.device), **identify()}
+    facts: dict[str, Any] = files.read_json(journal.folder / files.DEVICE) or {}
+    for rank, (who, device) in enumerate(ranks.gathered((known, facts))):
+        own = files.rank_folder(journal.folder, rank)
+        files.make_folder(own)
+        files.write_whole(own / files.RANK, who)
+        files.write_whole(own / files.DEVICE, {**device, "rank": rank, "host": who["host"]})
 
 
-RANKS_APART = 1_000_003  # seeds of one rank and the next: further apart than those that a run takes for itself
+def open_data(setup: Setup, journal: Journal) -> Setup:
+    """With the data set, where there is one: generating and staging it are timed apart."""
+    if not reads_data_set(setup.settings):
+        return setup
+    with journal.phase("data"), setup.ranks.one_of_a_node_first():
+        opened, settings, about = setup.backend.open_data(
+            setup.workload, setup.settings, setup.plan.trial.settings, len(setup.cores), journal.progress.note
+        )
+    whole_s = (journal.result.phases["data"].seconds or 0.0) - math.fsum(opened.seconds.values())
+    journal.add(phases={**{name: Phase(s, 0) for name, s in opened.seconds.items()}, "data": Phase(whole_s, 0)})
+    journal.keep(data=about)
+    journal.keep_settings(setup.workload, settings)
+    return replace(setup, settings=settings, opened=opened)
 
 
-def build(run: Run) -> None:
-    """The task, the step and the first batch; what the model answers before anything was learned."""
-    settings, seed = run.settings, int(run.settings["seed"])
-    run.found["memory_free"] = memory.free_words(run.device, settings.get("memory_cap"))
-    memory.refuse_hopeless(run.workload.known_parameters(settings), settings, run.device)
-    run.task = with_learning_rate(build_task(run.workload, settings), settings)
-    run.inputs.fit(run.task)
-    if run.workload.known_parameters(settings) is None:
-        memory.refuse_hopeless(memory.parameters_of(run.task), settings, run.device)
-    if run.plan.file is not None:
-        keep_model_file(run.workload, run.folder)
-    run.note_effective()  # a library that was asked may have filled an `auto` in
-    training, recompute = settings["mode"] == "train", bool(settings.get("recompute"))
-    with gradients.GradientObserver() as noted:
-        run.flops = count_flops(run.task, training=training, recompute=recompute)
-    run.samples_per_step = int(settings["batch_size"]) * int(settings.get("grad_accumulation", 1))
-    run.units_per_step = run.samples_per_step * run.task.units_per_sample
-    run.progress.units_per_step = run.units_per_step * models(settings)
-    run.tied = replicas_of(settings, run.device, run.task.split)
-    run.step = Step(run.task, settings, run.device, run.tied)
-    run.step.gradients = noted.of_batch(int(settings["batch_size"]))
-    model = run.ranks.place.rank // devices_of_model(settings)
-    seed += RANKS_APART * model  # from here on each model has samples and chances of its own
-    if model > 0:
-        torch.manual_seed(seed)
-    run.held_out = judge.held_out(run, seed + 2)
-    if not training:
-        run.reference = judge.reference_answer(run.task, run.step.model, run.held_out)
-    run.step.finish_model()
-    if training:
-        run.loss_first = run.step.held_out_loss(run.step.place(run.held_out))
-        run.norms_first = parameter_norms(run.step.model)
-    run.batches = run.inputs.training(run.task, run.step, run.samples_per_step, seed + 1)
-    run.first = next(run.batches)
-    assert len(run.first[0]) == run.samples_per_step  # work is counted by steps of this many samples
+def build(setup: Setup, journal: Journal, closing: ExitStack) -> tuple[Setup, Built]:
+    """The model and its first batch. What only its library knows of the settings is in them then."""
+    plan, workload, backend = setup.plan, setup.workload, setup.backend
+    journal.keep(memory_free=backend.free_memory(setup.settings.get("memory_cap")))
+    backend.refuse_hopeless(workload.known_parameters(setup.settings), setup.settings)
+    task, settings = backend.task(workload, setup.settings, setup.opened)
+    if plan.file is not None:
+        keep_model_file(workload, journal.folder)
+    journal.keep_settings(workload, settings)
+    setup = replace(setup, settings=settings)
+    samples = int(settings["batch_size"]) * int(settings.get("grad_accumulation", 1))
+    units = samples * task.units_per_sample
+    journal.progress.units_per_step = units * models(settings)
+    model = backend.build(workload, task, settings, setup.ranks, setup.opened, closing)
+    passes_split = judges_split(settings) and model.judges_split() and not plan.cut_short
+    fixed = _fixed_steps(setup, model, bool(task.varies), samples)
+    return setup, Built(model, task, samples, units, fixed, passes_split)
 
 
-def with_learning_rate(task: Task, settings: dict[str, Value]) -> Task:
-    """The rate that was asked for; where a run trains to a quality, its own is a setting like any other."""
-    if "learning_rate" in settings:
-        return replace(task, learning_rate=float(settings["learning_rate"]))
-    if learns_to_quality(settings):
-        settings["learning_rate"] = f"{task.learning_rate:g}"
-    return task
+def _fixed_steps(setup: Setup, model: BuiltModel, varies: bool, samples: int) -> int | None:
+    """How many steps are measured, where that does not depend on what they show."""
+    plan, settings = setup.plan, setup.settings
+    if plan.cut_short:
+        return steps_of_all_shapes(setup, model) if varies else auto_batch.STEPS
+    if "steps" in settings:
+        return int(settings["steps"])
+    epoch_samples = len(setup.opened.train) if setup.opened else setup.workload.epoch_samples
+    if "epochs" in settings and epoch_samples:
+        return math.ceil(int(settings["epochs"]) * epoch_samples / (samples * replicas(settings)))
+    return None
 
 
-SHAPES_AT_ONCE = 8  # steps between two looks at the clock
-LEAD_S = 10.0  # for so long at most what a loader made ahead is used up
-HEAT_AT_ONCE_S = 0.5  # seconds of steps between two looks at the clock, while the device gets warm
-SHORTEST_STEP_S = 1e-6
-CAPTURED_ROUNDS = 2  # the compiler's graphs of a shape: it runs before, and is captured when it comes again
-
-
-def warm_up(run: Run) -> float:
-    """How long a step takes, roughly: from a second's worth of steps at most, where all batches have one shape."""
-    began = time.perf_counter()
-    step_s, steps = math.inf, 0
-    for count in (1, 10, 50):
-        if steps and step_s * count > 0.5:
-            break
-        step_s, steps = timed_steps(run, count), steps + count
-    if run.task.varies and run.device.type == "cuda":
-        run.waits_per_step = cuda.waits(lambda: run.step(next(run.batches)))
-        steps += 1
-    if run.task.varies and run.device.type != "cpu" and run.fixed_steps() is None:
-        step_s, met = meet_shapes(run)
-        steps += met
-    if run.inputs.waits and run.fixed_steps() is None and not learns_to_quality(run.settings):
-        steps += use_up_lead(run, step_s)
-    if run.fixed_steps() is None and not learns_to_quality(run.settings):
-        steps += warm_device(run, step_s)
-    run.phases["warm_up"] = {"seconds": time.perf_counter() - began, "steps": steps}
-    return step_s
-
-
-def meet_shapes(run: Run) -> tuple[float, int]:
-    """Take every batch once, for as long as a run may measure; how long a step took at last, and how many there were.
-
-    Kernels are chosen when a shape first comes: on an H200 such a step of Faster R-CNN took 120 ms, another 44.
-    """
-    shapes = run.steps_of_all_shapes() * (CAPTURED_ROUNDS if run.settings.get("compile") == "reduce-overhead" else 1)
-    shapes = int(run.ranks.from_first(shapes)) if in_lockstep(run.settings) else shapes
-    step_s, met, spent_s = math.inf, 0, 0.0
-    while met < shapes and spent_s < run.rule.max_time_s:
-        count = min(SHAPES_AT_ONCE, shapes - met)
-        step_s = timed_steps(run, count)
-        met, spent_s = met + count, spent_s + count * step_s
-    return step_s, met
-
-
-def use_up_lead(run: Run, step_s: float) -> int:
-    """Two batches per step, one of them for nothing, until they have to be waited for; how many steps that were.
-
-    A loader goes on during the cold start until its queues are full. A window that begins with those tells less of the
-    loader than of the step: of 216 batches of JPEGs that an H200 took in 20 s, 28 had been decoded before. Where two
-    batches per step are there in time, the loader is not what limits the run.
-    """
-    ahead = int(run.settings.get("workers", 0)) * int(run.settings.get("prefetch", 0))
-    steps, waited, spent_s = 0, False, 0.0
-    while steps < ahead and not waited and spent_s + step_s < LEAD_S:
-        began = time.perf_counter()
-        next(run.batches)
-        batch = next(run.batches)
-        waited = time.perf_counter() - began > step_s
-        run.step(batch)
-        run.synchronise()
-        steps, spent_s = steps + 1, spent_s + time.perf_counter() - began
-        if in_lockstep(run.settings):
-            waited, spent_s = run.ranks.from_first((waited, spent_s))
-    return steps
-
-
-def warm_device(run: Run, step_s: float) -> int:
-    """Take steps for as long as the plan asks, without a pause; how many there were.
-
-    A cool device is faster: under its power limit an H200 loses some percent within its first seconds of load.
-    """
-    steps, spent_s = 0, 0.0
-    while spent_s < run.plan.stop.warm_time_s:
-        count = math.ceil(HEAT_AT_ONCE_S / max(step_s, SHORTEST_STEP_S))
-        step_s = timed_steps(run, count)
-        steps, spent_s = steps + count, spent_s + count * step_s
-    return steps
-
-
-def timed_steps(run: Run, count: int) -> float:
-    """Seconds a step; on ranks in lockstep the first one's, so that all take the same number of steps."""
-    started = time.perf_counter()
-    for _ in range(count):
-        run.step(next(run.batches))
-    run.synchronise()
-    step_s = (time.perf_counter() - started) / count
-    return run.ranks.from_first(step_s) if in_lockstep(run.settings) else step_s
+def steps_of_all_shapes(setup: Setup, model: BuiltModel) -> int:
+    """Batches of a pool, or enough of a loader's to have met most of their shapes."""
+    return model.pool if setup.settings["data"] == "device" else auto_batch.STEPS_VARYING

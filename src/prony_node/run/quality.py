@@ -4,334 +4,352 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
-import torch
-from torch import Tensor
-
+from prony_node.backends.protocol import Batch, SplitAnswers
 from prony_node.contract.errors import RequestError
-from prony_node.contract.metrics import measured, missing
 from prony_node.contract.parallel import replicas
-from prony_node.contract.run_folder import make_check
+from prony_node.contract.rank_result import Findings
+from prony_node.contract.record import Check, Metric, Phase, measured, missing
 from prony_node.contract.settings import MORE, SCORES, SHARES, QualityTarget, parse_target
-from prony_node.contract.trial import judges_split
-from prony_node.measure.clock import clock_for
 from prony_node.measure.loop import Window, measured_loop, steps_per_block
-from prony_node.measure.protocol import Batch
-from prony_node.measure.training import rate_factor
 from prony_node.run.auto_batch import STEPS
-from prony_node.stats import Tracker, share_interval
+from prony_node.run.journal import Journal
+from prony_node.run.prepare import Built, Setup
+from prony_node.stats import Decision, Tracker, share_interval
 
-if TYPE_CHECKING:
-    from prony_node.run.run import Run
+WARM_UP = 0.2  # share of the steps until the highest rate
 
 
-class QualityTraining:
-    """Trains, evaluates, and keeps the learning curve."""
+def rate_factor(step: int, steps: int) -> float:
+    """The share of the highest learning rate that step number `step`, from 0, of so many takes."""
+    highest = max(1.0, WARM_UP * steps)
+    if step + 1 <= highest:
+        return (step + 1) / highest
+    return max(0.0, (steps - step) / (steps - highest + 1))
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        assert run.inputs.opened is not None
-        self.test_samples = len(run.inputs.opened.test)
-        self.replicas = replicas(run.settings)  # that share an epoch
-        self.steps_per_epoch = len(run.inputs.opened.train) // self.replicas // run.samples_per_step
-        self.epochs = int(run.settings["epochs"])
-        if run.plan.cut_short:
-            self.epochs, self.steps_per_epoch = 1, STEPS
-        scores = run.workload.scores
-        self.target: QualityTarget | None = None
-        if "until" in run.settings:
-            self.target = parse_target(str(run.settings["until"]), scores)
-        self.score = self.target.score if self.target else scores[0]
+
+@dataclass(frozen=True)
+class EpochPlan:
+    """Epochs of training, and what is asked of the model after each."""
+
+    epochs: int
+    steps_per_epoch: int
+    replicas: int  # that share an epoch
+    test_samples: int
+    score: str
+    target: QualityTarget | None
+
+    @property
+    def total_steps(self) -> int:
+        return self.epochs * self.steps_per_epoch
+
+
+def plan_epochs(setup: Setup, built: Built) -> EpochPlan:
+    """As long as the settings ask for; a run that is cut short takes a few steps."""
+    settings, scores, opened = setup.settings, setup.workload.scores, setup.opened
+    assert opened is not None
+    count = replicas(settings)
+    epochs, steps = int(settings["epochs"]), len(opened.train) // count // built.samples_per_step
+    if setup.plan.cut_short:
+        epochs, steps = 1, STEPS
+    target = parse_target(str(settings["until"]), scores) if "until" in settings else None
+    return EpochPlan(epochs, steps, count, len(opened.test), target.score if target else scores[0], target)
+
+
+@dataclass(frozen=True)
+class Training:
+    """What was learned: the curve by epoch, and when the target was reached."""
+
+    plan: EpochPlan
+    curve: tuple[dict[str, Any], ...] = ()
+    reached: dict[str, int] | None = None
+    steps: int = 0
+    evaluation_s: float = 0.0
+    window: Window = field(default_factory=lambda: Window(""))  # of all epochs' steps
+    intervals: tuple[tuple[float, float], ...] = ()  # of training, on the monotonic clock
+
+    def to_json(self) -> dict[str, Any]:
+        plan = self.plan
+        return {
+            "score": plan.score,
+            "better": SCORES[plan.score],
+            "until": str(plan.target) if plan.target else None,
+            "target": plan.target.value if plan.target else None,
+            "reached": self.reached,
+            "test_samples": plan.test_samples,
+            "epochs": plan.epochs,
+            "curve": list(self.curve),
+        }
+
+
+class EpochTraining:
+    """Trains and evaluates epoch by epoch; what it learned so far is in the journal."""
+
+    def __init__(self, setup: Setup, built: Built, plan: EpochPlan, journal: Journal) -> None:
+        self.setup, self.built, self.plan, self.journal = setup, built, plan, journal
         self.curve: list[dict[str, Any]] = []
         self.reached: dict[str, int] | None = None
-        self.intervals: list[tuple[float, float]] = []  # of training, on the monotonic clock
-        self._step = 0
-        self._evaluation_s = 0.0
+        self.evaluation_s = 0.0
+        self.steps = 0
+        self.began_s = time.monotonic()
 
-    def train(self, step_s: float) -> Window:
-        """Epochs until the target is reached or all are over; one window of all their steps."""
-        run = self.run
-        whole = Window("")
-        run.tracker = Tracker(run.rule)
-        self._began = time.monotonic()
-        for epoch in range(1, self.epochs + 1):
-            run.progress.phase("measure", self._where(epoch))
-            part = self._epoch(epoch, run.tracker, step_s)
-            self.intervals.append(part.monotonic)
-            whole.clock = part.clock
-            whole.blocks += part.blocks
-            self._evaluate(epoch, whole.duration_s)
-            if self.reached is not None:
-                break
-        run.found["training_monotonic"] = [list(interval) for interval in self.intervals]
-        whole.monotonic = (self.intervals[0][0], self.intervals[-1][1])
-        trained_s = math.fsum(end_s - start_s for start_s, end_s in self.intervals)
-        whole.paused_s = whole.monotonic[1] - whole.monotonic[0] - trained_s
-        count = len(self.curve)
-        whole.stop_reason = f"{self.target} after {count} epochs" if self.reached else f"{count} epochs were over"
-        return whole
-
-    def _epoch(self, epoch: int, tracker: Tracker, step_s: float) -> Window:
-        run = self.run
-        self._epoch_began = time.monotonic()
+    def epoch(self, epoch: int, tracker: Tracker, step_s: float) -> Window:
+        built, began_s = self.built, time.monotonic()
+        step, total = built.model.step, self.plan.total_steps
         block_steps = steps_per_block(step_s)
-        total = self.epochs * self.steps_per_epoch
 
-        def step(batch: Batch) -> None:
-            run.step.set_rate(rate_factor(self._step, total))
-            self._step += 1
-            run.step(batch)
+        def train(batch: Batch) -> None:
+            step.set_rate(rate_factor(self.steps, total))
+            self.steps += 1
+            step(batch)
 
         return measured_loop(
-            step,
-            run.batches,
-            clock_for(run.device, block_steps * step_s),
+            train,
+            built.model.batches,
+            self.setup.backend.clock(block_steps * step_s),
             tracker,
             block_steps=block_steps,
-            fixed_steps=self.steps_per_epoch,
-            time_waits=run.inputs.waits,
-            report=lambda steps, _: self._report(epoch, steps),
+            fixed_steps=self.plan.steps_per_epoch,
+            time_waits=built.model.waits_for_data,
+            report=lambda steps, _: self.report(epoch, steps, began_s),
         )
 
-    def _evaluate(self, epoch: int, training_s: float) -> None:
-        run = self.run
-        run.progress.phase("evaluation")
+    def evaluate(self, epoch: int, training_s: float) -> None:
+        """A point of the curve."""
+        plan, ranks, built = self.plan, self.setup.ranks, self.built
+        self.journal.progress.phase("evaluation")
         began = time.perf_counter()
-        found = evaluate(run) if self.replicas == 1 or run.ranks.first else {}
-        if self.replicas > 1:  # one model: the first rank judges it, and all go by what it found
-            found = run.ranks.from_first(found)
-        self._evaluation_s += time.perf_counter() - began
-        rate = run.task.learning_rate * rate_factor(self._step - 1, self.epochs * self.steps_per_epoch)
+        found: dict[str, float] = {}
+        if plan.replicas == 1 or ranks.first:
+            found = built.model.scores(self.setup.workload.scores, one_batch=self.setup.plan.cut_short)
+        if plan.replicas > 1:  # one model: the first rank judges it, and all go by what it found
+            found = ranks.from_first(found)
+        self.evaluation_s += time.perf_counter() - began
+        rate = built.task.learning_rate * rate_factor(self.steps - 1, plan.total_steps)
         point = {
             "epoch": epoch,
-            "steps": self._step,
-            "samples": self._step * run.samples_per_step * self.replicas,
+            "steps": self.steps,
+            "samples": self.steps * built.samples_per_step * plan.replicas,
             "training_s": round(training_s, 6),
-            "evaluation_s": round(self._evaluation_s, 6),
+            "evaluation_s": round(self.evaluation_s, 6),
             "learning_rate": rate,
         }
         # A loss that went over all bounds is null: JSON has no infinity.
         self.curve.append(point | {name: value if math.isfinite(value) else None for name, value in found.items()})
-        run.found["learning"] = self.document()  # an interrupted run keeps what it learned so far
-        value = found[self.score]
-        if self.target is not None and math.isfinite(value) and self.target.reached(value):
-            self.reached = {"epoch": epoch, "steps": self._step}
+        self.journal.keep(learning=self.so_far().to_json())  # an interrupted run keeps what it learned so far
+        value = found[plan.score]
+        if plan.target is not None and math.isfinite(value) and plan.target.reached(value):
+            self.reached = {"epoch": epoch, "steps": self.steps}
 
-    def _report(self, epoch: int, steps: int) -> None:
+    def so_far(self) -> Training:
+        return Training(self.plan, tuple(self.curve), self.reached, self.steps, self.evaluation_s)
+
+    def report(self, epoch: int, steps: int, began_s: float) -> None:
         """A line of progress; the time left is that of training all epochs."""
-        done = (epoch - 1) * self.steps_per_epoch + steps
-        elapsed_s = time.monotonic() - self._began
-        left_s = elapsed_s / max(1, done) * (self.epochs * self.steps_per_epoch - done)
-        rate = steps * self.run.units_per_step * self.replicas / max(1e-9, time.monotonic() - self._epoch_began)
-        self.run.progress.write(steps=done, rate=rate, left_s=left_s, note=self._where(epoch))
+        done = (epoch - 1) * self.plan.steps_per_epoch + steps
+        elapsed_s = time.monotonic() - self.began_s
+        left_s = elapsed_s / max(1, done) * (self.plan.total_steps - done)
+        rate = steps * self.built.units_per_step * self.plan.replicas / max(1e-9, time.monotonic() - began_s)
+        self.journal.progress.write(steps=done, rate=rate, left_s=left_s, note=self.where(epoch))
 
-    def _where(self, epoch: int) -> str:
-        value = self.curve[-1][self.score] if self.curve else None
-        last = "" if value is None else f", {self.score} {value:.4g} so far"
-        return f"epoch {epoch} of {self.epochs}{last}"
-
-    def document(self) -> dict[str, Any]:
-        return {
-            "score": self.score,
-            "better": SCORES[self.score],
-            "until": str(self.target) if self.target else None,
-            "target": self.target.value if self.target else None,
-            "reached": self.reached,
-            "test_samples": self.test_samples,
-            "epochs": self.epochs,
-            "curve": self.curve,
-        }
-
-    def judge(self, window: Window) -> None:
-        """The metrics and the check of what was learned."""
-        run = self.run
-        run.found["learning"] = self.document()
-        run.found["work"]["epoch_units"] = self._step * run.units_per_step * self.replicas
-        run.phases["evaluation"] = {"seconds": self._evaluation_s, "steps": 0}
-        run.metrics["quality"] = self._quality(len(self.curve))
-        if "report_at_epochs" in run.settings:
-            run.metrics["quality_at_epochs"] = self._quality(int(run.settings["report_at_epochs"]))
-        run.metrics["energy_to_quality"] = missing("no energy was measured")  # the supervisor may know better
-        run.metrics["time_to_quality"] = self._time_to_quality(window.clock)
-        if self.target is None:
-            return
-        best = self._best()
-        level = "pass" if self.reached else "fail"
-        said = (
-            f"{self.target} after {len(self.curve)} epochs" if self.reached else f"not reached: {self.target}, {best}"
-        )
-        run.checks.append(make_check("quality", level, said))
-
-    def _quality(self, epoch: int) -> dict[str, Any]:
-        """The score after so many epochs."""
-        if epoch > len(self.curve):
-            return missing(f"there is no epoch {epoch}: the run ended after {len(self.curve)}")
-        value = self.curve[epoch - 1][self.score]
-        if value is None:
-            if SCORES[self.score] == MORE:
-                return missing(f"there is no {self.score}: the test split has nothing to be found")
-            return missing(f"the {self.score} was not finite after epoch {epoch}")
-        bounds: dict[str, Any] = {}
-        if self.score in SHARES:
-            low, high = share_interval(value, self.test_samples)
-            bounds = {"low": low, "high": high, "interval": "95 %, of the test split's size"}
-        kind = str(self.run.found["data"]["kind"])
-        source = f"{self.test_samples:,} samples of {kind}'s test split after epoch {epoch}"
-        return measured(value, self.score, scope="test split", source=source, **bounds)
-
-    def _time_to_quality(self, clock: str) -> dict[str, Any]:
-        if self.target is None:
-            sign = ">=" if SCORES[self.score] == MORE else "<="
-            return missing(f"no quality was asked for; until='{self.score}{sign}...' asks for one")
-        if self.reached is None:
-            return missing(f"{self.target} was not reached: {self._best()}")
-        source = f"{self.target} after epoch {self.reached['epoch']}, by {clock}"
-        seconds = self.curve[-1]["training_s"]
-        return measured(seconds, "s", scope="training alone, without evaluation", source=source)
-
-    def _best(self) -> str:
-        known = [point[self.score] for point in self.curve if point[self.score] is not None]
-        if not known:
-            return f"the {self.score} was never finite"
-        best = max(known) if SCORES[self.score] == MORE else min(known)
-        return f"at best {best:.4g} in {len(self.curve)} epochs"
+    def where(self, epoch: int) -> str:
+        score = self.plan.score
+        value = self.curve[-1][score] if self.curve else None
+        last = "" if value is None else f", {score} {value:.4g} so far"
+        return f"epoch {epoch} of {self.plan.epochs}{last}"
 
 
-def evaluate(run: Run) -> dict[str, float]:
-    """The scores of the model as it stands, over the whole test split."""
-    found: dict[str, list[torch.Tensor]] = {}
-    for batch in run.inputs.test(run.step, run.samples_per_step):
-        for name, values in run.step.scores(batch).items():
-            found.setdefault(name, []).append(values.float())
-        if run.plan.cut_short:  # it was there to see whether it fits; a part of the split has no score
-            return dict.fromkeys(found, math.nan) | dict.fromkeys(run.workload.scores, math.nan)
-    assert run.inputs.opened is not None
-    return run.inputs.opened.test.scores({name: torch.cat(values).cpu() for name, values in found.items()})
+def train_epochs(training: EpochTraining, tracker: Tracker, step_s: float) -> Training:
+    """Epochs until the target is reached or all are over; one window of all their steps."""
+    parts: list[Window] = []
+    for epoch in range(1, training.plan.epochs + 1):
+        training.journal.progress.phase("measure", training.where(epoch))
+        parts.append(training.epoch(epoch, tracker, step_s))
+        training.evaluate(epoch, math.fsum(part.duration_s for part in parts))
+        if training.reached is not None:
+            break
+    intervals = tuple(part.monotonic for part in parts)
+    training.journal.keep(training_monotonic=intervals)
+    found = training.so_far()
+    count = len(found.curve)
+    why = f"{found.plan.target} after {count} epochs" if found.reached else f"{count} epochs were over"
+    window = in_one(parts, why)
+    return Training(found.plan, found.curve, found.reached, found.steps, found.evaluation_s, window, intervals)
+
+
+def in_one(parts: list[Window], why: str) -> Window:
+    """Several windows as one; what lies between them is no part of it."""
+    begin_s, end_s = parts[0].monotonic[0], parts[-1].monotonic[1]
+    paused_s = end_s - begin_s - math.fsum(part.monotonic[1] - part.monotonic[0] for part in parts)
+    blocks = tuple(block for part in parts for block in part.blocks)
+    return Window(parts[-1].clock, why, blocks, (begin_s, end_s), paused_s)
+
+
+def judge_training(training: Training, settings: dict[str, Any], kind: str) -> Findings:
+    """The metrics and the check of what was learned; `kind` is that of the data set."""
+    metrics = {"quality": quality_after(training, len(training.curve), kind)}
+    if "report_at_epochs" in settings:
+        metrics["quality_at_epochs"] = quality_after(training, int(settings["report_at_epochs"]), kind)
+    metrics["energy_to_quality"] = missing("no energy was measured")  # the supervisor may know better
+    metrics["time_to_quality"] = time_to_quality(training)
+    phases = {"evaluation": Phase(training.evaluation_s, 0)}
+    target, count = training.plan.target, len(training.curve)
+    if target is None:
+        return Findings(metrics, (), phases)
+    if training.reached:
+        return Findings(metrics, (Check("quality", "pass", f"{target} after {count} epochs"),), phases)
+    return Findings(metrics, (Check("quality", "fail", f"not reached: {target}, {best_of(training)}"),), phases)
+
+
+def quality_after(training: Training, epoch: int, kind: str) -> Metric:
+    """The score after so many epochs."""
+    score, curve = training.plan.score, training.curve
+    if epoch > len(curve):
+        return missing(f"there is no epoch {epoch}: the run ended after {len(curve)}")
+    value = curve[epoch - 1][score]
+    if value is None:
+        if SCORES[score] == MORE:
+            return missing(f"there is no {score}: the test split has nothing to be found")
+        return missing(f"the {score} was not finite after epoch {epoch}")
+    count = training.plan.test_samples
+    return score_metric(score, value, count, f"{count:,} samples of {kind}'s test split after epoch {epoch}")
+
+
+def score_metric(name: str, value: float, samples: int, source: str) -> Metric:
+    """With its interval, where it is a share of the samples."""
+    if name not in SHARES:
+        return measured(value, name, scope="test split", source=source)
+    low, high = share_interval(value, samples)
+    interval = "95 %, of the test split's size"
+    return measured(value, name, scope="test split", source=source, low=low, high=high, interval=interval)
+
+
+def time_to_quality(training: Training) -> Metric:
+    plan = training.plan
+    if plan.target is None:
+        sign = ">=" if SCORES[plan.score] == MORE else "<="
+        return missing(f"no quality was asked for; until='{plan.score}{sign}...' asks for one")
+    if training.reached is None:
+        return missing(f"{plan.target} was not reached: {best_of(training)}")
+    source = f"{plan.target} after epoch {training.reached['epoch']}, by {training.window.clock}"
+    seconds = training.curve[-1]["training_s"]
+    return measured(seconds, "s", scope="training alone, without evaluation", source=source)
+
+
+def best_of(training: Training) -> str:
+    score, curve = training.plan.score, training.curve
+    known = [point[score] for point in curve if point[score] is not None]
+    if not known:
+        return f"the {score} was never finite"
+    best = max(known) if SCORES[score] == MORE else min(known)
+    return f"at best {best:.4g} in {len(curve)} epochs"
+
+
+@dataclass(frozen=True)
+class SplitPass:
+    """What this rank did of all passes. The last samples, too few for a step, count in the time of the pass."""
+
+    window: Window  # of the whole steps
+    seconds: float  # from the first batch that was asked for to the last answer
+    rest_s: float  # of that, for steps of too few samples
+    rest_steps: int
+    samples: int
+    passes: int
+    answers: SplitAnswers
 
 
 @dataclass(frozen=True)
 class RankShare:
-    """What one rank did of all passes."""
+    """What one rank tells the first of its passes."""
 
-    seconds: float  # from the first batch that was asked for to the last answer
+    seconds: float
     samples: int
     sums: dict[str, float]  # of each score over its samples
 
 
-class SplitPass:
-    """Whole batches are timed as any steps are; the last samples, too few for a step, count in the time of the pass."""
+@dataclass(frozen=True)
+class SplitPlan:
+    """Passes over this rank's part of the test split: whole batches are timed as any steps are."""
 
-    def __init__(self, run: Run) -> None:
-        assert run.inputs.opened is not None
-        self.run = run
-        self.part = run.inputs.test_part(run.ranks.place.rank, run.ranks.size)
-        self.passes = int(run.settings["epochs"])
-        self.steps_per_pass = len(self.part) // run.samples_per_step
-        if self.steps_per_pass == 0:
-            raise RequestError(
-                f"a step of {run.samples_per_step} samples is more than the {len(self.part):,} of the test split that "
-                f"a device has; batch_size={max(1, len(self.part))} would do"
-            )
-        self._scores: dict[str, list[Tensor]] = {}
-        self._seconds = 0.0
-        self._rest, self._rest_s = 0, 0.0  # steps of too few samples, and their time
+    answers: SplitAnswers
+    passes: int
+    steps_per_pass: int
 
-    @property
-    def steps(self) -> int:
-        """Whole steps of all passes."""
-        return self.passes * self.steps_per_pass
-
-    def measure(self, step_s: float) -> Window:
+    def measure(
+        self,
+        setup: Setup,
+        built: Built,
+        tracker: Tracker,
+        step_s: float,
+        report: Callable[[int, Decision | None], None],
+    ) -> SplitPass:
         """All passes; one window of their whole steps."""
-        run = self.run
-        whole = Window("")
-        run.tracker = Tracker(run.rule)
         block_steps = steps_per_block(step_s)
-        intervals = []
+        parts: list[Window] = []
+        seconds, rest_s, rest_steps = 0.0, 0.0, 0
         for _ in range(self.passes):
             began = time.monotonic()
-            batches = run.inputs.test(run.step, run.samples_per_step, self.part)
-            window = measured_loop(
-                self._answer,
-                batches,
-                clock_for(run.device, block_steps * step_s),
-                run.tracker,
-                block_steps=block_steps,
-                fixed_steps=self.steps_per_pass,
-                time_waits=run.inputs.waits,
-                report=run.report_measuring,
+            batches = self.answers.batches()
+            parts.append(
+                measured_loop(
+                    self.answers.answer,
+                    batches,
+                    setup.backend.clock(block_steps * step_s),
+                    tracker,
+                    block_steps=block_steps,
+                    fixed_steps=self.steps_per_pass,
+                    time_waits=built.model.waits_for_data,
+                    report=report,
+                )
             )
             whole_steps_end = time.monotonic()
             for batch in batches:
-                self._answer_few(batch)
-            run.synchronise()
+                self.answers.answer_few(batch)
+                rest_steps += 1
+            setup.backend.synchronise()
             ended = time.monotonic()
-            self._seconds += ended - began
-            self._rest_s += ended - whole_steps_end
-            intervals.append(window.monotonic)
-            whole.clock = window.clock
-            whole.blocks += window.blocks
-        whole.monotonic = (intervals[0][0], intervals[-1][1])
-        answered_s = math.fsum(end_s - start_s for start_s, end_s in intervals)
-        whole.paused_s = whole.monotonic[1] - whole.monotonic[0] - answered_s
-        whole.stop_reason = f"passes over the test split: {self.passes}"
-        return whole
+            seconds += ended - began
+            rest_s += ended - whole_steps_end
+        window = in_one(parts, f"passes over the test split: {self.passes}")
+        samples = self.passes * len(self.answers)
+        return SplitPass(window, seconds, rest_s, rest_steps, samples, self.passes, self.answers)
 
-    def _answer(self, batch: Batch) -> None:
-        self.run.step(batch)
-        self._judge(batch)
 
-    def _answer_few(self, batch: Batch) -> None:
-        """Repeated to fill a step, whose shape may be compiled or captured; what is repeated is not judged again."""
-        count = len(batch[0])
-        rows = torch.arange(self.run.samples_per_step, device=batch[0].device) % count
-        self.run.step(tuple(tensor[rows] for tensor in batch))
-        self._judge(batch)
-        self._rest += 1
-
-    def _judge(self, batch: Batch) -> None:
-        """On the device, without waiting for it."""
-        answer, judged = self.run.step.output, self.run.task.judged
-        assert answer is not None
-        assert judged is not None
-        for name, values in judged(answer[: len(batch[0])], batch).items():
-            self._scores.setdefault(name, []).append(values)
-
-    def judge(self) -> None:
-        """The metrics of the passes of all ranks, in the first one's result."""
-        run = self.run
-        sums = {name: float(torch.cat(values).double().sum()) for name, values in self._scores.items()}
-        parts = run.ranks.gathered(RankShare(self._seconds, self.passes * len(self.part), sums))
-        run.phases["rest_of_split"] = {"seconds": self._rest_s, "steps": self._rest}
-        if not parts:
-            return
-        samples = sum(part.samples for part in parts)
-        seconds = max(part.seconds for part in parts)  # all began together
-        name = run.workload.scores[0]
-        value = sum(part.sums[name] for part in parts) / samples
-        run.metrics["quality"] = self._quality(name, value, samples // self.passes)
-        clock = "host clock, from the first batch asked for to the last answer"
-        each = f"{clock}, mean of {self.passes} passes" if self.passes > 1 else clock
-        run.metrics["split_time"] = measured(seconds / self.passes, "s", scope="all devices", source=each)
-        source = f"{samples:,} {run.task.unit} over the {clock}"
-        run.metrics["split_throughput"] = measured(
-            samples * run.task.units_per_sample / seconds, f"{run.task.unit}/s", scope="all devices", source=source
+def plan_split(setup: Setup, built: Built) -> SplitPlan:
+    answers = built.model.split_answers()
+    steps = len(answers) // built.samples_per_step
+    if steps == 0:
+        raise RequestError(
+            f"a step of {built.samples_per_step} samples is more than the {len(answers):,} of the test split that "
+            f"a device has; batch_size={max(1, len(answers))} would do"
         )
-
-    def _quality(self, name: str, value: float, samples: int) -> dict[str, Any]:
-        if not math.isfinite(value):
-            return missing(f"the {name} was not finite")
-        bounds: dict[str, Any] = {}
-        if name in SHARES:
-            low, high = share_interval(value, samples)
-            bounds = {"low": low, "high": high, "interval": "95 %, of the test split's size"}
-        source = f"{samples:,} samples of {self.run.found['data']['kind']}'s test split"
-        return measured(value, name, scope="test split", source=source, **bounds)
+    return SplitPlan(answers, int(setup.settings["epochs"]), steps)
 
 
-def split_pass(run: Run) -> SplitPass | None:
-    """The passes that a run was asked for; None where it has another length, or answers that cannot be judged."""
-    asked = judges_split(run.settings) and run.task.judged is not None
-    return SplitPass(run) if asked and not run.plan.cut_short else None
+def judge_split(setup: Setup, built: Built, done: SplitPass, kind: str) -> Findings:
+    """The metrics of the passes of all ranks, in the first one's result."""
+    task = built.task
+    parts = setup.ranks.gathered(RankShare(done.seconds, done.samples, done.answers.sums()))
+    phases = {"rest_of_split": Phase(done.rest_s, done.rest_steps)}
+    if not parts:
+        return Findings(phases=phases)
+    samples = sum(part.samples for part in parts)
+    seconds = max(part.seconds for part in parts)  # all began together
+    name = setup.workload.scores[0]
+    value, split_samples = sum(part.sums[name] for part in parts) / samples, samples // done.passes
+    clock = "host clock, from the first batch asked for to the last answer"
+    each = f"{clock}, mean of {done.passes} passes" if done.passes > 1 else clock
+    quality = missing(f"the {name} was not finite")
+    if math.isfinite(value):
+        quality = score_metric(name, value, split_samples, f"{split_samples:,} samples of {kind}'s test split")
+    rate = samples * task.units_per_sample / seconds
+    source = f"{samples:,} {task.unit} over the {clock}"
+    metrics = {
+        "quality": quality,
+        "split_time": measured(seconds / done.passes, "s", scope="all devices", source=each),
+        "split_throughput": measured(rate, f"{task.unit}/s", scope="all devices", source=source),
+    }
+    return Findings(metrics, (), phases)

@@ -57,7 +57,7 @@ def find_devices() -> dict[str, Any]:
         import torch
     except ImportError as error:
         return {"kind": None, "devices": [], "reason": f"torch cannot be imported: {error}"}
-    from prony_node.measure.device import machine_of
+    from prony_node.backends.torch.device import machine_of
 
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if accelerator is None:
@@ -94,8 +94,8 @@ def _try(loaded: ModelFile, path: Path) -> None:
     """Build it at its defaults without memory or arithmetic, and count, as the run itself will."""
     import torch
 
-    from prony_node.measure.flops import count_flops
-    from prony_node.measure.protocol import Task
+    from prony_node.backends.torch.flops import count_flops
+    from prony_node.backends.torch.task import Task
 
     workload = loaded.workload
     with mistakes_in(path):

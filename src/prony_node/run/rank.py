@@ -12,15 +12,20 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from prony_node.backends import import_backend
+from prony_node.backends.torch.out_of_memory import avoid_reservations, out_of_memory_in
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.extras import missing_library
 from prony_node.contract.trial import Plan
+from prony_node.contract.typed import encode
 from prony_node.facts.software import imported_versions
-from prony_node.measure.out_of_memory import avoid_reservations, out_of_memory_in
 from prony_node.parallel.place import place_of
 from prony_node.run.auto_batch import TryFailed
+from prony_node.run.journal import Journal
 from prony_node.run.processes import enter_rank_folder
+from prony_node.run.run import run
+from prony_node.run.walk import walk
 from prony_node.workloads import WORKLOADS
 
 TORCH_ADVICE = "If reserved but unallocated memory is large"  # from here on it is about the allocator's settings
@@ -34,31 +39,31 @@ def main(argv: list[str]) -> int:
         folder = enter_rank_folder(place, folder)
     stacks = files.open_text(folder / files.STACKS)
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
-    found: dict[str, Any] = {}
+    journal = Journal(folder)
     shipped = WORKLOADS.get(plan.trial.workload)
     described = functools.partial(describe, module=shipped.module if shipped else "")
     settings = plan.trial.settings
     if "memory_cap" in settings and settings.get("device", "auto") in ("auto", "cpu"):
         avoid_reservations()
     try:
-        # These import torch: its absence is a failure with a reason.
-        from prony_node.run.run import Run
-        from prony_node.run.walk import walk
-
-        walk(plan, folder, found, place, described) if plan.walk else Run(plan, folder, found, place).execute()
-        found["status"] = "ok"
+        import_backend()  # its absence is a failure with a reason
+        if plan.walk:
+            walk(plan, journal, place, described)
+        else:
+            run(plan, journal, place)
+        journal.keep(status="ok")
     except Exception as error:
         traceback.print_exc()
-        failure = described(error, found.get("memory_free", ""))
+        failure = described(error, journal.result.memory_free or "")
         if place.size > 1:
             failure["at_monotonic"] = time.monotonic()
-        found |= {"status": "failed", "failure": failure}
-    found["imported"] = imported_versions()
-    files.write_whole(folder / files.RESULT, found)
+        journal.keep(status="failed", failure=failure)
+    journal.keep(imported=imported_versions())
+    files.write_whole(folder / files.RESULT, encode(journal.result))
     stacks.close()
     if not (folder / files.STACKS).stat().st_size:
         files.remove(folder / files.STACKS)
-    return 0 if found["status"] == "ok" else 1
+    return 0 if journal.result.status == "ok" else 1
 
 
 def describe(error: Exception, memory_free: str = "", module: str = "") -> dict[str, Any]:

@@ -209,7 +209,7 @@ STACKS_PATIENCE_S = 2.0  # for their answers
 # Where a rank stands that waits for others or for its device: in torch's exchange, in the backward pass around it, or
 # for a device that takes part in one.
 WAITING = re.compile(
-    r"torch/distributed/|torch/nn/parallel/|torch/autograd/|parallel/ranks\.py|measure/clock\.py|synchroni[sz]e"
+    r"torch/distributed/|torch/nn/parallel/|torch/autograd/|parallel/ranks\.py|(?:measure|backends/torch)/clock\.py|synchroni[sz]e"
 )
 FRAMES_LOOKED_AT = 4
 

@@ -43,7 +43,7 @@ from prony_node.contract.safe_files import plain_lines
 from prony_node.contract.trial import Plan, settings_hash
 from prony_node.contract.typed import decode, encode
 from prony_node.run.energy import ENERGY_METRICS, QUALITY_ENERGY_METRICS, energy_of_run
-from prony_node.run.step_series import common_window, summed
+from prony_node.run.step_series import CopySeries, common_window, summed
 from prony_node.stats import Estimate, StopRule, Tracker
 
 ENERGY = {*ENERGY_METRICS, *QUALITY_ENERGY_METRICS}
@@ -282,10 +282,7 @@ class Recomputation:
     def _copies(self) -> None:
         """Copies that wait for nobody: their sum over the window that all of them were measured in."""
         record = self.record
-        accounts = [dict(one) for one in (record.parallel or {}).get("ranks") or []]
-        for one in accounts:
-            series = read_series(files.rank_folder(self.folder, one["rank"]) / files.STEPS)
-            one["blocks"] = [(steps, time_s, 0.0) for steps, time_s in zip(series.steps, series.times_s, strict=True)]
+        accounts = [self._copy(one) for one in (record.parallel or {}).get("ranks") or []]
         window = common_window(accounts) if accounts else None
         if window is None:
             self.problems.append("the copies were never measured at the same time, and the record has a rate")
@@ -295,8 +292,15 @@ class Recomputation:
         per_sample = round(_number(record.work.units) / _number(record.work.samples))
         found = summed(window, accounts, each * per_sample)
         for name, parts in (("throughput", 1.0), ("throughput_per_device", _number(record.work.devices))):
-            ends = (found[end] / parts if found[end] is not None else None for end in ("low", "high"))
-            self._compare(name, found["value"] / parts, *ends)
+            low, high = (None if end is None else end / parts for end in (found.low, found.high))
+            self._compare(name, found.value / parts, low, high)
+
+    def _copy(self, told: Mapping[str, Any]) -> CopySeries:
+        """The series of one copy, on the clock that the record has it by."""
+        series = read_series(files.rank_folder(self.folder, told["rank"]) / files.STEPS)
+        blocks = tuple((steps, time_s, 0.0) for steps, time_s in zip(series.steps, series.times_s, strict=True))
+        named = ("begin_s", "cut_s", "seconds", "step_s", "low_s", "high_s")
+        return CopySeries(**{name: told[name] for name in named}, blocks=blocks)
 
     def _collective(
         self, collective: Mapping[str, Any], step_s: float, ends: tuple[float | None, float | None]

@@ -23,9 +23,9 @@ from prony_node.workloads.reconstruct.config import RECONSTRUCT_WORKLOADS
 from prony_node.workloads.segment.config import SEGMENT_WORKLOADS
 
 if TYPE_CHECKING:
+    from prony_node.backends.torch.task import Task
     from prony_node.contract.settings import Value
     from prony_node.contract.trial import Plan
-    from prony_node.measure.protocol import Task
 
 WORKLOADS: dict[str, Workload] = {
     workload.name: workload

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from prony_node.measure.protocol import Batch, Task
+from prony_node.backends.torch.task import Batch, Task
 from prony_node.workloads.ceilings.config import (
     MIB,
     attention_flops,

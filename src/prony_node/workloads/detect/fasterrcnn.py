@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from prony_node.backends.torch.task import Batch, Task
 from prony_node.contract.parallel import replicas
 from prony_node.contract.trial import learns_to_quality
 from prony_node.data.boxes import COCO_SCENERY, COUNTS, SIZES, TINY_SCENERY, box_sampler
-from prony_node.measure.protocol import Batch, Task
 from prony_node.workloads.detect.config import TINY_CLASSES
 from prony_node.workloads.detect.loss import (
     batched_loss,

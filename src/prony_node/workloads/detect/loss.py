@@ -24,8 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from prony_node.backends.torch.task import Batch
 from prony_node.data.boxes import BOXES, COUNTS, IMAGES, LABELS, MOST_BOXES, SIZES
-from prony_node.measure.protocol import Batch
 
 FOUND = 6  # numbers of a found box: x1, y1, x2, y2, score, label
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from prony_node.measure.protocol import Batch
+from prony_node.backends.torch.task import Batch
 
 EDGE = 1e-3  # a share nearer than this to 0 or 1 is taken as this far off, since its logit would be infinite
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from prony_node.measure.protocol import Capture, Part
+from prony_node.backends.torch.task import Capture, Part
 from prony_node.workloads.dino.boxes import Targets, centre_size, corners, logit
 from prony_node.workloads.dino.config import Size
 

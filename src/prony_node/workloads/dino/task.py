@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from prony_node.backends.torch.task import Batch, Task
 from prony_node.data.boxes import COCO_SCENERY, COUNTS, IMAGES, MOST_BOXES, SIZES, TINY_SCENERY, box_sampler
-from prony_node.measure.protocol import Batch, Task
 from prony_node.workloads.dino.boxes import Targets, ToHost, corners, generalised_iou
 from prony_node.workloads.dino.config import size_of
 from prony_node.workloads.dino.model import Dino

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from prony_node.backends.torch.task import Batch, Task
 from prony_node.contract.errors import RequestError, unknown
-from prony_node.measure.protocol import Batch, Task
 from prony_node.workloads.image.task import class_count, fold_batch_norms, image_task
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from prony_node.backends.torch.task import Batch, Task
 from prony_node.contract.parallel import replicas
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import learns_to_quality
 from prony_node.data.synthetic import image_sampler
-from prony_node.measure.protocol import Batch, Task
 from prony_node.workloads.image.layers import fold_stem, fuse_blocks, replace_norms
 from prony_node.workloads.weights import with_weights
 

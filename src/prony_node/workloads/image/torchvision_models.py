@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from prony_node.measure.protocol import Task
+from prony_node.backends.torch.task import Task
 from prony_node.workloads.image.layers import use_own_swin_parts, use_own_vit_parts
 from prony_node.workloads.image.task import TINY_CLASSES, class_count, image_task, is_tiny, learning_rate
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from prony_node.measure.protocol import Task
+from prony_node.backends.torch.task import Task
 from prony_node.workloads.image.task import TINY_CLASSES, class_count, image_task, is_tiny
 
 if TYPE_CHECKING:

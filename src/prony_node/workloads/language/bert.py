@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from prony_node.backends.torch.task import Batch, Task
 from prony_node.contract.trial import reads_data_set
 from prony_node.data.squad import PADDING, SEPARATOR, byte_words, word_pieces
 from prony_node.data.synthetic import span_sampler
-from prony_node.measure.protocol import Batch, Task
 from prony_node.workloads.language.config import dimensions
 from prony_node.workloads.language.task import attention_without_mask, best_spans, recompute_layers
 from prony_node.workloads.weights import Head, with_weights

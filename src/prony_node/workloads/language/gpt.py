@@ -27,8 +27,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
+from prony_node.backends.torch.task import Batch, Task
 from prony_node.data.synthetic import STRUCTURE_SEED, Sampler, token_sampler
-from prony_node.measure.protocol import Batch, Task
 from prony_node.workloads.language.config import decoder_rate, dimensions
 from prony_node.workloads.language.task import token_scores
 from prony_node.workloads.weights import with_weights

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from prony_node.measure.protocol import Batch
+from prony_node.backends.torch.task import Batch
 
 LONGEST_ANSWER = 30  # tokens, as BERT's authors read an answer
 

@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from prony_node.backends.torch.task import Batch, Task
 from prony_node.contract.errors import RequestError, unknown
 from prony_node.data.synthetic import token_sampler
-from prony_node.measure.protocol import Batch, Task
 from prony_node.workloads.language.config import decoder_rate
 from prony_node.workloads.language.task import attention_without_mask, recompute_layers, token_scores
 from prony_node.workloads.weights import with_weights

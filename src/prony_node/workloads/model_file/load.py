@@ -17,8 +17,8 @@ from prony_node.workloads.config import Workload
 from prony_node.workloads.model_file.config import content_hash, name_with_hash
 
 if TYPE_CHECKING:
+    from prony_node.backends.torch.task import Task
     from prony_node.contract.settings import Value
-    from prony_node.measure.protocol import Task
 
 MODULE = "prony_model_file"  # what Python calls it while it runs
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from prony_node.backends.torch.task import Batch, Task
 from prony_node.data.synthetic import blend_sampler
-from prony_node.measure.protocol import Batch, Task
 from prony_node.workloads.image.task import fold_batch_norms
 from prony_node.workloads.reconstruct.config import BOTTLENECK, SIDE, TINY_BOTTLENECK, TINY_WIDTHS, WIDTHS
 

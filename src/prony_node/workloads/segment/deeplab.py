@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from prony_node.backends.torch.task import Task
 from prony_node.contract.parallel import replicas
-from prony_node.measure.protocol import Task
 from prony_node.workloads.segment.task import Enlarging, segment_task
 from prony_node.workloads.weights import Head
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from prony_node.measure.protocol import Task
+from prony_node.backends.torch.task import Task
 from prony_node.workloads.segment.task import enlarged, segment_task
 from prony_node.workloads.weights import Head
 

@@ -20,9 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from prony_node.backends.torch.task import Batch, Task
 from prony_node.contract.settings import Value
 from prony_node.data.segmentation import IGNORED, region_sampler
-from prony_node.measure.protocol import Batch, Task
 from prony_node.workloads.image.layers import fuse_blocks
 from prony_node.workloads.image.task import fold_batch_norms
 from prony_node.workloads.weights import Head, with_weights

@@ -36,7 +36,7 @@ def test_a_changed_a_new_and_a_renamed_file_are_other_code(tmp_path: Path) -> No
     package = tmp_path / "prony_node"
     shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
     seen = {hash_of(tmp_path)}
-    step = package / "measure" / "step.py"
+    step = package / "backends" / "torch" / "step.py"
     step.write_text(step.read_text(encoding="utf-8") + "\n# more\n", encoding="utf-8")
     seen.add(hash_of(tmp_path))
     (package / "measure" / "extra.py").touch()

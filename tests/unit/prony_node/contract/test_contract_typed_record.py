@@ -32,8 +32,14 @@ def test_every_recorded_run_is_read_and_written_back_as_it_was() -> None:
         record = parse_record(document)
         written = encode(record)
         assert parse_record(written) == record
-        for metric in document["metrics"].values():  # a null metric says so of its ends too
-            metric.update({end: metric.get(end) for end in ("low", "high")})
+        for metric in document[
+            "metrics"
+        ].values():  # a metric with a value says so of its ends too, a null one does not
+            for end in ("low", "high"):
+                if metric["value"] is not None:
+                    metric.setdefault(end, None)
+                elif metric.get(end) is None:
+                    metric.pop(end, None)
         assert {name: written[name] for name in document} == document
 
 

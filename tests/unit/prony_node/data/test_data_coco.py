@@ -11,6 +11,9 @@ import torch
 from small_sets import coco, instances, tiny_coco, write
 from torch import Tensor
 
+from prony_node.backends.torch.inputs import Inputs, open_data
+from prony_node.backends.torch.model import reference_answer
+from prony_node.backends.torch.step import Step
 from prony_node.contract import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.data.batches import as_input, evaluation_batches, training_batches
@@ -18,9 +21,6 @@ from prony_node.data.boxes import Shapes
 from prony_node.data.coco import BoxedImages, DecodedBoxes, box_loader, mirrored_boxes, parse_instances
 from prony_node.data.opening import open_dataset
 from prony_node.data.source import chosen, fit_settings, open_source
-from prony_node.measure.step import Step
-from prony_node.run import judge
-from prony_node.run.inputs import Inputs
 from prony_node.run.rank import describe
 from prony_node.workloads import build_task, find_workload
 
@@ -125,9 +125,9 @@ def test_splits_of_other_categories_or_other_numbers_of_them_are_refused(
 def test_too_few_classes_for_a_data_set_are_refused_with_how_many_would_do(tmp_path: Path) -> None:
     workload = find_workload("fasterrcnn-r50-fpn")
     asked = {"device": "cpu", "size": "tiny", "data": str(coco(tmp_path)), "classes": "3"}
-    inputs = Inputs(workload, workload.effective(workload.parse(asked), Machine("cpu", None, 2)), CPU)
+    settings = workload.effective(workload.parse(asked), Machine("cpu", None, 2))
     with pytest.raises(RequestError, match=r"classes=3 is not possible: the data set tells 19 .*; classes=19 would do"):
-        inputs.open({}, 2, print)
+        open_data(workload, settings, {}, 2, print)
 
 
 def test_an_image_of_another_size_than_stated_is_refused(tmp_path: Path) -> None:
@@ -228,14 +228,14 @@ def test_held_out_images_reach_the_reference_in_fp32(tmp_path: Path) -> None:
     asked = workload.parse({"size": "tiny", "mode": "infer", "precision": "bf16", "data": str(tiny_coco(tmp_path)),
                             "batch_size": 2, "workers": 0})  # fmt: skip
     settings = workload.effective(asked, Machine("cpu", None, 1))
-    inputs = Inputs(workload, settings, CPU)
-    inputs.open(asked, 1, lambda _: None)
+    opened, settings = open_data(workload, settings, asked, 1, lambda _: None)
+    inputs = Inputs(workload, settings, CPU, opened=opened)
     assert settings["classes"] == 4  # three to tell apart, and the background
     task = build_task(workload, settings)
     step = Step(task, settings, CPU)
     held_out = inputs.held_out(task, 4, 0)
     assert (held_out[0].dtype, len(held_out[0])) == (torch.float32, 4)
-    assert judge.reference_answer(task, step.model, held_out).isfinite().all()
+    assert reference_answer(task, step.model, held_out).isfinite().all()
     step.finish_model()
     assert next(inputs.training(task, step, 2, 0))[0].dtype == torch.bfloat16
     assert inputs.shapes.document() is not None

@@ -11,6 +11,7 @@ import torch
 from small_sets import cityscapes, write
 from torch import Tensor
 
+from prony_node.backends.torch.inputs import Inputs, open_data
 from prony_node.contract import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.data import synthetic
@@ -31,7 +32,6 @@ from prony_node.data.segmentation import (
 )
 from prony_node.data.source import fit_settings, open_source
 from prony_node.data.synthetic import HostSamples
-from prony_node.run.inputs import Inputs
 from prony_node.workloads import build_task, find_workload
 
 CPU = torch.device("cpu")
@@ -280,8 +280,8 @@ def test_a_scene_to_test_of_one_crop_is_refused_where_a_model_normalises_over_im
         workload = find_workload(name)
         asked = {"device": "cpu", "size": "tiny", "data": str(tmp_path), "batch_size": "2", "workers": "0"}
         settings = workload.effective(workload.parse(asked), Machine("cpu", None, 2))
-        inputs = Inputs(workload, settings, CPU)
-        inputs.open({}, 2, print)
+        opened, settings = open_data(workload, settings, {}, 2, print)
+        inputs = Inputs(workload, settings, CPU, opened=opened)
         task = build_task(workload, settings)
         if refused:
             with pytest.raises(RequestError, match="has 1 image to test with; 2 are needed: a batch norm"):

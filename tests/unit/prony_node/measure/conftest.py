@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from prony_node.backends.torch.step import Step
+from prony_node.backends.torch.task import Batch, Task
 from prony_node.contract.machine import Machine
 from prony_node.contract.settings import Value
-from prony_node.measure.protocol import Batch, Task
-from prony_node.measure.step import Step
 from prony_node.workloads import build_task, find_workload
 
 CPU = torch.device("cpu")

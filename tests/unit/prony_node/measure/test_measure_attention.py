@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
+from prony_node.backends.torch.attention import ORDER, asked_in, order_of
 from prony_node.contract.errors import RequestError
-from prony_node.measure.attention import ORDER, asked_in, order_of
 from prony_node.workloads import find_workload
 
 SHAPE = (2, 4, 8, 16)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
-from prony_node.measure.out_of_memory import MOST_TRIES, OutOfMemory, Tried, largest_that_fits, next_batch
+from prony_node.measure.batch_search import MOST_TRIES, OutOfMemory, Tried, largest_that_fits, next_batch
 
 GIB, MIB = 2**30, 2**20
 ROOMS = st.integers(4, 190).map(lambda count: count * GIB)

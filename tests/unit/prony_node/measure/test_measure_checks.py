@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from prony_node.contract.record import Check, measured, missing
 from prony_node.measure.checks import (
     OUTPUT_BOUND,
     arithmetic_check,
@@ -31,8 +32,8 @@ RULE = StopRule(tolerance=0.01, max_time_s=20.0)
 
 
 def levels(found: list[dict[str, str]]) -> dict[str, str]:
-    assert all(check["message"] for check in found)
-    return {check["name"]: check["level"] for check in found}
+    assert all(check.message for check in found)
+    return {check.name: check.level for check in found}
 
 
 @pytest.mark.parametrize(
@@ -89,8 +90,8 @@ def test_nan_is_a_failure() -> None:
 
 def test_an_answer_of_zeros_cannot_be_compared() -> None:
     outputs, _ = output_checks(None, True, "fp32")
-    assert outputs["level"] == "fail"
-    assert "zero throughout" in outputs["message"]
+    assert outputs.level == "fail"
+    assert "zero throughout" in outputs.message
 
 
 @pytest.mark.parametrize("precision", OUTPUT_BOUND)
@@ -101,32 +102,28 @@ def test_answers_are_held_to_the_bound_of_their_precision(precision: str) -> Non
 
 
 def test_rate_times_time_must_be_the_work() -> None:
-    assert arithmetic_check(41.10, 8.126, 334)["level"] == "pass"
-    assert arithmetic_check(39.92, 8.126, 334)["level"] == "fail"  # fasterrcnn, as an H200 had it
-    assert arithmetic_check(None, 8.126, 334)["level"] == "unknown"
-    assert arithmetic_check(282.19, 0.0435, 12)["level"] == "pass"  # 12.28 of two copies, rounded
+    assert arithmetic_check(41.10, 8.126, 334).level == "pass"
+    assert arithmetic_check(39.92, 8.126, 334).level == "fail"  # fasterrcnn, as an H200 had it
+    assert arithmetic_check(None, 8.126, 334).level == "unknown"
+    assert arithmetic_check(282.19, 0.0435, 12).level == "pass"  # 12.28 of two copies, rounded
 
 
 def test_a_starved_loader_is_named() -> None:
-    assert loader_check(None)["level"] == "pass"
-    assert loader_check(0.01)["level"] == "pass"
-    assert loader_check(0.41) == {
-        "name": "loader", "level": "warn", "message": "input-bound: 41.0% of step time waiting for data",
-    }  # fmt: skip
+    assert loader_check(None).level == "pass"
+    assert loader_check(0.01).level == "pass"
+    assert loader_check(0.41) == Check("loader", "warn", "input-bound: 41.0% of step time waiting for data")
 
 
 def test_more_than_the_peak_is_an_alarm() -> None:
-    assert utilisation_check({"value": 0.4, "source": "data sheet"})["level"] == "pass"
-    assert utilisation_check({"value": 1.37, "source": "data sheet"})["level"] == "fail"
-    assert utilisation_check({"value": None, "reason": "no peak is known"}) == {
-        "name": "utilisation", "level": "unknown", "message": "no peak is known",
-    }  # fmt: skip
+    assert utilisation_check(measured(0.4, "1", scope="one device", source="data sheet")).level == "pass"
+    assert utilisation_check(measured(1.37, "1", scope="one device", source="data sheet")).level == "fail"
+    assert utilisation_check(missing("no peak is known")) == Check("utilisation", "unknown", "no peak is known")
 
 
 def test_two_clocks_that_disagree_are_named() -> None:
     def window(device_s: float, host_s: float) -> Window:
-        return Window("device events", "", [Block(1, device_s, 0.0)], (100.0, 100.0 + host_s))
+        return Window("device events", "", (Block(1, device_s, 0.0),), (100.0, 100.0 + host_s))
 
-    assert clock_check(window(10.0, 10.05))["level"] == "pass"
-    assert clock_check(window(10.0, 10.5))["level"] == "warn"
-    assert clock_check(window(0.010, 0.025))["level"] == "pass"  # milliseconds at the ends weigh much in a short window
+    assert clock_check(window(10.0, 10.05)).level == "pass"
+    assert clock_check(window(10.0, 10.5)).level == "warn"
+    assert clock_check(window(0.010, 0.025)).level == "pass"  # milliseconds at the ends weigh much in a short window

@@ -15,11 +15,11 @@ import pytest
 import torch
 from torch import nn
 
+from prony_node.backends.torch.compiling import cache_state, use_cache
+from prony_node.backends.torch.cuda import exact_fp32, is_depthwise, set_matrix_modes, untried
+from prony_node.backends.torch.device import MissingDevice, choose_device, device_name, machine_of
 from prony_node.facts.device import switches
 from prony_node.measure.clock import CpuUsage
-from prony_node.measure.compiling import cache_state, use_cache
-from prony_node.measure.cuda import exact_fp32, is_depthwise, set_matrix_modes, untried
-from prony_node.measure.device import MissingDevice, choose_device, device_name, machine_of
 from prony_node.measure.loop import LEAST, REQUESTS, latency_metrics
 
 
@@ -172,7 +172,7 @@ def test_latency_is_of_one_request_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
     )
     assert requests == REQUESTS
     assert calls == ["batch", "synchronise", "step", "synchronise"] * requests
-    p50, p90, p99 = (metrics[f"latency_p{q}"]["value"] for q in (50, 90, 99))
+    p50, p90, p99 = (metrics[f"latency_p{q}"].value for q in (50, 90, 99))
     assert 0 < p50 <= p90 <= p99
     monkeypatch.setattr("prony_node.measure.loop.SECONDS", 0.0)
     _, requests = latency_metrics(lambda batch: None, iter([()] * LEAST), lambda: None)
@@ -193,15 +193,15 @@ def test_the_cpu_time_of_loader_workers_counts() -> None:
         usage = CpuUsage(1)
         deadline = time.monotonic() + 30
         alone = usage.metric()
-        while alone["value"] < 0.1 and time.monotonic() < deadline:
+        while alone.value < 0.1 and time.monotonic() < deadline:
             time.sleep(0.05)
             alone = usage.metric()
-        assert alone["value"] >= 0.1  # this process sleeps: whatever is used, the worker used
+        assert alone.value >= 0.1  # this process sleeps: whatever is used, the worker used
     finally:
         stop.set()
         worker.join(10)
-    assert alone["unit"] == "1"
-    assert "1 cores" in alone["scope"]
+    assert alone.unit == "1"
+    assert "1 cores" in alone.scope
 
 
 def test_kernels_are_not_tried_out_for_a_batch_that_comes_once(make_step: Any) -> None:

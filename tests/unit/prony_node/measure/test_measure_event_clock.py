@@ -10,7 +10,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from prony_node.measure.clock import Block, EventClock
+from prony_node.backends.torch.clock import EventClock
+from prony_node.measure.clock import Block
 
 
 class Device:

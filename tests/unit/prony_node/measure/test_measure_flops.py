@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from prony_node.measure import flops
-from prony_node.measure.flops import Flops, count_flops
+from prony_node.backends.protocol import Flops
+from prony_node.backends.torch import flops
+from prony_node.backends.torch.flops import count_flops
 from prony_node.workloads import build_task, find_workload
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from prony_node.backends.torch import memory
 from prony_node.contract.machine import Machine
 from prony_node.contract.settings import Value
-from prony_node.measure import memory
 from prony_node.workloads import find_workload
 
 CPU = torch.device("cpu")
@@ -46,9 +46,9 @@ def test_the_least_that_a_trial_needs(given: dict[str, Value], bytes_a_parameter
 
 def test_a_cpu_has_no_allocator_that_counts() -> None:
     metrics = memory.memory_metrics(CPU)
-    assert metrics["peak_memory"]["value"] is None
-    assert metrics["peak_memory"]["reason"]
-    assert 10 * 2**20 < metrics["peak_memory_host"]["value"] < 2**40
+    assert metrics["peak_memory"].value is None
+    assert metrics["peak_memory"].reason
+    assert 10 * 2**20 < metrics["peak_memory_host"].value < 2**40
 
 
 def test_a_limit_of_the_kernel_is_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from prony_node.backends.torch import memory
+from prony_node.backends.torch.memory import cap_memory
+from prony_node.backends.torch.out_of_memory import is_out_of_memory, out_of_memory_in
 from prony_node.contract import RequestError
-from prony_node.measure import memory
-from prony_node.measure.memory import cap_memory
-from prony_node.measure.out_of_memory import is_out_of_memory, out_of_memory_in
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 GIB, MIB = 2**30, 2**20
@@ -93,9 +93,9 @@ def output_under_cap(code: str) -> str:
     """What this code prints under a cap of 1 GiB, in a process of its own, since a limit cannot be taken back."""
     start = (
         f"import sys; sys.path.insert(0, {str(SRC)!r})\n"
-        "from prony_node.measure.out_of_memory import avoid_reservations\n"
+        "from prony_node.backends.torch.out_of_memory import avoid_reservations\n"
         "avoid_reservations()\n"
-        "import torch; from prony_node.measure.memory import cap_memory\n"
+        "import torch; from prony_node.backends.torch.memory import cap_memory\n"
         "torch.set_num_threads(2); room = cap_memory(torch.device('cpu'), 1)\n"
     )
     return subprocess.run([sys.executable, "-c", start + code], stdout=subprocess.PIPE, text=True, check=True).stdout

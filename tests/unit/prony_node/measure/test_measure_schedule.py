@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prony_node.measure.training import rate_factor
+from prony_node.run.quality import rate_factor
 
 
 @given(st.integers(1, 5000))

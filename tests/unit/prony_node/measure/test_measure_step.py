@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from prony_node.measure.protocol import Batch, Task
-from prony_node.measure.step import FIRST_STEPS, Step
-from prony_node.measure.training import parameter_norms
+from prony_node.backends.torch.step import FIRST_STEPS, Step
+from prony_node.backends.torch.task import Batch, Task
+from prony_node.backends.torch.training import parameter_norms
 from prony_node.workloads.image import wideresnet
 from prony_node.workloads.image.task import fold_batch_norms, learning_rate
 

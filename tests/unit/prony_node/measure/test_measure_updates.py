@@ -8,16 +8,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from prony_node.measure.checks import losses_check, still_training_check, updates_check
-from prony_node.measure.training import (
+from prony_node.backends.torch.training import (
     MOST_PROBES,
     LossWatch,
     Probes,
-    StillTraining,
     UpdateCount,
     parameter_norms,
     train_further,
 )
+from prony_node.measure.checks import StillTraining, losses_check, still_training_check, updates_check
 
 
 class Bench:
@@ -49,7 +48,7 @@ def judged(bench: Bench, window: Callable[[Probes], None]) -> str:
     probes.take(0)
     window(probes)
     found = train_further(bench.step, bench.model, bench.optimizer, bench.begun, probes)
-    return still_training_check(found, 0, "fp32")["level"]
+    return still_training_check(found, 0, "fp32").level
 
 
 def test_training_throughout_passes() -> None:
@@ -140,10 +139,10 @@ def test_what_a_scaler_skips_is_counted(fused: bool) -> None:
 
 
 def test_levels_of_the_count() -> None:
-    assert updates_check(1000, 1000, 0)["level"] == "pass"
-    assert updates_check(1000, 1000, 1)["level"] == "pass"
-    assert updates_check(1000, 1000, 50)["level"] == "warn"
-    assert updates_check(1000, 960, 0)["level"] == "fail"
+    assert updates_check(1000, 1000, 0).level == "pass"
+    assert updates_check(1000, 1000, 1).level == "pass"
+    assert updates_check(1000, 1000, 50).level == "warn"
+    assert updates_check(1000, 960, 0).level == "fail"
 
 
 @pytest.mark.parametrize(
@@ -160,7 +159,7 @@ def test_levels_of_the_count() -> None:
     ],
 )
 def test_levels_of_what_stood_still(found: StillTraining, precision: str, level: str) -> None:
-    assert still_training_check(found, 0, precision)["level"] == level
+    assert still_training_check(found, 0, precision).level == level
 
 
 @pytest.mark.parametrize("skips", [False, True])
@@ -199,6 +198,6 @@ def test_one_loss_that_is_not_finite_is_remembered(value: float, kind: torch.dty
 
 
 def test_the_check_names_the_ranks() -> None:
-    assert losses_check([True, True])["level"] == "pass"
-    assert losses_check([False])["level"] == "fail"
-    assert losses_check([True, False])["message"].endswith("on rank 1")
+    assert losses_check([True, True]).level == "pass"
+    assert losses_check([False]).level == "fail"
+    assert losses_check([True, False]).message.endswith("on rank 1")

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from prony_node.measure import compiling
+from prony_node.backends.torch import compiling
 
 heuristics = pytest.importorskip("torch._inductor.runtime.triton_heuristics")
 
@@ -114,16 +114,17 @@ import sys
 from pathlib import Path
 from prony_node.contract.trial import Plan, Stop
 from prony_node.contract.trial import Trial
-from prony_node.measure import compiling
+from prony_node.backends.torch import compiling
 from prony_node.parallel.place import RankPosition
-from prony_node.run.run import Run
+from prony_node.run.journal import Journal
+from prony_node.run.run import run
 small = {"size": "tiny", "device": "cpu", "batch_size": 2, "sequence": 16}
 for name, more in (("measured", {}), ("counted", {"steps": 2})):
     folder = Path(sys.argv[1], name)
     folder.mkdir()
     compiling.FOUND[folder / "kernel.winner"] = {"a", "b"}, "a"
     stop = Stop(min_time_s=0.1, max_time_s=0.1)
-    Run(Plan(run_id=name, trial=Trial("gpt-tiny", small | more), stop=stop), folder, {}, RankPosition()).execute()
+    run(Plan(run_id=name, trial=Trial("gpt-tiny", small | more), stop=stop), Journal(folder), RankPosition())
 """
 
 

@@ -16,8 +16,8 @@ import torch
 import torch.distributed.fsdp
 from torch import Tensor
 
+from prony_node.backends.torch.step import Step
 from prony_node.contract.machine import Machine
-from prony_node.measure.step import Step
 from prony_node.parallel.place import RankPosition
 from prony_node.parallel.ranks import Ranks
 from prony_node.parallel.tie import replicas_of

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from prony_node.backends.torch.step import Step
 from prony_node.contract.machine import Machine
-from prony_node.measure.step import Step
 from prony_node.parallel import split  # noqa: F401  before the fork: it takes seconds to import
 from prony_node.parallel.replicas import Replicas
 from prony_node.parallel.tie import replicas_of

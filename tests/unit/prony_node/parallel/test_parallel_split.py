@@ -66,7 +66,7 @@ def test_the_bytes_on_the_wire_are_those_of_the_algorithm(found: dict[str, Any])
 def test_a_run_that_splits_no_model_loads_none_of_it() -> None:
     """Torch's DTensor and pipelines take a while to import: every run would wait for them, if this fails."""
     code = (
-        "import sys, torch, prony_node.run.run\n"
+        "import sys, torch, prony_node.run.run, prony_node.backends.torch.backend\n"
         "from prony_node.contract.machine import Machine\n"
         "from prony_node.parallel.tie import replicas_of\n"
         "from prony_node.workloads import build_task, find_workload\n"

@@ -5,19 +5,20 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from prony_node.contract import files
 from prony_node.contract.metrics import METRICS
+from prony_node.contract.rank_result import RankResult
 from prony_node.contract.run_folder import Energy, Parts
 from prony_node.contract.trial import Plan, Trial
 from prony_node.power.recording import Writer
 from prony_node.power.sensor import Reading, Sensor
-from prony_node.run import conditions, several_ranks
+from prony_node.run import conditions
 from prony_node.run.energy import energy_of_run
+from prony_node.run.several_ranks import RankTimes, in_common, own_times, times_of_nodes
 
 CLOCKS_S = (100.0, 100.0 + 7 * 3600.0)  # of two hosts, at the same instant
 POWERS_W = (300.0, 500.0)  # while the steps go on; before and after, when each node is idle, a tenth
@@ -225,17 +226,11 @@ def test_where_two_nodes_of_one_machine_see_each_others_devices_the_nodes_alone_
 def test_copies_are_taken_in_their_common_window_by_the_clock_of_each_node(tmp_path: Path) -> None:
     """The first copy ran from 3 s on, the second from 5 s to 13 s, at half the pace: 8 s are common to both."""
     parts = make_nodes(tmp_path / "run")
-    accounts = [
-        {
-            "rank": rank, "node": rank, "host": f"n{rank}", "barrier_s": CLOCKS_S[rank] + 2.5,
-            "times": {**several_ranks.own_times(cast(Any, SimpleNamespace(found={}))), "boot_id": f"boot {rank}"},
-        }
-        for rank in (0, 1)
-    ]  # fmt: skip
-    nodes = several_ranks.times_of_nodes(accounts)
-    several_ranks.in_common(
-        nodes, [CLOCKS_S[0] + 5.0, CLOCKS_S[0] + 13.0], {r: one["barrier_s"] for r, one in enumerate(accounts)}
-    )
+    told = [
+        RankTimes(rank, rank, f"n{rank}", {**own_times(RankResult()), "boot_id": f"boot {rank}"}) for rank in (0, 1)
+    ]
+    barriers_s = {rank: CLOCKS_S[rank] + 2.5 for rank in (0, 1)}
+    nodes = in_common(times_of_nodes(told), [CLOCKS_S[0] + 5.0, CLOCKS_S[0] + 13.0], barriers_s)
     assert [one["window_monotonic"] for one in nodes] == [[clock_s + 5.0, clock_s + 13.0] for clock_s in CLOCKS_S]
     for one, known in zip(nodes, parts.result["nodes"], strict=True):
         known["window_monotonic"] = one["window_monotonic"]
@@ -246,7 +241,7 @@ def test_copies_are_taken_in_their_common_window_by_the_clock_of_each_node(tmp_p
     found = judged(tmp_path / "run", parts)
     assert value(found, "power") == pytest.approx(sum(POWERS_W), rel=0.01)
     assert value(found, "energy_per_sample") == pytest.approx(sum(POWERS_W) * 8.0 / (480 * UNITS_A_STEP), rel=0.01)
-    several_ranks.in_common(nodes, None, {0: 1.0, 1: 2.0})
+    nodes = in_common(nodes, None, {0: 1.0, 1: 2.0})
     assert [one["window_monotonic"] for one in nodes] == [None, None]
 
 

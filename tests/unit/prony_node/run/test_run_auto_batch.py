@@ -13,7 +13,7 @@ import pytest
 
 from processes import processes_of
 from prony_node.contract import Plan, Trial, files
-from prony_node.measure.out_of_memory import OutOfMemory
+from prony_node.measure.batch_search import OutOfMemory, Tried
 from prony_node.run import rank
 from prony_node.run.auto_batch import TryFailed, largest_batch, try_in_process, try_plan
 
@@ -28,10 +28,13 @@ class Search:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.notes: list[str] = []
-        self.tries: list[dict[str, Any]] = []
+        self.tries: tuple[Tried, ...] = ()
 
     def largest(self, plan: Plan = PLAN) -> int:
-        return largest_batch(plan, self.folder, self.notes.append, self.tries)
+        return largest_batch(plan, self.folder, self.notes.append, self.keep)
+
+    def keep(self, tries: tuple[Tried, ...]) -> None:
+        self.tries = tries
 
 
 @pytest.fixture
@@ -57,12 +60,12 @@ def test_what_is_too_large_may_say_so_or_crash(search: Search, monkeypatch: pyte
     wish(monkeypatch, f"fits=100 above={above}")
     found = search.largest()
     assert 95 <= found <= 100
-    assert [entry["batch"] for entry in search.tries if entry["fits"]][-1] == found
-    failed = [entry for entry in search.tries if not entry["fits"]]
+    assert [entry.batch for entry in search.tries if entry.fits][-1] == found
+    failed = [entry for entry in search.tries if not entry.fits]
     assert failed
-    assert all(entry["batch"] > 100 and entry["memory"] is None and entry["reason"] for entry in failed)
+    assert all(entry.batch > 100 and entry.memory is None and entry.reason for entry in failed)
     assert f"trying batch_size={found}" in search.notes
-    assert f"batch_size={failed[-1]['batch']} does not fit" in search.notes
+    assert f"batch_size={failed[-1].batch} does not fit" in search.notes
     assert list(search.folder.iterdir()) == []  # nothing is left of the tries
 
 
@@ -70,7 +73,7 @@ def test_no_batch_is_larger_than_the_data_set(search: Search, monkeypatch: pytes
     wish(monkeypatch, "fits=1000 set=150")
     halves = Plan(run_id="x", trial=Trial("wideresnet", {"batch_size": "auto", "grad_accumulation": 2}))
     assert search.largest(halves) == 75
-    assert all(entry["fits"] for entry in search.tries)
+    assert all(entry.fits for entry in search.tries)
 
 
 def test_another_error_is_that_error(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +91,7 @@ def test_not_even_one_sample(search: Search, monkeypatch: pytest.MonkeyPatch) ->
     wish(monkeypatch, "fits=0")
     with pytest.raises(OutOfMemory, match="not even one sample fits: the stand-in says memory"):
         search.largest()
-    assert [entry["batch"] for entry in search.tries] == [8, 1]
+    assert [entry.batch for entry in search.tries] == [8, 1]
 
 
 def test_what_crashes_with_one_sample_is_not_short_of_memory(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from prony_node.backends.torch.inputs import Inputs, open_data
+from prony_node.backends.torch.step import Step
 from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.data.generated import generate
-from prony_node.measure.step import Step
-from prony_node.run.inputs import Inputs
 from prony_node.workloads import build_task, find_workload
 
 CPU = torch.device("cpu")
@@ -63,9 +63,8 @@ def test_a_data_set_with_one_image_to_test_is_refused_in_a_sentence(tmp_path: Pa
     workload = find_workload("resnet50")
     asked = {"device": "cpu", "size": "tiny", "data": str(tmp_path / "few"), "batch_size": "4", "workers": "0"}
     settings = workload.effective(workload.parse(asked), Machine("cpu", None, 2))
-    inputs = Inputs(workload, settings, CPU)
-    inputs.open({}, 2, print)
-    assert inputs.opened is not None
-    assert len(inputs.opened.test) == 1
+    opened, settings = open_data(workload, settings, {}, 2, print)
+    inputs = Inputs(workload, settings, CPU, opened=opened)
+    assert len(opened.test) == 1
     with pytest.raises(RequestError, match="has 1 image to test with; 2 are needed"):
         inputs.held_out(build_task(workload, settings), 64, seed=1)

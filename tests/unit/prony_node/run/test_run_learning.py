@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 
-from prony_node.run.quality import QualityTraining
+from prony_node.measure.loop import Window
+from prony_node.run.quality import EpochPlan, Training, quality_after, time_to_quality
 
 
-def learned(scores: tuple[str, ...], **point: float | None) -> QualityTraining:
-    """A run of one epoch, without a target, that ended with this point of its curve."""
-    run: Any = SimpleNamespace(
-        inputs=SimpleNamespace(opened=SimpleNamespace(train=range(8), test=range(4))),
-        settings={"epochs": 1},
-        samples_per_step=4,
-        plan=SimpleNamespace(cut_short=False),
-        workload=SimpleNamespace(scores=scores),
-        found={"data": {"kind": "coco"}},
-    )
-    learning = QualityTraining(run)
-    learning.curve = [{"epoch": 1, **point}]
-    return learning
+def learned(scores: tuple[str, ...], *points: dict[str, float | None]) -> Training:
+    """A run without a target, that has these points of its curve."""
+    plan = EpochPlan(len(points), 2, 1, test_samples=4, score=scores[0], target=None)
+    curve = tuple({"epoch": number, **point} for number, point in enumerate(points, 1))
+    return Training(plan, curve, window=Window("host clock"))
 
 
 @pytest.mark.parametrize(
@@ -35,17 +25,16 @@ def learned(scores: tuple[str, ...], **point: float | None) -> QualityTraining:
 )
 def test_a_score_without_a_value_has_its_reason(scores: tuple[str, ...], reason: str) -> None:
     """A test split without boxes, or masks of nothing but 255, is not a model that went over all bounds."""
-    assert learned(scores, **dict.fromkeys(scores))._quality(1)["reason"] == reason
+    assert quality_after(learned(scores, dict.fromkeys(scores)), 1, "coco").reason == reason
 
 
 def test_the_score_after_an_earlier_epoch_is_a_metric_of_its_own() -> None:
-    learning = learned(("loss",), loss=0.5)
-    learning.curve = [{"epoch": epoch, "loss": 1 / epoch} for epoch in range(1, 5)]
-    assert [learning._quality(epoch)["value"] for epoch in (2, 4)] == [0.5, 0.25]
-    assert learning._quality(2)["source"].endswith("after epoch 2")
-    assert learning._quality(10)["reason"] == "there is no epoch 10: the run ended after 4"
+    learning = learned(("loss",), *({"loss": 1 / epoch} for epoch in range(1, 5)))
+    assert [quality_after(learning, epoch, "coco").value for epoch in (2, 4)] == [0.5, 0.25]
+    assert str(quality_after(learning, 2, "coco").source).endswith("after epoch 2")
+    assert quality_after(learning, 10, "coco").reason == "there is no epoch 10: the run ended after 4"
 
 
 @pytest.mark.parametrize(("scores", "asks"), [(("map",), "until='map>=...'"), (("loss",), "until='loss<=...'")])
 def test_how_to_ask_for_a_quality_is_said_in_the_workload_s_own_score(scores: tuple[str, ...], asks: str) -> None:
-    assert asks in learned(scores, **{scores[0]: 0.1})._time_to_quality("host clock")["reason"]
+    assert asks in str(time_to_quality(learned(scores, {scores[0]: 0.1})).reason)

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+from prony_node.backends.torch.device import MissingDevice
 from prony_node.contract import Plan, RequestError, Trial, files
 from prony_node.contract.record import FAILURES
 from prony_node.contract.settings import Value
-from prony_node.measure.device import MissingDevice
-from prony_node.measure.out_of_memory import OutOfMemory
+from prony_node.measure.batch_search import OutOfMemory
 from prony_node.run import rank
 
 FREE = "5.0 GiB of 8.0 GiB were free on cpu"
@@ -121,13 +121,13 @@ def test_the_allocator_of_a_capped_cpu_is_told_not_to_reserve(
 
 FAILS_WHEN_JUDGED = """
 import sys
-from prony_node.measure.out_of_memory import OutOfMemory
+from prony_node.measure.batch_search import OutOfMemory
 from prony_node.run import judge, rank
 
-def training(run):
+def fail(*_):
     raise OutOfMemory("no room to judge")
 
-judge.training = training
+judge.judge_learning = fail
 sys.exit(rank.main(sys.argv[1:]))
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,108 +10,125 @@ from typing import Any, cast
 import pytest
 
 from prony_node.contract import files
-from prony_node.run import rank_failures, several_ranks
+from prony_node.contract.record import WorkDone, measured, missing
+from prony_node.run import judge, rank_failures, several_ranks
 from prony_node.run.conditions import distinct, worst_of
+from prony_node.run.journal import Journal
 from prony_node.run.rank_failures import OutOfMemoryWitness
-from prony_node.run.several_ranks import ranks_check, replicas_check
-from prony_node.run.step_series import common_window, summed
+from prony_node.run.several_ranks import Pace, RankAccount, SummedCopies, ranks_check, replicas_check, sum_copies
+from prony_node.run.step_series import CopySeries, common_window, summed
 
 ENDED = rank_failures.LauncherEnd(pid=1, status=1)
 
 
-def copy(rank: int, begin_s: float, step_s: float, steps: int, cut_s: float = 0.0) -> dict[str, Any]:
-    return {
-        "rank": rank, "host": "node7", "device": f"cuda:{rank}", "begin_s": begin_s, "cut_s": cut_s, "steps": steps,
-        "seconds": steps * step_s, "step_s": step_s, "low_s": step_s / 1.1, "high_s": step_s / 0.9,
-        "blocks": [(1, step_s, 0.0)] * steps, "pace": {"seconds": step_s, "low": 0.99 * step_s, "high": 1.01 * step_s},
-    }  # fmt: skip
+def copy(rank: int, begin_s: float, step_s: float, steps: int, cut_s: float = 0.0) -> RankAccount:
+    blocks = ((1, step_s, 0.0),) * steps
+    series = CopySeries(begin_s, cut_s, steps * step_s, step_s, step_s / 1.1, step_s / 0.9, blocks)
+    pace = Pace(step_s, 0.99 * step_s, 1.01 * step_s)
+    return RankAccount(rank, 0, "node7", f"cuda:{rank}", steps, steps + 7, 1000.0, series, pace=pace)
+
+
+def series(*copies: RankAccount) -> list[CopySeries]:
+    return [one.series for one in copies]
 
 
 def test_only_the_window_that_all_copies_share_is_summed() -> None:
     """One is alone at first, another at the end, when it is faster: neither time counts."""
     first = copy(0, 0.0, 0.1, 100, cut_s=1.0)  # steady from 1 s to 10 s
     second = copy(1, 2.0, 0.2, 50)  # from 2 s to 12 s
-    window = common_window([first, second])
+    window = common_window(series(first, second))
     assert window is not None
     assert (window.start_s, window.end_s) == pytest.approx((2.0, 10.0))
     assert window.steps == pytest.approx((80.0, 40.0))
-    rate = summed(window, [first, second], units_per_step=4)
-    assert rate["value"] == pytest.approx(4 * (80 + 40) / 8)
-    assert rate["low"] == pytest.approx(0.9 * rate["value"])
-    assert rate["high"] == pytest.approx(1.1 * rate["value"])
+    rate = summed(window, series(first, second), units_per_step=4)
+    assert rate.value == pytest.approx(4 * (80 + 40) / 8)
+    assert rate.low == pytest.approx(0.9 * rate.value)
+    assert rate.high == pytest.approx(1.1 * rate.value)
+
+
+def test_copies_with_too_few_steps_have_a_sum_without_an_interval() -> None:
+    first, second = series(copy(0, 0.0, 0.1, 100), copy(1, 0.0, 0.1, 100))
+    window = common_window([first, second])
+    assert window is not None
+    unknown = summed(window, [first, replace(second, low_s=None, high_s=None)], units_per_step=4)
+    assert (unknown.low, unknown.high) == (None, None)
+    open_above = summed(window, [first, replace(second, low_s=0.0)], units_per_step=4)
+    assert open_above.low is not None
+    assert open_above.high is None
 
 
 def test_a_block_across_an_edge_counts_in_part() -> None:
-    window = common_window([copy(0, 0.0, 1.0, 10), copy(1, 2.25, 0.5, 5)])
+    window = common_window(series(copy(0, 0.0, 1.0, 10), copy(1, 2.25, 0.5, 5)))
     assert window is not None
     assert window.steps == pytest.approx((2.5, 5.0))
 
 
 def test_copies_that_were_never_measured_together_have_no_sum() -> None:
-    assert common_window([copy(0, 0.0, 0.1, 10), copy(1, 5.0, 0.1, 10)]) is None
+    assert common_window(series(copy(0, 0.0, 0.1, 10), copy(1, 5.0, 0.1, 10))) is None
 
 
-def joined(*copies: dict[str, Any]) -> Any:
-    """A run of copies that the first of them has joined; what is at stake was found of that one alone before."""
-    rate = {"value": 1.0, "unit": "tokens/s", "source": "counted"}
-    run = SimpleNamespace(
-        began_s=1000.0, units_per_step=4, samples_per_step=2, flops=None, checks=[],
-        task=SimpleNamespace(unit="tokens", varies="made up"),
-        metrics={"throughput": rate, "throughput_per_device": rate, "mfu": rate},
-        found={"work": {"steps": 100, "devices": 1}, "window_monotonic": [1001.0, 1010.0], "parallel": {}},
-    )  # fmt: skip
-    several_ranks._sum_copies(cast(Any, run), [{**one, "total_steps": one["steps"] + 7} for one in copies])
-    return run
+def joined(*copies: RankAccount) -> SummedCopies:
+    """Copies that the first of them has joined; what is at stake was found of that one alone before."""
+    built: Any = SimpleNamespace(units_per_step=4, samples_per_step=2, task=SimpleNamespace(unit="tokens"))
+    rate = measured(1.0, "tokens/s", scope="all devices", source="counted")
+    return sum_copies(built, copies, 1000.0, WorkDone(steps=100, devices=1), rate)
 
 
 def test_work_and_energy_of_copies_are_of_the_window_that_all_share() -> None:
     """Else a unit seems to cost more: the energy of the first copy's window over the work of a shorter one."""
-    run = joined(copy(0, 0.0, 0.1, 100, cut_s=1.0), copy(1, 5.0, 0.2, 50))
-    assert run.found["window_monotonic"] == pytest.approx([1005.0, 1010.0])
-    assert run.found["parallel"]["window_s"] == pytest.approx(5.0)
-    work = run.found["work"]
-    assert (work["steps"], work["samples"], work["units"]) == (50, 2 * (50 + 25), 4 * (50 + 25))
-    assert work["total_samples"] == 2 * (107 + 57)
-    assert run.metrics["throughput"]["value"] == pytest.approx(4 * 75 / 5.0)
+    found = joined(copy(0, 0.0, 0.1, 100, cut_s=1.0), copy(1, 5.0, 0.2, 50))
+    assert found.window == pytest.approx((1005.0, 1010.0))
+    assert found.seconds == pytest.approx(5.0)
+    work = found.work
+    assert (work.steps, work.samples, work.units) == (50, 2 * (50 + 25), 4 * (50 + 25))
+    assert work.total_samples == 2 * (107 + 57)
+    assert found.metrics["throughput"].value == pytest.approx(4 * 75 / 5.0)
+    assert found.rate_per_device == pytest.approx(4 * 75 / 5.0)
+    assert [one.common_steps for one in found.accounts] == pytest.approx([50.0, 25.0])
 
 
-def test_copies_that_never_ran_together_have_no_rate_no_utilisation_and_no_energy() -> None:
-    run = joined(copy(0, 0.0, 0.1, 10), copy(1, 5.0, 0.1, 20))
-    for name in ("throughput", "throughput_per_device", "mfu"):
-        assert run.metrics[name] == {"value": None, "reason": "the copies were never measured at the same time"}
-    assert run.checks[-1]["level"] == "unknown"
-    assert run.found["window_monotonic"] is None
-    work = run.found["work"]
-    assert (work["samples"], work["window"]) == (2 * 30, "each copy's own")
+def test_copies_that_never_ran_together_have_no_rate_no_utilisation_and_no_energy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = joined(copy(0, 0.0, 0.1, 10), copy(1, 5.0, 0.1, 20))
+    reason = "the copies were never measured at the same time"
+    assert [found.metrics[name] for name in ("throughput", "throughput_per_device")] == [missing(reason)] * 2
+    assert (found.window, found.rate_per_device, found.never_together) == (None, None, reason)
+    assert (found.work.samples, found.work.window) == (2 * 30, "each copy's own")
+    monkeypatch.setattr(several_ranks, "join_rank_results", lambda *_: several_ranks.JoinedRanks(never_together=reason))
+    built: Any = SimpleNamespace(model=SimpleNamespace(flops=None), task=SimpleNamespace(varies="made up"))
+    journal, nothing = Journal(tmp_path), cast(Any, None)
+    judge.join_ranks(nothing, built, nothing, journal)
+    assert journal.result.metrics["mfu"] == missing(reason)
+    assert [(check.name, check.level) for check in journal.result.checks] == [("utilisation", "unknown")]
 
 
 def test_a_straggler_is_flagged_by_name() -> None:
     made = ranks_check([copy(0, 0, 0.100, 9), copy(1, 0, 0.101, 9), copy(2, 0, 0.120, 9), copy(3, 0, 0.1, 9)])
-    assert made["level"] == "warn"
-    assert "straggler: rank 2 (node7, cuda:2) takes 20.0% longer" in made["message"]
+    assert made.level == "warn"
+    assert "straggler: rank 2 (node7, cuda:2) takes 20.0% longer" in made.message
 
 
 def test_noise_makes_no_straggler() -> None:
-    noisy = copy(1, 0, 0.120, 9)
-    noisy["pace"]["low"] = 0.09
+    noisy = replace(copy(1, 0, 0.120, 9), pace=Pace(0.120, 0.09, 1.01 * 0.120))
     made = ranks_check([copy(0, 0, 0.1, 9), noisy])
-    assert (made["level"], "the slowest, by 20.0%, is rank 1" in made["message"]) == ("pass", True)
-    assert ranks_check([copy(0, 0, 0.1, 9), {**noisy, "pace": None}])["level"] == "unknown"
+    assert (made.level, "the slowest, by 20.0%, is rank 1" in made.message) == ("pass", True)
+    assert ranks_check([copy(0, 0, 0.1, 9), replace(noisy, pace=None)]).level == "unknown"
 
 
 def test_replicas_that_drifted_apart_fail() -> None:
-    assert replicas_check([[1.0, 2.0], [1.0, 2.0]])["level"] == "pass"
+    assert replicas_check([[1.0, 2.0], [1.0, 2.0]]).level == "pass"
     made = replicas_check([[1.0, 2.0], [1.0, 2.1]])
-    assert (made["level"], made["message"].split(" are")[0]) == ("fail", "1 of 2 parameter tensors")
+    assert (made.level, made.message.split(" are")[0]) == ("fail", "1 of 2 parameter tensors")
 
 
 def test_only_the_same_part_of_a_split_model_is_compared() -> None:
     parts = [[1.0, 2.0], [3.0]]
     made = replicas_check(parts + parts, parts=2)
-    assert (made["level"], made["message"]) == ("pass", "all 2 replicas of 2 ranks have the same weights")
+    assert (made.level, made.message) == ("pass", "all 2 replicas of 2 ranks have the same weights")
     made = replicas_check([*parts, [1.0, 2.0], [3.1]], parts=2)
-    assert made["level"] == "fail"
-    assert "1 of 3 parameter tensors" in made["message"]
+    assert made.level == "fail"
+    assert "1 of 3 parameter tensors" in made.message
 
 
 def test_the_worst_device_speaks_for_all() -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
-from prony_node.run.several_ranks import IndependentTracker, LockstepTracker
+from prony_node.run.shared_stop import IndependentTracker, LockstepTracker
 from prony_node.stats import StopRule
 
 RULE = StopRule(tolerance=0.05, min_time_s=0.5, max_time_s=20.0)
@@ -15,15 +13,15 @@ RULE = StopRule(tolerance=0.05, min_time_s=0.5, max_time_s=20.0)
 class Word:
     """What is on its way: it has arrived when the first rank has sent it."""
 
-    def __init__(self, sent: list[int], number: int, flag: torch.Tensor) -> None:
-        self.sent, self.number, self.flag = sent, number, flag
+    def __init__(self, sent: list[int], number: int) -> None:
+        self.sent, self.number = sent, number
 
     def is_completed(self) -> bool:
         return len(self.sent) > self.number
 
-    def wait(self) -> None:
+    def wait(self) -> int:
         assert self.is_completed(), "a rank would have waited for the first one inside the window"
-        self.flag.fill_(self.sent[self.number])
+        return self.sent[self.number]
 
 
 class OneOf:
@@ -32,11 +30,11 @@ class OneOf:
     def __init__(self, rank: int, sent: list[int]) -> None:
         self.first, self._sent, self._told = rank == 0, sent, 0
 
-    def tell(self, flag: torch.Tensor) -> Any:
+    def tell(self, number: int) -> Any:
         if self.first:
-            self._sent.append(int(flag.item()))
+            self._sent.append(number)
         self._told += 1
-        return Word(self._sent, self._told - 1, flag)
+        return Word(self._sent, self._told - 1)
 
 
 def test_all_stop_after_the_same_block() -> None:

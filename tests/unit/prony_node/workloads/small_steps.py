@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from prony_node.backends.torch.step import Step
 from prony_node.contract.machine import Machine
 from prony_node.contract.settings import Value
-from prony_node.measure.step import Step
 from prony_node.workloads import build_task, find_workload
 
 CPU = torch.device("cpu")

@@ -6,12 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from prony_node.backends.torch.flops import count_flops
+from prony_node.backends.torch.step import Step
+from prony_node.backends.torch.task import Task
 from prony_node.contract.machine import Machine
 from prony_node.contract.settings import Value
 from prony_node.data.synthetic import blend_sampler
-from prony_node.measure.flops import count_flops
-from prony_node.measure.protocol import Task
-from prony_node.measure.step import Step
 from prony_node.workloads import WORKLOADS, build_task
 from prony_node.workloads.reconstruct import config
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from prony_node.backends.torch.step import Step
 from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.contract.settings import Value
-from prony_node.measure.step import Step
 from prony_node.workloads import build_task, find_workload
 from prony_node.workloads.image.layers import FusedBlock, fuse_blocks
 from prony_node.workloads.image.task import fold_batch_norms

@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from prony_node.backends.torch.flops import count_flops
+from prony_node.backends.torch.step import Step
 from prony_node.contract import RequestError
 from prony_node.contract.machine import Machine
-from prony_node.measure.flops import count_flops
-from prony_node.measure.step import Step
 from prony_node.workloads import WORKLOADS, build_task, find_workload
 from prony_node.workloads.language.gpt import CachedGPT
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
+from prony_node.backends.torch.flops import count_flops
+from prony_node.backends.torch.model import reference_answer
+from prony_node.backends.torch.step import Step
+from prony_node.backends.torch.task import Task
 from prony_node.contract import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.contract.settings import Value
 from prony_node.measure.checks import OUTPUT_BOUND
-from prony_node.measure.flops import count_flops
-from prony_node.measure.protocol import Task
-from prony_node.measure.step import Step
-from prony_node.run.judge import reference_answer, utilisation_metrics
+from prony_node.run.judge import utilisation_metrics
 from prony_node.workloads import WORKLOADS, build_task
 from prony_node.workloads.ceilings.config import CEILINGS
 from prony_node.workloads.ceilings.operations import HostCopy, Triad
@@ -144,6 +145,6 @@ def test_images_of_a_convolution_can_be_laid_out_by_channels_and_those_of_a_prod
 def test_moving_data_has_no_utilisation_of_flops() -> None:
     settings, task = tiny("memory-bandwidth")
     flops = count_flops(task, training=False, recompute=False)
-    metrics = utilisation_metrics(flops, 0.0, (), CPU, settings)
-    assert metrics["mfu"]["value"] is None
-    assert "no matrix product" in metrics["mfu"]["reason"]
+    metrics = utilisation_metrics(flops, 0.0, (), "cpu", settings)
+    assert metrics["mfu"].value is None
+    assert "no matrix product" in str(metrics["mfu"].reason)

@@ -63,12 +63,17 @@ def test_what_has_no_meaning_is_refused_with_a_sentence(workload: Workload) -> N
 # Every rank of three, in processes of their own: torch is imported once, before they part.
 RANKS = """
 import multiprocessing, os, sys
-from contextlib import nullcontext
-from types import SimpleNamespace
+from pathlib import Path
 import torch
 import torch.distributed as dist
 from prony_node.contract.machine import Machine
-from prony_node.run.collective import CollectiveRun
+from prony_node.backends.torch.backend import TorchBackend
+from prony_node.backends.torch.collective import stopwatch_of
+from prony_node.run.collective import measure_collective
+from prony_node.run.journal import Journal
+from prony_node.run.prepare import Setup
+from prony_node.contract.trial import Plan, Trial
+from prony_node.parallel.ranks import Ranks
 from prony_node.workloads import WORKLOADS
 from prony_node.measure.collective_loop import TimedOperation, time_point
 from prony_node.stats import StopRule
@@ -98,7 +103,7 @@ def work(rank):
         assert len(set(seen)) == 1 or name == "broadcast"  # whose first rank has the answer already
 
     made = make_collective("allreduce", 1024, {"precision": "fp32"}, CPU)
-    operation = TimedOperation(made.run, made.renew, lambda values: gather(values, CPU), CPU)
+    operation = TimedOperation(made.run, made.renew, lambda values: gather(values, CPU), lambda: stopwatch_of(CPU))
     series = time_point(operation, StopRule())
     same = gather((float(series.operations), series.seconds, series.blocks[-1].end_s), CPU)
     assert len(set(same)) == 1, "ranks that see different times would decide differently, and wait for ever"
@@ -111,16 +116,20 @@ def work(rank):
 def a_wrong_answer_has_no_time():
     workload = WORKLOADS["alltoall"]
     asked = {"devices": 3, "device": "cpu", "largest": "2KiB"}
-    run = SimpleNamespace(
-        workload=workload, settings=workload.effective(asked, Machine("cpu", None, 2)), device=CPU,
-        phase=lambda name, steps=0: nullcontext(), metrics={}, found={}, checks=[], rule=StopRule(),
-    )
+    settings, backend = workload.effective(asked, Machine("cpu", None, 2)), TorchBackend(CPU)
+    plan = Plan(run_id="x", trial=Trial("alltoall", asked))
+    room = backend.cap_memory(None, 1.0)
+    setup = Setup(plan, workload, settings, backend, Ranks(), (0,), room, StopRule())
     operations.MAKERS["alltoall"] = type("Broken", (MAKERS["alltoall"],), {"run": lambda self: None})
-    CollectiveRun(run).execute()
-    assert [(row["time_s"], row["reason"]) for row in run.found["collective"]["curve"]] == [
+    folder = Path(sys.argv[1]).with_name(f"rank{dist.get_rank()}")
+    folder.mkdir()
+    journal = Journal(folder)
+    measure_collective(setup, journal)
+    found = journal.result
+    assert [(row["time_s"], row["reason"]) for row in found.collective["curve"]] == [
         (None, "the answer was wrong on rank 0, 1, 2")] * 2
-    assert run.metrics["throughput"] == {"value": None, "reason": "the answer was wrong on rank 0, 1, 2"}
-    assert [(check["name"], check["level"]) for check in run.checks] == [("collective", "fail")]
+    assert found.metrics["throughput"].reason == "the answer was wrong on rank 0, 1, 2"
+    assert [(check.name, check.level) for check in found.checks] == [("collective", "fail")]
 
 context = multiprocessing.get_context("fork")
 ranks = [context.Process(target=work, args=(rank,)) for rank in range(3)]

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from prony_node.backends.torch.flops import count_flops
+from prony_node.backends.torch.model import distance, reference_answer
+from prony_node.backends.torch.step import Step
+from prony_node.backends.torch.task import Task
 from prony_node.contract import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.contract.settings import Value
 from prony_node.measure.checks import OUTPUT_BOUND
-from prony_node.measure.flops import count_flops
-from prony_node.measure.protocol import Task
-from prony_node.measure.step import Step
-from prony_node.run.judge import _distance, reference_answer
 from prony_node.workloads import build_task, find_workload
 from prony_node.workloads.detect.fasterrcnn import RATIOS, full_model, wide_anchors
 from prony_node.workloads.detect.loss import found_boxes, image_list, target_list
@@ -116,11 +116,11 @@ def test_inference_in_a_low_precision_is_held_to_fp32_where_that_has_a_meaning(p
     step.finish_model()  # folds batch norms, lowers the precision
     step.prepare(step.place(batch))
     with torch.no_grad():
-        error = _distance(task.compared(step.model, step.place(batch)).float(), reference, by_row=True)
+        error = distance(task.compared(step.model, step.place(batch)).float(), reference, by_row=True)
         assert (precision == "fp32") == (error < 1e-5)
         assert error <= OUTPUT_BOUND[precision]
         step.model.roi_heads.box_predictor.bbox_pred.weight.mul_(1.2)  # the smallest of its parts gone wrong
-        wrong = _distance(task.compared(step.model, step.place(batch)).float(), reference, by_row=True)
+        wrong = distance(task.compared(step.model, step.place(batch)).float(), reference, by_row=True)
     assert wrong > OUTPUT_BOUND[precision]
 
 

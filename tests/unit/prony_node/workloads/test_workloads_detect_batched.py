@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from prony_node.backends.torch.task import Batch
 from prony_node.data.boxes import COUNTS, SIZES
-from prony_node.measure.protocol import Batch
 from prony_node.workloads import build_task, find_workload
 from prony_node.workloads.detect.fasterrcnn import library_loss
 from prony_node.workloads.detect.loss import (

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from loss_curve import ROUNDING, TRAINED, allowed, compared, distance, losses, make_step
+from prony_node.backends.torch import step as step_module
+from prony_node.backends.torch.step import Step
 from prony_node.contract.settings import Value
-from prony_node.measure import step as step_module
-from prony_node.measure.step import Step
 
 CPU = torch.device("cpu")
 FAST: dict[str, Value] = {"preset": "fast", "compile": "off"}

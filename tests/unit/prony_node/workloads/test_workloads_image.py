@@ -10,11 +10,11 @@ import torch
 from small_steps import CPU, step_of
 from torch import nn
 
+from prony_node.backends.torch import memory
+from prony_node.backends.torch.flops import count_flops
 from prony_node.contract import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.contract.settings import Value
-from prony_node.measure import memory
-from prony_node.measure.flops import count_flops
 from prony_node.run.questions import check_name
 from prony_node.workloads import build_task, find_workload
 from prony_node.workloads.config import Workload

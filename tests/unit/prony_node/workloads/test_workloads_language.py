@@ -13,15 +13,15 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from prony_node.backends.torch import memory
+from prony_node.backends.torch.flops import count_flops
+from prony_node.backends.torch.model import reference_answer
+from prony_node.backends.torch.step import Step
+from prony_node.backends.torch.task import Task
+from prony_node.backends.torch.training import parameter_norms
 from prony_node.contract import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.contract.settings import Value
-from prony_node.measure import memory
-from prony_node.measure.flops import count_flops
-from prony_node.measure.protocol import Task
-from prony_node.measure.step import Step
-from prony_node.measure.training import parameter_norms
-from prony_node.run.judge import reference_answer
 from prony_node.workloads import WORKLOADS, build_task, find_workload
 from prony_node.workloads.language import transformers_models
 from prony_node.workloads.language.transformers_models import CAUSAL_MASK_ALONE

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from prony_node.__main__ import main
+from prony_node.backends.torch.step import Step
 from prony_node.contract import Plan, RequestError, Trial, files
 from prony_node.contract.machine import Machine
 from prony_node.contract.record import new_record
-from prony_node.measure.step import Step
 from prony_node.run.claim import load_plan
 from prony_node.run.questions import describe_model_file, keep_model_file
 from prony_node.workloads import build_task, workload_of

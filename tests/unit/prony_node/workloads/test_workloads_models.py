@@ -8,9 +8,9 @@ import sys
 import pytest
 import torch
 
+from prony_node.backends.torch.task import Task
 from prony_node.contract import RequestError
 from prony_node.contract.machine import Machine
-from prony_node.measure.protocol import Task
 from prony_node.run.rank import describe
 from prony_node.workloads import WORKLOADS, build_task, find_workload
 from prony_node.workloads.config import Workload

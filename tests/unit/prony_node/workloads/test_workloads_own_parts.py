@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from prony_node.backends.torch.flops import count_flops
+from prony_node.backends.torch.task import Task
 from prony_node.contract.machine import Machine
 from prony_node.contract.settings import Value
-from prony_node.measure.flops import count_flops
-from prony_node.measure.protocol import Task
 from prony_node.workloads import build_task, find_workload
 from prony_node.workloads.image.layers import PackedAttention, PatchProduct
 

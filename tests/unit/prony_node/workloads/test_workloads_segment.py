@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from small_steps import step_of
 
+from prony_node.backends.torch.flops import count_flops
 from prony_node.contract import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.contract.settings import Value
 from prony_node.data.dataset import Encoded, FileReader, Origin
 from prony_node.data.segmentation import StreetScenes
-from prony_node.measure.flops import count_flops
 from prony_node.run.rank import describe
 from prony_node.workloads import build_task, find_workload
 from prony_node.workloads.config import Workload

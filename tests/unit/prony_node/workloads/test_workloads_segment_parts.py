@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from prony_node.backends.torch.flops import count_flops
+from prony_node.backends.torch.step import Step
 from prony_node.contract.machine import Machine
 from prony_node.contract.settings import Value
-from prony_node.measure.flops import count_flops
-from prony_node.measure.step import Step
 from prony_node.workloads import build_task, find_workload
 from prony_node.workloads.config import Workload
 from prony_node.workloads.segment.config import SEGMENT_WORKLOADS

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from prony_node.backends.torch.step import Step
 from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import Machine
-from prony_node.measure.step import Step
 from prony_node.workloads import build_task, find_workload
 from prony_node.workloads.image.layers import FoldedStem, SummedNorm, fold_stem
 

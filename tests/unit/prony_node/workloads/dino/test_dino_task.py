@@ -7,14 +7,14 @@ import sys
 import pytest
 import torch
 
+from prony_node.backends.torch import cuda
+from prony_node.backends.torch.cuda import Captured
+from prony_node.backends.torch.step import Step
+from prony_node.backends.torch.task import Batch
 from prony_node.contract import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.contract.settings import Value
 from prony_node.data.coco import Truth, found_in, mean_average_precision
-from prony_node.measure import cuda
-from prony_node.measure.cuda import Captured
-from prony_node.measure.protocol import Batch
-from prony_node.measure.step import Step
 from prony_node.run.rank import describe
 from prony_node.workloads import build_task, find_workload
 from prony_node.workloads.dino.boxes import Targets, ToHost, corners

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 Batch = tuple[Tensor, ...]
 Part = Callable[..., tuple[Tensor, ...]]
-Capture = Callable[[nn.Module], Part]  # measure/cuda.py
+Capture = Callable[[nn.Module], Part]  # backends/torch/cuda.py
 
 
 @dataclass(frozen=True)

@@ -8,17 +8,16 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from prony_node.backends.torch.task import Task
 from prony_node.contract.digits import is_digits
 from prony_node.contract.errors import RequestError
-from prony_node.contract.metrics import measured, missing
 from prony_node.contract.parallel import devices_of_model, replicas
+from prony_node.contract.record import Metric, measured, missing
 from prony_node.contract.settings import Value
-from prony_node.measure.out_of_memory import OutOfMemory
-from prony_node.measure.protocol import Task
+from prony_node.measure.batch_search import OutOfMemory
 
 
 def free_and_total(device: torch.device) -> tuple[int, int] | None:
@@ -122,7 +121,7 @@ def reset_peak(device: torch.device) -> None:
             module.reset_peak_memory_stats(device)
 
 
-def memory_metrics(device: torch.device) -> dict[str, dict[str, Any]]:
+def memory_metrics(device: torch.device) -> dict[str, Metric]:
     peak_host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     metrics = {"peak_memory_host": measured(peak_host, "B", scope="rank process", source="getrusage")}
     module = torch.get_device_module(device)

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
+from prony_node.backends.torch.step import Step
+from prony_node.backends.torch.task import Batch, Task
 from prony_node.contract.errors import RequestError
 from prony_node.contract.parallel import devices_of_model, in_lockstep, replicas
 from prony_node.contract.settings import Value
-from prony_node.contract.trial import reads_data_set
 from prony_node.data.ahead import SentBatches
 from prony_node.data.batches import (
     Batches,
@@ -28,23 +29,76 @@ from prony_node.data.loader import FileBatches
 from prony_node.data.source import OpenedDataSet, fit_settings, open_source, part_of, share_of
 from prony_node.data.squad import SpanQuestions
 from prony_node.data.synthetic import HostBatches, HostSamples, SamplesApart, device_batches
-from prony_node.measure.protocol import Batch, Task
-from prony_node.measure.step import Step
 from prony_node.parallel.place import RankPosition
 from prony_node.workloads.config import Workload
 
 LEAST_IMAGES = 2  # that the loss of a classifier is judged on
 
 
+def open_data(
+    workload: Workload,
+    settings: dict[str, Value],
+    asked: Mapping[str, Value],
+    cores: int,
+    note: Callable[[str], None],
+) -> tuple[OpenedDataSet, dict[str, Value]]:
+    """Generate, stage and open the data set of a run; and the settings, with those that follow from it."""
+    own = dict(settings)
+    sequence = int(own["sequence"]) if "sequence" in own else None
+    opened = open_source(workload.name, workload.reads, workload.generated, own, note, sequence=sequence)
+    fit_settings(own, asked, opened.train, cores)
+    if isinstance(opened.train, BoxedImages):
+        return opened, with_classes(own, max(split.label_count for split in (opened.train, opened.test)))
+    if workload.reads == "images":
+        return opened, with_classes(own, opened.train.class_count)
+    return opened, own
+
+
+def with_classes(settings: dict[str, Value], found: int) -> dict[str, Value]:
+    classes = int(settings.get("classes", found))
+    if classes < found:
+        raise RequestError(
+            f"classes={classes} is not possible: the data set tells {found} classes apart; classes={found} would do"
+        )
+    return {**settings, "classes": classes}
+
+
+def about(opened: OpenedDataSet, settings: Mapping[str, Value]) -> dict[str, Any]:
+    """What the record says of the data set."""
+    held = {"device": "device", "memory": "host memory"}.get(str(settings.get("cache")), "files")
+    return {**opened.about, "held": held}
+
+
+def fit(workload: Workload, opened: OpenedDataSet | None, task: Task) -> None:
+    """Let the data set speak the model's language."""
+    if opened is None:
+        return
+    for split in (opened.train, opened.test):
+        if isinstance(split, SpanQuestions) and task.tokenizer is not None:
+            split.tokenizer = task.tokenizer
+        if isinstance(split, BoxedImages):
+            split.scale_to = task.scale_to
+    tokens = opened.about.get("vocabulary")
+    if tokens and task.vocabulary and tokens > task.vocabulary:
+        raise RequestError(
+            f"{opened.about['folder']} has a vocabulary of {tokens:,} tokens; {workload.name} has {task.vocabulary:,}"
+        )
+
+
 class Inputs:
-    """Opened before the model is built, since a data set says how many classes there are."""
+    """The batches of a run; the data set, if there is one, was opened before the model was built."""
 
     def __init__(
-        self, workload: Workload, settings: dict[str, Value], device: torch.device, place: RankPosition | None = None
+        self,
+        workload: Workload,
+        settings: dict[str, Value],
+        device: torch.device,
+        place: RankPosition | None = None,
+        opened: OpenedDataSet | None = None,
     ) -> None:
         self.workload, self.settings, self.device = workload, settings, device
         self.place = place or RankPosition()
-        self.opened: OpenedDataSet | None = None
+        self.opened = opened
         self.shapes = Shapes()  # of batches that differ in shape
         self._open: list[Batches] = []
 
@@ -53,57 +107,15 @@ class Inputs:
         """Whether a step may have to wait for its batch."""
         return self.settings["data"] != "device" and self.settings.get("cache") != "device"
 
-    @property
-    def epoch_samples(self) -> int | None:
-        return len(self.opened.train) if self.opened else self.workload.epoch_samples
-
-    def open(self, asked: Mapping[str, Value], cores: int, note: Callable[[str], None]) -> None:
-        """Generate, stage and open the data set, if the run has one; fill in the settings that follow from it."""
-        if not reads_data_set(self.settings):
-            return
-        sequence = int(self.settings["sequence"]) if "sequence" in self.settings else None
-        self.opened = open_source(
-            self.workload.name, self.workload.reads, self.workload.generated, self.settings, note, sequence=sequence
-        )
-        fit_settings(self.settings, asked, self.opened.train, cores)
-        if isinstance(self.opened.train, BoxedImages):
-            self._count_classes(max(split.label_count for split in (self.opened.train, self.opened.test)))
-        elif self.workload.reads == "images":
-            self._count_classes(self.opened.train.class_count)
-
-    def _count_classes(self, found: int) -> None:
-        classes = int(self.settings.setdefault("classes", found))
-        if classes < found:
-            raise RequestError(
-                f"classes={classes} is not possible: the data set tells {found} classes apart; classes={found} would do"
-            )
-
     def about(self) -> dict[str, Any] | None:
-        """What the record says of the data set; after a run, with how its images were divided."""
+        """What the record says of the data set after a run, with how its images were divided."""
         if self.opened is None:
             return None
-        held = {"device": "device", "memory": "host memory"}.get(str(self.settings.get("cache")), "files")
-        said = {**self.opened.about, "held": held}
+        said = about(self.opened, self.settings)
         for source in self._open:
             if isinstance(source, FileBatches) and source.share and source.share.found is not None:
                 said["decoded_on_device"] = source.share.found
         return said
-
-    def fit(self, task: Task) -> None:
-        """Let the data set speak the model's language."""
-        if self.opened is None:
-            return
-        for split in (self.opened.train, self.opened.test):
-            if isinstance(split, SpanQuestions) and task.tokenizer is not None:
-                split.tokenizer = task.tokenizer
-            if isinstance(split, BoxedImages):
-                split.scale_to = task.scale_to
-        tokens = self.opened.about.get("vocabulary")
-        if tokens and task.vocabulary and tokens > task.vocabulary:
-            raise RequestError(
-                f"{self.opened.about['folder']} has a vocabulary of {tokens:,} tokens; {self.workload.name} has "
-                f"{task.vocabulary:,}"
-            )
 
     def held_out(self, task: Task, count: int, seed: int) -> Batch:
         """Samples that no step sees: of the test split where there is one."""

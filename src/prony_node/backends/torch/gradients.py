@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from prony_node.measure.flops import SAMPLES
+from prony_node.backends.torch.flops import SAMPLES
 
 GRADIENTS = torch.ops.aten.convolution_backward.default
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,18 +12,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from prony_node.measure.protocol import Task
+from prony_node.backends.protocol import Flops
+from prony_node.backends.torch.task import Task
 
 SAMPLES = 2  # a batch norm of one sample may have nothing to normalise over
-
-
-@dataclass(frozen=True)
-class Flops:
-    """A multiply-add is two. `recomputed` is forward work done a second time, never part of `per_sample`."""
-
-    per_sample: float
-    recomputed: float
-    convention: str
 
 
 def count_flops(task: Task, *, training: bool, recompute: bool) -> Flops | None:

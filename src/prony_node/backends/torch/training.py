@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from prony_node.backends.torch.task import Task
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import learns_to_quality
-from prony_node.measure.protocol import Task
+from prony_node.measure.checks import StillTraining
 
 
 def parameter_norms(model: nn.Module) -> Tensor:
@@ -23,17 +23,6 @@ def parameter_norms(model: nn.Module) -> Tensor:
 def _wide(tensor: Tensor) -> Tensor:
     """In fp64, so that one small change in a large tensor shows; MPS has none, its tensors are fetched."""
     return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
-
-
-WARM_UP = 0.2  # share of the steps until the highest rate
-
-
-def rate_factor(step: int, steps: int) -> float:
-    """The share of the highest rate that step number `step`, from 0, of so many takes."""
-    highest = max(1.0, WARM_UP * steps)
-    if step + 1 <= highest:
-        return (step + 1) / highest
-    return max(0.0, (steps - step) / (steps - highest + 1))
 
 
 KINDS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
@@ -199,32 +188,6 @@ def _few(parameter: Tensor) -> Tensor:
     """Weights from the middle of the tensor, as a view in the order of its memory."""
     count = min(WEIGHTS_PER_TENSOR, parameter.numel())
     return parameter.as_strided((count,), (1,), parameter.storage_offset() + (parameter.numel() - count) // 2)
-
-
-@dataclass(frozen=True)
-class StillTraining:
-    """What some more of the measured steps did to the parameters, right after the window."""
-
-    steps: int
-    tensors: int  # that had changed since the run began
-    changed: int  # of them, in these steps
-    idle: int | None  # of them, those with no gradient or one of zeros throughout; None: it cannot be seen here
-    idle_steps: int = 0  # of these steps, without any gradient, or after which no weight had changed
-    stalled: int = 0  # parts of the window in which the weights stood still
-    parts: int = 0
-
-    def with_others(self, others: Sequence[StillTraining]) -> StillTraining:
-        """The same of a model whose parts lie on several ranks."""
-        idle = [one.idle for one in others]
-        return StillTraining(
-            steps=self.steps,
-            tensors=sum(one.tensors for one in others),
-            changed=sum(one.changed for one in others),
-            idle=None if None in idle else sum(count or 0 for count in idle),
-            idle_steps=min(one.idle_steps for one in others),
-            stalled=max(one.stalled for one in others),
-            parts=min(one.parts for one in others),
-        )
 
 
 class GradientsSeen:

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from prony_node.backends.torch import cuda
+from prony_node.backends.torch.attention import asked_in, order_of
+from prony_node.backends.torch.cuda import Captured
+from prony_node.backends.torch.gradients import ConvolutionGradient, ask_ahead
+from prony_node.backends.torch.task import Batch, GradientExchange, Task
+from prony_node.backends.torch.training import LossWatch, UpdateCount, make_optimizer, set_rate
 from prony_node.contract.settings import Value
-from prony_node.measure import cuda
-from prony_node.measure.attention import asked_in, order_of
-from prony_node.measure.cuda import Captured
-from prony_node.measure.gradients import ConvolutionGradient, ask_ahead
-from prony_node.measure.protocol import Batch, GradientExchange, Task
-from prony_node.measure.training import LossWatch, UpdateCount, make_optimizer, set_rate
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}  # fp8: what has no eight bits
 PURE = {"bf16-pure": torch.bfloat16, "fp64": torch.float64}
@@ -42,6 +42,8 @@ class Step:
 
     `tied` is how it exchanges gradients with other ranks, where there are some.
     """
+
+    first_steps = FIRST_STEPS
 
     def __init__(
         self, task: Task, settings: dict[str, Value], device: torch.device, tied: GradientExchange | None = None

@@ -18,9 +18,10 @@ NODE_ROOMS = {
     "contract": set(),
     "stats": set(),
     "measure": {"contract", "stats"},
-    "power": {"contract", "stats"},
-    "facts": {"contract"},
-    "parallel": {"contract"},
+    "nvml": set(),
+    "power": {"contract", "nvml", "stats"},
+    "facts": {"contract", "nvml"},
+    "parallel": {"contract", "nvml"},
     "data": {"contract"},
     "workloads": {"contract", "data", "parallel", "measure"},
     "run": {"contract", "stats", "measure", "power", "facts", "parallel", "data", "workloads"},
@@ -55,7 +56,7 @@ NODE_LIBRARIES = {
     "pynvml", "triton", "numpy", "PIL", "scipy",
 }  # fmt: skip
 KERNELS = "_kernels.py"  # files of Triton code, which take it at their top and are themselves imported where used
-WITHOUT_TORCH = ("contract", "stats", "facts", "__main__", "__init__")
+WITHOUT_TORCH = ("contract", "stats", "nvml", "facts", "__main__", "__init__")
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from prony_node.contract import plugins
 from prony_node.contract.cache import expand
 from prony_node.contract.errors import RequestError, nearest, unknown
 from prony_node.contract.metrics import GRAMS, parse_rate
@@ -167,7 +168,7 @@ def read_section(text: str, where: str, title: str) -> Section:
     return Section(node, where, title)
 
 
-KINDS = ("local", "slurm", "kubernetes")
+KINDS = ("local", "slurm", "kubernetes")  # Prony's own; a plug-in adds one with its launcher
 ENGINES = ("apptainer", "podman", "docker", "none")
 VENDORS = ("nvidia", "amd", "intel", "none")
 ARCHITECTURES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
@@ -284,7 +285,9 @@ def parse_site(text: str, where: str, name: str) -> Site:
 
 
 def _parse(section: Section, name: str) -> Site:
-    kind = section.choice("kind", KINDS)
+    kind = section.text("kind")
+    if kind not in KINDS:  # only then: what packages add is a search through all that are installed
+        kind = section.choice("kind", (*KINDS, *plugins.of_group(plugins.LAUNCHERS, KINDS)))
     if kind is None:
         raise RequestError(f"{section.where}: a site needs a kind: {', '.join(KINDS)}")
     runs = section.text("runs", r"\S.*", "a folder")

@@ -5,22 +5,20 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from prony_node.contract.run_folder import make_check
 from prony_node.measure.loop import Window
 from prony_node.measure.training import StillTraining
 from prony_node.stats import Estimate, StopRule
 from prony_node.stats.stopping import SLOW_FACTOR, WINDOW_TO_CUT
 
 Check = dict[str, str]
+check = make_check
 MOST_SKIPPED = 0.01  # of the steps, by a gradient scaler
 FEW_IDLE = 0.1  # of the tensors: more of them without a gradient, and most of the backward pass was left out
 ARITHMETIC = 0.001  # by which rate x time may miss the work
 FEW_BLOCKS = 5.5  # effectively independent ones, under which an interval is a guess
 ONE_SIDE = 0.84  # of the half width at 95 %: what the one bound that is looked at exceeds in 5 % of cases
 FEW_STEPS = 100  # of training, under which a loss that did not fall says nothing
-
-
-def check(name: str, level: str, message: str) -> Check:
-    return {"name": name, "level": level, "message": message}
 
 
 def series_checks(estimate: Estimate | None, rule: StopRule, fixed: bool) -> list[Check]:

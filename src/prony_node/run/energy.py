@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from prony_node.contract import files
+from prony_node.contract.digits import counted
 from prony_node.contract.metrics import measured, missing
 from prony_node.contract.parallel import ranks_per_node
 from prony_node.contract.run_folder import Energy, Parts, make_check
@@ -269,7 +270,7 @@ def energy_to_quality(
     energy_j = math.fsum(joules for joules, _, _ in found)
     relative = math.hypot(*(doubt_j for _, doubt_j, _ in found)) / energy_j
     first = found[0][2]
-    epochs = f"{len(intervals)} epoch{'s' if len(intervals) != 1 else ''}"
+    epochs = counted(len(intervals), "epoch")
     how = {
         "scope": "+".join(dict.fromkeys(part.scope for part in parts)),
         "source": f"{first.sensor.id.partition(' ')[0]}, {first.method}, over the {seconds:.2f} s of {epochs}, "

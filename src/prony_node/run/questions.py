@@ -14,7 +14,7 @@ from typing import Any
 
 from prony_node import facts
 from prony_node.contract import files
-from prony_node.contract.errors import RequestError
+from prony_node.contract.errors import EXIT_FAILED, EXIT_INTERRUPTED, RequestError
 from prony_node.contract.machine import Machine
 from prony_node.contract.plugins import Plugin
 from prony_node.run.processes import SignalPipe, adopt_orphans, controller_is_gone, end_adopted, end_with_parent
@@ -152,7 +152,7 @@ def answer_on_lifeline(answer: Callable[[], int]) -> int:
             if code is None:
                 signals.wait(LOOK_EVERY_S)
         end_adopted()
-    return 130 if code is None else 1 if code < 0 else code
+    return EXIT_INTERRUPTED if code is None else EXIT_FAILED if code < 0 else code
 
 
 def _answer(answer: Callable[[], int], keeper: int) -> None:

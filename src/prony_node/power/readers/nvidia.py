@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from prony_node.contract.digits import counted
 from prony_node.nvml import FIELD_AVERAGE, FIELD_INSTANT, MODULE, Nvml, NvmlError, open_nvml
 from prony_node.power.sensor import Reading, Sensor, SensorLost, Unavailable
 
@@ -257,7 +258,7 @@ class NvidiaReader:
         percent = self.nvml.utilisation_percent(handle)
         words = []
         if pids:
-            words.append(f"{len(pids)} process{'es' if len(pids) > 1 else ''} on it (pid {', '.join(map(str, pids))})")
+            words.append(f"{counted(len(pids), 'process', 'processes')} on it (pid {', '.join(map(str, pids))})")
         if percent:
             words.append(f"{percent} % utilised")
         if words:

@@ -30,8 +30,9 @@ NODE_ROOMS = {
 }
 CONTROLLER_ROOMS = {
     "catalog": set(),
-    "study": {"catalog"},
-    "sites": set(),
+    "document": set(),
+    "study": {"catalog", "document"},
+    "sites": {"document"},
     "store": set(),
     "analysis": {"catalog"},
     "report": {"analysis"},
@@ -42,6 +43,7 @@ CONTROLLER_ROOMS = {
 # What each room of the controller may see of the node besides the contract, which all share.
 SEEN_OF_NODE: dict[str, set[str]] = {
     "catalog": set(),
+    "document": set(),
     "study": {"stats", "workloads"},
     "sites": set(),
     "store": set(),

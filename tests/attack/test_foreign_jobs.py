@@ -23,7 +23,7 @@ from prony.sites.local import LocalJobs
 from prony.sites.protocol import LAUNCHERS, Caller
 from prony.sites.site import read_site
 from prony.sites.slurm import Slurm
-from prony_node.contract import Plan, RequestError, Trial
+from prony_node.contract import Plan, RequestError, Trial, plugins
 
 STRANGER = 61234  # a user id that nobody has
 
@@ -144,7 +144,9 @@ def test_another_users_job_is_not_cancelled_settled_or_tried_again(
 ) -> None:
     handle = json.dumps({"pid": os.getppid()})
     folder = scene.plant(state="submitted", handle=handle)
-    monkeypatch.setitem(LAUNCHERS, "local", ("nowhere", "Nothing"))  # whoever asks a launcher fails
+    monkeypatch.setitem(
+        LAUNCHERS, "local", plugins.Plugin(plugins.LAUNCHERS, "local", "nowhere:Nothing")
+    )  # whoever asks a launcher fails
     assert Jobs(scene.root, print).update().ended == []
     with pytest.raises(RequestError, match=f"is of user {STRANGER}"):
         Jobs(scene.root, print).cancel([load(folder)])

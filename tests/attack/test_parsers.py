@@ -280,7 +280,7 @@ PARSERS = (
 ELSEWHERE: dict[str, dict[str, tuple[str, ...]]] = {
     "test_study_study_file.py": {
         "prony/study/study_file.py": ("parse_study",),
-        "prony/study/document.py": ("read_document",),
+        "prony/document.py": ("read_document",),
         "prony/study/study_tables.py": ("read_tables", "read_plots"),
     },
     "test_foreign_texts.py": {

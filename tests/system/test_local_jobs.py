@@ -23,7 +23,7 @@ from prony.sites.job import BlockRun, Job, load, make_jobs
 from prony.sites.jobs import Jobs
 from prony.sites.protocol import LAUNCHERS
 from prony.sites.site import read_site
-from prony_node.contract import Plan, Trial, files, read_record
+from prony_node.contract import Plan, Trial, files, plugins, read_record
 from prony_node.contract.machine import is_alive
 
 ROOT = Path(__file__).parents[2]
@@ -155,6 +155,6 @@ def test_the_launcher_of_the_guide_makes_a_run(submit: Submit, monkeypatch: pyte
         guide.__dict__,
     )
     monkeypatch.setitem(sys.modules, "guide", guide)
-    monkeypatch.setitem(LAUNCHERS, "local", ("guide", "AtOnce"))
+    monkeypatch.setitem(LAUNCHERS, "local", plugins.Plugin(plugins.LAUNCHERS, "local", "guide:AtOnce"))
     job = until(submit("pace=0"), lambda job: job.state == "ended")
     assert [read_record(job.run_folder(run))["status"] for run in job.runs] == ["ok", "ok"]  # type: ignore[index]

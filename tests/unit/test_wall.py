@@ -18,9 +18,10 @@ NODE_ROOMS = {
     "contract": set(),
     "stats": set(),
     "measure": {"contract", "stats"},
-    "power": {"contract", "stats"},
-    "facts": {"contract"},
-    "parallel": {"contract"},
+    "nvml": set(),
+    "power": {"contract", "nvml", "stats"},
+    "facts": {"contract", "nvml"},
+    "parallel": {"contract", "nvml"},
     "data": {"contract"},
     "workloads": {"contract", "data", "parallel", "backends"},
     "backends": {"contract", "measure", "data", "parallel", "workloads"},
@@ -30,8 +31,9 @@ NODE_ROOMS = {
 }
 CONTROLLER_ROOMS = {
     "catalog": set(),
-    "study": {"catalog"},
-    "sites": set(),
+    "document": set(),
+    "study": {"catalog", "document"},
+    "sites": {"document"},
     "store": set(),
     "analysis": {"catalog"},
     "report": {"analysis"},
@@ -42,6 +44,7 @@ CONTROLLER_ROOMS = {
 # What each room of the controller may see of the node besides the contract, which all share.
 SEEN_OF_NODE: dict[str, set[str]] = {
     "catalog": set(),
+    "document": set(),
     "study": {"stats", "workloads"},
     "sites": set(),
     "store": set(),
@@ -57,7 +60,7 @@ NODE_LIBRARIES = {
 }  # fmt: skip
 KERNELS = "_kernels.py"  # files of Triton code, which take it at their top and are themselves imported where used
 # Rooms that import no framework when they are imported, so that another one can take torch's place.
-WITHOUT_TORCH = ("contract", "stats", "measure", "run", "power", "facts", "__main__", "__init__")
+WITHOUT_TORCH = ("contract", "stats", "nvml", "measure", "run", "power", "facts", "__main__", "__init__")
 # What asks torch about this machine and its builds, inside of functions; the first four rooms never do.
 ASK_TORCH = ("facts/device.py", "run/doctor.py", "run/questions.py")
 # What a run knows of the backends: the door, what it asks for, and what must happen before torch is imported.

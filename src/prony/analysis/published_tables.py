@@ -282,6 +282,7 @@ def good_records(known: StudyResults, trial: Trial) -> list[Record]:
 
 
 def is_good(record: Record) -> bool:
+    """Whether it counts: a run with a failed check, which may have left out work, would be the fastest of all."""
     return record["status"] == "ok" and not rate_fails(record)
 
 

@@ -34,6 +34,7 @@ from prony.analysis.scaling_series import (
 )
 from prony.analysis.settings import Record, number
 from prony.analysis.variation import Repeat, repeats_of
+from prony_node.contract.digits import counted
 from prony_node.contract.record import LEVELS, rate_fails
 from prony_node.stats import mean_interval
 
@@ -502,7 +503,7 @@ def _mean_metric(records: Sequence[Record], name: str) -> float | None:
 def _no_speedup(devices: int, here: Side, base: Sequence[Record]) -> str | None:
     """Why this count has no speedup over one device."""
     if here.rate is None:
-        return f"no run on {devices} device{'s' if devices != 1 else ''} ended well"
+        return f"no run on {counted(devices, 'device')} ended well"
     if not base:
         return "no run on one device ended well, and efficiency is against one device"
     unit = side(base).unit

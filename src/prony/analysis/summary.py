@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prony.analysis.settings import count, number, word
-from prony_node.contract.metrics import Rates, carbon_g, price
+from prony_node.contract.metrics import JOULES_A_WH, Rates, carbon_g, price
 from prony_node.contract.record import LEVELS, PLAUSIBLE, is_possible_rate, window_of, worst_level
 
 Record = dict[str, Any]
@@ -133,9 +133,6 @@ def _point(entry: dict[str, Any], score: str) -> CurvePoint:
         score=number(entry.get(score)),
         loss=number(entry.get("loss")),
     )
-
-
-JOULES_A_WH = 3600.0
 
 
 NO_RATES = Rates()

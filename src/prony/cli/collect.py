@@ -9,11 +9,12 @@ from typing import Annotated
 import typer
 
 from prony.cli.at_site import ROOTS_HELP, job_roots, number, warn
-from prony.cli.execute import EXIT_FAILED, index, runs_root
+from prony.cli.execute import index, runs_root
 from prony.sites.collect import collect_all
 from prony.sites.job import SUBMITTED, WAITING, Job
 from prony.sites.jobs import FILES_LAG_S, Jobs
 from prony_node.contract import files
+from prony_node.contract.errors import EXIT_FAILED
 
 
 def collect(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prony.cli.execute import RUNS_HELP, open_store
-from prony_node.contract.errors import RequestError
+from prony_node.contract.errors import EXIT_FAILED, EXIT_OK, EXIT_UNDECIDED, RequestError
 from prony_node.contract.record import using
 from prony_node.contract.run_folder import NO
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 RUN_HELP = "A run as for `prony show`, or several repeats of it with commas between."
 FAIL_HELP = "Exit with 1 if B is shown to be slower than A by more than this (2%), with 3 if nothing can be concluded."
-EXITS = {True: 1, False: 0, None: 3}  # whether B is slower by more than asked
+EXITS = {True: EXIT_FAILED, False: EXIT_OK, None: EXIT_UNDECIDED}  # whether B is slower by more than asked
 MOST_FACTS = 12
 
 

@@ -13,9 +13,8 @@ import typer
 
 from prony.sites.node import NodeTalk, talk
 from prony_node.contract.cache import expand
-from prony_node.contract.errors import RequestError
+from prony_node.contract.errors import EXIT_FAILED, EXIT_INTERRUPTED, RequestError
 
-EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
 ASKED_FROM_BYTES = 1e9  # of which more is not written on a terminal without asking
 
 data = typer.Typer(rich_markup_mode=None, no_args_is_help=True)

@@ -50,6 +50,8 @@ def show(document: dict[str, Any], console: Any = None) -> None:
         panel("topology", links)
     panel("torch", torch_rows(document["torch"], document["software"]))
     panel("power", power_rows(document["power"]))
+    if plugins := document["software"].get("plugins"):
+        panel("plug-ins", [(f"{one['package']} {one['version']}", ", ".join(one["adds"])) for one in plugins])
     panel("containers, schedulers", around_rows(document))
     table = Table(title="missing", title_justify="left", width=min(out.width, WIDTH))
     for column in ("what", "needed for", "how"):

@@ -21,7 +21,7 @@ from prony.sites.job import local_limit_s
 from prony.sites.local import LocalRun
 from prony.study.request import make_plan
 from prony_node.contract.cache import expand
-from prony_node.contract.errors import RequestError, Unfinished
+from prony_node.contract.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_REQUEST, RequestError, Unfinished
 from prony_node.contract.record import failed_checks
 from prony_node.contract.settings import SYNTHETIC_DATA
 from prony_node.contract.trial import Plan, Stop, Trial
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 PATHS = ("data", "weights", "vocab", "tokenizer")  # settings that name what must be there
 NAMED = 12  # runs that are named one by one in the line at the end
-EXIT_OK, EXIT_FAILED, EXIT_REQUEST, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 
 @dataclass(frozen=True)

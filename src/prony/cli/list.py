@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Annotated, Any
 
 import typer
 
-from prony_node.contract.errors import unknown
+from prony_node.contract.errors import RequestError, unknown
 
-THINGS = ("workloads", "settings", "suites", "studies")
+THINGS = ("workloads", "settings", "suites", "studies", "plugins")
 
 
 def list_(
-    what: Annotated[
-        str, typer.Argument(metavar="workloads|settings|suites|studies", help="What to list.")
-    ] = "workloads",
+    what: Annotated[str, typer.Argument(metavar="|".join(THINGS), help="What to list.")] = "workloads",
     as_json: Annotated[bool, typer.Option("--json", help="Print the list alone, as JSON.")] = False,
 ) -> None:
-    """List the workloads, settings, suites or studies there are, a line each."""
+    """List workloads, settings, suites, studies or plug-ins, a line each."""
     if what not in THINGS:
         raise unknown("thing to list", what, THINGS)
-    entries = {"workloads": _workloads, "settings": _settings, "suites": _suites, "studies": _studies}[what]()
+    makers = {
+        "workloads": _workloads,
+        "settings": _settings,
+        "suites": _suites,
+        "studies": _studies,
+        "plugins": _plugins,
+    }
+    entries = makers[what]()
     if as_json:
         print(json.dumps(entries, indent=1))
     else:
@@ -29,9 +35,17 @@ def list_(
 
 
 def _workloads() -> list[dict[str, Any]]:
-    from prony_node.workloads import LIBRARIES, PUBLISHED, WORKLOADS
+    from prony_node.contract import plugins
+    from prony_node.workloads import LIBRARIES, PUBLISHED, WORKLOADS, find_workload
 
     of_libraries = [make("NAME") for make in LIBRARIES.values()]
+    packages = plugins.of_group(plugins.WORKLOADS, WORKLOADS)
+    of_plugins = []
+    for name in packages:
+        try:
+            of_plugins.append(find_workload(name))
+        except RequestError as error:  # one that is broken must not hide the others
+            print(f"prony: {error}", file=sys.stderr)
     return [
         {
             "name": workload.name,
@@ -44,8 +58,9 @@ def _workloads() -> list[dict[str, Any]]:
             "needs": workload.library or None,
             "source": workload.source,
             "published": PUBLISHED[workload.name].named if workload.name in PUBLISHED else None,
+            "package": packages[workload.name].origin if workload.name in packages else None,  # null: Prony's own
         }
-        for workload in (*WORKLOADS.values(), *of_libraries)
+        for workload in (*WORKLOADS.values(), *of_libraries, *of_plugins)
     ]
 
 
@@ -97,6 +112,30 @@ def _studies() -> list[dict[str, Any]]:
     ]
 
 
+def _plugins() -> list[dict[str, Any]]:
+    """What other packages add in this Python, and why it cannot be used."""
+    from prony_node.contract import plugins
+
+    found = []
+    for one in plugins.installed():
+        refused = None
+        try:
+            one.load()
+        except RequestError as error:
+            refused = str(error)
+        found.append(
+            {
+                "name": one.name,
+                "adds": plugins.GROUPS[one.group],
+                "package": one.package,
+                "version": one.version,
+                "value": one.value,
+                "refused": refused,
+            }
+        )
+    return found
+
+
 def _trial(entry: Any) -> dict[str, Any]:
     trial = getattr(entry, "trial", entry)
     return {**trial.to_json(), "on": getattr(entry, "on", None)}
@@ -108,6 +147,12 @@ def _print(what: str, entries: list[dict[str, Any]]) -> None:
 
     from prony.cli.console import make_console
 
+    if what == "plugins":
+        for entry in entries:
+            print(f"{entry['adds']} {entry['name']}: {entry['refused'] or entry['package'] + ' ' + entry['version']}")
+        if not entries:
+            print("no package adds anything to Prony in this Python; docs/plug-ins.md says how one does")
+        return
     if what == "workloads":
         make_console().print(_workload_table(entries))
         return
@@ -125,7 +170,7 @@ def _print(what: str, entries: list[dict[str, Any]]) -> None:
 
 def _sources(entry: dict[str, Any]) -> str:
     ran = f"\npreset=published: {entry['published']}" if entry["published"] else ""
-    return str(entry["source"]) + ran
+    return str(entry["source"]) + ran + (f"\nof the package {entry['package']}" if entry["package"] else "")
 
 
 def _workload_table(entries: list[dict[str, Any]]) -> Any:

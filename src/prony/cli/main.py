@@ -15,9 +15,7 @@ import typer
 
 from prony import __version__
 from prony.cli.clean import clean_output
-from prony_node.contract.errors import RequestError, Unfinished, nearest
-
-EXIT_FAILED, EXIT_REQUEST, EXIT_INTERRUPTED = 1, 2, 130
+from prony_node.contract.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REQUEST, RequestError, Unfinished, nearest
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,6 @@ from prony.cli.at_site import (
 )
 from prony.cli.console import make_console
 from prony.cli.execute import (
-    EXIT_FAILED,
     RunOutcome,
     TrialRun,
     doubts,
@@ -52,7 +51,7 @@ from prony.sites.job import FIXED_LENGTHS
 from prony.sites.site import find_site
 from prony.study.request import check_target, make_stop, parse_trial, split_words
 from prony.study.study import Suite, interleave, load_suites, over_seeds
-from prony_node.contract.errors import RequestError
+from prony_node.contract.errors import EXIT_FAILED, RequestError
 from prony_node.contract.trial import SUSTAINED_REPEATS, SUSTAINED_WINDOW_S, Plan, Trial
 from prony_node.workloads import WORKLOADS, find_workload
 from prony_node.workloads.config import Workload

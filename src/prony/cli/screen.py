@@ -12,13 +12,13 @@ from prony import catalog
 from prony.analysis.variation import Family, family
 from prony.cli.at_site import find_partition, follow, show_rendered, site_root, submit, warn
 from prony.cli.console import make_console
-from prony.cli.execute import EXIT_FAILED, EXIT_INTERRUPTED, RunOutcome
+from prony.cli.execute import RunOutcome
 from prony.cli.progress import make_display
 from prony.sites.job import BlockRun, Job, make_jobs
 from prony.sites.protocol import make_launcher
 from prony.sites.site import find_site
 from prony.study.request import make_plan, make_stop, parse_seconds, parse_trial
-from prony_node.contract.errors import RequestError
+from prony_node.contract.errors import EXIT_FAILED, EXIT_INTERRUPTED, RequestError
 from prony_node.contract.record import rate_fails
 
 WORKLOAD = "gemm"  # the device's own ceiling: nothing but the node can make it slow

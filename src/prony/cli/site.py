@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import typer
 
 from prony.cli.at_site import find_partition, show_rendered, site_root, warn
-from prony.cli.execute import EXIT_FAILED
 from prony.sites.collect import read_log
 from prony.sites.job import ENDED_STATE, Job, load_own, new_job
 from prony.sites.jobs import Jobs
@@ -29,7 +28,7 @@ from prony.sites.site import (
     user_sites,
 )
 from prony.sites.site_check import Finding, judge, judge_limits
-from prony_node.contract.errors import RequestError
+from prony_node.contract.errors import EXIT_FAILED, RequestError
 
 CHECK_S = 300.0  # at most: importing torch from a busy file system takes minutes
 site = typer.Typer(no_args_is_help=True, help="List, show, add and check the places where runs are started.")

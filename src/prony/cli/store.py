@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 import typer
 
 from prony.cli.execute import RUNS_HELP, open_store, runs_root
-from prony_node.contract.errors import RequestError
+from prony_node.contract.digits import counted
+from prony_node.contract.errors import EXIT_FAILED, RequestError
 from prony_node.contract.run_folder import MANIFEST_ALONE, NO
 
 if TYPE_CHECKING:
@@ -76,7 +77,6 @@ def import_runs(path: str, root: Path) -> ImportResult:
         raise RequestError(f"{path} could not be read: {error.strerror}") from None
 
 
-EXIT_FAILED = 1
 SHOWN = 20  # of what was left out, by name
 
 store = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
@@ -244,9 +244,9 @@ def share(
 
     done = share_root(folder, None if group is None else find_group(group))
     said = f"{folder} is shared with the group {group_name(done.group)}; "
-    said += f"shared {_runs(done.runs)}{'' if os.geteuid() == 0 else ' of yours'}"
+    said += f"shared {counted(done.runs, 'run')}{'' if os.geteuid() == 0 else ' of yours'}"
     if done.others:
-        what = _runs(done.runs_of_others) if done.runs_of_others else "files"
+        what = counted(done.runs_of_others, "run") if done.runs_of_others else "files"
         who = ", ".join(sorted(user_name(one) for one in done.others))
         said += f"; {what} of others ({who}): ask them to run the same command"
     print(said)
@@ -256,10 +256,6 @@ def share(
         print(f"prony: not shared ({why}): {some}", file=sys.stderr)
     for command in opening_commands(folder, done.group):
         print(f"prony: the group cannot reach it until you run: {command}", file=sys.stderr)
-
-
-def _runs(number: int) -> str:
-    return f"{number:,} run{'s' if number != 1 else ''}"
 
 
 def _verify(here: Store, names: list[str], refresh: bool = True) -> None:

@@ -23,6 +23,7 @@ from prony.sites.collect import collect_all
 from prony.study.space import Planned
 from prony.study.study import LOCAL, UNKNOWN, OutOfMemoryPruner, Study, Total, TrialRepeat
 from prony.study.study_file import load_study, shipped_studies
+from prony_node.contract.digits import counted
 from prony_node.contract.errors import RequestError
 from prony_node.contract.record import using
 from prony_node.contract.settings import Value
@@ -116,10 +117,6 @@ def print_forecast(forecast: StudyForecast) -> None:
         console.print(line)
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
-
-
 def forecast_lines(forecast: StudyForecast) -> list[str]:
     study, total = forecast.study, forecast.total
     lines = [*_head(study), ""]
@@ -127,7 +124,7 @@ def forecast_lines(forecast: StudyForecast) -> list[str]:
     lines += _trials(good, several=len(study.parts) > 1)
     lines += [f"  and {len(good) - TRIALS_SHOWN:,} more (--json has all)"] if len(good) > TRIALS_SHOWN else []
     order = f"random within each repeat, seed {study.seed}" if study.order == "random" else "as given, there and back"
-    counts = f"{_count(len(good), 'trial')}, {_count(len(forecast.turns), 'run')}"
+    counts = f"{counted(len(good), 'trial')}, {counted(len(forecast.turns), 'run')}"
     lines += ["", f"{counts} in an order {order}" if len(forecast.turns) > 1 else counts]
     where = "here" if study.site == LOCAL else "there"
     lines += (

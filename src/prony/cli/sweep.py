@@ -11,13 +11,13 @@ import typer
 from prony.cli.ask_node import find_model_file
 from prony.cli.at_site import Block, Detach, Dry, PartitionName, SiteName, Time, at_site, number, warn
 from prony.cli.console import make_console
-from prony.cli.execute import EXIT_FAILED, EXIT_REQUEST, RunOutcome, exit_code, runs_root, where_lines
+from prony.cli.execute import RunOutcome, exit_code, runs_root, where_lines
 from prony.cli.run import print_json
 from prony.cli.study_run import carry_out, make_view
 from prony.cli.study_trials import OTHER_CODE_HELP, Options, StudyOutcome
 from prony.study.request import make_stop
 from prony.study.study import LOCAL, ORDERS, Study, study_of_words
-from prony_node.contract.errors import RequestError, unknown
+from prony_node.contract.errors import EXIT_FAILED, EXIT_REQUEST, RequestError, unknown
 from prony_node.contract.record import failed_checks
 from prony_node.workloads import find_workload
 

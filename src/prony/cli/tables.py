@@ -51,6 +51,7 @@ from prony.report.numbers import (
     format_time_to,
 )
 from prony_node.contract import files
+from prony_node.contract.digits import counted
 from prony_node.contract.metrics import find_rates
 from prony_node.contract.record import window_of
 from prony_node.contract.run_folder import UNCHANGED, how_changed
@@ -226,7 +227,7 @@ def _curve(record: Record) -> Table | None:
         reached = number == curve.reached
         table.add_row(*map(Text, row), REACHED if reached else "", style="bold" if reached else "")
     if curve.left_out:
-        left_out = f"{curve.left_out:,} more epoch{'s' if curve.left_out != 1 else ''} in the record"
+        left_out = f"{counted(curve.left_out, 'more epoch')} in the record"
         table.caption, table.caption_justify = Text(left_out, "not italic"), "left"
     return table
 
@@ -250,7 +251,7 @@ def _phases(record: Record) -> Table:
         cache = phase.get("compile_cache") or {}
         note = f"compiler cache {cache['state']}" if cache.get("state") not in (None, "none") else ""
         count = phase.get("steps") or 0
-        steps = f"{count:,} step{'s' if count != 1 else ''}" if count else ""
+        steps = counted(count, "step") if count else ""
         table.add_row(Text(name, "dim"), Text(format_seconds(phase.get("seconds"))), Text(steps), Text(note))
     return table
 

@@ -14,8 +14,6 @@ import typer
 from prony.cli.ask_node import find_model_file
 from prony.cli.console import make_console
 from prony.cli.execute import (
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
     TrialRun,
     refuse_missing_paths,
     refuse_unknown_models,
@@ -39,14 +37,13 @@ from prony.study.search_space import (
     trial_of,
     unmeasurable,
 )
-from prony_node.contract.errors import RequestError
+from prony_node.contract.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_UNDECIDED, RequestError
 from prony_node.contract.record import OUT_OF_MEMORY
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import Stop, Trial
 from prony_node.workloads import find_workload
 from prony_node.workloads.config import Workload
 
-EXIT_UNDECIDED = 3  # the search ran, and there is no advice
 BETWEEN_RUNS_ON_CPU = 0.05  # SD that is assumed where other processes and the scheduler have a part in every run
 
 

@@ -51,6 +51,7 @@ from prony.study.search_space import (
     trial_of,
 )
 from prony_node.contract import files
+from prony_node.contract.digits import counted
 from prony_node.contract.errors import RequestError, Unfinished
 from prony_node.contract.parallel import rank_count
 from prony_node.contract.settings import Value
@@ -229,7 +230,7 @@ def _measured(search: Search, found: SearchOutcome) -> list[str]:
 def _spread(search: Search) -> str:
     spread, freedom = search.between_runs()
     seen, assumed = freedom - PRIOR_RUNS, format_share(search.rules.between_runs, 2)
-    repeats = f"{seen} repeat{'s' if seen != 1 else ''}"
+    repeats = counted(seen, "repeat")
     source = f"from {repeats} and the {assumed} assumed before" if seen else "assumed: nothing was repeated"
     what = f"a spread between runs (SD) of {format_share(spread, 2)}"
     return f"The intervals in the table are 95 % CIs and include {what} ({source})."

@@ -17,15 +17,13 @@ from prony.cli.execute import RUNS_HELP, open_store
 from prony.sites.node import verify_folders
 from prony_node.contract import files
 from prony_node.contract.cache import private_folder
-from prony_node.contract.errors import RequestError
+from prony_node.contract.errors import EXIT_FAILED, EXIT_UNDECIDED, RequestError
 from prony_node.contract.run_folder import Verification, verify_command
 from prony_node.contract.typed import encode
 
 if TYPE_CHECKING:
     from prony.store import Store
 
-EXIT_FAILED = 1
-EXIT_NOTHING_CONCLUDED = 3
 PROBLEMS_SHOWN = 4
 
 
@@ -138,7 +136,7 @@ def exit_code(found: list[Verification]) -> int:
     outcomes = {one.outcome for one in found}
     if "not verified" in outcomes:
         return EXIT_FAILED
-    return EXIT_NOTHING_CONCLUDED if "unverified" in outcomes else 0
+    return EXIT_UNDECIDED if "unverified" in outcomes else 0
 
 
 def mark_new(store: Store, names: Iterable[str]) -> list[Verification]:

@@ -22,6 +22,7 @@ from prony.report.numbers import (
     format_si,
 )
 from prony.report.plot_data import Sweep, SweepPoint
+from prony_node.contract.digits import counted
 from prony_node.contract.metrics import METRICS
 from prony_node.contract.record import window_of
 from prony_node.contract.trial import Trial
@@ -141,7 +142,7 @@ def _staged(staged: Any) -> str:
     files, size, copied = (number(staged.get(name)) for name in ("files", "bytes", "copied_bytes"))
     folder, seconds = _path(staged.get("folder")), number(staged.get("seconds"))
     parts = [f"to {folder}"] if folder else []
-    parts += [f"{files:,.0f} file{'s' if files != 1 else ''}"] if files is not None else []
+    parts += [counted(round(files), "file")] if files is not None else []
     parts += [format_bytes(size)] if size is not None else []
     parts += [f"{format_bytes(copied)} of it copied now"] if copied is not None else []
     return ", ".join(parts) + (f" in {format_seconds(seconds)}" if seconds is not None else "")
@@ -207,7 +208,7 @@ def curve_table(record: Record) -> CurveTable | None:
 def _target(learning: LearningCurve) -> str:
     made = learning.curve[-1].epoch if learning.curve else None
     epochs = made if made is not None else learning.epochs
-    length = "" if epochs is None else f"{epochs:,} epoch{'s' if epochs != 1 else ''}"
+    length = "" if epochs is None else counted(epochs, "epoch")
     if learning.target is None:
         return f"none: trained for {length}" if length else "none"
     asked = learning.until or f"{learning.score} {learning.target:.6g}"

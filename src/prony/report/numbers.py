@@ -7,6 +7,7 @@ from typing import Any
 
 from prony.analysis.settings import number
 from prony.analysis.summary import Headline, Quality
+from prony_node.contract.digits import counted
 
 NOTHING = "–"
 NOT_REACHED = "not reached"
@@ -152,7 +153,7 @@ def format_quality(quality: Quality) -> str:
     """What was learned, and how long the target took: accuracy 0.9342 after 17 epochs, 93 % reached in 41.30 s."""
     text = format_score(quality.score, quality.value)
     if quality.epoch is not None:
-        text += f" after {quality.epoch:,} epoch{'s' if quality.epoch != 1 else ''}"
+        text += f" after {counted(quality.epoch, 'epoch')}"
     if quality.target is None:
         return text
     text += f", {format_target(quality.score, quality.target)} "

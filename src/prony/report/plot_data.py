@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from prony.analysis.published_tables import is_good
 from prony.analysis.settings import DRAWN, Record, number, settings_of, show_setting, varying, word
 from prony.analysis.summary import CurvePoint, LearningCurve, learning_of, quality_of, thinned
-from prony_node.contract.record import rate_fails
 from prony_node.contract.settings import SETTINGS
 
 RATE, LEARNED = "throughput", ("quality", "time_to_quality")
@@ -47,7 +47,7 @@ def sweeps(records: Sequence[Record]) -> list[Sweep]:
     """The plots of the rate that these records allow, one a workload and device."""
     groups: dict[tuple[str, ...], list[Record]] = {}
     for record in records:
-        if _counts(record) and _value(record, RATE) is not None:
+        if is_good(record) and _value(record, RATE) is not None:
             unit = str(record["metrics"][RATE]["unit"])
             groups.setdefault((record["trial"]["workload"], unit, _device(record)), []).append(record)
     found = (_sweep(workload, RATE, group) for (workload, *_), group in groups.items())
@@ -61,7 +61,7 @@ def learned_sweeps(records: Sequence[Record]) -> list[list[Sweep]]:
     """
     groups: dict[tuple[str, ...], list[Record]] = {}
     for record in records:
-        if _counts(record) and (quality := quality_of(record)) is not None:
+        if is_good(record) and (quality := quality_of(record)) is not None:
             learning, data = learning_of(record), record.get("data")
             target = str(learning.until) if learning else ""
             which = str(word(data.get("fingerprint"))) if isinstance(data, dict) else ""
@@ -72,11 +72,6 @@ def learned_sweeps(records: Sequence[Record]) -> list[list[Sweep]]:
         for (workload, *_), group in groups.items()
     )
     return [plots for plots in found if plots]
-
-
-def _counts(record: Record) -> bool:
-    """A run with a failed check is in the table, which names the check; as a point it would be the best of all."""
-    return record["status"] == "ok" and not rate_fails(record)
 
 
 def _value(record: Record, metric: str) -> float | None:

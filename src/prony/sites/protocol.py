@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import importlib
 import json
 import os
 import subprocess
@@ -16,7 +15,8 @@ from typing import Protocol
 
 from prony.sites.job import BlockRun, Job
 from prony.sites.site import Partition, Site
-from prony_node.contract.errors import RequestError, unknown
+from prony_node.contract import plugins
+from prony_node.contract.errors import RequestError
 from prony_node.contract.parallel import all_devices, devices_per_node
 from prony_node.contract.safe_files import make_own_folder, open_plain
 
@@ -222,19 +222,18 @@ class Launcher(Protocol):
         ...
 
 
-# kind -> module and function that makes the launcher, given a site and where warnings go
-LAUNCHERS = {
-    "local": ("prony.sites.local", "LocalJobs"),
-    "slurm": ("prony.sites.slurm", "Slurm"),
-    "kubernetes": ("prony.sites.kubernetes", "Kubernetes"),
-}
+# By kind: the class of the launcher, made with where its warnings go.
+LAUNCHERS = plugins.own(
+    plugins.LAUNCHERS,
+    ("local", "prony.sites.local:LocalJobs", "this machine"),
+    ("slurm", "prony.sites.slurm:Slurm", "a Slurm cluster"),
+    ("kubernetes", "prony.sites.kubernetes:Kubernetes", "a Kubernetes cluster"),
+)
 
 
-def make_launcher(job_kind: str, warn: Warn) -> Launcher:
-    if job_kind not in LAUNCHERS:
-        raise unknown("kind of site", job_kind, LAUNCHERS)
-    module, name = LAUNCHERS[job_kind]
-    made: Launcher = getattr(importlib.import_module(module), name)(warn)
+def make_launcher(kind: str, warn: Warn) -> Launcher:
+    """The launcher of this kind of site, Prony's own or of a plug-in."""
+    made: Launcher = plugins.find(plugins.LAUNCHERS, kind, LAUNCHERS).load()(warn)
     return made
 
 

@@ -14,35 +14,29 @@ from typing import Any
 
 import yaml
 
+from prony.document import DocumentValue, empty_mapping, read_document
+from prony_node.contract import plugins
 from prony_node.contract.cache import expand
 from prony_node.contract.errors import RequestError, nearest, unknown
 from prony_node.contract.metrics import GRAMS, parse_rate
 from prony_node.contract.safe_files import others_may
 
-MOST_BYTES = 256 * 1024
 SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class Section:
     """Names with values. Ask for every name there is, then `done()` refuses what is left."""
 
-    def __init__(self, node: yaml.Node, where: str, title: str) -> None:
-        self.where, self.title = where, title
+    def __init__(self, place: DocumentValue, title: str) -> None:
+        self.where, self.title = place.file, title
         self._asked: list[str] = []
-        self._values: dict[str, yaml.Node] = {}
-        if not isinstance(node, yaml.MappingNode):
-            raise RequestError(f"{self._at(node)}: {title} is names with values")
-        for key, value in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise RequestError(f"{self._at(key)}: a name in {title} is a word")
-            if key.value in self._values:
-                raise RequestError(f"{self._at(key)}: {key.value!r} stands twice in {title}")
-            self._values[str(key.value)] = value
+        self._places = place.mapping(title)
+        self._values = {name: value for name, (_, value) in self._places.items()}
 
     def text(self, name: str, pattern: str = r"[^\x00]*", shape: str = "a line of text") -> str | None:
         """The text of a name; None where it is not given."""
-        node = self._take(name)
-        return None if node is None else self._text(node, name, pattern, shape)
+        place = self._take(name)
+        return None if place is None else _text(place, name, pattern, shape)
 
     def choice(self, name: str, choices: Collection[str]) -> str | None:
         value = self.text(name)
@@ -75,12 +69,8 @@ class Section:
 
     def texts(self, name: str, pattern: str = r"[^\x00]*", shape: str = "a line of text") -> tuple[str, ...]:
         """A list of texts."""
-        node = self._take(name)
-        if node is None:
-            return ()
-        if not isinstance(node, yaml.SequenceNode):
-            raise RequestError(f"{self._at(node)}: {name} is a list")
-        return tuple(self._text(item, name, pattern, shape) for item in node.value)
+        place = self._take(name)
+        return () if place is None else tuple(_text(item, name, pattern, shape) for item in place.items(name))
 
     def mapping(self, name: str, key_pattern: str, what: str) -> dict[str, str]:
         """Names of this form with texts."""
@@ -93,37 +83,31 @@ class Section:
         return {key: inner.text(key) or "" for key in inner._values}
 
     def section(self, name: str) -> Section | None:
-        node = self._take(name)
-        return None if node is None else Section(node, self.where, f"{name} of {self.title}")
+        place = self._take(name)
+        return None if place is None else Section(place, f"{name} of {self.title}")
 
     def sections(self, name: str) -> dict[str, Section]:
         """A mapping of names of a person's choice to mappings; one that is empty is a mapping too."""
         inner = self.section(name)
         if inner is None:
             return {}
-        empty = yaml.MappingNode("tag:yaml.org,2002:map", [])
-        found = {}
-        for key, node in inner._values.items():
-            is_empty = isinstance(node, yaml.ScalarNode) and node.value in ("", "null", "~")
-            found[key] = Section(empty if is_empty else node, self.where, f"{key} of {inner.title}")
-        return found
+        return {
+            key: Section(empty_mapping(place) if place.is_nothing else place, f"{key} of {inner.title}")
+            for key, place in inner._values.items()
+        }
 
     def sections_of_all(self) -> dict[str, Section]:
         """Every name, each with a mapping."""
         self._asked += [name for name in self._values if name not in self._asked]
-        return {name: Section(node, self.where, f"{name} of {self.title}") for name, node in self._values.items()}
+        return {name: Section(place, f"{name} of {self.title}") for name, place in self._values.items()}
 
     def items(self, name: str, parse: Callable[[Section], Any]) -> tuple[Any, ...]:
         """A list of mappings, each made something of."""
-        node = self._take(name)
-        if node is None:
-            return ()
-        if not isinstance(node, yaml.SequenceNode):
-            raise RequestError(f"{self._at(node)}: {name} is a list")
-        return tuple(parse(Section(item, self.where, f"an item of {name}")) for item in node.value)
+        place = self._take(name)
+        return () if place is None else tuple(parse(Section(item, f"an item of {name}")) for item in place.items(name))
 
     def is_text(self, name: str) -> bool:
-        return isinstance(self._values.get(name), yaml.ScalarNode)
+        return name in self._values and self._values[name].is_text
 
     def done(self) -> None:
         """Refuse the first name that nobody asked for."""
@@ -131,43 +115,33 @@ class Section:
             if name not in self._asked:
                 guess = nearest(name, self._asked)
                 hint = f"did you mean {guess!r}?" if guess else f"known: {', '.join(sorted(self._asked))}"
-                raise self.wrong(name, f"{name!r} has no meaning in {self.title}; {hint}")
+                raise self._places[name][0].wrong(f"{name!r} has no meaning in {self.title}; {hint}")
 
     def wrong(self, name: str, why: str) -> RequestError:
-        node = self._values.get(name)
-        return RequestError(f"{self._at(node) if node is not None else self.where}: {why}")
+        return self._values[name].wrong(why) if name in self._values else RequestError(f"{self.where}: {why}")
 
-    def _take(self, name: str) -> yaml.Node | None:
+    def _take(self, name: str) -> DocumentValue | None:
         if name not in self._asked:
             self._asked.append(name)
         return self._values.get(name)
 
-    def _text(self, node: yaml.Node, name: str, pattern: str, shape: str) -> str:
-        if not isinstance(node, yaml.ScalarNode) or "\0" in str(node.value):
-            raise RequestError(f"{self._at(node)}: {name} is {shape}")
-        value = str(node.value)
-        if not re.fullmatch(pattern, value, re.DOTALL):
-            raise RequestError(f"{self._at(node)}: {name} is {shape}, not {value[:80]!r}")
-        return value
 
-    def _at(self, node: yaml.Node) -> str:
-        return f"{self.where}, line {node.start_mark.line + 1}" if node.start_mark else self.where
+def _text(place: DocumentValue, name: str, pattern: str, shape: str) -> str:
+    """The text of a form; nothing is the empty text."""
+    if not place.is_text:
+        raise place.wrong(f"{name} is {shape}")
+    value = "" if place.is_nothing else place.text(name)
+    if not re.fullmatch(pattern, value, re.DOTALL):
+        raise place.wrong(f"{name} is {shape}, not {value[:80]!r}")
+    return value
 
 
 def read_section(text: str, where: str, title: str) -> Section:
-    """The one mapping of a YAML text; it is composed and never constructed, so that no tag makes anything happen."""
-    if len(text) > MOST_BYTES:
-        raise RequestError(f"{where} is larger than {MOST_BYTES // 1024} KiB, which no {title} needs")
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise RequestError(f"{where} is not YAML: {' '.join(str(error).split())}") from error
-    if node is None:
-        raise RequestError(f"{where} is empty; a {title} is names with values")
-    return Section(node, where, title)
+    """The one mapping of a YAML text."""
+    return Section(read_document(text, where, title), title)
 
 
-KINDS = ("local", "slurm", "kubernetes")
+KINDS = ("local", "slurm", "kubernetes")  # Prony's own; a plug-in adds one with its launcher
 ENGINES = ("apptainer", "podman", "docker", "none")
 VENDORS = ("nvidia", "amd", "intel", "none")
 ARCHITECTURES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
@@ -284,7 +258,9 @@ def parse_site(text: str, where: str, name: str) -> Site:
 
 
 def _parse(section: Section, name: str) -> Site:
-    kind = section.choice("kind", KINDS)
+    kind = section.text("kind")
+    if kind not in KINDS:  # only then: what packages add is a search through all that are installed
+        kind = section.choice("kind", (*KINDS, *plugins.of_group(plugins.LAUNCHERS, KINDS)))
     if kind is None:
         raise RequestError(f"{section.where}: a site needs a kind: {', '.join(KINDS)}")
     runs = section.text("runs", r"\S.*", "a folder")

@@ -13,6 +13,7 @@ from prony.sites.collect import read_text
 from prony.sites.job import Job
 from prony.sites.script import image_for
 from prony.sites.site import ARCHITECTURES, Partition
+from prony_node.contract.digits import counted
 
 MOST_BEGINNINGS = 100  # places where an answer is looked for: each try may read all that follows
 
@@ -184,7 +185,7 @@ def _power(answer: dict[str, Any]) -> Finding:
     sensors = (answer.get("power") or {}).get("sensors") or []
     if not sensors:
         return Finding("power", "warn", "no power sensor can be read there: runs will have no energy")
-    return Finding("power", "pass", f"{len(sensors)} power sensor{'s' if len(sensors) > 1 else ''} can be read")
+    return Finding("power", "pass", f"{counted(len(sensors), 'power sensor')} can be read")
 
 
 def judge_limits(stated: Partition, known: Partition) -> Finding | None:

@@ -9,10 +9,11 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
+from prony_node.contract import plugins
 from prony_node.contract.errors import RequestError, nearest, unknown
 from prony_node.contract.settings import SETTINGS, Setting
 from prony_node.contract.trial import LOADER_ONLY, Peak, Plan, Stop, Trial
-from prony_node.workloads import WORKLOADS, find_workload
+from prony_node.workloads import WORKLOADS, find_workload, plugin_of
 from prony_node.workloads.config import Workload
 
 SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
@@ -68,10 +69,12 @@ def parse_trial(target: str | Workload, words: Iterable[str]) -> Trial:
 def check_target(name: str, suites: Iterable[str]) -> None:
     """Refuse a name that is neither workload nor suite, with the nearest of both."""
     known = {*WORKLOADS, *suites}
-    if "/" in name:
+    if name in known:
+        return
+    if "/" in name or plugin_of(name):
         find_workload(name)
-    elif name not in known:
-        raise unknown("workload or suite", name, known)
+    else:
+        raise unknown("workload or suite", name, known | set(plugins.of_group(plugins.WORKLOADS)))
 
 
 def parse_tolerance(text: str) -> float:

@@ -11,9 +11,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-
 from prony.catalog.published import ClaimSpec, PlotSpec, TableSpec
+from prony.document import read_document
 from prony.study.request import make_stop, split_words, with_loader
 from prony.study.space import Axis, Planned, StudyPart, expand, known_settings, split_values
 from prony_node.contract.errors import RequestError
@@ -340,11 +339,8 @@ def load_suites() -> dict[str, Suite]:
 
 def parse_suite(text: str, where: str) -> Suite:
     """A suite from its YAML, every trial checked; an error names the file and the entry."""
-    try:
-        # Every scalar stays text: YAML would read `on` and `off` as booleans, and settings parse themselves.
-        document = yaml.load(text, Loader=yaml.BaseLoader)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise RequestError(f"{where} is not YAML: {error}") from error
+    # Every value stays text: YAML would read `on` and `off` as booleans, and settings parse themselves.
+    document = read_document(text, where, "suite").plain()
     _only(document, {"name", "help", "stop", "trials"}, where)
     if not isinstance(document.get("trials"), list) or not document["trials"] or not document.get("name"):
         raise RequestError(f"{where} needs a name and a list of trials")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
-from prony.study.document import MOST_BYTES, DocumentValue, Keys, StudyError, read_choice, read_document, read_line
+from prony.document import MOST_BYTES, DocumentError, DocumentValue, Keys, read_choice, read_document, read_line
 from prony.study.request import make_stop, parse_joules, parse_seconds, unknown_setting
 from prony.study.space import StudyPart
 from prony.study.study import LOCAL, MOST_REPEATS, ORDERS, Budget, Sourced, Study, seed_of
@@ -119,7 +119,7 @@ def _chosen(sizes: list[str], asked: str | None, file: str) -> str | None:
         return "full"
     if asked not in sizes:
         if not sizes:
-            raise StudyError(f"{file} has one size; leave --size out")
+            raise DocumentError(f"{file} has one size; leave --size out")
         raise unknown("size", asked, [*sizes, "full"])
     return asked
 
@@ -245,7 +245,7 @@ def _budget(top: Keys) -> Budget:
             time_s = parse_seconds(given["max_time"][1].text("max_time"), "max_time:")
         if "max_energy" in given:
             energy_j = parse_joules(given["max_energy"][1].text("max_energy"), "max_energy:")
-    except StudyError:
+    except DocumentError:
         raise
     except RequestError as error:
         raise top["budget"][1].wrong(str(error)) from error

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from prony.study.document import DocumentValue, Keys
+from prony.document import DocumentValue, Keys
 from prony.study.expression import Expression, parse_expression
 from prony.study.request import unknown_setting
 from prony.study.space import WORKLOAD, Axis, Derived, StudyPart, expand_range, known_settings, split_values

@@ -27,7 +27,7 @@ from prony.catalog.published import (
     figures,
     published_names,
 )
-from prony.study.document import DocumentValue, Keys, read_choice, read_line
+from prony.document import DocumentValue, Keys, read_choice, read_line
 from prony.study.expression import Expression, names_in, parse_expression
 from prony.study.request import unknown_setting
 from prony.study.space import StudyPart, known_settings

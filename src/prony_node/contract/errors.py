@@ -1,9 +1,16 @@
-"""Mistakes in a request, said in a sentence that names the nearest right thing."""
+"""How a program ends: exit codes, and mistakes in a request as a sentence that names the nearest right thing."""
 
 from __future__ import annotations
 
 import difflib
+import signal
 from collections.abc import Iterable
+
+EXIT_OK = 0
+EXIT_FAILED = 1  # something ran and failed
+EXIT_REQUEST = 2  # the request was wrong and nothing started
+EXIT_UNDECIDED = 3  # it ran, and nothing can be concluded from it
+EXIT_INTERRUPTED = 130
 
 
 class RequestError(ValueError):
@@ -16,6 +23,14 @@ class Unfinished(RequestError):
 
 class NewerSchema(RequestError):
     """A file was written by a newer Prony than this one."""
+
+
+def signal_name(number: int) -> str:
+    """SIGTERM, or the number of one that has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:

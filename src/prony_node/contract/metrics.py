@@ -83,7 +83,7 @@ def missing(reason: str) -> dict[str, Any]:
     return {"value": None, "reason": reason}
 
 
-JOULES_A_KWH = 3.6e6
+JOULES_A_WH, JOULES_A_KWH = 3600.0, 3.6e6
 CARBON, PRICE = "PRONY_CARBON_G_PER_KWH", "PRONY_PRICE_PER_KWH"
 GRAMS = "g"
 FORM = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([^\W\d_]{0,4}|[€$£¥])\s*")

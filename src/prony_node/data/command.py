@@ -15,14 +15,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prony_node.contract.errors import RequestError, unknown
+from prony_node.contract.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REQUEST, RequestError, unknown
 from prony_node.contract.extras import install_command
 from prony_node.data.generated_folder import DEFAULT_SAMPLES, FILES_ALONE, FORMS, generated_folder
 
 if TYPE_CHECKING:
     from prony_node.data.dataset import DataSet
 
-EXIT_FAILED, EXIT_REQUEST, EXIT_INTERRUPTED = 1, 2, 130
 BETWEEN_S = 0.1  # two lines of progress
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from prony_node.contract.files import canonical_json
+from prony_node.contract.plugins import Plugin, code_of_run
 from prony_node.contract.run_folder import node_source_hash
 from prony_node.facts import amd, nvidia
 from prony_node.facts.host import cpu_model, hostname, parse_cpuinfo, parse_meminfo
@@ -32,12 +33,12 @@ PACKAGES = {
 }
 
 
-def fingerprint(root: Path = Path("/"), libraries: Iterable[str] = ()) -> dict[str, Any]:
+def fingerprint(root: Path = Path("/"), libraries: Iterable[str] = (), plugin: Plugin | None = None) -> dict[str, Any]:
     """The hash of the machine, that of its software, and the parts of the software by name.
 
-    `libraries`: the packages that the workload imports besides torch and torchvision.
+    `libraries`: the packages that the workload imports besides torch and torchvision; `plugin`: what adds the workload.
     """
-    parts = fingerprint_parts(root, libraries)
+    parts = fingerprint_parts(root, libraries, plugin)
     return {**{name: _short_hash(part) for name, part in parts.items()}, "parts": parts["software"]}
 
 
@@ -45,7 +46,9 @@ def _short_hash(document: dict[str, Any]) -> str:
     return hashlib.sha256(canonical_json(document).encode()).hexdigest()[:16]
 
 
-def fingerprint_parts(root: Path = Path("/"), libraries: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
+def fingerprint_parts(
+    root: Path = Path("/"), libraries: Iterable[str] = (), plugin: Plugin | None = None
+) -> dict[str, dict[str, Any]]:
     """What is hashed: only what stays the same while nobody changes the machine or its software."""
     tree = Tree(root)
     blocks = parse_cpuinfo(tree.text("/proc/cpuinfo"))
@@ -59,11 +62,11 @@ def fingerprint_parts(root: Path = Path("/"), libraries: Iterable[str] = ()) -> 
             "memory_gib": memory_bytes // 2**30 if memory_bytes is not None else None,
             "devices": device_uuids(tree),
         },
-        "software": software_parts(tree, libraries),
+        "software": software_parts(tree, libraries, plugin),
     }
 
 
-def software_parts(tree: Tree, libraries: Iterable[str] = ()) -> dict[str, str]:
+def software_parts(tree: Tree, libraries: Iterable[str] = (), plugin: Plugin | None = None) -> dict[str, str]:
     """Versions by name, of what is known here before torch is imported."""
     named = {**PACKAGES, **{name: (name,) for name in libraries}}
     versions = {name: next(filter(None, map(package_version, packages)), None) for name, packages in named.items()}
@@ -74,6 +77,7 @@ def software_parts(tree: Tree, libraries: Iterable[str] = ()) -> dict[str, str]:
         **versions,
         **torch_toolkit(),
         **{f"driver_{name}": version for name, version in drivers.items()},
+        **{f"plugin_{package}": identity for package, identity in code_of_run(plugin).items()},
     }
     return {name: version for name, version in sorted(parts.items()) if version}
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
 from prony_node.facts.tree import Missing, normal_address
+from prony_node.nvml import Nvml, NvmlError, open_nvml
 
 # Numbers of NVML's interface, which it keeps for ever.
 SM_CLOCK, MEMORY_CLOCK = 1, 2
@@ -14,79 +14,32 @@ MEMORY_INFO_V2 = 2 << 24 | 40  # the second form, that does not count the driver
 MEMORY_TEMPERATURE = 82
 COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
 VIRTUALISATION = {0: "none", 1: "passthrough", 2: "vgpu", 3: "host of vgpu", 4: "host of vsga"}
-THROTTLE_WORDS = {
-    0x1: "idle", 0x2: "application clocks", 0x4: "power limit", 0x8: "hardware slowdown", 0x10: "sync boost",
-    0x20: "software thermal", 0x40: "hardware thermal", 0x80: "power brake", 0x100: "display clocks",
-    0x200: "board limit", 0x400: "reliability",
-}  # fmt: skip
 
 
-@dataclass
-class NvmlFacts:
-    """NVML as far as it answers: a question has a value, or None and a reason."""
-
-    module: Any
-    reasons: dict[str, str] = field(default_factory=dict)
-
-    def ask(self, function: str, *arguments: Any) -> Any:
-        call = getattr(self.module, function, None)
-        if call is None:
-            self.reasons[function] = f"this nvidia-ml-py does not know {function}"
-            return None
-        try:
-            answer = call(*arguments)
-        except Exception as error:  # NVML's own errors, and ctypes' where driver and bindings disagree
-            self.reasons[function] = f"NVML: {error}" if str(error) else f"NVML: {type(error).__name__}"
-            return None
-        return answer.decode("utf-8", "replace") if isinstance(answer, bytes) else answer
-
-    def find(self, uuid: str | None, address: str | None) -> Any:
-        """The handle of a device, by UUID and else by PCI address; never by index, which may differ."""
-        for known in uuid_forms(uuid):
-            handle = self.ask("nvmlDeviceGetHandleByUUID", known)
-            if handle is not None:
-                return handle
-        return self.ask("nvmlDeviceGetHandleByPciBusId", address) if address else None
-
-
-def open_nvml() -> tuple[NvmlFacts | None, str]:
+def opened() -> tuple[Nvml | None, str]:
     """NVML ready to be asked, or the reason why not."""
     try:
-        import pynvml
-    except Exception as error:  # absent, or a broken installation
-        return None, f"nvidia-ml-py cannot be imported ({type(error).__name__}: {error})"
-    nvml = NvmlFacts(pynvml)
-    nvml.ask("nvmlInit")
-    if "nvmlInit" in nvml.reasons:
-        return None, f"NVML does not start: {nvml.reasons['nvmlInit'].removeprefix('NVML: ')}"
-    return nvml, ""
-
-
-def uuid_forms(uuid: str | None) -> list[str]:
-    """torch writes a bare UUID; NVML wants to be told whether it is a GPU or a slice of one."""
-    if not uuid:
-        return []
-    return [uuid] if uuid.startswith(("GPU-", "MIG-")) else [f"GPU-{uuid}", f"MIG-{uuid}"]
+        return open_nvml(), ""
+    except NvmlError as error:
+        return None, str(error)
 
 
 def device_uuids() -> list[str]:
-    nvml, _ = open_nvml()
-    if nvml is None:
+    try:
+        return sorted(open_nvml().handles()[0])
+    except NvmlError:
         return []
-    handles = (nvml.ask("nvmlDeviceGetHandleByIndex", index) for index in range(nvml.ask("nvmlDeviceGetCount") or 0))
-    found = [nvml.ask("nvmlDeviceGetUUID", handle) for handle in handles if handle is not None]
-    return sorted(uuid for uuid in found if isinstance(uuid, str))
 
 
 def driver_version() -> str | None:
-    nvml, _ = open_nvml()
-    version = nvml.ask("nvmlSystemGetDriverVersion") if nvml is not None else None
+    nvml, _ = opened()
+    version = nvml.try_ask("nvmlSystemGetDriverVersion") if nvml is not None else None
     return version if isinstance(version, str) else None
 
 
 def nvidia_facts(uuid: str | None, address: str | None, missing: Missing) -> dict[str, Any]:
     """Everything NVML says of a device; what it refuses is null with its reason."""
-    nvml, reason = open_nvml()
+    nvml, reason = opened()
     handle = nvml.find(uuid, address) if nvml is not None else None
     if nvml is None or handle is None:
         why = reason or "NVML knows no device of this UUID or PCI address"
@@ -95,23 +48,23 @@ def nvidia_facts(uuid: str | None, address: str | None, missing: Missing) -> dic
     nvml.reasons.clear()
     is_slice, whole = whole_device(nvml, handle)
     facts = {
-        "name": nvml.ask("nvmlDeviceGetName", whole),
-        "uuid": nvml.ask("nvmlDeviceGetUUID", handle),
+        "name": nvml.try_ask("nvmlDeviceGetName", whole),
+        "uuid": nvml.try_ask("nvmlDeviceGetUUID", handle),
         "counts_as": "one MIG slice of a GPU" if is_slice else "one GPU",
-        "driver": nvml.ask("nvmlSystemGetDriverVersion"),
-        "driver_cuda": _cuda_version(nvml.ask("nvmlSystemGetCudaDriverVersion_v2")),
-        "vbios": nvml.ask("nvmlDeviceGetVbiosVersion", whole),
+        "driver": nvml.try_ask("nvmlSystemGetDriverVersion"),
+        "driver_cuda": _cuda_version(nvml.try_ask("nvmlSystemGetCudaDriverVersion_v2")),
+        "vbios": nvml.try_ask("nvmlDeviceGetVbiosVersion", whole),
         "pci": _pci(nvml, whole),
         "clocks": _clocks(nvml, whole),
         "power_limit": _power_limits(nvml, whole),
-        "ecc": _switch(nvml.ask("nvmlDeviceGetEccMode", whole)),
-        "mig": _switch(nvml.ask("nvmlDeviceGetMigMode", whole)),
-        "persistence": _switch(nvml.ask("nvmlDeviceGetPersistenceMode", whole)),
-        "compute_mode": _word(COMPUTE_MODES, nvml.ask("nvmlDeviceGetComputeMode", whole)),
-        "virtualisation": _word(VIRTUALISATION, nvml.ask("nvmlDeviceGetVirtualizationMode", whole)),
+        "ecc": _switch(nvml.try_ask("nvmlDeviceGetEccMode", whole)),
+        "mig": _switch(nvml.try_ask("nvmlDeviceGetMigMode", whole)),
+        "persistence": _switch(nvml.try_ask("nvmlDeviceGetPersistenceMode", whole)),
+        "compute_mode": _word(COMPUTE_MODES, nvml.try_ask("nvmlDeviceGetComputeMode", whole)),
+        "virtualisation": _word(VIRTUALISATION, nvml.try_ask("nvmlDeviceGetVirtualizationMode", whole)),
         "confidential_compute": _confidential(nvml),
         "temperatures_c": _temperatures(nvml, whole),
-        "energy_counter": nvml.ask("nvmlDeviceGetTotalEnergyConsumption", whole) is not None,
+        "energy_counter": nvml.try_ask("nvmlDeviceGetTotalEnergyConsumption", whole) is not None,
         "processes": processes(nvml, handle),
     }
     for function, why in nvml.reasons.items():
@@ -119,46 +72,35 @@ def nvidia_facts(uuid: str | None, address: str | None, missing: Missing) -> dic
     return facts
 
 
-def sample(nvml: NvmlFacts, handle: Any, whole: Any) -> dict[str, Any]:
+def sample(nvml: Nvml, handle: Any, whole: Any) -> dict[str, Any]:
     """Clocks, temperature, power, throttle reasons, PCIe link and processes of the moment."""
-    reasons = nvml.ask("nvmlDeviceGetCurrentClocksEventReasons", whole)
-    if reasons is None:
-        reasons = nvml.ask("nvmlDeviceGetCurrentClocksThrottleReasons", whole)  # its name before driver 535
-    memory = nvml.ask("nvmlDeviceGetMemoryInfo", whole, MEMORY_INFO_V2)
+    memory = nvml.try_ask("nvmlDeviceGetMemoryInfo", whole, MEMORY_INFO_V2)
     return {
-        "sm_clock_mhz": nvml.ask("nvmlDeviceGetClockInfo", whole, SM_CLOCK),
-        "memory_clock_mhz": nvml.ask("nvmlDeviceGetClockInfo", whole, MEMORY_CLOCK),
-        "temperature_c": nvml.ask("nvmlDeviceGetTemperature", whole, 0),
-        "power_w": _divided(nvml.ask("nvmlDeviceGetPowerUsage", whole), 1000),
-        "throttle": throttle_words(reasons),
-        "pcie_generation": nvml.ask("nvmlDeviceGetCurrPcieLinkGeneration", whole),
-        "pcie_width": nvml.ask("nvmlDeviceGetCurrPcieLinkWidth", whole),
+        "sm_clock_mhz": nvml.try_ask("nvmlDeviceGetClockInfo", whole, SM_CLOCK),
+        "memory_clock_mhz": nvml.try_ask("nvmlDeviceGetClockInfo", whole, MEMORY_CLOCK),
+        "temperature_c": nvml.try_ask("nvmlDeviceGetTemperature", whole, 0),
+        "power_w": _divided(nvml.try_ask("nvmlDeviceGetPowerUsage", whole), 1000),
+        "throttle": nvml.throttle(whole),
+        "pcie_generation": nvml.try_ask("nvmlDeviceGetCurrPcieLinkGeneration", whole),
+        "pcie_width": nvml.try_ask("nvmlDeviceGetCurrPcieLinkWidth", whole),
         "memory_used_bytes": getattr(memory, "used", None),
         "processes": processes(nvml, handle),
     }
 
 
-def throttle_words(bits: Any) -> list[str] | None:
-    if not isinstance(bits, int):
-        return None
-    known = [word for bit, word in THROTTLE_WORDS.items() if bits & bit]
-    unknown_bits = bits & ~sum(THROTTLE_WORDS)
-    return known + ([f"unknown reason 0x{unknown_bits:x}"] if unknown_bits else [])
-
-
-def processes(nvml: NvmlFacts, handle: Any) -> list[dict[str, Any]] | None:
+def processes(nvml: Nvml, handle: Any) -> list[dict[str, Any]] | None:
     """Compute processes on the device that NVML shows here; None when it refuses."""
-    listed = nvml.ask("nvmlDeviceGetComputeRunningProcesses", handle)
+    listed = nvml.try_ask("nvmlDeviceGetComputeRunningProcesses", handle)
     if not isinstance(listed, list):
         return None
     return [{"pid": one.pid, "memory_bytes": getattr(one, "usedGpuMemory", None)} for one in listed]
 
 
-def whole_device(nvml: NvmlFacts, handle: Any) -> tuple[bool, Any]:
+def whole_device(nvml: Nvml, handle: Any) -> tuple[bool, Any]:
     """Whether a handle is a slice (MIG), and the GPU: a slice has no clocks or limits of its own."""
-    is_slice = bool(nvml.ask("nvmlDeviceIsMigDeviceHandle", handle))
+    is_slice = bool(nvml.try_ask("nvmlDeviceIsMigDeviceHandle", handle))
     nvml.reasons.pop("nvmlDeviceIsMigDeviceHandle", None)  # a GPU that cannot be sliced may refuse the question
-    parent = nvml.ask("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle) if is_slice else None
+    parent = nvml.try_ask("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle) if is_slice else None
     return is_slice, handle if parent is None else parent
 
 
@@ -166,46 +108,46 @@ def _cuda_version(number: Any) -> str | None:
     return f"{number // 1000}.{number % 1000 // 10}" if isinstance(number, int) else None
 
 
-def _pci(nvml: NvmlFacts, handle: Any) -> dict[str, Any]:
-    info = nvml.ask("nvmlDeviceGetPciInfo", handle)
+def _pci(nvml: Nvml, handle: Any) -> dict[str, Any]:
+    info = nvml.try_ask("nvmlDeviceGetPciInfo", handle)
     address = getattr(info, "busId", None)
     return {
         "address": normal_address(address.decode() if isinstance(address, bytes) else address),
-        "generation_now": nvml.ask("nvmlDeviceGetCurrPcieLinkGeneration", handle),
-        "generation_max": nvml.ask("nvmlDeviceGetMaxPcieLinkGeneration", handle),
-        "width_now": nvml.ask("nvmlDeviceGetCurrPcieLinkWidth", handle),
-        "width_max": nvml.ask("nvmlDeviceGetMaxPcieLinkWidth", handle),
+        "generation_now": nvml.try_ask("nvmlDeviceGetCurrPcieLinkGeneration", handle),
+        "generation_max": nvml.try_ask("nvmlDeviceGetMaxPcieLinkGeneration", handle),
+        "width_now": nvml.try_ask("nvmlDeviceGetCurrPcieLinkWidth", handle),
+        "width_max": nvml.try_ask("nvmlDeviceGetMaxPcieLinkWidth", handle),
     }
 
 
-def _clocks(nvml: NvmlFacts, handle: Any) -> dict[str, Any]:
+def _clocks(nvml: Nvml, handle: Any) -> dict[str, Any]:
     clocks: dict[str, Any] = {}
     for name, kind in (("sm", SM_CLOCK), ("memory", MEMORY_CLOCK)):
-        clocks[f"{name}_now_mhz"] = nvml.ask("nvmlDeviceGetClockInfo", handle, kind)
-        clocks[f"{name}_max_mhz"] = nvml.ask("nvmlDeviceGetMaxClockInfo", handle, kind)
-        clocks[f"{name}_application_mhz"] = nvml.ask("nvmlDeviceGetApplicationsClock", handle, kind)
+        clocks[f"{name}_now_mhz"] = nvml.try_ask("nvmlDeviceGetClockInfo", handle, kind)
+        clocks[f"{name}_max_mhz"] = nvml.try_ask("nvmlDeviceGetMaxClockInfo", handle, kind)
+        clocks[f"{name}_application_mhz"] = nvml.try_ask("nvmlDeviceGetApplicationsClock", handle, kind)
     return clocks
 
 
-def _power_limits(nvml: NvmlFacts, handle: Any) -> dict[str, float | None]:
-    range_mw = nvml.ask("nvmlDeviceGetPowerManagementLimitConstraints", handle) or (None, None)
+def _power_limits(nvml: Nvml, handle: Any) -> dict[str, float | None]:
+    range_mw = nvml.try_ask("nvmlDeviceGetPowerManagementLimitConstraints", handle) or (None, None)
     return {
-        "set_w": _divided(nvml.ask("nvmlDeviceGetPowerManagementLimit", handle), 1000),
-        "enforced_w": _divided(nvml.ask("nvmlDeviceGetEnforcedPowerLimit", handle), 1000),
-        "default_w": _divided(nvml.ask("nvmlDeviceGetPowerManagementDefaultLimit", handle), 1000),
+        "set_w": _divided(nvml.try_ask("nvmlDeviceGetPowerManagementLimit", handle), 1000),
+        "enforced_w": _divided(nvml.try_ask("nvmlDeviceGetEnforcedPowerLimit", handle), 1000),
+        "default_w": _divided(nvml.try_ask("nvmlDeviceGetPowerManagementDefaultLimit", handle), 1000),
         "min_w": _divided(range_mw[0], 1000),
         "max_w": _divided(range_mw[1], 1000),
     }
 
 
-def _temperatures(nvml: NvmlFacts, handle: Any) -> dict[str, Any]:
-    values = nvml.ask("nvmlDeviceGetFieldValues", handle, [MEMORY_TEMPERATURE])
+def _temperatures(nvml: Nvml, handle: Any) -> dict[str, Any]:
+    values = nvml.try_ask("nvmlDeviceGetFieldValues", handle, [MEMORY_TEMPERATURE])
     memory = values[0] if values else None
     readable = memory is not None and getattr(memory, "nvmlReturn", 1) == 0
     return {
-        "gpu": nvml.ask("nvmlDeviceGetTemperature", handle, 0),
+        "gpu": nvml.try_ask("nvmlDeviceGetTemperature", handle, 0),
         "memory": memory.value.uiVal if memory is not None and readable else None,
-        "slowdown_at": nvml.ask("nvmlDeviceGetTemperatureThreshold", handle, 1),
+        "slowdown_at": nvml.try_ask("nvmlDeviceGetTemperatureThreshold", handle, 1),
     }
 
 
@@ -221,8 +163,8 @@ def _switch(answer: Any) -> str | None:
     return _word({0: "off", 1: "on"}, answer)
 
 
-def _confidential(nvml: NvmlFacts) -> str | None:
-    state = nvml.ask("nvmlSystemGetConfComputeState")
+def _confidential(nvml: Nvml) -> str | None:
+    state = nvml.try_ask("nvmlSystemGetConfComputeState")
     feature = getattr(state, "ccFeature", None)
     return None if feature is None else _switch(int(bool(feature)))
 
@@ -245,22 +187,22 @@ MOST_EVENTS = 16  # that are read at once
 class ErrorWatch:
     """Reads counters, and the XIDs that came since it was asked last. Nothing here waits or raises."""
 
-    def __init__(self, nvml: NvmlFacts, whole: Any) -> None:
+    def __init__(self, nvml: Nvml, whole: Any) -> None:
         self._nvml, self._whole = nvml, whole
-        self._events = nvml.ask("nvmlEventSetCreate")
+        self._events = nvml.try_ask("nvmlEventSetCreate")
         if self._events is not None:
-            nvml.ask("nvmlDeviceRegisterEvents", whole, XID_EVENT, self._events)
+            nvml.try_ask("nvmlDeviceRegisterEvents", whole, XID_EVENT, self._events)
             if "nvmlDeviceRegisterEvents" in nvml.reasons:
                 self._events = None
         self._forget_reasons()
 
     def read(self) -> dict[str, Any]:
         """Counters so far and new XIDs; what NVML does not tell is null."""
-        rows = self._nvml.ask("nvmlDeviceGetRemappedRows", self._whole)
+        rows = self._nvml.try_ask("nvmlDeviceGetRemappedRows", self._whole)
         known = isinstance(rows, (tuple, list)) and len(rows) == 4
-        retired = None if known else self._nvml.ask("nvmlDeviceGetRetiredPages", self._whole, DOUBLE_BIT_ERROR)
+        retired = None if known else self._nvml.try_ask("nvmlDeviceGetRetiredPages", self._whole, DOUBLE_BIT_ERROR)
         errors = {
-            "ecc_uncorrected": self._nvml.ask(
+            "ecc_uncorrected": self._nvml.try_ask(
                 "nvmlDeviceGetTotalEccErrors", self._whole, UNCORRECTED, SINCE_DRIVER_LOAD
             ),
             "remapped_rows": int(rows[0]) + int(rows[1]) if known else None,
@@ -277,7 +219,7 @@ class ErrorWatch:
             return None
         found: list[int] = []
         for _ in range(MOST_EVENTS):
-            event = self._nvml.ask("nvmlEventSetWait_v2", self._events, 0)
+            event = self._nvml.try_ask("nvmlEventSetWait_v2", self._events, 0)
             if event is None:  # none is waiting, which NVML calls a timeout
                 waited = "timeout" in self._nvml.reasons.get("nvmlEventSetWait_v2", "").lower()
                 return found if waited or found else None
@@ -305,24 +247,23 @@ PATHS = {
 
 def nvidia_links(missing: Missing) -> dict[str, Any]:
     """Each device with its active NVLinks, and each pair of devices with the path between them."""
-    nvml, reason = open_nvml()
+    nvml, reason = opened()
     if nvml is None:
         missing.add("links", reason)
         return {"devices": [], "pairs": []}
-    handles: dict[str, Any] = {}
+    try:
+        handles, _ = nvml.handles()
+    except NvmlError as error:
+        missing.add("links", str(error))
+        return {"devices": [], "pairs": []}
     devices: list[dict[str, Any]] = []
-    for index in range(nvml.ask("nvmlDeviceGetCount") or 0):
-        handle = nvml.ask("nvmlDeviceGetHandleByIndex", index)
-        uuid = nvml.ask("nvmlDeviceGetUUID", handle) if handle is not None else None
-        if not isinstance(uuid, str):
-            continue
-        handles[uuid] = handle
-        states = [nvml.ask("nvmlDeviceGetNvLinkState", handle, link) for link in range(MOST_LINKS)]
-        address = getattr(nvml.ask("nvmlDeviceGetPciInfo", handle), "busId", None)
+    for uuid, handle in handles.items():
+        states = [nvml.try_ask("nvmlDeviceGetNvLinkState", handle, link) for link in range(MOST_LINKS)]
+        address = getattr(nvml.try_ask("nvmlDeviceGetPciInfo", handle), "busId", None)
         devices.append(
             {
                 "uuid": uuid,
-                "name": nvml.ask("nvmlDeviceGetName", handle),
+                "name": nvml.try_ask("nvmlDeviceGetName", handle),
                 "address": normal_address(address.decode() if isinstance(address, bytes) else address),
                 "nvlinks_active": sum(state == 1 for state in states) if any(s is not None for s in states) else None,
             }
@@ -331,8 +272,8 @@ def nvidia_links(missing: Missing) -> dict[str, Any]:
         missing.add("links.nvlink", nvml.reasons.get("nvmlDeviceGetNvLinkState", "NVML does not state it"))
     pairs = []
     for one, other in combinations(handles, 2):
-        ancestor = nvml.ask("nvmlDeviceGetTopologyCommonAncestor", handles[one], handles[other])
-        status = nvml.ask("nvmlDeviceGetP2PStatus", handles[one], handles[other], NVLINK_CAPABILITY)
+        ancestor = nvml.try_ask("nvmlDeviceGetTopologyCommonAncestor", handles[one], handles[other])
+        status = nvml.try_ask("nvmlDeviceGetP2PStatus", handles[one], handles[other], NVLINK_CAPABILITY)
         pairs.append(
             {
                 "between": [one, other],

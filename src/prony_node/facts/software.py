@@ -23,6 +23,7 @@ from typing import Any
 
 from prony_node import __version__
 from prony_node.contract.cache import private_folder
+from prony_node.contract.plugins import installed_code
 from prony_node.contract.run_folder import node_source_hash
 from prony_node.contract.safe_files import read_plain
 from prony_node.facts.tree import Missing, Tree
@@ -56,6 +57,7 @@ def software_facts(root: Path = Path("/")) -> dict[str, Any]:
         "prony_node_source": node_source_hash(),
         "packages": packages,
         "drivers": driver_versions(tree),
+        "plugins": [code.to_json() for code in installed_code()],
         "missing": missing.entries,
     }
 

@@ -15,6 +15,7 @@ from prony_node.facts.container import pid_namespace
 from prony_node.facts.host import CPUS, CpuLimits, cgroup_facts, hypervisor_facts, load_average, parse_meminfo
 from prony_node.facts.nvidia import ErrorWatch
 from prony_node.facts.tree import Missing, Tree, link_facts, parse_keys, whole_number
+from prony_node.nvml import Nvml
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ class Watch:
         self.address: str | None = (device_facts.get("pci") or {}).get("address")
         self.roots = our_roots()
         self.reason: str | None = None
-        self.nvml: nvidia.NvmlFacts | None = None
+        self.nvml: Nvml | None = None
         self.handle: Any = None
         self.whole: Any = None
         self.errors: ErrorWatch | None = None
@@ -182,7 +183,7 @@ class Watch:
         return self.sample()
 
     def _open_nvml(self, uuid: str | None) -> None:
-        self.nvml, self.reason = nvidia.open_nvml()
+        self.nvml, self.reason = nvidia.opened()
         if self.nvml is None:
             return
         self.handle = self.nvml.find(uuid, self.address)

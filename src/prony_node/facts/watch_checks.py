@@ -8,12 +8,10 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
+from prony_node.contract.run_folder import make_check as check
+
 Sample = dict[str, Any]
 Check = dict[str, str]
-
-
-def check(name: str, level: str, message: str) -> Check:
-    return {"name": name, "level": level, "message": message}
 
 
 def around(samples: list[Sample], window: tuple[float, float] | None) -> list[Sample]:

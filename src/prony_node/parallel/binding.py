@@ -12,9 +12,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from prony_node.contract.digits import is_digits
+from prony_node.contract.digits import counted, is_digits
 from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import cpu_list, parse_cpu_list
+from prony_node.nvml import NvmlError, open_nvml
 
 
 def allowed_cores() -> list[int]:
@@ -165,12 +166,10 @@ def pci_address(device: str) -> str | None:
 def _address_from_nvml(uuid: str) -> str | None:
     """NVML writes 00000000:65:00.0 where the kernel writes 0000:65:00.0."""
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        stated = pynvml.nvmlDeviceGetPciInfo(pynvml.nvmlDeviceGetHandleByUUID(uuid)).busId
-        pynvml.nvmlShutdown()
-    except Exception:  # no library, no driver, no such device: the slot is not known, and binding says so
+        nvml = open_nvml()
+        stated = getattr(nvml.ask("nvmlDeviceGetPciInfo", nvml.ask("nvmlDeviceGetHandleByUUID", uuid)), "busId", None)
+        nvml.close()
+    except NvmlError:  # no library, no driver, no such device: the slot is not known, and binding says so
         return None
     text = stated.decode() if isinstance(stated, bytes) else str(stated)
     domain, _, rest = text.lower().partition(":")
@@ -280,7 +279,7 @@ def _own_cores(topology: Topology, allowed: Cores, slots: Sequence[Slot | None])
         parts |= zip(ranks, _split(topology, cores - taken, len(ranks)), strict=True)
         taken |= cores
     if not all(parts.values()):
-        why = f"{len(slots)} ranks share {len(allowed)} core{'s' if len(allowed) > 1 else ''}"
+        why = f"{len(slots)} ranks share {counted(len(allowed), 'core')}"
         return [Binding(reason=f"{why}: not each can have one next to its device, so nothing was bound")] * len(slots)
     if parts[0] == allowed:  # one rank
         return [Binding(reason="the one rank of this node has every core that may be used, so nothing was bound")]

@@ -13,23 +13,21 @@ from typing import Any, TextIO
 
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
-from prony_node.contract.metrics import Rates, carbon_g, cost_json, price
+from prony_node.contract.metrics import JOULES_A_WH, Rates, carbon_g, cost_json, price
 from prony_node.contract.run_folder import make_check
 from prony_node.contract.safe_files import read_in_run
 from prony_node.power import figures
-from prony_node.power.figures import NodeEnergy, PartEnergy, idle_power, node_energy, part_energies
+from prony_node.power.figures import NodeEnergy, PartEnergy, quickest_first, span_energy
 from prony_node.power.recording import Recording, Trace, foreign, read_recording, throttling
 from prony_node.power.window import SHORTEST_S, ticks
 
 BLOCKS, LETTERS = " ▁▂▃▄▅▆▇█", " .:-=+*#@"
-ORDER = {"instantaneous": 0, "average": 1, "model": 2}
 LEAST_WIDTH = 16
 
 
 def power_points(traces: list[Trace], start_s: float, end_s: float) -> tuple[list[tuple[float, float]], str]:
     """Instants and watts of the quickest sensor of a part, and its name; of a counter, between its ticks."""
-    power = [trace for trace in traces if trace.sensor.kind in ORDER]
-    for trace in sorted(power, key=lambda t: (ORDER[t.sensor.kind], t.sensor.period_s or math.inf)):
+    for trace in quickest_first(traces):
         inside = [(r.after_s, r.value) for r in trace.readings if start_s <= r.after_s <= end_s]
         if len(inside) >= 2:
             return inside, trace.sensor.id.partition(" ")[0]
@@ -152,26 +150,23 @@ def make_account(folder: Path, start_s: float, end_s: float) -> Account:
 
 def _fill(account: Account) -> None:
     recording = account.recording
-    found = part_energies(recording, account.start_s, account.end_s)
+    span = span_energy(recording, account.start_s, account.end_s)
+    found = span.parts
     if account.seconds < SHORTEST_S:
         short = f"it took {account.seconds:.2g} s, and under {SHORTEST_S:.0f} s there is no energy figure"
         found = [replace(part, figure=None, reason=short) for part in found]
     found = [_with_peak(part, recording, account.start_s, account.end_s) for part in found]
-    sensors = [trace.sensor for trace in recording.traces]
-    account.parts = found
-    account.node = node_energy(found, sensors)
-    account.idle = {part.part: idle_power(recording, part.part, account.start_s) for part in found}
-    limits_w = recording.about.get("limits_w") or {}
+    account.parts, account.node, account.idle = found, span.node, span.idle
     busy = recording.about.get("busy_at_start") or {}
     seen = recording.about.get("conditions") or {}
     for part in found:
-        checks = [*_span(part, account.seconds), *figures.part_checks(part, limits_w.get(part.part))]
+        checks = [*_span(part, account.seconds), *span.checks_of_part(part)]
         if part.scope in ("gpu", "module"):
             checks.append(throttling(seen.get(part.part)))
         checks.append(foreign(busy.get(part.part), seen.get(part.part)))
         account.checks[part.part] = checks
     everything = figures.covered([part.part for part in found], found)
-    account.checks[""] = [*figures.node_checks(account.node, found, sensors), everything]
+    account.checks[""] = [*span.checks_of_node(), everything]
 
 
 def _with_peak(part: PartEnergy, recording: Recording, start_s: float, end_s: float) -> PartEnergy:
@@ -225,7 +220,6 @@ def _seen(account: Account, part: PartEnergy) -> Any:
     return (account.recording.about.get("conditions") or {}).get(part.part)
 
 
-JOULES_A_WH = 3600.0
 HEAD = ("device", "energy", "", "±", "mean", "peak", "idle")
 DASH = "-"
 WIDTH, WIDEST = 80, 120

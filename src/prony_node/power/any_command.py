@@ -30,7 +30,7 @@ from typing import Any, NoReturn
 
 from prony_node.contract import files
 from prony_node.contract.cache import private_folder
-from prony_node.contract.errors import RequestError, nearest, unknown
+from prony_node.contract.errors import RequestError, nearest, signal_name, unknown
 from prony_node.contract.metrics import Rates, find_rates
 from prony_node.contract.safe_files import NotPlain, is_in_shared, who_can_replace, write_alone
 from prony_node.contract.secret import redacted_command
@@ -68,10 +68,7 @@ class CommandEnd:
     def __str__(self) -> str:
         if self.signal is None:
             return f"exit {self.code}"
-        try:
-            return f"ended by {signal.Signals(self.signal).name}"
-        except ValueError:  # a real-time signal has no name
-            return f"ended by signal {self.signal}"
+        return f"ended by {signal_name(self.signal)}"
 
 
 def check_command(words: Sequence[str]) -> None:

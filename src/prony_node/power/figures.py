@@ -1,4 +1,7 @@
-"""The energy of each part and of the node, nothing counted twice, with the checks of these figures."""
+"""The energy of each part and of the node, nothing counted twice, with the checks of these figures.
+
+`span_energy` is where a run, `prony power` and `measure()` all begin.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,8 @@ MEASURED = "measured"
 LOWER_BOUND = "sum of devices, a lower bound"
 PLATFORM = "psys"
 IDLE_AT_LEAST_S = 1.0
+
+Check = dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,45 @@ class NodeEnergy:
     seconds: float
     power_w: float
     parts: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class SpanEnergy:
+    """Everything that a recording tells of a time span."""
+
+    recording: Recording
+    parts: list[PartEnergy]
+    node: NodeEnergy | None
+    idle: dict[str, tuple[float | None, str]]  # W by part, or why not
+
+    @property
+    def sensors(self) -> list[Sensor]:
+        return [trace.sensor for trace in self.recording.traces]
+
+    @property
+    def notes(self) -> list[str]:
+        return self.recording.about.get("notes") or []
+
+    def checks_of_part(self, part: PartEnergy) -> list[Check]:
+        limits_w = self.recording.about.get("limits_w") or {}
+        return part_checks(part, limits_w.get(part.part))
+
+    def checks_of_node(self) -> list[Check]:
+        return node_checks(self.node, self.parts, self.sensors)
+
+    def part_json(self, part: PartEnergy) -> dict[str, Any]:
+        return part_json(part, self.idle[part.part])
+
+    def node_json(self) -> dict[str, Any]:
+        return node_json(self.node, self.recording)
+
+
+def span_energy(recording: Recording, start_s: float, end_s: float, idle_before_s: float | None = None) -> SpanEnergy:
+    """The energy between two instants, and the power of each part before `idle_before_s` (else the start)."""
+    parts = part_energies(recording, start_s, end_s)
+    before_s = start_s if idle_before_s is None else idle_before_s
+    idle = {part.part: idle_power(recording, part.part, before_s) for part in parts}
+    return SpanEnergy(recording, parts, node_energy(parts, [trace.sensor for trace in recording.traces]), idle)
 
 
 def part_energies(recording: Recording, start_s: float, end_s: float) -> list[PartEnergy]:
@@ -130,11 +174,18 @@ def _surest(found: list[WindowEnergy]) -> WindowEnergy | None:
     return min(found, key=lambda one: (one.sensor.seen_share < 1.0, one.period_s, one.uncertainty_j), default=None)
 
 
+ORDER = {"instantaneous": 0, "average": 1, "model": 2}  # of sensors of power, the quickest first
+
+
+def quickest_first(traces: list[Trace]) -> list[Trace]:
+    """The traces of power, that of the quickest sensor first; counters are left out."""
+    able = [trace for trace in traces if trace.sensor.kind in ORDER]
+    return sorted(able, key=lambda trace: (ORDER[trace.sensor.kind], trace.sensor.period_s or math.inf))
+
+
 def _peak(traces: list[Trace], start_s: float, end_s: float) -> tuple[float | None, str]:
     """The highest reading of the quickest power sensor; a counter alone tells none."""
-    order = {"instantaneous": 0, "average": 1, "model": 2}
-    able = [t for t in traces if t.sensor.kind in order]
-    for trace in sorted(able, key=lambda t: (order[t.sensor.kind], t.sensor.period_s or math.inf)):
+    for trace in quickest_first(traces):
         values = [r.value for r in trace.readings if start_s <= r.after_s <= end_s]
         if values:
             return max(values), trace.sensor.id
@@ -222,8 +273,6 @@ GAP_PERIODS = 10.0
 LIMIT_MARGIN = 1.05  # sensors are a few percent off, and a limit holds on average
 
 NAMES = {"energy-foreign": "foreign processes", "energy-span": "window"}  # in the lines for a person
-
-Check = dict[str, str]
 
 
 def part_checks(part: PartEnergy, limit_w: float | None) -> list[Check]:

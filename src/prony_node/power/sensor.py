@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Protocol
+
+from prony_node.contract import plugins
+from prony_node.contract.errors import RequestError
 
 KINDS = ("counter", "average", "instantaneous", "model")
 SCOPES = ("gpu", "module", "package", "dram", "node")
@@ -90,23 +91,27 @@ class PowerReader(Protocol):
     def close(self) -> None: ...
 
 
-# The name, and what it asks, in a line. Each is a file of this room with `open_reader(root)`.
-READERS = {
-    "nvidia": "NVIDIA GPUs, through nvidia-ml-py",
-    "amd": "AMD GPUs, through amdsmi or the kernel's hwmon",
-    "grace": "Grace and Grace Hopper modules, through the kernel's hwmon",
-    "rapl": "CPU packages and memory, through the kernel's powercap",
-    "cray": "HPE Cray nodes, through pm_counters",
-    "intel_gpu": "Intel GPUs, through the kernel's hwmon (xe, i915)",
-    "habana": "Gaudi accelerators, through pyhlml",
-    "graphcore": "IPUs, through gcipuinfo",
-    "apple": "Apple silicon, through powermetrics",
-    "ipmi": "the node, through its management controller (ipmitool)",
-    "redfish": "the node, through its management controller over the network",
-    "slurm": "the node, through Slurm's energy accounting, where the job has it alone",
-    "replay": "a recording, given by PRONY_POWER_REPLAY",
-}
-ENTRY_POINTS = "prony.power_readers"
+READERS = plugins.own(
+    plugins.POWER_READERS,
+    *(
+        (name, f"prony_node.power.readers.{name}:open_reader", asks)
+        for name, asks in (
+            ("nvidia", "NVIDIA GPUs, through nvidia-ml-py"),
+            ("amd", "AMD GPUs, through amdsmi or the kernel's hwmon"),
+            ("grace", "Grace and Grace Hopper modules, through the kernel's hwmon"),
+            ("rapl", "CPU packages and memory, through the kernel's powercap"),
+            ("cray", "HPE Cray nodes, through pm_counters"),
+            ("intel_gpu", "Intel GPUs, through the kernel's hwmon (xe, i915)"),
+            ("habana", "Gaudi accelerators, through pyhlml"),
+            ("graphcore", "IPUs, through gcipuinfo"),
+            ("apple", "Apple silicon, through powermetrics"),
+            ("ipmi", "the node, through its management controller (ipmitool)"),
+            ("redfish", "the node, through its management controller over the network"),
+            ("slurm", "the node, through Slurm's energy accounting, where the job has it alone"),
+            ("replay", "a recording, given by PRONY_POWER_REPLAY"),
+        )
+    ),
+)
 
 
 @dataclass
@@ -118,9 +123,9 @@ class OpenedReaders:
 
 
 def reader_names() -> dict[str, str]:
-    """Every reader by name, those of third parties included."""
-    more = {point.name: f"from {point.value}" for point in entry_points(group=ENTRY_POINTS)}
-    return {**more, **READERS}
+    """Every reader by name, those of other packages included, with what it asks."""
+    more = plugins.of_group(plugins.POWER_READERS, READERS).values()
+    return {one.name: f"of the package {one.origin}" for one in more} | {one.name: one.help for one in READERS.values()}
 
 
 def open_readers(wanted: Sequence[str] = (), root: Path = Path("/")) -> OpenedReaders:
@@ -140,13 +145,10 @@ def open_readers(wanted: Sequence[str] = (), root: Path = Path("/")) -> OpenedRe
 
 
 def _open(name: str, root: Path) -> PowerReader:
-    if name in READERS:
-        opener = import_module(f"prony_node.power.readers.{name}").open_reader
-    else:
-        points = [point for point in entry_points(group=ENTRY_POINTS) if point.name == name]
-        if not points:
-            raise Unavailable(f"there is no reader named {name}; there are {', '.join(reader_names())}")
-        opener = points[0].load()
+    try:
+        opener = plugins.find(plugins.POWER_READERS, name, READERS).load()
+    except RequestError as error:
+        raise Unavailable(str(error)) from error
     reader: PowerReader = opener(root)
     if not reader.sensors:
         raise Unavailable("it found no sensor")

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from prony_node.power.account import BLOCKS, LETTERS, ORDER, SILENT, Terminal, bars, columns, reason_lines
+from prony_node.power.account import BLOCKS, LETTERS, SILENT, Terminal, bars, columns, reason_lines
+from prony_node.power.figures import ORDER
 from prony_node.power.sampler import ReaderThread
 from prony_node.power.sensor import PowerReader, Reading, Sensor, open_readers
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from prony_node.contract import files
+from prony_node.contract.errors import signal_name
 from prony_node.contract.record import OUT_OF_MEMORY
 from prony_node.contract.trial import Plan, Trial
 from prony_node.measure.batch_search import Tried, largest_that_fits
@@ -119,7 +119,7 @@ def _judge(batch: int, result: dict[str, Any], status: int | None, folder: Path,
         return Tried(batch, False, room=room, reason=str(failure.get("message")))
     if failure:
         raise TryFailed(str(failure.get("kind")), f"while trying batch_size={batch}: {failure.get('message')}")
-    how = f"ended with exit code {status}" if status is None or status >= 0 else f"ended by {_signal_name(-status)}"
+    how = f"ended with exit code {status}" if status is None or status >= 0 else f"ended by {signal_name(-status)}"
     last = log.splitlines()[-1].strip() if log else "it said nothing"
     if batch == least:  # nothing smaller is left, so memory does not explain it
         kind = "killed" if status is not None and status < 0 else "exception"
@@ -131,13 +131,6 @@ def _most(result: dict[str, Any]) -> int | None:
     """A step takes no more samples than the data set has."""
     samples = (result.get("data") or {}).get("samples")
     return int(samples) // int(result["effective"].get("grad_accumulation", 1)) if samples else None
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def words(tried: Tried) -> str:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from prony_node.contract import files
-from prony_node.contract.metrics import measured, missing
+from prony_node.contract.digits import counted
+from prony_node.contract.metrics import JOULES_A_WH, measured, missing
 from prony_node.contract.parallel import ranks_per_node
 from prony_node.contract.run_folder import Energy, Parts, make_check
 from prony_node.contract.safe_files import plain_lines
@@ -23,13 +24,7 @@ from prony_node.power.figures import (
     PartEnergy,
     contained,
     covered,
-    idle_power,
-    node_checks,
-    node_energy,
-    node_json,
-    part_checks,
-    part_energies,
-    part_json,
+    span_energy,
 )
 from prony_node.power.recording import Recording, read_recording, sensor_from_json
 from prony_node.power.sampler_process import SamplerProcess
@@ -38,7 +33,6 @@ from prony_node.power.window import NoEnergy, best_within
 from prony_node.run.conditions import node_name, wait_for_others, why_unseen
 from prony_node.stats import StopRule
 
-JOULES_A_WH = 3600.0
 LEAST_WINDOW_S = 10.0  # a counter that ticks every 100 ms needs it for 1 %
 ENERGY_METRICS = (
     "energy", "energy_per_sample", "samples_per_wh", "power", "power_peak", "power_idle", "node_energy", "node_power",
@@ -98,34 +92,29 @@ def no_energy(reason: str, *, doubt: bool = False) -> Energy:
 
 
 def _figures(recording: Recording, folder: Path, parts: Parts, start_s: float, end_s: float) -> Energy:
-    sensors = [trace.sensor for trace in recording.traces]
-    found = part_energies(recording, start_s, end_s)
-    node = node_energy(found, sensors)
-    device_from_s = float(parts.result.get("device_from_monotonic") or start_s)
-    idle = {part.part: idle_power(recording, part.part, device_from_s) for part in found}
-    own, why_not = _own_of_all(found, parts, sensors)
+    span = span_energy(recording, start_s, end_s, float(parts.result.get("device_from_monotonic") or start_s))
+    own, why_not = _own_of_all(span.parts, parts, span.sensors)
     detail = {
-        "parts": [part_json(part, idle[part.part]) for part in found],
+        "parts": [span.part_json(part) for part in span.parts],
         "devices": [part.part for part in own],
-        "node": node_json(node, recording),
+        "node": span.node_json(),
         "reasons": recording.reasons,
-        "notes": recording.about.get("notes") or [],
+        "notes": span.notes,
     }
     known = [part for part in own if part.figure is not None]
-    checks = node_checks(node, found, sensors)
+    checks = span.checks_of_node()
     if known and len(known) == len(own):
-        limits_w = recording.about.get("limits_w") or {}
-        checks += [check for part in own for check in part_checks(part, limits_w.get(part.part))]
+        checks += [check for part in own for check in span.checks_of_part(part)]
         checks.append(covered([part.part for part in own], own))
         work = Work(folder, parts.result, int(parts.device.get("rank") or 0))
         metrics = _device_metrics(known, work, parts.result)
-        metrics["power_idle"] = _idle_metric([idle[part.part] for part in known])
+        metrics["power_idle"] = _idle_metric([span.idle[part.part] for part in known])
         if stretches := parts.result.get("training_monotonic"):
             metrics |= energy_to_quality(recording, known, stretches, parts.result)
     else:
         nothing = no_energy(why_not or "; ".join(part.reason for part in own if part.reason), doubt=bool(own))
         metrics, checks = nothing.metrics, checks + nothing.checks
-    return Energy(metrics | _node_metrics(node), checks, detail)
+    return Energy(metrics | _node_metrics(span.node), checks, detail)
 
 
 def _node_metrics(node: NodeEnergy | None) -> dict[str, Any]:
@@ -269,7 +258,7 @@ def energy_to_quality(
     energy_j = math.fsum(joules for joules, _, _ in found)
     relative = math.hypot(*(doubt_j for _, doubt_j, _ in found)) / energy_j
     first = found[0][2]
-    epochs = f"{len(intervals)} epoch{'s' if len(intervals) != 1 else ''}"
+    epochs = counted(len(intervals), "epoch")
     how = {
         "scope": "+".join(dict.fromkeys(part.scope for part in parts)),
         "source": f"{first.sensor.id.partition(' ')[0]}, {first.method}, over the {seconds:.2f} s of {epochs}, "

@@ -14,10 +14,11 @@ from typing import Any
 
 from prony_node import facts
 from prony_node.contract import files
-from prony_node.contract.errors import RequestError
+from prony_node.contract.errors import EXIT_FAILED, EXIT_INTERRUPTED, RequestError
 from prony_node.contract.machine import Machine
+from prony_node.contract.plugins import Plugin
 from prony_node.run.processes import SignalPipe, adopt_orphans, controller_is_gone, end_adopted, end_with_parent
-from prony_node.workloads import find_workload, libraries_of
+from prony_node.workloads import find_workload, libraries_of, plugin_of
 from prony_node.workloads.config import Workload
 from prony_node.workloads.model_file.config import content_hash, name_with_hash, to_document
 from prony_node.workloads.model_file.load import ModelFile, load_model_file, mistakes_in
@@ -42,13 +43,21 @@ def check_name(name: str) -> dict[str, Any]:
 
 def fingerprint_for(workload: str) -> dict[str, Any]:
     """Machine, software and its parts, as a run of this workload has them."""
-    return facts.fingerprint(libraries=libraries_of(workload))
+    return facts.fingerprint(libraries=libraries_of(workload), plugin=_plugin_of(workload))
 
 
 def fingerprints(workloads: list[str]) -> dict[str, Any]:
-    """Of this node, and the software's hash for each of these workloads: made once for each library."""
-    made = {libraries: facts.fingerprint(libraries=libraries) for libraries in {(), *map(libraries_of, workloads)}}
-    return {**made[()], "workloads": {name: made[libraries_of(name)]["software"] for name in workloads}}
+    """Of this node, and the software's hash for each of these workloads: made once for each library and plug-in."""
+    needs = {name: (libraries_of(name), _plugin_of(name)) for name in workloads}
+    made = {need: facts.fingerprint(libraries=need[0], plugin=need[1]) for need in {((), None), *needs.values()}}
+    return {**made[(), None], "workloads": {name: made[need]["software"] for name, need in needs.items()}}
+
+
+def _plugin_of(workload: str) -> Plugin | None:
+    try:
+        return plugin_of(workload)
+    except RequestError:  # in two packages: the run is refused
+        return None
 
 
 def find_devices() -> dict[str, Any]:
@@ -143,7 +152,7 @@ def answer_on_lifeline(answer: Callable[[], int]) -> int:
             if code is None:
                 signals.wait(LOOK_EVERY_S)
         end_adopted()
-    return 130 if code is None else 1 if code < 0 else code
+    return EXIT_INTERRUPTED if code is None else EXIT_FAILED if code < 0 else code
 
 
 def _answer(answer: Callable[[], int], keeper: int) -> None:

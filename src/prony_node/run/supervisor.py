@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from prony_node.contract import files
-from prony_node.contract.errors import RequestError
+from prony_node.contract.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_REQUEST, RequestError, signal_name
 from prony_node.contract.logs import limit_logs, logs_of_run
 from prony_node.contract.parallel import rank_count, ranks_per_node
 from prony_node.contract.run_folder import SUPERVISOR, Energy, Parts, assemble, make_failure, read_parts, write_manifest
@@ -44,7 +44,6 @@ from prony_node.run.watchdog import Watchdog
 
 LOOK_EVERY_S = 0.5  # at the files; the rank's own end and signals are noticed at once
 SAME_SIGNAL_S = 0.5  # between the signals that a scheduler sends to the processes of a job
-EXIT_OK, EXIT_FAILED, EXIT_REQUEST, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 
 def supervise(plan_file: Path, folder: Path) -> int:
@@ -199,7 +198,7 @@ def _own_end(
     if parts.result.get("failure") or (status == 0 and parts.complete):
         return None
     if status is not None and status < 0:
-        name = _signal_name(-status)
+        name = signal_name(-status)
         evidence = witness.evidence(rank.pid) if -status == signal.SIGKILL else None
         if evidence:
             text = f"killed by {name} {watchdog.whereabouts()}: host memory ran out, {evidence}"
@@ -209,13 +208,6 @@ def _own_end(
     how = "without a result" if status == 0 else f"with exit code {status}"
     end = last.splitlines()[-1].strip() if last else "it said nothing"
     return make_failure("exception", f"the rank ended {how} {watchdog.whereabouts()}: {end}\n{last}".rstrip())
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _write_node(folder: Path, node: int, ending: Ending) -> int:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from prony_node.contract import plugins
 from prony_node.contract.errors import RequestError, unknown
 from prony_node.contract.parallel import devices_of_model
 from prony_node.workloads.ceilings.config import CEILINGS
@@ -49,13 +51,25 @@ MODEL_LIBRARIES = ("timm", "transformers", "segmentation_models_pytorch")
 
 
 def find_workload(name: str) -> Workload:
-    """The workload of that name, or an error that names the nearest."""
+    """The workload of that name, Prony's own or of a plug-in; or an error that names the nearest."""
     library, slash, model = name.partition("/")
     if slash and library in LIBRARIES:
         return LIBRARIES[library](model)
-    if name not in WORKLOADS:
-        raise unknown("workload", name, [*WORKLOADS, *(f"{known}/{model}" for known in LIBRARIES if slash)])
-    return WORKLOADS[name]
+    if name in WORKLOADS:
+        return WORKLOADS[name]
+    plugin = plugin_of(name)
+    if plugin is None:
+        more = plugins.of_group(plugins.WORKLOADS)
+        raise unknown("workload", name, [*WORKLOADS, *more, *(f"{known}/{model}" for known in LIBRARIES if slash)])
+    found = plugin.load()
+    if not isinstance(found, Workload) or found.name != name:
+        raise plugins.PluginError(f"{plugin.value} of the package {plugin.origin} is no Workload of the name {name}")
+    return found
+
+
+def plugin_of(name: str) -> plugins.Plugin | None:
+    """The plug-in that adds this workload; None for Prony's own, for a library's, and for one that nobody has."""
+    return None if name in WORKLOADS or "/" in name else plugins.in_packages(plugins.WORKLOADS, name)
 
 
 def libraries_of(name: str) -> tuple[str, ...]:
@@ -69,7 +83,14 @@ def libraries_of(name: str) -> tuple[str, ...]:
 
 def workload_of(plan: Plan) -> Workload:
     """The workload that a plan asks for: of the table, or what a user's own model file states."""
-    return find_workload(plan.trial.workload) if plan.file is None else workload_of_file(plan)
+    if plan.file is not None:
+        return workload_of_file(plan)
+    try:
+        return find_workload(plan.trial.workload)
+    except plugins.PluginError:
+        raise
+    except RequestError as error:  # whoever made the plan has it
+        raise RequestError(f"{error}; the plug-in that adds it is not installed in {sys.executable}") from error
 
 
 def build_task(workload: Workload, settings: dict[str, Value]) -> Task:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from prony_node.power.readers.sources import Folder, plausible_j
+from prony_node.power.readers.sources import Folder
 from prony_node.power.sensor import Sensor, SensorLost, Unavailable
 
 CARDS = "/sys/class/drm/card[0-9]*"
@@ -32,7 +32,7 @@ class IntelGpuReader:
         self.notes = notes
 
     def read(self, sensor: Sensor) -> float:
-        return _read_j(self._folder, self._files[sensor.id])
+        return self._folder.counter_j(self._files[sensor.id])
 
     def busy(self, part: str) -> str | None:
         return None  # the driver's clients are visible to their owner alone
@@ -50,7 +50,7 @@ def open_reader(root: Path) -> IntelGpuReader:
         seen = True
         for name, file in _counters(folder, monitor).items():
             try:
-                _read_j(folder, file)
+                folder.counter_j(file)
             except SensorLost as error:
                 lost.append(error)
                 continue
@@ -113,10 +113,6 @@ def _sensor(address: str, name: str, has_package: bool) -> Sensor:
         contains=(package,) if name == "card" and has_package else (),
         resolution=RESOLUTION_J,
     )
-
-
-def _read_j(folder: Folder, file: str) -> float:
-    return plausible_j(folder.number(file) / 1e6, file)
 
 
 def _why_none(seen: bool, lost: list[SensorLost]) -> str:

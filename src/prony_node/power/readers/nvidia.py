@@ -23,7 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from prony_node.power.readers.nvml import FIELD_AVERAGE, FIELD_INSTANT, MODULE, Nvml, open_nvml
+from prony_node.contract.digits import counted
+from prony_node.nvml import FIELD_AVERAGE, FIELD_INSTANT, MODULE, Nvml, NvmlError, open_nvml
 from prony_node.power.sensor import Reading, Sensor, SensorLost, Unavailable
 
 OLD_SLICE = re.compile(r"MIG-(GPU-[^/]+)/\d+/\d+")  # before driver 470
@@ -243,7 +244,10 @@ class NvidiaReader:
         ask = self._asks.get(sensor.id)
         if ask is None:
             raise SensorLost(f"{sensor.id} is not a sensor of the reader nvidia, or it was closed")
-        return ask()
+        try:
+            return ask()
+        except NvmlError as error:
+            raise SensorLost(str(error)) from error
 
     def busy(self, part: str) -> str | None:
         """Processes that NVML lists (it shows none of other containers) and utilisation, in words."""
@@ -254,7 +258,7 @@ class NvidiaReader:
         percent = self.nvml.utilisation_percent(handle)
         words = []
         if pids:
-            words.append(f"{len(pids)} process{'es' if len(pids) > 1 else ''} on it (pid {', '.join(map(str, pids))})")
+            words.append(f"{counted(len(pids), 'process', 'processes')} on it (pid {', '.join(map(str, pids))})")
         if percent:
             words.append(f"{percent} % utilised")
         if words:
@@ -284,11 +288,16 @@ class NvidiaReader:
 
 def open_reader(root: Path) -> NvidiaReader:
     """Find the GPUs and what each can be asked; `root` is not used, NVML has no file to move."""
-    nvml = open_nvml()
+    try:
+        nvml = open_nvml()
+    except NvmlError as error:
+        raise Unavailable(str(error)) from error
     try:
         reader = _open(nvml)
-    except BaseException:
+    except BaseException as error:
         nvml.close()
+        if isinstance(error, NvmlError):
+            raise Unavailable(str(error)) from error
         raise
     if not reader.sensors:
         reader.close()
@@ -338,7 +347,7 @@ def _sensors(nvml: Nvml, device: NvidiaDevice) -> list[tuple[Sensor, Callable[[]
     def offer(sensor: Sensor, ask: Callable[[], float | list[Reading]], trial: Callable[[], object]) -> bool:
         try:
             trial()
-        except SensorLost:
+        except NvmlError:
             return False
         found.append((sensor, ask))
         return True

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 from prony_node.contract.digits import is_digits
-from prony_node.power.readers.sources import Folder, plausible_j
+from prony_node.power.readers.sources import Folder
 from prony_node.power.sensor import Sensor, SensorLost, Unavailable
 
 ZONES = "/sys/class/powercap"
@@ -47,7 +47,7 @@ class RaplReader:
         self.notes = notes
 
     def read(self, sensor: Sensor) -> float:
-        return _read_j(self._folder, self._files[sensor.id])
+        return self._folder.counter_j(self._files[sensor.id])
 
     def busy(self, part: str) -> str | None:
         return None  # a load average near zero is no proof
@@ -68,7 +68,7 @@ def open_reader(root: Path) -> RaplReader:
     files, sensors, lost = {}, [], []
     for part, zone in parts.items():
         try:
-            _read_j(folder, f"{zone}/energy_uj")
+            folder.counter_j(f"{zone}/energy_uj")
         except SensorLost as error:
             lost.append(error)
             continue
@@ -112,10 +112,6 @@ def _parts(folder: Folder) -> tuple[dict[str, str], list[str]]:
     ]
 
 
-def _read_j(folder: Folder, file: str) -> float:
-    return plausible_j(folder.number(file) / 1e6, file)
-
-
 def _sensor(folder: Folder, part: str, zone: str, vendor: str, family: int, model: int) -> Sensor:
     kind, _, number = part.partition("-")
     scope = {"package": "package", "dram": "dram"}.get(kind, "node")
@@ -125,7 +121,7 @@ def _sensor(folder: Folder, part: str, zone: str, vendor: str, family: int, mode
     if vendor == "AuthenticAMD" and kind != "psys":
         source = MODEL_SOURCE
     try:
-        wraps_at_j: float | None = _read_j(folder, f"{zone}/max_energy_range_uj") or None
+        wraps_at_j: float | None = folder.counter_j(f"{zone}/max_energy_range_uj") or None
     except SensorLost:
         wraps_at_j = None
     return Sensor(

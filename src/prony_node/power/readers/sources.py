@@ -94,6 +94,10 @@ class Folder:
             raise SensorLost(f"{path} holds no number: {text[:40]!r}")
         return float(first)
 
+    def counter_j(self, name: str) -> float:
+        """Joules of a file that counts microjoules."""
+        return plausible_j(self.number(name) / 1e6, name)
+
 
 MOST_SHOWN = 200  # characters of a program's complaint
 

@@ -260,7 +260,7 @@ BAD = [
     ("workloads: resnet50\nname: ../x", "a name has up to 60 letters"),
     ("workloads: [resnet50", "line 1, column 21: this is not YAML"),
     ("workloads: resnet50\n---\nworkloads: resnet50", "2 documents"),
-    ("", "0 documents|not"),
+    ("", "is empty; a study is one document"),
     ("- a", "a study is names with values"),
     # nothing of a study is run
     ("workloads: !!python/object/apply:os.system ['touch x']", "the tag 'python/object/apply:os.system' is not read"),

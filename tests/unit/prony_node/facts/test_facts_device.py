@@ -13,8 +13,9 @@ import pytest
 from prony_node.facts import device_facts
 from prony_node.facts.amd import amd_facts, counts_as
 from prony_node.facts.device import merged, properties_facts
-from prony_node.facts.nvidia import nvidia_facts, nvidia_links, throttle_words, uuid_forms
+from prony_node.facts.nvidia import nvidia_facts, nvidia_links
 from prony_node.facts.tree import Missing, Tree
+from prony_node.nvml import throttle_words, uuid_forms
 
 Nvml = Callable[..., dict[str, Any]]
 UUID = "aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee"

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from fake_nvml import NOT_SUPPORTED, FakeNvml
 
+from prony_node.nvml import Nvml
 from prony_node.power import recording
-from prony_node.power.readers.nvml import Nvml
 from prony_node.power.sampler import Stay
 from prony_node.power.sensor import Sensor
 
@@ -101,7 +101,7 @@ def test_nvml_tells_why_clocks_are_held_back_under_its_new_name_and_its_old() ->
     module.nvmlDeviceGetCurrentClocksThrottleReasons = lambda handle: 0x4
     assert nvml.throttle(handle) == ["power limit"]
     module.nvmlDeviceGetCurrentClocksEventReasons = lambda handle: 0x41 | 1 << 40
-    assert nvml.throttle(handle) == ["idle", "hardware thermal", "reason 0x10000000000"]
+    assert nvml.throttle(handle) == ["idle", "hardware thermal", "unknown reason 0x10000000000"]
     assert nvml.computing(handle) == 0
     module.nvmlDeviceGetComputeRunningProcesses = NOT_SUPPORTED
     assert nvml.computing(handle) is None

@@ -1,11 +1,13 @@
-"""NVML's questions and answers in watts and joules. What NVML refuses, or answers with nonsense, raises SensorLost."""
+"""NVIDIA's management library, for everything that asks it: facts, power readers, the cores near a device.
+
+`ask` and the questions about power raise NvmlError where NVML refuses or answers with nonsense. `try_ask` answers None
+and keeps the reason, for facts that are null where they cannot be had.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from typing import Any
-
-from prony_node.power.sensor import SensorLost, Unavailable
 
 # Numbers of NVML's interface, which it keeps for ever (nvml.h).
 FIELD_AVERAGE, FIELD_INSTANT = 185, 186
@@ -21,35 +23,65 @@ THROTTLE = {
 MOST_W = 100e3  # NVML's word for "not available" is the largest number of its type; no GPU is near this
 
 
+class NvmlError(Exception):
+    """NVML cannot be had, or did not answer a question; the message is a sentence, `said` NVML's own words."""
+
+    def __init__(self, sentence: str, said: str = "", code: int | None = None) -> None:
+        super().__init__(sentence)
+        self.said = said or sentence
+        self.code = code
+
+
 class Nvml:
     """NVML, started; ended by `close`."""
 
     def __init__(self, module: Any) -> None:
         self.module = module
         self.mig_uuids: set[str] = set()
+        self.reasons: dict[str, str] = {}  # by function: why `try_ask` had no answer
 
     def ask(self, function: str, *arguments: Any) -> Any:
         call = getattr(self.module, function, None)
         if call is None:
-            raise SensorLost(f"this nvidia-ml-py does not know {function}; a newer one may")
+            known = f"this nvidia-ml-py does not know {function}"
+            raise NvmlError(f"{known}; a newer one may", known)
         try:
             answer = call(*arguments)
         except Exception as error:  # NVML's own errors, and ctypes' where driver and bindings disagree
-            raise SensorLost(f"NVML refuses {function}: {str(error) or type(error).__name__}") from error
+            said = str(error) or type(error).__name__
+            raise NvmlError(
+                f"NVML refuses {function}: {said}", f"NVML: {said}", getattr(error, "value", None)
+            ) from error
         return answer.decode("utf-8", "replace") if isinstance(answer, bytes) else answer
+
+    def try_ask(self, function: str, *arguments: Any) -> Any:
+        """The answer; None, and the reason in `reasons`, where there is none."""
+        try:
+            return self.ask(function, *arguments)
+        except NvmlError as error:
+            self.reasons[function] = error.said
+            return None
+
+    def find(self, uuid: str | None, address: str | None) -> Any:
+        """The handle of a device, by UUID and else by PCI address; never by index, which may differ."""
+        for known in uuid_forms(uuid):
+            handle = self.try_ask("nvmlDeviceGetHandleByUUID", known)
+            if handle is not None:
+                return handle
+        return self.try_ask("nvmlDeviceGetHandleByPciBusId", address) if address else None
 
     def handles(self) -> tuple[dict[str, Any], list[str]]:
         """The GPUs that may be opened, by UUID in the order of the PCI bus, and a note on those that may not."""
         try:
             count = int(self.ask("nvmlDeviceGetCount"))
-        except (SensorLost, TypeError, ValueError, OverflowError) as error:
-            raise Unavailable(f"NVML does not say how many GPUs there are: {error}") from error
+        except (NvmlError, TypeError, ValueError, OverflowError) as error:
+            raise NvmlError(f"NVML does not say how many GPUs there are: {error}") from error
         found, refused = {}, ""
         for index in range(min(count, 1024)):
             try:
                 handle = self.ask("nvmlDeviceGetHandleByIndex", index)
                 found[self._uuid(handle)] = handle
-            except SensorLost as error:
+            except NvmlError as error:
                 refused = str(error)
         closed = count - len(found)
         return found, [f"{closed} of {count} GPUs may not be opened: {refused}"] if closed else []
@@ -57,7 +89,7 @@ class Nvml:
     def _uuid(self, handle: Any) -> str:
         uuid = self.ask("nvmlDeviceGetUUID", handle)
         if not isinstance(uuid, str) or not uuid:
-            raise SensorLost(f"NVML answers a UUID with {str(uuid)[:40]!r}")
+            raise NvmlError(f"NVML answers a UUID with {str(uuid)[:40]!r}")
         return uuid
 
     def slices(self, uuid: str, handle: Any) -> tuple[tuple[str, ...], ...]:
@@ -69,14 +101,14 @@ class Nvml:
                 return ()
             self.mig_uuids.add(uuid)
             count = int(self.ask("nvmlDeviceGetMaxMigDeviceCount", handle))
-        except (SensorLost, TypeError, ValueError, OverflowError):  # a GPU that cannot be sliced refuses the question
+        except (NvmlError, TypeError, ValueError, OverflowError):  # a GPU that cannot be sliced refuses the question
             return ()
         for index in range(min(count, 64)):
             try:
                 piece = self.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
                 new = self._uuid(piece)
                 where = [self.ask(f"nvmlDeviceGet{what}InstanceId", piece) for what in ("Gpu", "Compute")]
-            except SensorLost:  # fewer slices than could be
+            except NvmlError:  # fewer slices than could be
                 continue
             names.append((new, f"MIG-{uuid}/{where[0]}/{where[1]}"))
         return tuple(names)
@@ -87,14 +119,14 @@ class Nvml:
     def name(self, handle: Any) -> str:
         try:
             return str(self.ask("nvmlDeviceGetName", handle))
-        except SensorLost:
+        except NvmlError:
             return "NVIDIA GPU"
 
     def capability(self, handle: Any) -> tuple[int, int] | None:
         try:
             major, minor = self.ask("nvmlDeviceGetCudaComputeCapability", handle)
             return int(major), int(minor)
-        except (SensorLost, TypeError, ValueError, OverflowError):
+        except (NvmlError, TypeError, ValueError, OverflowError):
             return None
 
     def energy_j(self, handle: Any) -> float:
@@ -111,9 +143,9 @@ class Nvml:
             code = value.nvmlReturn
             answer = getattr(value.value, VALUE_TYPES[value.valueType]) if code == 0 else None
         except (AttributeError, KeyError, TypeError, IndexError) as error:
-            raise SensorLost(f"NVML answers field {number} in a form that is not known: {error}") from error
+            raise NvmlError(f"NVML answers field {number} in a form that is not known: {error}") from error
         if answer is None:
-            raise SensorLost(f"NVML refuses field {number} of scope {scope} with its error {code}")
+            raise NvmlError(f"NVML refuses field {number} of scope {scope} with its error {code}")
         return _watts(answer)
 
     def samples(self, handle: Any, since_us: int) -> list[tuple[int, float]]:
@@ -121,15 +153,15 @@ class Nvml:
         try:
             kind, rows = self.ask("nvmlDeviceGetSamples", handle, TOTAL_POWER_SAMPLES, since_us)
             found = [(int(row.timeStamp), getattr(row.sampleValue, VALUE_TYPES[kind])) for row in rows]
-        except SensorLost as lost:
-            if getattr(lost.__cause__, "value", None) in (ERROR_NOT_FOUND, ERROR_INSUFFICIENT_SIZE):
+        except NvmlError as lost:
+            if lost.code in (ERROR_NOT_FOUND, ERROR_INSUFFICIENT_SIZE):
                 return []
             raise
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-            raise SensorLost(f"NVML answers its power samples in a form that is not known: {error}") from error
+            raise NvmlError(f"NVML answers its power samples in a form that is not known: {error}") from error
         good = [(stamp, value / 1000) for stamp, value in found if 0 < stamp < 2**64 and _is_power(value)]
         if found and not good:
-            raise SensorLost(f"NVML's power samples hold no power: {str(found[-1][1])[:40]!r} in mW")
+            raise NvmlError(f"NVML's power samples hold no power: {str(found[-1][1])[:40]!r} in mW")
         return good
 
     def pids(self, handle: Any) -> list[int] | None:
@@ -139,7 +171,7 @@ class Nvml:
         for kind in ("Compute", "Graphics"):
             try:
                 pids |= {int(one.pid) for one in self.ask(f"nvmlDeviceGet{kind}RunningProcesses", handle)}
-            except (SensorLost, TypeError, ValueError, AttributeError, OverflowError):
+            except (NvmlError, TypeError, ValueError, AttributeError, OverflowError):
                 refused += 1
         return None if refused == 2 else sorted(pids)
 
@@ -147,52 +179,63 @@ class Nvml:
         """How many processes compute on it, as far as NVML shows them here."""
         try:
             return len(self.ask("nvmlDeviceGetComputeRunningProcesses", handle))
-        except (SensorLost, TypeError):
+        except (NvmlError, TypeError):
             return None
 
     def throttle(self, handle: Any) -> list[str] | None:
         """What holds the clocks back, in words."""
-        for name in ("Event", "Throttle"):  # the second is its name before driver 535
-            try:
-                bits = int(self.ask(f"nvmlDeviceGetCurrentClocks{name}Reasons", handle))
-            except (SensorLost, TypeError, ValueError):
-                continue
-            words = [word for bit, word in THROTTLE.items() if bits & bit]
-            unknown = bits & ~sum(THROTTLE)
-            return [*words, f"reason 0x{unknown:x}"] if unknown else words
-        return None
+        bits = self.try_ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
+        if bits is None:
+            bits = self.try_ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)  # its name before driver 535
+        return throttle_words(bits)
 
     def utilisation_percent(self, handle: Any) -> int | None:
         try:
             percent = int(self.ask("nvmlDeviceGetUtilizationRates", handle).gpu)
             return percent if 0 <= percent <= 100 else None
-        except (SensorLost, TypeError, ValueError, AttributeError, OverflowError):
+        except (NvmlError, TypeError, ValueError, AttributeError, OverflowError):
             return None
 
     def limit_w(self, handle: Any) -> float | None:
         try:
             return _watts(self.ask("nvmlDeviceGetEnforcedPowerLimit", handle))
-        except SensorLost:
+        except NvmlError:
             return None
 
     def close(self) -> None:
-        with contextlib.suppress(SensorLost):  # nothing is left that it could be told
+        with contextlib.suppress(NvmlError):  # nothing is left that it could be told
             self.ask("nvmlShutdown")
 
 
 def open_nvml() -> Nvml:
-    """NVML ready to be asked; Unavailable with the reason."""
+    """NVML ready to be asked; NvmlError with the reason where it cannot be had."""
     try:
         import pynvml
     except Exception as error:  # absent, or a broken installation
         why = f"nvidia-ml-py cannot be imported ({type(error).__name__}: {error}); install it to read NVIDIA GPUs"
-        raise Unavailable(why) from error
+        raise NvmlError(why) from error
     nvml = Nvml(pynvml)
     try:
         nvml.ask("nvmlInit")
-    except SensorLost as error:
-        raise Unavailable(f"NVML does not start, so no NVIDIA driver is at work here: {error}") from error
+    except NvmlError as error:
+        raise NvmlError(f"NVML does not start: {error.said.removeprefix('NVML: ')}") from error
     return nvml
+
+
+def throttle_words(bits: Any) -> list[str] | None:
+    """What these bits of NVML say; None for what is no set of bits."""
+    if not isinstance(bits, int):
+        return None
+    unknown = bits & ~sum(THROTTLE)
+    words = [word for bit, word in THROTTLE.items() if bits & bit]
+    return [*words, f"unknown reason 0x{unknown:x}"] if unknown else words
+
+
+def uuid_forms(uuid: str | None) -> list[str]:
+    """torch writes a bare UUID; NVML wants to be told whether it is a GPU or a slice of one."""
+    if not uuid:
+        return []
+    return [uuid] if uuid.startswith(("GPU-", "MIG-")) else [f"GPU-{uuid}", f"MIG-{uuid}"]
 
 
 def _is_power(value: Any) -> bool:
@@ -206,5 +249,5 @@ def _watts(value: Any) -> float:
 
 def _number(value: Any, most: float, what: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= most:
-        raise SensorLost(f"NVML answers {what} with {str(value)[:40]}, which is none")
+        raise NvmlError(f"NVML answers {what} with {str(value)[:40]}, which is none")
     return float(value)

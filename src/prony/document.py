@@ -1,9 +1,13 @@
-"""A YAML file read as places: every value with its line and column, nothing constructed, nothing unbounded."""
+"""A YAML file read as places: every value with its line and column, nothing constructed, nothing unbounded.
+
+Study files, suites and site files are read through it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import yaml
 
@@ -12,14 +16,14 @@ from prony_node.contract.errors import RequestError, nearest, unknown
 MOST_BYTES = 256 * 1024
 MOST_PLACES = 20_000  # with every alias followed, which is what a YAML bomb is made of
 MOST_DEPTH = 12
-MOST_NAME = 80
+MOST_NAME = 320  # a label of Kubernetes has 317
 PLAIN_TAGS = {
     f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "map", "seq", "timestamp")
 }
 
 
-class StudyError(RequestError):
-    """A mistake in a study file, with where it stands."""
+class DocumentError(RequestError):
+    """A mistake in a file, with where it stands."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +38,8 @@ class DocumentValue:
         mark = self.node.start_mark
         return f"{self.file}, line {mark.line + 1}, column {mark.column + 1}"
 
-    def wrong(self, why: str) -> StudyError:
-        return StudyError(f"{self.where}: {why}")
+    def wrong(self, why: str) -> DocumentError:
+        return DocumentError(f"{self.where}: {why}")
 
     @property
     def is_text(self) -> bool:
@@ -53,6 +57,14 @@ class DocumentValue:
     def is_nothing(self) -> bool:
         """An empty value, or a null."""
         return self.is_text and str(self.node.tag).endswith(":null")
+
+    def plain(self) -> Any:
+        """Lists, names with values, and texts as they are written; nothing is "" """
+        if self.is_list:
+            return [item.plain() for item in self.items("this")]
+        if self.is_mapping:
+            return {name: value.plain() for name, (_, value) in self.mapping("this").items()}
+        return "" if self.is_nothing else self.text("this")
 
     def text(self, what: str) -> str:
         """The value as it is written: `on` stays a word, 010 stays three digits."""
@@ -116,44 +128,54 @@ def read_choice(keys: Keys, name: str, choices: Collection[str], otherwise: str)
     return text
 
 
-def read_document(text: str, file: str) -> DocumentValue:
-    """The document of a YAML text. It is composed and never constructed, so that no tag can make anything happen."""
+def empty_mapping(place: DocumentValue) -> DocumentValue:
+    """Names with values of which there are none, where `place` has nothing."""
+    start, end = place.node.start_mark, place.node.end_mark
+    return DocumentValue(place.file, yaml.MappingNode("tag:yaml.org,2002:map", [], start, end))
+
+
+def read_document(text: str, file: str, what: str = "study") -> DocumentValue:
+    """The document of a YAML text, which is to be a `what`.
+
+    It is composed and never constructed, so that no tag can make anything happen.
+    """
     if len(text.encode("utf-8", errors="replace")) > MOST_BYTES:
-        raise StudyError(f"{file} is larger than {MOST_BYTES // 1024} KiB, which no study needs")
+        raise DocumentError(f"{file} is larger than {MOST_BYTES // 1024} KiB, which no {what} needs")
     try:
         nodes = list(yaml.compose_all(text, Loader=yaml.SafeLoader))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         at = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise StudyError(f"{file}{at}: this is not YAML: {error.problem or error.context}") from error
+        raise DocumentError(f"{file}{at}: this is not YAML: {error.problem or error.context}") from error
     except yaml.YAMLError as error:
-        raise StudyError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
+        raise DocumentError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
     except RecursionError as error:
-        raise StudyError(f"{file} is nested too deep to be a study") from error
+        raise DocumentError(f"{file} is nested too deep to be a {what}") from error
     except ValueError as error:
-        raise StudyError(f"{file} is not YAML: {error}") from error
+        raise DocumentError(f"{file} is not YAML: {error}") from error
     if len(nodes) != 1:
-        raise StudyError(f"{file} holds {len(nodes)} documents; a study is one")
+        held = f"holds {len(nodes)} documents" if nodes else "is empty"
+        raise DocumentError(f"{file} {held}; a {what} is one document")
     document = DocumentValue(file, nodes[0])
-    for count, place in enumerate(_walk(document, 0)):
+    for count, place in enumerate(_walk(document, 0, what)):
         if count > MOST_PLACES:
-            raise document.wrong(f"with its aliases followed this has more than {MOST_PLACES:,} values; no study has")
+            raise document.wrong(f"with its aliases followed this has more than {MOST_PLACES:,} values; no {what} has")
         if str(place.node.tag) not in PLAIN_TAGS:
-            raise place.wrong(f"{_tag(place)} is not read: a study is names, texts, numbers and lists")
+            raise place.wrong(f"{_tag(place)} is not read: a {what} is names, texts, numbers and lists")
     return document
 
 
-def _walk(place: DocumentValue, depth: int) -> Iterator[DocumentValue]:
+def _walk(place: DocumentValue, depth: int, what: str) -> Iterator[DocumentValue]:
     if depth > MOST_DEPTH:
-        raise place.wrong(f"this is nested more than {MOST_DEPTH} deep; no study is")
+        raise place.wrong(f"this is nested more than {MOST_DEPTH} deep; no {what} is")
     yield place
     if isinstance(place.node, yaml.SequenceNode):
         for node in place.node.value:
-            yield from _walk(DocumentValue(place.file, node), depth + 1)
+            yield from _walk(DocumentValue(place.file, node), depth + 1, what)
     elif isinstance(place.node, yaml.MappingNode):
         for key, value in place.node.value:
-            yield from _walk(DocumentValue(place.file, key), depth + 1)
-            yield from _walk(DocumentValue(place.file, value), depth + 1)
+            yield from _walk(DocumentValue(place.file, key), depth + 1, what)
+            yield from _walk(DocumentValue(place.file, value), depth + 1, what)
 
 
 def _tag(place: DocumentValue) -> str:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch.nn.functional as F
 from torch import nn
 
+from prony_node.backends.torch.task import Task
 from prony_node.data.synthetic import image_sampler
-from prony_node.measure.protocol import Task
 
 if TYPE_CHECKING:
     from prony_node.contract.settings import Value

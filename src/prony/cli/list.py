@@ -10,19 +10,20 @@ import typer
 
 from prony_node.contract.errors import RequestError, unknown
 
-THINGS = ("workloads", "settings", "suites", "studies", "plugins")
+THINGS = ("workloads", "settings", "kernels", "suites", "studies", "plugins")
 
 
 def list_(
     what: Annotated[str, typer.Argument(metavar="|".join(THINGS), help="What to list.")] = "workloads",
     as_json: Annotated[bool, typer.Option("--json", help="Print the list alone, as JSON.")] = False,
 ) -> None:
-    """List workloads, settings, suites, studies or plug-ins, a line each."""
+    """List workloads, settings, kernels, suites, studies or plug-ins, a line each."""
     if what not in THINGS:
         raise unknown("thing to list", what, THINGS)
     makers = {
         "workloads": _workloads,
         "settings": _settings,
+        "kernels": _kernels,
         "suites": _suites,
         "studies": _studies,
         "plugins": _plugins,
@@ -84,6 +85,22 @@ def _settings() -> list[dict[str, Any]]:
         }
         for setting in every
     ]
+
+
+def _kernels() -> list[dict[str, Any]]:
+    from prony_node.workloads import WORKLOADS
+
+    entries: dict[str, dict[str, Any]] = {}
+    for workload in WORKLOADS.values():
+        for kernel in workload.kernels:
+            entry: dict[str, Any] = {
+                "name": kernel.name,
+                "help": kernel.help,
+                "mode": kernel.mode or None,
+                "workloads": [],
+            }
+            entries.setdefault(kernel.name, entry)["workloads"].append(workload.name)
+    return list(entries.values())
 
 
 def _suites() -> list[dict[str, Any]]:
@@ -162,6 +179,9 @@ def _print(what: str, entries: list[dict[str, Any]]) -> None:
     for entry in entries:
         if what == "settings":
             more = entry["values"] + (f"; of {', '.join(entry['workloads'])}" if entry["workloads"] else "")
+        elif what == "kernels":
+            modes = f"mode={entry['mode']}; " if entry["mode"] else ""
+            more = f"{modes}of {', '.join(entry['workloads'])}"
         else:
             more = f"{len(entry['trials'])} trials"
         table.add_row(Text(entry["name"], "bold"), Text.assemble(entry["help"], (f"  ({more})", "dim")))

@@ -8,8 +8,12 @@ from typing import Annotated
 
 import typer
 
-from prony.cli.at_site import ROOTS_HELP, job_roots, number, warn
-from prony.cli.execute import EXIT_FAILED, index, runs_root
+from prony.cli.asking import job_roots
+from prony.cli.exits import EXIT_FAILED
+from prony.cli.options import ROOTS_HELP
+from prony.cli.present import report, warn
+from prony.engine.history import index, runs_root
+from prony.engine.progress import number
 from prony.sites.collect import collect_all
 from prony.sites.job import SUBMITTED, WAITING, Job
 from prony.sites.jobs import FILES_LAG_S, Jobs
@@ -44,7 +48,7 @@ def _collect(place: Jobs, wait: bool) -> list[Job]:
         for job in changes.ended:
             for run in job.runs:
                 if (job.run_folder(run) / files.RECORD).exists():
-                    index(place.root, job.run_folder(run))
+                    index(place.root, job.run_folder(run), report)
         for folder in changes.recorded:
             print(f"{folder.name}: recorded at collection")
         open_jobs = [job for job in place.own() if job.state in (SUBMITTED, WAITING)]

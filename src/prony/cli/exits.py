@@ -1,0 +1,3 @@
+"""The exit codes of `prony`."""
+
+EXIT_OK, EXIT_FAILED, EXIT_REQUEST, EXIT_UNDECIDED, EXIT_INTERRUPTED = 0, 1, 2, 3, 130

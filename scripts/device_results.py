@@ -32,13 +32,14 @@ from pathlib import Path
 
 from results_records import LINES, Line, read_lines
 
-from prony.cli.execute import TrialRun, first_line, plan_of
+from prony.engine.runs import TrialRun, first_line, plan_of
 from prony.sites.local import LocalRun
 from prony.store.archive import pack
 from prony.study.request import parse_seconds, parse_trial
 from prony.study.study import load_suites
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError, unknown
+from prony_node.contract.record import parse_record
 from prony_node.contract.trial import Stop, Trial
 from prony_node.workloads import find_workload
 
@@ -219,7 +220,7 @@ def run(trial: Trial, runs: Path, stop: Stop, repeat: int = 0, energy: bool = Tr
         record = made.collect()
     except RequestError as error:
         return str(error)
-    return "" if record["status"] == "ok" else first_line(record)
+    return "" if record["status"] == "ok" else first_line(parse_record(record))
 
 
 def warm_all(tasks: list[Task], options: argparse.Namespace, began: float) -> None:

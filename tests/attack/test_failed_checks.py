@@ -16,12 +16,14 @@ import pytest
 
 from prony.analysis.compare import compare
 from prony.analysis.scaling import scaling
-from prony.cli.execute import doubts, exit_code, trouble
+from prony.cli.present import exit_code
 from prony.cli.screen import rates_of
 from prony.cli.study_output import _good_or_failed
-from prony.cli.study_run import StudyProgress
+from prony.engine.progress import StudyProgress
+from prony.engine.runs import doubts, trouble
 from prony.report.plot_data import sweeps
 from prony.study.search_space import Candidate, find_goal, result_of
+from prony_node.contract.record import parse_record
 from prony_node.contract.run_folder import UNVERIFIED, marked
 from prony_node.contract.trial import Trial
 
@@ -154,25 +156,25 @@ def test_strict_makes_a_warning_an_exit_code_of_1(tmp_path: Path) -> None:
 
 
 def test_exit_codes_follow_the_checks(good: dict[str, Any]) -> None:
-    failed, warned = with_check(good, "fail"), with_check(good, "warn")
-    assert exit_code([good], False) == 0
-    assert exit_code([good, failed], False) == 1
-    assert exit_code([good, warned], False) == 0
-    assert exit_code([good, warned], False, strict=True) == 1
-    assert exit_code([good], False, strict=True) == 0
+    right, failed, warned = (parse_record(one) for one in (good, with_check(good, "fail"), with_check(good, "warn")))
+    assert exit_code([right], False) == 0
+    assert exit_code([right, failed], False) == 1
+    assert exit_code([right, warned], False) == 0
+    assert exit_code([right, warned], False, strict=True) == 1
+    assert exit_code([right], False, strict=True) == 0
     assert exit_code([failed], True) == 130
     assert doubts(warned) is None
     assert "finite" in str(doubts(warned, strict=True))
-    assert trouble(good) is None
+    assert trouble(right) is None
 
 
 def test_best_so_far_is_none_of_a_failed_check(good: dict[str, Any]) -> None:
     tally = StudyProgress(3)
     trial = Trial("resnet50", {"mode": "train"})
-    tally.learn(trial, with_check(good, "fail", rate=1e9))
+    tally.learn(trial, parse_record(with_check(good, "fail", rate=1e9)))
     assert not tally.best
-    tally.learn(trial, good)
-    tally.learn(trial, with_check(good, "fail", rate=1e9))
+    tally.learn(trial, parse_record(good))
+    tally.learn(trial, parse_record(with_check(good, "fail", rate=1e9)))
     ((rate, _),) = tally.best.values()
     assert rate == good["metrics"]["throughput"]["value"]
     assert "2 of them with a failed check" in tally.line()
@@ -183,7 +185,7 @@ def test_an_unverified_run_is_shown_doubted_and_never_the_best(good: dict[str, A
     """Who edits a record writes the schema of before manifests into it, and nothing shows the change."""
     edited = marked(with_check(good, "pass", rate=1e9), UNVERIFIED, tmp_path)
     tally = StudyProgress(2)
-    tally.learn(Trial("resnet50", {"mode": "train"}), edited)
+    tally.learn(Trial("resnet50", {"mode": "train"}), parse_record(edited))
     assert not tally.best
     assert "1 of 2 done, 1 left" in tally.line()
     found = result_of(edited, Candidate((("batch_size", 8),)), find_goal("throughput"), 12.0)
@@ -196,8 +198,8 @@ def test_words_of_a_model_file_name_its_path(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     tally = StudyProgress(2, files={"mine@01234567": str(tmp_path / "a b.py"), "other@01234567": "/elsewhere/other.py"})
-    tally.learn(Trial("mine@01234567", {"data": "/with space", "compile": False}), good)
-    tally.learn(Trial("other@01234567"), good)
+    tally.learn(Trial("mine@01234567", {"data": "/with space", "compile": False}), parse_record(good))
+    tally.learn(Trial("other@01234567"), parse_record(good))
     said = "\n".join(tally.lines())
     assert "images/s, './a b.py' 'data=/with space' compile=off" in said
     assert "images/s, /elsewhere/other.py" in said
@@ -220,7 +222,8 @@ def test_screen_gives_no_rate_to_a_node_whose_check_failed(good: dict[str, Any])
             self.plan, self.run_id = self, run_id
 
     jobs: Any = {"one": Named("a"), "two": Named("b")}
-    assert set(rates_of(jobs, {"a": good, "b": with_check(good, "fail", rate=1e9)})) == {"one"}
+    records = {"a": parse_record(good), "b": parse_record(with_check(good, "fail", rate=1e9))}
+    assert set(rates_of(jobs, records)) == {"one"}
 
 
 def test_tables_comparisons_and_plots_take_good_runs(good: dict[str, Any]) -> None:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from prony.cli import tune_search
+from prony.engine import search
+from prony.engine.progress import silent
 from prony.sites import collect, locks, node
 from prony.store.index import index_place
 from prony.study.search_space import Candidate, Screening
@@ -343,10 +344,10 @@ def test_a_planted_link_for_screenings_is_refused(
 ) -> None:
     (commons / ".screening").symlink_to(tmp_path)
     started: list[Path] = []
-    monkeypatch.setattr(tune_search, "run_one", lambda job, root, *_: started.append(root))
-    fields: dict[str, Any] = {"fixed": {}, "goal": None, "limits": [], "budget_s": 60.0, "display": None}
+    monkeypatch.setattr(search, "run_one", lambda job, root, *_: started.append(root))
+    fields: dict[str, Any] = {"fixed": {}, "goal": None, "limits": [], "budget_s": 60.0, "report": silent}
     workload: Any = SimpleNamespace(name="gpt-tiny", parse=lambda settings: settings)
-    tuning = tune_search.Tuning(word="gpt-tiny", workload=workload, root=commons, **fields)
+    tuning = search.Tuning(word="gpt-tiny", workload=workload, root=commons, **fields)
     with pytest.raises(RequestError, match=r"\.screening cannot be used for screenings: it is no folder; remove it"):
         tuning._walk(Screening((Candidate((("batch_size", 4),)),), 1.0, "first"))
     assert started == []

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from processes import processes_of
-from prony.cli.ask_node import ask_node
+from prony.cli.asking import ask_node
 from prony.sites import node
 from prony_node.contract.errors import RequestError
 

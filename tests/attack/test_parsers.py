@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from prony.analysis.compare import _hours_apart
 from prony.catalog import __file__ as catalog
 from prony.cli.compare import parse_share
-from prony.cli.study_trials import seen_of
+from prony.engine.history import seen_of
 from prony.report import series
 from prony.report.series import read_series
 from prony.sites import image, kubernetes_answers, locks, site_check
@@ -236,7 +236,7 @@ PARSERS = (
     Parser("prony/store/rows.py _document", _document, '{"batch_size": 4}'),
     Parser("prony/analysis/compare.py _hours_apart",
            lambda text: _hours_apart({"started": text}, {"started": "2026-01-01T00:00:00+00:00"}), "2026-01-01", ()),
-    Parser("prony/cli/study_trials.py seen_of", lambda text: seen_of(a_run(text)), "2026-01-01T00:00:00+00:00", ()),
+    Parser("prony/engine/history.py seen_of", lambda text: seen_of(a_run(text)), "2026-01-01T00:00:00+00:00", ()),
     Parser("prony/store/rows.py _read_record", of_file("record.json", read_row), RECORD),
     Parser("prony/store/tabular.py read_csv", of_file("a.csv", lambda folder: list(tabular.read_csv(folder / "a.csv"))),
            'record,id\n"{""id"": 1}",1\n'),

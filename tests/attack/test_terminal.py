@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,11 @@ from prony.cli.clean import CleanStream, clean
 from prony.cli.compare import print_comparison
 from prony.cli.console import CleanConsole
 from prony.cli.main import main
-from prony.cli.progress import LiveDisplay, PlainDisplay, make_bar
-from prony.cli.study_run import LiveView, StudyProgress
+from prony.cli.progress import LiveDisplay, LiveView, PlainDisplay, make_bar
 from prony.cli.tables import print_record, results_table
-from prony_node.contract.trial import Trial
+from prony.engine.progress import StudyProgress
+from prony_node.contract.record import Failure, new_record, parse_record
+from prony_node.contract.trial import Plan, Trial
 
 SOURCE = Path(__file__).parents[2] / "src"
 REPLAY = Path(__file__).parents[1] / "replay" / "records"
@@ -141,8 +143,10 @@ def test_a_live_view_moves_the_cursor_by_itself_alone(make: Any) -> None:
         view.note(f"failed: {text}")
         if isinstance(view, LiveView):
             tally = StudyProgress(3)
-            failure = {"kind": text, "message": text}
-            tally.learn(Trial(text), {"status": "failed", "failure": failure, "metrics": {}})
+            made = new_record(Plan("a", Trial("a")), status="failed", started="", ended="")
+            failed = parse_record(made | {"failure": {"kind": "hung", "message": ""}})
+            kind: Any = text  # a record may come from anyone
+            tally.learn(Trial(text), replace(failed, failure=Failure(kind, text)))
             view.show(tally)
             view.close()
         view.end()

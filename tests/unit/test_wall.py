@@ -37,9 +37,11 @@ CONTROLLER_ROOMS = {
     "store": set(),
     "analysis": {"catalog"},
     "report": {"analysis"},
-    "cli": {"__init__", "catalog", "study", "sites", "store", "analysis", "report"},
+    "engine": {"catalog", "study", "sites", "store", "analysis", "report"},
+    "api": {"engine", "study", "sites", "store", "analysis"},
+    "cli": {"__init__", "api", "engine", "catalog", "study", "sites", "store", "analysis", "report"},
     "__main__": {"cli"},
-    "__init__": set(),
+    "__init__": {"api", "engine"},  # offered by name, imported when first used
 }
 # What each room of the controller may see of the node besides the contract, which all share.
 SEEN_OF_NODE: dict[str, set[str]] = {
@@ -50,6 +52,8 @@ SEEN_OF_NODE: dict[str, set[str]] = {
     "store": set(),
     "analysis": {"stats"},
     "report": set(),
+    "engine": {"workloads"},
+    "api": {"workloads"},
     "cli": {"stats", "workloads"},
     "__main__": set(),
     "__init__": {"__init__"},  # the version

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from prony.cli.at_site import ROOTS_HELP, job_of
+from prony.cli.asking import job_of
+from prony.cli.options import ROOTS_HELP
 
 
 def cancel(

@@ -8,12 +8,15 @@ from typing import Annotated
 
 import typer
 
-from prony.cli.at_site import ROOTS_HELP, job_roots, number, warn
-from prony.cli.execute import index, runs_root
+from prony.cli.asking import job_roots
+from prony.cli.options import ROOTS_HELP
+from prony.cli.present import report, warn
+from prony.engine.history import index, runs_root
 from prony.sites.collect import collect_all
 from prony.sites.job import SUBMITTED, WAITING, Job
 from prony.sites.jobs import FILES_LAG_S, Jobs
 from prony_node.contract import files
+from prony_node.contract.digits import counted
 from prony_node.contract.errors import EXIT_FAILED
 
 
@@ -29,7 +32,7 @@ def collect(
     for root in roots:
         open_jobs += _collect(Jobs(root, warn), wait)
     waiting = sum(job.state == WAITING for job in open_jobs)
-    text = f"{number(len(open_jobs), 'job')} not ended yet" if open_jobs else "no job is open"
+    text = f"{counted(len(open_jobs), 'job')} not ended yet" if open_jobs else "no job is open"
     print(f"{text}, {waiting} of them not submitted yet" if waiting else text)
     if wait and open_jobs:
         raise typer.Exit(EXIT_FAILED)
@@ -41,11 +44,11 @@ def _collect(place: Jobs, wait: bool) -> list[Job]:
         changes = place.update()
         for job in changes.ended:
             outcome = job.outcome.state.lower() if job.outcome else ""
-            print(f"{job.id}: {outcome or 'its end is unknown'}, {number(len(job.runs), 'run')}")
+            print(f"{job.id}: {outcome or 'its end is unknown'}, {counted(len(job.runs), 'run')}")
         for job in changes.ended:
             for run in job.runs:
                 if (job.run_folder(run) / files.RECORD).exists():
-                    index(place.root, job.run_folder(run))
+                    index(place.root, job.run_folder(run), report)
         for folder in changes.recorded:
             print(f"{folder.name}: recorded at collection")
         open_jobs = [job for job in place.own() if job.state in (SUBMITTED, WAITING)]

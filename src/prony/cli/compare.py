@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prony.cli.execute import RUNS_HELP, open_store
+from prony.cli.asking import open_store
+from prony.cli.options import RUNS_HELP
 from prony_node.contract.errors import EXIT_FAILED, EXIT_OK, EXIT_UNDECIDED, RequestError
 from prony_node.contract.record import using
 from prony_node.contract.run_folder import NO

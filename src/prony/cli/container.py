@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from prony.cli.at_site import find_partition
+from prony.cli.asking import find_partition
 from prony.sites.image import Build, Unknown, architectures_of, build_commands, mismatch, read_pins
 from prony.sites.script import container_words, image_for
 from prony.sites.site import ARCHITECTURES, Partition, Site, find_site

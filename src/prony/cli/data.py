@@ -95,7 +95,7 @@ def verify(
 
 def estimate_lines(estimate: dict[str, Any]) -> list[str]:
     """What will be written, how large it is, how long it takes and where it goes, before it is."""
-    from prony.cli.progress import roughly
+    from prony.engine.progress import roughly
 
     held_out = estimate["every"] - estimate["samples"]
     what = f"{estimate['samples']:,} samples of {estimate['kind']} to train and {held_out:,} to test"

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from prony.cli.ask_node import ask_node
+from prony.cli.asking import ask_node
 
 GIB = 2**30
 WIDTH = 100  # columns, where the output is no terminal

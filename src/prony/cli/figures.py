@@ -11,8 +11,9 @@ from typing import Annotated
 
 import typer
 
-from prony.cli.execute import RUNS_HELP, runs_root
+from prony.cli.options import RUNS_HELP
 from prony.cli.study import Parts, Size, Target, Words, open_study
+from prony.engine.history import runs_root
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError, unknown
 from prony_node.contract.safe_files import write_alone
@@ -32,7 +33,7 @@ def figures(
 ) -> None:
     """Draw the plots of the publication that a study repeats, each a file with its caption beside it."""
     from prony.cli.study_output import show_study
-    from prony.cli.study_run import study_root
+    from prony.engine.site import study_root
     from prony.report.drawing import require_plots
 
     require_plots()

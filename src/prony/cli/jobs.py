@@ -9,7 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from prony.cli.at_site import ROOTS_HELP, job_roots, warn
+from prony.cli.asking import job_roots
+from prony.cli.options import ROOTS_HELP
+from prony.cli.present import warn
 from prony.sites.job import ENDED_STATE, Job
 from prony.sites.jobs import Jobs, pruned, runs_never_begun
 from prony_node.contract import files

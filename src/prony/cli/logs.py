@@ -9,8 +9,9 @@ from typing import Annotated
 
 import typer
 
-from prony.cli.at_site import ROOTS_HELP, job_of
-from prony.cli.execute import runs_root
+from prony.cli.asking import job_of
+from prony.cli.options import ROOTS_HELP
+from prony.engine.history import runs_root
 from prony.sites.collect import LogTail, log_of, read_text
 from prony.sites.job import ENDED_STATE, Job, load
 from prony_node.contract import files

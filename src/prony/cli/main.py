@@ -95,11 +95,11 @@ def _add(app: typer.Typer, name: str, verb: Verb) -> None:
     """The verb's own function, or the application of a verb with verbs of its own."""
     loaded = _load(verb)
     if not isinstance(loaded, typer.Typer):
-        app.command(name, context_settings={"allow_interspersed_args": not verb.wraps})(guarded(loaded))
+        app.command(name, context_settings={"allow_interspersed_args": not verb.wraps})(guarded(_expanded(loaded)))
         return
     for command in loaded.registered_commands:
         assert command.callback is not None
-        command.callback = guarded(command.callback)
+        command.callback = guarded(_expanded(command.callback))
     app.add_typer(loaded, name=name, help=verb.help)
 
 
@@ -134,6 +134,12 @@ def _said(error: OSError) -> str:
     if error.errno == errno.ENOSPC and not where:
         where = "the output could not be written: "
     return f"{where}{error.strerror or error}"
+
+
+def _expanded(function: Callable[..., Any]) -> Callable[..., Any]:
+    from prony.cli.options import with_groups  # not for --help alone
+
+    return with_groups(function)
 
 
 def _load(verb: Verb) -> Callable[..., Any] | typer.Typer:

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol, Self
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from prony.report.numbers import format_rate, format_seconds, format_share, format_si, format_window
+from prony.cli.present import report
+from prony.engine.progress import (
+    Event,
+    Note,
+    RunBegun,
+    RunEnded,
+    RunProgress,
+    Standing,
+    StudyProgress,
+    Warned,
+    roughly,
+)  # fmt: skip
+from prony.report.numbers import format_rate, format_share, format_si, format_window
 
 PLAIN_EVERY_S = 5.0
 TELLING_SHARE = 0.05  # from which on the pace says how long the rest will take: starting takes time too
@@ -28,11 +41,6 @@ class Bar(Protocol):
 def make_bar(console: Console, title: str, unit: str) -> Bar:
     """`unit` is what is counted: samples, or B for bytes."""
     return MovingBar(console, title, unit) if console.is_terminal else PlainBar(console, title, unit)
-
-
-def roughly(seconds: float) -> str:
-    """A time that is only known about: 40 s, 3 min 05 s."""
-    return f"{max(1, round(seconds))} s" if seconds < 119.5 else format_seconds(seconds)
 
 
 def count(done: int, every: int, unit: str) -> str:
@@ -102,13 +110,47 @@ PHASE_NAMES = {
 }
 
 
-class Display(Protocol):
-    """Shows one run after the other."""
+class Display:
+    """Shows one run after the other, as the engine reports them: a display is the engine's callback."""
 
-    def begin(self, title: str) -> None: ...
-    def update(self, line: dict[str, Any] | None) -> None: ...
-    def note(self, text: str) -> None: ...
-    def end(self) -> None: ...
+    def __call__(self, event: Event) -> None:
+        match event:
+            case RunBegun(title):
+                self.begin(title)
+            case RunProgress(line):
+                self.update(line)
+            case RunEnded():
+                self.end()
+            case Note(text):
+                self.note(text)
+            case Standing(study):
+                self.show(study)
+            case Warned():
+                report(event)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def begin(self, title: str) -> None:
+        raise NotImplementedError
+
+    def update(self, line: Mapping[str, Any]) -> None:
+        raise NotImplementedError
+
+    def note(self, text: str) -> None:
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """The run has ended; nothing is left open."""
+
+    def show(self, study: StudyProgress) -> None:
+        """Where the study stands; a display of single runs does not say it."""
+
+    def close(self) -> None:
+        """No run follows."""
 
 
 def make_display(console: Console) -> Display:
@@ -116,7 +158,7 @@ def make_display(console: Console) -> Display:
     return LiveDisplay(console) if console.is_terminal else PlainDisplay(console)
 
 
-def describe(line: dict[str, Any]) -> str:
+def describe(line: Mapping[str, Any]) -> str:
     """One line of progress for a person."""
     phase = str(line.get("phase", ""))
     words = [PHASE_NAMES.get(phase, phase)]
@@ -139,12 +181,12 @@ def describe(line: dict[str, Any]) -> str:
     return ", ".join(words)
 
 
-def _number(line: dict[str, Any], name: str) -> float | None:
+def _number(line: Mapping[str, Any], name: str) -> float | None:
     value = line.get(name)
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-class LiveDisplay:
+class LiveDisplay(Display):
     """One line that moves. It is drawn twice a second: drawing takes CPU time from what is measured."""
 
     def __init__(self, console: Console) -> None:
@@ -161,11 +203,10 @@ class LiveDisplay:
         )
         self._live.start()
 
-    def update(self, line: dict[str, Any] | None) -> None:
-        if line is not None:
-            self._text = describe(line)
-            if self._live is not None:
-                self._live.update(self._draw())
+    def update(self, line: Mapping[str, Any]) -> None:
+        self._text = describe(line)
+        if self._live is not None:
+            self._live.update(self._draw())
 
     def note(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False)
@@ -181,7 +222,7 @@ class LiveDisplay:
         return row
 
 
-class PlainDisplay:
+class PlainDisplay(Display):
     """A line when the phase changes, otherwise one every few seconds; for logs and pipes."""
 
     def __init__(self, console: Console) -> None:
@@ -194,9 +235,7 @@ class PlainDisplay:
         self._title, self._phase = title, None
         self._say(f"{title}: {PHASE_NAMES['start']}")
 
-    def update(self, line: dict[str, Any] | None) -> None:
-        if line is None:
-            return
+    def update(self, line: Mapping[str, Any]) -> None:
         changed = line.get("phase") != self._phase
         if changed or time.monotonic() - self._last_s >= PLAIN_EVERY_S:
             self._phase = line.get("phase")
@@ -205,9 +244,72 @@ class PlainDisplay:
     def note(self, text: str) -> None:
         self._say(text)
 
-    def end(self) -> None:
-        """Nothing is left open."""
-
     def _say(self, text: str) -> None:
         self._last_s = time.monotonic()
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+LOG_EVERY_S = 60.0
+
+
+def make_view(console: Console) -> Display:
+    return LiveView(console) if console.is_terminal else PlainView(console)
+
+
+class LiveView(Display):
+    """A few lines that stay at the bottom of the terminal, drawn twice a second."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live: Live | None = None
+        self._title, self._text = "", ""
+        self._running = 0
+        self._study = StudyProgress(0)
+        self._spinner = Spinner("dots")
+
+    def begin(self, title: str) -> None:
+        self._title, self._text, self._running = title, PHASE_NAMES["start"], 1
+        if self._live is None:
+            self._live = Live(console=self._console, transient=True, refresh_per_second=2, redirect_stdout=False)
+            self._live.start()
+        self._draw()
+
+    def update(self, line: Mapping[str, Any]) -> None:
+        self._text = describe(line)
+        self._draw()
+
+    def note(self, text: str) -> None:
+        self._console.print(text, highlight=False, markup=False)
+
+    def end(self) -> None:
+        """The next run takes the same lines."""
+        self._running = 0
+
+    def show(self, study: StudyProgress) -> None:
+        self._study = study
+        self._draw()
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _draw(self) -> None:
+        if self._live is None:
+            return
+        row = Table.grid(padding=(0, 1))
+        row.add_row(self._spinner, Text(self._title, style="bold"), Text(self._text))
+        below = [Text(self._study.line(self._running)), *(Text(line, style="dim") for line in self._study.lines())]
+        self._live.update(Group(row, *below))
+
+
+class PlainView(PlainDisplay):
+    """For logs and pipes: a line as a run begins, seldom one while it goes on, and where the study stands after it."""
+
+    def update(self, line: Mapping[str, Any]) -> None:
+        if time.monotonic() - self._last_s >= LOG_EVERY_S:
+            self._say(f"{self._title}: {describe(line)}")
+
+    def show(self, study: StudyProgress) -> None:
+        best = next(reversed(study.best.values()), None)
+        self.note(study.line() + (f"; best so far: {best[1]}" if best else ""))

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prony.cli.execute import LARGEST_LIMIT, RUNS_HELP, open_store
+from prony.cli.asking import open_store
+from prony.cli.options import LARGEST_LIMIT, RUNS_HELP
 from prony_node.contract.errors import RequestError, unknown
 from prony_node.contract.run_folder import NO
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prony.cli.execute import RUNS_HELP, open_store
+from prony.cli.asking import open_store
+from prony.cli.options import RUNS_HELP
 from prony_node.contract.errors import RequestError
 from prony_node.contract.record import MalformedRecord, using
 from prony_node.contract.safe_files import user_name

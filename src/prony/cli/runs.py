@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prony.cli.execute import LARGEST_LIMIT, RUNS_HELP, open_store
+from prony.cli.asking import open_store
+from prony.cli.options import LARGEST_LIMIT, RUNS_HELP
 from prony_node.contract.record import is_possible_rate
 from prony_node.contract.run_folder import NO, UNVERIFIED
 

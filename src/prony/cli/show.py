@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prony.cli.execute import RUNS_HELP, open_store
+from prony.cli.asking import open_store
+from prony.cli.options import RUNS_HELP
 from prony_node.contract.errors import RequestError
 from prony_node.contract.record import using
 from prony_node.contract.run_folder import MANIFEST_ALONE, NO, UNVERIFIED, YES, verify_command

@@ -10,7 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from prony.cli.at_site import find_partition, show_rendered, site_root, warn
+from prony.cli.asking import find_partition
+from prony.cli.present import print_rendered, warn
+from prony.engine.site import site_root
 from prony.sites.collect import read_log
 from prony.sites.job import ENDED_STATE, Job, load_own, new_job
 from prony.sites.jobs import Jobs
@@ -183,7 +185,7 @@ def check(
     longest_s = min(CHECK_S, chosen.max_time_s or CHECK_S, found.limits.time_s or CHECK_S)
     job = new_job(found, chosen, root, ask=("doctor",), time_s=longest_s, folder_of_work=str(Path.cwd()))
     if dry_run:
-        show_rendered([job])
+        print_rendered([job])
         return
     place = Jobs(root, warn)
     place.add([job])

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
-from prony.cli.execute import RUNS_HELP, open_store, runs_root
+from prony.cli.asking import open_store
+from prony.cli.options import RUNS_HELP
+from prony.engine.history import runs_root
 from prony_node.contract.digits import counted
 from prony_node.contract.errors import EXIT_FAILED, RequestError
 from prony_node.contract.run_folder import MANIFEST_ALONE, NO

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from prony.cli.ask_node import find_model_file
-from prony.cli.at_site import Block, Detach, Dry, PartitionName, Time, at_site
-from prony.cli.execute import RUNS_HELP, runs_root
-from prony.cli.study_trials import OTHER_CODE_HELP, Options
-from prony.cli.sweep import ENERGY_HELP, RETRY_HELP, SHARE_HELP, run_study
-from prony.study.study import LOCAL, Study
-from prony.study.study_file import load_study
+from prony import api
+from prony.cli.console import make_console
+from prony.cli.options import OUT_HELP, RUNS_HELP, JobOptions, ResumeOptions
+from prony.cli.present import end_study, exit_if_not_followed, print_json, print_outcomes, report
+from prony.cli.progress import make_view
+from prony.engine.history import runs_root
+from prony.study.study import Study
 from prony_node.contract.errors import RequestError
-from prony_node.workloads import find_workload
-from prony_node.workloads.config import Workload
 
 study = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="A question, as a set of trials.")
 
@@ -32,39 +29,17 @@ Size = Annotated[str | None, typer.Option(metavar="quick|full", help="Which of i
 Parts = Annotated[
     list[str] | None, typer.Option("--part", metavar="PART", help="One part of the study only; may be given again.")
 ]
-Retry = Annotated[bool, typer.Option("--retry-failed", help=RETRY_HELP)]
-OtherCode = Annotated[bool, typer.Option("--accept-other-code", help=OTHER_CODE_HELP)]
-Share = Annotated[bool, typer.Option("--share", help=SHARE_HELP)]
-Energy = Annotated[bool, typer.Option(help=ENERGY_HELP)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON alone.")]
-Out = Annotated[Path | None, typer.Option(help="Where run folders go (else $PRONY_RUNS, ./runs).")]
+Out = Annotated[Path | None, typer.Option(help=OUT_HELP)]
 At = Annotated[str | None, typer.Option(metavar="SITE", help="Where, instead of where the study says.")]
 Runs = Annotated[Path | None, typer.Option(help=RUNS_HELP)]
 
 
-@dataclass(frozen=True)
-class OpenedStudy:
-    """A study, and what plans carry of the model files that it names."""
-
-    study: Study
-    files: dict[str, dict[str, Any]]
-
-
 def open_study(
     target: str, size: str | None, words: list[str] | None, site: str | None = None, parts: list[str] | None = None
-) -> OpenedStudy:
+) -> api.OpenedStudy:
     """Read and check a study; model files are asked from a node process."""
-    files: dict[str, dict[str, Any]] = {}
-
-    def find(name: str) -> Workload:
-        model = find_model_file(name)
-        if model is None:
-            return find_workload(name)
-        files[model.workload.name] = model.plan
-        return model.workload
-
-    found = load_study(target, size, tuple(words or ()), find, tuple(parts or ()))
-    return OpenedStudy(replace(found, site=site) if site is not None else found, files)
+    return api.open_study(target, *words or (), size=size, parts=parts or (), site=site, progress=report)
 
 
 @study.command()
@@ -96,62 +71,51 @@ def run(
     settings: Words = None,
     size: Size = None,
     part: Parts = None,
-    retry_failed: Retry = False,
-    share: Share = False,
-    energy: Energy = True,
+    resume: ResumeOptions = ResumeOptions(),
     site: At = None,
-    partition: PartitionName = None,
-    time: Time = None,
-    block: Block = None,
-    detach: Detach = False,
-    dry_run: Dry = False,
+    jobs: JobOptions = JobOptions(),
     as_json: Json = False,
     out: Out = None,
-    accept_other_code: OtherCode = False,
 ) -> None:
     """Make every run of the study that has no record yet.
 
     A record counts if it is of this machine and this software.
     """
     root = runs_root(out)
-    opened = open_study(target, size, settings, site, part)
-    there = at_site(opened.study.site != LOCAL, partition, time, block, detach, dry_run)
-    options = Options(root, retry_failed, share, energy, opened.files, there, accept_other_code=accept_other_code)
+    with make_view(make_console(stderr=True)) as view:
+        outcome = api.run_study(
+            target, *settings or (), size=size, parts=part or (), **vars(resume),
+            out=root, site=site, at=jobs.parse(), progress=view,
+        )  # fmt: skip
+    exit_if_not_followed(outcome, jobs, resumable=True)
+    if as_json:
+        print_json(outcome.outcomes, several=True)
+    else:
+        print_outcomes(outcome.outcomes)
     try:
-        run_study(opened.study, options, as_json)
-    except typer.Exit:  # with what came of it: the tables follow, whatever that was
-        if opened.study.tables and not (as_json or detach or dry_run):
-            _print_tables(opened.study, root)
-        raise
+        end_study(outcome)
+    finally:  # the tables follow, whatever came of it
+        if outcome.study.tables and not (as_json or jobs.detach or jobs.dry_run):
+            _print_tables(outcome.study, root)
 
 
-@study.command()
-def resume(
+@study.command("resume")
+def resume_(
     target: Target,
     settings: Words = None,
     size: Size = None,
     part: Parts = None,
-    retry_failed: Retry = False,
-    share: Share = False,
-    energy: Energy = True,
+    resume: ResumeOptions = ResumeOptions(),
     site: At = None,
-    partition: PartitionName = None,
-    time: Time = None,
-    block: Block = None,
-    detach: Detach = False,
-    dry_run: Dry = False,
+    jobs: JobOptions = JobOptions(),
     as_json: Json = False,
     out: Out = None,
-    accept_other_code: OtherCode = False,
 ) -> None:
     """Resume after a kill, a power cut or a spent budget.
 
     No finished run is made again.
     """
-    run(
-        target, settings, size, part, retry_failed, share, energy,
-        site, partition, time, block, detach, dry_run, as_json, out, accept_other_code,
-    )  # fmt: skip
+    run(target, settings, size, part, resume, site, jobs, as_json, out)
 
 
 @study.command()
@@ -209,6 +173,6 @@ def _print_tables(study: Study, root: Path) -> None:
 
 
 def _root(study: Study, root: Path) -> Path:
-    from prony.cli.study_run import study_root
+    from prony.engine.site import study_root
 
     return study_root(study, root)

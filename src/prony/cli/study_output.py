@@ -12,12 +12,19 @@ from prony.analysis.claims import UNTESTED, Judged, concerns, judge
 from prony.analysis.published_plots import Plot, draw
 from prony.analysis.published_tables import NOT_IN_SIZE, StudyResults, Table, fill, is_good
 from prony.analysis.settings import Record, introduce, show_setting
-from prony.cli.ask_node import ask_node
+from prony.cli.asking import (
+    ask_node,
+    history_at_site,
+    impossible_here,
+    planned_here,
+    read_history,
+    updated_store,
+)  # fmt: skip
 from prony.cli.console import make_console
-from prony.cli.execute import updated_store
-from prony.cli.progress import roughly
-from prony.cli.study_run import StudyProgress, history_at_site
-from prony.cli.study_trials import History, impossible_here, paths_of, planned_here, read_history, said_once
+from prony.engine.history import History
+from prony.engine.possible import said_once
+from prony.engine.progress import StudyProgress, roughly
+from prony.engine.runs import paths_of
 from prony.report.published import Captioned, Conclusions, claim_line, claim_lines, plot_caption, published_lines
 from prony.sites.collect import collect_all
 from prony.study.space import Planned

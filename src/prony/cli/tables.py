@@ -17,7 +17,7 @@ from prony.analysis.settings import USUAL, in_order, introduce, settings_of, sho
 from prony.analysis.summary import Headline, energy_lines, headline, no_doubts
 from prony.analysis.variation import SPREAD, Group, Spread, groups
 from prony.cli.console import make_console
-from prony.cli.execute import RunOutcome
+from prony.cli.present import ShownRun as RunOutcome
 from prony.report.lines import (
     GAINED_COLUMNS,
     LOST_COLUMNS,

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prony.cli.execute import RUNS_HELP, open_store
+from prony.cli.asking import open_store
+from prony.cli.options import RUNS_HELP
 from prony.sites.node import verify_folders
 from prony_node.contract import files
 from prony_node.contract.cache import private_folder

@@ -9,14 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from prony.catalog.published import ClaimSpec, PlotSpec, TableSpec
 from prony.document import read_document
 from prony.study.request import make_stop, split_words, with_loader
 from prony.study.space import Axis, Planned, StudyPart, expand, known_settings, split_values
 from prony_node.contract.errors import RequestError
-from prony_node.contract.record import OUT_OF_MEMORY
+from prony_node.contract.record import OUT_OF_MEMORY, Failure, Record
 from prony_node.contract.settings import SETTINGS, Value
 from prony_node.contract.trial import Stop, Trial, settings_hash
 from prony_node.workloads import find_workload
@@ -71,9 +71,15 @@ class OutOfMemoryPruner:
     def __init__(self) -> None:
         self._smallest: dict[str, int] = {}
 
-    def learn(self, trial: Trial, record: dict[str, Any]) -> None:
+    def learn(self, trial: Trial, record: Record | Mapping[str, Any]) -> None:
+        failure = record.failure if isinstance(record, Record) else record.get("failure")
+        kind = failure.kind if isinstance(failure, Failure) else (failure or {}).get("kind")
+        if kind == OUT_OF_MEMORY:
+            self.ran_out(trial)
+
+    def ran_out(self, trial: Trial) -> None:
         batch = _batch(trial)
-        if batch is None or (record.get("failure") or {}).get("kind") != OUT_OF_MEMORY:
+        if batch is None:
             return
         series = _series(trial)
         self._smallest[series] = min(batch, self._smallest.get(series, batch))
@@ -200,7 +206,7 @@ class Sourced:
 
 @dataclass(frozen=True)
 class Study:
-    """What a study file, or the words of `prony sweep`, ask for."""
+    """What a study file, a suite, or the words of `prony run` and `prony sweep`, ask for."""
 
     name: str
     parts: tuple[StudyPart, ...]
@@ -219,11 +225,13 @@ class Study:
     sizes: tuple[str, ...] = ()  # that it can be run in
     size: str | None = None  # the one that was asked for
     part_names: tuple[str, ...] = ()  # the parts that were asked for; (): all
+    listed: tuple[Planned, ...] = ()  # trials that were listed one by one, in place of parts
+    is_suite: bool = False
     file: Path | None = None  # None: shipped, or a sweep
 
     def planned(self) -> list[Planned]:
         """Every trial, those that would be refused among them."""
-        found = expand(self.parts)
+        found = list(self.listed) or expand(self.parts)
         if not found:
             raise RequestError(f"{self.name} has no trial: what it excludes is everything")
         return found
@@ -254,15 +262,22 @@ def study_of_words(
     return Study(name, (part,), order=order, seed=seed_of(name) if seed is None else seed)
 
 
+def study_of_trials(name: str, wanted: Iterable[tuple[Workload, SuiteTrial]], repeats: int) -> Study:
+    """The study of these trials as listed: each once before any is repeated, there and back again."""
+    check_repeats(repeats)
+    listed = tuple(
+        Planned(one.trial, workload, StudyPart(name, (workload,), stop=one.stop, repeats=repeats))
+        for workload, one in wanted
+    )
+    return Study(name, (), order="given", listed=listed)
+
+
 def refuse_refused(planned: Iterable[Planned]) -> None:
     """A trial that no machine would run is a mistake of the request: nothing is started."""
     refused = [one for one in planned if one.refused is not None]
     if refused:
         more = f" ({len(refused):,} trials are refused)" if len(refused) > 1 else ""
         raise RequestError(f"{refused[0].trial}: {refused[0].refused}{more}")
-
-
-Item = TypeVar("Item")
 
 
 def make_grid(target: str | Workload, words: Iterable[str]) -> list[Trial]:
@@ -284,16 +299,6 @@ def over_seeds(trial: Trial, seeds: int | None) -> list[Trial]:
         Trial(trial.workload, {**trial.settings, "seed": SETTINGS["seed"].parse(first + number)})
         for number in range(seeds)
     ]
-
-
-def interleave(items: list[Item], repeats: int) -> list[tuple[Item, int]]:
-    """Each item once before any is repeated, there and back again, so that a drift hits all alike."""
-    check_repeats(repeats)
-    rounds = []
-    for repeat in range(repeats):
-        ordered = items if repeat % 2 == 0 else list(reversed(items))
-        rounds += [(item, repeat) for item in ordered]
-    return rounds
 
 
 KINDS = ("cpu", "accelerator")

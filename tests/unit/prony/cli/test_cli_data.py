@@ -17,7 +17,8 @@ from prony.cli import data as verb
 from prony.cli import progress
 from prony.cli.data import estimate_lines
 from prony.cli.main import make_app
-from prony.cli.progress import make_bar, roughly
+from prony.cli.progress import make_bar
+from prony.engine.progress import roughly
 
 SPLIT = {
     "samples": 20000, "classes": 1000, "vocabulary": None, "sequence": None, "files": 20000, "bytes": 2_300_000_000,

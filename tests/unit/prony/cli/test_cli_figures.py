@@ -11,7 +11,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import prony.cli.study_output
-import prony.cli.study_trials
+import prony.engine.history
+import prony.engine.possible
 import prony.report.published_plots
 from prony.cli.figures import file_names
 from prony.cli.main import make_app
@@ -41,8 +42,8 @@ def node(monkeypatch: pytest.MonkeyPatch) -> None:
         "fingerprint": {"machine": "here", "software": "s"},
         "devices": {"kind": "cuda", "devices": ["NVIDIA H200"]},
     }
-    for module in (prony.cli.study_trials, prony.cli.study_output):
-        monkeypatch.setattr(module, "ask_node", lambda what, *_: answers[what])
+    for module in (prony.engine.history, prony.engine.possible, prony.cli.study_output):
+        monkeypatch.setattr(module, "ask_node", lambda what, *_, **__: answers[what])
 
 
 @pytest.fixture

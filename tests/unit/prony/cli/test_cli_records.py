@@ -16,8 +16,8 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from prony.cli.execute import RunOutcome
 from prony.cli.main import make_app
+from prony.cli.present import ShownRun
 from prony.cli.tables import print_record, print_repeats, results_table
 from prony_node.contract import validate_record
 
@@ -98,7 +98,7 @@ def test_results_table_of_seeds(get_record: GetRecord, width: int) -> None:
     records = [get_record(f"f0000{seed}") for seed in range(4)]
     console = Console(file=io.StringIO(), width=width, no_color=True)
     console.print(results_table(records, width))
-    print_repeats(console, [RunOutcome(Path("run"), record) for record in records])
+    print_repeats(console, [ShownRun(Path("run"), record) for record in records])
     hold(f"results-seeds-{width}.txt", console.file.getvalue())  # type: ignore[attr-defined]
 
 

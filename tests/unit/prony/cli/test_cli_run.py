@@ -9,15 +9,19 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from prony.cli.execute import RunOutcome, exit_code
+from prony.cli.present import ShownRun, exit_code
 from prony.cli.progress import LiveDisplay, PlainDisplay, describe, make_display
 from prony.cli.tables import print_repeats
+from prony.study.request import make_plan, parse_trial
 from prony_node.contract import files, read_record
+from prony_node.contract.record import Check, Record, new_record, parse_record
+from prony_node.contract.trial import Stop
 
 ROOT = Path(__file__).parents[4]
 
@@ -198,14 +202,19 @@ def record_with(status: str, kind: str | None = None, rate: float | None = None)
     return {"status": status, "failure": failure, "metrics": metrics, "trial": trial}
 
 
+def typed(status: str, kind: str | None = None) -> Record:
+    plan = make_plan(parse_trial("gpt-tiny", []), Stop(), ())
+    return parse_record({**new_record(plan, status=status, started="", ended=""), **record_with(status, kind)})
+
+
 def test_exit_codes() -> None:
-    good, bad = record_with("ok"), record_with("failed", "killed")
-    refused, stopped = record_with("failed", "request"), record_with("interrupted", "interrupted")
+    good, bad = typed("ok"), typed("failed", "killed")
+    refused, stopped = typed("failed", "request"), typed("interrupted", "interrupted")
     assert exit_code([good, good], False) == 0
     assert exit_code([good, bad, refused], False) == 1
     assert exit_code([refused, refused], False) == 2
     assert exit_code([good, refused], False) == 1, "2 says that nothing ran"
-    doubtful = {**good, "checks": [{"name": "losses", "level": "fail", "message": "a loss is not finite"}]}
+    doubtful = replace(good, checks=(Check("losses", "fail", "a loss is not finite"),))
     assert exit_code([doubtful, refused], False) == 1
     assert exit_code([bad, stopped], False) == 130
     assert exit_code([good], True) == 130
@@ -213,9 +222,9 @@ def test_exit_codes() -> None:
 
 def test_one_run_has_no_interval_between_runs() -> None:
     out = io.StringIO()
-    print_repeats(Console(file=out, width=200), [RunOutcome(Path("a"), record_with("ok", rate=5.0))])
+    print_repeats(Console(file=out, width=200), [ShownRun(Path("a"), record_with("ok", rate=5.0))])
     assert out.getvalue() == ""
-    two = [RunOutcome(Path("a"), record_with("ok", rate=rate)) for rate in (5.0, 5.2)]
+    two = [ShownRun(Path("a"), record_with("ok", rate=rate)) for rate in (5.0, 5.2)]
     print_repeats(Console(file=out, width=200), two)
     assert "between runs: 5.099 images/s, 95 % interval" in out.getvalue()
 

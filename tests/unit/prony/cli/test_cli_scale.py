@@ -10,13 +10,15 @@ import pytest
 import scaling_records
 from typer.testing import CliRunner
 
-import prony.cli.scale
-import prony.cli.study_run
-import prony.cli.study_trials
-from prony.cli.execute import RunOutcome, TrialRun
+import prony.api
+import prony.engine.execute
+import prony.engine.history
+import prony.engine.possible
 from prony.cli.main import make_app
+from prony.engine.runs import RunOutcome, TrialRun
 from prony.sites.locks import hold_devices
 from prony_node.contract import files
+from prony_node.contract.record import parse_record
 from prony_node.contract.run_folder import SUPERVISOR, write_manifest
 from prony_node.parallel import place
 
@@ -43,18 +45,19 @@ class Machine:
         folder.mkdir(parents=True)
         (folder / files.RECORD).write_text(json.dumps(record))
         write_manifest(folder, SUPERVISOR)
-        return RunOutcome(folder, record)
+        return RunOutcome(folder, parse_record(record))
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     found = Machine()
-    monkeypatch.setattr(prony.cli.study_run, "run_one", found.run)
+    monkeypatch.setattr(prony.engine.execute, "run_one", found.run)
     answers = {
         "devices": {"kind": "cuda", "devices": ["an H200"] * 8},
         "fingerprint": {"machine": "m", "software": "s"},
     }
-    monkeypatch.setattr(prony.cli.study_trials, "ask_node", lambda question, *_: answers[question])
+    for module in (prony.engine.history, prony.engine.possible):
+        monkeypatch.setattr(module, "ask_node", lambda question, *_, **__: answers[question])
     return found
 
 
@@ -149,7 +152,7 @@ def test_a_count_that_fails_leaves_the_others_and_the_exit_code(machine: Machine
 
 
 def test_nodes_need_a_place_to_meet(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (prony.cli.scale.NODE_RANK, prony.cli.scale.RENDEZVOUS) == (place.NODE_RANK, place.RENDEZVOUS)
+    assert (prony.api.NODE_RANK, prony.api.RENDEZVOUS) == (place.NODE_RANK, place.RENDEZVOUS)
     monkeypatch.delenv(place.RENDEZVOUS, raising=False)
     scale(tmp_path, "devices=1,2 batch_size=64 --nodes 2", code=2)
     assert machine.made == []

@@ -14,11 +14,12 @@ from prony.cli.container import last_words
 from prony.cli.jobs import state_of
 from prony.cli.main import make_app
 from prony.cli.screen import rates_of
-from prony.cli.study_run import in_order
+from prony.engine.site import in_order
 from prony.sites.job import ENDED_STATE, SUBMITTED, BlockRun, JobOutcome, new_job
 from prony.sites.site import Partition, parse_site, read_site
 from prony.sites.site_check import judge, judge_limits, read_answer
 from prony_node.contract import Plan, Trial, files
+from prony_node.contract.record import Failure, new_record, parse_record
 
 SITE = "kind: slurm\npartition: gpu\npartitions: {gpu: {accelerators: 4, arch: aarch64, cores_per_device: 2}}\n"
 
@@ -262,12 +263,15 @@ def test_rates_of_a_screening_are_those_of_good_runs() -> None:
         node: new_job(site, site.partitions["gpu"], Path("/r"), [BlockRun(Plan(node, Trial("gemm", {})))])
         for node in ("n0", "n1", "n2")
     }
-    good = {"status": "ok", "metrics": {"throughput": {"value": 5.0}}}
-    assert rates_of(jobs, {"n0": good, "n1": {"status": "failed", "metrics": {}}}) == {"n0": {"n0": 5.0}}
+    rate = {"value": 5.0, "unit": "x/s", "scope": "devices", "source": "clock"}
+    document = new_record(Plan("n0", Trial("gemm", {})), status="ok", started="", ended="")
+    good = parse_record(document | {"metrics": {"throughput": rate}})
+    bad = replace(good, status="failed", failure=Failure("killed"))
+    assert rates_of(jobs, {"n0": good, "n1": bad}) == {"n0": {"n0": 5.0}}
     ranks = [{"step_s": 0.1}, {"step_s": 0.4}]
-    each = rates_of(jobs, {"n2": {**good, "parallel": {"form": "independent", "ranks": ranks}}})["n2"]
+    each = rates_of(jobs, {"n2": replace(good, parallel={"form": "independent", "ranks": ranks})})["n2"]
     assert each == {"n2 device 0": pytest.approx(4.0), "n2 device 1": pytest.approx(1.0)}, "one of them is slow"
-    together = {**good, "parallel": {"form": "ddp", "ranks": ranks}}
+    together = replace(good, parallel={"form": "ddp", "ranks": ranks})
     assert rates_of(jobs, {"n2": together}) == {"n2": {"n2": 5.0}}, "they wait for each other"
 
 

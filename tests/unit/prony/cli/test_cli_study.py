@@ -15,18 +15,24 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from prony.cli.execute import RunOutcome, where_lines
 from prony.cli.main import main, make_app
+from prony.cli.present import where_lines
+from prony.cli.progress import LiveView, PlainView, make_view
 from prony.cli.study_output import forecast_lines, make_forecast, make_status
-from prony.cli.study_run import LiveView, Options, PlainView, StudyOutcome, StudyProgress, carry_out, make_view
+from prony.engine.execute import execute
+from prony.engine.options import Options
+from prony.engine.progress import StudyProgress
+from prony.engine.runs import RunOutcome, StudyOutcome
 from prony.sites.local import LocalRun
 from prony.sites.locks import hold_devices, lock_folder
 from prony.sites.site import Site
+from prony.study.request import make_plan
 from prony.study.study import RunEstimate
 from prony.study.study_file import StudyFileOptions, parse_study
 from prony_node.contract import RequestError
+from prony_node.contract.record import new_record, parse_record
 from prony_node.contract.run_folder import SUPERVISOR, write_manifest
-from prony_node.contract.trial import Trial
+from prony_node.contract.trial import Stop, Trial
 from prony_node.workloads import find_workload
 
 STAND_IN = Path(__file__).parents[3] / "stand_in" / "stand_in_node.py"
@@ -47,12 +53,12 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def carry(root: Path, text: str = STUDY, **options: Any) -> tuple[StudyOutcome, str]:
     said = io.StringIO()
     study = parse_study(text, "small.yaml", StudyFileOptions(None), find_workload)
-    carried = carry_out(study, Options(root, **options), make_view(Console(file=said, width=200)))
+    carried = execute(study, Options(root, **options), make_view(Console(file=said, width=200)))
     return carried, said.getvalue()
 
 
-def batches(carried: StudyOutcome) -> list[tuple[int, str]]:
-    return [(o.record["trial"]["settings"]["batch_size"], o.record["status"]) for o in carried.outcomes]
+def batches(carried: StudyOutcome) -> list[tuple[object, str]]:
+    return [(o.record.trial.settings["batch_size"], o.record.status) for o in carried.outcomes]
 
 
 def test_out_of_memory_is_a_result_and_prunes_larger_batches(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,14 +83,14 @@ def test_what_another_start_finishes_meanwhile_is_not_made_again(root: Path) -> 
     class Beside(PlainView):
         """After the first run somebody else makes all the others."""
 
-        def show(self, tally: StudyProgress) -> None:
-            super().show(tally)
+        def show(self, study: StudyProgress) -> None:
+            super().show(study)
             if len(list(root.glob("gpt-tiny-*"))) == 1:
                 carry(root, share=True)
 
     study = parse_study(STUDY, "small.yaml", StudyFileOptions(None), find_workload)
     said = io.StringIO()
-    carried = carry_out(study, Options(root, share=True), Beside(Console(file=said, width=200)))
+    carried = execute(study, Options(root, share=True), Beside(Console(file=said, width=200)))
     assert {outcome.folder for outcome in carried.outcomes} == set(root.glob("gpt-tiny-*"))
     assert len(carried.outcomes) == 6
     assert said.getvalue().count("finished before (ok") == 5
@@ -138,7 +144,7 @@ def test_a_model_that_this_host_cannot_hold_is_left_out(root: Path) -> None:
 def test_what_this_machine_cannot_do_is_left_out(root: Path) -> None:
     text = "workloads: gpt-tiny\nsettings: {precision: [fp32, tf32], batch_size: 1..2}\n"
     carried, said = carry(root, text)
-    assert [o.record["trial"]["settings"]["precision"] for o in carried.outcomes] == ["fp32", "fp32"]
+    assert [o.record.trial.settings["precision"] for o in carried.outcomes] == ["fp32", "fp32"]
     assert "skipped: not possible on this machine (2 of the trials): precision=tf32 is a mode of CUDA's" in said
     assumed = "assumptions: [{what: fp32, source: not stated}]\n"
     study = parse_study(f"{text}  #\n{assumed}", "s.yaml", StudyFileOptions(None), find_workload)
@@ -152,7 +158,7 @@ def test_a_study_of_a_site_is_judged_by_the_site(root: Path, monkeypatch: pytest
     """What this machine cannot do is no matter there, and runs of its nodes are finished ones."""
     text = STUDY.replace("1..32", "1..4, devices: [1, 64]")
     there = Site("there", "slurm", runs=root.parent / "runs of the site")
-    monkeypatch.setattr("prony.cli.study_run.find_site", lambda name: there)
+    monkeypatch.setattr("prony.engine.site.find_site", lambda name: there)
     monkeypatch.setenv("PRONY_RUNS", str(root))
     assert len(carry(root.parent / "runs of the site", f"{text}exclude: devices > 1\n")[0].outcomes) == 3
     for path in (root.parent / "runs of the site").glob("*/record.json"):
@@ -171,11 +177,11 @@ def test_a_study_of_a_site_is_judged_by_the_site(root: Path, monkeypatch: pytest
 
 def test_what_a_job_had_finished_before_it_ended_is_told_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scheduler says late that a job has ended: until then its records are finished, and its own."""
-    monkeypatch.setattr("prony.cli.study_run.find_site", lambda name: Site("there", "slurm", runs=root))
+    monkeypatch.setattr("prony.engine.site.find_site", lambda name: Site("there", "slurm", runs=root))
     made = carry(root)[0].outcomes
-    monkeypatch.setattr("prony.cli.study_run.follow", lambda jobs, place, view: (made, False))
+    monkeypatch.setattr("prony.engine.site.follow", lambda jobs, place, view: (made, False))
     again = carry(root, f"{STUDY}site: there\n")[0].outcomes
-    assert [one.record["id"] for one in again] == [one.record["id"] for one in made]
+    assert [one.record.id for one in again] == [one.record.id for one in made]
 
 
 @pytest.mark.parametrize("words", [["run", "gpt-tiny", "device=cpu"], ["study", "run", "s.yaml"]], ids=" ".join)
@@ -183,7 +189,7 @@ def test_a_job_that_ends_well_without_its_runs_is_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("prony.cli.at_site.UPDATE_EVERY_S", 0.1)
+    monkeypatch.setattr("prony.engine.site.UPDATE_EVERY_S", 0.1)
     Path("s.yaml").write_text(STUDY)
     Path("here.yaml").write_text("kind: local\npython: /bin/true\n")
     done = CliRunner().invoke(make_app(words[0]), [*words, "--site", "./here.yaml", "--out", "runs"])
@@ -194,11 +200,11 @@ def test_a_job_that_ends_well_without_its_runs_is_a_failure(
 
 def test_what_a_job_leaves_out_for_want_of_memory_is_not_missing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PRONY_STAND_IN_MEMORY", "4")
-    monkeypatch.setattr("prony.cli.study_run.find_site", lambda name: Site("there", "slurm", runs=root))
+    monkeypatch.setattr("prony.engine.site.find_site", lambda name: Site("there", "slurm", runs=root))
     made = carry(root)[0].outcomes
-    monkeypatch.setattr("prony.cli.study_run._Known.divide", lambda *_: ([], []))
+    monkeypatch.setattr("prony.engine.site._Known.divide", lambda *_: ([], []))
     for known, stopped in ((made, None), (made[1:], "1 run was not made")):
-        monkeypatch.setattr("prony.cli.study_run.follow", lambda *_, known=known: (known, False))
+        monkeypatch.setattr("prony.engine.site.follow", lambda *_, known=known: (known, False))
         carried = carry(root, f"{STUDY}site: there\n")[0]
         assert carried.gave_up == bool(stopped)
         assert str(carried.stopped).startswith(str(stopped))
@@ -247,9 +253,10 @@ def test_a_log_has_two_lines_for_a_run_and_the_best_of_its_own_workload(root: Pa
 
 def test_runs_are_named_shortly_where_they_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PRONY_RUNS", str(tmp_path / "runs"))
-    here = [RunOutcome(tmp_path / "runs" / f"gpt-tiny-20260101T000000-00000{n}", {}) for n in range(2)]
+    record: Any = None
+    here = [RunOutcome(tmp_path / "runs" / f"gpt-tiny-20260101T000000-00000{n}", record) for n in range(2)]
     assert where_lines(here) == [f"run folders: {tmp_path}/runs", "a page with plots: prony report 000000 000001"]
-    there = [RunOutcome(tmp_path / "a site" / f"gpt-tiny-20260101T000000-0000{n}", {}) for n in range(10, 23)]
+    there = [RunOutcome(tmp_path / "a site" / f"gpt-tiny-20260101T000000-0000{n}", record) for n in range(10, 23)]
     assert where_lines(there)[1] == f"a page with plots: prony report --runs '{tmp_path}/a site'"
 
 
@@ -286,7 +293,9 @@ def test_the_live_view_shows_where_it_stands() -> None:
     tally = StudyProgress(10)
     for _ in range(10):
         tally.expect(RunEstimate("the same trial", 60.0))
-    tally.learn(Trial("gpt-tiny", {"seed": 1}), {"status": "failed", "failure": {"kind": "hung"}, "metrics": {}})
+    trial = Trial("gpt-tiny", {"seed": 1})
+    failed = new_record(make_plan(trial, Stop(), ()), status="failed", started="", ended="")
+    tally.learn(trial, parse_record(failed | {"failure": {"kind": "hung", "message": ""}}))
     tally.expect(RunEstimate("the same trial", 60.0), -1)
     view.begin("[2/10] gpt-tiny seed=2")
     view.update({"phase": "measure"})

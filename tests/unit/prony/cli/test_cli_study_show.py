@@ -11,7 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 import prony.cli.study_output
-import prony.cli.study_trials
+import prony.engine.history
+import prony.engine.possible
 from prony.analysis.claims import Judged
 from prony.analysis.published_tables import NOT_RUN
 from prony.cli.main import make_app
@@ -42,8 +43,8 @@ def node(monkeypatch: pytest.MonkeyPatch) -> None:
         "fingerprint": {"machine": HERE, "software": "s"},
         "devices": {"kind": "cuda", "devices": ["NVIDIA H200"]},
     }
-    for module in (prony.cli.study_trials, prony.cli.study_output):
-        monkeypatch.setattr(module, "ask_node", lambda what, *_: answers[what])
+    for module in (prony.engine.history, prony.engine.possible, prony.cli.study_output):
+        monkeypatch.setattr(module, "ask_node", lambda what, *_, **__: answers[what])
 
 
 @pytest.fixture

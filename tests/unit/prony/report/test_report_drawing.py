@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 from scaling_records import series
 
-from prony.cli.execute import RunOutcome
 from prony.cli.run import write_report
+from prony.engine.runs import RunOutcome
 from prony.report import build_report
 from prony.report.drawing import require_plots, why_no_plots
 from prony_node.contract import read_record
 from prony_node.contract.errors import RequestError
+from prony_node.contract.record import parse_record
 
 ROOT = Path(__file__).parents[4]
 INSTALL = "pip install 'prony[report]'"
@@ -101,7 +102,7 @@ def test_a_suite_ends_well_without_plots(
     folder = next(replay.glob("*d00001"))
     record = read_record(folder)
     assert record is not None
-    write_report([RunOutcome(folder, record)], tmp_path)
+    write_report([RunOutcome(folder, parse_record(record))], tmp_path)
     assert (tmp_path / "report.html").exists()
     said = capsys.readouterr().err
     assert "no report was made" not in said

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from processes import need_proc
-from prony.cli.study_run import carry_out, make_view
-from prony.cli.study_trials import Options
-from prony.cli.tune_search import Tuning
+from prony.engine.execute import execute
+from prony.engine.options import Options
+from prony.engine.progress import Event, Note, silent
+from prony.engine.search import Tuning
 from prony.sites import locks
 from prony.sites.collect import wait_for_left
 from prony.sites.locks import claimed
@@ -67,14 +67,14 @@ def test_a_claim_is_of_one_process_until_it_dies(tmp_path: Path, other: Callable
 def test_a_study_is_not_submitted_twice_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: Callable[[str], subprocess.Popen[str]]
 ) -> None:
-    monkeypatch.setattr("prony.cli.study_run.find_site", lambda name: Site("there", "slurm", runs=tmp_path))
+    monkeypatch.setattr("prony.engine.site.find_site", lambda name: Site("there", "slurm", runs=tmp_path))
     monkeypatch.setenv("PRONY_RUNS", str(tmp_path))
     study = parse_study("workloads: gpt-tiny\nsite: there\n", "s.yaml", StudyFileOptions(None), find_workload)
     process = other("submit")
     try:
         said = rf"another start is submitting runs of .* at this moment; try again.*It is process {process.pid} of "
         with pytest.raises(RequestError, match=said):
-            carry_out(study, Options(tmp_path), make_view(Console(stderr=True)))
+            execute(study, Options(tmp_path))
     finally:
         process.kill()
         process.communicate()
@@ -86,20 +86,20 @@ def test_a_study_that_waits_for_a_claim_says_whose_it_is(
     """Whoever holds the claims of a shared root could stall the studies of all others, unnamed."""
     need_proc()
     monkeypatch.setenv("PRONY_LOCKS", str(tmp_path / "locks"))
-    monkeypatch.setattr("prony.cli.study_run.SAY_WHO_AFTER_S", 0.0)
+    monkeypatch.setattr("prony.engine.execute.SAY_WHO_AFTER_S", 0.0)
     study = parse_study("workloads: gpt-tiny\n", "s.yaml", StudyFileOptions(None), find_workload)
     (one,) = study.planned()
-    process, view, notes = other(f"{one.trial.hash} 0"), make_view(Console(stderr=True)), list[str]()
+    process, notes = other(f"{one.trial.hash} 0"), list[str]()
 
-    def note(text: str) -> None:
-        notes.append(text)
-        if "waiting for" in text:
-            raise KeyboardInterrupt
+    def note(event: Event) -> None:
+        if isinstance(event, Note):
+            notes.append(event.text)
+            if "waiting for" in event.text:
+                raise KeyboardInterrupt
 
-    monkeypatch.setattr(view, "note", note)
     try:
         with pytest.raises(KeyboardInterrupt):
-            carry_out(study, Options(tmp_path), view)
+            execute(study, Options(tmp_path), note)
     finally:
         process.kill()
         process.communicate()
@@ -116,7 +116,7 @@ def test_a_search_whose_runs_are_all_claimed_ends_and_says_by_whom(tmp_path: Pat
     process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     process.stdout.readline()
-    fields: dict[str, Any] = {"fixed": {}, "goal": None, "limits": [], "budget_s": 60.0, "display": None}
+    fields: dict[str, Any] = {"fixed": {}, "goal": None, "limits": [], "budget_s": 60.0, "report": silent}
     tuning = Tuning("gpt-tiny", find_workload("gpt-tiny"), root=tmp_path, **fields)
     try:
         with pytest.raises(RequestError, match=f"cannot be run in .*: process {process.pid} of .* claims its runs"):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from prony.study.study import interleave, make_grid, over_seeds
+from prony.study.study import SuiteTrial, make_grid, over_seeds, study_of_trials
 from prony_node.contract import RequestError
-from prony_node.contract.trial import Trial
+from prony_node.contract.trial import Stop, Trial
+from prony_node.workloads import find_workload
 
 
 def test_every_combination_the_last_setting_fastest() -> None:
@@ -47,9 +48,19 @@ def test_one_impossible_point_refuses_the_whole_grid() -> None:
 
 
 def test_repeats_go_there_and_back() -> None:
-    assert interleave(["a", "b"], 3) == [("a", 0), ("b", 0), ("b", 1), ("a", 1), ("a", 2), ("b", 2)]
+    workload = find_workload("gpt-tiny")
+    wanted = [(workload, SuiteTrial(Trial("gpt-tiny", {"steps": steps}), Stop())) for steps in (1, 2)]
+    study = study_of_trials("two", wanted, 3)
+    turns = [(turn.planned.trial.settings["steps"], turn.repeat) for turn in study.turns(study.planned())]
+    assert turns == [(1, 0), (2, 0), (2, 1), (1, 1), (1, 2), (2, 2)]
     with pytest.raises(RequestError, match="at least 1"):
-        interleave(["a"], 0)
+        study_of_trials("none", wanted, 0)
+
+
+def test_a_trial_that_is_listed_twice_is_run_twice() -> None:
+    wanted = [(find_workload("gpt-tiny"), SuiteTrial(Trial("gpt-tiny", {}), Stop()))] * 2
+    study = study_of_trials("twice", wanted, 1)
+    assert len(study.turns(study.planned())) == 2
 
 
 def test_seeds_go_on_from_the_trials_own() -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import stat
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from prony.engine.progress import Report, warner
 from prony.sites import node
 from prony.sites.site import Partition
 from prony_node.contract.cache import expand
@@ -17,12 +17,12 @@ from prony_node.workloads.config import Workload
 from prony_node.workloads.model_file.config import from_document, is_model_file
 
 
-def ask_node(question: str, *words: str) -> dict[str, Any]:
+def ask_node(question: str, *words: str, report: Report) -> dict[str, Any]:
     """The answer of the node program to a question: `prony.sites.node.ask_node`."""
-    return node.ask_node(question, *words, warn=lambda text: print(f"prony: {text}", file=sys.stderr))
+    return node.ask_node(question, *words, warn=warner(report))
 
 
-def find_machine(device: str, there: Partition | None = None) -> Machine:
+def find_machine(device: str, report: Report, there: Partition | None = None) -> Machine:
     """The device that `device=` means. Of a partition the kind alone is known; None is this machine.
 
     A node process is asked, since we have no torch.
@@ -32,7 +32,7 @@ def find_machine(device: str, there: Partition | None = None) -> Machine:
         return Machine(kind)
     if there is not None:
         return Machine(_kind_of(there) if kind == "auto" else kind)
-    answer = ask_node("devices")
+    answer = ask_node("devices", report=report)
     if not answer.get("kind"):
         raise RequestError(f"{answer.get('reason', 'torch finds no device')}; PRONY_PYTHON names a Python that can")
     memory_gib = dict(enumerate(answer.get("memory_gib") or []))
@@ -55,7 +55,7 @@ class ModelFileDescription:
     plan: dict[str, Any]  # what a plan carries of it
 
 
-def find_model_file(target: str) -> ModelFileDescription | None:
+def find_model_file(target: str, report: Report) -> ModelFileDescription | None:
     """The model file that a word means, tried and described; None when it means no file."""
     if not is_model_file(target):
         return None
@@ -63,7 +63,7 @@ def find_model_file(target: str) -> ModelFileDescription | None:
     why = _no_model_file(path)
     if why is not None:
         raise RequestError(f"{target} is not a model file: {why}")
-    answer = ask_node("model", str(path.absolute()))
+    answer = ask_node("model", str(path.absolute()), report=report)
     if answer.get("refused"):
         raise RequestError(str(answer.pop("refused")))
     return ModelFileDescription(
@@ -85,9 +85,3 @@ def _no_model_file(path: Path) -> str | None:
     if path.suffix != ".py":
         return "its name does not end in .py, and a model file is Python code (docs/add-a-workload.md)"
     return None
-
-
-def run_word(path: str) -> str:
-    """The word by which `prony run` finds a model file from here."""
-    below = Path(path).is_relative_to(Path.cwd())
-    return f"./{Path(path).relative_to(Path.cwd())}" if below else path

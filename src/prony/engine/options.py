@@ -1,0 +1,53 @@
+"""How a study is carried out: where its runs lie, what counts as finished, and how jobs of a site are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from prony.sites.job import BLOCK
+from prony.sites.site import Partition, Site
+
+
+@dataclass(frozen=True)
+class SiteOptions:
+    """How the jobs of a site are made, and what is done with them."""
+
+    partition: str | None = None  # another than the site's own
+    time_s: float | None = None  # the limit of each job, and without a site of each run
+    block: int | None = None  # runs that share an allocation; None: 20, of a scaling series whole repeats
+    detach: bool = False  # submit, and do not wait
+    dry_run: bool = False  # make the jobs, and do not submit
+
+    @property
+    def runs_per_job(self) -> int:
+        return BLOCK if self.block is None else self.block
+
+
+@dataclass(frozen=True)
+class SiteSession:
+    """A site as one command uses it."""
+
+    site: Site
+    partition: Partition
+    root: Path
+    block: int = BLOCK
+    time_s: float | None = None
+    nodes: tuple[str, ...] = ()  # each run is made once on each of these, as a job of its own
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a study is carried out."""
+
+    root: Path
+    retry_failed: bool = False
+    share: bool = False
+    energy: bool = True
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)  # what the plan carries of a user's model file
+    at_site: SiteOptions = field(default_factory=SiteOptions)
+    leave_out: bool = True  # what this machine cannot do; else it is refused
+    accept_other_code: bool = False  # take finished runs of other code or library versions too
+    fresh: bool = False  # make every run, whatever was run before
+    place: SiteSession | None = None  # where fresh runs are made as jobs; None: here, in processes of this command

@@ -1,0 +1,108 @@
+"""A run to be made, a run that was made, and what came of a study."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from prony import catalog
+from prony.engine.options import Options
+from prony.sites.job import Job
+from prony.study.request import make_plan
+from prony.study.study import LOCAL, Study, TrialRepeat
+from prony_node.contract.record import Record
+from prony_node.contract.run_folder import UNCHANGED
+from prony_node.contract.trial import Plan, Stop, Trial
+
+
+@dataclass(frozen=True)
+class TrialRun:
+    """One run to be made."""
+
+    trial: Trial
+    stop: Stop
+    repeat: int = 0
+    energy: bool = True
+    file: dict[str, Any] | None = None  # what a user's own model file states
+    study: dict[str, Any] | None = None  # which study it belongs to, and when it has its turn there
+    walk: tuple[int, ...] = ()  # batch sizes to screen in one process, for `tune`
+    time_limit_s: float | None = None  # for the whole run; None: what follows from its plan and the estimate
+    estimate_s: float | None = None  # what the same trial took here before
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """A run that was made."""
+
+    folder: Path
+    record: Record
+
+
+@dataclass(frozen=True)
+class StudyOutcome:
+    """What came of a study: its runs in its order, and why it stopped before its end, where it did."""
+
+    study: Study
+    root: Path
+    outcomes: list[RunOutcome]
+    asked: int  # runs that the study has
+    interrupted: bool = False
+    stopped: str | None = None
+    gave_up: bool = False
+    pruned: list[str] = field(default_factory=list)
+    jobs: list[Job] = field(default_factory=list)  # at a site: of --detach, of --dry-run and of a screening
+
+    @property
+    def records(self) -> list[Record]:
+        return [outcome.record for outcome in self.outcomes]
+
+
+def make_trial_runs(study: Study, turns: Iterable[TrialRepeat], options: Options) -> list[TrialRun]:
+    """The turns of a study as runs to be made; at a site the time limit is that of the job."""
+    limit_s = options.at_site.time_s if study.site == LOCAL and options.place is None else None
+    runs = []
+    for number, turn in enumerate(turns, start=1):
+        trial, part = turn.planned.trial, turn.planned.part
+        member = {"name": study.name, "part": part.name, "order": study.order, "seed": study.seed, "turn": number}
+        file = options.files.get(trial.workload)
+        runs.append(TrialRun(trial, part.stop, turn.repeat, options.energy, file,
+                             None if options.fresh else member, time_limit_s=limit_s))  # fmt: skip
+    return runs
+
+
+def plan_of(job: TrialRun) -> Plan:
+    peaks = tuple(catalog.peaks())
+    plan = make_plan(job.trial, job.stop, peaks, job.repeat, energy=job.energy, file=job.file, study=job.study)
+    return replace(plan, walk=job.walk, time_limit_s=job.time_limit_s)
+
+
+def doubts(record: Record, strict: bool = False) -> str | None:
+    """Which checks failed, or where `strict` warn, in a few words; None where there is none."""
+    if record.failed_checks:
+        return f"failed its check {', '.join(record.failed_checks)}"
+    warned = [check.name for check in record.checks if check.level == "warn"]
+    return f"warns of {', '.join(warned)}, which --strict takes for a failure" if strict and warned else None
+
+
+def trouble(record: Record) -> str | None:
+    """What is wrong with a run, in a line; None where it ended well."""
+    return first_line(record) if record.failure is not None else doubts(record)
+
+
+def first_line(record: Record) -> str:
+    """How a run ended badly, in a line."""
+    assert record.failure is not None, "it ended well"
+    message = record.failure.message.splitlines()[0]
+    return message if record.status == "interrupted" else f"failed ({record.failure.kind}): {message}"
+
+
+def is_unverified(record: Record) -> bool:
+    """Whether nothing shows that a record is as its run left it: it may have been edited, so it is never the best."""
+    return any(check.name == UNCHANGED and check.level == "unknown" for check in record.checks)
+
+
+def paths_of(files: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Where the model files lie, by the names of their workloads."""
+    return {name: str(plan["path"]) for name, plan in files.items()}

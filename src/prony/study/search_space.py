@@ -19,7 +19,6 @@ from prony_node.contract.run_folder import is_unverified
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import Trial, reads_data_set
 from prony_node.workloads.config import Workload
-from prony_node.workloads.kernels import of_mode
 
 BATCH = "batch_size"
 MOST_TRIALS = 2000  # each is looked at before every run
@@ -129,7 +128,7 @@ def default_lists(
 
 def _kernel_choices(workload: Workload, mode: str, effective: Mapping[str, Value]) -> list[str]:
     """With and without each kernel; the attention kernel that is asked first stays."""
-    kernels = [kernel.name for kernel in of_mode(workload.kernels, mode) if not kernel.orders_attention]
+    kernels = [kernel.name for kernel in workload.kernels_in(mode) if not kernel.orders_attention]
     stays = [name for name in kernel_names(effective.get("kernels")) if name not in kernels]
     chosen = itertools.product((False, True), repeat=len(kernels))
     return [join_kernels([*stays, *itertools.compress(kernels, one)]) for one in chosen]

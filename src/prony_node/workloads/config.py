@@ -198,6 +198,10 @@ class Workload:
         """The modes that it has, its default first."""
         return ("infer",) if self.operation else ("train", "infer")
 
+    def kernels_in(self, mode: str) -> tuple[Kernel, ...]:
+        """The kernels that have a meaning in this mode."""
+        return of_mode(self.kernels, mode)
+
     def own_settings(self) -> tuple[Setting, ...]:
         """The settings that not every workload has."""
         return self.settings if self.tiny is None else (*self.settings, SIZE)
@@ -334,7 +338,7 @@ class Workload:
                 values |= {"batch_size": TINY_BATCH, **self.tiny}
         if machine.device == "cuda" and self._has_few(values | dict(requested), machine):
             values |= self.fixed_when_few
-        if of_mode(self.kernels, mode):
+        if self.kernels_in(mode):
             values["kernels"] = join_kernels(self._default_kernels(values | dict(requested), requested, machine))
         return values
 

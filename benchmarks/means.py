@@ -4,7 +4,8 @@
                                [--steps 40] [--rounds 5] [--json FILE]
 
 The step is Prony's own, its batches lie on the device. Each `--instead` is a step with that setting changed, and what
-follows from it. Each `--without` leaves out what no setting does:
+follows from it: `--instead kernels=library`, or a list of the kernels that stay. Each `--without` leaves out what no
+setting does:
 
     trying      cuDNN's first guess of a convolution's kernels is taken
     folding     batch norms stay in a model that infers, and its blocks are not fused
@@ -38,6 +39,7 @@ from torch import Tensor, nn
 from asked import finish, keep_turns, read_words, told, turns_parser
 from plain import refuse
 from prony_node.contract.errors import RequestError
+from prony_node.contract.kernels import uses_kernel
 from prony_node.contract.settings import Value
 from prony_node.measure import cuda
 from prony_node.measure.protocol import Batch
@@ -93,8 +95,8 @@ class Ready:
             task = replace(task, for_inference=lambda model: model)
         if form.without == UNREAD and task.clip is None:
             raise RequestError(f"{workload.name} clips no gradients")
-        if form.without == HALVING and form.settings.get("blocks") == "fused":
-            raise RequestError("fused blocks compute in the precision of their weights; add blocks=library")
+        if form.without == HALVING and uses_kernel(form.settings, "fused-blocks"):
+            raise RequestError("fused blocks compute in the precision of their weights; add kernels=library")
         kind = {HALVING: Casting, UNREAD: Reading}.get(form.without, Step)
         self.step, self.device = kind(task, form.settings, device), device
         if form.without == TRYING:

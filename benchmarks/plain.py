@@ -20,6 +20,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
+from prony_node.contract.kernels import LIBRARY
 from prony_node.workloads import build_task, find_workload
 from prony_node.workloads.detect.loss import image_list, target_list
 
@@ -57,7 +58,8 @@ def plain_rate(
 ) -> dict[str, object]:
     """Units a second of a workload of Prony's table, with these settings where it has a choice."""
     workload = find_workload(name)
-    settings = {**workload.fixed, **workload.fixed_when_plain, "mode": mode, "batch_size": batch_size, **given}
+    form = {"preset": "plain", "kernels": LIBRARY, "mode": mode, "batch_size": batch_size}
+    settings = {**workload.fixed, **form, **given}
     task = build_task(workload, settings)
     make, forward = plain_form(name, task, mode, tiny=given.get("size") == "tiny")
     torch.manual_seed(0)

@@ -17,23 +17,21 @@ from page_tables import put_table
 from results_records import Record, Run, read_runs
 
 from prony.report.numbers import format_window
+from prony_node.contract.kernels import join_kernels, uses_kernel
 from prony_node.contract.machine import Machine
 from prony_node.contract.record import window_of
 from prony_node.workloads import find_workload
+from prony_node.workloads.kernels import of_mode
 
 NONE = "-"
 ARCHIVE = "unverified.tar.gz"
 PLAIN = "plain.json"
-FORMS = {  # the settings that were tried
-    "dino-swin-l": ("sampling", "graphs"), "deeplabv3plus-r101": ("depthwise",), "segformer-b4": ("depthwise",),
-    "vit-l": ("parts",), "efficientnet-b0": ("norms",), "mobilenetv3-large": ("norms",),
-    "resnet50": ("norms", "stem", "blocks"), "swin-t": ("parts",), "swin-b": ("parts",),
-    "fasterrcnn-r50-fpn": ("suppression", "pooling", "compile"),
+# Workloads whose kernels were tried, with what else was; the order in which attention is asked is not shown.
+FORMS: dict[str, tuple[str, ...]] = {
+    "dino-swin-l": ("graphs",), "deeplabv3plus-r101": (), "segformer-b4": (), "vit-l": (), "efficientnet-b0": (),
+    "mobilenetv3-large": (), "resnet50": (), "swin-t": (), "swin-b": (), "fasterrcnn-r50-fpn": ("compile",),
 }  # fmt: skip
-ALONE = {  # of these, what is other in one mode alone
-    "train": ("norms", "graphs", "suppression", "pooling"),
-    "infer": ("blocks",),
-}
+TRAINING = ("graphs",)  # of these, what is other in training alone
 SHOWN = {True: "on", False: "off"}
 H200 = Machine("cuda", 139.8, 16)
 AT_FLOOR = 0.01  # an interval is at its floor when it is wider by this share of it at most
@@ -102,17 +100,22 @@ def trial(record: Record) -> str:
 
 
 def form_of(record: Record) -> str:
-    """What it had of the settings that were tried; records from before there was a choice have the library's."""
-    effective = record["trial"]["effective"]
-    elsewhere = ALONE["train" if effective.get("mode") == "infer" else "infer"]
-    names = [name for name in FORMS.get(record["trial"]["workload"], ()) if name not in elsewhere]
-    return " ".join(f"{name}={SHOWN.get(given := effective.get(name, 'library'), given)}" for name in names)
+    """What it had of what was tried; records from before there was a choice have the library's."""
+    name, effective = record["trial"]["workload"], record["trial"]["effective"]
+    if name not in FORMS:
+        return ""
+    offered = [kernel for kernel in of_mode(find_workload(name).kernels, effective.get("mode", "train"))
+               if not kernel.orders_attention]  # fmt: skip
+    ran = join_kernels(kernel.name for kernel in offered if uses_kernel(effective, kernel.name))
+    others = [one for one in FORMS[name] if effective.get("mode") != "infer" or one not in TRAINING]
+    words = [f"{one}={SHOWN.get(given := effective.get(one, 'library'), given)}" for one in others]
+    return " ".join([*([f"kernels={ran}"] if offered else []), *words])
 
 
 def is_default(record: Record) -> bool:
     """Whether the form that it had is the default by now."""
     asked = {name: given for name, given in record["trial"]["settings"].items()
-             if name not in FORMS.get(record["trial"]["workload"], ())}  # fmt: skip
+             if name not in ("kernels", *FORMS.get(record["trial"]["workload"], ()))}  # fmt: skip
     workload = find_workload(record["trial"]["workload"])
     there = {"trial": {**record["trial"], "effective": workload.defaults(asked, H200)}}
     return form_of(there) == form_of(record)

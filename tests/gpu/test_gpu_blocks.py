@@ -45,9 +45,9 @@ def test_a_block_answers_as_the_librarys(
 @pytest.mark.parametrize("how", [{}, {"compile": "off"}, {"compile": "off", "graphs": False}, {"precision": "fp32"}])
 def test_a_step_answers_as_with_the_librarys_blocks(device: torch.device, how: dict[str, Value]) -> None:
     answers: list[Tensor] = []
-    for blocks in ("library", "fused"):
+    for kernels in ("folded-stem", "folded-stem,fused-blocks"):
         workload = find_workload("resnet50")
-        given = {"mode": "infer", "size": "tiny", "batch_size": 8, "blocks": blocks, **how}
+        given = {"mode": "infer", "size": "tiny", "batch_size": 8, "kernels": kernels, **how}
         settings = workload.effective(given, machine_of(device, 4))
         step = Step(build_task(workload, settings), settings, device)
         step.finish_model()

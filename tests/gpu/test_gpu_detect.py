@@ -29,8 +29,8 @@ def make_step(device: torch.device, **given: Value) -> tuple[Task, Step]:
 @pytest.mark.parametrize(
     "given",
     [{}, {"compile": "off", "precision": "fp32"}, {"compile": "off", "precision": "fp16"},
-     {"compile": "off", "assignment": "library"}, {"compile": "default", "pooling": "library"},
-     {"compile": "off", "suppression": "library", "pooling": "library"}],
+     {"compile": "off", "kernels": "library"}, {"compile": "default", "kernels": "batched-assignment,triton-nms"},
+     {"compile": "off", "kernels": "batched-assignment"}],
     ids=str,
 )  # fmt: skip
 def test_the_loss_falls_on_images_that_were_not_seen(device: torch.device, given: dict[str, Value]) -> None:
@@ -66,19 +66,19 @@ def test_one_compilation_serves_all_shapes(device: torch.device) -> None:
 def test_the_host_waits_far_less_than_in_torchvision(device: torch.device) -> None:
     """Once an image where boxes suppress each other, and where regions are pooled from the levels of the pyramid."""
     waited = {}
-    for assignment in ("batched", "library"):
-        task, step = make_step(device, compile="off", assignment=assignment, suppression="library", pooling="library")
+    for kernels in ("batched-assignment", "library"):
+        task, step = make_step(device, compile="off", kernels=kernels)
         step.finish_model()
         batch = step.place(task.sample(torch.Generator(device).manual_seed(1), 2))
         step.prepare(batch)
-        waited[assignment] = cuda.waits(lambda step=step, batch=batch: step(batch))
+        waited[kernels] = cuda.waits(lambda step=step, batch=batch: step(batch))
     print(waited)
-    assert 0 < LEAST_FEWER * waited["batched"] < waited["library"]
+    assert 0 < LEAST_FEWER * waited["batched-assignment"] < waited["library"]
 
 
 def test_the_host_does_not_wait_where_nothing_is_the_library_s(device: torch.device) -> None:
     task, step = make_step(device, compile="off")
-    assert (step.settings["suppression"], step.settings["pooling"]) == ("kernel", "masked")
+    assert step.settings["kernels"] == "batched-assignment,masked-roi-align,triton-nms"
     step.finish_model()
     batch = step.place(task.sample(torch.Generator(device).manual_seed(1), 2))
     step.prepare(batch)

@@ -39,10 +39,10 @@ def average_precision(step: Step, batch: Batch) -> float:
     return mean_average_precision(images)
 
 
-@pytest.mark.parametrize("sampling", ["library", "kernel"])
-def test_a_tiny_one_overfits_eight_images(device: torch.device, sampling: str) -> None:
+@pytest.mark.parametrize("kernels", ["library", "triton-deformable-attention"])
+def test_a_tiny_one_overfits_eight_images(device: torch.device, kernels: str) -> None:
     """test_gpu_overfit.py asks the same of the whole model."""
-    step = make_step(device, size="tiny", batch_size=8, sampling=sampling)
+    step = make_step(device, size="tiny", batch_size=8, kernels=kernels)
     batch = batch_of(step, 0, 8)
     step.prepare(batch)
     reached = 0.0
@@ -57,7 +57,7 @@ def test_captured_parts_give_the_losses_of_launched_ones(device: torch.device) -
     """Batches of several shapes, each of which comes again; in fp32, without what is dropped by chance."""
     losses = {}
     for graphs in ("off", "on"):
-        step = make_step(device, size="tiny", graphs=graphs, precision="fp32", sampling="library")
+        step = make_step(device, size="tiny", graphs=graphs, precision="fp32", kernels="library")
         batches = [batch_of(step, seed, 2) for seed in range(6)] * 2
         assert len({batch[0].shape for batch in batches}) > 1
         torch.manual_seed(3)

@@ -35,12 +35,15 @@ def test_fast_has_the_losses_of_plain(device: torch.device, name: str, request: 
 @pytest.mark.parametrize(
     ("name", "given"),
     [
-        ("vit-h", {"parts": "own"}),
-        ("resnet50", {"norms": "compiled"}),
-        ("resnet50", {"norms": "compiled", "stem": "folded"}),
-        ("wideresnet", {"norms": "compiled"}),
-        ("efficientnet-b0", {"norms": "compiled"}),
-        ("fasterrcnn-r50-fpn", {"pooling": "masked", "compile": "reduce-overhead"}),
+        ("vit-h", {"kernels": "cudnn-attention,low-precision-residual"}),
+        ("resnet50", {"kernels": "compiled-norms"}),
+        ("resnet50", {"kernels": "compiled-norms,folded-stem"}),
+        ("wideresnet", {"kernels": "compiled-norms"}),
+        ("efficientnet-b0", {"kernels": "compiled-norms"}),
+        (
+            "fasterrcnn-r50-fpn",
+            {"kernels": "batched-assignment,masked-roi-align,triton-nms", "compile": "reduce-overhead"},
+        ),
     ],
 )
 def test_forms_that_are_not_the_default_have_them_too(device: torch.device, name: str, given: dict[str, Value]) -> None:

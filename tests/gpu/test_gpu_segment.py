@@ -60,7 +60,7 @@ def test_a_captured_step_learns(device: torch.device, name: str) -> None:
 def test_depthwise_convolutions_from_the_compiler_are_the_library_s(device: torch.device, name: str) -> None:
     """One by one, answers and gradients: over a whole step of a deep network a rounding grows to half of the step."""
     workload = find_workload(name)
-    settings = workload.effective(workload.parse({"depthwise": "library"}), machine_of(device, 4))
+    settings = workload.effective(workload.parse({"kernels": "matmul-upsampling"}), machine_of(device, 4))
     network = build_task(workload, settings).model()
     found = [module for module in network.modules() if isinstance(module, nn.Conv2d) and fits(module)]
     kinds = {(module.in_channels, module.dilation): module for module in found}

@@ -211,7 +211,7 @@ def test_the_defaults_of_this_device_make_a_good_run(tmp_path: Path, device: tor
 @pytest.mark.parametrize("attention", ["cudnn", "flash", "efficient", "math"])
 def test_attention_by_any_kernel_makes_a_good_run(tmp_path: Path, device: torch.device, attention: str) -> None:
     """Compiled, from one cache: of what each compiled, the next is given nothing."""
-    result = run_rank(tmp_path, "gpt-117m", {"attention": attention, "batch_size": 4, "steps": 20})
+    result = run_rank(tmp_path, "gpt-117m", {"kernels": f"{attention}-attention", "batch_size": 4, "steps": 20})
     assert result["status"] == "ok", result["failure"]
     assert not [check for check in result["checks"] if check["level"] == "fail"]
 

@@ -132,6 +132,13 @@ def test_recomputed_work_is_recorded_apart(plain_run: dict[str, Any], tmp_path: 
     assert loss(record) == loss(plain_run)  # the same seed: the same weights and samples
 
 
+def test_a_run_has_the_kernels_that_its_settings_name(tmp_path: Path) -> None:
+    named = good_run(tmp_path / "named", "resnet50", size="tiny", kernels="compiled-norms,folded-stem")
+    library = good_run(tmp_path / "library", "resnet50", size="tiny", kernels="library")
+    assert loss(named) == pytest.approx(loss(library), rel=1e-3)
+    assert loss(named) != loss(library)  # the same sums, in another order
+
+
 def test_batches_from_the_host(tmp_path: Path) -> None:
     record = good_run(tmp_path, data="host", workers=2, prefetch=2)
     assert 0 <= record["metrics"]["data_wait_share"]["value"] <= 1

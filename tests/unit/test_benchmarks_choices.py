@@ -174,8 +174,8 @@ def test_without_halving_weights_keep_32_bits_and_answers_are_the_same(benchmark
     assert kinds == [{torch.bfloat16}, {torch.float32}]
     one, other = (form.step.output.float() for form in (halved, cast))
     assert (one - other).norm() < 0.02 * one.norm()
-    with pytest.raises(means.RequestError, match="add blocks=library"):
-        means.Ready(workload, means.Form("without halving", {**settings, "blocks": "fused"}, "halving"), device)
+    with pytest.raises(means.RequestError, match="add kernels=library"):
+        means.Ready(workload, means.Form("without halving", {**settings, "kernels": "fused-blocks"}, "halving"), device)
 
 
 def test_without_unmasking_a_model_attends_as_its_library_does(benchmarks: None) -> None:

@@ -103,15 +103,30 @@ def test_the_stated_defaults_of_each_workload() -> None:
         own = words_of(workload.fixed)
         if workload.fixed_on_cpu:
             own += f" (on a CPU {words_of(workload.fixed_on_cpu)})"
-        if workload.fixed_on_cuda:
-            own += f" (on CUDA {words_of(workload.fixed_on_cuda)})"
-        if workload.fixed_in_cuda_training:
-            own += f" (in training on CUDA {words_of(workload.fixed_in_cuda_training)})"
         if workload.fixed_when_few:
             own += f" (for up to {workload.few} on one CUDA device {words_of(workload.fixed_when_few)})"
         optimizer = workload.optimizer if "train" in workload.modes else "none"
         expected[workload.name] = [*batches, optimizer, workload.memory_format, own]
     assert rows == expected
+
+
+def test_every_kernel_has_its_row_with_where_it_is_a_default() -> None:
+    where = {"any": "everywhere", "cuda": "on CUDA", "cuda-training": "in training on CUDA"}
+    owners: dict[str, list[str]] = {}
+    defaults: dict[str, list[str]] = {}
+    known = {}
+    for workload in WORKLOADS.values():
+        for kernel in workload.kernels:
+            known[kernel.name] = kernel
+            owners.setdefault(kernel.name, []).append(workload.name)
+            few = f"for up to {workload.few} samples on one CUDA device"
+            found = [f"{workload.name} {where.get(kernel.default, few)}"] if kernel.default else []
+            defaults.setdefault(kernel.name, []).extend(found)
+    expected = {
+        name: [", ".join(owners[name]), kernel.mode or "both", ", ".join(defaults[name]) or "none", kernel.help]
+        for name, kernel in known.items()
+    }
+    assert table(SETTINGS_PAGE, "kernel", "workloads", "mode", "default") == expected
 
 
 def test_the_stated_values_of_the_plain_preset() -> None:

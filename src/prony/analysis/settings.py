@@ -168,8 +168,7 @@ PRECISIONS = {
 # These change how a step is computed, never what: kernels, layouts, loaders.
 SAME_MATHEMATICS = {
     "compile", "compile_cache", "graphs", "memory_format", "fused", "workers", "prefetch", "pin_memory", "cores",
-    "recompute", "attention", "norms", "parts", "stem", "blocks", "enlarge", "depthwise", "assignment", "suppression",
-    "pooling", "sampling", "decode", "cache", "stage", "data_format", "device", "memory_cap", "preset",
+    "recompute", "kernels", "decode", "cache", "stage", "data_format", "device", "memory_cap", "preset",
 }  # fmt: skip
 SIZES = ("batch_size", "grad_accumulation")
 

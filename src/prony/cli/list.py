@@ -9,19 +9,25 @@ import typer
 
 from prony_node.contract.errors import unknown
 
-THINGS = ("workloads", "settings", "suites", "studies")
+THINGS = ("workloads", "settings", "kernels", "suites", "studies")
 
 
 def list_(
     what: Annotated[
-        str, typer.Argument(metavar="workloads|settings|suites|studies", help="What to list.")
+        str, typer.Argument(metavar="workloads|settings|kernels|suites|studies", help="What to list.")
     ] = "workloads",
     as_json: Annotated[bool, typer.Option("--json", help="Print the list alone, as JSON.")] = False,
 ) -> None:
-    """List the workloads, settings, suites or studies there are, a line each."""
+    """List the workloads, settings, kernels, suites or studies there are, a line each."""
     if what not in THINGS:
         raise unknown("thing to list", what, THINGS)
-    entries = {"workloads": _workloads, "settings": _settings, "suites": _suites, "studies": _studies}[what]()
+    entries = {
+        "workloads": _workloads,
+        "settings": _settings,
+        "kernels": _kernels,
+        "suites": _suites,
+        "studies": _studies,
+    }[what]()
     if as_json:
         print(json.dumps(entries, indent=1))
     else:
@@ -71,6 +77,22 @@ def _settings() -> list[dict[str, Any]]:
     ]
 
 
+def _kernels() -> list[dict[str, Any]]:
+    from prony_node.workloads import WORKLOADS
+
+    entries: dict[str, dict[str, Any]] = {}
+    for workload in WORKLOADS.values():
+        for kernel in workload.kernels:
+            entry: dict[str, Any] = {
+                "name": kernel.name,
+                "help": kernel.help,
+                "mode": kernel.mode or None,
+                "workloads": [],
+            }
+            entries.setdefault(kernel.name, entry)["workloads"].append(workload.name)
+    return list(entries.values())
+
+
 def _suites() -> list[dict[str, Any]]:
     from prony.study.study import load_suites
 
@@ -117,6 +139,9 @@ def _print(what: str, entries: list[dict[str, Any]]) -> None:
     for entry in entries:
         if what == "settings":
             more = entry["values"] + (f"; of {', '.join(entry['workloads'])}" if entry["workloads"] else "")
+        elif what == "kernels":
+            modes = f"mode={entry['mode']}; " if entry["mode"] else ""
+            more = f"{modes}of {', '.join(entry['workloads'])}"
         else:
             more = f"{len(entry['trials'])} trials"
         table.add_row(Text(entry["name"], "bold"), Text.assemble(entry["help"], (f"  ({more})", "dim")))

@@ -178,7 +178,7 @@ RECORD_NUMBERS = {
     "repeat": "repeat", "devices": "devices", "throughput_low": "rate_low", "throughput_high": "rate_high",
     **NAMED_METRICS, **{name: name for name in (*NUMBER_SETTINGS, *METRIC_COLUMNS)},
 }  # fmt: skip
-KINDS = {"count": "number", "flag": "flag", "choice": "text", "text": "text"}
+KINDS = {"count": "number", "flag": "flag", "choice": "text", "text": "text", "names": "text"}
 ANCHOR_TEXTS = ("key", "source", "format", *anchors.TEXTS)
 ANCHOR_NUMBERS = (*anchors.COUNTS, "value")
 

@@ -20,7 +20,7 @@ from prony_node.contract.record import read_record, validate_record, window_of, 
 from prony_node.contract.run_folder import UNVERIFIED, has_manifest, manifest_mark, marked
 from prony_node.contract.safe_files import NotPlain, read_in_run, stat_in_run
 
-ROW_VERSION = 4  # rows of an older one are read anew from their folders
+ROW_VERSION = 5  # rows of an older one are read anew from their folders
 # Effective settings that have a column of their own; the others are in JSON beside the row.
 TEXT_SETTINGS = ("preset", "mode", "data", "precision", "compile")
 NUMBER_SETTINGS = ("batch_size", "workers")

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from prony_node.contract.errors import RequestError, nearest, unknown
+from prony_node.contract.kernels import former_setting
 from prony_node.contract.settings import SETTINGS, Setting
 from prony_node.contract.trial import LOADER_ONLY, Peak, Plan, Stop, Trial
 from prony_node.workloads import WORKLOADS, find_workload
@@ -29,15 +30,17 @@ def split_words(words: Iterable[str], known: Iterable[Setting] = ()) -> dict[str
         if not equals:
             raise RequestError(f"{word!r} is not a setting=value{_meant(word, settings)}")
         if name not in settings:
-            raise unknown_setting(name, settings)
+            raise unknown_setting(name, settings, value)
         if name in given:
             raise RequestError(f"{name} is given twice: {given[name]} and {value}")
         given[name] = value
     return given
 
 
-def unknown_setting(name: str, known: Iterable[str]) -> RequestError:
-    """With whose it is, where other workloads have it: that is no misspelling of something here."""
+def unknown_setting(name: str, known: Iterable[str], value: str | None = None) -> RequestError:
+    """With what it is called now, or whose it is, where other workloads have it: that is no misspelling."""
+    if (now := former_setting(name, value)) is not None:
+        return RequestError(now)
     owners = [owner.name for owner in WORKLOADS.values() if name in {own.name for own in owner.own_settings()}]
     if not owners:
         return unknown("setting", name, known)

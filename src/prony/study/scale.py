@@ -88,10 +88,11 @@ def make_series(
         found = machine(str(given.get("device", "auto")))
         given["batch_size"] = workload.defaults(_on_one(workload, given, counts[-1]), found)["batch_size"]
         series.batch_taken = _taken(_whole(given), found)
+    given = {**_implied(workload, given, counts[-1], machine), **given}
     for kind in kinds:
         trials: list[Trial] = []
         for count in counts:
-            settings = _settings(workload, given, counts, count, kind)
+            settings = _settings(given, counts, count, kind)
             trials.append(Trial(workload.name, workload.parse(settings)))
             if count.devices > 1 and not series.no_free:
                 try:
@@ -144,11 +145,9 @@ def _refuse(given: dict[str, object]) -> None:
         )
 
 
-def _settings(
-    workload: Workload, given: dict[str, object], counts: Sequence[Count], count: Count, kind: str
-) -> dict[str, object]:
-    """The settings at one count: as given, the batch of the kind, and what more devices imply on one device too."""
-    settings = {**_implied(workload, given, counts[-1]), **given, "devices": count.devices}
+def _settings(given: dict[str, object], counts: Sequence[Count], count: Count, kind: str) -> dict[str, object]:
+    """The settings at one count: as given and implied, and the batch of the kind."""
+    settings = {**given, "devices": count.devices}
     if count.nodes > 1:
         settings["nodes"] = count.nodes
     if is_digits(str(settings.get("cores", ""))):  # so many for each device: a node shares them out among its ranks
@@ -161,10 +160,13 @@ def _settings(
     return settings
 
 
-def _implied(workload: Workload, given: dict[str, object], largest: Count) -> dict[str, object]:
+def _implied(
+    workload: Workload, given: dict[str, object], largest: Count, machine: Callable[[str], Machine]
+) -> dict[str, object]:
     """Defaults that several devices change besides those that only they have: a captured graph, a fused optimizer.
 
     One device would take others (it captures its step where it can), and then not only the devices would change.
+    Kernels are those of one kind of device, so it is asked which one that is.
     """
     many, one = _on_many(workload, given, largest), _on_one(workload, given, largest)
     named = str(given.get("device", "auto")).partition(":")[0]
@@ -172,6 +174,8 @@ def _implied(workload: Workload, given: dict[str, object], largest: Count) -> di
     implied: dict[str, object] = {}
     for kind in KINDS if named == "auto" else (named,):
         ours, theirs = (workload.defaults(settings, Machine(kind)) for settings in (one, many))
+        if theirs.get("kernels") != ours.get("kernels") and named == "auto" and machine(named).device != kind:
+            theirs.pop("kernels")
         implied |= {
             name: known[name].show(value)
             for name, value in theirs.items()

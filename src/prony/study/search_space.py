@@ -13,6 +13,7 @@ from typing import Any
 from prony.study.request import split_words, with_loader
 from prony.study.space import known_settings, split_values
 from prony_node.contract.errors import RequestError, unknown
+from prony_node.contract.kernels import join_kernels, kernel_names
 from prony_node.contract.record import failed_checks
 from prony_node.contract.run_folder import is_unverified
 from prony_node.contract.settings import Value
@@ -21,9 +22,6 @@ from prony_node.workloads.config import Workload
 
 BATCH = "batch_size"
 MOST_TRIALS = 2000  # each is looked at before every run
-# Other forms of a layer: the same function by other kernels, most of them for a compiler.
-SAME_FUNCTION = ("norms", "parts", "stem", "blocks", "enlarge", "depthwise", "assignment", "suppression", "pooling",
-                 "sampling")  # fmt: skip
 REACH = 8  # times the default batch, up and down, where nobody says what to search
 
 
@@ -123,10 +121,17 @@ def default_lists(
     if reads_data_set(effective) or effective.get("data") == "host":
         workers = effective.get("workers")
         lists["workers"] = sorted({0, int(workers), 2 * int(workers)}) if isinstance(workers, int) else [0, 4]
-    for setting in workload.settings:
-        if effective.get("device") != "cpu" and setting.name in SAME_FUNCTION and setting.name in effective:
-            lists[setting.name] = list(setting.choices)
+    if effective.get("device") != "cpu":
+        lists["kernels"] = list(_kernel_choices(workload, mode, effective))
     return {name: values for name, values in lists.items() if name not in fixed and len(values) > 1}
+
+
+def _kernel_choices(workload: Workload, mode: str, effective: Mapping[str, Value]) -> list[str]:
+    """With and without each kernel; the attention kernel that is asked first stays."""
+    kernels = [kernel.name for kernel in workload.kernels_in(mode) if not kernel.orders_attention]
+    stays = [name for name in kernel_names(effective.get("kernels")) if name not in kernels]
+    chosen = itertools.product((False, True), repeat=len(kernels))
+    return [join_kernels([*stays, *itertools.compress(kernels, one)]) for one in chosen]
 
 
 def trial_of(workload: Workload, fixed: Mapping[str, Value], candidate: Candidate) -> Trial:

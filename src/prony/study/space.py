@@ -23,9 +23,9 @@ STEPS = re.compile(r"([0-9]{1,12}):([0-9]{1,12})(?::([0-9]{1,12}))?")
 def split_values(setting: Setting, text: str) -> list[str]:
     """The values of one text: `16,32`, `16..4096` (doubling), `1:9:2` (steps). Ranges are for whole numbers.
 
-    Values are separated by commas; those of cores, which hold commas themselves, by semicolons.
+    Values are separated by commas; those of cores and kernels, which hold commas themselves, by semicolons.
     """
-    values = [value.strip() for value in text.split(";" if setting.name == "cores" else ",")]
+    values = [value.strip() for value in text.split(setting.separator)]
     if not all(values):
         raise RequestError(f"{setting.name}={text} has an empty value in its list")
     found = [one for value in values for one in expand_range(setting, value)]

@@ -10,7 +10,7 @@ from prony_node.contract.settings import Value
 
 AXES = ("dp", "pp", "tp")  # outermost first: devices that share a layer talk most, and are next to each other
 STAGES_A_DEVICE = {"1f1b": 1, "interleaved": 2}
-EXCHANGE = {"parallel", "bucket_mb", "compression", "static_graph", "sync", "reshard"}
+EXCHANGE = {"parallel", "bucket_mb", "static_graph", "sync", "reshard"}
 MICRO_BATCHES_A_STAGE = 4  # from here on the time that a pipeline takes to fill hardly counts (Huang et al., GPipe)
 
 
@@ -136,13 +136,12 @@ def check_model(name: str, shape: Mapping[str, int], settings: Mapping[str, Valu
 
 # What each form of parallel training may be told besides, with its default.
 OPTIONS: dict[str, dict[str, Value]] = {
-    "ddp": {"bucket_mb": 25, "compression": "none", "static_graph": False, "sync": True},
+    "ddp": {"bucket_mb": 25, "static_graph": False, "sync": True},
     "fsdp": {"reshard": True},
     "independent": {},
 }
 SEVERAL_ONLY = (
-    "parallel", "dp", "tp", "pp", "schedule", "bucket_mb", "compression", "static_graph", "reshard", "sync",
-    "batch_norm",
+    "parallel", "dp", "tp", "pp", "schedule", "bucket_mb", "static_graph", "reshard", "sync", "batch_norm",
 )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, get_args
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.metrics import METRICS
-from prony_node.contract.record_upgrades import add_interval_floor, add_provenance_parts
+from prony_node.contract.record_upgrades import add_interval_floor, add_provenance_parts, name_kernels
 from prony_node.contract.trial import Plan, check_schema
 from prony_node.contract.typed import LARGEST, Absent, Malformed, decode, empty, optional
 
@@ -283,7 +283,7 @@ class Record:
         return None
 
 
-RECORD_VERSION = 2
+RECORD_VERSION = 3
 RECORD_SCHEMA = f"prony.record/{RECORD_VERSION}"
 PLAUSIBLE = "plausible"  # the check that fails for a record that cannot be true
 MAY_BE_NEGATIVE = ("loss_first", "loss_last", "quality")  # metrics; no other may
@@ -298,7 +298,8 @@ class MalformedRecord(RequestError):
 
 # An upgrade takes the document of version N to version N + 1; version 1 is the first.
 UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    1: lambda old: add_interval_floor(add_provenance_parts(old))
+    1: lambda old: add_interval_floor(add_provenance_parts(old)),
+    2: name_kernels,
 }
 
 

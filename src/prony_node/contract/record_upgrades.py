@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, TypeGuard
 
+from prony_node.contract.kernels import FORMER, join_kernels
+from prony_node.contract.trial import settings_hash
 from prony_node.contract.typed import LARGEST
 
 FLOOR, FLOOR_WINDOW_S = 0.001, 10.0  # of the half width: as `prony_node.stats` has it since version 2
@@ -46,6 +49,58 @@ def add_interval_floor(old: dict[str, Any]) -> dict[str, Any]:
         steady["step_time_low_s"] = min(low_s, time_s / (1.0 + floor))
         steady["step_time_high_s"] = max(high_s, time_s * (1.0 + floor))
     return {**old, "steady": steady, "metrics": metrics} if metrics is not None else {**old, "steady": steady}
+
+
+GONE = {"compression": "none"}  # settings without a successor, with the value that says nothing
+IN_TRAINING = ("assignment", "norms", "pooling", "suppression")  # these had no meaning in inference
+IN_INFERENCE = ("blocks",)
+
+
+def name_kernels(old: dict[str, Any]) -> dict[str, Any]:
+    """2 to 3: one setting, `kernels`, says which implementations ran, where there were eleven settings.
+
+    `compression` went; a record keeps it where it was other than none.
+    """
+    trial = old.get("trial")
+    return {**old, "trial": trial_with_kernels(trial)} if isinstance(trial, dict) else old
+
+
+def trial_with_kernels(trial: dict[str, Any]) -> dict[str, Any]:
+    """The trial of a record. Who asked for one of the settings is taken to have asked for all that ran with it.
+
+    Hashes follow where they were those of the settings. A value that no Prony of version 2 had stays as it is, and so
+    do the settings of a user's own model file.
+    """
+    asked, effective = trial.get("settings"), trial.get("effective") or {}
+    if trial.get("file") or not isinstance(asked, dict) or not isinstance(effective, dict):
+        return trial
+    mode = effective.get("mode", asked.get("mode", "train"))
+    ran = _with_kernels(effective, mode)
+    named = _with_kernels(asked, mode)
+    if "kernels" in named and effective:
+        named.pop("kernels")
+        named |= {name: value for name, value in ran.items() if name == "kernels"}
+    upgraded = dict(trial)
+    if named != asked:
+        upgraded |= {"settings": named, "hash": _hash(trial, "hash", asked, named)}
+    if ran != effective:
+        upgraded |= {"effective": ran, "effective_hash": _hash(trial, "effective_hash", effective, ran)}
+    return upgraded
+
+
+def _with_kernels(settings: Mapping[str, Any], mode: object) -> dict[str, Any]:
+    former = {name: FORMER[name][value] for name, value in settings.items()
+              if name in FORMER and isinstance(value, str) and value in FORMER[name]}  # fmt: skip
+    elsewhere = IN_TRAINING if mode == "infer" else IN_INFERENCE
+    there = [kernel for name, kernel in former.items() if name not in elsewhere]
+    rest = {name: value for name, value in settings.items()
+            if name not in former and (name not in GONE or GONE[name] != value)}  # fmt: skip
+    return {**rest, "kernels": join_kernels(filter(None, there))} if there else rest
+
+
+def _hash(trial: Mapping[str, Any], name: str, before: dict[str, Any], after: dict[str, Any]) -> Any:
+    stated, workload = trial.get(name), str(trial.get("workload"))
+    return settings_hash(workload, after) if stated == settings_hash(workload, before) else stated
 
 
 def _floor(window_s: Any) -> float | None:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
-from prony_node.contract.record import FAILURES, RECORD_SCHEMA, new_record, validate_record
+from prony_node.contract.record import FAILURES, RECORD_VERSION, new_record, validate_record
 from prony_node.contract.safe_files import NotPlain, RunEntry, open_plain, walk_run
 from prony_node.contract.trial import Plan, check_schema, settings_hash
 
@@ -184,6 +184,7 @@ def _facts(parts: Parts) -> dict[str, Any]:
 
 
 MANIFEST_VERSION = 1
+WITH_MANIFEST = tuple(f"prony.record/{version}" for version in range(2, RECORD_VERSION + 1))
 MANIFEST_SCHEMA = f"prony.manifest/{MANIFEST_VERSION}"
 MOST_NAME_PARTS = 2  # parts of a name: a file, or a file in a folder (rank1/steps.csv)
 CHUNK_BYTES = 2**20
@@ -343,6 +344,7 @@ def manifest_mark(folder: Path) -> str:
 
 
 def lost_manifest(folder: Path) -> bool:
-    """Whether this folder had a manifest: Prony writes one beside every record of today's schema."""
+    """Whether this folder had a manifest: Prony writes one beside every record since version 2."""
     document = files.read_json(folder / files.RECORD)
-    return isinstance(document, dict) and document.get("schema") == RECORD_SCHEMA
+    schema = document.get("schema") if isinstance(document, dict) else None
+    return schema in WITH_MANIFEST

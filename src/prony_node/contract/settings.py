@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from prony_node.contract.errors import RequestError, nearest, unknown
+from prony_node.contract.kernels import DEFAULT, LIBRARY, NAME, former_setting, join_kernels
 
 MORE, LESS = "more", "less"
 SCORES = {"accuracy": MORE, "exact_match": MORE, "map": MORE, "miou": MORE, "loss": LESS}  # which way each is better
@@ -58,14 +59,14 @@ Value = str | int | bool
 SYNTHETIC_DATA = ("device", "host", "generated")  # where no data set of the user's is read
 SYNONYMS = {  # what a word means that is spelled like something else
     "gpu": "cuda",
-    "measured": "cudnn",  # once a value of attention; on an H200 it chose cuDNN's
 }
 COUNT_LIMIT = 10**12  # no count is larger, whether it came as text or as a number
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One knob. `kind` is choice, count (a whole number of at least `least`), flag (on/off) or text."""
+    """One knob. `kind` is choice, count (a whole number of at least `least`), flag (on/off), text, or names (a list
+    of words, or one of its choices alone)."""
 
     name: str
     kind: str
@@ -83,6 +84,8 @@ class Setting:
             return self._count(text)
         if not isinstance(text, str):
             raise self._refuse(text)
+        if self.kind == "names":
+            return self._names(text)
         if self.kind == "choice" and text not in self.choices:
             raise self._refuse(text)
         if self.kind == "text" and not re.fullmatch(self.pattern, text):
@@ -109,6 +112,18 @@ class Setting:
             raise self._refuse(text)
         return number
 
+    def _names(self, text: str) -> str:
+        """The same for the same names, whatever their order."""
+        names = [name.strip() for name in text.split(",")]
+        alone = [name for name in names if name in self.choices]
+        if len(names) > 1 and alone:
+            raise RequestError(
+                f"{self.name}={text} is not possible: {alone[0]} stands alone; several values are separated by ;"
+            )
+        if not all(re.fullmatch(self.pattern, name) for name in names):
+            raise self._refuse(text)
+        return alone[0] if alone else join_kernels(names)
+
     def _refuse(self, text: object) -> RequestError:
         shown = "on" if text is True else "off" if text is False else _shown(text)
         meant = SYNONYMS.get(shown.casefold(), shown)
@@ -127,6 +142,11 @@ class Setting:
             words = "".join(f" | {word}" for word in self.choices)
             return f"a whole number of at least {self.least}{words}"
         return self.example
+
+    @property
+    def separator(self) -> str:
+        """What stands between several values of it: a comma, but where a value holds commas itself."""
+        return ";" if self.kind == "names" or self.name == "cores" else ","
 
     def show(self, value: Value | None) -> str:
         """A value as a person would type it."""
@@ -172,6 +192,9 @@ SETTINGS: dict[str, Setting] = {
                 ("default", "fp32", "tf32", "bf16", "bf16-pure", "fp16", "fp8", "fp64")),
         Setting("compile", "choice", "torch.compile and its mode",
                 ("off", "default", "reduce-overhead", "max-autotune")),
+        Setting("kernels", "names", "whose implementation of each layer runs: default is what pays here, library the "
+                "library's everywhere, a list of names exactly these", (DEFAULT, LIBRARY), pattern=NAME,
+                example="default | library | names such as folded-stem,fused-blocks"),
         Setting("compile_cache", "choice", "cold: compile into an empty cache; warm: keep the cache of earlier runs",
                 ("cold", "warm")),
         Setting("graphs", "flag", "the whole step as one device graph (CUDA, ROCm); of dino-swin-l its largest part"),
@@ -206,8 +229,6 @@ SETTINGS: dict[str, Setting] = {
         Setting("schedule", "choice", "of a pipeline: one stage per device, or two that take turns",
                 ("1f1b", "interleaved")),
         Setting("bucket_mb", "count", "MB of gradients that are exchanged at once (parallel=ddp)"),
-        Setting("compression", "choice", "what gradients become before they are exchanged (parallel=ddp)",
-                ("none", "fp16", "bf16", "powersgd")),
         Setting("static_graph", "flag", "tell DDP that every step uses the same parameters"),
         Setting("reshard", "flag", "give gathered weights up after the forward pass (parallel=fsdp)"),
         Setting("sync", "flag", "off: exchange no gradients, to see what the exchange costs; it does not train"),
@@ -227,6 +248,12 @@ SETTINGS: dict[str, Setting] = {
 }  # fmt: skip
 
 
+def unknown_setting(name: str, known: Iterable[str], value: object = None) -> RequestError:
+    """With what it is called now, where it was a setting once."""
+    now = former_setting(name, value)
+    return unknown("setting", name, known) if now is None else RequestError(now)
+
+
 def parse_settings(given: Mapping[str, object], extra: Iterable[Setting] = ()) -> dict[str, Value]:
     """Typed settings of a request; `extra` are the ones that only this workload has."""
     own = {setting.name: setting for setting in extra}
@@ -234,6 +261,6 @@ def parse_settings(given: Mapping[str, object], extra: Iterable[Setting] = ()) -
     for name, text in given.items():
         setting = own.get(name) or SETTINGS.get(name)
         if setting is None:
-            raise unknown("setting", name, SETTINGS | own)
+            raise unknown_setting(name, SETTINGS | own, text)
         parsed[name] = setting.parse(text)
     return parsed

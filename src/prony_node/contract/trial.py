@@ -53,9 +53,9 @@ class Trial:
 
 TRAINING_ONLY = (
     "optimizer", "fused", "grad_accumulation", "recompute", "augment", "until", "report_at_epochs",
-    "learning_rate", "norms",
+    "learning_rate",
 )  # fmt: skip
-INFERENCE_ONLY = ("phase", "blocks")
+INFERENCE_ONLY = ("phase",)
 LOADER_ONLY = ("workers", "prefetch", "pin_memory")
 DATA_SET_ONLY = (
     "stage", "data_samples", "test_samples", "data_format", "decode", "cache", "augment", "until", "report_at_epochs",

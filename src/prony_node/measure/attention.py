@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch.compiler
-
-from prony_node.contract.settings import Value
-
-ORDER: tuple[str, ...] = ("cudnn", "flash", "efficient")  # cuDNN's are written for Hopper
-
-
-def order_of(settings: Mapping[str, Value]) -> tuple[str, ...]:
-    """In which order kernels are asked by these settings; none: torch's own order."""
-    first = settings.get("attention", "cudnn" if settings["preset"] == "fast" else "library")
-    fixed = {"library": (), "math": ("math",)}  # math can do anything
-    return fixed[first] if first in fixed else tuple(dict.fromkeys((str(first), *ORDER)))
 
 
 @contextlib.contextmanager

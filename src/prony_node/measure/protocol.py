@@ -30,6 +30,7 @@ class Task:
     rate_share: Callable[[str], float] = lambda name: 1.0  # of the learning rate, that the parameter of this name takes
     clip: float | None = None  # the most that the norm of all gradients together may have
     attention: str = "none"  # FLOP convention: none, or full (causal attention counted as full)
+    attention_order: tuple[str, ...] = ()  # kernels of torch's attention to ask on CUDA, the first choice first
     # Inference wants a model of its own shape at times (batch norms folded into convolutions).
     for_inference: Callable[[nn.Module], nn.Module] = lambda model: model
     # Put Prony's own forms of some parts in place of the library's: the same function, counted by the library's.

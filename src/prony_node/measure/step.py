@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from prony_node.contract.settings import Value
 from prony_node.measure import cuda
-from prony_node.measure.attention import asked_in, order_of
+from prony_node.measure.attention import asked_in
 from prony_node.measure.cuda import Captured
 from prony_node.measure.gradients import ConvolutionGradient, ask_ahead
 from prony_node.measure.protocol import Batch, GradientExchange, Task
@@ -51,7 +51,7 @@ class Step:
         self.training = settings["mode"] == "train"
         self.precision = str(settings["precision"])
         self.output: Tensor | None = None  # the last loss or answer, on the device
-        self.attention = order_of(settings) if device.type == "cuda" else ()  # kernels, the first choice first
+        self.attention = task.attention_order if device.type == "cuda" else ()
         self.gradients: list[ConvolutionGradient] = []  # of the model's convolutions, with the batch of this step
         self.updates = UpdateCount()
         self.losses = LossWatch()

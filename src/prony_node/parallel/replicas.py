@@ -17,8 +17,6 @@ from prony_node.contract.errors import RequestError
 from prony_node.contract.parallel import form_of
 from prony_node.contract.settings import Value
 
-HALVES = {"fp16": 2, "bf16": 2}  # bytes of a compressed element
-
 
 @dataclass(frozen=True)
 class Wire:
@@ -28,22 +26,17 @@ class Wire:
     how: str
 
 
-def tensor_bytes(model: nn.Module, width: int | None = None) -> int:
-    """Of everything that has a gradient, in whole; `width` bytes per element, else its own."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return sum(parameter.numel() * (width or parameter.element_size()) for parameter in trained)
+def tensor_bytes(model: nn.Module) -> int:
+    """Of everything that has a gradient, in whole."""
+    return sum(one.numel() * one.element_size() for one in model.parameters() if one.requires_grad)
 
 
-def all_reduce(model: nn.Module, ranks: int, compression: str, power_share: float | None = None) -> Wire:
-    """Gradients averaged: by a ring each device sends 2 (n - 1) / n of them. `power_share` is what PowerSGD left."""
-    share = 2 * (ranks - 1) / ranks
-    size = float(tensor_bytes(model, HALVES.get(compression)))
-    kept = f"in {compression}" if compression in HALVES else "as they are"
-    if compression == "powersgd" and power_share is not None:
-        size, kept = size * power_share, f"of which PowerSGD left {power_share:.2%}"
+def all_reduce(model: nn.Module, ranks: int) -> Wire:
+    """Gradients averaged: by a ring each device sends 2 (n - 1) / n of them."""
+    size = float(tensor_bytes(model))
     return Wire(
-        share * size,
-        f"ring all-reduce, 2 (n - 1) / n of the gradients' {size:,.0f} bytes ({kept}) with n = {ranks}; the traffic of "
+        2 * (ranks - 1) / ranks * size,
+        f"ring all-reduce, 2 (n - 1) / n of the gradients' {size:,.0f} bytes with n = {ranks}; the traffic of "
         "synchronised batch norms is not counted",
     )
 
@@ -59,10 +52,6 @@ def gather_and_scatter(model: nn.Module, ranks: int, pieces: int, reshard: bool)
     )
 
 
-POWER_RANK = 1  # of PowerSGD's approximation of a gradient matrix, as its authors do
-POWER_FROM = 2  # the step from which on it compresses; the earliest that its own error feedback allows
-
-
 class Replicas:
     """How this rank's step is tied to those of the others."""
 
@@ -76,7 +65,6 @@ class Replicas:
         # All micro-batches of a step, forward and backward, where they do not go one after another.
         self.all_pieces: Callable[[tuple[Tensor, ...], int], Tensor | None] | None = None
         self._wrapped: Any = None
-        self._power: Any = None  # PowerSGD's own state
         self._learns_graph = bool(settings.get("static_graph"))
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
@@ -101,7 +89,7 @@ class Replicas:
         """A module whose backward pass exchanges gradients with the same one on these devices, or on all."""
         if self.in_parts:
             return shard(module, self.device, mesh, reshard=bool(self.settings["reshard"]))
-        tied = DistributedDataParallel(
+        return DistributedDataParallel(
             module,
             device_ids=None if self.device.type == "cpu" else [self.device.index],
             process_group=None if mesh is None else mesh.get_group(),
@@ -110,25 +98,6 @@ class Replicas:
             gradient_as_bucket_view=True,
             broadcast_buffers=False,  # statistics of batch norms stay each rank's own; none is used in training
         )
-        self._compress(tied)
-        return tied
-
-    def _compress(self, tied: DistributedDataParallel) -> None:
-        kind = self.settings["compression"]
-        if kind == "none":
-            return
-        if kind == "powersgd":
-            from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
-
-            self._power = power.PowerSGDState(
-                tied.process_group, matrix_approximation_rank=POWER_RANK, start_powerSGD_iter=POWER_FROM
-            )
-            tied.register_comm_hook(self._power, power.powerSGD_hook)
-            return
-        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
-        hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
-        tied.register_comm_hook(tied.process_group, hooks[str(kind)])
 
     def before_piece(self, last: bool) -> None:
         """Gradients are exchanged with the last micro-batch of a step, and not at all with sync=off."""
@@ -179,8 +148,7 @@ class Replicas:
             return gather_and_scatter(model, ranks, pieces, bool(self.settings["reshard"]))
         if not self.settings["sync"]:
             return Wire(0.0, "sync=off: no gradients are exchanged; synchronised batch norms are not counted")
-        left = self._power.compression_stats()[0] if self._power is not None else 0.0
-        return all_reduce(model, ranks, str(self.settings["compression"]), 1.0 / left if left else None)
+        return all_reduce(model, ranks)
 
 
 def refuse_other_norms(model: nn.Module, span: Value) -> None:

@@ -25,6 +25,7 @@ from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.parallel import in_lockstep, models, rank_count
 from prony_node.contract.record import EnergyDetail, Metric, Record, implausible, parse_record
+from prony_node.contract.record_upgrades import name_kernels, trial_with_kernels
 from prony_node.contract.run_folder import (
     CHANGED,
     LOST_MANIFEST,
@@ -166,9 +167,11 @@ class Recomputation:
     def _identity(self) -> None:
         """The record is of this plan, and its hashes are those of what they stand for."""
         trial = self.record.trial
-        if self.record.id != self.plan.run_id or dict(trial.settings) != self.plan.trial.settings:
+        effective = self.parts.result.get("effective") or self.parts.effective.get("effective") or {}
+        asked = trial_with_kernels({**self.plan.trial.to_json(), "file": self.plan.file, "effective": effective})
+        if self.record.id != self.plan.run_id or dict(trial.settings) != asked["settings"]:
             self.problems.append("record.json is not of the run that plan.json asks for")
-        if trial.hash != self.plan.trial.hash:
+        if trial.hash != asked["hash"]:
             self.problems.append("trial.hash is not the hash of the trial")
         if trial.effective and trial.effective_hash != settings_hash(trial.workload, _settings(self.record)):
             self.problems.append("trial.effective_hash is not the hash of the effective settings")
@@ -185,7 +188,7 @@ class Recomputation:
             failure=stated["failure"],
             energy=Energy(energy, [], stated["energy"]),
         )
-        made = encode(parse_record(again))
+        made = encode(parse_record(name_kernels(again)))
         for name in COPIED:
             if not _same(stated.get(name), made.get(name), shared=self.made_by is not None):
                 self.problems.append(f"{name} of record.json and of the files that it was made from differ")

@@ -16,6 +16,7 @@ from prony_node.workloads.config import Workload
 from prony_node.workloads.detect.config import DETECT_WORKLOADS
 from prony_node.workloads.dino.config import DINO_WORKLOADS
 from prony_node.workloads.image.config import IMAGE_LIBRARIES, IMAGE_WORKLOADS
+from prony_node.workloads.kernels import attention_order
 from prony_node.workloads.language.config import LANGUAGE_LIBRARIES, LANGUAGE_WORKLOADS
 from prony_node.workloads.model_file.config import workload_of_file
 from prony_node.workloads.published import PUBLISHED as PUBLISHED
@@ -80,9 +81,10 @@ def build_task(workload: Workload, settings: dict[str, Value]) -> Task:
         loaded = load_model_file(Path(workload.module))
         if loaded.workload.name != workload.name:
             raise RequestError(f"{workload.module} was changed after the run was planned; start it again")
-        return loaded.build(workload, settings)
+        return replace(loaded.build(workload, settings), attention_order=attention_order((), settings))
     module = importlib.import_module(workload.module)
     task: Task = module.build(workload, settings)
+    task = replace(task, attention_order=attention_order(workload.kernels, settings))
     if devices_of_model(settings) > 1:  # only then: torch's DTensor and pipelines take a while to import
         task = replace(task, split=importlib.import_module(workload.split_module).stages_of)
     return task

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from prony_node.contract.errors import RequestError
+from prony_node.contract.kernels import DEFAULT, LIBRARY, join_kernels, kernel_names
 from prony_node.contract.machine import Machine
 from prony_node.contract.parallel import check_model, devices_of_model, fill_batches, form_of, parallel_defaults
 from prony_node.contract.settings import DEFAULT_EPOCHS, Setting, Value, parse_settings, parse_target
@@ -19,6 +20,7 @@ from prony_node.contract.trial import (
     reads_data_set,
 )
 from prony_node.data.generated_folder import FILES_ALONE
+from prony_node.workloads.kernels import Kernel, check_kernels, of_mode
 from prony_node.workloads.published import published
 
 # Whose images workers alone decode, and what the device would do.
@@ -39,8 +41,6 @@ def check_sides(workload: Workload, settings: Mapping[str, Value]) -> None:
                 f"{name}={size} is not possible: {workload.name} {why} pixels; "
                 f"{name}={max(1, round(size / part)) * part} would do"
             )
-    if settings.get("stem") == "folded" and int(settings.get("image_size", 2)) % 2:
-        raise RequestError("stem=folded takes pixels two by two: give an even image_size, or stem=library")
 
 
 def check_shapes(workload: Workload, settings: Mapping[str, Value]) -> None:
@@ -56,21 +56,6 @@ def check_shapes(workload: Workload, settings: Mapping[str, Value]) -> None:
             f"compile={mode} is not possible: no two batches of {workload.name} have the same shape; "
             + (offered or "leave it out")
         )
-    kind = str(settings.get("device", "auto")).partition(":")[0]
-    for name in ("sampling", "suppression"):
-        if settings.get(name) == "kernel" and (kind in ("cpu", "mps") or settings.get("precision") == "fp64"):
-            raise RequestError(
-                f"{name}=kernel is written for GPUs, with sums in fp32; {name}=library is for any device"
-            )
-    if settings.get("attention", "library") != "library" and kind in ("cpu", "mps", "xpu"):
-        raise RequestError(
-            f"attention={settings['attention']} is one of CUDA's kernels; attention=library is for any device"
-        )
-    if settings.get("blocks") == "fused" and settings.get("preset", "fast") != "fast":
-        raise RequestError(f"blocks=fused has batch norms folded, which preset={settings['preset']} leaves as they are")
-    for name, own in (("suppression", "kernel"), ("pooling", "masked")):
-        if settings.get(name) == own and settings.get("assignment") == "library":
-            raise RequestError(f"{name}={own} is of assignment=batched; torchvision's own losses do that themselves")
     if workload.reads == "boxes" and settings.get("precision") == "bf16-pure" and settings.get("mode") != "infer":
         raise RequestError(
             "precision=bf16-pure is not possible: a corner of a box at 600 pixels would be rounded by up to two; "
@@ -150,14 +135,8 @@ WEIGHTS = Setting(
     "weights", "text", "a checkpoint of this model that you have (a state_dict; torch or safetensors)",
     pattern=r"\S(.*\S)?", example="a file",
 )  # fmt: skip
-ATTENTION = Setting(
-    "attention", "choice", "the attention kernel that is asked first: torch's own choice, or one of CUDA's by its name",
-    ("library", "cudnn", "flash", "efficient", "math"),
-)  # fmt: skip
-CUDNN_FIRST: dict[str, Value] = {"attention": "cudnn"}  # on CUDA
 TINY_BATCH = 8
 AUGMENTED = ("images", "boxes", "masks")  # what is to be reconstructed stays as it is
-FROM_COMPILER = ("compiled", "folded")  # forms of layers that pay because the compiler fuses them
 
 
 @dataclass(frozen=True)
@@ -188,13 +167,10 @@ class Workload:
     operation: bool = False  # a ceiling of the device: one operation on operands of its own, no gradients, no data set
     pinned: bool = False  # it copies from page-locked host memory, which only some devices have a use for
     fixed_on_cpu: Mapping[str, Value] = field(default_factory=dict)  # the defaults that are others on a CPU
-    # And on CUDA: forms that sum in fp32, shown to pay.
-    fixed_on_cuda: Mapping[str, Value] = field(default_factory=dict)
-    fixed_in_cuda_training: Mapping[str, Value] = field(default_factory=dict)  # and in its training alone
+    kernels: tuple[Kernel, ...] = ()  # that it can have in place of its library's
     few: int = 0  # samples of a step up to which it waits for a host that launches it kernel by kernel
     fixed_when_few: Mapping[str, Value] = field(default_factory=dict)  # and those of such a step on one CUDA device
     few_gib: float = 0.0  # the memory that they take for each sample
-    fixed_when_plain: Mapping[str, Value] = field(default_factory=dict)  # and those that are others with preset=plain
     asks_node: bool = False  # whether there is such a model can only be told where its library is
     least_batch: int = 1  # samples that a training step must have: a batch norm of one value has nothing to normalise
     reads: str = ""  # what a sample of a data set must be (data/source.py has the words); "" takes synthetic data alone
@@ -222,6 +198,10 @@ class Workload:
         """The modes that it has, its default first."""
         return ("infer",) if self.operation else ("train", "infer")
 
+    def kernels_in(self, mode: str) -> tuple[Kernel, ...]:
+        """The kernels that have a meaning in this mode."""
+        return of_mode(self.kernels, mode)
+
     def own_settings(self) -> tuple[Setting, ...]:
         """The settings that not every workload has."""
         return self.settings if self.tiny is None else (*self.settings, SIZE)
@@ -247,6 +227,7 @@ class Workload:
             check_operation(self, settings)
         check_data(self, settings)
         check_shapes(self, settings)
+        check_kernels(self.name, self.kernels, {"mode": self.modes[0], **settings})
         if "epochs" in settings and self.epoch_samples is None and not reads_data_set(settings):
             raise RequestError(f"{self.name} has no data set of a known size, so no epochs; use steps=N")
         if settings.get("recompute") and not self.can_recompute:
@@ -290,6 +271,10 @@ class Workload:
     def effective(self, requested: Mapping[str, Value], machine: Machine) -> dict[str, Value]:
         """Every effective value: what was asked for, and the defaults of this machine for the rest."""
         values = self.defaults(requested, machine) | dict(requested)
+        if "kernels" in requested:
+            by_default = requested["kernels"] == DEFAULT
+            names = self._default_kernels(values, requested, machine) if by_default else kernel_names(values["kernels"])
+            values["kernels"] = join_kernels(names)
         values["device"] = machine.device if requested.get("device", "auto") == "auto" else requested["device"]
         out_of_place = TRAINING_ONLY if values["mode"] == "infer" else INFERENCE_ONLY
         values = {name: value for name, value in values.items() if name not in out_of_place or name in requested}
@@ -339,35 +324,37 @@ class Workload:
         values.update(self.fixed)
         if machine.device == "cpu":
             values.update(self.fixed_on_cpu)
-        if machine.device == "cuda" and requested.get("precision") != "fp64":
-            values.update(self.fixed_on_cuda)
-            values.update(self.fixed_in_cuda_training if mode == "train" else {})
-        if requested.get("compile") == "off":
-            values |= {name: "library" for name in self.fixed_on_cuda if values[name] in FROM_COMPILER}
-        if values.get("stem") == "folded" and not _folds(requested):
-            values["stem"] = "library"
-        if values.get("blocks") == "fused" and (machine.rocm or not _fuses(requested)):
-            values["blocks"] = "library"
         if requested.get("preset", "fast") != "fast":
             values |= {
                 "precision": self.fixed.get("precision", "default"), "compile": "off", "graphs": False,
                 "memory_format": "contiguous", "fused": False, "workers": 0, "pin_memory": False,
-                **self.fixed_when_plain,
             }  # fmt: skip
         if requested.get("preset") == "published":
             study = published(self.name, mode)
             values |= {**study.settings, "study": study.named}
-            if "attention" in study.settings and machine.device != "cuda":
-                values["attention"] = "library"  # its kernel is one of CUDA's
         if self.tiny is not None:
             values["size"] = "full"
             if requested.get("size") == "tiny":
                 values |= {"batch_size": TINY_BATCH, **self.tiny}
         if machine.device == "cuda" and self._has_few(values | dict(requested), machine):
             values |= self.fixed_when_few
-        if requested.get("assignment") == "library":
-            values |= self.fixed_when_plain  # what it takes the place of has a form of Prony's no more
+        if self.kernels_in(mode):
+            values["kernels"] = join_kernels(self._default_kernels(values | dict(requested), requested, machine))
         return values
+
+    def _default_kernels(
+        self, settings: Mapping[str, Value], requested: Mapping[str, Value], machine: Machine
+    ) -> tuple[str, ...]:
+        """The kernels that pay on this machine (preset=fast), or those that a study ran."""
+        mode = str(settings["mode"])
+        if settings["preset"] == "published":
+            ran = kernel_names(published(self.name, mode).settings.get("kernels", LIBRARY))
+            can = {kernel.name for kernel in self.kernels if not kernel.devices or machine.device in kernel.devices}
+            return tuple(name for name in ran if name in can)
+        if settings["preset"] != "fast":
+            return ()
+        few = machine.device == "cuda" and self._has_few(settings, machine)
+        return tuple(one.name for one in self.kernels if one.is_default(requested, mode, machine, few))
 
     def _has_few(self, settings: Mapping[str, Value], machine: Machine) -> bool:
         """Of batches that come round, so that each shape has come before, and of one device, whose gradients stay."""
@@ -395,18 +382,6 @@ class Workload:
         while batch > self.least(mode) and needed > _room(machine, cap_gib):
             batch, needed = batch // 2, needed / 2
         return batch
-
-
-def _folds(requested: Mapping[str, Value]) -> bool:
-    """A folded stem takes even sides, and lays images out channels last."""
-    even = int(requested.get("image_size", 2)) % 2 == 0
-    return even and requested.get("memory_format") != "contiguous"
-
-
-def _fuses(requested: Mapping[str, Value]) -> bool:
-    """What cuDNN joins to a convolution was shown to pay in 16 bits, channels last."""
-    halves = requested.get("precision", "bf16") in ("bf16", "bf16-pure", "fp16")
-    return halves and requested.get("memory_format") != "contiguous"
 
 
 def _room(machine: Machine, cap_gib: Value | None) -> float:

@@ -49,7 +49,7 @@ def _hurt(place: str, data: str, image_size: int | None = None, batch_size: int 
 def _megatron(place: str, micro_batch: int, precision: str) -> Published:
     """A GPT of the suite's; its optimizer is Apex's FusedAdam, which Megatron-LM takes for `adam`."""
     return Published(CARAML, f"{place}, Megatron-LM", "OSCAR", {
-        "batch_size": micro_batch, "precision": precision, "recompute": "selective", "attention": "flash",
+        "batch_size": micro_batch, "precision": precision, "recompute": "selective", "kernels": "flash-attention",
         "optimizer": "adam", "fused": True, "learning_rate": "1e-4",
     })  # fmt: skip
 

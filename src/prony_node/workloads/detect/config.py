@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from prony_node.contract.settings import Setting
 from prony_node.workloads.config import WEIGHTS, Workload
 from prony_node.workloads.image.config import CLASSES
+from prony_node.workloads.kernels import BATCHED_ASSIGNMENT, MASKED_ROI_ALIGN, TRITON_NMS
 
 COCO_CLASSES = 91  # as torchvision counts: COCO's categories have numbers up to 90, and 0 is the background
 COCO_IMAGES = 118_287  # of train2017
 TINY_CLASSES = 4
 FEW = 4  # images of a detector: the host launches a step of one or two more slowly than an H200 computes it
-ASSIGNMENT = Setting(
-    "assignment", "choice", "who matches anchors and boxes in training: Prony, for a batch at once, or torchvision",
-    ("batched", "library"),
-)  # fmt: skip
-SUPPRESSION = Setting(
-    "suppression", "choice", "who drops proposals that overlap better ones: torchvision, or a kernel of Prony's own",
-    ("library", "kernel"),
-)  # fmt: skip
-POOLING = Setting(
-    "pooling", "choice", "how regions are pooled in training: torchvision's way, or from all levels without a wait",
-    ("library", "masked"),
-)  # fmt: skip
 
 DETECT_WORKLOADS = (
     Workload(
@@ -36,12 +24,15 @@ DETECT_WORKLOADS = (
         memory_gib={"train": 8.0, "infer": 2.0},
         memory_format="channels_last",
         epoch_samples=COCO_IMAGES,
-        settings=(CLASSES, WEIGHTS, ASSIGNMENT, SUPPRESSION, POOLING),
-        fixed={"graphs": False, "assignment": "batched", "suppression": "library", "pooling": "library"},
-        fixed_on_cuda={"suppression": "kernel"},
+        settings=(CLASSES, WEIGHTS),
+        fixed={"graphs": False},
+        kernels=(
+            BATCHED_ASSIGNMENT.by_default("any"),
+            TRITON_NMS.by_default("cuda"),
+            MASKED_ROI_ALIGN.by_default("few"),
+        ),
         few=FEW,
-        fixed_when_few={"compile": "reduce-overhead", "pooling": "masked"},
-        fixed_when_plain={"assignment": "library", "suppression": "library", "pooling": "library"},
+        fixed_when_few={"compile": "reduce-overhead"},
         shape={"classes": COCO_CLASSES},
         library="torchvision",
         tiny={},

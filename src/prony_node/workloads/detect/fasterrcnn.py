@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from prony_node.contract.kernels import uses_kernel
 from prony_node.contract.parallel import replicas
 from prony_node.contract.trial import learns_to_quality
 from prony_node.data.boxes import COCO_SCENERY, COUNTS, SIZES, TINY_SCENERY, box_sampler
@@ -223,10 +224,10 @@ def build(workload: Workload, settings: dict[str, Value]) -> Task:
 
 
 def _loss(settings: dict[str, Value]) -> Callable[[nn.Module, Batch], Tensor]:
-    if settings.get("assignment") == "library":
+    if not uses_kernel(settings, "batched-assignment"):
         return library_loss
-    keep = kept_by_kernel if settings.get("suppression") == "kernel" else kept_by_library
-    pool = pooled_from_all if settings.get("pooling") == "masked" else pooled_by_library
+    keep = kept_by_kernel if uses_kernel(settings, "triton-nms") else kept_by_library
+    pool = pooled_from_all if uses_kernel(settings, "masked-roi-align") else pooled_by_library
     return partial(batched_loss, keep=keep, pool=pool)
 
 

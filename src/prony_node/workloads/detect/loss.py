@@ -1,7 +1,7 @@
 """Faster R-CNN's four losses over a whole batch at once, with torchvision's modules, weights and rules.
 
-The host waits once per image, where proposals suppress each other (with suppression=library), and once per level of
-the pyramid, where regions are pooled from it (with pooling=library). All other shapes are known beforehand, so that
+The host waits once per image, where proposals suppress each other (without triton-nms), and once per level of the
+pyramid, where regions are pooled from it (without masked-roi-align). All other shapes are known beforehand, so that
 the device never runs dry between two parts.
 
 Torchvision assigns boxes image by image and asks where something is true, so the host waits each time. Here every

@@ -9,12 +9,7 @@ from prony_node.contract.settings import Setting, Value
 from prony_node.workloads.config import WEIGHTS, Workload
 from prony_node.workloads.detect.config import COCO_CLASSES, COCO_IMAGES, FEW, TINY_CLASSES
 from prony_node.workloads.image.config import CLASSES
-
-SAMPLING = Setting(
-    "sampling", "choice", "who samples in deformable attention: torch, as in the library, or a kernel of Prony's own",
-    ("library", "kernel"),
-)  # fmt: skip
-
+from prony_node.workloads.kernels import TRITON_DEFORMABLE_ATTENTION
 
 SCALES = Setting(
     "scales", "choice", "feature levels: 4, of strides 8 to 64, or 5, with stride 4 too and four times the tokens",
@@ -81,13 +76,12 @@ DINO_WORKLOADS = (
         memory_gib={"train": 32.0, "infer": 20.0},
         optimizer="adamw",
         epoch_samples=COCO_IMAGES,
-        settings=(CLASSES, WEIGHTS, SAMPLING, SCALES),
-        fixed={"compile": "off", "graphs": False, "sampling": "library", "scales": "4"},
-        fixed_on_cuda={"sampling": "kernel"},
+        settings=(CLASSES, WEIGHTS, SCALES),
+        fixed={"compile": "off", "graphs": False, "scales": "4"},
+        kernels=(TRITON_DEFORMABLE_ATTENTION.by_default("cuda"),),
         few=FEW,
         fixed_when_few={"graphs": True},
         few_gib=23.0,  # of 45 that two images took on an H200, the same again as without graphs
-        fixed_when_plain={"sampling": "library"},
         shape={"classes": COCO_CLASSES},
         can_recompute=True,
         library="transformers",

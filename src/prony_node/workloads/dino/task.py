@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from prony_node.contract.kernels import uses_kernel
 from prony_node.data.boxes import COCO_SCENERY, COUNTS, IMAGES, MOST_BOXES, SIZES, TINY_SCENERY, box_sampler
 from prony_node.measure.protocol import Batch, Task
 from prony_node.workloads.dino.boxes import Targets, ToHost, corners, generalised_iou
@@ -133,7 +134,7 @@ CELLS = 4  # fixed boxes of the comparison with fp32: so many rows and columns o
 
 
 def build(workload: Workload, settings: dict[str, Value]) -> Task:
-    own = settings.get("sampling") == "kernel"
+    own = uses_kernel(settings, "triton-deformable-attention")
     for library in ("transformers", "scipy", *(["triton"] if own else [])):
         importlib.import_module(library)  # here, where the absence of one is said at once
     size = size_of(settings)

@@ -7,38 +7,26 @@ on an H200 resnet50 at 512 took 22 GiB where 21 were estimated. `batch_size=auto
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from functools import partial
 
 from prony_node.contract.errors import RequestError
 from prony_node.contract.settings import Setting, Value
-from prony_node.workloads.config import ATTENTION, CUDNN_FIRST, WEIGHTS, Workload
+from prony_node.workloads.config import WEIGHTS, Workload
+from prony_node.workloads.kernels import (
+    ATTENTIONS,
+    COMPILED_NORMS,
+    CUDNN_BY_DEFAULT,
+    FOLDED_STEM,
+    FUSED_BLOCKS,
+    LOW_PRECISION_RESIDUAL,
+    Kernel,
+)
 
 IMAGE_SIZE = Setting("image_size", "count", "height and width of an image, in pixels", least=32)
 LIBRARY_IMAGE_SIZE = Setting(
     "image_size", "count", "height and width of an image, in pixels; auto: what the library says", ("auto",), least=32
 )
 CLASSES = Setting("classes", "count", "classes that the model tells apart; else its own, or the data set's", least=2)
-NORMS = Setting(
-    "norms", "choice", "who computes batch norms and ReLUs: the library, or the compiler, from Prony's own form",
-    ("library", "compiled"),
-)  # fmt: skip
-PARTS = Setting(
-    "parts", "choice", "whose forms of some layers: the library's, or Prony's own, which move fewer bytes",
-    ("library", "own"),
-)  # fmt: skip
-STEM = Setting(
-    "stem", "choice", "the first convolution as the library has it, or over two by two pixels at a time: the same sums",
-    ("library", "folded"),
-)  # fmt: skip
-BLOCKS = Setting(
-    "blocks", "choice", "residual blocks that infer: the library's, or bias, sum and ReLU inside cuDNN's convolutions",
-    ("library", "fused"),
-)  # fmt: skip
-OWN_PARTS: dict[str, Value] = {"parts": "own"}  # on CUDA, where a device has shown that they pay
-COMPILED_NORMS: dict[str, Value] = {"norms": "compiled"}  # the same
-FOLDED_STEM: dict[str, Value] = {"stem": "folded"}
-FUSED_BLOCKS: dict[str, Value] = {"blocks": "fused"}
 SCORES = ("accuracy", "loss")
 IMAGENET_IMAGES = 1_281_167
 DOCUMENTED = "torchvision's documentation of the model"
@@ -47,16 +35,12 @@ TORCHVISION = "prony_node.workloads.image.torchvision_models"
 
 def _classifier(name: str, help: str, parameters: int, source: str, batch: tuple[int, int, int], memory_gib: float,
                 multiply_adds: float, flops_source: str, patch: int = 0, optimizer: str = "sgd",
-                tiny_size: int = 32, on_cuda: Mapping[str, Value] | None = None,
-                in_cuda_training: Mapping[str, Value] | None = None) -> Workload:  # fmt: skip
+                tiny_size: int = 32, kernels: tuple[Kernel, ...] = (COMPILED_NORMS,)) -> Workload:  # fmt: skip
     """A model of torchvision on ImageNet's images; `batch`: train and infer on a CPU, both on an accelerator."""
     train_cpu, infer_cpu, accelerator = batch
     sizes = {"train/cpu": train_cpu, "infer/cpu": infer_cpu}
     shape = {"classes": 1000} | ({"patch": patch} if patch else {})
     tiny: dict[str, Value] = {"image_size": tiny_size}
-    forms = [PARTS, ATTENTION] if patch else [NORMS] if optimizer == "sgd" else [PARTS]
-    forms += [STEM, BLOCKS] if name.startswith("resnet") else []
-    plain: dict[str, Value] = {form.name: "library" for form in forms}
     return Workload(
         name=name,
         help=f"{help} on 224x224 images, 1000 classes (torchvision)",
@@ -69,11 +53,9 @@ def _classifier(name: str, help: str, parameters: int, source: str, batch: tuple
         optimizer=optimizer,
         memory_format="channels_last" if optimizer == "sgd" else "contiguous",  # only convolutions gain by it
         epoch_samples=IMAGENET_IMAGES,
-        settings=(IMAGE_SIZE, CLASSES, WEIGHTS, *forms),
-        fixed={"image_size": 224, **plain},
-        fixed_on_cuda=on_cuda or {},
-        fixed_in_cuda_training=in_cuda_training or {},
-        fixed_when_plain=plain,
+        settings=(IMAGE_SIZE, CLASSES, WEIGHTS),
+        fixed={"image_size": 224},
+        kernels=kernels,
         shape=shape,
         library="torchvision",
         flops=2 * multiply_adds,
@@ -92,24 +74,31 @@ SWIN = "Liu et al., Swin Transformer (2021)"
 EFFICIENTNET = "Tan and Le, EfficientNet (2019)"
 MOBILENET = "Howard et al., Searching for MobileNetV3 (2019)"
 B4_AT_380 = 4.394e9  # multiply-adds
+SWIN_KERNELS = (LOW_PRECISION_RESIDUAL.by_default("cuda-training"),)
 
 IMAGE_WORKLOADS = (
     _classifier("resnet50", "ResNet-50", 25_557_032, f"{RESNET}; torchvision.models.resnet50",
-                (4, 4, 512), 60.0, 4.089e9, DOCUMENTED, on_cuda=FOLDED_STEM | FUSED_BLOCKS),
+                (4, 4, 512), 60.0, 4.089e9, DOCUMENTED,
+                kernels=(COMPILED_NORMS, FOLDED_STEM.by_default("cuda"), FUSED_BLOCKS.by_default("cuda"))),
     _classifier("resnet152", "ResNet-152", 60_192_808, f"{RESNET}; torchvision.models.resnet152",
-                (2, 4, 256), 32.0, 11.3e9, f"{RESNET}, table 1"),
+                (2, 4, 256), 32.0, 11.3e9, f"{RESNET}, table 1",
+                kernels=(COMPILED_NORMS, FOLDED_STEM, FUSED_BLOCKS)),
     _classifier("vit-l", "ViT-L, patches of 16,", 304_326_632, f"{VIT}; torchvision.models.vit_l_16",
-                (1, 1, 128), 40.0, 61.6e9, DEIT3, patch=16, optimizer="adamw", on_cuda=CUDNN_FIRST | OWN_PARTS),
+                (1, 1, 128), 40.0, 61.6e9, DEIT3, patch=16, optimizer="adamw",
+                kernels=(LOW_PRECISION_RESIDUAL.by_default("cuda"), *CUDNN_BY_DEFAULT)),
     _classifier("vit-l-32", "ViT-L, patches of 32,", 306_535_400, f"{VIT}; torchvision.models.vit_l_32",
-                (1, 2, 512), 40.0, 15.378e9, DOCUMENTED, patch=32, optimizer="adamw", tiny_size=64),
+                (1, 2, 512), 40.0, 15.378e9, DOCUMENTED, patch=32, optimizer="adamw", tiny_size=64,
+                kernels=(LOW_PRECISION_RESIDUAL, *ATTENTIONS)),
     _classifier("vit-h", "ViT-H, patches of 14,", 632_045_800, f"{VIT}; torchvision.models.vit_h_14",
-                (1, 1, 64), 50.0, 167.4e9, DEIT3, patch=14, optimizer="adamw", tiny_size=42, on_cuda=CUDNN_FIRST),
+                (1, 1, 64), 50.0, 167.4e9, DEIT3, patch=14, optimizer="adamw", tiny_size=42,
+                kernels=(LOW_PRECISION_RESIDUAL, *CUDNN_BY_DEFAULT)),
     _classifier("swin-t", "Swin-T", 28_288_354, f"{SWIN}; torchvision.models.swin_t",
-                (2, 4, 512), 34.0, 4.5e9, f"{SWIN}, table 1", optimizer="adamw", in_cuda_training=OWN_PARTS),
+                (2, 4, 512), 34.0, 4.5e9, f"{SWIN}, table 1", optimizer="adamw", kernels=SWIN_KERNELS),
     _classifier("swin-b", "Swin-B", 87_768_224, f"{SWIN}; torchvision.models.swin_b",
-                (1, 2, 256), 38.0, 15.4e9, f"{SWIN}, table 1", optimizer="adamw", in_cuda_training=OWN_PARTS),
+                (1, 2, 256), 38.0, 15.4e9, f"{SWIN}, table 1", optimizer="adamw", kernels=SWIN_KERNELS),
     _classifier("efficientnet-b0", "EfficientNet-B0", 5_288_548, f"{EFFICIENTNET}; torchvision.models.efficientnet_b0",
-                (4, 8, 512), 28.0, 0.39e9, f"{EFFICIENTNET}, table 2", on_cuda=COMPILED_NORMS),
+                (4, 8, 512), 28.0, 0.39e9, f"{EFFICIENTNET}, table 2",
+                kernels=(COMPILED_NORMS.by_default("cuda"),)),
     _classifier("efficientnet-b4", "EfficientNet-B4", 19_341_616,
                 f"{EFFICIENTNET}, which trains it at 380x380; torchvision.models.efficientnet_b4",
                 (2, 4, 256), 36.0, B4_AT_380 * (224 / 380) ** 2,
@@ -131,9 +120,9 @@ IMAGE_WORKLOADS = (
         memory_gib={"train": 16.0, "infer": 4.0},
         memory_format="channels_last",
         epoch_samples=50_000,
-        settings=(IMAGE_SIZE, CLASSES, WEIGHTS, NORMS),
-        fixed={"image_size": 32, "norms": "library"},
-        fixed_when_plain={"norms": "library"},
+        settings=(IMAGE_SIZE, CLASSES, WEIGHTS),
+        fixed={"image_size": 32},
+        kernels=(COMPILED_NORMS,),
         shape={"classes": 100},
         flops=4_824_462_336,
         flops_source="counted by hand from its convolutions and last layer; its sources give no figure",

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from prony_node.contract.kernels import uses_kernel
 from prony_node.contract.parallel import replicas
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import learns_to_quality
@@ -41,7 +42,7 @@ def image_task(
     adamw_decay: float = DECAY,
     for_inference: Callable[[nn.Module], nn.Module] | None = None,
 ) -> Task:
-    """A classifier with these classes; the settings for forms of layers and `weights` are filled in here, for all."""
+    """A classifier with these classes; its kernels and `weights` are filled in here, for all."""
     return Task(
         unit="images",
         units_per_sample=1,
@@ -60,11 +61,11 @@ def image_task(
 
 def _own_parts(settings: dict[str, Value]) -> Callable[[nn.Module], None] | None:
     own: list[Callable[[nn.Module], object]] = []
-    if settings.get("norms") == "compiled" and settings.get("mode") == "train":
+    if uses_kernel(settings, "compiled-norms"):
         own.append(replace_norms)
-    if settings.get("stem") == "folded":
+    if uses_kernel(settings, "folded-stem"):
         own.append(fold_stem)
-    if settings.get("blocks") == "fused":
+    if uses_kernel(settings, "fused-blocks"):
         own.append(fuse_blocks)
 
     def replace_all(network: nn.Module) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from prony_node.contract.kernels import uses_kernel
 from prony_node.measure.protocol import Task
 from prony_node.workloads.image.layers import use_own_swin_parts, use_own_vit_parts
 from prony_node.workloads.image.task import TINY_CLASSES, class_count, image_task, is_tiny, learning_rate
@@ -35,7 +36,7 @@ ADAM_RATES = {"vit-l": 3e-5, "vit-l-32": 3e-5, "vit-h": 3e-5, "swin-t": 1e-4, "s
 
 def build(workload: Workload, settings: dict[str, Value]) -> Task:
     task = library_task(workload, settings)
-    if settings.get("parts") == "own":
+    if uses_kernel(settings, "low-precision-residual"):
         own_parts = use_own_swin_parts if workload.name.startswith("swin") else use_own_vit_parts
         task = replace(task, own_parts=own_parts)
     return task

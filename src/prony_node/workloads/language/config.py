@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from prony_node.contract.errors import RequestError
 from prony_node.contract.parallel import replicas
 from prony_node.contract.settings import Setting, Value
-from prony_node.workloads.config import ATTENTION, CUDNN_FIRST, WEIGHTS, Workload
+from prony_node.workloads.config import WEIGHTS, Workload
+from prony_node.workloads.kernels import CUDNN_BY_DEFAULT
 
 SEQUENCE = Setting("sequence", "count", "tokens of a sample", least=8)
 PHASE = Setting(
@@ -24,7 +25,6 @@ TOKENIZER = Setting(
     "tokenizer", "text", "a tokenizer.json for texts in JSON lines (data=PATH); else a text is its bytes",
     pattern=r"\S(.*\S)?", example="a file",
 )  # fmt: skip
-LIBRARY_ATTENTION: dict[str, Value] = {"attention": "library"}
 VOCABULARY = 50304  # GPT-2's 50257 tokens, padded to a multiple of 128 for the matrix units
 ADAM_RATE, SGD_RATE, SGD_TOKENS = 3e-4, 0.1, 256  # from so many tokens per step on, SGD takes its full rate
 CARAML = "CARAML suite (SC24)"
@@ -81,10 +81,9 @@ def _gpt(name: str, layers: int, hidden: int, heads: int, sequence: int, batch: 
         },
         memory_gib={"train": memory_gib, "infer": memory_gib / 4},
         optimizer="adamw",
-        settings=(SEQUENCE, PHASE, WEIGHTS, TOKENIZER, ATTENTION),
-        fixed={"sequence": sequence, "phase": "forward", **LIBRARY_ATTENTION},
-        fixed_on_cuda=CUDNN_FIRST,
-        fixed_when_plain=LIBRARY_ATTENTION,
+        settings=(SEQUENCE, PHASE, WEIGHTS, TOKENIZER),
+        fixed={"sequence": sequence, "phase": "forward"},
+        kernels=CUDNN_BY_DEFAULT,
         shape={"layers": layers, "hidden": hidden, "heads": heads, "vocabulary": vocabulary},
         split_module="prony_node.workloads.language.split_gpt",
         tiny_shape=TINY_GPT,
@@ -115,10 +114,9 @@ def _bert(name: str, layers: int, hidden: int, heads: int, parameters: int, batc
         memory_gib={"train": memory_gib[0], "infer": memory_gib[1]},
         optimizer="adamw",
         epoch_samples=87_599,  # questions to train on in SQuAD v1.1; a long paragraph makes more sequences than one
-        settings=(SEQUENCE, WEIGHTS, VOCABULARY_FILE, ATTENTION),
-        fixed={"sequence": sequence, **LIBRARY_ATTENTION},
-        fixed_on_cuda=CUDNN_FIRST,
-        fixed_when_plain=LIBRARY_ATTENTION,
+        settings=(SEQUENCE, WEIGHTS, VOCABULARY_FILE),
+        fixed={"sequence": sequence},
+        kernels=CUDNN_BY_DEFAULT,
         shape={"layers": layers, "hidden": hidden, "heads": heads, "vocabulary": 30_522, "positions": 512},
         can_recompute=True,
         library="transformers",
@@ -156,10 +154,9 @@ def transformers_workload(model: str) -> Workload:
         batch={"train/cpu": 1, "infer/cpu": 1, "train/accelerator": 8, "infer/accelerator": 8},
         memory_gib={"train": 0.0, "infer": 0.0},  # not known, so the batch is not made smaller
         optimizer="adamw",
-        settings=(SEQUENCE, WEIGHTS, TOKENIZER, ATTENTION),
-        fixed={"sequence": 1024, **LIBRARY_ATTENTION},
-        fixed_on_cuda=CUDNN_FIRST,
-        fixed_when_plain=LIBRARY_ATTENTION,
+        settings=(SEQUENCE, WEIGHTS, TOKENIZER),
+        fixed={"sequence": 1024},
+        kernels=CUDNN_BY_DEFAULT,
         can_recompute=True,
         library="transformers",
         tiny={"sequence": 32},

@@ -44,7 +44,7 @@ def from_document(document: dict[str, Any]) -> Workload:
         settings = tuple(
             Setting(**{**setting, "choices": tuple(setting["choices"])}) for setting in document["settings"]
         )
-        return Workload(**{**document, "settings": settings, "scores": tuple(document["scores"])})
+        return Workload(**{**document, "settings": settings, "scores": tuple(document["scores"]), "kernels": ()})
     except (KeyError, TypeError) as error:
         raise RequestError(f"this is not what a model file states: {type(error).__name__} {error}") from error
 

@@ -8,20 +8,11 @@ from __future__ import annotations
 
 from prony_node.contract.settings import Setting
 from prony_node.workloads.config import WEIGHTS, Workload
-from prony_node.workloads.image.config import BLOCKS
+from prony_node.workloads.kernels import COMPILED_DEPTHWISE, FUSED_BLOCKS, MATMUL_UPSAMPLING
 
 CROP_HEIGHT = Setting("crop_height", "count", "height of the part of an image that is trained on, in pixels", least=32)
 CROP_WIDTH = Setting("crop_width", "count", "width of the part of an image that is trained on, in pixels", least=32)
-ENLARGE = Setting(
-    "enlarge", "choice", "how gradients go back through enlarged maps: by matrix products, or as the library does",
-    ("products", "library"),
-)  # fmt: skip
-DEPTHWISE = Setting(
-    "depthwise", "choice", "who computes depthwise convolutions: the library, or the compiler, from Prony's own form",
-    ("library", "compiled"),
-)  # fmt: skip
-SETTINGS = (CROP_HEIGHT, CROP_WIDTH, WEIGHTS, ENLARGE, DEPTHWISE)
-OWN = {"enlarge": "products", "depthwise": "library"}
+SETTINGS = (CROP_HEIGHT, CROP_WIDTH, WEIGHTS)
 SCORES = ("miou", "loss")
 CLASSES = 19  # of Cityscapes
 CITYSCAPES_IMAGES = 2975
@@ -95,8 +86,8 @@ SEGMENT_WORKLOADS = (
         memory_format="channels_last",
         epoch_samples=CITYSCAPES_IMAGES,
         settings=SETTINGS,
-        fixed={"crop_height": 1024, "crop_width": 1024, **OWN},
-        fixed_when_plain={"enlarge": "library"},
+        fixed={"crop_height": 1024, "crop_width": 1024},
+        kernels=(MATMUL_UPSAMPLING.by_default("any"), COMPILED_DEPTHWISE),
         shape={"classes": CLASSES},
         library="transformers",
         flops=2 * segformer_multiply_adds(1024, 1024),
@@ -119,10 +110,9 @@ SEGMENT_WORKLOADS = (
         memory_gib={"train": 44.0, "infer": 11.0},
         memory_format="channels_last",
         epoch_samples=CITYSCAPES_IMAGES,
-        settings=(*SETTINGS, BLOCKS),
-        fixed={"crop_height": 512, "crop_width": 1024, **OWN, "blocks": "library"},
-        fixed_on_cuda={"depthwise": "compiled"},
-        fixed_when_plain={"enlarge": "library", "depthwise": "library", "blocks": "library"},
+        settings=SETTINGS,
+        fixed={"crop_height": 512, "crop_width": 1024},
+        kernels=(MATMUL_UPSAMPLING.by_default("any"), COMPILED_DEPTHWISE.by_default("cuda"), FUSED_BLOCKS),
         shape={"classes": CLASSES, "stride": 8},
         library="segmentation_models_pytorch",
         flops=2 * deeplab_multiply_adds(512, 1024),

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from prony_node.contract.kernels import uses_kernel
 from prony_node.contract.settings import Value
 from prony_node.data.segmentation import IGNORED, region_sampler
 from prony_node.measure.protocol import Batch, Task
@@ -206,12 +207,12 @@ def segment_task(
         return enlarged(logits(network, batch[0]), size, products=is_by_products(network))
 
     def own_parts(network: nn.Module) -> None:
-        if settings.get("enlarge") == "products":
+        if uses_kernel(settings, "matmul-upsampling"):
             network.by_products = True
             by_products(network)
-        if settings.get("depthwise") == "compiled":
+        if uses_kernel(settings, "compiled-depthwise"):
             replace_depthwise(network)
-        if settings.get("blocks") == "fused":
+        if uses_kernel(settings, "fused-blocks"):
             fuse_blocks(network)
 
     return Task(

@@ -40,7 +40,7 @@ def prony(out: Path, *words: str, wish: str = "", **more: str) -> tuple[int, str
 def test_json_is_the_record_alone(tmp_path: Path) -> None:
     code, stdout, stderr = prony(tmp_path, "run", "gpt-tiny", "--json", "steps=3", "seed=7")
     record = json.loads(stdout)
-    assert (code, record["schema"], record["status"]) == (0, "prony.record/2", "ok")
+    assert (code, record["schema"], record["status"]) == (0, "prony.record/3", "ok")
     assert record["trial"]["settings"] == {"steps": 3, "seed": 7}
     assert record == read_record(tmp_path / record["id"])
     assert "measuring" in stderr

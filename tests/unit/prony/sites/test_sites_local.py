@@ -16,7 +16,7 @@ import pytest
 from prony.sites.collect import ProgressTail, collect, collect_all, is_being_made, wait_for_left
 from prony.sites.local import LocalRun
 from prony.sites.node import ask_node, node_environment, node_python, supervisor_argv, write_node, write_node_zip
-from prony_node.contract import Plan, RequestError, Trial, files, read_record
+from prony_node.contract import RECORD_SCHEMA, Plan, RequestError, Trial, files, read_record
 from prony_node.contract.machine import identify
 from prony_node.contract.run_folder import SUPERVISOR, has_manifest, write_manifest
 
@@ -217,7 +217,7 @@ def test_a_supervisor_that_was_killed_after_the_record_gets_its_manifest_unless_
 ) -> None:
     folder = left_folder(tmp_path, {**identify(), "start_ticks": 1})
     files.write_whole(folder / files.RESULT, {})
-    files.write_once(folder / files.RECORD, {"schema": "prony.record/2", "status": "ok"})
+    files.write_once(folder / files.RECORD, {"schema": RECORD_SCHEMA, "status": "ok"})
     if change == "edited":
         time.sleep(2.1)  # longer than a supervisor takes between its last files
         (folder / files.RESULT).write_text("{}")

@@ -16,7 +16,9 @@ from prony.study.request import (
     parse_tolerance,
     parse_trial,
 )
+from prony.study.space import split_values
 from prony_node.contract import Plan, RequestError, Stop, Trial
+from prony_node.contract.settings import SETTINGS
 
 
 def test_words_become_typed_settings() -> None:
@@ -44,7 +46,16 @@ def test_the_order_of_words_does_not_change_the_trial() -> None:
         ("gpt-tiny", ["mode=infer", "optimizer=sgd"], "no meaning with mode=infer"),
         ("gpt-tiny", ["batch_size=0"], "at least 1"),
         ("segformer-b4", ["classes=5"], "unknown setting 'classes' here; it is one of resnet50, resnet152, vit-l and "),
-        ("resnet50", ["assignment=library"], "'assignment' here; it is one of fasterrcnn-r50-fpn"),
+        ("gemm", ["sequence=8"], "'sequence' here; it is one of gpt-tiny, gpt-117m, gpt-800m and"),
+        ("resnet50", ["norms=compiled"], "norms=compiled is now kernels=compiled-norms"),
+        ("resnet50", ["stem=library"], "stem=library is now kernels=library, or a list of kernels without folded-stem"),
+        (
+            "gpt-tiny",
+            ["attention=fast"],
+            "attention is now a part of kernels: kernels=cudnn-attention or kernels=flash",
+        ),
+        ("resnet50", ["kernels=folded-sten"], "did you mean folded-stem? resnet50 has compiled-norms, folded-stem"),
+        ("gemm", ["kernels=folded-stem"], "gemm has its library's alone"),
         ("segformer-b4", ["data=./set", "until=mIoU>=0.5"], "unknown score 'mIoU'; did you mean 'miou'"),
     ],
 )
@@ -115,3 +126,9 @@ def test_a_library_s_name_is_a_target_and_part_of_the_trial_s_identity() -> None
     ]
     assert trials[0].workload == "timm/resnet18"
     assert len({trial.hash for trial in trials}) == 3
+
+
+def test_lists_of_kernels_are_separated_by_semicolons() -> None:
+    kernels = SETTINGS["kernels"]
+    assert split_values(kernels, "library;compiled-norms,folded-stem") == ["library", "compiled-norms,folded-stem"]
+    assert split_values(kernels, "compiled-norms,folded-stem") == ["compiled-norms,folded-stem"]

@@ -105,8 +105,8 @@ def test_what_several_devices_imply_holds_on_one_too() -> None:
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 def test_every_workload_has_the_same_form_on_one_device_as_on_two(name: str, kind: str) -> None:
     """Its own settings too: a detector that pools otherwise on one device would be compared with another program."""
-    series = make_series(name, ["devices=1,2", "batch_size=2"], (WEAK,), Machine, diagnose=False)
     machine = Machine(kind, 141.0, 16)
+    series = make_series(name, ["devices=1,2", "batch_size=2"], (WEAK,), lambda device: machine, diagnose=False)
     one, two = (find_workload(name).effective(trial.settings, machine) for trial in series.trials)
     counted = {*COUNTED, "global_batch", "cores", "workers"}
     assert {key for key in {*one, *two} if one.get(key) != two.get(key)} <= counted

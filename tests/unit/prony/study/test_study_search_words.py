@@ -54,10 +54,11 @@ def test_what_cannot_be_combined_is_left_out_and_said() -> None:
 
 
 def test_where_nobody_says_the_batch_is_searched_around_its_default_and_no_precision() -> None:
-    effective = {"batch_size": 512, "mode": "train", "device": "cuda", "data": "device", "norms": "library"}
+    effective = {"batch_size": 512, "mode": "train", "device": "cuda", "data": "device", "kernels": "library"}
     lists = default_lists(find_workload("resnet50"), {}, effective)
     assert lists["batch_size"] == [64, 128, 256, 512, 1024, 2048, 4096]
-    assert set(lists) == {"batch_size", "compile", "memory_format", "norms"}
+    assert set(lists) == {"batch_size", "compile", "memory_format", "kernels"}
+    assert lists["kernels"] == ["library", "folded-stem", "compiled-norms", "compiled-norms,folded-stem"]
     assert "batch_size" not in default_lists(find_workload("resnet50"), {"batch_size": 8}, effective)
 
 

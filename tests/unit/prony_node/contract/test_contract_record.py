@@ -115,8 +115,8 @@ def test_a_record_without_a_field_is_refused_by_its_name(key: str) -> None:
 
 
 def test_a_newer_record_is_refused_and_says_so() -> None:
-    with pytest.raises(NewerSchema, match=r"prony\.record/3 was written by a newer Prony.*Upgrade Prony"):
-        validate_record({**good(), "schema": "prony.record/3"})
+    with pytest.raises(NewerSchema, match=r"prony\.record/4 was written by a newer Prony.*Upgrade Prony"):
+        validate_record({**good(), "schema": "prony.record/4"})
 
 
 def test_an_older_record_is_upgraded_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:

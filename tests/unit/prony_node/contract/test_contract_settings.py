@@ -21,6 +21,10 @@ WORDS: dict[str, list[tuple[object, Value]]] = {
     "stage": [("/local/disk", "/local/disk")],
     "until": [("accuracy>=0.93", "accuracy>=0.93"), ("loss<=2", "loss<=2")],
     "learning_rate": [("0.1", "0.1"), ("3e-4", "3e-4")],
+    "kernels": [
+        ("default", "default"), ("library", "library"), ("folded-stem", "folded-stem"),
+        ("folded-stem, compiled-norms", "compiled-norms,folded-stem"),
+    ],
 }  # fmt: skip
 WRONG = {
     "batch_size": "atuo", "precision": "bf-16", "compile": "defalt", "graphs": "onn", "mode": "training",

@@ -53,7 +53,6 @@ WORDS = {
     "until": "accuracy>=0.9",
     "report_at_epochs": "1",
     "learning_rate": "0.1",
-    "norms": "compiled",
 }
 IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
     *[({"mode": "infer", name: WORDS.get(name, "on")}, f"{name} has no meaning with mode=infer")

@@ -41,7 +41,7 @@ def test_parts_are_typed_and_frozen() -> None:
     record = parse_record(recorded())
     assert isinstance(record, Record)
     assert isinstance(record.metrics["throughput"], Metric)
-    assert record.schema == RECORD_SCHEMA == "prony.record/2"
+    assert record.schema == RECORD_SCHEMA == "prony.record/3"
     assert record.fingerprint.parts == {}  # an older record does not say what made it
     with pytest.raises(dataclasses.FrozenInstanceError):
         record.metrics["throughput"].value = 1.0  # type: ignore[misc]

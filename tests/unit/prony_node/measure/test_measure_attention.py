@@ -12,25 +12,28 @@ import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
 from prony_node.contract.errors import RequestError
-from prony_node.measure.attention import ORDER, asked_in, order_of
+from prony_node.measure.attention import asked_in
 from prony_node.workloads import find_workload
+from prony_node.workloads.kernels import ATTENTION_ORDER as ORDER
+from prony_node.workloads.kernels import attention_order
 
 SHAPE = (2, 4, 8, 16)
 
 
 @pytest.mark.parametrize(
-    ("settings", "order"),
+    ("workload", "settings", "order"),
     [
-        ({"preset": "fast"}, ORDER),  # a model that has no such setting
-        ({"preset": "plain"}, ()),
-        ({"preset": "plain", "attention": "flash"}, ("flash", "cudnn", "efficient")),
-        ({"preset": "fast", "attention": "cudnn"}, ORDER),
-        ({"preset": "fast", "attention": "library"}, ()),
-        ({"preset": "fast", "attention": "math"}, ("math",)),
+        ("swin-t", {"preset": "fast", "kernels": "low-precision-residual"}, ORDER),  # it offers no choice
+        ("swin-t", {"preset": "plain", "kernels": "library"}, ()),
+        ("gpt-117m", {"preset": "plain", "kernels": "flash-attention"}, ("flash", "cudnn", "efficient")),
+        ("vit-l", {"preset": "fast", "kernels": "cudnn-attention,low-precision-residual"}, ORDER),
+        ("vit-l", {"preset": "fast", "kernels": "low-precision-residual"}, ()),
+        ("gpt-117m", {"preset": "fast", "kernels": "library"}, ()),
+        ("gpt-117m", {"preset": "fast", "kernels": "math-attention"}, ("math",)),
     ],
 )
-def test_the_order_follows_from_the_settings(settings: dict[str, str], order: tuple[str, ...]) -> None:
-    assert order_of(settings) == order
+def test_the_order_follows_from_the_settings(workload: str, settings: dict[str, str], order: tuple[str, ...]) -> None:
+    assert attention_order(find_workload(workload).kernels, settings) == order
 
 
 def test_the_first_that_can_answers() -> None:
@@ -66,10 +69,14 @@ def test_the_compilers_cache_tells_orders_apart(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("workload", "given", "said"),
     [
-        ("gpt-117m", {"attention": "flash", "device": "cpu"}, "attention=flash is one of CUDA's kernels"),
-        ("gpt-117m", {"attention": "measured"}, "; did you mean attention=cudnn?"),  # a value of older versions
-        ("vit-l", {"attention": "fast"}, "attention is library | cudnn | flash"),
-        ("resnet50", {"attention": "flash"}, "'attention'"),
+        ("gpt-117m", {"kernels": "flash-attention", "device": "cpu"}, "flash-attention is for device=cuda, not cpu"),
+        (
+            "gpt-117m",
+            {"kernels": "flash-atention"},
+            "did you mean flash-attention? gpt-117m has cudnn-attention, flash",
+        ),
+        ("gpt-117m", {"kernels": "flash-attention,math-attention"}, "cannot both be asked first"),
+        ("resnet50", {"kernels": "flash-attention"}, "resnet50 has compiled-norms, folded-stem"),
     ],
 )
 def test_a_kernel_that_cannot_be_had_is_refused(workload: str, given: dict[str, Any], said: str) -> None:

@@ -9,12 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from prony_node.contract.errors import RequestError
+from prony_node.contract.kernels import uses_kernel
 from prony_node.contract.machine import Machine
 from prony_node.contract.settings import Value
 from prony_node.measure.step import Step
 from prony_node.workloads import build_task, find_workload
 from prony_node.workloads.image.layers import FusedBlock, fuse_blocks
 from prony_node.workloads.image.task import fold_batch_norms
+
+
+def fused(settings: dict[str, Value]) -> bool:
+    return uses_kernel(settings, "fused-blocks")
+
 
 CPU, CUDA = Machine("cpu", None, 2), Machine("cuda", 141.0, 8)
 
@@ -65,9 +71,9 @@ def test_a_block_that_is_not_that_one_stays() -> None:
 @pytest.mark.parametrize("name", ["resnet50", "resnet152"])
 def test_a_workload_answers_as_without(name: str) -> None:
     found: list[Tensor] = []
-    for blocks in ("library", "fused"):
-        step = ready(name, {"blocks": blocks})
-        assert (count(step.model) > 0) == (blocks == "fused")
+    for kernels in ("library", "fused-blocks"):
+        step = ready(name, {"kernels": kernels})
+        assert (count(step.model) > 0) == (kernels == "fused-blocks")
         assert step.output is not None
         found.append(step.output)
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3)
@@ -84,7 +90,9 @@ def ready(name: str, given: dict[str, Value]) -> Step:
 
 
 def test_it_goes_with_the_folded_stem() -> None:
-    one, other = (ready("resnet50", {"blocks": "fused", "stem": stem}).output for stem in ("library", "folded"))
+    one, other = (
+        ready("resnet50", {"kernels": kernels}).output for kernels in ("fused-blocks", "folded-stem,fused-blocks")
+    )
     assert one is not None
     torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
 
@@ -92,25 +100,25 @@ def test_it_goes_with_the_folded_stem() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({}, "blocks has no meaning with mode=train; add mode=infer"),
-        ({"mode": "infer", "preset": "plain"}, "batch norms folded, which preset=plain leaves as they are"),
+        ({}, "fused-blocks has no meaning with mode=train; use mode=infer"),
+        ({"mode": "infer", "preset": "plain"}, "batch norms folded, which preset=plain keeps"),
     ],
 )
 def test_where_there_is_nothing_to_fuse_it_is_refused(given: dict[str, str], said: str) -> None:
     workload = find_workload("resnet50")
     with pytest.raises(RequestError, match=said):
-        workload.effective(workload.parse({"blocks": "fused", **given}), CUDA)
+        workload.effective(workload.parse({"kernels": "fused-blocks", **given}), CUDA)
 
 
 def test_it_is_the_default_where_it_was_shown_to_pay() -> None:
     """In inference on CUDA, in 16 bits, channels last."""
     resnet, infer = find_workload("resnet50"), {"mode": "infer"}
-    assert resnet.effective(infer, CUDA)["blocks"] == "fused"
-    assert resnet.effective({**infer, "compile": "off"}, CUDA)["blocks"] == "fused"
+    assert fused(resnet.effective(infer, CUDA))
+    assert fused(resnet.effective({**infer, "compile": "off"}, CUDA))
     for name, value in {"precision": "fp32", "preset": "plain", "memory_format": "contiguous"}.items():
-        assert resnet.effective(resnet.parse({**infer, name: value}), CUDA)["blocks"] == "library", name
+        assert not fused(resnet.effective(resnet.parse({**infer, name: value}), CUDA)), name
     for machine in (CPU, Machine("cuda", 192.0, 8, rocm=True)):
-        assert resnet.effective(infer, machine)["blocks"] == "library"
-    assert "blocks" not in resnet.effective({}, CUDA)
+        assert not fused(resnet.effective(infer, machine))
+    assert not fused(resnet.effective({}, CUDA))
     for name in ("resnet152", "deeplabv3plus-r101"):  # not timed
-        assert find_workload(name).effective(infer, CUDA)["blocks"] == "library"
+        assert not fused(find_workload(name).effective(infer, CUDA))

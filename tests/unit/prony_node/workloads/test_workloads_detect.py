@@ -180,9 +180,9 @@ def test_its_defaults_on_a_device_compile_parts_and_capture_a_graph_a_shape() ->
         "batch_size": 2, "compile": "reduce-overhead", "graphs": False, "precision": "bf16",
         "memory_format": "channels_last",
     }  # fmt: skip
-    assert (on_cuda["assignment"], on_cuda["suppression"], on_cuda["pooling"]) == ("batched", "kernel", "masked")
+    assert on_cuda["kernels"] == "batched-assignment,masked-roi-align,triton-nms"
     plain = WORKLOAD.effective(WORKLOAD.parse({"preset": "plain"}), Machine("cuda", 80.0, 8))
-    assert (plain["assignment"], plain["compile"]) == ("library", "off")
+    assert (plain["kernels"], plain["compile"]) == ("library", "off")
     for mode in ("train", "infer"):
         assert (
             count_flops(build_task(WORKLOAD, settings_of(mode=mode)), training=mode == "train", recompute=False) is None
@@ -198,15 +198,21 @@ def test_its_defaults_on_a_device_compile_parts_and_capture_a_graph_a_shape() ->
 def test_where_shapes_are_new_or_the_device_has_enough_to_do_nothing_is_captured(asked: dict[str, str]) -> None:
     """A graph a shape is for steps that wait for the host, on batches that come again."""
     on_cuda = WORKLOAD.effective(WORKLOAD.parse(asked), Machine("cuda", 80.0, 8))
-    assert (on_cuda["compile"], on_cuda["suppression"], on_cuda["pooling"]) == ("default", "kernel", "library")
+    assert (on_cuda["compile"], on_cuda["kernels"]) == ("default", "batched-assignment,triton-nms")
 
 
 def test_torchvision_s_own_losses_can_be_had_on_a_device() -> None:
-    """What Prony does in its own way by default is then torchvision's too, and is not refused."""
-    on_cuda = WORKLOAD.effective(WORKLOAD.parse({"assignment": "library"}), Machine("cuda", 80.0, 8))
-    assert (on_cuda["suppression"], on_cuda["pooling"]) == ("library", "library")
-    with pytest.raises(RequestError, match="suppression=kernel is of assignment=batched"):
-        WORKLOAD.parse({"assignment": "library", "suppression": "kernel"})
+    on_cuda = WORKLOAD.effective(WORKLOAD.parse({"kernels": "library"}), Machine("cuda", 80.0, 8))
+    assert on_cuda["kernels"] == "library"
+    with pytest.raises(RequestError, match="triton-nms is a part of batched-assignment"):
+        WORKLOAD.parse({"kernels": "triton-nms"})
+
+
+def test_inference_is_torchvision_s_own() -> None:
+    """Matching, suppression and pooling are replaced in the losses alone."""
+    assert "kernels" not in WORKLOAD.effective({"mode": "infer"}, Machine("cuda", 80.0, 8))
+    with pytest.raises(RequestError, match="batched-assignment has no meaning with mode=infer"):
+        WORKLOAD.parse({"mode": "infer", "kernels": "batched-assignment"})
 
 
 def test_compile_takes_the_parts_that_are_alike_for_any_shape(monkeypatch: pytest.MonkeyPatch) -> None:

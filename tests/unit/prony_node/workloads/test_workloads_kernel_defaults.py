@@ -8,9 +8,9 @@ from pathlib import Path
 from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.contract.settings import SETTINGS, Value
-from prony_node.measure.attention import order_of
 from prony_node.workloads import WORKLOADS, find_workload
 from prony_node.workloads.config import Workload
+from prony_node.workloads.kernels import attention_order
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "kernels.txt"
 MACHINES = {
@@ -35,8 +35,6 @@ ASKED: tuple[dict[str, str], ...] = (
     {"preset": "published"},
 )
 NAMES = [*WORKLOADS, "timm/resnet18", "torchvision/vit_b_16", "hf/llama"]
-FORMS = ("attention", "assignment", "blocks", "depthwise", "enlarge", "norms", "parts", "pooling", "sampling", "stem",
-         "suppression")  # fmt: skip
 
 
 def test_what_runs_by_default_is_as_it_was() -> None:
@@ -77,13 +75,12 @@ def choices(workload: Workload, mode: str, machine: Machine, asked: Mapping[str,
         stated = {} if precision == "unset" else {"precision": precision}
         try:
             given = workload.parse({"mode": mode, **stated, **own, **asked})
-            found[precision] = choice(workload.effective(given, machine), machine)
+            found[precision] = choice(workload, workload.effective(given, machine), machine)
         except RequestError:
             continue
     return found
 
 
-def choice(effective: Mapping[str, Value], machine: Machine) -> str:
-    chosen = " ".join(f"{name}={effective[name]}" for name in FORMS if name in effective)
-    order = order_of(effective) if machine.device == "cuda" else ()
-    return f"{chosen or '-'}; attention: {' '.join(order) or 'library'}"
+def choice(workload: Workload, effective: Mapping[str, Value], machine: Machine) -> str:
+    order = attention_order(workload.kernels, effective) if machine.device == "cuda" else ()
+    return f"{effective.get('kernels', '-')}; attention: {' '.join(order) or 'library'}"

@@ -75,9 +75,9 @@ def test_without_a_batch_norm_nothing_is_changed() -> None:
     assert type(network[1]) is nn.ReLU
 
 
-def losses(norms: str, workload: str, precision: str = "fp32") -> list[float]:
+def losses(kernels: str, workload: str, precision: str = "fp32") -> list[float]:
     chosen = find_workload(workload)
-    given = {"device": "cpu", "size": "tiny", "norms": norms, "precision": precision}
+    given = {"device": "cpu", "size": "tiny", "kernels": kernels, "precision": precision}
     settings = chosen.effective(chosen.parse(given), Machine("cpu", None, 2))
     step = Step(build_task(chosen, settings), settings, CPU)
     step.finish_model()
@@ -93,13 +93,13 @@ def losses(norms: str, workload: str, precision: str = "fp32") -> list[float]:
 
 @pytest.mark.parametrize("workload", ["wideresnet", "efficientnet-b0", "mobilenetv3-small"])
 def test_twenty_steps_lose_as_with_the_library_s(workload: str) -> None:
-    assert losses("compiled", workload) == pytest.approx(losses("library", workload), rel=0.02, abs=0.02)
+    assert losses("compiled-norms", workload) == pytest.approx(losses("library", workload), rel=0.02, abs=0.02)
 
 
 @pytest.mark.parametrize("workload", ["resnet50", "efficientnet-b4", "mobilenetv3-large"])
 def test_in_fp64_nothing_is_left_of_the_difference(workload: str) -> None:
     """So it is one of rounding: sums in fp32 would end 5 % apart in resnet50."""
-    assert losses("compiled", workload, "fp64") == pytest.approx(losses("library", workload, "fp64"), rel=1e-8)
+    assert losses("compiled-norms", workload, "fp64") == pytest.approx(losses("library", workload, "fp64"), rel=1e-8)
 
 
 def test_the_gradients_of_a_residual_network_are_the_library_s() -> None:
@@ -120,9 +120,9 @@ def test_the_gradients_of_a_residual_network_are_the_library_s() -> None:
 
 
 def test_a_model_that_is_bf16_throughout_takes_them_too() -> None:
-    assert losses("compiled", "wideresnet", "bf16-pure")[-1] < 3.0
+    assert losses("compiled-norms", "wideresnet", "bf16-pure")[-1] < 3.0
 
 
 def test_they_are_for_training() -> None:
-    with pytest.raises(RequestError, match="norms has no meaning with mode=infer"):
-        find_workload("resnet50").parse({"norms": "compiled", "mode": "infer"})
+    with pytest.raises(RequestError, match="compiled-norms has no meaning with mode=infer"):
+        find_workload("resnet50").parse({"kernels": "compiled-norms", "mode": "infer"})

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from prony_node.contract.kernels import uses_kernel
 from prony_node.contract.machine import Machine
 from prony_node.contract.settings import Value
 from prony_node.measure.flops import count_flops
@@ -15,12 +16,13 @@ from prony_node.measure.protocol import Task
 from prony_node.workloads import build_task, find_workload
 from prony_node.workloads.image.layers import PackedAttention, PatchProduct
 
+OWN_PARTS = "low-precision-residual"
 OWN = pytest.mark.parametrize("name", ["vit-l", "vit-l-32", "vit-h", "swin-t", "swin-b"])
 
 
 def task_of(name: str, **given: Value) -> Task:
     workload = find_workload(name)
-    asked = {"size": "tiny", "device": "cpu", "parts": "own"} | given
+    asked = {"size": "tiny", "device": "cpu", "kernels": OWN_PARTS} | given
     settings = workload.effective(workload.parse(asked), Machine("cpu", None, 2))
     return build_task(workload, settings)
 
@@ -81,10 +83,10 @@ def test_who_does_not_ask_has_the_library_s_own() -> None:
     for name in ("vit-l", "vit-h", "swin-t", "swin-b"):
         for preset in ("fast", "plain"):
             settings = find_workload(name).effective({"preset": preset}, Machine("cuda", 141.0, 16))
-            assert settings["parts"] == ("own" if name != "vit-h" and preset == "fast" else "library")
+            assert uses_kernel(settings, OWN_PARTS) == (name != "vit-h" and preset == "fast")
         infers = find_workload(name).effective({"mode": "infer"}, Machine("cuda", 141.0, 16))
-        assert infers["parts"] == ("own" if name == "vit-l" else "library")  # Swin's was not timed there
-        assert task_of(name, parts="library").own_parts is None
+        assert uses_kernel(infers, OWN_PARTS) == (name == "vit-l")  # Swin's was not timed there
+        assert task_of(name, kernels="library").own_parts is None
         assert task_of(name).own_parts is not None
 
 
@@ -95,7 +97,7 @@ def test_vit_has_no_other_attention_left_and_counts_as_before() -> None:
     assert nn.MultiheadAttention not in kinds
     assert nn.Conv2d not in kinds
     assert kinds.count(PackedAttention) == 2
-    plain = task_of("vit-l", parts="library")
+    plain = task_of("vit-l", kernels="library")
     assert count_flops(task, training=True, recompute=False) == count_flops(plain, training=True, recompute=False)
 
 

@@ -27,7 +27,7 @@ def test_a_study_yields_settings_that_work_together(name: str, device: str) -> N
     assert (found["compile"], found["graphs"], found["memory_format"]) == ("off", False, "contiguous")
     for setting, value in study.settings.items():
         assert parse_settings({setting: value}, WORKLOADS[name].own_settings()) == {setting: value}
-        if setting == "attention" and device == "cpu":
+        if setting == "kernels" and device == "cpu":
             value = "library"  # a kernel of CUDA's
         assert found.get(setting, value) == value  # a loader's are not there, since data=device has none
     assert found["precision"] == study.settings.get("precision", "default")
@@ -40,7 +40,7 @@ def test_what_a_study_states_about_its_loader_holds_with_a_data_set() -> None:
 
 def test_megatron_s_gpt_has_the_suite_s_micro_batch_optimizer_and_recomputation() -> None:
     found = effective("gpt-800m", global_batch=64, grad_accumulation=16)
-    assert (found["batch_size"], found["precision"], found["attention"]) == (4, "fp16", "flash")
+    assert (found["batch_size"], found["precision"], found["kernels"]) == (4, "fp16", "flash-attention")
     assert (found["optimizer"], found["fused"], found["learning_rate"]) == ("adam", True, "1e-4")
     assert found["recompute"] == "selective"
     assert effective("gpt-175b", devices=64, tp=8, pp=8)["precision"] == "bf16"

@@ -76,6 +76,9 @@ def test_only_depthwise_convolutions_that_keep_a_size_are_replaced() -> None:
     assert list(network.state_dict()) == names  # a checkpoint has the same names
 
 
+OWN = "compiled-depthwise,matmul-upsampling"
+
+
 def settings_of(workload: Workload, **given: Value) -> dict[str, Value]:
     asked = workload.parse({"size": "tiny", "batch_size": 2, **given})
     return workload.effective(asked, Machine("cpu", None, 1))
@@ -85,12 +88,12 @@ def settings_of(workload: Workload, **given: Value) -> dict[str, Value]:
 def test_a_model_with_own_parts_answers_and_learns_as_the_library_s(workload: Workload) -> None:
     """One training step each, from the same weights: the loss, and the weights after it."""
     ends, losses = [], []
-    for given in ({"enlarge": "library"}, {"enlarge": "products", "depthwise": "compiled"}):
-        settings = settings_of(workload, optimizer="sgd", **given)
+    for kernels in ("library", OWN):
+        settings = settings_of(workload, optimizer="sgd", kernels=kernels)
         step = Step(build_task(workload, settings), settings, CPU)
         step.finish_model()
         parts = [module for module in step.model.modules() if isinstance(module, Depthwise)]
-        assert bool(parts) == ("depthwise" in given)
+        assert bool(parts) == (kernels == OWN)
         batch = step.place(step.task.sample(torch.Generator().manual_seed(1), 2))
         losses.append(step.held_out_loss(batch))
         step.prepare(batch)
@@ -102,10 +105,8 @@ def test_a_model_with_own_parts_answers_and_learns_as_the_library_s(workload: Wo
 @MODELS
 def test_work_is_counted_on_the_library_s_parts(workload: Workload) -> None:
     own, library = (
-        count_flops(
-            build_task(workload, settings_of(workload, enlarge=how, depthwise=by)), training=True, recompute=False
-        )
-        for how, by in (("products", "compiled"), ("library", "library"))
+        count_flops(build_task(workload, settings_of(workload, kernels=kernels)), training=True, recompute=False)
+        for kernels in (OWN, "library")
     )
     assert own == library
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from prony_node.contract.errors import RequestError
+from prony_node.contract.kernels import uses_kernel
 from prony_node.contract.machine import Machine
 from prony_node.measure.step import Step
 from prony_node.workloads import build_task, find_workload
@@ -40,9 +41,9 @@ def test_it_takes_the_place_of_that_one_alone() -> None:
 def test_it_goes_with_other_forms() -> None:
     """Norms from the compiler at the same time, in training; in inference they are folded into it."""
     resnet = find_workload("resnet50")
-    for mode, norms in (("train", {"norms": "compiled"}), ("infer", {})):
+    for mode, kernels in (("train", "compiled-norms,folded-stem"), ("infer", "folded-stem")):
         settings = resnet.effective(
-            resnet.parse({"size": "tiny", "mode": mode, "stem": "folded", "device": "cpu", **norms}),
+            resnet.parse({"size": "tiny", "mode": mode, "kernels": kernels, "device": "cpu"}),
             Machine("cpu", None, 2),
         )
         step = Step(build_task(resnet, settings), settings, torch.device("cpu"))
@@ -56,16 +57,17 @@ def test_it_goes_with_other_forms() -> None:
 
 
 def test_an_odd_side_is_refused() -> None:
-    with pytest.raises(RequestError, match="stem=folded takes pixels two by two"):
-        find_workload("resnet50").parse({"stem": "folded", "image_size": "225"})
+    with pytest.raises(RequestError, match="folded-stem takes pixels two by two"):
+        find_workload("resnet50").parse({"kernels": "folded-stem", "image_size": "225"})
 
 
 def test_it_is_the_default_where_it_was_shown_to_pay() -> None:
     """Compiled, of resnet50 on CUDA."""
     resnet, cuda = find_workload("resnet50"), Machine("cuda", 141.0, 8)
-    assert resnet.effective({}, cuda)["stem"] == resnet.effective({"mode": "infer"}, cuda)["stem"] == "folded"
+    for mode in ("train", "infer"):
+        assert uses_kernel(resnet.effective({"mode": mode}, cuda), "folded-stem")
     for given in ("compile=off", "preset=plain", "image_size=225", "memory_format=contiguous"):
         name, _, value = given.partition("=")
-        assert resnet.effective(resnet.parse({name: value}), cuda)["stem"] == "library", given
-    assert resnet.effective({}, Machine("cpu", None, 2))["stem"] == "library"
-    assert find_workload("resnet152").effective({}, cuda)["stem"] == "library"
+        assert not uses_kernel(resnet.effective(resnet.parse({name: value}), cuda), "folded-stem"), given
+    assert resnet.effective({}, Machine("cpu", None, 2))["kernels"] == "library"
+    assert find_workload("resnet152").effective({}, cuda)["kernels"] == "library"

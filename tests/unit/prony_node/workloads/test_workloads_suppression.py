@@ -57,10 +57,13 @@ def test_boxes_of_different_levels_do_not_suppress_each_other() -> None:
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ({"device": "cpu"}, "written for GPUs"),
-        ({"assignment": "library"}, "suppression=kernel is of assignment=batched"),
+        ({"device": "cpu"}, "is for device=cuda or xpu, not cpu"),
+        (
+            {"kernels": "triton-nms"},
+            "triton-nms is a part of batched-assignment; give kernels=batched-assignment,triton-nms",
+        ),
     ],
 )
 def test_where_there_is_no_such_kernel_it_is_refused(asked: dict[str, str], says: str) -> None:
     with pytest.raises(RequestError, match=says):
-        find_workload("fasterrcnn-r50-fpn").parse({"suppression": "kernel", **asked})
+        find_workload("fasterrcnn-r50-fpn").parse({"kernels": "batched-assignment,triton-nms", **asked})

@@ -278,8 +278,8 @@ def test_five_scales_have_parameters_of_their_own_and_no_default_that_was_measur
         ({"graphs": "on", "global_batch": "4"}, "cannot be accumulated; use graphs=off"),
         ({"graphs": "on", "device": "cpu"}, "graphs=on needs a device with graphs"),
         ({"compile": "default"}, "no two batches of dino-swin-l have the same shape; leave it out"),
-        ({"sampling": "kernel", "device": "cpu"}, "sampling=library is for any device"),
-        ({"sampling": "kernel", "precision": "fp64"}, "sampling=library is for any device"),
+        ({"kernels": "triton-deformable-attention", "device": "cpu"}, "is for device=cuda or xpu, not cpu"),
+        ({"kernels": "triton-deformable-attention", "precision": "fp64"}, "has its sums in fp32"),
         ({"precision": "bf16-pure"}, "a corner of a box at 600 pixels would be rounded"),
     ],
 )
@@ -301,7 +301,7 @@ def test_its_defaults_on_a_device_suit_images_of_any_shape() -> None:
     settings = WORKLOAD.effective({}, Machine("cuda", 141.0, 8))
     assert (settings["compile"], settings["graphs"], settings["precision"]) == ("off", True, "bf16")
     assert (settings["batch_size"], settings["optimizer"]) == (2, "adamw")
-    assert settings["sampling"] == "kernel"
+    assert settings["kernels"] == "triton-deformable-attention"
 
 
 @pytest.mark.parametrize(
@@ -331,4 +331,4 @@ def test_nothing_is_captured_by_default_where_that_cannot_be_or_does_not_pay(
     ("given", "device"), [({}, "cpu"), ({"preset": "plain"}, "cuda"), ({"precision": "fp64"}, "cuda")]
 )
 def test_torch_samples_where_the_kernel_was_not_shown_to_pay(given: dict[str, Value], device: str) -> None:
-    assert WORKLOAD.effective(WORKLOAD.parse(given), Machine(device, 141.0, 8))["sampling"] == "library"
+    assert WORKLOAD.effective(WORKLOAD.parse(given), Machine(device, 141.0, 8))["kernels"] == "library"

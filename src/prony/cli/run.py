@@ -53,6 +53,7 @@ from prony.sites.site import find_site
 from prony.study.request import check_target, make_stop, parse_trial, split_words
 from prony.study.study import Suite, interleave, load_suites, over_seeds
 from prony_node.contract.errors import RequestError
+from prony_node.contract.record import parse_record
 from prony_node.contract.trial import SUSTAINED_REPEATS, SUSTAINED_WINDOW_S, Plan, Trial
 from prony_node.workloads import WORKLOADS, find_workload
 from prony_node.workloads.config import Workload
@@ -240,10 +241,10 @@ def _print_outcomes(outcomes: list[RunOutcome], root: Path) -> None:
 
     console = make_console()
     if len(outcomes) == 1:
-        print_record(console, outcomes[0].record, outcomes[0].folder)
+        print_record(console, parse_record(outcomes[0].record), outcomes[0].folder)
     elif outcomes:
-        console.print(results_table([outcome.record for outcome in outcomes]))
-        print_repeats(console, outcomes)
+        console.print(results_table([parse_record(outcome.record) for outcome in outcomes]))
+        print_repeats(console, [parse_record(outcome.record) for outcome in outcomes])
         console.print(f"run folders: {root.absolute()}", markup=False, soft_wrap=True)
 
 

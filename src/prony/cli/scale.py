@@ -24,11 +24,10 @@ from prony.study.request import make_stop
 from prony.study.scale import STRONG, WEAK, ScalingTrials, make_series, parse_counts
 from prony.study.study import LOCAL
 from prony_node.contract.errors import RequestError
-from prony_node.contract.record import using
+from prony_node.contract.record import Record, parse_record, using
 
 if TYPE_CHECKING:
     from prony.analysis.scaling import Scaling
-    from prony.analysis.settings import Record
 
 SCHEMA = "prony.scaling/1"
 NODE_RANK, RENDEZVOUS = "PRONY_NODE_RANK", "PRONY_RENDEZVOUS"  # as the node reads them (prony_node/parallel/place.py)
@@ -140,9 +139,9 @@ def _analyse(outcomes: list[RunOutcome], series: ScalingTrials, predict: list[in
     found, collectives = [], _collectives(root) if outcomes else []
     for kind in series.by_kind:
         hashes = series.hashes(kind)
-        records = [outcome.record for outcome in outcomes if outcome.record["trial"]["hash"] in hashes]
+        records = [parse_record(one.record) for one in outcomes if one.record["trial"]["hash"] in hashes]
         if records:
-            with using(*(record["id"] for record in (*records, *collectives))):
+            with using(*(record.id for record in (*records, *collectives))):
                 found.append(scaling(records, kind, predict, series.no_free or NOT_RUN, collectives))
     return found
 

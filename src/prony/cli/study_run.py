@@ -396,7 +396,7 @@ class _Known:
         for run in self._runs:
             ours = (run.trial_hash, run.repeat) == key and ran_this_code(run, options.accept_other_code)
             if ours and is_finished(run, options.retry_failed):
-                record = run.read_record()
+                record = run.read_document()
                 if record is not None:
                     return RunOutcome(run.folder, record)
         return None

@@ -128,7 +128,7 @@ class History:
 
     def finished(self, trial: Trial, repeat: int, retry_failed: bool = False) -> RunOutcome | None:
         run = self.run_of(trial, repeat, retry_failed)
-        record = run.read_record() if run is not None else None
+        record = run.read_document() if run is not None else None
         return RunOutcome(run.folder, record) if run is not None and record is not None else None
 
     def finished_since(self, trial: Trial, repeat: int) -> RunOutcome | None:

@@ -18,7 +18,7 @@ from prony.cli.study_trials import OTHER_CODE_HELP, Options, StudyOutcome
 from prony.study.request import make_stop
 from prony.study.study import LOCAL, ORDERS, Study, study_of_words
 from prony_node.contract.errors import RequestError, unknown
-from prony_node.contract.record import failed_checks
+from prony_node.contract.record import failed_checks, parse_record
 from prony_node.workloads import find_workload
 
 RETRY_HELP = "Run failed trials again."
@@ -104,7 +104,7 @@ def _print_outcomes(outcomes: list[RunOutcome]) -> None:
     if not outcomes:
         return
     console = make_console()
-    console.print(results_table([outcome.record for outcome in outcomes]))
-    print_repeats(console, outcomes)
+    console.print(results_table([parse_record(outcome.record) for outcome in outcomes]))
+    print_repeats(console, [parse_record(outcome.record) for outcome in outcomes])
     for line in where_lines(outcomes):
         console.print(line, markup=False, soft_wrap=True)

@@ -53,6 +53,7 @@ from prony.study.search_space import (
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError, Unfinished
 from prony_node.contract.parallel import rank_count
+from prony_node.contract.record import parse_record
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import Stop, Trial
 from prony_node.workloads.config import Workload
@@ -475,7 +476,7 @@ class Tuning:
         return folder
 
     def _charge(self, outcome: RunOutcome, cost_s: float) -> float:
-        self.energies_j.append(run_energy_j(outcome.folder, outcome.record))
+        self.energies_j.append(run_energy_j(outcome.folder, parse_record(outcome.record)))
         self.processes += 1
         self.spent_s += cost_s
         return cost_s

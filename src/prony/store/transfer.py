@@ -21,7 +21,7 @@ from prony.store.rows import NO_NUMBER, UNREADABLE, IndexRow, Skipped, row_of_re
 from prony.store.tables import packed_table, put_rows
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
-from prony_node.contract.record import read_record, validate_record
+from prony_node.contract.record import parse_record, read_record, validate_record
 from prony_node.contract.run_folder import manifest_mark
 from prony_node.contract.safe_files import GROUP_READS_FOLDER, READ_LIMIT, is_in_shared
 
@@ -106,7 +106,7 @@ def checked_row(record: dict[str, Any]) -> IndexRow:
     if not isinstance(name, str) or not NAME.fullmatch(name) or TAKEN.match(name):
         raise RequestError(f"the id {str(name)[:60]!r} is no name for a run folder")
     try:
-        row = row_of_record(name, record)
+        row = row_of_record(name, parse_record(record))
     except RequestError:
         raise
     except UNREADABLE as error:

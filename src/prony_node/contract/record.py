@@ -265,9 +265,8 @@ class LearnedEpoch:
 
     def score(self, name: str) -> float | None:
         """The score of this name; None where it has none, or none that is a number."""
-        value = self.loss if name == "loss" else self.more.get(name)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return value if is_number and abs(value) <= LARGEST else None
+        value: Any = self.loss if name == "loss" else self.more.get(name)
+        return value if type(value) in (float, int) and abs(value) <= LARGEST else None
 
 
 @dataclass(frozen=True)
@@ -490,6 +489,11 @@ class Record:
         """The value of a metric; None where it was not measured."""
         found = self.metric(name)
         return found.value if found is not None else None
+
+    def reason(self, name: str) -> str | None:
+        """Why a metric was not measured, where the record says it."""
+        found = self.metrics.get(name)
+        return found.reason if found is not None else None
 
     @property
     def failed_checks(self) -> tuple[str, ...]:

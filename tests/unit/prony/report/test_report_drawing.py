@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from documents import of_documents
 from scaling_records import series
 
 from prony.cli.execute import RunOutcome
@@ -18,6 +19,8 @@ from prony.report import build_report
 from prony.report.drawing import require_plots, why_no_plots
 from prony_node.contract import read_record
 from prony_node.contract.errors import RequestError
+
+build_report = of_documents(build_report)
 
 ROOT = Path(__file__).parents[4]
 INSTALL = "pip install 'prony[report]'"

@@ -276,11 +276,11 @@ def compare(
     mixed = _not_repeats(ours, "A") or _not_repeats(theirs, "B")
     reason = _no_rate(ours, "A") or _no_rate(theirs, "B") or mixed or _different_units(side_a, side_b)
     pairs = None if reason else _pairs(ours, theirs, paired)
-    parts: dict[str, Any] = {"verdict": NOT_COMPARABLE, "reason": reason} if reason else _ratio(side_a, side_b, pairs)
+    found = _Ratio(NOT_COMPARABLE, reason) if reason else _ratio(side_a, side_b, pairs)
     failed = _failed_checks([*ours, *theirs])
     unsure = [] if reason else [text for records in (ours, theirs) for text in _unsure(records)]
     if not reason and (failed or unsure):  # a run that stopped training is fast
-        parts |= {"verdict": UNKNOWN, "reason": "; ".join([*failed, *unsure]), "ratio_low": None, "ratio_high": None}
+        found = replace(found, verdict=UNKNOWN, reason="; ".join([*failed, *unsure]), ratio_low=None, ratio_high=None)
     return Comparison(
         a=side_a,
         b=side_b,
@@ -292,7 +292,7 @@ def compare(
         doubts=_doubts(ours, theirs) + (_one_order(ours, theirs) if paired and pairs else []),
         failed_checks=failed,
         quality=None if mixed else compare_quality(ours, theirs),
-        **parts,
+        **vars(found),
     )
 
 
@@ -505,11 +505,26 @@ def _different_units(a: Side, b: Side) -> str | None:
     return f"A counts {a.unit} and B counts {b.unit}: there is no ratio of the two"
 
 
-def _ratio(a: Side, b: Side, pairs: tuple[list[float], list[float]] | None) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Ratio:
+    """The verdict of a comparison, with the ratio behind it."""
+
+    verdict: str
+    reason: str | None
+    method: str | None = None
+    ratio: float | None = None
+    saved: float | None = None
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    saved_low: float | None = None
+    saved_high: float | None = None
+
+
+def _ratio(a: Side, b: Side, pairs: tuple[list[float], list[float]] | None) -> _Ratio:
     """The verdict, with the ratio behind it."""
     if a.rate is None or b.rate is None:
-        return {"verdict": NOT_COMPARABLE, "reason": None}
-    point = {"ratio": b.rate / a.rate, "saved": 1.0 - a.rate / b.rate}
+        return _Ratio(NOT_COMPARABLE, None)
+    ratio, saved = b.rate / a.rate, 1.0 - a.rate / b.rate
     if pairs is not None:
         method, found, reason = PAIRED, paired_ratio(*pairs), "fewer than three pairs decide nothing"
         if found is not None and found.high / found.low < 1.0 + SAME_TO_THE_LAST_DIGIT:
@@ -518,17 +533,11 @@ def _ratio(a: Side, b: Side, pairs: tuple[list[float], list[float]] | None) -> d
         method = WELCH if min(len(a.runs), len(b.runs)) > 1 else BORROWED
         found, reason = rate_ratio(b, a), "without intervals nothing says whether that is chance"
     if found is None:
-        return {"verdict": UNKNOWN, "reason": reason, "method": method, **point}
-    return {
-        "verdict": FASTER if found.low > 1.0 else SLOWER if found.high < 1.0 else SAME,
-        "reason": None,
-        "method": method,
-        **point,
-        "ratio_low": found.low,
-        "ratio_high": found.high,
-        "saved_low": 1.0 - 1.0 / found.low,
-        "saved_high": 1.0 - 1.0 / found.high,
-    }
+        return _Ratio(UNKNOWN, reason, method, ratio, saved)
+    verdict = FASTER if found.low > 1.0 else SLOWER if found.high < 1.0 else SAME
+    return _Ratio(
+        verdict, None, method, ratio, saved, found.low, found.high, 1.0 - 1.0 / found.low, 1.0 - 1.0 / found.high
+    )
 
 
 def _doubts(ours: list[Record], theirs: list[Record]) -> list[str]:

@@ -19,6 +19,7 @@ from prony_node.contract.machine import is_alive
 from prony_node.contract.record import Check, Record, accept_record, load_record, read_record
 from prony_node.contract.run_folder import UNVERIFIED, has_manifest, manifest_mark, marked
 from prony_node.contract.safe_files import NotPlain, read_in_run, stat_in_run
+from prony_node.contract.settings import Value
 
 ROW_VERSION = 4  # rows of an older one are read anew from their folders
 # Effective settings that have a column of their own; the others are in JSON beside the row.
@@ -68,9 +69,11 @@ class RunSummary:
     quality: float | None
     time_to_quality_s: float | None
     worst: str
-    settings: dict[str, Any]  # as requested
-    effective: dict[str, Any]
-    metrics: dict[str, Any] = field(compare=False)  # those without a column, and the length of the steady window
+    settings: dict[str, Value]  # as requested
+    effective: dict[str, Value]
+    metrics: dict[str, float | None] = field(
+        compare=False
+    )  # those without a column, and the length of the steady window
 
     @property
     def window_s(self) -> float | None:

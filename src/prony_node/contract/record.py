@@ -524,7 +524,6 @@ class Record:
 RECORD_VERSION = 2
 RECORD_SCHEMA = f"prony.record/{RECORD_VERSION}"
 PLAUSIBLE = "plausible"  # the check that fails for a record that cannot be true
-CANNOT_BE = "the record cannot be true: {}"
 MAY_BE_NEGATIVE = ("loss_first", "loss_last", "quality")  # metrics; no other may
 # What Python raises at a value of another kind, or one out of bounds.
 OF_ANOTHER_KIND = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError)
@@ -585,12 +584,6 @@ def window_of(record: dict[str, Any]) -> float | None:
     return None
 
 
-def worst_level(record: dict[str, Any]) -> str:
-    """What the headline carries: the worst level of any check."""
-    levels = [check["level"] for check in record["checks"]]
-    return max(levels, key=LEVELS.index) if levels else "unknown"
-
-
 def failed_checks(record: Mapping[str, Any]) -> list[str]:
     """The names of the checks that failed: such a run is shown, and never recommended."""
     return [str(check["name"]) for check in record.get("checks") or () if check["level"] == "fail"]
@@ -618,30 +611,30 @@ def parse_record(document: Any) -> Record:
     return _parsed(upgrade(document))
 
 
-def validate_record(document: Any) -> dict[str, Any]:
-    """The record as a document of this version, or a RequestError that says what is wrong with it.
+def accept_document(document: Any) -> tuple[dict[str, Any], Record]:
+    """The document, upgraded to this version, and the record that it is; or a RequestError that says what is wrong.
 
     What cannot be is marked by a failed check, which everything that shows or ranks a run looks at.
     """
-    record = upgrade(document)
-    doubts = implausible(_parsed(record))
-    if doubts and all(check["name"] != PLAUSIBLE for check in record["checks"]):
-        check = {"name": PLAUSIBLE, "level": "fail", "message": CANNOT_BE.format("; ".join(doubts))}
-        record["checks"] = [*record["checks"], check]
-    return record
+    document = upgrade(document)
+    record = _parsed(document)
+    doubts = implausible(record)
+    if doubts and all(check.name != PLAUSIBLE for check in record.checks):
+        message = "the record cannot be true: " + "; ".join(doubts)
+        check = {"name": PLAUSIBLE, "level": "fail", "message": message}
+        document["checks"] = [*document["checks"], check]
+        record = replace(record, checks=(*record.checks, Check(PLAUSIBLE, "fail", message)))
+    return document, record
+
+
+def validate_record(document: Any) -> dict[str, Any]:
+    """The record as a document of this version, accepted."""
+    return accept_document(document)[0]
 
 
 def accept_record(document: Any) -> Record:
-    """The record, upgraded and typed, or a RequestError that says what is wrong with it.
-
-    What cannot be is marked by a failed check, which everything that shows or ranks a run looks at.
-    """
-    record = parse_record(document)
-    doubts = implausible(record)
-    if doubts and all(check.name != PLAUSIBLE for check in record.checks):
-        check = Check(PLAUSIBLE, "fail", CANNOT_BE.format("; ".join(doubts)))
-        return replace(record, checks=(*record.checks, check))
-    return record
+    """The record, upgraded, typed and accepted."""
+    return accept_document(document)[1]
 
 
 def implausible(record: Record) -> list[str]:

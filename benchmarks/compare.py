@@ -22,8 +22,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from prony.analysis.compare import FASTER, SLOWER, compare
 from prony.analysis.variation import Repeat, repeats_of
+from prony_node.contract.record import (
+    RECORD_SCHEMA,
+    Facts,
+    Metric,
+    Provenance,
+    Record,
+    RecordedTrial,
+    WorkDone,
+)
 
-Record = dict[str, Any]
+Settings = dict[str, Any]
 DEVIATIONS = (0.002, 0.01, 0.016)
 WITHIN = 0.0005  # relative half width of a run's own interval
 MOST_FALSE = 0.06
@@ -55,20 +64,22 @@ class Row:
         return f"at most {100 * self.most:g} %" if self.most is not None else f"at least {100 * (self.least or 0):g} %"
 
 
-def made_up(settings: Record, rate: float, number: int) -> Record:
+def made_up(settings: Settings, rate: float, number: int) -> Record:
     """A good record, as far as a comparison looks at it; `number` tells runs apart and orders them in time."""
-    ends = {"value": rate, "low": rate / (1.0 + WITHIN), "high": rate * (1.0 + WITHIN), "unit": "images/s"}
-    return {
-        "id": f"made-up-{number:06d}",
-        "status": "ok",
-        "started": f"2026-01-01T{number // 3600 % 24:02d}:{number // 60 % 60:02d}:{number % 60:02d}+00:00",
-        "trial": {"workload": "made-up", "settings": {}, "effective": dict(settings)},
-        "metrics": {"throughput": ends},
-        "facts": {"devices": [{"name": "made-up device"}]},
-        "fingerprint": {"machine": "one", "software": "one"},
-        "phases": {},
-        "checks": [],
-    }
+    low, high = rate / (1.0 + WITHIN), rate * (1.0 + WITHIN)
+    return Record(
+        schema=RECORD_SCHEMA,
+        id=f"made-up-{number:06d}",
+        status="ok",
+        started=f"2026-01-01T{number // 3600 % 24:02d}:{number // 60 % 60:02d}:{number % 60:02d}+00:00",
+        trial=RecordedTrial("made-up", {}, effective=dict(settings)),
+        metrics={"throughput": Metric(rate, low, high, unit="images/s", scope="all devices", source="made up")},
+        phases={},
+        checks=(),
+        work=WorkDone(),
+        facts=Facts(devices=({"name": "made-up device"},)),
+        fingerprint=Provenance(machine="one", software="one"),
+    )
 
 
 def is_different(a: Sequence[Record], b: Sequence[Record], pool: Sequence[Repeat], paired: bool | None = None) -> bool:
@@ -81,7 +92,7 @@ def independent(a_runs: int, b_runs: int, source: str, deviation: float, change:
     def try_once(rng: random.Random) -> bool:
         number = iter(range(1, 1000))
 
-        def runs(settings: Record, count: int, rate: float = 1000.0) -> list[Record]:
+        def runs(settings: Settings, count: int, rate: float = 1000.0) -> list[Record]:
             return [made_up(settings, rate * math.exp(rng.gauss(0.0, deviation)), next(number)) for _ in range(count)]
 
         theirs = OTHER_MODE if source == PRIOR else B_SETTINGS

@@ -28,6 +28,7 @@ from typing import Any
 
 from prony.store import Store
 from prony.store.rows import IndexRow, row_of_record
+from prony_node.contract.record import parse_record
 
 ROOT = Path(__file__).parents[1]
 ARCHIVE, TEMPLATE = ROOT / "results/h200/unverified.tar.gz", "gpt-800m-20261115T053342-e6f1e3"
@@ -158,7 +159,7 @@ def _rows(count: int) -> Iterator[IndexRow]:
         one["work"]["devices"] = devices
         one["trial"]["effective"] |= {"precision": draw.choice(PRECISIONS), "batch_size": 2 ** draw.randrange(4, 13)}
         one["facts"]["devices"][0]["name"] = draw.choice(DEVICES)
-        patterns.append(row_of_record("", one))
+        patterns.append(row_of_record("", parse_record(one)))
     for number in range(count):
         pattern = draw.choice(patterns)
         name = f"{pattern.run['workload']}-{number:07}"

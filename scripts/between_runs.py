@@ -18,7 +18,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
@@ -27,9 +26,8 @@ from prony.analysis.sentences import sentences
 from prony.analysis.settings import cache_states, settings_of
 from prony.analysis.variation import NORMAL, repeats_of
 from prony_node.contract.errors import RequestError
-from prony_node.contract.record import read_record
+from prony_node.contract.record import Record, load_record
 
-Record = dict[str, Any]
 STEP = 0.15  # of the grid of log variances that the fit integrates over
 SCALES = [part * 1e-4 for part in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 20, 30)]
 DEGREES = (0.5, 0.7, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0)
@@ -49,25 +47,22 @@ def read_groups(folders: Iterable[Path]) -> list[list[Record]]:
     found: dict[str, list[Record]] = {}
     for path in sorted(path for folder in folders for path in folder.rglob("record.json")):
         try:
-            record = read_record(path.parent)
+            record = load_record(path.parent)
         except RequestError:
             continue
         if record is None or not repeats_of([record]):
             continue
-        devices = [device.get("uuid") for device in record["facts"].get("devices") or []]
-        commit = (record["facts"].get("source") or {}).get("commit")
-        key = json.dumps(
-            [record["trial"]["workload"], settings_of(record), devices, commit], sort_keys=True, default=str
-        )
+        devices, commit = [device.uuid for device in record.devices], record.facts.source.get("commit")
+        key = json.dumps([record.trial.workload, settings_of(record), devices, commit], sort_keys=True, default=str)
         found.setdefault(key, []).append(record)
     return [records for records in found.values() if len(records) > 1]
 
 
 def group_of(records: Sequence[Record]) -> Group:
-    rates = [record["metrics"]["throughput"] for record in records]
-    logs = [math.log(rate["value"]) for rate in rates]
+    rates = [rate for record in records if (rate := record.metric("throughput")) is not None]
+    logs = [math.log(rate.value or 0.0) for rate in rates]
     mean = math.fsum(logs) / len(logs)
-    errors = [0.5 * math.log(rate["high"] / rate["low"]) / NORMAL if rate.get("low") else 0.0 for rate in rates]
+    errors = [0.5 * math.log((rate.high or rate.low) / rate.low) / NORMAL if rate.low else 0.0 for rate in rates]
     variance = max(math.fsum((log - mean) ** 2 for log in logs) / (len(logs) - 1), 1e-10)
     return Group(variance, len(logs) - 1, math.fsum(error**2 for error in errors) / len(errors))
 
@@ -104,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kept = []
     for records in groups:
         alike = [
-            one for one in records if cache_states([one]) in ([], ["warm"]) and not one["id"].endswith(left_out or "?")
+            one for one in records if cache_states([one]) in ([], ["warm"]) and not one.id.endswith(left_out or "?")
         ]
         if len(alike) > 1:
             kept.append(group_of(alike))
@@ -119,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         told = [(a, b, one) for a, b in pairs if (one := compare(a, b, known)).verdict in (FASTER, SLOWER)]
         print(f"{len(told)} of {len(pairs)} pairs are called different {name}")
         for a, b, one in told:
-            print(f"  {a['id']} {b['id'][-6:]}: {sentences(one)[0]}")
+            print(f"  {a.id} {b.id[-6:]}: {sentences(one)[0]}")
     return 0
 
 

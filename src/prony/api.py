@@ -35,11 +35,10 @@ from prony.study.study import (
     study_of_words,
 )
 from prony_node.contract.errors import RequestError, unknown
-from prony_node.contract.record import Record, parse_record, using
+from prony_node.contract.record import Record, using
 from prony_node.contract.run_folder import NO
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import SUSTAINED_REPEATS, SUSTAINED_WINDOW_S, Stop, Trial
-from prony_node.contract.typed import encode
 from prony_node.workloads import WORKLOADS, find_workload
 from prony_node.workloads.config import Workload
 
@@ -344,7 +343,7 @@ def load(
     for one in found:
         record = one.read_record()
         if record is not None:
-            records.append(parse_record(record))
+            records.append(record)
         elif names:
             raise RequestError(f"{one.folder} has no readable record.json")
     return records
@@ -387,7 +386,7 @@ def compare(
             if one.rate is not None and one.rate > 0.0 and one.verified != NO
         ]
     with using(*(record.id for record in (*ours, *theirs))):
-        return compare_records([encode(one) for one in ours], [encode(one) for one in theirs], pool, paired or None)
+        return compare_records(ours, theirs, pool, paired or None)
 
 
 def _path(place: Path | str | None) -> Path | None:
@@ -493,14 +492,14 @@ def _analyse(outcome: StudyOutcome, series: ScalingTrials, predict: list[int], p
     found = []
     for kind in series.by_kind:
         hashes = series.hashes(kind)
-        records = [encode(record) for record in outcome.records if record.trial.hash in hashes]
+        records = [record for record in outcome.records if record.trial.hash in hashes]
         if records:
-            with using(*(record["id"] for record in (*records, *collectives))):
+            with using(*(record.id for record in (*records, *collectives))):
                 found.append(scaling(records, kind, predict, series.no_free or NOT_RUN, collectives))
     return found
 
 
-def _collectives(root: Path, progress: Report) -> list[dict[str, object]]:
+def _collectives(root: Path, progress: Report) -> list[Record]:
     """Good runs of collectives among the runs here: what links can do, to stand beside what the series sends."""
     from prony.analysis.scaling_series import OPERATIONS
 

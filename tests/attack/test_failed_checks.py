@@ -190,7 +190,7 @@ def test_an_unverified_run_is_shown_doubted_and_never_the_best(good: dict[str, A
     assert "1 of 2 done, 1 left" in tally.line()
     found = result_of(edited, Candidate((("batch_size", 8),)), find_goal("throughput"), 12.0)
     assert (found.value, found.failure) == (None, "unverified: it has no manifest")
-    assert any("there is no manifest" in doubt for doubt in compare(good, edited).doubts)
+    assert any("there is no manifest" in doubt for doubt in compare(parse_record(good), parse_record(edited)).doubts)
 
 
 def test_words_of_a_model_file_name_its_path(
@@ -208,7 +208,7 @@ def test_words_of_a_model_file_name_its_path(
 def test_a_scaling_series_leaves_out_what_failed_a_check(good: dict[str, Any]) -> None:
     wrong = with_check(good, "fail", rate=1e9)
     wrong["id"] += "x"
-    found = scaling([good, wrong], "weak")
+    found = scaling([parse_record(good), parse_record(wrong)], "weak")
     assert found.points[0].side.runs == [good["id"]]
     assert found.left_out == [f"{wrong['id']} (1 devices) failed its check finite"]
 
@@ -228,11 +228,12 @@ def test_screen_gives_no_rate_to_a_node_whose_check_failed(good: dict[str, Any])
 
 def test_tables_comparisons_and_plots_take_good_runs(good: dict[str, Any]) -> None:
     wrong = with_check(good, "fail", rate=1e9)
-    assert _good_or_failed([wrong, good]) == [good]
-    assert compare(good, wrong).verdict == "no interval"
+    right, bad = parse_record(good), parse_record(wrong)
+    assert _good_or_failed([bad, right]) == [right]
+    assert compare(right, bad).verdict == "no interval"
     sizes = [copy.deepcopy(good) for _ in range(3)]
     for size, record in enumerate(sizes, start=1):
         for settings in (record["trial"]["settings"], record["trial"]["effective"]):
             settings["batch_size"] = 2**size
-    (plot,) = sweeps([*sizes[:2], with_check(sizes[2], "fail", rate=1e9)])
+    (plot,) = sweeps([parse_record(one) for one in (*sizes[:2], with_check(sizes[2], "fail", rate=1e9))])
     assert plot.x_values == ["2", "4"]

@@ -30,7 +30,7 @@ from prony.study.study_file import load_study
 from prony_node.contract import files
 from prony_node.contract.digits import is_digits
 from prony_node.contract.errors import RequestError
-from prony_node.contract.record import using, validate_record
+from prony_node.contract.record import accept_record, parse_record, using
 from prony_node.data.text_files import MOST_GROWTH, _read, growth, load_tokenizer
 from prony_node.workloads import find_workload
 from prony_node.workloads.weights import read_weights
@@ -83,7 +83,7 @@ def pair(text: str, where: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("where", ["value", "name", "unit"])
 @pytest.mark.parametrize("text", HOSTILE)
 def test_no_text_of_a_record_runs_in_a_report_or_stops_it(text: str, where: str) -> None:
-    page = report_text(pair(text, where))
+    page = report_text([parse_record(one) for one in pair(text, where)])
     assert Page(page).found == []
     assert "default-src 'none'" in page
     assert "<svg" in page
@@ -100,7 +100,7 @@ def test_a_plot_that_cannot_be_drawn_is_a_sentence(monkeypatch: pytest.MonkeyPat
         raise ValueError("Expression parse error")
 
     monkeypatch.setattr(plots.vl_convert, "vegalite_to_svg", fail)
-    assert "This plot is left out" in report_text(pair("host", "value"))
+    assert "This plot is left out" in report_text([parse_record(one) for one in pair("host", "value")])
 
 
 # --- numbers ---
@@ -266,7 +266,7 @@ def test_an_edited_record_is_judged_drawn_or_refused(data: st.DataObject) -> Non
             if isinstance(one[part], dict) and one[part]:
                 replace_in(one[part], data)
         try:
-            by_hash[trial.hash] = [validate_record(one)]
+            by_hash[trial.hash] = [accept_record(one)]
         except RequestError:
             continue
     known = StudyResults(trials, by_hash)

@@ -159,6 +159,7 @@ def a_job() -> str:
 
 
 RECORD = RECORDS[0].read_text(encoding="utf-8")
+REPLAYED = parse_record(json.loads(RECORD))
 PLAN = Plan("gpt-tiny-1", Trial("gpt-tiny", {}))
 GONE = {"role": "supervisor", **identify(), "start_ticks": 1}  # another process has its number now
 LEFT = {files.PLAN: json.dumps(PLAN.to_json()), files.SUPERVISOR: json.dumps(GONE), files.RESULT: "{}",
@@ -228,14 +229,14 @@ PARSERS = (
     Parser("prony/report/series.py _read", of_file("power.csv", series._read, {files.POWER: POWER}),
            SAMPLES, ()),
     Parser("prony/report/series.py _read", of_file("power.json", series._read), POWER, ()),
-    Parser("prony/report/series.py _read_blocks", of_file("steps.csv", lambda folder: read_series(folder, {})),
+    Parser("prony/report/series.py _read_blocks", of_file("steps.csv", lambda folder: read_series(folder, REPLAYED)),
            SERIES, ()),
     Parser("prony/store/anchors.py read_anchors",
            of_file("a.json", lambda folder: anchors.read_anchors(folder.parent), folder="anchors"), ANCHORS, ()),
     Parser("prony/store/query.py parse_number", parse_number, "1.5e3", ()),
     Parser("prony/store/rows.py _document", _document, '{"batch_size": 4}'),
     Parser("prony/analysis/compare.py _hours_apart",
-           lambda text: _hours_apart({"started": text}, {"started": "2026-01-01T00:00:00+00:00"}), "2026-01-01", ()),
+           lambda text: _hours_apart(text, "2026-01-01T00:00:00+00:00"), "2026-01-01", ()),
     Parser("prony/engine/history.py seen_of", lambda text: seen_of(a_run(text)), "2026-01-01T00:00:00+00:00", ()),
     Parser("prony/store/rows.py _read_record", of_file("record.json", read_row), RECORD),
     Parser("prony/store/tabular.py read_csv", of_file("a.csv", lambda folder: list(tabular.read_csv(folder / "a.csv"))),

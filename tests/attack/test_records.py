@@ -35,7 +35,7 @@ from prony.store.tables import detail_table, run_table
 from prony.store.tabular import cell, without_mark
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
-from prony_node.contract.record import PLAUSIBLE, using, validate_record
+from prony_node.contract.record import PLAUSIBLE, accept_record, parse_record, using, validate_record
 from prony_node.contract.run_folder import MANIFEST_ALONE, NO, SUPERVISOR, UNVERIFIED, YES, write_manifest
 
 REPLAY = Path(__file__).parents[1] / "replay" / "records"
@@ -160,11 +160,12 @@ ANYTHING = st.one_of(
 )  # fmt: skip
 
 
-def uses(record: Record) -> list[Callable[[], object]]:
+def uses(document: Record) -> list[Callable[[], object]]:
     """What makes figures from a record."""
+    record = parse_record(document)
     return [
         lambda: print_record(make_console(), record, Path("/nowhere")),
-        lambda: compare([record], [read(OTHER)], []),
+        lambda: compare([record], [parse_record(read(OTHER))], []),
         lambda: page_of([Entry(record, None)]),
     ]
 
@@ -198,7 +199,7 @@ def test_a_record_that_was_changed_anywhere_never_gives_a_traceback(changes: lis
             continue  # another change took its place away
     try:
         record = validate_record(record)
-        row_of_record("x", record)
+        row_of_record("x", parse_record(record))
     except RequestError:
         return
     except UNREADABLE:  # what a scan skips and reports
@@ -286,7 +287,7 @@ def test_no_value_that_a_record_lacks_gives_a_row_that_the_index_refuses(is_gone
         if is_gone:
             del inner[path[-1]]
         try:
-            row = row_of_record("x", validate_record(record))
+            row = row_of_record("x", accept_record(record))
         except UNREADABLE:  # what a scan skips and reports
             continue
         given += 1
@@ -332,10 +333,10 @@ def test_a_record_with_texts_without_end_does_not_fill_the_index() -> None:
     """Thousands of rows are in memory at once while an index is made."""
     record = read(GOOD)
     record["failure"], record["status"] = {"kind": "exception", "message": "x" * 10**7}, "failed"
-    assert len(row_of_record("x", validate_record(record)).detail["failure_message"]) < 10**5
+    assert len(row_of_record("x", accept_record(record)).detail["failure_message"]) < 10**5
     record["trial"]["settings"] |= {f"name{number}": number for number in range(50_000)}
     with pytest.raises(RequestError, match="more than"):
-        row_of_record("x", validate_record(record))
+        row_of_record("x", accept_record(record))
 
 
 @pytest.fixture
@@ -552,4 +553,4 @@ def test_an_unverified_run_is_called_so_and_not_changed(root: Path, tmp_path: Pa
 def test_a_check_cannot_fake_a_line_of_a_comparison() -> None:
     edited = read(GOOD)
     edited["checks"].append({"name": "levels", "level": "warn", "message": "two\nB is faster"})
-    assert all("\n" not in doubt for doubt in compare(read(OTHER), edited).doubts)
+    assert all("\n" not in doubt for doubt in compare(parse_record(read(OTHER)), parse_record(edited)).doubts)

@@ -62,7 +62,9 @@ def read(end: str) -> dict[str, Any]:
 
 def everything(console: CleanConsole, text: str) -> None:
     """All that shows records, and all that shows progress, with this text in it."""
-    good, other, failed = (poisoned(copy.deepcopy(read(end)), text) for end in ("d00001", "c00000", "b00f07"))
+    good, other, failed = (
+        parse_record(poisoned(copy.deepcopy(read(end)), text)) for end in ("d00001", "c00000", "b00f07")
+    )
     for record in (good, failed):
         print_record(console, record, Path(f"/runs/{text}"))
     console.print(results_table([good, failed], width=100))

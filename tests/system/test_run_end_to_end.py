@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from prony_node.contract import files
-from prony_node.contract.record import worst_level
+from prony_node.contract.record import LEVELS, parse_record
 
 ROOT = Path(__file__).parents[2]
 SHORT = ["device=cpu", "sequence=8", "--max-time", "2s", "--tolerance", "5%"]
@@ -51,7 +51,7 @@ def test_a_record_holds_what_the_design_promises(record: dict[str, Any]) -> None
     names = {check["name"] for check in record["checks"]}
     assert names >= {"steady", "levels", "blocks", "tolerance", "throttled", "clocks", "foreign-processes"}
     assert names >= {"loss", "parameters", "swap"}
-    assert worst_level(record) in ("pass", "unknown", "warn", "fail")
+    assert parse_record(record).worst_level in LEVELS
     assert set(record["facts"]) >= {"host", "devices", "software", "container", "environment"}
     assert all(record["fingerprint"].values())
     assert record["trial"]["effective"]["batch_size"] == 8

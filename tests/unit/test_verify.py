@@ -187,7 +187,7 @@ FORGED: dict[str, Edit] = {
     "status of record.json": lambda record: record.update(status="failed", failure=make_failure("lost", "gone")),
     "stop of record.json": lambda record: record["stop"].update(reason="tolerance"),
     "repeat of record.json": lambda record: record.update(repeat=3),
-    "learning of record.json": lambda record: record.update(learning={"reached": True}),
+    "learning of record.json": lambda record: record.update(learning={"reached": {"epoch": 3}}),
     "metrics.throughput.low is no number": lambda record: record["metrics"]["throughput"].update(low="much"),
 }
 

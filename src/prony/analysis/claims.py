@@ -19,7 +19,7 @@ from prony.analysis.published_tables import (
     said,
     total,
 )
-from prony.analysis.settings import Record, settings_of
+from prony.analysis.settings import settings_of
 from prony.analysis.variation import Repeat, repeats_of
 from prony.catalog.published import (
     ACCURACY,
@@ -36,6 +36,7 @@ from prony.catalog.published import (
 )
 from prony_node.contract.errors import RequestError
 from prony_node.contract.parallel import all_devices
+from prony_node.contract.record import Record
 from prony_node.contract.trial import Trial
 from prony_node.stats import between_run
 
@@ -188,14 +189,14 @@ def _of_one_machine(claim: ClaimSpec, chosen: Mapping[str, _Chosen]) -> dict[str
     for name, one in chosen.items():
         alike = [chosen[other] for other, cell in claim.cells.items() if cell.on == claim.cells[name].on]
         every = [record for other in alike for record in other.records]
-        newest = max(every, key=lambda record: str(record.get("started") or ""), default=None)
+        newest = max(every, key=lambda record: record.started or "", default=None)
         mine = tuple(record for record in one.records if newest is not None and _machine(record) == _machine(newest))
         kept[name] = replace(one, records=mine, why=one.why or (None if mine else OTHER_MACHINE))
     return kept
 
 
-def _machine(record: Record) -> Any:
-    return (record.get("fingerprint") or {}).get("machine")
+def _machine(record: Record) -> str | None:
+    return record.fingerprint.machine
 
 
 def _value(ratio: Ratio, claim: ClaimSpec, chosen: Mapping[str, _Chosen], pool: Sequence[Repeat]) -> Value:
@@ -279,7 +280,7 @@ def _calibrated(found: Value, over: Sequence[Record], under: Sequence[Record]) -
 
 
 def _sensors(records: Sequence[Record]) -> set[str]:
-    return {str(one.get("uuid")) for record in records for one in record["facts"].get("devices") or ()}
+    return {str(device.uuid) for record in records for device in record.devices}
 
 
 def _log_width(side: Value) -> float:
@@ -310,11 +311,11 @@ def _of_record(record: Record, claim: ClaimSpec) -> Value:
     if wrong := energy_fails(record):
         return Value(None, why=f"failed check: {', '.join(wrong)}")
     name = METRIC_NAMES[metric]
-    stated: dict[str, Any] = record["metrics"].get(name) or {}
-    if not stated.get("value") or stated["value"] < 0.0:
-        return Value(None, why=str(stated.get("reason") or f"the record has no {name}"))
+    stated = record.value(name)
+    if not stated or stated < 0.0:
+        return Value(None, why=record.reason(name) or f"the record has no {name}")
     share = all_devices(settings_of(record)) if metric == POWER else 1
-    return Value(stated["value"] / share)
+    return Value(stated / share)
 
 
 def _first_epoch(record: Record, samples: int) -> Value:
@@ -331,10 +332,11 @@ def _accuracy(record: Record) -> Value:
     if not found.value:
         return Value(None, why=found.why or "the accuracy is 0")
     is_reported = str(settings_of(record).get("report_at_epochs")) == "10"
-    is_last = record["learning"]["curve"][-1].get("epoch") == 10
+    curve = (record.learning.curve if record.learning is not None else None) or ()
+    is_last = bool(curve) and curve[-1].epoch == 10
     name = "quality_at_epochs" if is_reported else "quality" if is_last else ""
-    stated: dict[str, Any] = record["metrics"].get(name) or {}
-    return Value(found.value, stated.get("low"), stated.get("high"))
+    stated = record.metrics.get(name)
+    return Value(found.value, stated.low, stated.high) if stated is not None else Value(found.value)
 
 
 def _own(ratio: Ratio, claim: ClaimSpec) -> Value | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -12,7 +12,6 @@ from prony.analysis.settings import (
     DRAWN,
     Difference,
     FactDifferences,
-    Record,
     cache_states,
     fact_differences,
     questions,
@@ -20,7 +19,7 @@ from prony.analysis.settings import (
     settings_of,
     word,
 )
-from prony.analysis.summary import learning_of, quality_of
+from prony.analysis.summary import how_changed, is_unverified, learning_of, quality_of
 from prony.analysis.variation import (
     NORMAL,
     OWN,
@@ -34,8 +33,9 @@ from prony.analysis.variation import (
 )
 from prony.catalog import COMPUTES_AS
 from prony_node.contract.errors import RequestError
-from prony_node.contract.record import PLAUSIBLE, failed_checks, is_possible_rate, rate_fails
-from prony_node.contract.run_folder import UNCHANGED, how_changed, is_unverified
+from prony_node.contract.record import PLAUSIBLE, Metric, Record, is_possible_rate
+from prony_node.contract.run_folder import UNCHANGED
+from prony_node.contract.settings import Value
 from prony_node.stats import RatioInterval, difference_interval, mean_interval, paired_ratio, t_quantile
 
 HIGHER, LOWER, SAME_QUALITY, UNKNOWN_QUALITY, QUALITY_NOT_COMPARABLE = (
@@ -105,11 +105,11 @@ def compare_quality(ours: Sequence[Record], theirs: Sequence[Record]) -> Quality
 
 def _hindrance(ours: Sequence[Record], theirs: Sequence[Record]) -> str | None:
     for record in (*ours, *theirs):
-        failed = failed_checks(record)
+        failed = record.failed_checks
         if UNCHANGED in failed:
-            return f"{record['id']} was {how_changed(record)}"
+            return f"{record.id} was {how_changed(record)}"
         if PLAUSIBLE in failed:
-            return f"the record of {record['id']} cannot be true (check {PLAUSIBLE})"
+            return f"the record of {record.id} cannot be true (check {PLAUSIBLE})"
     for name, side in (("A", ours), ("B", theirs)):
         if any(quality_of(record) is None for record in side):
             return f"not every run of side {name} has a quality"
@@ -124,8 +124,7 @@ def _hindrance(ours: Sequence[Record], theirs: Sequence[Record]) -> str | None:
 
 
 def _fingerprint(record: Record) -> str | None:
-    data = record.get("data")
-    return word(data.get("fingerprint")) if isinstance(data, dict) else None
+    return word(record.data.fingerprint) if record.data is not None else None
 
 
 def _scores(records: Sequence[Record]) -> list[str]:
@@ -277,11 +276,11 @@ def compare(
     mixed = _not_repeats(ours, "A") or _not_repeats(theirs, "B")
     reason = _no_rate(ours, "A") or _no_rate(theirs, "B") or mixed or _different_units(side_a, side_b)
     pairs = None if reason else _pairs(ours, theirs, paired)
-    parts: dict[str, Any] = {"verdict": NOT_COMPARABLE, "reason": reason} if reason else _ratio(side_a, side_b, pairs)
+    found = _Ratio(NOT_COMPARABLE, reason) if reason else _ratio(side_a, side_b, pairs)
     failed = _failed_checks([*ours, *theirs])
     unsure = [] if reason else [text for records in (ours, theirs) for text in _unsure(records)]
     if not reason and (failed or unsure):  # a run that stopped training is fast
-        parts |= {"verdict": UNKNOWN, "reason": "; ".join([*failed, *unsure]), "ratio_low": None, "ratio_high": None}
+        found = replace(found, verdict=UNKNOWN, reason="; ".join([*failed, *unsure]), ratio_low=None, ratio_high=None)
     return Comparison(
         a=side_a,
         b=side_b,
@@ -293,7 +292,7 @@ def compare(
         doubts=_doubts(ours, theirs) + (_one_order(ours, theirs) if paired and pairs else []),
         failed_checks=failed,
         quality=None if mixed else compare_quality(ours, theirs),
-        **parts,
+        **vars(found),
     )
 
 
@@ -313,11 +312,11 @@ def slowdown(comparison: Comparison, threshold: float) -> bool | None:
 
 
 def _failed_checks(records: Sequence[Record]) -> list[str]:
-    return [_failed_check(record, name) for record in records for name in rate_fails(record)]
+    return [_failed_check(record, name) for record in records for name in record.rate_fails]
 
 
 def _failed_check(record: Record, name: str) -> str:
-    return f"{record['id']} " + (f"was {how_changed(record)}" if name == UNCHANGED else f"failed its check {name}")
+    return f"{record.id} " + (f"was {how_changed(record)}" if name == UNCHANGED else f"failed its check {name}")
 
 
 def _unsure(records: Sequence[Record]) -> list[str]:
@@ -325,27 +324,26 @@ def _unsure(records: Sequence[Record]) -> list[str]:
     if len(records) > 1:
         return []
     return [
-        f"{record['id']} is one run with too few independent blocks of steps: repeat it"
+        f"{record.id} is one run with too few independent blocks of steps: repeat it"
         for record in records
-        for check in record["checks"]
-        if check["name"] == "blocks" and check["level"] == "warn"
+        for check in record.checks
+        if check.name == "blocks" and check.level == "warn"
     ]
 
 
 def side(records: Sequence[Record], pool: Iterable[Repeat] = (), others: Sequence[Record] = ()) -> Side:
     """What one or more runs say about the rate, as another run of the same trial would."""
-    ids = [record["id"] for record in records]
-    rates = [record["metrics"].get("throughput") or {} for record in records]
-    unit = next((rate["unit"] for rate in rates if rate.get("unit")), None)
-    values = [rate.get("value") for rate in rates]
-    known = [float(value) for value in values if value is not None and value > 0.0]
+    ids = [record.id for record in records]
+    rates = [rate for record in records if (rate := record.metrics.get("throughput")) is not None]
+    unit = next((rate.unit for rate in rates if rate.unit), None)
+    known = [float(rate.value) for rate in rates if rate.value is not None and rate.value > 0.0]
     if len(known) < len(records):
         return Side(ids, None, None, None, unit, "none")
     errors = [_standard_error(rate) for rate in rates]
     if len(records) == 1:
         if errors[0] is None:
             return Side(ids, known[0], None, None, unit, "none")
-        one = repeats_of([records[0] | {"status": "ok"}])[0]  # an interrupted run may be compared too
+        one = repeats_of([replace(records[0], status="ok", failure=None)])[0]  # an interrupted run may be compared too
         variation = borrowed_variation(one, errors[0], pool, repeats_of(others))
     else:
         squares = [error**2 for error in errors if error is not None]
@@ -386,9 +384,9 @@ def _welch(sides: Sequence[tuple[Variation, int]]) -> float:
     return t_quantile(0.975, degrees) * math.sqrt(total)
 
 
-def _standard_error(rate: dict[str, Any]) -> float | None:
+def _standard_error(rate: Metric) -> float | None:
     """Of a run by itself, relative; None where its record has no interval."""
-    low, high = rate.get("low"), rate.get("high")
+    low, high = rate.low, rate.high
     if low is None or high is None or low <= 0.0 or high < low:
         return None
     return 0.5 * math.log(high / low) / NORMAL
@@ -400,7 +398,9 @@ def _pairs(ours: list[Record], theirs: list[Record], paired: bool | None) -> tup
         return None
     if paired is None:
         ours, theirs = ([*sorted(records, key=_started)] for records in (ours, theirs))
-    rates = [[float(record["metrics"]["throughput"]["value"]) for record in records] for records in (ours, theirs)]
+    rates = [
+        [rate for record in records if (rate := record.value("throughput")) is not None] for records in (ours, theirs)
+    ]
     return rates[0], rates[1]
 
 
@@ -411,7 +411,7 @@ def _were_interleaved(ours: list[Record], theirs: list[Record]) -> bool:
     """
     if len(ours) != len(theirs) or len(ours) < PAIRS_TO_PAIR:
         return False
-    places = {(record.get("fingerprint") or {}).get("machine") for record in (*ours, *theirs)}
+    places = {record.fingerprint.machine for record in (*ours, *theirs)}
     marked = sorted([(_started(record), "A") for record in ours] + [(_started(record), "B") for record in theirs])
     order = "".join(name for _, name in marked)
     return (
@@ -434,11 +434,11 @@ def _one_order(ours: list[Record], theirs: list[Record]) -> list[str]:
 
 
 def _started(record: Record) -> str:
-    return str(record.get("started") or "")
+    return record.started or ""
 
 
 def _as_list(records: Record | Sequence[Record]) -> list[Record]:
-    return [records] if isinstance(records, dict) else list(records)
+    return [records] if isinstance(records, Record) else list(records)
 
 
 def _settings(ours: list[Record], theirs: list[Record]) -> list[Difference]:
@@ -457,7 +457,7 @@ def _facts(ours: list[Record], theirs: list[Record], settings: list[Difference])
     return facts
 
 
-def _drawn(records: list[Record], name: str) -> Any:
+def _drawn(records: list[Record], name: str) -> Value | None:
     values = {str(value): value for value in (settings_of(record).get(name) for record in records)}
     return next(iter(values.values())) if len(values) == 1 else ", ".join(sorted(values, key=_by_size))
 
@@ -476,17 +476,16 @@ def _question(asked: list[str]) -> tuple[str | None, list[str]]:
 def _no_rate(records: list[Record], name: str) -> str | None:
     """Why this side has no rate to compare."""
     for record in records:
-        rate = record["metrics"].get("throughput") or {}
-        if record["status"] == "failed":
-            failure = record["failure"]
-            return f"{record['id']} failed ({failure['kind']}: {failure['message']})"
-        if rate.get("value") is None:
-            return f"{record['id']} has no rate: {rate.get('reason') or 'it was not measured'}"
-        if not is_possible_rate(rate["value"], rate.get("low"), rate.get("high")):
-            return f"the rate of {record['id']} cannot be true (check {PLAUSIBLE})"
-        if rate["value"] == 0.0:
-            return f"the rate of {record['id']} is 0"
-    if len({(record["metrics"]["throughput"]["unit"]) for record in records}) > 1:
+        rate, failure = record.metric("throughput"), record.failure
+        if record.status == "failed" and failure is not None:
+            return f"{record.id} failed ({failure.kind}: {failure.message})"
+        if rate is None or rate.value is None:
+            return f"{record.id} has no rate: {record.reason('throughput') or 'it was not measured'}"
+        if not is_possible_rate(rate.value, rate.low, rate.high):
+            return f"the rate of {record.id} cannot be true (check {PLAUSIBLE})"
+        if rate.value == 0.0:
+            return f"the rate of {record.id} is 0"
+    if len({record.metrics["throughput"].unit for record in records}) > 1:
         return f"the runs of side {name} count in different units"
     return None
 
@@ -506,11 +505,26 @@ def _different_units(a: Side, b: Side) -> str | None:
     return f"A counts {a.unit} and B counts {b.unit}: there is no ratio of the two"
 
 
-def _ratio(a: Side, b: Side, pairs: tuple[list[float], list[float]] | None) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Ratio:
+    """The verdict of a comparison, with the ratio behind it."""
+
+    verdict: str
+    reason: str | None
+    method: str | None = None
+    ratio: float | None = None
+    saved: float | None = None
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    saved_low: float | None = None
+    saved_high: float | None = None
+
+
+def _ratio(a: Side, b: Side, pairs: tuple[list[float], list[float]] | None) -> _Ratio:
     """The verdict, with the ratio behind it."""
     if a.rate is None or b.rate is None:
-        return {"verdict": NOT_COMPARABLE, "reason": None}
-    point = {"ratio": b.rate / a.rate, "saved": 1.0 - a.rate / b.rate}
+        return _Ratio(NOT_COMPARABLE, None)
+    ratio, saved = b.rate / a.rate, 1.0 - a.rate / b.rate
     if pairs is not None:
         method, found, reason = PAIRED, paired_ratio(*pairs), "fewer than three pairs decide nothing"
         if found is not None and found.high / found.low < 1.0 + SAME_TO_THE_LAST_DIGIT:
@@ -519,17 +533,11 @@ def _ratio(a: Side, b: Side, pairs: tuple[list[float], list[float]] | None) -> d
         method = WELCH if min(len(a.runs), len(b.runs)) > 1 else BORROWED
         found, reason = rate_ratio(b, a), "without intervals nothing says whether that is chance"
     if found is None:
-        return {"verdict": UNKNOWN, "reason": reason, "method": method, **point}
-    return {
-        "verdict": FASTER if found.low > 1.0 else SLOWER if found.high < 1.0 else SAME,
-        "reason": None,
-        "method": method,
-        **point,
-        "ratio_low": found.low,
-        "ratio_high": found.high,
-        "saved_low": 1.0 - 1.0 / found.low,
-        "saved_high": 1.0 - 1.0 / found.high,
-    }
+        return _Ratio(UNKNOWN, reason, method, ratio, saved)
+    verdict = FASTER if found.low > 1.0 else SLOWER if found.high < 1.0 else SAME
+    return _Ratio(
+        verdict, None, method, ratio, saved, found.low, found.high, 1.0 - 1.0 / found.low, 1.0 - 1.0 / found.high
+    )
 
 
 def _doubts(ours: list[Record], theirs: list[Record]) -> list[str]:
@@ -542,13 +550,13 @@ def _doubts(ours: list[Record], theirs: list[Record]) -> list[str]:
         if len(states := cache_states(records)) > 1:
             found.append(f"the runs of side {name} had different compile caches: {' and '.join(states)}")
         for record in records:
-            if record["status"] == "interrupted":
-                found.append(f"{record['id']} was interrupted before it had seen enough")
-            for check in record["checks"]:
-                if check["level"] in ("warn", "fail"):
-                    message = " ".join(str(check.get("message", "")).split())
-                    found.append(f"{record['id']}: {check['name']} {check['level']}: {message}")
-    unverified = [str(record["id"]) for record in (*ours, *theirs) if is_unverified(record)]
+            if record.status == "interrupted":
+                found.append(f"{record.id} was interrupted before it had seen enough")
+            for check in record.checks:
+                if check.level in ("warn", "fail"):
+                    message = " ".join(check.message.split())
+                    found.append(f"{record.id}: {check.name} {check.level}: {message}")
+    unverified = [record.id for record in (*ours, *theirs) if is_unverified(record)]
     if unverified:
         found.append(f"unverified, since there is no manifest to check the record against: {', '.join(unverified)}")
     return found
@@ -584,24 +592,25 @@ def share_of_ceiling(record: Record, ceiling: Record, pool: Sequence[Repeat] = (
 
     Both are single runs: they take the variation between runs from `pool`, the good runs of the store.
     """
-    unit = (ceiling["metrics"].get("throughput_per_device") or {}).get("unit")
+    counted = ceiling.metrics.get("throughput_per_device")
+    unit = counted.unit if counted is not None else None
     if unit is not None and unit != UNIT:
-        raise RequestError(f"{ceiling['id']} counts {unit}: a run's FLOP/s have a ceiling in gemm, conv or attention")
+        raise RequestError(f"{ceiling.id} counts {unit}: a run's FLOP/s have a ceiling in gemm, conv or attention")
     flops = _flops_per_unit(record)
     rate, reached = _rate(record), _rate(ceiling)
-    device = _same("device", _device(record), _device(ceiling), record, ceiling)
+    device = _same("device", record.device.name, ceiling.device.name, record, ceiling)
     precision = _same("precision", _precision(record), _precision(ceiling), record, ceiling)
-    share = flops * float(rate["value"]) / float(reached["value"])
+    share = flops * rate / reached
     found = rate_ratio(side([record], pool), side([ceiling], pool))
     low, high = (share * found.low / found.ratio, share * found.high / found.ratio) if found else (None, None)
     return CeilingShare(
-        run=record["id"],
-        ceiling_run=ceiling["id"],
-        ceiling=ceiling["trial"]["workload"],
+        run=record.id,
+        ceiling_run=ceiling.id,
+        ceiling=ceiling.trial.workload,
         device=device,
         precision=precision,
-        achieved=flops * float(rate["value"]),
-        reached=float(reached["value"]),
+        achieved=flops * rate,
+        reached=reached,
         share=share,
         low=low,
         high=high,
@@ -609,28 +618,25 @@ def share_of_ceiling(record: Record, ceiling: Record, pool: Sequence[Repeat] = (
     )
 
 
-def _rate(record: Record) -> dict[str, Any]:
-    rate: dict[str, Any] = record["metrics"].get("throughput_per_device") or {}
-    if not rate.get("value"):
-        failure = (record.get("failure") or {}).get("message")
-        raise RequestError(f"{record['id']} has no rate: {failure or rate.get('reason') or 'it was not measured'}")
-    if not is_possible_rate(rate["value"], rate.get("low"), rate.get("high")):
-        raise RequestError(f"the rate of {record['id']} cannot be true (check {PLAUSIBLE})")
-    return rate
+def _rate(record: Record) -> float:
+    rate = record.metric("throughput_per_device")
+    if rate is None or not rate.value:
+        failure = record.failure.message if record.failure is not None else None
+        reason = failure or record.reason("throughput_per_device") or "it was not measured"
+        raise RequestError(f"{record.id} has no rate: {reason}")
+    if not is_possible_rate(rate.value, rate.low, rate.high):
+        raise RequestError(f"the rate of {record.id} cannot be true (check {PLAUSIBLE})")
+    return float(rate.value)
 
 
 def _flops_per_unit(record: Record) -> float:
     """FLOP of one image or token: counted a sample, and a sample has several tokens."""
-    counted = record["metrics"].get("flops_per_sample") or {}
-    work = record["work"]
-    if not counted.get("value") or not work.get("units") or not work.get("samples"):
-        raise RequestError(f"{record['id']} has no count of FLOP: {counted.get('reason') or 'it was not measured'}")
-    return float(counted["value"]) * float(work["samples"]) / float(work["units"])
-
-
-def _device(record: Record) -> str | None:
-    devices = record["facts"].get("devices") or [{}]
-    return devices[0].get("name")
+    counted, work = record.value("flops_per_sample"), record.work
+    if not counted or not work.units or not work.samples:
+        raise RequestError(
+            f"{record.id} has no count of FLOP: {record.reason('flops_per_sample') or 'it was not measured'}"
+        )
+    return counted * work.samples / work.units
 
 
 def _precision(record: Record) -> str | None:
@@ -640,10 +646,10 @@ def _precision(record: Record) -> str | None:
 
 def _same(what: str, ours: str | None, theirs: str | None, record: Record, ceiling: Record) -> str:
     if ours is None or theirs is None:
-        raise RequestError(f"the {what} of {record['id'] if ours is None else ceiling['id']} is not in its record")
+        raise RequestError(f"the {what} of {record.id if ours is None else ceiling.id} is not in its record")
     if ours != theirs:
         raise RequestError(
-            f"{record['id']} and {ceiling['id']} differ in {what}: {ours} and {theirs}; measure the ceiling there too"
+            f"{record.id} and {ceiling.id} differ in {what}: {ours} and {theirs}; measure the ceiling there too"
         )
     return ours
 
@@ -654,27 +660,27 @@ def _share_doubts(record: Record, ceiling: Record, share: float) -> list[str]:
         found.append("more than the ceiling: it was not one for this run, or a count is wrong")
     if _identity(record) != _identity(ceiling):
         found.append("the ceiling was measured on another device of this kind")
-    apart = _hours_apart(record, ceiling)
+    apart = _hours_apart(record.started, ceiling.started)
     if apart is None or apart > HOURS_APART:
         when = "at an unknown time" if apart is None else f"{apart:.0f} hours apart"
         found.append(f"the ceiling was measured {when}")
     found += [
-        f"{one['id']}: {check['name']}: {check.get('message', '')}"
+        f"{one.id}: {check.name}: {check.message}"
         for one in (record, ceiling)
-        for check in one["checks"]
-        if check["level"] == "fail"
+        for check in one.checks
+        if check.level == "fail"
     ]
     return found
 
 
-def _identity(record: Record) -> tuple[Any, Any]:
+def _identity(record: Record) -> tuple[str | None, str | None]:
     """Which device of its kind, and of which machine: a CPU has no number of its own."""
-    return record["facts"]["devices"][0].get("uuid"), record["fingerprint"].get("machine")
+    return record.device.uuid, record.fingerprint.machine
 
 
-def _hours_apart(record: Record, ceiling: Record) -> float | None:
+def _hours_apart(started: str | None, other: str | None) -> float | None:
     try:
-        ours, theirs = (datetime.fromisoformat(one["started"]) for one in (record, ceiling))
+        ours, theirs = (datetime.fromisoformat(one or "") for one in (started, other))
         return abs((ours - theirs).total_seconds()) / 3600.0
-    except (KeyError, TypeError, ValueError):
+    except (TypeError, ValueError):  # no time, or one of them without its zone
         return None

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
 
-from prony.analysis.settings import Difference, Record, settings_of
+from prony.analysis.settings import Difference, settings_of
 from prony.catalog.published import PublishedFigure, Selection
 from prony_node.contract.parallel import all_devices, devices_of_model
+from prony_node.contract.record import Record
 
 SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 EPOCHS = "epochs"  # a ratio of this kind says how many of our epochs a published time would hold
@@ -50,13 +50,12 @@ def measured(metric: str, asked: Asked) -> ComparableValue:
 
 
 def _value(record: Record, name: str) -> tuple[float | None, str | None]:
-    metric: dict[str, Any] = record["metrics"].get(name) or {}
-    if metric.get("value") is None:
-        return None, str(metric.get("reason") or f"the record has no {name}")
-    value = float(metric["value"])
+    value = record.value(name)
+    if value is None:
+        return None, record.reason(name) or f"the record has no {name}"
     if value <= 0.0 and name in POSITIVE:
         return None, f"the record has {value:g} as {name}"
-    return value, None
+    return float(value), None
 
 
 def _rate(asked: Asked) -> ComparableValue:
@@ -127,9 +126,9 @@ def _first_epoch(asked: Asked) -> ComparableValue:
     samples = _samples(asked)
     if rate is None or cold_s is None or samples is None:
         return ComparableValue(None, why or no_cold or "the size of the data set is not stated")
-    first = int((asked.record["phases"].get("cold_start") or {}).get("steps") or 0)
-    work = asked.record["work"]
-    done = first * work["units"] / work["steps"] if work.get("steps") else 0.0
+    cold, work = asked.record.phases.get("cold_start"), asked.record.work
+    first = int((cold.steps if cold is not None else None) or 0)
+    done = first * (work.units or 0.0) / work.steps if work.steps else 0.0
     return ComparableValue(samples / (cold_s + max(0.0, samples - done) / rate))
 
 
@@ -169,7 +168,7 @@ def _energy(asked: Asked) -> ComparableValue:
     work, why = _value(asked.record, "samples_per_wh")
     if work is None:
         return ComparableValue(None, why)
-    unit = f"Wh per million {asked.record.get('unit') or 'samples'}"
+    unit = f"Wh per million {asked.record.unit or 'samples'}"
     return ComparableValue(MILLION / work, "the length of the published runs is not stated", None, unit)
 
 
@@ -195,16 +194,16 @@ def _efficiency(asked: Asked) -> ComparableValue:
 
 
 def _accuracy(asked: Asked) -> ComparableValue:
-    quality = asked.record["metrics"].get("quality") or {}
-    if quality.get("value") is None or quality.get("unit") != "accuracy":
+    quality, learning = asked.record.metric("quality"), asked.record.learning
+    if quality is None or quality.unit != "accuracy":
         return ComparableValue(
             None, "nothing was learned from a data set: give it, as data=PATH epochs=100 report_at_epochs=10"
         )
-    curve = (asked.record.get("learning") or {}).get("curve") or []
-    tenth = next((point for point in curve if point.get("epoch") == 10), None)
+    curve = (learning.curve if learning is not None else None) or ()
+    tenth = next((point.score("accuracy") for point in curve if point.epoch == 10), None)
     if tenth is None:
         return ComparableValue(None, "the run had no tenth epoch: give epochs=100 report_at_epochs=10")
-    return ComparableValue(float(tenth["accuracy"]))
+    return ComparableValue(float(tenth))
 
 
 def _gap(asked: Asked) -> ComparableValue:
@@ -213,7 +212,7 @@ def _gap(asked: Asked) -> ComparableValue:
 
 def _split(asked: Asked, name: str) -> ComparableValue:
     value, why = _value(asked.record, name)
-    if name not in asked.record["metrics"]:
+    if name not in asked.record.metrics:
         why = "no test split was answered: give one, as data=PATH epochs=1 weights=PATH"
     return ComparableValue(value, why)
 
@@ -322,10 +321,9 @@ def _of_systems(name: str, text: str, found: Iterable[tuple[PublishedFigure, Seq
 
 
 def device_name(record: Record) -> str:
-    devices = record["facts"].get("devices") or []
-    if devices and devices[0].get("name"):
-        return str(devices[0]["name"])
-    cpu = ((record["facts"].get("host") or {}).get("cpu") or {}).get("model")
+    if record.device.name:
+        return record.device.name
+    cpu = (record.facts.host.get("cpu") or {}).get("model")
     return str(cpu or settings_of(record).get("device", "unknown"))
 
 

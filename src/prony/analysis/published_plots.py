@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from prony.analysis.published_measures import UNITS, Gathered, differences, gather
 from prony.analysis.published_tables import (
@@ -20,10 +20,10 @@ from prony.analysis.published_tables import (
     value_of,
     warnings_of,
 )
-from prony.analysis.settings import DRAWN, Difference, Record, number
+from prony.analysis.settings import DRAWN, Difference, number
 from prony.catalog.published import BARS, HEAT, LINES, PlotSpec, PublishedFigure
 from prony_node.contract.digits import is_digits
-from prony_node.contract.record import OUT_OF_MEMORY
+from prony_node.contract.record import OUT_OF_MEMORY, Record
 from prony_node.contract.trial import Trial
 from prony_node.stats import between_run
 
@@ -262,7 +262,7 @@ def _ours(spec: PlotSpec, metric: str, trial: Trial, figures: Sequence[Published
         return _Found(lost=found.why == OUT_OF_MEMORY or trial.hash in known.beyond_memory)
     good = good_records(known, trial)
     value, low, high = _with_interval(wanted, good)
-    own_unit = found.unit or unit or f"{good[0].get('unit') or 'samples'}/s"
+    own_unit = found.unit or unit or f"{good[0].unit or 'samples'}/s"
     apart = None
     if beside and found.unit is not None:
         apart = Apart(metric, unit, found.unit, wanted.of(good[0]).why or "")
@@ -289,10 +289,12 @@ def _with_interval(wanted: Wanted, records: Sequence[Record]) -> tuple[float, fl
 def _at(record: Record, end: str) -> Record:
     """The record with each metric at an end of its interval, where that is a rate or an amount at all."""
     metrics = {
-        name: {**metric, "value": at} if (at := number((metric or {}).get(end)) or 0.0) > 0.0 else metric
-        for name, metric in record["metrics"].items()
+        name: replace(metric, value=at)
+        if metric.value is not None and (at := getattr(metric, end) or 0.0) > 0.0
+        else metric
+        for name, metric in record.metrics.items()
     }
-    return {**record, "metrics": metrics}
+    return replace(record, metrics=metrics)
 
 
 # --- what series are called ---

@@ -20,11 +20,11 @@ from prony.analysis.published_measures import (
     gather,
     measured,
 )
-from prony.analysis.settings import Difference, Record, settings_of
+from prony.analysis.settings import Difference, settings_of
 from prony.catalog.published import FIELDS, PublishedFigure, Selection, TableSpec
 from prony_node.contract.digits import is_digits
 from prony_node.contract.parallel import all_devices
-from prony_node.contract.record import failed_checks, rate_fails
+from prony_node.contract.record import DataUsed, Record
 from prony_node.contract.trial import Trial
 
 
@@ -223,8 +223,8 @@ def _same_data(figure: PublishedFigure, trial: Trial, known: StudyResults) -> bo
 
 
 def _read(record: Record) -> str:
-    data = record.get("data") or {}
-    return "" if data.get("source") == "generated" else str(data.get("kind"))
+    data = record.data or DataUsed()
+    return "" if data.source == "generated" else str(data.kind)
 
 
 def by_devices(spec: Selection) -> bool:
@@ -283,7 +283,7 @@ def good_records(known: StudyResults, trial: Trial) -> list[Record]:
 
 def is_good(record: Record) -> bool:
     """Whether it counts: a run with a failed check, which may have left out work, would be the fastest of all."""
-    return record["status"] == "ok" and not rate_fails(record)
+    return record.status == "ok" and not record.rate_fails
 
 
 def _ours(spec: TableSpec, figure: PublishedFigure, trial: Trial, known: StudyResults) -> Ours:
@@ -313,7 +313,7 @@ class Wanted:
             one for one in trials if all(said(one, name) in values for name, values in self.spec.baseline.items())
         ]
         records = [record for one in trials for record in good_records(known, one)]
-        rates = [rate for record in records if (rate := record["metrics"]["throughput"].get("value"))]
+        rates = [rate for record in records if (rate := record.value("throughput"))]
         return replace(self, baseline=statistics.median(rates) if rates else None)
 
 
@@ -335,7 +335,7 @@ def value_of(wanted: Wanted, trial: Trial, known: StudyResults) -> Ours:
     values = [one.value for one in found if one.value is not None]
     if not values:
         return Ours(trial, wanted.metric, None, devices=total(trial), why=found[0].why)
-    runs = tuple(str(record["id"]) for record in good)
+    runs = tuple(record.id for record in good)
     return Ours(
         trial, wanted.metric, statistics.median(values), found[0].unit, total(trial), runs,
         half_width=_half_width(good[0], source) if len(good) == 1 and source else None,
@@ -344,24 +344,25 @@ def value_of(wanted: Wanted, trial: Trial, known: StudyResults) -> Ours:
 
 
 def energy_fails(record: Record) -> list[str]:
-    return [name for name in failed_checks(record) if name.startswith("energy")]
+    return [name for name in record.failed_checks if name.startswith("energy")]
 
 
 def warnings_of(record: Record) -> list[str]:
-    return [str(check["name"]) for check in record.get("checks") or () if check["level"] == "warn"]
+    return [check.name for check in record.checks if check.level == "warn"]
 
 
 def _half_width(record: Record, source: str) -> float | None:
     """Half of the interval within one run, as a share of the value."""
-    metric = record["metrics"].get(source) or {}
-    low, high, value = metric.get("low"), metric.get("high"), metric.get("value")
-    return None if low is None or high is None or not value else float((high - low) / 2 / value)
+    metric = record.metric(source)
+    if metric is None or metric.low is None or metric.high is None or not metric.value:
+        return None
+    return (metric.high - metric.low) / 2 / metric.value
 
 
 def failure(record: Record) -> str:
-    if record["status"] == "ok":
-        return f"failed check: {', '.join(rate_fails(record))}"
-    return str(record["failure"]["kind"])
+    if record.failure is None:
+        return f"failed check: {', '.join(record.rate_fails)}"
+    return record.failure.kind
 
 
 def _alone(

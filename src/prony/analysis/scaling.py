@@ -32,10 +32,10 @@ from prony.analysis.scaling_series import (
     rank_paces,
     rank_step_times,
 )
-from prony.analysis.settings import Record, number
 from prony.analysis.variation import Repeat, repeats_of
 from prony_node.contract.digits import counted
-from prony_node.contract.record import LEVELS, rate_fails
+from prony_node.contract.record import LEVELS, Record
+from prony_node.contract.settings import Value
 from prony_node.stats import mean_interval
 
 NO_PACES = "the records do not hold how long each rank takes by itself"
@@ -156,8 +156,8 @@ def _doubts(ratio: ValueInterval, efficiency: ValueInterval) -> list[str]:
 
 def _stragglers(many: Sequence[Record]) -> list[str]:
     """What the runs themselves say of a rank that is late."""
-    found = [check for record in many for check in record["checks"] if check["name"] == "ranks"]
-    said = [str(check.get("message") or "") for check in found if check["level"] in ("warn", "fail")]
+    found = [check for record in many for check in record.checks if check.name == "ranks"]
+    said = [check.message for check in found if check.level in ("warn", "fail")]
     return [said[0] + (f" (and the like in {len(said) - 1} more)" if len(said) > 1 else "")] if said else []
 
 
@@ -275,12 +275,12 @@ def _checks(base: Sequence[Record], many: Sequence[Record]) -> list[str]:
 
 
 def _level(record: Record, name: str) -> int:
-    levels = [check["level"] for check in record["checks"] if check["name"] == name]
+    levels = [check.level for check in record.checks if check.name == name]
     return max((LEVELS.index(level) for level in levels), default=0)
 
 
 def _message(record: Record, name: str) -> str:
-    return next(str(check.get("message") or "") for check in record["checks"] if check["name"] == name)
+    return next(check.message for check in record.checks if check.name == name)
 
 
 def _clocks(base: Sequence[Record], many: Sequence[Record]) -> list[str]:
@@ -302,7 +302,7 @@ def _clocks(base: Sequence[Record], many: Sequence[Record]) -> list[str]:
 
 
 def _has(record: Record, name: str) -> bool:
-    return any(check["name"] == name for check in record["checks"])
+    return any(check.name == name for check in record.checks)
 
 
 def _waiting(base: Sequence[Record], many: Sequence[Record]) -> list[str]:
@@ -319,7 +319,7 @@ def _waiting(base: Sequence[Record], many: Sequence[Record]) -> list[str]:
 
 def _memory(base: Sequence[Record], many: Sequence[Record], kind: str) -> list[str]:
     """A full device, or work that came to fit a cache."""
-    held, room = _most(base, "peak_memory_reserved"), _fact(base, "memory_total_bytes")
+    held, room = _most(base, "peak_memory_reserved"), _memory_bytes(base)
     found = []
     if held is not None and room and held > FULL * room:
         share = f"{held / room:.0%}".replace("%", " %")
@@ -337,23 +337,23 @@ def _memory(base: Sequence[Record], many: Sequence[Record], kind: str) -> list[s
 
 
 def _most(records: Sequence[Record], name: str) -> float | None:
-    values = [number((record["metrics"].get(name) or {}).get("value")) for record in records]
+    values = [record.value(name) for record in records]
     return max((value for value in values if value is not None), default=None)
 
 
-def _fact(records: Sequence[Record], name: str) -> float | None:
-    devices = [device for record in records for device in record["facts"].get("devices") or []]
-    return next((found for device in devices if (found := number(device.get(name))) is not None), None)
+def _memory_bytes(records: Sequence[Record]) -> float | None:
+    stated = (device.memory_total_bytes for record in records for device in record.devices)
+    return next((size for size in stated if size is not None), None)
 
 
 def _cache_bytes(records: Sequence[Record]) -> float | None:
     """The last cache before the device's memory: a GPU's L2, a CPU's L3."""
-    on_device = _fact(records, "l2_cache_bytes")
+    stated = (device.l2_cache_bytes for record in records for device in record.devices)
+    on_device = next((size for size in stated if size is not None), None)
     if on_device is not None:
         return on_device
     for record in records:
-        host: dict[str, Any] = record["facts"].get("host") or {}
-        caches = (host.get("cpu") or {}).get("caches") or {}
+        caches = (record.facts.host.get("cpu") or {}).get("caches") or {}
         match = re.fullmatch(r"(\d+)([KMG])i?B?", str(caches.get("L3") or caches.get("L2") or ""))
         if match:
             return float(match.group(1)) * UNITS[match.group(2)]
@@ -391,7 +391,7 @@ class Scaling:
     workload: str
     device: str | None  # what counts as one
     batch: int | None  # that stays the same
-    settings: dict[str, Any]  # as requested, of all points
+    settings: dict[str, Value]  # as requested, of all points
     points: list[ScalingPoint]
     fit: Fit | None
     changes: list[Change]  # what else differs from the run on one device
@@ -413,7 +413,7 @@ def scaling(
 
     `collectives` are runs that show what the links can do, of any machine and count.
     """
-    ordered = sorted(records, key=lambda record: (device_count(record), is_free(record), str(record["id"])))
+    ordered = sorted(records, key=lambda record: (device_count(record), is_free(record), record.id))
     good = [record for record in ordered if _is_good(record)]
     base = _of(good, (1, 1))
     changed = changes(base[0], good, kind) if base else []
@@ -425,7 +425,7 @@ def scaling(
     ]
     return Scaling(
         kind=kind,
-        workload=ordered[0]["trial"]["workload"],
+        workload=ordered[0].trial.workload,
         device=_device(good),
         batch=next((constant_batch(record, kind) for record in (base or good)), None),
         settings=asked_of(ordered[-1]),
@@ -439,7 +439,7 @@ def scaling(
 
 def _is_good(record: Record) -> bool:
     """Whether its rate counts: one that leaves out work is fast."""
-    return record["status"] == "ok" and not rate_fails(record) and side([record]).rate is not None
+    return record.status == "ok" and not record.rate_fails and side([record]).rate is not None
 
 
 def _of(records: Sequence[Record], count: Count, free: bool = False) -> list[Record]:
@@ -462,9 +462,7 @@ def _point(
     pool = repeats_of(good)  # where one count was repeated, it shows the variation of those that were not
     ours, free = _of(good, count), _of(good, count, free=True)
     here = (
-        side(ours, pool, base)
-        if ours
-        else Side([str(one["id"]) for one in _of(every, count)], None, None, None, None, "none")
+        side(ours, pool, base) if ours else Side([one.id for one in _of(every, count)], None, None, None, None, "none")
     )
     reason = _no_speedup(devices, here, base)
     speedup = None
@@ -495,7 +493,7 @@ def _point(
 
 
 def _mean_metric(records: Sequence[Record], name: str) -> float | None:
-    values = [number((record["metrics"].get(name) or {}).get("value")) for record in records]
+    values = [record.value(name) for record in records]
     known = [value for value in values if value is not None]
     return math.fsum(known) / len(known) if known else None
 
@@ -531,24 +529,23 @@ def _above_ideal(point: ScalingPoint) -> bool:
 
 def _device(records: Sequence[Record]) -> str | None:
     """What counts as one device: NVIDIA H200 (one GPU), or a process on a CPU."""
-    devices = [device for record in records for device in record["facts"].get("devices") or []]
-    named = next((device for device in devices if device.get("name")), None)
+    devices = (device for record in records for device in record.devices)
+    named = next((device for device in devices if device.name), None)
     if named is None:
         return None
-    if named.get("kind") == "cpu":  # each of several has a share of the host's cores
-        return f"a process on {named['name']}"
-    return f"{named['name']} ({named['counts_as']})" if named.get("counts_as") else str(named["name"])
+    if named.kind == "cpu":  # each of several has a share of the host's cores
+        return f"a process on {named.name}"
+    return f"{named.name} ({named.counts_as})" if named.counts_as else named.name
 
 
 def _why(record: Record) -> str:
     free = " with sync=off" if is_free(record) else ""
-    return f"{record['id']} ({device_count(record)} devices{free}) {_end(record)}"
+    return f"{record.id} ({device_count(record)} devices{free}) {_end(record)}"
 
 
 def _end(record: Record) -> str:
-    failure = record.get("failure") or {}
-    if record["status"] == "ok":
-        failed = rate_fails(record)
+    if record.status == "ok":
+        failed = record.rate_fails
         return f"failed its check {', '.join(failed)}" if failed else "has no rate"
-    said = str(failure.get("message") or "").partition("\n")[0]
-    return f"{'was interrupted' if record['status'] == 'interrupted' else 'failed'}: {said}"
+    said = (record.failure.message if record.failure else "").partition("\n")[0]
+    return f"{'was interrupted' if record.status == 'interrupted' else 'failed'}: {said}"

@@ -7,7 +7,7 @@ import math
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,17 +15,17 @@ from prony.analysis.settings import (
     DRAWN,
     LABELS,
     ROOMS,
-    Record,
+    asked_settings,
     count,
     fact_differences,
-    number,
     setting_differences,
     settings_of,
     show_setting,
 )
 from prony_node.contract.digits import is_digits
 from prony_node.contract.parallel import SEVERAL_ONLY, all_devices, devices_per_node
-from prony_node.contract.record import rate_fails
+from prony_node.contract.record import JsonObject, RankWork, Record
+from prony_node.contract.settings import Value
 from prony_node.stats import percentile
 
 NO_WAIT = ("device",)  # data that lies where it is used: nothing is waited for
@@ -33,9 +33,7 @@ NO_WAIT = ("device",)  # data that lies where it is used: nothing is waited for
 
 def device_count(record: Record) -> int:
     """The devices that took part, as counted; as asked for where the run ended before it counted."""
-    work = record.get("work")
-    counted = count(work.get("devices")) if isinstance(work, dict) else None
-    return counted or all_devices(_counts(record))
+    return count(record.work.devices) or all_devices(_counts(record))
 
 
 def node_count(record: Record) -> int:
@@ -76,16 +74,15 @@ def global_batch(record: Record) -> int | None:
 
 def data_wait(record: Record) -> tuple[float | None, str]:
     """The share of the step spent waiting for data, or why it is not known."""
-    metric = record["metrics"].get("data_wait_share") or {}
-    share = number(metric.get("value"))
+    share = record.value("data_wait_share")
     if share is None and settings_of(record).get("data") in NO_WAIT:
         return 0.0, ""
-    return share, str(metric.get("reason") or "the wait for data was not measured")
+    return share, record.reason("data_wait_share") or "the wait for data was not measured"
 
 
 def cores_each(record: Record) -> str | None:
     """The cores of one rank: those asked for are shared out among the ranks of a node."""
-    asked = record["trial"]["settings"].get("cores")
+    asked = record.trial.settings.get("cores")
     if asked is None:
         stated = settings_of(record).get("cores")
         return None if stated is None else str(stated)
@@ -105,33 +102,27 @@ def _core_count(text: str) -> int:
 
 def rank_paces(record: Record) -> dict[str, float]:
     """Seconds of a step of each rank by itself; empty unless the record states them for all of its ranks."""
-    return _of_ranks(record, lambda rank: rank["pace"].get("seconds") if isinstance(rank.get("pace"), dict) else None)
+    return _of_ranks(record, lambda rank: rank.pace.seconds if rank.pace is not None else None)
 
 
 def rank_step_times(record: Record) -> dict[str, float]:
     """Seconds of a step of each rank in the measured window; empty likewise."""
-    return _of_ranks(record, lambda rank: rank.get("step_s"))
+    return _of_ranks(record, lambda rank: rank.step_s)
 
 
-def _of_ranks(record: Record, get: Callable[[dict[str, Any]], Any]) -> dict[str, float]:
-    ranks = _parallel(record).get("ranks")
+def _of_ranks(record: Record, get: Callable[[RankWork], float | None]) -> dict[str, float]:
     found: dict[str, float] = {}
-    for rank in ranks if isinstance(ranks, list) else []:
-        seconds = number(get(rank)) if isinstance(rank, dict) else None
+    for rank in (record.parallel_work.ranks if record.parallel_work else None) or ():
+        seconds = get(rank)
         if seconds is None or seconds <= 0.0:
             return {}
-        found[str(rank.get("rank"))] = seconds
+        found[str(rank.rank)] = seconds
     return found
 
 
 def is_summed(record: Record) -> bool:
     """Whether its rate is the sum of what each rank did, and not that of the first one times their number."""
-    return number(_parallel(record).get("window_s")) is not None
-
-
-def _parallel(record: Record) -> Record:
-    parallel = record.get("parallel")
-    return parallel if isinstance(parallel, dict) else {}
+    return record.parallel_work is not None and record.parallel_work.window_s is not None
 
 
 WEAK, STRONG = "weak", "strong"
@@ -381,11 +372,11 @@ def _over_machines(group: list[Record], own: list[list[Record]]) -> list[list[Re
     return [series for series in _series_in(group) if any(id(record) in more for record in series)]
 
 
-def asked_of(record: Record) -> dict[str, Any]:
+def asked_of(record: Record) -> dict[str, Value]:
     """Settings as requested, without those that a series varies."""
-    settings = dict(record["trial"]["settings"])
-    if "cores" in settings:
-        settings["cores"] = cores_each(record)
+    settings = asked_settings(record)
+    if cores := "cores" in settings and cores_each(record):
+        settings["cores"] = cores
     return {name: value for name, value in settings.items() if name not in VARIED}
 
 
@@ -413,7 +404,7 @@ def _is_series(records: Sequence[Record]) -> bool:
 
 
 def _is_usable(record: Record) -> bool:
-    return record["status"] == "ok" and not rate_fails(record) and not is_free(record)
+    return record.status == "ok" and not record.rate_fails and not is_free(record)
 
 
 def _form(record: Record) -> str:
@@ -422,15 +413,13 @@ def _form(record: Record) -> str:
 
 def _key(record: Record, kind: str) -> str:
     asked = {name: value for name, value in asked_of(record).items() if name not in SEVERAL_ONLY}
-    facts = record.get("facts") or {}
-    cpu = (facts.get("host") or {}).get("cpu") or {}
-    device = (facts.get("devices") or [{}])[0].get("name")
-    kind_of_machine = [cpu.get("model"), cpu.get("threads"), device]
-    return _text([record["trial"]["workload"], asked, constant_batch(record, kind), kind_of_machine])
+    cpu = record.facts.host.get("cpu") or {}
+    kind_of_machine = [cpu.get("model"), cpu.get("threads"), record.device.name]
+    return _text([record.trial.workload, asked, constant_batch(record, kind), kind_of_machine])
 
 
 def _machine(record: Record) -> str:
-    return str((record.get("fingerprint") or {}).get("machine"))
+    return str(record.fingerprint.machine)
 
 
 def _text(value: Any) -> str:
@@ -478,20 +467,22 @@ def changes(base: Record, others: Sequence[Record], kind: str) -> list[Change]:
 
 def _facts(base: Record, record: Record) -> list[tuple[str, Any, Any]]:
     """Facts that differ, each device of the record held against the one of the base."""
-    ours = base["facts"].get("devices") or [{}]
-    theirs = record["facts"].get("devices") or [{}]
+    alone = _with_devices(base, base.facts.devices[:1])
     found: dict[str, tuple[str, Any, Any]] = {}
-    for device in theirs:
-        alone = {**record, "facts": {**record["facts"], "devices": [device]}}
-        for one in fact_differences({**base, "facts": {**base["facts"], "devices": ours[:1]}}, alone).matter:
+    for device in record.facts.devices or ({},):
+        for one in fact_differences(alone, _with_devices(record, (device,))).matter:
             if not PLACE.fullmatch(one.name):
                 found.setdefault(one.name, (one.name, one.a, one.b))
     for name in ("machine", "software"):
-        a, b = ((side.get("fingerprint") or {}).get(name) for side in (base, record))
+        a, b = (getattr(side.fingerprint, name) for side in (base, record))
         explained = any(ROOMS.get(fact.partition(".")[0]) == name for fact in found)
         if a != b and a is not None and b is not None and not explained:
             found[f"fingerprint of the {name}"] = (f"fingerprint of the {name}", a, b)
     return list(found.values())
+
+
+def _with_devices(record: Record, devices: tuple[JsonObject, ...]) -> Record:
+    return replace(record, facts=replace(record.facts, devices=devices))
 
 
 OPERATIONS = {"ddp": "allreduce", "fsdp": "allgather"}  # what most of a step's exchange is, by the form of the work
@@ -515,19 +506,19 @@ def find_link(ours: Sequence[Record], collectives: Sequence[Record]) -> Link | N
     """Of the good runs of that collective, between as many devices of the same machine, the latest."""
     if not ours:
         return None
-    found = [one for one in collectives if one["status"] == "ok" and _beside(one, ours[0]) and _bandwidth(one)]
+    found = [one for one in collectives if one.status == "ok" and _beside(one, ours[0]) and _bandwidth(one)]
     if not found:
         return None
-    record = max(found, key=lambda one: (str(one.get("ended") or ""), str(one["id"])))
+    record = max(found, key=lambda one: (one.ended or "", one.id))
     bandwidth = _bandwidth(record)
     assert bandwidth is not None
-    return Link(str(record["id"]), str(record["trial"]["workload"]), bandwidth)
+    return Link(record.id, record.trial.workload, bandwidth)
 
 
 def _beside(collective: Record, ours: Record) -> bool:
-    theirs, own = ((one.get("fingerprint") or {}).get("machine") for one in (collective, ours))
+    theirs, own = (one.fingerprint.machine for one in (collective, ours))
     return (
-        collective["trial"]["workload"] == operation_of(ours)
+        collective.trial.workload == operation_of(ours)
         and (device_count(collective), node_count(collective)) == (device_count(ours), node_count(ours))
         and theirs is not None
         and theirs == own
@@ -535,6 +526,7 @@ def _beside(collective: Record, ours: Record) -> bool:
 
 
 def _bandwidth(record: Record) -> ValueInterval | None:
-    stated = record["metrics"].get("bus_bandwidth") or {}
-    value = number(stated.get("value"))
-    return None if value is None else ValueInterval(value, number(stated.get("low")), number(stated.get("high")))
+    stated = record.metric("bus_bandwidth")
+    if stated is None or stated.value is None:
+        return None
+    return ValueInterval(stated.value, stated.low, stated.high)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-from prony_node.contract.settings import SETTINGS
+from prony_node.contract.record import Record
+from prony_node.contract.settings import SETTINGS, Value
 
 LONGEST_WORD = 60
 
@@ -39,8 +40,6 @@ def word(value: Any, longest: int = LONGEST_WORD) -> str | None:
     return f"{text[: longest - 3]}..." if len(text) > longest else text or None
 
 
-Record = dict[str, Any]
-
 # The study behind a preset only says where its settings come from.
 LABELS = ("study",)
 # What no preset chooses: a difference that nobody asked for is then the machine's.
@@ -59,10 +58,14 @@ class Difference:
     b: Any
 
 
-def settings_of(record: Record) -> dict[str, Any]:
+def settings_of(record: Record) -> dict[str, Value]:
     """Effective settings; as requested where the run failed before they were known."""
-    trial = record["trial"]
-    return dict(trial.get("effective") or trial.get("settings") or {})
+    return dict(cast("Mapping[str, Value]", record.trial.effective or record.trial.settings))
+
+
+def asked_settings(record: Record) -> dict[str, Value]:
+    """Settings as requested."""
+    return dict(cast("Mapping[str, Value]", record.trial.settings))
 
 
 def show_setting(value: Any) -> str:
@@ -75,8 +78,8 @@ def show_setting(value: Any) -> str:
 def setting_differences(a: Record, b: Record) -> list[Difference]:
     """Settings that differ, the workload first, then in the order in which settings are listed."""
     found = []
-    if a["trial"]["workload"] != b["trial"]["workload"]:
-        found.append(Difference("workload", a["trial"]["workload"], b["trial"]["workload"]))
+    if a.trial.workload != b.trial.workload:
+        found.append(Difference("workload", a.trial.workload, b.trial.workload))
     ours, theirs = settings_of(a), settings_of(b)
     for name in in_order(ours | theirs):
         if ours.get(name) != theirs.get(name):
@@ -102,11 +105,11 @@ def without_presets_choices(names: list[str], records: Sequence[Record]) -> list
     """
     if "preset" not in names:
         return names
-    asked = {"preset", *NO_PRESETS, *(name for record in records for name in record["trial"]["settings"])}
+    asked = {"preset", *NO_PRESETS, *(name for record in records for name in record.trial.settings)}
     return [name for name in names if name in asked]
 
 
-def chosen_settings(settings: dict[str, Any]) -> dict[str, Any]:
+def chosen_settings(settings: Mapping[str, Value]) -> dict[str, Value]:
     """Settings without those that tell repeats apart."""
     return {name: value for name, value in settings.items() if name not in DRAWN}
 
@@ -114,7 +117,7 @@ def chosen_settings(settings: dict[str, Any]) -> dict[str, Any]:
 def varying(records: Sequence[Record]) -> list[str]:
     """Settings that take more than one value over these records."""
     every = [settings_of(record) for record in records]
-    names = in_order({name: None for settings in every for name in settings})
+    names = in_order(name for settings in every for name in settings)
     values = {name: {str(settings[name]) for settings in every if name in settings} for name in names}
     found = [name for name in names if len(values[name]) > 1]
     return without_presets_choices([name for name in found if name not in LABELS], records)
@@ -128,11 +131,11 @@ def shown_settings(records: Sequence[Record]) -> list[str]:
     """
     groups: dict[str, list[Record]] = {}
     for record in records:
-        groups.setdefault(record["trial"]["workload"], []).append(record)
+        groups.setdefault(record.trial.workload, []).append(record)
     usual = [name for name in USUAL if any(name in settings_of(record) for record in records)]
     names = [*usual, *(name for group in groups.values() for name in varying(group))]
     names += [name for group in groups.values() for name in _hidden(group, names)]
-    return in_order(dict.fromkeys(names))
+    return in_order(names)
 
 
 def _hidden(records: Sequence[Record], shown: Sequence[str]) -> list[str]:
@@ -141,18 +144,18 @@ def _hidden(records: Sequence[Record], shown: Sequence[str]) -> list[str]:
     for record in records:
         settings = settings_of(record)
         alike.setdefault(tuple(str(settings.get(name)) for name in shown), []).append(record)
-    found: dict[str, None] = {}
+    found: list[str] = []
     for group in alike.values():
-        for name in {name for record in group for name in record["trial"]["settings"]} - {*LABELS, *DRAWN}:
+        for name in {name for record in group for name in record.trial.settings} - {*LABELS, *DRAWN}:
             if len({str(settings_of(record).get(name)) for record in group}) > 1:
-                found[name] = None
+                found.append(name)
     return in_order(found)
 
 
-def in_order(names: dict[str, Any]) -> list[str]:
+def in_order(names: Iterable[str]) -> list[str]:
     """Names in the order of the settings' table, a workload's own ones after them."""
-    table = [name for name in SETTINGS if name in names]
-    return table + sorted(name for name in names if name not in SETTINGS)
+    known = dict.fromkeys(names)
+    return [name for name in SETTINGS if name in known] + sorted(name for name in known if name not in SETTINGS)
 
 
 # What each precision gives up against fp32, in words.
@@ -224,7 +227,7 @@ class FactDifferences:
 
 def fact_differences(a: Record, b: Record) -> FactDifferences:
     """Facts that differ between two records, the most telling ones first."""
-    ours, theirs = dict(_flatten(a["facts"])), dict(_flatten(b["facts"]))
+    ours, theirs = dict(_flatten(rooms_of_facts(a))), dict(_flatten(rooms_of_facts(b)))
     matter: list[Difference] = []
     noted: list[Difference] = []
     for name in [*ours, *(name for name in theirs if name not in ours)]:
@@ -237,13 +240,23 @@ def fact_differences(a: Record, b: Record) -> FactDifferences:
 
 def cache_states(records: Sequence[Record]) -> list[str]:
     """The states in which the runs found their compile cache, each once; nothing where nothing was compiled."""
-    caches = [((record.get("phases") or {}).get("cold_start") or {}).get("compile_cache") or {} for record in records]
-    return sorted({str(cache["state"]) for cache in caches if cache.get("state") in ("cold", "partly warm", "warm")})
+    phases = [record.phases.get("cold_start") for record in records]
+    states = {phase.compile_cache.state for phase in phases if phase is not None and phase.compile_cache is not None}
+    return sorted(state for state in states if state in ("cold", "partly warm", "warm"))
+
+
+def rooms_of_facts(record: Record) -> Mapping[str, Any]:
+    """The facts of a record by their room: host, software, devices."""
+    facts = record.facts
+    return {
+        "host": facts.host, "software": facts.software, "container": facts.container,
+        "environment": facts.environment, "source": facts.source, **facts.more, "devices": list(facts.devices),
+    }  # fmt: skip
 
 
 def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Leaves by dotted name. A list of plain values is one leaf."""
-    if isinstance(value, dict) and value:
+    if isinstance(value, Mapping) and value:
         for key, inner in value.items():
             yield from _flatten(inner, f"{name}.{key}" if name else str(key))
     elif isinstance(value, list) and any(isinstance(inner, dict) for inner in value):
@@ -282,14 +295,12 @@ def _rank(difference: Difference) -> tuple[int, str]:
 
 def introduce(record: Record) -> list[tuple[str, str]]:
     """The facts that a person wants first, each with a label; what is not known is left out."""
-    facts = record["facts"]
-    device = (facts.get("devices") or [{}])[0]
-    host, software = facts.get("host") or {}, facts.get("software") or {}
+    device, host, software = record.device, record.facts.host, record.facts.software
     cpu = host.get("cpu") or {}
     cores = cpu.get("cores") or cpu.get("threads")
     lines = [
-        ("device", device.get("name")),
-        ("driver", device.get("driver") or _drivers(software.get("drivers"))),
+        ("device", device.name),
+        ("driver", device.driver or _drivers(software.get("drivers"))),
         ("host", host.get("hostname")),
         ("CPU", f"{cpu['model']}, {cores} cores" if cpu.get("model") and cores else cpu.get("model")),
         ("system", _first(host, "os")),
@@ -300,7 +311,7 @@ def introduce(record: Record) -> list[tuple[str, str]]:
         ("cuDNN", _version(software, "cudnn")),
         ("Python", _version(software, "python")),
         ("Prony", _version(software, "prony", "prony_node")),
-        ("container", _container(facts.get("container"))),
+        ("container", _container(record.facts.container)),
     ]
     return [(label, str(text)) for label, text in lines if text]
 
@@ -311,11 +322,11 @@ def _drivers(drivers: Any) -> str | None:
     return ", ".join(f"{name} {version}" for name, version in drivers.items() if version) or None
 
 
-def _first(facts: dict[str, Any], *names: str) -> Any:
+def _first(facts: Mapping[str, Any], *names: str) -> Any:
     return next((facts[name] for name in names if facts.get(name)), None)
 
 
-def _version(software: dict[str, Any], *names: str) -> Any:
+def _version(software: Mapping[str, Any], *names: str) -> Any:
     """A version stands directly under its name, or in an object, or among the packages, or under torch."""
     places = (software, software.get("packages") or {}, software.get("torch") or {})
     for place in places:
@@ -327,8 +338,6 @@ def _version(software: dict[str, Any], *names: str) -> Any:
     return None
 
 
-def _container(container: Any) -> str | None:
-    if not isinstance(container, dict):
-        return str(container) if container else None
+def _container(container: Mapping[str, Any]) -> str | None:
     found = _first(container, "image", "name", "runtime", "kind")
     return str(found) if found else None

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import shlex
+from dataclasses import dataclass, replace
 
-from prony.analysis.settings import count, number, word
+from prony.analysis.settings import word
 from prony_node.contract.metrics import JOULES_A_WH, Rates, carbon_g, price
-from prony_node.contract.record import LEVELS, PLAUSIBLE, is_possible_rate, window_of, worst_level
-
-Record = dict[str, Any]
+from prony_node.contract.record import (
+    LEVELS,
+    PLAUSIBLE,
+    Check,
+    EnergyPart,
+    LearnedEpoch,
+    Learning,
+    Metric,
+    NodeShare,
+    Record,
+    is_possible_rate,
+)
+from prony_node.contract.run_folder import CHANGED_AFTER, UNCHANGED
 
 MOST_ROWS = 12
 
@@ -57,47 +67,42 @@ class Quality:
 
 
 def learning_of(record: Record) -> LearningCurve | None:
-    """The learning of a run; None where it is not a run that learned, or nothing of it can be read."""
-    stated = record.get("learning")
-    if not isinstance(stated, dict) or not stated:
+    """The learning of a run, its texts fit for a line; None where it is not a run that learned."""
+    stated = record.learning
+    if stated is None or stated == Learning():
         return None
-    score = word(stated.get("score")) or "score"
-    better = stated.get("better")
-    reached = stated.get("reached")
-    place = reached if isinstance(reached, dict) else {}
-    curve = stated.get("curve")
+    score = word(stated.score) or "score"
+    reached = stated.reached
     return LearningCurve(
         score=score,
-        better=better if better in ("more", "less") else None,
-        target=number(stated.get("target")),
-        until=word(stated.get("until")),
-        reached=isinstance(reached, dict),
-        reached_epoch=count(place.get("epoch")),
-        reached_steps=count(place.get("steps")),
-        test_samples=count(stated.get("test_samples")),
-        epochs=count(stated.get("epochs")),
-        curve=tuple(_point(entry, score) for entry in (curve if isinstance(curve, list) else []) if _is_point(entry)),
+        better=stated.better if stated.better in ("more", "less") else None,
+        target=stated.target,
+        until=word(stated.until),
+        reached=reached is not None,
+        reached_epoch=reached.epoch if reached else None,
+        reached_steps=reached.steps if reached else None,
+        test_samples=stated.test_samples,
+        epochs=stated.epochs,
+        curve=tuple(_point(epoch, score) for epoch in stated.curve or () if epoch != LearnedEpoch()),
     )
 
 
 def quality_of(record: Record) -> Quality | None:
     """The quality of a run as its metrics state it; None where it has none."""
-    metric = record["metrics"].get("quality") or {}
-    value = number(metric.get("value"))
-    if value is None:
+    metric = record.metric("quality")
+    if metric is None or metric.value is None:
         return None
     learning = learning_of(record)
     curve = learning.curve if learning else ()
-    time = record["metrics"].get("time_to_quality") or {}
     return Quality(
-        score=word(metric.get("unit")) or "score",
-        value=value,
-        low=number(metric.get("low")),
-        high=number(metric.get("high")),
-        epoch=next((point.epoch for point in reversed(curve) if point.score == value), None),
+        score=word(metric.unit) or "score",
+        value=metric.value,
+        low=metric.low,
+        high=metric.high,
+        epoch=next((point.epoch for point in reversed(curve) if point.score == metric.value), None),
         target=learning.target if learning else None,
         reached=learning.reached if learning else False,
-        time_s=number(time.get("value")),
+        time_s=record.value("time_to_quality"),
     )
 
 
@@ -120,35 +125,27 @@ def is_reached(learning: LearningCurve, point: CurvePoint) -> bool:
     return learning.reached_epoch is not None and point.epoch == learning.reached_epoch
 
 
-def _is_point(entry: Any) -> bool:
-    return isinstance(entry, dict) and bool(entry)
-
-
-def _point(entry: dict[str, Any], score: str) -> CurvePoint:
-    return CurvePoint(
-        epoch=count(entry.get("epoch")),
-        steps=count(entry.get("steps")),
-        samples=count(entry.get("samples")),
-        training_s=number(entry.get("training_s")),
-        score=number(entry.get(score)),
-        loss=number(entry.get("loss")),
-    )
+def _point(epoch: LearnedEpoch, score: str) -> CurvePoint:
+    return CurvePoint(epoch.epoch, epoch.steps, epoch.samples, epoch.training_s, epoch.score(score), epoch.loss)
 
 
 NO_RATES = Rates()
+NOT_MEASURED = "not measured"
 
 
 def energy_lines(record: Record, rates: Rates = NO_RATES) -> list[tuple[str, str]]:
     """A label and a sentence for each part that was sampled, the node, and what a person should know of them."""
-    detail = record.get("energy") or {}
-    lines = [(_on_host(part["label"], part), _part(part)) for part in detail.get("parts") or []]
-    lines += [(_on_host(f"node {one['node']}", one), _share(one)) for one in detail.get("nodes") or []]
-    node = detail.get("node") or {}
-    if node.get("energy_j") is not None:
-        text = f"{_joules(node['energy_j'])}, {node['power_w']:,.0f} W mean ({node['how']})"
-        lines.append(("all nodes" if detail.get("nodes") else "node", text))
-        lines += _cost(float(node["energy_j"]), rates)
-    lines += [("note", note) for note in detail.get("notes") or []]
+    detail = record.energy
+    if detail is None:
+        return []
+    lines = [(_on_host(part.label or "part", part.host), _part(part)) for part in detail.parts]
+    lines += [(_on_host(f"node {one.node}", one.host), _share(one)) for one in detail.nodes or ()]
+    node = detail.node
+    if node is not None and node.energy_j is not None:
+        mean = "" if node.power_w is None else f", {node.power_w:,.0f} W mean"
+        lines.append(("all nodes" if detail.nodes else "node", f"{_joules(node.energy_j)}{mean} ({node.how})"))
+        lines += _cost(node.energy_j, rates)
+    lines += [("note", note) for note in detail.notes]
     return lines
 
 
@@ -164,36 +161,34 @@ def _cost(energy_j: float, rates: Rates) -> list[tuple[str, str]]:
     return lines
 
 
-def _on_host(label: str, one: dict[str, Any]) -> str:
+def _on_host(label: str, host: str | None) -> str:
     """A part or node of a run on several nodes is named with its host."""
-    return f"{label} ({one['host']})" if "host" in one else label
+    return label if host is None else f"{label} ({host})"
 
 
-def _share(node: dict[str, Any]) -> str:
+def _share(node: NodeShare) -> str:
     """What the devices of one of several nodes used; a part of a sum only where there is one."""
-    if node["energy_j"] is None:
-        return f"no figure: {node['reason']}"
-    share = "" if node["share"] is None else f", {100 * node['share']:.3g} % of all"
-    return f"devices {_joules(node['energy_j'])}{share}"
+    if node.energy_j is None:
+        return f"no figure: {node.reason}"
+    share = "" if node.share is None else f", {100 * node.share:.3g} % of all"
+    return f"devices {_joules(node.energy_j)}{share}"
 
 
-def _part(part: dict[str, Any]) -> str:
-    idle = f", {part['idle_power_w']:,.0f} W idle before the run" if part.get("idle_power_w") is not None else ""
-    if part.get("energy_j") is None:
-        return f"no figure: {part.get('reason')}{idle}"
-    peak = f", {part['power_peak_w']:,.0f} W peak" if part.get("power_peak_w") is not None else ""
-    window = part["window_s"][1] - part["window_s"][0]
-    share = part["uncertainty_j"] / part["energy_j"] if part["energy_j"] else 0.0
-    calibration = f", calibration ± {100 * part['calibration']:.2g} %" if part.get("calibration") else ""
-    what = "ticks" if part["method"] == "counter" else "readings"
+def _part(part: EnergyPart) -> str:
+    idle = f", {part.idle_power_w:,.0f} W idle before the run" if part.idle_power_w is not None else ""
+    if part.energy_j is None:
+        return f"no figure: {part.reason}{idle}"
+    share = (part.uncertainty_j or 0.0) / part.energy_j if part.energy_j else 0.0
+    start_s, end_s = part.window_s or (0.0, 0.0)
+    mean = f" {part.power_w:,.0f} W mean" if part.power_w is not None else ""
+    peak = f", {part.power_peak_w:,.0f} W peak" if part.power_peak_w is not None else ""
+    calibration = f", calibration ± {100 * part.calibration:.2g} %" if part.calibration else ""
+    what = "ticks" if part.method == "counter" else "readings"
     source = (
-        f"{part['sensor'].partition(' ')[0]} ({part['method']}, scope {part['scope']}, evidence: {part['evidence']}),"
-        f" {part['readings']} {what} of {1e3 * part['period_s']:.0f} ms{calibration}"
+        f"{(part.sensor or '').partition(' ')[0]} ({part.method}, scope {part.scope}, evidence: {part.evidence}),"
+        f" {part.readings} {what} of {1e3 * (part.period_s or 0.0):.0f} ms{calibration}"
     )
-    return (
-        f"{_joules(part['energy_j'])} ± {100 * share:.2g} % in {window:.2f} s,"
-        f" {part['power_w']:,.0f} W mean{peak}{idle}; {source}"
-    )
+    return f"{_joules(part.energy_j)} ± {100 * share:.2g} % in {end_s - start_s:.2f} s,{mean}{peak}{idle}; {source}"
 
 
 def _joules(energy_j: float) -> str:
@@ -229,9 +224,28 @@ class Headline:
         return max(self.high - self.rate, self.rate - self.low) / self.rate
 
 
+def is_unverified(record: Record) -> bool:
+    """Whether nothing shows that a record is as its run left it: it may have been edited, so it is never the best."""
+    return any(check.name == UNCHANGED and check.level == "unknown" for check in record.checks)
+
+
+def how_changed(record: Record) -> str:
+    """Of a record with that failed check, what is to be said."""
+    return next(check.message for check in reversed(record.checks) if check.name == UNCHANGED)
+
+
+def checks_without_places(record: Record) -> list[Check]:
+    """The checks of a record for a page that is handed on: without the folder that the run lies in here."""
+    message = CHANGED_AFTER.format(f"prony verify {shlex.quote(record.id)}")
+    return [
+        replace(check, message=message) if check.name == UNCHANGED and check.level == "fail" else check
+        for check in record.checks
+    ]
+
+
 def unchecked(record: Record) -> int:
     """How many checks could not be judged, which is no doubt about the run."""
-    return sum(check["level"] == "unknown" for check in record["checks"])
+    return sum(check.level == "unknown" for check in record.checks)
 
 
 def no_doubts(count: int | None) -> str:
@@ -244,27 +258,26 @@ def no_doubts(count: int | None) -> str:
 
 def headline(record: Record) -> Headline:
     """The headline of a valid record."""
-    rate = record["metrics"].get("throughput") or {}
-    if rate.get("value") is not None and not is_possible_rate(rate["value"], rate.get("low"), rate.get("high")):
-        rate = {"unit": rate.get("unit"), "reason": f"the one in the record cannot be true (check {PLAUSIBLE})"}
-    failure = record.get("failure") or {}
-    worst = worst_level(record)
-    named = tuple(check["name"] for check in record["checks"] if check["level"] == worst)
+    rate = record.metrics.get("throughput") or Metric(None, reason=NOT_MEASURED)
+    if rate.value is not None and not is_possible_rate(rate.value, rate.low, rate.high):
+        rate = Metric(None, unit=rate.unit, reason=f"the one in the record cannot be true (check {PLAUSIBLE})")
+    worst, failure = record.worst_level, record.failure
+    named = tuple(check.name for check in record.checks if check.level == worst)
     return Headline(
-        run_id=record["id"],
-        workload=record["trial"]["workload"],
-        status=record["status"],
-        rate=rate.get("value"),
-        low=rate.get("low"),
-        high=rate.get("high"),
-        unit=rate.get("unit"),
-        interval=rate.get("interval"),
-        reason=rate.get("reason") or ("not measured" if rate.get("value") is None else None),
-        failure_kind=failure.get("kind"),
-        failure_message=failure.get("message"),
+        run_id=record.id,
+        workload=record.trial.workload,
+        status=record.status,
+        rate=rate.value,
+        low=rate.low,
+        high=rate.high,
+        unit=rate.unit,
+        interval=rate.interval,
+        reason=rate.reason,
+        failure_kind=failure.kind if failure else None,
+        failure_message=failure.message if failure else None,
         worst=worst,
         worst_checks=named if worst != LEVELS[0] else (),
         quality=quality_of(record),
         unchecked=unchecked(record),
-        window_s=window_of(record),
+        window_s=record.window_s,
     )

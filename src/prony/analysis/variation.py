@@ -7,10 +7,12 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from prony.analysis.settings import DRAWN, LABELS, Record, chosen_settings, number, settings_of, show_setting, word
+from prony.analysis.settings import DRAWN, LABELS, asked_settings, chosen_settings, settings_of, show_setting, word
 from prony.analysis.summary import learning_of
+from prony_node.contract.record import Record
+from prony_node.contract.settings import Value
+from prony_node.contract.typed import encode
 from prony_node.stats import mean_interval, t_quantile
 
 PRIOR_DEVIATION, PRIOR_DEGREES = 0.0025, 1.0  # a scaled t: SDs of repeats range from 0.01 % to 30 %
@@ -30,7 +32,7 @@ class Repeat:
     workload: str
     device: str | None  # its name: NVIDIA H200
     place: tuple[str | None, str | None]  # fingerprints of machine and software
-    settings: dict[str, Any]  # effective ones
+    settings: Mapping[str, Value]  # effective ones
     rate: float
 
 
@@ -54,16 +56,15 @@ def repeats_of(records: Iterable[Record]) -> list[Repeat]:
     """The good runs among these records."""
     found = []
     for record in records:
-        rate = (record["metrics"].get("throughput") or {}).get("value")
-        if record["status"] != "ok" or rate is None or rate <= 0.0:
+        rate = record.value("throughput")
+        if record.status != "ok" or rate is None or rate <= 0.0:
             continue
-        devices, place = record["facts"].get("devices") or [{}], record.get("fingerprint") or {}
         found.append(
             Repeat(
-                id=record["id"],
-                workload=record["trial"]["workload"],
-                device=devices[0].get("name"),
-                place=(place.get("machine"), place.get("software")),
+                id=record.id,
+                workload=record.trial.workload,
+                device=record.device.name,
+                place=(record.fingerprint.machine, record.fingerprint.software),
                 settings=settings_of(record),
                 rate=float(rate),
             )
@@ -106,12 +107,12 @@ def borrowed_variation(one: Repeat, within: float, pool: Iterable[Repeat], other
     return Variation(deviation, min(degrees, MOST_BORROWED_DEGREES), NEAREST, source, runs)
 
 
-def prior_deviation(settings: dict[str, Any]) -> float:
+def prior_deviation(settings: Mapping[str, Value]) -> float:
     """The relative SD between runs that is assumed where nothing is known; settings are effective ones."""
     return CPU_PRIOR_DEVIATION if str(settings.get("device", "")).startswith("cpu") else PRIOR_DEVIATION
 
 
-def distance(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
+def distance(ours: Mapping[str, Value], theirs: Mapping[str, Value]) -> float:
     """How far apart two settings are: how many differ; a batch size counts once per factor of two, at least once."""
     names = _chosen(ours).keys() | _chosen(theirs).keys()
     differ = [name for name in names if ours.get(name) != theirs.get(name)]
@@ -145,11 +146,11 @@ def _is_alike(one: Repeat, other: Repeat) -> bool:
     return same and one.settings.get("mode") == other.settings.get("mode")
 
 
-def _chosen(settings: dict[str, Any]) -> dict[str, Any]:
+def _chosen(settings: Mapping[str, Value]) -> dict[str, Value]:
     return {name: value for name, value in settings.items() if name not in (*DRAWN, *LABELS) and value is not None}
 
 
-def _told_apart(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
+def _told_apart(ours: Mapping[str, Value], theirs: Mapping[str, Value]) -> str:
     names = sorted(name for name in _chosen(ours) | _chosen(theirs) if ours.get(name) != theirs.get(name))
     if len(names) > MOST_NAMED:
         return f"{len(names)} settings differ"
@@ -243,8 +244,8 @@ class Group:
     """Good runs that differ in the seed and the repeat alone."""
 
     workload: str
-    settings: dict[str, Any]  # as requested, without the seed
-    seeds: list[Any]
+    settings: dict[str, Value]  # as requested, without the seed
+    seeds: list[Value | None]
     records: list[Record]
     left_out: int  # runs that failed or were interrupted
     until: str | None  # the target of all of them
@@ -267,7 +268,7 @@ def independent(records: Sequence[Record], name: str) -> list[float]:
     """
     by_seed: dict[str, list[float]] = {}
     for record in records:
-        value = number((record["metrics"].get(name) or {}).get("value"))
+        value = record.value(name)
         if value is not None:
             by_seed.setdefault(str(settings_of(record).get("seed")), []).append(value)
     if len(by_seed) == 1:
@@ -275,25 +276,24 @@ def independent(records: Sequence[Record], name: str) -> list[float]:
     return [mean_interval(values).mean for values in by_seed.values()]
 
 
-def seeds_of(records: Sequence[Record]) -> list[Any]:
+def seeds_of(records: Sequence[Record]) -> list[Value | None]:
     """The seeds of these records, each once."""
     return list({str(seed): seed for seed in (settings_of(record).get("seed") for record in records)}.values())
 
 
 def _key(record: Record) -> str:
     """What tells trials apart, and where they were run; the seed does not."""
-    trial, place = record["trial"], record.get("fingerprint") or {}
-    parts = [trial["workload"], chosen_settings(trial["settings"]), trial.get("file"), place]
+    trial, place = record.trial, encode(record.fingerprint)
+    parts = [trial.workload, chosen_settings(asked_settings(record)), trial.file, place]
     return json.dumps(parts, sort_keys=True, default=str)
 
 
 def _group(records: list[Record], names: Sequence[str]) -> Group:
-    good = [record for record in records if record["status"] == "ok"]
-    trial = records[0]["trial"]
+    good = [record for record in records if record.status == "ok"]
     targets = {learning.until for record in good if (learning := learning_of(record))}
     return Group(
-        workload=trial["workload"],
-        settings=chosen_settings(trial["settings"]),
+        workload=records[0].trial.workload,
+        settings=chosen_settings(asked_settings(records[0])),
         seeds=seeds_of(good),
         records=good,
         left_out=len(records) - len(good),
@@ -307,8 +307,8 @@ def _spread(records: list[Record], name: str) -> Spread | None:
     values = independent(records, name)
     if not values:
         return None
-    metrics = [record["metrics"].get(name) or {} for record in records]
-    unit = next((word(metric.get("unit")) for metric in metrics if metric.get("value") is not None), None)
+    metrics = [metric for record in records if (metric := record.metric(name)) is not None]
+    unit = word(metrics[0].unit) if metrics else None
     found = mean_interval(values)
     return Spread(
         name=name,

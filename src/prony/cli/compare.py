@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,7 @@ import typer
 from prony.cli.asking import open_store
 from prony.cli.options import RUNS_HELP
 from prony_node.contract.errors import EXIT_FAILED, EXIT_OK, EXIT_UNDECIDED, RequestError
-from prony_node.contract.record import using
+from prony_node.contract.record import Record, using
 from prony_node.contract.run_folder import NO
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def compare(
     threshold = None if fail_if_slower is None else parse_share(fail_if_slower)
     store, _ = open_store(runs)
     ours, theirs = _records(store, a), _records(store, b)
-    both = {record["id"] for record in ours} & {record["id"] for record in theirs}
+    both = {record.id for record in ours} & {record.id for record in theirs}
     if both:
         raise RequestError(f"{', '.join(sorted(both))} is on both sides; compare a run with another one")
     if paired and len(ours) != len(theirs):
@@ -56,7 +57,7 @@ def compare(
     from prony.analysis.sentences import sentences, slowdown_sentence
 
     slower: dict[str, Any] = {}
-    with using(*(record["id"] for record in (*ours, *theirs))):
+    with using(*(record.id for record in (*ours, *theirs))):
         comparison = compare_records(ours, theirs, stored_repeats(store, [*ours, *theirs]), paired or None)
         if threshold is not None:
             found = slowdown(comparison, threshold)
@@ -82,13 +83,13 @@ def parse_share(text: str) -> float:
     return share
 
 
-def stored_repeats(store: Store, records: list[dict[str, Any]]) -> list[Repeat]:
+def stored_repeats(store: Store, records: Sequence[Record]) -> list[Repeat]:
     """The good runs of these workloads in the store, to take the variation between runs from."""
     from prony.analysis.variation import Repeat
 
     found = [
         run
-        for workload in dict.fromkeys(record["trial"]["workload"] for record in records)
+        for workload in dict.fromkeys(record.trial.workload for record in records)
         for run in store.runs(workload=workload, status="ok")
     ]
     return [
@@ -98,13 +99,13 @@ def stored_repeats(store: Store, records: list[dict[str, Any]]) -> list[Repeat]:
     ]
 
 
-def _records(store: Store, text: str) -> list[dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
+def _records(store: Store, text: str) -> list[Record]:
+    found: dict[str, Record] = {}
     for word in filter(None, text.split(",")):
         record = store.find(word).read_record()
         if record is None:
             raise RequestError(f"{word} has no readable record.json")
-        found[record["id"]] = record
+        found[record.id] = record
     if not found:
         raise RequestError(f"{text!r} names no run")
     return list(found.values())

@@ -7,8 +7,6 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
@@ -45,18 +43,6 @@ def report(event: Event) -> None:
         warn(event.text)
 
 
-@dataclass(frozen=True)
-class ShownRun:
-    """A run as tables and plots take it."""
-
-    folder: Path
-    record: dict[str, Any]
-
-
-def shown(outcomes: Sequence[RunOutcome]) -> list[ShownRun]:
-    return [ShownRun(outcome.folder, encode(outcome.record)) for outcome in outcomes]
-
-
 def print_json(outcomes: Sequence[RunOutcome], several: bool) -> None:
     """The record alone on stdout, as its file has it; a list where several were asked for."""
     records = [_document(outcome) for outcome in outcomes]
@@ -78,9 +64,9 @@ def print_outcomes(outcomes: Sequence[RunOutcome]) -> None:
 
     if not outcomes:
         return
-    console, runs = make_console(), shown(outcomes)
-    console.print(results_table([run.record for run in runs]))
-    print_repeats(console, runs)
+    console, records = make_console(), [outcome.record for outcome in outcomes]
+    console.print(results_table(records))
+    print_repeats(console, records)
     print_places(outcomes)
 
 

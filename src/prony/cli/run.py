@@ -11,7 +11,7 @@ import typer
 from prony import api
 from prony.cli.console import make_console
 from prony.cli.options import OUT_HELP, JobOptions, SiteName
-from prony.cli.present import exit_code, exit_if_not_followed, print_json, shown, warn
+from prony.cli.present import exit_code, exit_if_not_followed, print_json, warn
 from prony.cli.progress import make_display
 from prony.engine.runs import RunOutcome, StudyOutcome, doubts
 from prony.engine.site import not_made
@@ -70,12 +70,12 @@ def _print_outcomes(outcome: StudyOutcome) -> None:
     """One record in full, several as a table; each way ends with where the run folders are."""
     from prony.cli.tables import print_record, print_repeats, results_table
 
-    console, runs = make_console(), shown(outcome.outcomes)
+    console, runs = make_console(), outcome.outcomes
     if len(runs) == 1:
         print_record(console, runs[0].record, runs[0].folder)
     elif runs:
-        console.print(results_table([run.record for run in runs]))
-        print_repeats(console, runs)
+        console.print(results_table(outcome.records))
+        print_repeats(console, outcome.records)
         console.print(f"run folders: {outcome.root.absolute()}", markup=False, soft_wrap=True)
 
 

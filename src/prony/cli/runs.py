@@ -97,15 +97,15 @@ def _outcome(run: RunSummary) -> Text:
 
     from prony.analysis.summary import no_doubts, unchecked
     from prony.cli.tables import LEVEL_STYLES, STATUS_STYLES
-    from prony_node.contract import read_record
+    from prony_node.contract.record import load_record
 
     if run.verified == NO:
         return Text("does not verify", LEVEL_STYLES["fail"])
     if run.status == "ok" and run.worst == "unknown":
-        record = read_record(run.folder)  # the index does not count them
-        if record and not record["checks"]:
+        record = load_record(run.folder)  # the index does not count them
+        if record is not None and not record.checks:
             return Text("no checks", "dim")
-        return Text(no_doubts(unchecked(record) if record else None), "green")
+        return Text(no_doubts(unchecked(record) if record is not None else None), "green")
     if run.status == "ok":
         unsure = "unverified, " if run.verified == UNVERIFIED else ""
         return Text(f"{unsure}checks {run.worst}", LEVEL_STYLES[run.worst])

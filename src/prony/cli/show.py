@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from prony.cli.asking import open_store
 from prony.cli.options import RUNS_HELP
 from prony_node.contract.errors import RequestError
-from prony_node.contract.record import using
+from prony_node.contract.record import Record, using
 from prony_node.contract.run_folder import MANIFEST_ALONE, NO, UNVERIFIED, YES, verify_command
 
 if TYPE_CHECKING:
@@ -44,16 +44,16 @@ def show(
         from prony.cli.compare import stored_repeats
 
         ceiling = _read(store.find(against))
-        with using(record["id"], ceiling["id"]):
+        with using(record.id, ceiling.id):
             share = share_of_ceiling(record, ceiling, stored_repeats(store, [record, ceiling]))
     if as_json:
-        print(json.dumps(record if share is None else share.to_json(), indent=1))
+        print(json.dumps(found.read_document() if share is None else share.to_json(), indent=1))
         return
     from prony.cli.console import make_console
     from prony.cli.tables import print_record
 
     console = make_console()
-    with using(record["id"]):
+    with using(record.id):
         print_record(console, record, found.folder)
     if found.mark in SAID:
         said = SAID[found.mark].format(command=verify_command(found.folder))
@@ -75,7 +75,7 @@ def share_lines(share: CeilingShare) -> list[str]:
     return lines + [f"  doubt: {doubt}" for doubt in share.doubts]
 
 
-def _read(run: RunSummary) -> dict[str, Any]:
+def _read(run: RunSummary) -> Record:
     record = run.read_record()
     if record is None:
         raise RequestError(f"{run.folder} has no readable record.json any more")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from prony.analysis.claims import UNTESTED, Judged, concerns, judge
 from prony.analysis.published_plots import Plot, draw
 from prony.analysis.published_tables import NOT_IN_SIZE, StudyResults, Table, fill, is_good
-from prony.analysis.settings import Record, introduce, show_setting
+from prony.analysis.settings import asked_settings, introduce, show_setting
 from prony.cli.asking import (
     ask_node,
     history_at_site,
@@ -32,7 +32,7 @@ from prony.study.study import LOCAL, UNKNOWN, OutOfMemoryPruner, Study, Total, T
 from prony.study.study_file import load_study, shipped_studies
 from prony_node.contract.digits import counted
 from prony_node.contract.errors import RequestError
-from prony_node.contract.record import using
+from prony_node.contract.record import Record, using
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import Trial
 from prony_node.workloads import find_workload
@@ -283,7 +283,7 @@ class Shown:
     @cached_property
     def plots(self) -> list[Captioned]:
         """Drawn when first asked for: most who show a study print its tables alone."""
-        with using(*(record["id"] for record in self.records)):
+        with using(*(record.id for record in self.records)):
             return _captioned(self.study, self.known, [draw(spec, self.known) for spec in self.study.plots])
 
     def lines(self) -> list[str]:
@@ -368,20 +368,24 @@ def _records(known: StudyResults) -> list[Record]:
 def _studies_of(records: Sequence[Record]) -> list[tuple[Study, StudyResults]]:
     """The shipped studies that asked for these runs, each with its own of them."""
     found = []
-    for name in dict.fromkeys(str((record.get("study") or {}).get("name")) for record in records):
-        if name not in shipped_studies():
+    for name in dict.fromkeys(_study_of(record) for record in records):
+        if name is None or name not in shipped_studies():
             continue
         by_trial: dict[str, list[Record]] = {}
         trials = {}
         for record in records:
-            if (record.get("study") or {}).get("name") == name:
-                trial = Trial(record["trial"]["workload"], record["trial"]["settings"])
+            if _study_of(record) == name:
+                trial = Trial(record.trial.workload, asked_settings(record))
                 trials[trial.hash] = trial
                 by_trial.setdefault(trial.hash, []).append(record)
         best = {trial: _good_or_failed(those) for trial, those in by_trial.items()}
         known = StudyResults(list(trials.values()), best, absent=NOT_HERE)
         found.append((load_study(name, None, (), find_workload), known))
     return found
+
+
+def _study_of(record: Record) -> str | None:
+    return record.study.name if record.study is not None else None
 
 
 def show_study(study: Study, root: Path) -> Shown:
@@ -400,7 +404,7 @@ def show_study(study: Study, root: Path) -> Shown:
     known = StudyResults([one.trial for one in planned], best, missing, absent, beyond, datasets)
     elsewhere = _by_trial([run for run in runs if run.machine != machine]) if study.claims else {}
     anywhere = {trial: [*records.get(trial, ()), *elsewhere.get(trial, ())] for trial in {*records, *elsewhere}}
-    with using(*(record["id"] for found in anywhere.values() for record in found)):
+    with using(*(record.id for found in anywhere.values() for record in found)):
         claims = judge([one for one in study.claims if not study.part_names or concerns(one, known.trials)],
                        known, anywhere)  # fmt: skip
         tables = [table for spec in study.tables if (table := fill(spec, known)).rows]
@@ -422,7 +426,7 @@ def _by_trial(runs: Sequence[RunSummary]) -> dict[str, list[Record]]:
     found: dict[str, list[Record]] = {}
     for run in runs:
         record = run.read_record()
-        if record is not None and record["status"] != "interrupted":
+        if record is not None and record.status != "interrupted":
             found.setdefault(run.trial_hash, []).append(record)
     return found
 
@@ -444,7 +448,7 @@ def _beyond_memory(planned: list[Planned], records: dict[str, list[Record]]) -> 
     memory = OutOfMemoryPruner()
     for one in planned:
         for record in records.get(one.trial.hash, ()):
-            memory.learn(one.trial, record)
+            memory.learn(one.trial, {"failure": record.failure and {"kind": record.failure.kind}})
     left = [one.trial for one in planned if one.trial.hash not in records]
     return {trial.hash: why for trial in left if (why := memory.prunes(trial))}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from rich.console import Console
 from rich.padding import Padding
@@ -14,10 +14,9 @@ from rich.text import Text
 
 from prony.analysis.scaling import Scaling
 from prony.analysis.settings import USUAL, in_order, introduce, settings_of, show_setting, shown_settings
-from prony.analysis.summary import Headline, energy_lines, headline, no_doubts
+from prony.analysis.summary import Headline, energy_lines, headline, how_changed, no_doubts
 from prony.analysis.variation import SPREAD, Group, Spread, groups
 from prony.cli.console import make_console
-from prony.cli.present import ShownRun as RunOutcome
 from prony.report.lines import (
     GAINED_COLUMNS,
     LOST_COLUMNS,
@@ -41,20 +40,19 @@ from prony.report.lines import (
     spread_title,
 )
 from prony.report.numbers import (
-    NOTHING,
     format_headline,
-    format_metric,
     format_number,
     format_rate,
     format_seconds,
     format_share,
     format_time_to,
+    format_value,
 )
 from prony_node.contract import files
 from prony_node.contract.digits import counted
 from prony_node.contract.metrics import find_rates
-from prony_node.contract.record import window_of
-from prony_node.contract.run_folder import UNCHANGED, how_changed
+from prony_node.contract.record import Metric, Record
+from prony_node.contract.run_folder import UNCHANGED
 from prony_node.stats import between_run
 
 Side = Literal["left", "right"]
@@ -86,7 +84,6 @@ def pairs(lines: Sequence[tuple[str, str]]) -> Table:
     return table
 
 
-Record = dict[str, Any]
 LEVEL_STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "unknown": "dim"}
 STATUS_STYLES = {"ok": "green", "failed": "bold red", "interrupted": "yellow"}
 METRIC_COLUMNS = {"step_time": 108, "mfu": 92, "peak_memory": 118}  # shown from this width on
@@ -98,9 +95,9 @@ FILES = (files.RECORD, files.STEPS, files.POWER_SAMPLES, files.LOG, files.SUPERV
 
 def print_record(console: Console, record: Record, folder: Path | None) -> None:
     """A record for a person: the headline with its worst check, then everything behind it."""
-    line, trial = headline(record), record["trial"]
-    asked = " ".join(f"{name}={show_setting(value)}" for name, value in trial["settings"].items())
-    console.print(Text.assemble((trial["workload"], "bold"), " ", asked), soft_wrap=True)
+    line, trial = headline(record), record.trial
+    asked = " ".join(f"{name}={show_setting(value)}" for name, value in trial.settings.items())
+    console.print(Text.assemble((trial.workload, "bold"), " ", asked), soft_wrap=True)
     style = STATUS_STYLES.get(line.status, "") if line.status != "ok" else "bold"
     console.print(Text.assemble("  ", (format_headline(line), style)), soft_wrap=True)
     if UNCHANGED in line.worst_checks and line.worst == "fail":
@@ -145,7 +142,7 @@ def results_table(records: Sequence[Record], width: int | None = None) -> Table:
     with_quality = room >= QUALITY_FROM and any(line.quality for line in lines)
     with_time = room >= TIME_TO_FROM and any(line.quality and line.quality.target is not None for line in lines)
     room -= (QUALITY_WIDTH if with_quality else 0) + (TIME_TO_WIDTH if with_time else 0)
-    with_energy = room >= ENERGY_FROM and any(short_metric(record, ENERGY_COLUMN) != NOTHING for record in records)
+    with_energy = room >= ENERGY_FROM and any(record.value(ENERGY_COLUMN) is not None for record in records)
     room -= ENERGY_WIDTH if with_energy else 0
     metrics = [name for name, least in METRIC_COLUMNS.items() if room >= least]
     metrics += [ENERGY_COLUMN] if with_energy else []
@@ -165,13 +162,13 @@ def results_table(records: Sequence[Record], width: int | None = None) -> Table:
             Text(line.workload),
             *(Text(show_setting(settings.get(name))) for name in names),
             Text(rate, "bold" if line.status == "ok" else "dim"),
-            *([Text(short_metric(record, "quality"))] * with_quality),
+            *([Text(format_value("quality", record.metric("quality")))] * with_quality),
             *([Text(format_time_to(line.quality))] * with_time),
-            *(Text(short_metric(record, name)) for name in metrics),
+            *(Text(format_value(name, record.metric(name))) for name in metrics),
             _outcome(line),
         )
     # A reason is too long for a column, and too useful to be left out.
-    reasons = [_reason(record) for record in records if record["status"] != "ok"]
+    reasons = [_reason(record) for record in records if record.status != "ok"]
     if reasons:
         table.caption, table.caption_justify = Text("\n").join(reasons), "left"
     return table
@@ -184,16 +181,10 @@ def _width_of(records: Sequence[Record], names: Sequence[str]) -> int:
 
 
 def _reason(record: Record) -> Text:
-    line, settings = headline(record), record["trial"]["settings"]
+    line, settings = headline(record), record.trial.settings
     asked = "".join(f" {name}={show_setting(value)}" for name, value in settings.items())
     first = (line.failure_message or "").partition("\n")[0]
     return Text.assemble((f"{line.workload}{asked}: ", "not italic"), (first, "not italic"))
-
-
-def short_metric(record: Record, name: str) -> str:
-    """A metric's value without interval or reason, for a column."""
-    metric = record["metrics"].get(name) or {}
-    return NOTHING if metric.get("value") is None else format_metric(name, {**metric, "low": None, "high": None})
 
 
 def _outcome(line: Headline) -> Text:
@@ -247,26 +238,25 @@ def _messages(record: Record) -> Table | None:
 
 def _phases(record: Record) -> Table:
     table = grid("left", "right", "right", "left")
-    for name, phase in record["phases"].items():
-        cache = phase.get("compile_cache") or {}
-        note = f"compiler cache {cache['state']}" if cache.get("state") not in (None, "none") else ""
-        count = phase.get("steps") or 0
+    for name, phase in record.phases.items():
+        state = phase.compile_cache.state if phase.compile_cache is not None else None
+        note = f"compiler cache {state}" if state not in (None, "none") else ""
+        count = int(phase.steps or 0)
         steps = counted(count, "step") if count else ""
-        table.add_row(Text(name, "dim"), Text(format_seconds(phase.get("seconds"))), Text(steps), Text(note))
+        table.add_row(Text(name, "dim"), Text(format_seconds(phase.seconds)), Text(steps), Text(note))
     return table
 
 
 def _checks(record: Record) -> Table:
     table = grid("left", "left", "left")
-    for check in record["checks"]:
-        level = check["level"]
-        table.add_row(Text(level, LEVEL_STYLES[level]), Text(check["name"]), Text(check.get("message") or ""))
+    for check in record.checks:
+        table.add_row(Text(check.level, LEVEL_STYLES[check.level]), Text(check.name), Text(check.message))
     return table
 
 
 def _settings(record: Record) -> Table:
     """As many to a line as fit; what was asked for stands out."""
-    settings, asked = settings_of(record), record["trial"]["settings"]
+    settings, asked = settings_of(record), record.trial.settings
     words = Text()
     for name in in_order(settings):
         words.append(f"{name}={show_setting(settings[name])}", "bold" if name in asked else "")
@@ -281,9 +271,9 @@ REPEATED = ("throughput", "samples_per_wh")  # ratios: their repeats are average
 LEARNED = tuple(name for name in SPREAD if name not in REPEATED)
 
 
-def print_repeats(console: Console, outcomes: Sequence[RunOutcome]) -> None:
+def print_repeats(console: Console, records: Sequence[Record]) -> None:
     """Each trial that has several runs: over seeds where it has several, over repeats where not."""
-    for group in groups([outcome.record for outcome in outcomes]):
+    for group in groups(records):
         if len(group.records) < 2:
             continue
         if len(group.seeds) > 1:
@@ -300,10 +290,9 @@ def _print_seeds(console: Console, group: Group) -> None:
 
 def _print_runs(console: Console, group: Group) -> None:
     """Within-run and between-run intervals, apart: a longer run does not give the second."""
-    metrics = [record["metrics"] for record in group.records]
     lines = []
     for name in REPEATED:
-        between = _between(name, metrics)
+        between = _between(name, group.records)
         lines += [*between, *_within(group, name)] if between else []
     learned = [spread for spread in group.spreads if spread.name in LEARNED and spread.count > 1]
     if not lines and not learned:
@@ -325,31 +314,31 @@ def _print_spreads(console: Console, spreads: Sequence[Spread], counted: str) ->
     console.print(Padding(table, (0, 0, 0, 2)))
 
 
-def _between(name: str, runs: list[dict[str, Any]]) -> list[str]:
+def _between(name: str, records: Sequence[Record]) -> list[str]:
     """One metric over repeats: its interval between runs."""
-    known = [run[name] for run in runs if (run.get(name) or {}).get("value")]
+    known = [metric for record in records if (metric := record.metric(name)) is not None and metric.value]
     if len(known) < 2:
         return []
-    between = between_run([float(metric["value"]) for metric in known])
+    between = between_run([float(metric.value) for metric in known if metric.value is not None])
     if between.low is None or between.high is None:
         return []
     edges = f"{format_number(between.low)} to {format_number(between.high)}"
-    return [f"  between runs: {format_rate(between.mean, known[0].get('unit'))}, 95 % interval {edges}"]
+    return [f"  between runs: {format_rate(between.mean, known[0].unit)}, 95 % interval {edges}"]
 
 
 def _within(group: Group, name: str) -> list[str]:
     """The widest interval within a run."""
-    metrics = [record["metrics"].get(name) or {} for record in group.records]
+    metrics = [metric for record in group.records if (metric := record.metric(name)) is not None]
     inside = [wide for metric in metrics if (wide := _relative_half_width(metric)) is not None]
-    shortest = min((window for one in group.records if (window := window_of(one))), default=None)
+    shortest = min((window for one in group.records if (window := one.window_s)), default=None)
     length = f", in {shortest:.2g} s or more" if shortest and name == "throughput" else ""
     return [f"  within a run: 95 % interval of ± {format_share(max(inside), 2)} at most{length}"] if inside else []
 
 
-def _relative_half_width(rate: dict[str, Any]) -> float | None:
-    if not rate.get("value") or rate.get("low") is None or rate.get("high") is None:
+def _relative_half_width(rate: Metric) -> float | None:
+    if not rate.value or rate.low is None or rate.high is None:
         return None
-    return float(max(rate["high"] - rate["value"], rate["value"] - rate["low"]) / rate["value"])
+    return max(rate.high - rate.value, rate.value - rate.low) / rate.value
 
 
 def _say(console: Console, lines: Sequence[str]) -> None:

@@ -21,7 +21,7 @@ from prony.study.study import Estimator, RunCost, form_of
 from prony_node.contract import files
 from prony_node.contract.digits import counted
 from prony_node.contract.errors import RequestError
-from prony_node.contract.record import parse_record, read_record
+from prony_node.contract.record import load_record
 from prony_node.contract.run_folder import NO, UNVERIFIED, node_source_hash
 from prony_node.contract.trial import Trial
 
@@ -131,7 +131,7 @@ def _is_older(run: RunSummary) -> bool:
 def outcome_of(run: RunSummary) -> RunOutcome | None:
     """The run with its record; None where that is gone."""
     record = run.read_record()
-    return None if record is None else RunOutcome(run.folder, parse_record(record))
+    return None if record is None else RunOutcome(run.folder, record)
 
 
 @dataclass(frozen=True)
@@ -244,11 +244,10 @@ def seen_of(run: RunSummary) -> RunCost | None:
     """What a run took, as an estimate takes it."""
     try:
         seconds = (datetime.fromisoformat(run.ended) - datetime.fromisoformat(run.started)).total_seconds()
-        record = read_record(run.folder) or {}
+        record = load_record(run.folder)
     except (ValueError, TypeError, OSError):  # no times, one of them without its zone, no record that can be read
         return None
-    metrics = record.get("metrics", {})
-    watts = (metrics.get("node_power") or metrics.get("power") or {}).get("value")
+    watts = (record.value("node_power") or record.value("power")) if record is not None else None
     return RunCost(run.trial_hash, run.workload, form_of(run.settings), run.machine, max(seconds, 1.0), watts)
 
 

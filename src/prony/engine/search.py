@@ -35,7 +35,7 @@ from prony.study.search_space import (
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError, Unfinished
 from prony_node.contract.parallel import rank_count
-from prony_node.contract.record import OUT_OF_MEMORY, Record, parse_record
+from prony_node.contract.record import OUT_OF_MEMORY, Record, accept_record
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import Stop, Trial
 from prony_node.contract.typed import encode
@@ -175,7 +175,7 @@ class Tuning:
         return folder
 
     def _charge(self, outcome: RunOutcome, cost_s: float) -> float:
-        self.energies_j.append(run_energy_j(outcome.folder, encode(outcome.record)))
+        self.energies_j.append(run_energy_j(outcome.folder, outcome.record))
         self.processes += 1
         self.spent_s += cost_s
         return cost_s
@@ -196,7 +196,7 @@ class Tuning:
 
 def _screening(folder: Path, size: int) -> Record | None:
     found = files.read_json(folder / files.WALK / str(size) / files.SCREENING)
-    return parse_record(found) if isinstance(found, dict) else None
+    return accept_record(found) if isinstance(found, dict) else None
 
 
 def value_text(goal: Goal, record: Mapping[str, Any]) -> str:

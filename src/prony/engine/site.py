@@ -45,7 +45,7 @@ from prony.study.request import new_run_id
 from prony.study.study import LOCAL, OutOfMemoryPruner, Study, refuse_refused
 from prony_node.contract.digits import counted
 from prony_node.contract.errors import RequestError
-from prony_node.contract.record import Record, parse_record, read_record
+from prony_node.contract.record import Record, load_record, read_record
 from prony_node.contract.trial import Plan, Trial
 
 if TYPE_CHECKING:
@@ -180,9 +180,9 @@ class _Following:
         while not interrupts.count:
             for line in tail.read():
                 self._report(RunProgress(line))
-            record = read_record(folder)
+            record = load_record(folder)
             if record is not None:
-                outcome = RunOutcome(folder, parse_record(record))
+                outcome = RunOutcome(folder, record)
                 self._say_how(outcome.record, title)
                 return outcome
             now = self._update(job)

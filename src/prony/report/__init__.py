@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from prony.analysis.published_tables import Table
     from prony.report.page import Entry
     from prony.report.published import Captioned, Conclusions
+    from prony_node.contract.record import Record
 
 
 def build_report(
-    given: Sequence[Path | dict[str, Any] | Entry],
+    given: Sequence[Path | Record | Entry],
     out: Path,
     tables: Sequence[Table] = (),
     plots: Sequence[Captioned] = (),

@@ -16,7 +16,6 @@ from markupsafe import Markup
 from prony.analysis.published_tables import Table
 from prony.analysis.scaling import Scaling, scaling
 from prony.analysis.scaling_series import find_series
-from prony.analysis.settings import Record
 from prony.analysis.summary import quality_of
 from prony.report.drawing import why_no_plots
 from prony.report.lines import (
@@ -35,7 +34,7 @@ from prony.report.published import Captioned, Conclusions, table_entry
 from prony.report.series import read_series
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
-from prony_node.contract.record import read_record, validate_record
+from prony_node.contract.record import Record, load_record
 from prony_node.contract.safe_files import GROUP_READS_FILE, is_shared
 
 OPEN_UP_TO = 6  # with more runs than this each is folded
@@ -91,7 +90,7 @@ def report_text(
     if not given:
         raise RequestError("a report needs at least one run")
     entries = [_entry(one) for one in given]
-    entries.sort(key=lambda entry: (str(entry.record.get("started") or ""), entry.record["id"]))
+    entries.sort(key=lambda entry: ((entry.record.started or ""), entry.record.id))
     page = page_of(entries)
     page.published += [table_entry(table) for table in tables]
     page.conclusions += conclusions
@@ -106,7 +105,7 @@ def render(page: Page, entries: Sequence[Entry], plots: Sequence[Captioned] = ()
     page.scalings += _scalings(series, records, drawn=page.without_plots is None)
     if page.without_plots is None:
         page.published_plots += _published_plots(plots)
-        _add_plots(page, entries, {record["id"] for _, those in series for record in those})
+        _add_plots(page, entries, {record.id for _, those in series for record in those})
     return _template().render(page=page, unfolded=len(page.runs) <= OPEN_UP_TO)
 
 
@@ -115,7 +114,7 @@ def _add_plots(page: Page, entries: Sequence[Entry], scaled: set[str]) -> None:
     from prony.report.plots import series_svg, sweep_svg  # a second to import, so only for a report
 
     records = [entry.record for entry in entries]
-    page.sweeps += _sweeps([one for one in records if quality_of(one) is None and one["id"] not in scaled])
+    page.sweeps += _sweeps([one for one in records if quality_of(one) is None and one.id not in scaled])
     page.learning += _learning(records)
     page.learned_sweeps += _learned_sweeps(records)
     for number, (entry, run) in enumerate(zip(entries, page.runs, strict=True)):
@@ -238,9 +237,9 @@ def _learning(records: Sequence[Record]) -> list[dict[str, Any]]:
 def _entry(given: Path | Record | Entry) -> Entry:
     if isinstance(given, Entry):
         return given
-    if isinstance(given, dict):
-        return Entry(validate_record(given))
-    record = read_record(given)
+    if isinstance(given, Record):
+        return Entry(given)
+    record = load_record(given)
     if record is None:
         raise RequestError(f"{given} has no readable record.json")
     return Entry(record, given)

@@ -7,7 +7,7 @@ from typing import Any
 
 from prony.analysis.scaling import COMMUNICATION, Scaling, ScalingPoint, SuperlinearEfficiency
 from prony.analysis.scaling_series import WEAK, Fit, HeldOut, ValueInterval
-from prony.analysis.settings import Record, count, number, word
+from prony.analysis.settings import count, number, word
 from prony.analysis.summary import CurvePoint, LearningCurve, is_reached, learning_of, thinned
 from prony.analysis.variation import OWN, Group, Spread
 from prony.report.numbers import (
@@ -24,7 +24,7 @@ from prony.report.numbers import (
 from prony.report.plot_data import Sweep, SweepPoint
 from prony_node.contract.digits import counted
 from prony_node.contract.metrics import METRICS
-from prony_node.contract.record import window_of
+from prony_node.contract.record import DataUsed, JsonObject, MessageTime, Record, StagedFiles, WorkDone
 from prony_node.contract.trial import Trial
 
 LONGEST_REASON = 200
@@ -32,7 +32,7 @@ LONGEST_REASON = 200
 
 def batch_lines(record: Record) -> list[tuple[str, str]]:
     """A batch and what became of it, in the order of the tries; none where no batch was looked for."""
-    tries = record.get("auto_batch")
+    tries = record.auto_batch
     lines = []
     for tried in tries if isinstance(tries, list) else []:
         batch = count(tried.get("batch")) if isinstance(tried, dict) else None
@@ -54,7 +54,7 @@ LONGEST_BINDING = 300
 
 def binding_lines(record: Record) -> list[tuple[str, str]]:
     """A rank and its cores and memory, or why it has none of its own; ranks with the same stand together."""
-    stated = record.get("binding")
+    stated = record.binding
     said: dict[str, list[str]] = {}
     for one in stated if isinstance(stated, list) else []:
         rank = count(one.get("rank")) if isinstance(one, dict) else None
@@ -76,47 +76,39 @@ MOST_FACTS = 8  # of a generated set
 
 def data_lines(record: Record) -> list[tuple[str, str]]:
     """A label and a text for each part that is known; none where the run had no data set and one shape of batch."""
-    found, work = record.get("data"), record.get("work")
-    data = found if isinstance(found, dict) else {}
+    data, work = record.data or DataUsed(), record.work
     lines = [
         ("set", _which(data)),
         ("samples", _data_size(data)),
-        ("held", HELD.get(str(data.get("held")), word(data.get("held")))),
-        ("decoded", _decoded(data.get("decoded_on_device"))),
-        ("fingerprint", word(data.get("fingerprint"))),
-        ("staged", _staged(data.get("staged"))),
-        ("generated", _generated(data.get("generated"))),
+        ("held", HELD.get(str(data.held), word(data.held))),
+        ("decoded", _decoded(data.decoded_on_device)),
+        ("fingerprint", word(data.fingerprint)),
+        ("staged", _staged(data.staged)),
+        ("generated", _generated(data.generated or {})),
         ("images", _shapes(work)),
         ("waits", _waits(work)),
     ]
     return [(label, text) for label, text in lines if text]
 
 
-def _which(data: dict[str, Any]) -> str:
-    kind, folder, source = word(data.get("kind")), _path(data.get("folder")), _path(data.get("source"))
+def _which(data: DataUsed) -> str:
+    kind, folder, source = word(data.kind), _path(data.folder), _path(data.source)
     place = f"in {folder}" if folder else ""
     asked = f"asked for as {source}" if source and source != folder else ""
     return ", ".join(part for part in (" ".join(filter(None, (kind, place))), asked) if part)
 
 
-def _data_size(data: dict[str, Any]) -> str:
-    parts = []
-    for name, words in (("samples", "to train"), ("test_samples", "to test"), ("classes", "classes")):
-        found = count(data.get(name))
-        if found is not None:
-            parts.append(f"{found:,} {words}")
-    size = number(data.get("bytes"))
-    return ", ".join(parts + ([format_bytes(size)] if size is not None else []))
+def _data_size(data: DataUsed) -> str:
+    counts = ((data.samples, "to train"), (data.test_samples, "to test"), (data.classes, "classes"))
+    parts = [f"{found:,} {words}" for found, words in counts if found is not None]
+    return ", ".join(parts + ([format_bytes(data.bytes)] if data.bytes is not None else []))
 
 
-def _shapes(work: Any) -> str:
+def _shapes(work: WorkDone) -> str:
     """How large images were and how many boxes they had, where that differs from batch to batch."""
-    shapes = work.get("shapes") if isinstance(work, dict) else None
-    if not isinstance(shapes, dict):
-        return ""
     parts = []
     for name, unit in (("height", "high"), ("width", "wide"), ("boxes", "boxes")):
-        spread = shapes.get(name)
+        spread = (work.shapes or {}).get(name)
         stated = spread if isinstance(spread, dict) else {}
         mean, low, high = (number(stated.get(key)) for key in ("mean", "p5", "p95"))
         if mean is not None and low is not None and high is not None:
@@ -124,23 +116,22 @@ def _shapes(work: Any) -> str:
     return ", ".join(parts) + (", on average and nine in ten of them" if parts else "")
 
 
-def _waits(work: Any) -> str:
+def _waits(work: WorkDone) -> str:
     """For the device, of the workload itself; what reads a loss or a count has to."""
-    per_step = number(work.get("own_synchronisations_per_step")) if isinstance(work, dict) else None
+    per_step = work.own_synchronisations_per_step
     return "" if per_step is None else f"{per_step:.4g} per step for the device, the workload's own"
 
 
-def _decoded(by_device: Any) -> str:
+def _decoded(by_device: float | None) -> str:
     """How decode=both divided the last batches."""
-    part = number(by_device)
-    return "" if part is None else f"{part:.0%} by the device, the rest by workers"
+    return "" if by_device is None else f"{by_device:.0%} by the device, the rest by workers"
 
 
-def _staged(staged: Any) -> str:
-    if not isinstance(staged, dict):
+def _staged(staged: StagedFiles | None) -> str:
+    if staged is None:
         return ""
-    files, size, copied = (number(staged.get(name)) for name in ("files", "bytes", "copied_bytes"))
-    folder, seconds = _path(staged.get("folder")), number(staged.get("seconds"))
+    files, size, copied = staged.files, staged.bytes, staged.copied_bytes
+    folder, seconds = _path(staged.folder), staged.seconds
     parts = [f"to {folder}"] if folder else []
     parts += [counted(round(files), "file")] if files is not None else []
     parts += [format_bytes(size)] if size is not None else []
@@ -148,10 +139,8 @@ def _staged(staged: Any) -> str:
     return ", ".join(parts) + (f" in {format_seconds(seconds)}" if seconds is not None else "")
 
 
-def _generated(generated: Any) -> str:
+def _generated(generated: JsonObject) -> str:
     """What a manifest says of itself, whatever it says; a checksum of a list is for no reader."""
-    if not isinstance(generated, dict):
-        return ""
     facts = [(name, _plain(value)) for name, value in generated.items() if not str(name).endswith("sha256")]
     return ", ".join(f"{word(str(name))} {text}" for name, text in facts[:MOST_FACTS] if text)
 
@@ -250,18 +239,18 @@ class MetricLine:
 
 def metric_lines(record: Record) -> list[MetricLine]:
     """In the order of the vocabulary, what was measured first."""
-    metrics, window_s = record["metrics"], window_of(record)
+    metrics, window_s = record.metrics, record.window_s
     names = [name for name in METRICS if name in metrics] + [name for name in metrics if name not in METRICS]
     absent: dict[str, list[str]] = {}
     for name in names:
-        if metrics[name].get("value") is None and metrics[name].get("reason"):
-            absent.setdefault(metrics[name]["reason"], []).append(name)
+        if reason := metrics[name].reason if metrics[name].value is None else None:
+            absent.setdefault(reason, []).append(name)
     grouped = {name for those in absent.values() if len(those) >= TOGETHER_FROM for name in those}
     lines = [
         MetricLine(
             name,
             format_metric(name, metrics[name], window_s),
-            str(metrics[name].get("source") or ""),
+            metrics[name].source or "",
             METRICS[name].help if name in METRICS else "",
         )
         for name in names
@@ -288,15 +277,14 @@ class CollectiveTable:
 
 def collective_lines(record: Record) -> list[tuple[str, str]]:
     """Between whom, by what, and by which factor; none where the run was of another kind."""
-    stated = record.get("collective")
-    if not isinstance(stated, dict):
+    stated = record.collective_curve
+    if stated is None:
         return []
-    ranks, factor = count(stated.get("ranks")), number(stated.get("factor"))
     lines = [
-        ("between", f"{ranks:,} ranks" if ranks else ""),
-        ("library", word(stated.get("backend"))),
-        ("bus bandwidth", f"{factor:.4g} x size / time" if factor is not None else ""),
-        ("note", word(stated.get("note"), LONGEST_NOTE)),
+        ("between", f"{stated.ranks:,} ranks" if stated.ranks else ""),
+        ("library", word(stated.backend)),
+        ("bus bandwidth", f"{stated.factor:.4g} x size / time" if stated.factor is not None else ""),
+        ("note", word(stated.note, LONGEST_NOTE)),
     ]
     return [(label, text) for label, text in lines if text]
 
@@ -311,15 +299,13 @@ def collective_plot(record: Record) -> Sweep | None:
     """Bus bandwidth over the message; None where fewer than two sizes have one."""
     points = []
     for point in _curve(record):
-        size, value = number(point["size_bytes"]), number(point.get("bus_bandwidth"))
-        if size and value is not None:
-            low, high = (number(point.get(f"bus_bandwidth_{end}")) for end in ("low", "high"))
-            ends = [None if end is None else end / GB for end in (low, high)]
-            points.append(SweepPoint(size / KIB, None, value / GB, ends[0], ends[1]))
+        if point.size_bytes and point.bus_bandwidth is not None:
+            ends = [None if end is None else end / GB for end in (point.bus_bandwidth_low, point.bus_bandwidth_high)]
+            points.append(SweepPoint(point.size_bytes / KIB, None, point.bus_bandwidth / GB, ends[0], ends[1]))
     if len(points) < 2:
         return None
     return Sweep(
-        workload=record["trial"]["workload"],
+        workload=record.trial.workload,
         metric="bus_bandwidth",
         unit="bus bandwidth, in GB/s",
         x_name="message, in KiB",
@@ -333,11 +319,9 @@ def collective_plot(record: Record) -> Sweep | None:
     )
 
 
-def _curve(record: Record) -> list[dict[str, Any]]:
-    stated = record.get("collective")
-    curve = stated.get("curve") if isinstance(stated, dict) else None
-    points = curve if isinstance(curve, list) else []
-    return [point for point in points if isinstance(point, dict) and count(point.get("size_bytes"))]
+def _curve(record: Record) -> list[MessageTime]:
+    stated = record.collective_curve
+    return [point for point in (stated.curve if stated is not None else None) or () if count(point.size_bytes)]
 
 
 def _message_size(size: int) -> str:
@@ -346,16 +330,15 @@ def _message_size(size: int) -> str:
     return f"{digits.rstrip('0').rstrip('.') if '.' in digits else digits} {unit}"
 
 
-def _message_row(point: dict[str, Any]) -> list[str]:
-    size, seconds = _message_size(int(point["size_bytes"])), number(point.get("time_s"))
+def _message_row(point: MessageTime) -> list[str]:
+    size, seconds = _message_size(point.size_bytes or 0), point.time_s
     if seconds is None or seconds <= 0.0:
-        return [size, word(point.get("reason"), LONGEST_NOTE) or NOTHING, NOTHING, NOTHING]
-    low, high = (number(point.get(f"time_{end}_s")) for end in ("low", "high"))
-    rates = (number(point.get(f"{name}_bandwidth")) for name in ("algorithm", "bus"))
+        return [size, word(point.reason, LONGEST_NOTE) or NOTHING, NOTHING, NOTHING]
     return [
         size,
-        format_seconds(seconds) + format_half_width(seconds, low, high),
-        *(format_rate(rate, "B/s") for rate in rates),
+        format_seconds(seconds) + format_half_width(seconds, point.time_low_s, point.time_high_s),
+        format_rate(point.algorithm_bandwidth, "B/s"),
+        format_rate(point.bus_bandwidth, "B/s"),
     ]
 
 

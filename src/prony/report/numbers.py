@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import replace
 
-from prony.analysis.settings import number
 from prony.analysis.summary import Headline, Quality
 from prony_node.contract.digits import counted
+from prony_node.contract.record import Metric
 
 NOTHING = "–"
 NOT_REACHED = "not reached"
@@ -109,20 +109,20 @@ def format_si(value: float, unit: str) -> str:
     return f"{format_number(value)} {unit.strip()}"
 
 
-def format_metric(name: str, metric: dict[str, Any] | None, window_s: float | None = None) -> str:
+def format_metric(name: str, metric: Metric | None, window_s: float | None = None) -> str:
     """A metric of a record with its interval; a dash and the reason where it was not measured.
 
     `window_s`: of the record's steady window, shown beside intervals that come from it.
     """
-    if not metric:
+    if metric is None:
         return NOTHING
-    value, unit = metric.get("value"), metric.get("unit", "")
+    value, unit = metric.value, metric.unit or ""
     if value is None:
-        return f"{NOTHING} ({metric['reason']})" if metric.get("reason") else NOTHING
+        return f"{NOTHING} ({metric.reason})"
     if name not in OF_WINDOW:
         window_s = None
     if name == "quality":
-        return format_score(str(unit), value, number(metric.get("low")), number(metric.get("high")))
+        return format_score(unit, value, metric.low, metric.high)
     if unit == "s":
         text = format_seconds(value)
     elif unit == "B":
@@ -134,8 +134,8 @@ def format_metric(name: str, metric: dict[str, Any] | None, window_s: float | No
             return format_share(value) + _share_interval(metric)
         text = format_number(value)
     else:
-        return format_rate(value, unit, metric.get("low"), metric.get("high"), window_s)
-    return text + format_half_width(value, metric.get("low"), metric.get("high"), window_s)
+        return format_rate(value, unit, metric.low, metric.high, window_s)
+    return text + format_half_width(value, metric.low, metric.high, window_s)
 
 
 def format_score(score: str, value: float, low: float | None = None, high: float | None = None) -> str:
@@ -169,9 +169,14 @@ def format_time_to(quality: Quality | None) -> str:
     return format_seconds(quality.time_s) if quality.reached else NOT_REACHED
 
 
-def _share_interval(metric: dict[str, Any]) -> str:
-    low, high = metric.get("low"), metric.get("high")
+def _share_interval(metric: Metric) -> str:
+    low, high = metric.low, metric.high
     return "" if low is None or high is None else f" ({format_share(low)} to {format_share(high)})"
+
+
+def format_value(name: str, metric: Metric | None) -> str:
+    """The value of a metric without interval or reason, for a column."""
+    return NOTHING if metric is None else format_metric(name, replace(metric, low=None, high=None))
 
 
 def format_headline(headline: Headline) -> str:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from prony.analysis.settings import Record, in_order, introduce, settings_of, show_setting, shown_settings
-from prony.analysis.summary import Headline, energy_lines, headline, no_doubts, quality_of
+from prony.analysis.settings import in_order, introduce, rooms_of_facts, settings_of, show_setting, shown_settings
+from prony.analysis.summary import (
+    Headline,
+    checks_without_places,
+    energy_lines,
+    headline,
+    no_doubts,
+    quality_of,
+)
 from prony.analysis.variation import Group, groups
 from prony.report.lines import (
     REACHED,
@@ -25,9 +32,9 @@ from prony.report.lines import (
     spread_row,
     spread_title,
 )
-from prony.report.numbers import NOTHING, format_headline, format_metric, format_rate, format_seconds, format_time_to
+from prony.report.numbers import format_headline, format_rate, format_seconds, format_time_to, format_value
 from prony.report.published import Conclusions
-from prony_node.contract.run_folder import without_places
+from prony_node.contract.record import CompileCacheUse, Record
 
 COLUMNS = (
     ("step_time", "step time"),
@@ -85,7 +92,7 @@ def page_of(entries: Sequence[Entry]) -> Page:
     records = [entry.record for entry in entries]
     names = shown_settings(records)
     columns = [*(LEARNED if any(quality_of(record) for record in records) else ()), *COLUMNS]
-    workloads = list(dict.fromkeys(record["trial"]["workload"] for record in records))
+    workloads = list(dict.fromkeys(record.trial.workload for record in records))
     return Page(
         title=", ".join(workloads) if len(workloads) <= 3 else f"{len(workloads)} workloads",
         subtitle=_subtitle(records),
@@ -99,7 +106,7 @@ def page_of(entries: Sequence[Entry]) -> Page:
 
 
 def _subtitle(records: Sequence[Record]) -> str:
-    days = sorted({str(record.get("started") or "")[:10] for record in records} - {""})
+    days = sorted({(record.started or "")[:10] for record in records} - {""})
     count = "1 run" if len(records) == 1 else f"{len(records)} runs"
     if not days:
         return count
@@ -118,8 +125,8 @@ def _row(record: Record, names: list[str], columns: list[str]) -> dict[str, Any]
     line = headline(record)
     settings = settings_of(record)
     return {
-        "id": record["id"],
-        "workload": record["trial"]["workload"],
+        "id": record.id,
+        "workload": record.trial.workload,
         "settings": [show_setting(settings.get(name)) for name in names],
         "rate": format_rate(line.rate, line.unit, line.low, line.high, line.window_s),
         "cells": [_short(record, name) for name in columns],
@@ -141,10 +148,7 @@ def _short(record: Record, name: str) -> str:
     """A value without its interval, for a column."""
     if name == "time_to_quality":
         return format_time_to(quality_of(record))
-    metric = record["metrics"].get(name)
-    if not metric or metric.get("value") is None:
-        return NOTHING
-    return format_metric(name, {**metric, "low": None, "high": None})
+    return format_value(name, record.metric(name))
 
 
 def _spread(group: Group) -> dict[str, Any]:
@@ -161,18 +165,18 @@ def _run(entry: Entry, names: list[str]) -> dict[str, Any]:
     record = entry.record
     line, settings = headline(record), settings_of(record)
     return {
-        "id": record["id"],
-        "workload": record["trial"]["workload"],
+        "id": record.id,
+        "workload": record.trial.workload,
         "varies": [f"{name}={show_setting(settings[name])}" for name in names if name in settings],
         "headline": format_headline(line),
         "status": line.status,
         **_checked(line),
-        "failure": record.get("failure"),
-        "started": record.get("started"),
-        "stop_reason": (record.get("stop") or {}).get("reason"),
-        "synthetic": record.get("synthetic"),
+        "failure": record.failure,
+        "started": record.started,
+        "stop_reason": record.stop.reason if record.stop is not None else None,
+        "synthetic": record.more.get("synthetic"),
         "phases": _phases(record),
-        "checks": without_places(record),
+        "checks": checks_without_places(record),
         "metrics": _metrics(record),
         "energy": energy_lines(record),
         "data": data_lines(record),
@@ -188,11 +192,13 @@ def _run(entry: Entry, names: list[str]) -> dict[str, Any]:
             {
                 "name": name,
                 "value": show_setting(settings[name]),
-                "asked": name in record["trial"]["settings"],
+                "asked": name in record.trial.settings,
             }
             for name in in_order(settings)
         ],
-        "facts": [{"room": room, "lines": list(_lines(value))} for room, value in record["facts"].items() if value],
+        "facts": [
+            {"room": room, "lines": list(_lines(value))} for room, value in rooms_of_facts(record).items() if value
+        ],
         "plot": None,
     }
 
@@ -205,31 +211,31 @@ def _metrics(record: Record) -> list[dict[str, str]]:
 
 
 def _phases(record: Record) -> list[dict[str, Any]]:
-    phases = record["phases"]
+    phases = record.phases
     names = [name for name in PHASES if name in phases] + [name for name in phases if name not in PHASES]
-    total_s = sum(float(phases[name].get("seconds") or 0.0) for name in names) or 1.0
+    total_s = sum(phases[name].seconds or 0.0 for name in names) or 1.0
     return [
         {
             "name": name.replace("_", " "),
             "css": name if name in PHASES else "other",
-            "share": round(100.0 * float(phases[name].get("seconds") or 0.0) / total_s, 2),
-            "seconds": format_seconds(phases[name].get("seconds")),
-            "steps": phases[name].get("steps"),
-            "note": _cache(phases[name].get("compile_cache")),
+            "share": round(100.0 * (phases[name].seconds or 0.0) / total_s, 2),
+            "seconds": format_seconds(phases[name].seconds),
+            "steps": phases[name].steps,
+            "note": _cache(phases[name].compile_cache),
         }
         for name in names
     ]
 
 
-def _cache(cache: dict[str, Any] | None) -> str:
-    if not cache or cache.get("state") in (None, "none"):
+def _cache(cache: CompileCacheUse | None) -> str:
+    if cache is None or cache.state in (None, "none"):
         return ""
-    return f"compiler cache {cache['state']}: {cache.get('hits', 0)} hits, {cache.get('misses', 0)} misses"
+    return f"compiler cache {cache.state}: {cache.hits or 0} hits, {cache.misses or 0} misses"
 
 
-def _lines(value: Any, name: str = "") -> Any:
+def _lines(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
     """Facts as lines of a table, by dotted name."""
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _lines(inner, f"{name}.{key}" if name else str(key))
     elif isinstance(value, list) and any(isinstance(inner, dict) for inner in value):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from prony.analysis.published_tables import is_good
-from prony.analysis.settings import DRAWN, Record, number, settings_of, show_setting, varying, word
+from prony.analysis.settings import DRAWN, settings_of, show_setting, varying, word
 from prony.analysis.summary import CurvePoint, LearningCurve, learning_of, quality_of, thinned
-from prony_node.contract.settings import SETTINGS
+from prony_node.contract.record import Metric, Record
+from prony_node.contract.settings import SETTINGS, Value
 
 RATE, LEARNED = "throughput", ("quality", "time_to_quality")
 LOG_FROM = 8.0  # the largest value over the smallest, from which on a logarithmic axis is apt
@@ -47,9 +47,8 @@ def sweeps(records: Sequence[Record]) -> list[Sweep]:
     """The plots of the rate that these records allow, one a workload and device."""
     groups: dict[tuple[str, ...], list[Record]] = {}
     for record in records:
-        if is_good(record) and _value(record, RATE) is not None:
-            unit = str(record["metrics"][RATE]["unit"])
-            groups.setdefault((record["trial"]["workload"], unit, _device(record)), []).append(record)
+        if is_good(record) and (rate := record.metric(RATE)) is not None:
+            groups.setdefault((record.trial.workload, str(rate.unit), str(record.device.name)), []).append(record)
     found = (_sweep(workload, RATE, group) for (workload, *_), group in groups.items())
     return [sweep for sweep in found if sweep is not None]
 
@@ -62,10 +61,9 @@ def learned_sweeps(records: Sequence[Record]) -> list[list[Sweep]]:
     groups: dict[tuple[str, ...], list[Record]] = {}
     for record in records:
         if is_good(record) and (quality := quality_of(record)) is not None:
-            learning, data = learning_of(record), record.get("data")
+            learning = learning_of(record)
             target = str(learning.until) if learning else ""
-            which = str(word(data.get("fingerprint"))) if isinstance(data, dict) else ""
-            key = (record["trial"]["workload"], quality.score, target, which, _device(record))
+            key = (record.trial.workload, quality.score, target, _data_set(record), str(record.device.name))
             groups.setdefault(key, []).append(record)
     found = (
         [sweep for metric in (RATE, *LEARNED) if (sweep := _sweep(workload, metric, group))]
@@ -74,17 +72,14 @@ def learned_sweeps(records: Sequence[Record]) -> list[list[Sweep]]:
     return [plots for plots in found if plots]
 
 
-def _value(record: Record, metric: str) -> float | None:
-    return number((record["metrics"].get(metric) or {}).get("value"))
-
-
-def _device(record: Record) -> str:
-    return str((record["facts"].get("devices") or [{}])[0].get("name"))
+def _data_set(record: Record) -> str:
+    """What tells the data sets of runs apart."""
+    return str(word(record.data.fingerprint)) if record.data is not None else ""
 
 
 def _sweep(workload: str, metric: str, records: list[Record]) -> Sweep | None:
     names = _varied(records)
-    measured = [record for record in records if _value(record, metric) is not None]
+    measured = [(record, found) for record in records if (found := record.metric(metric)) is not None]
     if not 1 <= len(names) <= 2 or len(measured) < 2:
         return None
     values = {name: {settings_of(record).get(name) for record in records} for name in names}
@@ -92,27 +87,33 @@ def _sweep(workload: str, metric: str, records: list[Record]) -> Sweep | None:
     names.sort(key=lambda name: (_is_numeric(values[name]), len(values[name])), reverse=True)
     x_name, colour_name = names[0], names[1] if len(names) == 2 else None
     numeric = _is_numeric(values[x_name])
-    ordered: list[Any] = sorted(values[x_name], key=lambda value: _order(x_name, value))
+    ordered = sorted(values[x_name], key=lambda value: _order(x_name, value))
     colours = sorted(values[colour_name], key=lambda value: _order(colour_name, value)) if colour_name else []
     return Sweep(
         workload=workload,
         metric=metric,
-        unit=word(measured[0]["metrics"][metric].get("unit")) or "",
+        unit=word(measured[0][1].unit) or "",
         x_name=x_name,
         x_values=[show_setting(value) for value in ordered],
         colour_name=colour_name,
         colour_values=[show_setting(value) for value in colours],
         numeric=numeric,
-        logarithmic=numeric and ordered[0] > 0 and ordered[-1] / ordered[0] >= LOG_FROM,
-        points=[_point(record, metric, x_name, colour_name, numeric) for record in measured],
+        logarithmic=numeric and _wants_log(ordered),
+        points=[_point(record, found, x_name, colour_name, numeric) for record, found in measured],
         missing=len(records) - len(measured),
     )
+
+
+def _wants_log(values: Sequence[Value | None]) -> bool:
+    """Whether these numbers, in order, are told apart better on a logarithmic axis."""
+    least, most = (float(value or 0) for value in (values[0], values[-1]))
+    return least > 0.0 and most / least >= LOG_FROM
 
 
 def _varied(records: list[Record]) -> list[str]:
     """The settings that vary of their own accord: not a seed, nor what follows from the others."""
     names = [name for name in varying(records) if name not in DRAWN]
-    asked = {name for record in records for name in record["trial"]["settings"]}
+    asked = {name for record in records for name in record.trial.settings}
     of_batch = [] if "global_batch" not in asked else ["batch_size", "grad_accumulation"]
     of_machine = [] if "cores" in asked else ["cores"]
     for name in (*of_batch, *of_machine):
@@ -130,11 +131,11 @@ def _follows(name: str, others: list[str], records: list[Record]) -> bool:
     return all(len(values) == 1 for values in found.values())
 
 
-def _is_numeric(values: set[Any]) -> bool:
+def _is_numeric(values: set[Value | None]) -> bool:
     return all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
 
 
-def _order(name: str, value: Any) -> tuple[int, float, str]:
+def _order(name: str, value: Value | None) -> tuple[int, float, str]:
     """Numbers by size, choices as the setting lists them, whatever else by its letters."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return 0, float(value), ""
@@ -144,15 +145,15 @@ def _order(name: str, value: Any) -> tuple[int, float, str]:
     return 2, 0.0, show_setting(value)
 
 
-def _point(record: Record, metric: str, x_name: str, colour_name: str | None, numeric: bool) -> SweepPoint:
-    settings, found = settings_of(record), record["metrics"][metric]
+def _point(record: Record, found: Metric, x_name: str, colour_name: str | None, numeric: bool) -> SweepPoint:
+    settings = settings_of(record)
     x = settings.get(x_name)
     return SweepPoint(
         x=float(x) if numeric and x is not None else show_setting(x),
         colour=show_setting(settings.get(colour_name)) if colour_name else None,
-        value=float(found["value"]),
-        low=number(found.get("low")),
-        high=number(found.get("high")),
+        value=found.value or 0.0,
+        low=found.low,
+        high=found.high,
     )
 
 
@@ -191,9 +192,7 @@ def curves(records: Sequence[Record]) -> list[Curves]:
 
 
 def _group(record: Record, learning: LearningCurve) -> tuple[str, ...]:
-    data, devices = record.get("data"), record["facts"].get("devices") or [{}]
-    which = word(data.get("fingerprint")) if isinstance(data, dict) else None
-    return record["trial"]["workload"], learning.score, str(which), str(devices[0].get("name"))
+    return record.trial.workload, learning.score, _data_set(record), str(record.device.name)
 
 
 def _curves(records: list[Record]) -> Curves:
@@ -206,11 +205,11 @@ def _curves(records: list[Record]) -> Curves:
             continue
         settings = settings_of(record)
         colour = ", ".join(show_setting(settings.get(name)) for name in names)
-        lines.append(CurveLine(str(record["id"]), colour, thinned(learning, MOST_POINTS)))
+        lines.append(CurveLine(record.id, colour, thinned(learning, MOST_POINTS)))
         targets |= set() if learning.target is None else {learning.target}
         score = learning.score
     return Curves(
-        workload=records[0]["trial"]["workload"],
+        workload=records[0].trial.workload,
         score=score,
         targets=sorted(targets),
         colour_name=", ".join(names),

@@ -8,9 +8,9 @@ import itertools
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from prony_node.contract import files
+from prony_node.contract.record import EnergyDetail, EnergyPart, Record, Steady
 from prony_node.contract.safe_files import SAMPLES_LIMIT, plain_lines
 
 MOST_POINTS = 400
@@ -45,19 +45,19 @@ class _Block:
     duration_s: float
 
 
-def read_series(folder: Path, record: dict[str, Any]) -> StepSeries | None:
+def read_series(folder: Path, record: Record) -> StepSeries | None:
     """The series of a run; None where it was not kept, or is of no use."""
     blocks = _read_blocks(folder / files.STEPS)
     if len(blocks) < 2:
         return None
-    steady = record.get("steady") or {}
+    steady = record.steady or Steady()
     return StepSeries(
         points=_points(blocks),
-        cut_s=_end_of(blocks, int(steady.get("cut_steps") or 0)),
+        cut_s=_end_of(blocks, steady.cut_steps or 0),
         end_s=blocks[-1].end_s,
-        mean_s=steady.get("step_time_s"),
-        low_s=steady.get("step_time_low_s"),
-        high_s=steady.get("step_time_high_s"),
+        mean_s=steady.step_time_s,
+        low_s=steady.step_time_low_s,
+        high_s=steady.step_time_high_s,
     )
 
 
@@ -108,20 +108,20 @@ def _end_of(blocks: list[_Block], cut_steps: int) -> float:
 Reading = tuple[float, float]  # when, and what: joules of a counter, watts of any other sensor
 
 
-def run_energy_j(folder: Path, record: dict[str, Any]) -> float | None:
+def run_energy_j(folder: Path, record: Record) -> float | None:
     """Joules of the devices that took part, first reading to last; None where there was no sensor."""
-    detail = record.get("energy") or {}
-    parts = [part for part in detail.get("parts") or [] if part.get("sensor")]
-    if any(node["energy_j"] is None for node in detail.get("nodes") or []):
+    detail = record.energy or EnergyDetail()
+    parts = [part for part in detail.parts if part.sensor]
+    if any(node.energy_j is None for node in detail.nodes or ()):
         return None  # a sum without one of the nodes is none
-    nodes = {part.get("node", 0) for part in parts}  # each has its own samples
-    readings = {node: _read(files.node_folder(folder, node)) for node in nodes}
-    found = [
-        _energy_j(readings[part.get("node", 0)].get(part["sensor"], []), part.get("kind") == "counter")
-        for part in parts
-    ]
+    readings = {node: _read(files.node_folder(folder, node)) for node in map(_node, parts)}  # each has its own samples
+    found = [_energy_j(readings[_node(part)].get(part.sensor or "", []), part.kind == "counter") for part in parts]
     known = [energy_j for energy_j in found if energy_j is not None]
     return sum(known) if known and len(known) == len(found) else None
+
+
+def _node(part: EnergyPart) -> int:
+    return part.node or 0
 
 
 def _read(folder: Path) -> dict[str, list[Reading]]:

@@ -8,17 +8,18 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import is_alive
-from prony_node.contract.record import read_record, validate_record, window_of, worst_level
+from prony_node.contract.record import Check, Record, accept_record, load_record, read_record
 from prony_node.contract.run_folder import UNVERIFIED, has_manifest, manifest_mark, marked
 from prony_node.contract.safe_files import NotPlain, read_in_run, stat_in_run
+from prony_node.contract.settings import Value
 
 ROW_VERSION = 5  # rows of an older one are read anew from their folders
 # Effective settings that have a column of their own; the others are in JSON beside the row.
@@ -68,9 +69,11 @@ class RunSummary:
     quality: float | None
     time_to_quality_s: float | None
     worst: str
-    settings: dict[str, Any]  # as requested
-    effective: dict[str, Any]
-    metrics: dict[str, Any] = field(compare=False)  # those without a column, and the length of the steady window
+    settings: dict[str, Value]  # as requested
+    effective: dict[str, Value]
+    metrics: dict[str, float | None] = field(
+        compare=False
+    )  # those without a column, and the length of the steady window
 
     @property
     def window_s(self) -> float | None:
@@ -82,10 +85,18 @@ class RunSummary:
         """What verifying it found, or its manifest alone where nothing is noted."""
         return self.verified or manifest_mark(self.folder)
 
-    def read_record(self) -> dict[str, Any] | None:
+    def read_record(self) -> Record | None:
         """Its record, with a failed check where it does not verify; None where it is gone."""
-        record = read_record(self.folder)
-        return None if record is None else marked(record, self.mark, self.folder)
+        record = load_record(self.folder)
+        if record is None:
+            return None
+        said = marked({"status": record.status, "checks": []}, self.mark, self.folder)["checks"]
+        return replace(record, checks=(*record.checks, *(Check(**check) for check in said))) if said else record
+
+    def read_document(self) -> dict[str, Any] | None:
+        """The same as the document that it is, for a program."""
+        document = read_record(self.folder)
+        return None if document is None else marked(document, self.mark, self.folder)
 
     def to_json(self) -> dict[str, Any]:
         known = asdict(self) | {"folder": str(self.folder), "window_s": self.window_s}
@@ -109,43 +120,42 @@ class IndexRow:
         return str(self.run["folder"])
 
 
-def row_of_record(folder: str, record: dict[str, Any], place: str | None = None) -> IndexRow:
+def row_of_record(folder: str, record: Record, place: str | None = None) -> IndexRow:
     """The row of a valid record in the folder of this name; refused where a database could not hold it."""
     if storable(folder) != folder:
         raise RequestError("the name of its folder is not UTF-8: rename it")
-    trial, failure, facts = record["trial"], record.get("failure") or {}, record["facts"]
-    metrics = {name: metric["value"] for name, metric in record["metrics"].items()}
-    rate, quality = record["metrics"].get("throughput") or {}, record["metrics"].get("quality") or {}
-    devices = facts.get("devices") or []
-    effective = dict(trial.get("effective") or {})
+    trial, failure, facts = record.trial, record.failure, record.facts
+    metrics = {name: metric.value for name, metric in record.metrics.items()}
+    rate, quality = record.metrics.get("throughput"), record.metric("quality")
+    effective = trial.effective or {}
     run = {
         "folder": folder,
-        "id": _needed(record["id"], "id"),
-        "workload": _needed(trial["workload"], "trial.workload"),
-        "trial_hash": _needed(trial.get("hash"), "trial.hash"),
-        "effective_hash": _text(trial.get("effective_hash")),
-        "repeat": _count(record.get("repeat"), LARGEST_REPEAT) or 0,
-        "status": _needed(record["status"], "status"),
-        "failure_kind": _text(failure.get("kind")),
-        "started": _text(record.get("started") or ""),
-        "ended": _text(record.get("ended") or ""),
-        "machine": _text(record["fingerprint"].get("machine")),
-        "software": _text(record["fingerprint"].get("software")),
-        "node_source": _text((facts.get("software") or {}).get("prony_node_source")),
+        "id": _needed(record.id, "id"),
+        "workload": _needed(trial.workload, "trial.workload"),
+        "trial_hash": _needed(trial.hash, "trial.hash"),
+        "effective_hash": _text(trial.effective_hash),
+        "repeat": _count(record.repeat, LARGEST_REPEAT) or 0,
+        "status": _needed(record.status, "status"),
+        "failure_kind": failure.kind if failure is not None else None,
+        "started": _text(record.started or ""),
+        "ended": _text(record.ended or ""),
+        "machine": _text(record.fingerprint.machine),
+        "software": _text(record.fingerprint.software),
+        "node_source": _text(facts.software.get("prony_node_source")),
         "verified": None,
-        "device": _text(devices[0].get("name")) if devices else None,
-        "devices": _count(record["work"].get("devices")) or _count(effective.get("devices")),
-        "host": _text((facts.get("host") or {}).get("hostname")),
+        "device": _text(facts.devices[0].get("name")) if facts.devices else None,
+        "devices": _count(record.work.devices) or _count(effective.get("devices")),
+        "host": _text(facts.host.get("hostname")),
         "place": place,
-        "unit": _text(record.get("unit")),
-        "rate_low": _number(rate.get("low")),
-        "rate_high": _number(rate.get("high")),
-        "score": _text(quality["unit"]) if quality.get("value") is not None else None,
-        "worst": worst_level(record),
+        "unit": _text(record.unit),
+        "rate_low": _number(rate.low) if rate is not None else None,
+        "rate_high": _number(rate.high) if rate is not None else None,
+        "score": _text(quality.unit) if quality is not None else None,
+        "worst": record.worst_level,
         "row_version": ROW_VERSION,
         "stamp": None,
     }
-    known = effective or trial.get("settings") or {}  # a run that failed early has what was asked for
+    known = effective or trial.settings  # a run that failed early has what was asked for
     for name in TEXT_SETTINGS:
         run[name] = _text(known.get(name))
     for name in NUMBER_SETTINGS:
@@ -156,10 +166,10 @@ def row_of_record(folder: str, record: dict[str, Any], place: str | None = None)
         run[name] = _number(metrics.pop(name, None))
     detail = {
         "folder": folder,
-        "failure_message": _text(failure.get("message")),
-        "settings": _json(trial.get("settings") or {}),
+        "failure_message": _text(failure.message) if failure is not None else None,
+        "settings": _json(trial.settings),
         "effective": _json(effective),
-        "metrics": _json(metrics | {"window_s": window_of(record)}),  # those that have no column
+        "metrics": _json(metrics | {"window_s": record.window_s}),  # those that have no column
     }
     return IndexRow(run, detail)
 
@@ -220,7 +230,7 @@ def _number(value: Any) -> float | None:
     return float(value) if abs(value) <= sys.float_info.max else None
 
 
-def _json(document: dict[str, Any]) -> str:
+def _json(document: Mapping[str, Any]) -> str:
     """JSON that any database can look into: one bad value would make every question about that name fail."""
     for name, value in document.items():
         if type(value) is int and abs(value) > sys.float_info.max:
@@ -345,15 +355,15 @@ def _is_fresh(folder: Path) -> bool:
     return 0 <= age_s < MANIFEST_WAIT_S and isinstance(holder, dict) and is_alive(holder) is not False
 
 
-def _read_record(folder: Path) -> dict[str, Any] | None:
-    """The same as `read_record`, which has the last word on what cannot be read, and faster."""
+def _read_record(folder: Path) -> Record | None:
+    """The same as `load_record`, which has the last word on what cannot be read, and faster."""
     try:
         document = loads(files.bounded_json(read_in_run(folder / files.RECORD)))
     except NotPlain as error:
         raise RequestError(f"its record cannot be read: {error.strerror}") from error
     except (OSError, ValueError, RecursionError):
-        return read_record(folder)
-    return validate_record(document)
+        return load_record(folder)
+    return accept_record(document)
 
 
 def is_readable(folder: Path) -> bool:

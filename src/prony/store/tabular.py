@@ -16,6 +16,7 @@ from prony.store.rows import NO_NUMBER, row_of_record
 from prony_node.contract.errors import RequestError
 from prony_node.contract.extras import install_command
 from prony_node.contract.files import make_folders, open_temporary, temporary_name
+from prony_node.contract.record import parse_record
 from prony_node.contract.safe_files import MOST_TIMES, READ_LIMIT, most_unpacked
 
 LONGEST_CELL = READ_LIMIT  # characters of one record
@@ -96,7 +97,7 @@ def _line(record: dict[str, Any]) -> str:
 
 def flat(record: dict[str, Any]) -> dict[str, Any]:
     """A record as one row: what the index knows of it, settings as requested and in effect as JSON."""
-    row = row_of_record(str(record["id"]), record)
+    row = row_of_record(str(record["id"]), parse_record(record))
     values = row.run | row.detail
     for name in NOT_OF_THE_RUN:
         values.pop(name)

@@ -21,7 +21,7 @@ from prony.store.rows import NO_NUMBER, UNREADABLE, IndexRow, Skipped, row_of_re
 from prony.store.tables import packed_table, put_rows
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
-from prony_node.contract.record import read_record, validate_record
+from prony_node.contract.record import Record, accept_document, read_record
 from prony_node.contract.run_folder import manifest_mark
 from prony_node.contract.safe_files import GROUP_READS_FOLDER, READ_LIMIT, is_in_shared
 
@@ -87,24 +87,24 @@ def take_records(lines: Iterable[str], root: Path, shown: str) -> ImportResult:
 
 def take_record(document: Any, root: Path, arrived: ImportResult) -> None:
     """A run folder of a record, unless there is one of its id already."""
-    record = validate_record(document)
-    name = checked_row(record).id
-    if _is_known(name, record, root, arrived):
+    accepted, record = accept_document(document)
+    name = checked_row(accepted, record).id
+    if _is_known(name, accepted, root, arrived):
         return
     try:
-        files.create_folder(root / name, {files.RECORD: record})
+        files.create_folder(root / name, {files.RECORD: accepted})
     except FileExistsError:
-        if not _is_known(name, record, root, arrived):  # another import may have been faster
+        if not _is_known(name, accepted, root, arrived):  # another import may have been faster
             raise RequestError(f"{root / name} {UNFINISHED}") from None
         return
     arrived.new.append(name)
 
 
-def checked_row(record: dict[str, Any]) -> IndexRow:
-    """The row of a record that can be indexed under its id, as the name of a folder."""
-    name = record["id"]
-    if not isinstance(name, str) or not NAME.fullmatch(name) or TAKEN.match(name):
-        raise RequestError(f"the id {str(name)[:60]!r} is no name for a run folder")
+def checked_row(document: dict[str, Any], record: Record) -> IndexRow:
+    """The row of a record that can be indexed under its id, as the name of a folder; `document` is what it is of."""
+    name = record.id
+    if not NAME.fullmatch(name) or TAKEN.match(name):
+        raise RequestError(f"the id {name[:60]!r} is no name for a run folder")
     try:
         row = row_of_record(name, record)
     except RequestError:
@@ -112,7 +112,7 @@ def checked_row(record: dict[str, Any]) -> IndexRow:
     except UNREADABLE as error:
         raise RequestError(f"the record is incomplete: {error!r}") from None
     try:
-        files.canonical_json(record)
+        files.canonical_json(document)
     except ValueError:
         raise RequestError(f"the record {NO_NUMBER}") from None
     return row
@@ -121,17 +121,18 @@ def checked_row(record: dict[str, Any]) -> IndexRow:
 def _take_folder(folder: Path, root: Path, arrived: ImportResult) -> None:
     """Move one unpacked folder to its place, under the id of its record."""
     try:
-        record = read_record(folder)
-        if record is None:
+        document = files.read_json(folder / files.RECORD)
+        if document is None:
             raise RequestError(
                 "it has no readable record.json: a run that is not finished, or a copy that is not whole"
             )
-        name = checked_row(record).id
+        accepted, record = accept_document(document)
+        name = checked_row(accepted, record).id
     except RequestError as error:
         arrived.refused.append(Skipped(Path(folder.name), str(error)))
         return
     target = root / name
-    if _is_known(name, record, root, arrived):
+    if _is_known(name, accepted, root, arrived):
         return
     if is_in_shared(root):
         files.share_folder(folder, GROUP_READS_FOLDER)
@@ -141,7 +142,7 @@ def _take_folder(folder: Path, root: Path, arrived: ImportResult) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
             raise
-        if not _is_known(name, record, root, arrived):  # another import may have been faster
+        if not _is_known(name, accepted, root, arrived):  # another import may have been faster
             arrived.refused.append(Skipped(target, f"it {UNFINISHED}"))
         return
     arrived.new.append(name)
@@ -205,14 +206,14 @@ def push(folders: Iterable[Path], store: Store) -> ImportResult:
     known = dict(store.ask(_hashes, reads=True))
     for folder in folders:
         try:
-            record = read_record(folder)
-            row = checked_row(record) if record is not None else None
+            document = files.read_json(folder / files.RECORD)
+            row = checked_row(*accept_document(document)) if document is not None else None
             if row is not None:
                 row.run["verified"] = manifest_mark(folder)
         except RequestError as error:
             done.refused.append(Skipped(folder, str(error)))
             continue
-        if record is None or row is None:
+        if row is None:
             done.refused.append(Skipped(folder, "it has no record yet"))
         else:
             _push_one(folder, row, store, known, done)

@@ -6,17 +6,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.metrics import METRICS
 from prony_node.contract.record_upgrades import add_interval_floor, add_provenance_parts, name_kernels
 from prony_node.contract.trial import Plan, check_schema
-from prony_node.contract.typed import LARGEST, Absent, Malformed, beside, decode, empty, optional
+from prony_node.contract.typed import LARGEST, Absent, Malformed, beside, decode, empty, optional, sparse
 
 Status = Literal["ok", "failed", "interrupted"]
 Level = Literal["pass", "unknown", "warn", "fail"]  # from best to worst
@@ -28,6 +29,7 @@ LEVELS: tuple[str, ...] = get_args(Level)
 FAILURES: tuple[str, ...] = get_args(FailureKind)
 OUT_OF_MEMORY: FailureKind = "out-of-memory"
 
+Part = TypeVar("Part")
 JsonObject = Mapping[str, Any]
 Plain = str | int | float | bool | None  # the value of a setting
 
@@ -117,12 +119,22 @@ def missing(reason: str) -> Metric:
 
 
 @dataclass(frozen=True)
+class CompileCacheUse:
+    """How a phase found the compile cache: none, cold, partly warm or warm."""
+
+    state: str | None = sparse()
+    hits: int | None = sparse()
+    misses: int | None = sparse()
+    more: JsonObject = empty()
+
+
+@dataclass(frozen=True)
 class Phase:
     """A part of the run: how long it took, and its steps."""
 
     seconds: float | None = None
     steps: float | None = None
-    compile_cache: JsonObject | None = optional()
+    compile_cache: CompileCacheUse | None = optional()
     more: JsonObject = empty()
 
 
@@ -196,13 +208,60 @@ class WorkDone:
 
 
 @dataclass(frozen=True)
+class EnergyPart:
+    """One sampled part of a machine: its energy in the steady window, or why it has none."""
+
+    label: str | None = sparse()
+    node: int | None = sparse()  # of several nodes, which
+    host: str | None = sparse()
+    scope: str | None = sparse()
+    sensor: str | None = sparse()
+    kind: str | None = sparse()
+    method: str | None = sparse()
+    evidence: str | None = sparse()
+    energy_j: float | None = sparse()
+    uncertainty_j: float | None = sparse()
+    calibration: float | None = sparse()
+    window_s: tuple[float, ...] | None = sparse()
+    power_w: float | None = sparse()
+    power_peak_w: float | None = sparse()
+    idle_power_w: float | None = sparse()
+    readings: int | None = sparse()
+    period_s: float | None = sparse()
+    reason: str | None = sparse()
+    more: JsonObject = empty()
+
+
+@dataclass(frozen=True)
+class NodeEnergy:
+    """The energy of the machine in the steady window, of all nodes where there are several."""
+
+    energy_j: float | None = sparse()
+    power_w: float | None = sparse()
+    how: str | None = sparse()
+    more: JsonObject = empty()
+
+
+@dataclass(frozen=True)
+class NodeShare:
+    """What the devices of one of several nodes used."""
+
+    node: int | None = sparse()
+    host: str | None = sparse()
+    energy_j: float | None = sparse()
+    share: float | None = sparse()
+    reason: str | None = sparse()
+    more: JsonObject = empty()
+
+
+@dataclass(frozen=True)
 class EnergyDetail:
     """What was sampled: the parts of the machine, the node as a whole, and why readers were not there."""
 
-    parts: tuple[JsonObject, ...] = ()
+    parts: tuple[EnergyPart, ...] = ()
     devices: tuple[str, ...] | None = optional()
-    node: JsonObject | None = optional()
-    nodes: tuple[JsonObject, ...] | None = optional()
+    node: NodeEnergy | None = optional()
+    nodes: tuple[NodeShare, ...] | None = optional()
     reasons: JsonObject = empty()
     notes: tuple[str, ...] = ()
     more: JsonObject = empty()
@@ -215,6 +274,160 @@ class Provenance:
     machine: str | None = None
     software: str | None = None
     parts: Mapping[str, str | None] = empty()
+    more: JsonObject = empty()
+
+
+@dataclass(frozen=True)
+class LearnedEpoch:
+    """The state after an epoch: counts and training time since the start, and the scores of the test split."""
+
+    epoch: int | None = sparse()
+    steps: int | None = sparse()
+    samples: int | None = sparse()
+    training_s: float | None = sparse()  # without evaluation
+    loss: float | None = sparse()
+    more: JsonObject = empty()  # the score, by its name
+
+    def score(self, name: str) -> float | None:
+        """The score of this name; None where it has none, or none that is a number."""
+        value: Any = self.loss if name == "loss" else self.more.get(name)
+        return value if type(value) in (float, int) and abs(value) <= LARGEST else None
+
+
+@dataclass(frozen=True)
+class TargetReached:
+    """Where a target was first reached."""
+
+    epoch: int | None = sparse()
+    steps: int | None = sparse()
+    more: JsonObject = empty()
+
+
+@dataclass(frozen=True)
+class Learning:
+    """What a run learned from a data set: its score, the target, and the learning curve."""
+
+    score: str | None = sparse()  # its name: accuracy
+    better: str | None = sparse()  # "more" or "less"
+    target: float | None = sparse()
+    until: str | None = sparse()  # the target as it was asked for
+    reached: TargetReached | None = sparse()
+    test_samples: int | None = sparse()
+    epochs: int | None = sparse()  # at most this many were asked for
+    curve: tuple[LearnedEpoch, ...] | None = sparse()
+    more: JsonObject = empty()
+
+
+@dataclass(frozen=True)
+class StagedFiles:
+    """The files of a data set that were copied to a faster place before the run."""
+
+    folder: str | None = sparse()
+    files: int | None = sparse()
+    bytes: int | None = sparse()
+    copied_bytes: int | None = sparse()
+    seconds: float | None = sparse()
+    more: JsonObject = empty()
+
+
+@dataclass(frozen=True)
+class DataUsed:
+    """The data set that a run read."""
+
+    source: str | None = sparse()
+    kind: str | None = sparse()
+    folder: str | None = sparse()
+    samples: int | None = sparse()
+    test_samples: int | None = sparse()
+    classes: int | None = sparse()
+    bytes: int | None = sparse()
+    fingerprint: str | None = sparse()
+    held: str | None = sparse()
+    decoded_on_device: float | None = sparse()  # share of the last batches
+    staged: StagedFiles | None = sparse()
+    generated: JsonObject | None = sparse()  # what the manifest of a generated set says of it
+    more: JsonObject = empty()
+
+
+@dataclass(frozen=True)
+class StudyTurn:
+    """Which study asked for a run, and when it had its turn there."""
+
+    name: str | None = sparse()
+    part: str | None = sparse()
+    order: str | None = sparse()
+    seed: int | None = sparse()
+    turn: int | None = sparse()
+    more: JsonObject = empty()
+
+
+@dataclass(frozen=True)
+class RankPace:
+    """Seconds of a step of a rank by itself, without waiting for others."""
+
+    seconds: float | None = sparse()
+    more: JsonObject = empty()
+
+
+@dataclass(frozen=True)
+class RankWork:
+    """What one of several ranks did in the steady window."""
+
+    rank: int | None = sparse()
+    step_s: float | None = sparse()
+    pace: RankPace | None = sparse()
+    more: JsonObject = empty()
+
+
+@dataclass(frozen=True)
+class ParallelWork:
+    """How the ranks of a run worked together."""
+
+    form: str | None = sparse()
+    window_s: float | None = sparse()  # that all copies share, where they do not wait for each other
+    ranks: tuple[RankWork, ...] | None = sparse()
+    more: JsonObject = empty()
+
+
+@dataclass(frozen=True)
+class MessageTime:
+    """What a collective took with messages of one size, and the bandwidths that follow."""
+
+    size_bytes: int | None = sparse()
+    time_s: float | None = sparse()
+    time_low_s: float | None = sparse()
+    time_high_s: float | None = sparse()
+    algorithm_bandwidth: float | None = sparse()
+    bus_bandwidth: float | None = sparse()
+    bus_bandwidth_low: float | None = sparse()
+    bus_bandwidth_high: float | None = sparse()
+    reason: str | None = sparse()
+    more: JsonObject = empty()
+
+
+@dataclass(frozen=True)
+class CollectiveCurve:
+    """A collective over the size of its messages."""
+
+    ranks: int | None = sparse()
+    backend: str | None = sparse()
+    factor: float | None = sparse()  # of the bus bandwidth
+    note: str | None = sparse()
+    curve: tuple[MessageTime, ...] | None = sparse()
+    more: JsonObject = empty()
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """What the figures of a run need to know of a device."""
+
+    name: str | None = sparse()
+    kind: str | None = sparse()
+    uuid: str | None = sparse()
+    driver: str | None = sparse()
+    counts_as: str | None = sparse()
+    memory_total_bytes: int | None = sparse()
+    l2_cache_bytes: int | None = sparse()
     more: JsonObject = empty()
 
 
@@ -253,9 +466,9 @@ class Record:
     unit: str | None = None
     steady: Steady | None = None
     energy: EnergyDetail | None = None
-    study: JsonObject | None = optional()  # which study asked for it: name, part, order, seed, turn
-    learning: JsonObject | None = optional()
-    data: JsonObject | None = optional()
+    study: StudyTurn | None = optional()
+    learning: Learning | None = optional()
+    data: DataUsed | None = optional()
     parallel: JsonObject | None = optional()
     collective: JsonObject | None = optional()
     auto_batch: Any = optional()
@@ -272,6 +485,26 @@ class Record:
         if (self.status == "ok") != (self.failure is None):
             raise ValueError("has a failure exactly when its status is not ok")
 
+    @cached_property
+    def devices(self) -> tuple[DeviceFacts, ...]:
+        """The devices that took part; all that is known of them is in `facts.devices`."""
+        return _typed(tuple[DeviceFacts, ...], list(self.facts.devices), "facts.devices")
+
+    @property
+    def device(self) -> DeviceFacts:
+        """The first of the devices that took part; one without facts where none is known."""
+        return self.devices[0] if self.devices else DeviceFacts()
+
+    @cached_property
+    def parallel_work(self) -> ParallelWork | None:
+        """What the ranks did; None where the run had one, or ended before they met."""
+        return None if self.parallel is None else _typed(ParallelWork, self.parallel, "parallel")
+
+    @cached_property
+    def collective_curve(self) -> CollectiveCurve | None:
+        """The collective over the size of its messages; None where the run was of another kind."""
+        return None if self.collective is None else _typed(CollectiveCurve, self.collective, "collective")
+
     def metric(self, name: str) -> Metric | None:
         """The metric of this name, if it was measured."""
         found = self.metrics.get(name)
@@ -281,6 +514,11 @@ class Record:
         """The value of a metric; None where it was not measured."""
         found = self.metric(name)
         return found.value if found is not None else None
+
+    def reason(self, name: str) -> str | None:
+        """Why a metric was not measured, where the record says it."""
+        found = self.metrics.get(name)
+        return found.reason if found is not None else None
 
     @property
     def failed_checks(self) -> tuple[str, ...]:
@@ -372,12 +610,6 @@ def window_of(record: dict[str, Any]) -> float | None:
     return None
 
 
-def worst_level(record: dict[str, Any]) -> str:
-    """What the headline carries: the worst level of any check."""
-    levels = [check["level"] for check in record["checks"]]
-    return max(levels, key=LEVELS.index) if levels else "unknown"
-
-
 def failed_checks(record: Mapping[str, Any]) -> list[str]:
     """The names of the checks that failed: such a run is shown, and never recommended."""
     return [str(check["name"]) for check in record.get("checks") or () if check["level"] == "fail"]
@@ -405,17 +637,30 @@ def parse_record(document: Any) -> Record:
     return _parsed(upgrade(document))
 
 
-def validate_record(document: Any) -> dict[str, Any]:
-    """The record as a document of this version, or a RequestError that says what is wrong with it.
+def accept_document(document: Any) -> tuple[dict[str, Any], Record]:
+    """The document, upgraded to this version, and the record that it is; or a RequestError that says what is wrong.
 
     What cannot be is marked by a failed check, which everything that shows or ranks a run looks at.
     """
-    record = upgrade(document)
-    doubts = implausible(_parsed(record))
-    if doubts and all(check["name"] != PLAUSIBLE for check in record["checks"]):
-        check = {"name": PLAUSIBLE, "level": "fail", "message": "the record cannot be true: " + "; ".join(doubts)}
-        record["checks"] = [*record["checks"], check]
-    return record
+    document = upgrade(document)
+    record = _parsed(document)
+    doubts = implausible(record)
+    if doubts and all(check.name != PLAUSIBLE for check in record.checks):
+        message = "the record cannot be true: " + "; ".join(doubts)
+        check = {"name": PLAUSIBLE, "level": "fail", "message": message}
+        document["checks"] = [*document["checks"], check]
+        record = replace(record, checks=(*record.checks, Check(PLAUSIBLE, "fail", message)))
+    return document, record
+
+
+def validate_record(document: Any) -> dict[str, Any]:
+    """The record as a document of this version, accepted."""
+    return accept_document(document)[0]
+
+
+def accept_record(document: Any) -> Record:
+    """The record, upgraded, typed and accepted."""
+    return accept_document(document)[1]
 
 
 def implausible(record: Record) -> list[str]:
@@ -478,12 +723,25 @@ def using(*names: str) -> Iterator[None]:
 
 
 def _parsed(document: dict[str, Any]) -> Record:
+    return _typed(Record, document)
+
+
+def _typed(kind: type[Part], document: Any, *place: str) -> Part:
+    """The part of a record in this place, typed, or a RequestError that names what is wrong with it and where."""
     try:
-        return decode(Record, document)
-    except Absent as error:
-        raise RequestError(f"the record has no {'.'.join(error.path)!r}") from None
+        return decode(kind, document)
     except Malformed as error:
+        for name in reversed(place):
+            error = error.inside(name)
+        if isinstance(error, Absent):
+            raise RequestError(f"the record has no {'.'.join(error.path)!r}") from None
         raise RequestError(f"the record's {error}" if error.path else f"the record {error}") from None
+
+
+def load_record(folder: Path) -> Record | None:
+    """The record of a run folder, typed; None while there is none."""
+    document = files.read_json(folder / files.RECORD)
+    return None if document is None else accept_record(document)
 
 
 def read_record(folder: Path) -> dict[str, Any] | None:

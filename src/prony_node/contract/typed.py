@@ -1,7 +1,8 @@
 """Documents as frozen dataclasses: one decoder, one encoder and one JSON Schema, all from the same type hints.
 
 A field without a default is required. A field named `more` holds the keys that the class does not know, so that a
-document of a later minor change loses nothing. An `optional()` field is left out of the document while it is None.
+document of a later minor change loses nothing. An `optional()` field is left out of the document while it is None. A
+`sparse()` field is written as it was read: left out, or null.
 """
 
 from __future__ import annotations
@@ -27,6 +28,11 @@ def optional() -> Any:
 def beside(name: str) -> Any:
     """A field that is left out of the document while it and the field of that name are None."""
     return dataclasses.field(default=None, metadata={"beside": name})
+
+
+def sparse() -> Any:
+    """A field that may be absent or null: None, and written as it was read. Its class has a field `more`."""
+    return dataclasses.field(default=None, metadata={"optional": True, "null": True})
 
 
 def empty() -> Any:
@@ -111,6 +117,13 @@ def _object_decoder(kind: type[Any]) -> Decode:
         for field in dataclasses.fields(kind)
         if field.default_factory is not dataclasses.MISSING
     ]
+    null = frozenset(field.name for field in fields if field.metadata.get("null"))
+    plain = {
+        name: kinds - {types.NoneType} if name in null else kinds
+        for name in decoders
+        if (kinds := _plain_kinds(hints[name]))
+    }
+    numbers = frozenset(name for name in decoders if hints[name] in (float, float | None))
     check = getattr(kind, "__post_init__", None)
 
     def decode_object(document: Any) -> Any:
@@ -123,8 +136,17 @@ def _object_decoder(kind: type[Any]) -> Decode:
         for name, make in factories:
             values[name] = make()
         for name, own in document.items():
+            # Most fields are plain: they are told by their type, which takes a third of the time of a call.
+            given = type(own)
+            if name in plain:
+                if given in plain[name]:
+                    values[name] = own
+                    continue
+            elif given is float and name in numbers and -LARGEST <= own <= LARGEST:
+                values[name] = own
+                continue
             decode_field = decoders.get(name)
-            if decode_field is None:
+            if decode_field is None or (own is None and name in null):
                 values[MORE][name] = own
                 continue
             try:
@@ -141,6 +163,12 @@ def _object_decoder(kind: type[Any]) -> Decode:
         return made
 
     return decode_object
+
+
+def _plain_kinds(hint: Any) -> frozenset[type]:
+    """The types whose every value a field may have; none where a value has to be looked at."""
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return frozenset(kinds) if set(kinds) <= {str, int, bool, types.NoneType} else frozenset()
 
 
 def _is_required(field: dataclasses.Field[Any]) -> bool:

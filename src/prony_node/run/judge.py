@@ -56,7 +56,8 @@ def judge_series(setup: Setup, built: Built, seen: Measured, journal: Journal) -
     if setup.opened is not None:
         journal.keep(data=built.model.data())
     units, cold = built.units_per_step * models(setup.settings), journal.result.phases["cold_start"]
-    source = f"host clock, compile cache {(cold.compile_cache or {})['state']}"
+    cache = cold.compile_cache
+    source = f"host clock, compile cache {cache.state if cache else None}"
     metrics = rate_metrics(window, estimate, units, built.task.unit, built.model.waits_for_data, setup.ranks.size)
     metrics["cold_start"] = measured(cold.seconds or 0.0, "s", scope="rank", source=source)
     metrics |= utilisation(setup, built, metrics["throughput_per_device"].value or 0.0)

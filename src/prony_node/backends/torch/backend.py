@@ -22,7 +22,7 @@ from prony_node.backends.torch.memory import MemoryBudget, cap_memory
 from prony_node.backends.torch.model import TorchModel, build_model
 from prony_node.backends.torch.task import Task
 from prony_node.contract.machine import Machine
-from prony_node.contract.record import Metric
+from prony_node.contract.record import CompileCacheUse, Metric
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import learns_to_quality
 from prony_node.data.source import OpenedDataSet
@@ -86,7 +86,7 @@ class TorchBackend:
     def use_cache(self, settings: dict[str, Value], folder: Path, closing: ExitStack) -> str | None:
         return compiling.use_cache(settings, folder, closing)
 
-    def cache_state(self, settings: dict[str, Value]) -> dict[str, Any]:
+    def cache_state(self, settings: dict[str, Value]) -> CompileCacheUse:
         return compiling.cache_state(settings)
 
     def keep_winners(self) -> None:

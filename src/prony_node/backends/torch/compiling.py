@@ -19,6 +19,7 @@ import torch._functorch.config as functorch
 from prony_node.contract import files
 from prony_node.contract.cache import make_own_cache, private_folder
 from prony_node.contract.errors import RequestError
+from prony_node.contract.record import CompileCacheUse
 from prony_node.contract.safe_files import make_own_folder, write_alone
 from prony_node.contract.settings import Value
 
@@ -161,16 +162,16 @@ def _temporary_files_in(folder: Path) -> Iterator[None]:
             os.environ["TMPDIR"] = stated
 
 
-def cache_state(settings: dict[str, Value]) -> dict[str, Any]:
+def cache_state(settings: dict[str, Value]) -> CompileCacheUse:
     """What the compiler found in its cache during cold start."""
     if settings["compile"] == "off":
-        return {"state": "none", "hits": 0, "misses": 0}
+        return CompileCacheUse("none", hits=0, misses=0)
     from torch._dynamo.utils import counters
 
     inductor, autograd = counters["inductor"], counters["aot_autograd"]
     hits = inductor["fxgraph_cache_hit"] + autograd["autograd_cache_hit"]
     misses = inductor["fxgraph_cache_miss"] + autograd["autograd_cache_miss"]
     if hits + misses == 0:
-        return {"state": "unknown", "hits": 0, "misses": 0}
+        return CompileCacheUse("unknown", hits=0, misses=0)
     state = "warm" if misses == 0 else "cold" if hits == 0 else "partly warm"
-    return {"state": state, "hits": hits, "misses": misses}
+    return CompileCacheUse(state, hits=hits, misses=misses)

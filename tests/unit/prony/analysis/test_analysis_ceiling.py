@@ -6,10 +6,13 @@ import copy
 from typing import Any
 
 import pytest
+from documents import of_documents
 
 from prony.analysis.compare import share_of_ceiling
 from prony.cli.show import share_lines
 from prony_node.contract import RequestError
+
+share_of_ceiling = of_documents(share_of_ceiling)
 
 Record = dict[str, Any]
 

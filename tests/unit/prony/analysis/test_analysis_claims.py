@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+from documents import of_documents
 
 from prony.analysis.claims import (
     FAILS,
@@ -29,6 +30,8 @@ from prony_node.contract.errors import RequestError
 from prony_node.contract.parallel import all_devices
 from prony_node.contract.trial import Trial
 from prony_node.workloads import find_workload
+
+judge = of_documents(judge)
 
 NAMES = ("caraml", "hurt-nrp", "nasari-pearc22", "olivia-gh200")
 REPEATS = (0.9997, 1.0, 1.0003)  # three runs that hardly differ

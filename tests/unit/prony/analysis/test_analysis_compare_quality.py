@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from documents import of_documents
 
 from prony.analysis.compare import (
     HIGHER,
@@ -20,6 +21,8 @@ from prony.analysis.compare import (
 from prony.analysis.sentences import sentences
 from prony_node.contract.run_folder import NO, how_changed, marked
 from prony_node.stats import difference_interval
+
+compare, compare_quality = map(of_documents, (compare, compare_quality))
 
 GetRecord = Callable[[str], dict[str, Any]]
 SEEDS = ("f00000", "f00001", "f00002")

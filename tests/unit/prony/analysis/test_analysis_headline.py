@@ -6,10 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from documents import of_documents
 
 from prony.analysis.settings import introduce, shown_settings, varying
 from prony.analysis.summary import headline
 from prony.report.plot_data import sweeps
+
+introduce, shown_settings, varying = map(of_documents, (introduce, shown_settings, varying))
+headline, sweeps = map(of_documents, (headline, sweeps))
 
 GetRecord = Callable[[str], dict[str, Any]]
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from documents import of_documents, typed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +17,10 @@ from prony.analysis.variation import groups
 from prony.report.lines import curve_table, data_lines, learning_lines
 from prony.report.numbers import format_quality
 from prony.report.plot_data import curves
+from prony_node.contract.errors import RequestError
+
+compare_quality, learning_of, quality_of, groups = map(of_documents, (compare_quality, learning_of, quality_of, groups))
+curve_table, data_lines, learning_lines, curves = map(of_documents, (curve_table, data_lines, learning_lines, curves))
 
 GetRecord = Callable[[str], dict[str, Any]]
 anything = st.recursive(
@@ -83,12 +88,16 @@ def test_a_long_curve_keeps_its_ends_and_its_target(get_record: GetRecord, epoch
 @settings(max_examples=40)
 @given(st.one_of(anything, some_of(LEARNING, anything | st.lists(some_of(POINT, anything), max_size=20))),
        anything | some_of(DATA, anything | some_of(DATA, anything)))  # fmt: skip
-def test_whatever_a_record_states_it_can_be_shown(learning: Any, data: Any) -> None:
+def test_whatever_a_record_states_it_can_be_shown_or_is_refused(learning: Any, data: Any) -> None:
     metric = {"value": 0.9, "low": None, "high": None, "unit": "accuracy", "scope": "test split", "source": "s"}
-    record = {
+    document = {
         "id": "r", "status": "ok", "trial": {"workload": "w", "settings": {}, "effective": {}}, "facts": {},
         "metrics": {"quality": metric}, "learning": learning, "data": data,
     }  # fmt: skip
+    try:
+        record = typed(document)
+    except RequestError:
+        return
     table, quality = curve_table(record), quality_of(record)
     assert quality is not None
     said = [format_quality(quality), *(text for _, text in (*learning_lines(record), *data_lines(record)))]

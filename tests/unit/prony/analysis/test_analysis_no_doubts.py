@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from documents import of_documents
 from rich.console import Console
 
 from prony.analysis.summary import headline, no_doubts
@@ -12,6 +13,8 @@ from prony.cli.tables import results_table, worst_check
 from prony.report.page import _checked
 from prony_node.contract import Plan, Trial
 from prony_node.contract.record import new_record
+
+headline, results_table = map(of_documents, (headline, results_table))
 
 
 def record(*levels: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from documents import of_documents
 
 from prony.analysis.published_measures import EPOCHS
 from prony.analysis.published_tables import NOT_RUN, TINY, Cell, StudyResults, Table, fill
@@ -14,6 +15,8 @@ from prony.study.space import expand
 from prony.study.study_file import load_study
 from prony_node.contract.trial import Trial
 from prony_node.workloads import find_workload
+
+fill = of_documents(fill)
 
 
 def spec_of(study: str, title: str) -> TableSpec:

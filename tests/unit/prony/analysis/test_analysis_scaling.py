@@ -7,6 +7,7 @@ import random
 from typing import Any
 
 import pytest
+from documents import of_documents, typed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scaling_records import ONE_DEVICE_RATE, metric, scaled_record, series
@@ -14,7 +15,10 @@ from scaling_records import ONE_DEVICE_RATE, metric, scaled_record, series
 from prony.analysis.scaling import COMMUNICATION, IMBALANCE, INPUT, REST, Losses, Scaling, ScalingPoint, scaling
 from prony.analysis.scaling_series import find_series
 from prony.analysis.variation import PRIOR_DEVIATION
+from prony_node.contract.errors import RequestError
 from prony_node.facts.watch_checks import watch_checks
+
+scaling, find_series = map(of_documents, (scaling, find_series))
 
 Record = dict[str, Any]
 COUNTS = (1, 2, 4, 8)
@@ -153,13 +157,21 @@ def test_ranks_whose_order_changes_from_run_to_run_are_no_imbalance() -> None:
     assert share(losses_of(scaling(records, "weak"), 2), IMBALANCE) == pytest.approx(0.0)
 
 
-@pytest.mark.parametrize("ranks", [None, "two", [1, 2], [{"rank": 0, "pace": None}, {"rank": 1}]])
+@pytest.mark.parametrize("ranks", [None, [], [{"rank": 0, "pace": None}, {"rank": 1}]])
 def test_a_record_without_paces_leaves_imbalance_unknown(ranks: Any) -> None:
     records = [scaled_record(1, 1000.0), scaled_record(2, 1800.0), scaled_record(2, 1900.0, sync=False)]
     records[1]["parallel"] = records[2]["parallel"] = {"ranks": ranks}
     part = next(part for part in losses_of(scaling(records, "weak"), 2).parts if part.name == IMBALANCE)
     assert part.share is None
     assert part.reason == "the records do not hold how long each rank takes by itself"
+
+
+@pytest.mark.parametrize("ranks", ["two", [1, 2], [{"rank": 0, "pace": "fast"}]])
+def test_ranks_of_another_kind_are_refused_by_their_name(ranks: Any) -> None:
+    records = [scaled_record(1, 1000.0), scaled_record(2, 1800.0), scaled_record(2, 1900.0, sync=False)]
+    records[1]["parallel"] = records[2]["parallel"] = {"ranks": ranks}
+    with pytest.raises(RequestError, match=r"the record's parallel\.ranks"):
+        scaling(records, "weak")
 
 
 def test_a_straggler_is_named() -> None:
@@ -355,7 +367,7 @@ def test_series_are_found_among_other_records() -> None:
     weak, strong = series({1: 1.0, 2: 1.8}), series({1: 1.0, 2: 1.6, 4: 2.5}, "strong")
     other = scaled_record(4, 3000.0, batch=32)
     found = find_series([other, *strong[::-1], *weak[1:]])
-    assert [(kind, {record["id"] for record in group}) for kind, group in found] == [
+    assert [(kind, {record.id for record in group}) for kind, group in found] == [
         ("weak", {strong[0]["id"], weak[1]["id"]}),
         ("strong", {record["id"] for record in strong}),
     ]
@@ -365,20 +377,22 @@ def test_series_are_found_among_other_records() -> None:
 def test_one_device_stands_beside_each_form_of_parallel_work() -> None:
     one, two, sharded = scaled_record(1, 1000.0), scaled_record(2, 1900.0), scaled_record(2, 1700.0, repeat=1)
     sharded["trial"]["settings"]["parallel"] = "fsdp"
-    assert find_series([one, two, sharded]) == [(kind, [one, many]) for kind in ("weak",) for many in (two, sharded)]
+    assert find_series([one, two, sharded]) == typed([("weak", [one, many]) for many in (two, sharded)])
 
 
 def test_counts_on_other_machines_of_one_kind_are_one_series_beside_that_of_a_machine() -> None:
     here = series({1: 1.0, 2: 1.8, 4: 3.2})
     for record, machine in zip(here, "abc", strict=True):
         record["fingerprint"]["machine"] = machine
-    assert find_series(here) == [("weak", here)]
+    assert find_series(here) == typed([("weak", here)])
     another = series({1: 1.0, 2: 1.8})
     for record in another:
         record["fingerprint"]["machine"] = "d"
-    assert find_series([*here, *another]) == [("weak", another), ("weak", here)]
-    assert find_series([*another, here[2]]) == [("weak", another), ("weak", [*another, here[2]])], "4 need their 1"
+    assert find_series([*here, *another]) == typed([("weak", another), ("weak", here)])
+    assert find_series([*another, here[2]]) == typed([("weak", another), ("weak", [*another, here[2]])]), (
+        "4 need their 1"
+    )
     failed = scaled_record(8, 1.0, failed="out of memory")
-    assert find_series([*another, here[0], failed]) == [("weak", another)], "nothing that it does not have"
+    assert find_series([*another, here[0], failed]) == typed([("weak", another)]), "nothing that it does not have"
     here[0]["facts"]["devices"][0]["name"] = "NVIDIA A100-SXM4-80GB"
     assert find_series(here) == [], "another kind of device on one"

@@ -6,10 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from documents import of_documents
 
 from prony.analysis.variation import Spread, groups, independent
 from prony.report.lines import spread_notes, spread_row, spread_title
 from prony_node.stats import mean_interval
+
+groups, independent = map(of_documents, (groups, independent))
 
 GetRecord = Callable[[str], dict[str, Any]]
 SEEDS = ("f00000", "f00001", "f00002")

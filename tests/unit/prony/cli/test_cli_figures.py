@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from documents import of_documents
 from typer.testing import CliRunner, Result
 
 import prony.cli.study_output
@@ -21,6 +22,8 @@ from prony.report.build import report_text
 from prony.study.study_file import load_study
 from prony_node.contract import files
 from prony_node.workloads import find_workload
+
+published_of_records, report_text = map(of_documents, (published_of_records, report_text))
 
 GetRecord = Callable[[str], dict[str, Any]]
 STUDY = """

@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from documents import of_documents
 from rich.console import Console
 from typer.testing import CliRunner
 
 from prony.cli.main import make_app
-from prony.cli.present import ShownRun
 from prony.cli.tables import print_record, print_repeats, results_table
 from prony_node.contract import validate_record
+
+print_record, print_repeats, results_table = map(of_documents, (print_record, print_repeats, results_table))
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 GetRecord = Callable[[str], dict[str, Any]]
@@ -98,7 +100,7 @@ def test_results_table_of_seeds(get_record: GetRecord, width: int) -> None:
     records = [get_record(f"f0000{seed}") for seed in range(4)]
     console = Console(file=io.StringIO(), width=width, no_color=True)
     console.print(results_table(records, width))
-    print_repeats(console, [ShownRun(Path("run"), record) for record in records])
+    print_repeats(console, records)
     hold(f"results-seeds-{width}.txt", console.file.getvalue())  # type: ignore[attr-defined]
 
 
@@ -110,7 +112,7 @@ def test_results_without_a_quality_have_no_column_for_it(get_record: GetRecord) 
     assert "time to" not in titles  # no target was asked for
 
 
-@pytest.mark.parametrize("learning", [{}, {"curve": [{}, {"epoch": "x"}, 3]}, {"curve": {}, "score": "[red]b[/red]"}])
+@pytest.mark.parametrize("learning", [{}, {"curve": [{}, {"epoch": None}]}, {"curve": [], "score": "[red]b[/red]"}])
 def test_a_learning_of_which_little_is_left_is_shown(get_record: GetRecord, learning: dict[str, Any]) -> None:
     record = get_record("f00000") | {"learning": learning, "data": {"staged": {}, "generated": {"kind": "[b]"}}}
     console = Console(file=io.StringIO(), width=110, no_color=True)

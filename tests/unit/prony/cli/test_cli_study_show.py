@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from documents import of_documents
 from typer.testing import CliRunner
 
 import prony.cli.study_output
@@ -30,6 +31,8 @@ from prony.study.study_file import load_study
 from prony_node.contract import files
 from prony_node.contract.trial import Trial
 from prony_node.workloads import find_workload
+
+published_of_records, report_text = map(of_documents, (published_of_records, report_text))
 
 HERE, THERE = "here", "there"
 GetRecord = Callable[[str], dict[str, Any]]

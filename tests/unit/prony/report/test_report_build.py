@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from documents import of_documents
 
 from prony.report import build_report
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
+
+build_report = of_documents(build_report)
 
 GetRecord = Callable[[str], dict[str, Any]]
 VOID = {"meta", "br", "hr", "img", "input", "link", "path", "line", "rect", "text"}

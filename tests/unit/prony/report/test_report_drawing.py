@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from documents import of_documents
 from scaling_records import series
 
 from prony.cli.run import write_report
@@ -19,6 +20,8 @@ from prony.report.drawing import require_plots, why_no_plots
 from prony_node.contract import read_record
 from prony_node.contract.errors import RequestError
 from prony_node.contract.record import parse_record
+
+build_report = of_documents(build_report)
 
 ROOT = Path(__file__).parents[4]
 INSTALL = "pip install 'prony[report]'"

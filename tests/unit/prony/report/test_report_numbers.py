@@ -16,6 +16,7 @@ from prony.report.numbers import (
     format_seconds,
     format_si,
 )
+from prony_node.contract.record import Metric
 
 
 @pytest.mark.parametrize(
@@ -61,6 +62,11 @@ def test_counts_have_si_prefixes() -> None:
     assert format_si(12.0, "FLOP") == "12.00 FLOP"
 
 
+def shown(name: str, parts: dict[str, Any] | None) -> str:
+    """A metric of these parts, as text."""
+    return format_metric(name, None if parts is None else Metric(**{"scope": "all devices", "source": "test", **parts}))
+
+
 @pytest.mark.parametrize(
     ("name", "metric", "text"),
     [
@@ -74,7 +80,7 @@ def test_counts_have_si_prefixes() -> None:
     ],
 )
 def test_metric_in_human_units(name: str, metric: dict[str, Any] | None, text: str) -> None:
-    assert format_metric(name, metric) == text
+    assert shown(name, metric) == text
 
 
 @pytest.mark.parametrize(
@@ -87,13 +93,13 @@ def test_the_rate_of_a_ceiling_has_a_prefix(value: float, unit: str, text: str) 
 
 def test_a_score_has_its_name_and_its_own_interval() -> None:
     metric = {"value": 0.9342, "low": 0.929, "high": 0.939, "unit": "accuracy"}
-    assert format_metric("quality", metric) == "accuracy 0.9342 (0.9290 to 0.9390)"
-    assert format_metric("quality", metric | {"value": 1.3, "low": None, "unit": "loss"}) == "loss 1.300"
+    assert shown("quality", metric) == "accuracy 0.9342 (0.9290 to 0.9390)"
+    assert shown("quality", metric | {"value": 1.3, "low": None, "unit": "loss"}) == "loss 1.300"
 
 
 def test_much_energy_has_a_prefix() -> None:
-    assert format_metric("energy_to_quality", {"value": 24_800.0, "unit": "J"}) == "24,800 J"
-    assert format_metric("energy_to_quality", {"value": 3.2e7, "unit": "J"}) == "32.00 MJ"
+    assert shown("energy_to_quality", {"value": 24_800.0, "unit": "J"}) == "24,800 J"
+    assert shown("energy_to_quality", {"value": 3.2e7, "unit": "J"}) == "32.00 MJ"
 
 
 @pytest.mark.parametrize(

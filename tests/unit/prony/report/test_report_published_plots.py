@@ -9,6 +9,7 @@ from typing import Any
 import altair as alt
 import pytest
 import vl_convert
+from documents import of_documents
 
 from prony.analysis.published_plots import HEAT, LINES, Plot, draw
 from prony.analysis.published_tables import StudyResults
@@ -21,6 +22,8 @@ from prony.study.study_file import load_study
 from prony_node.contract.trial import Trial
 from prony_node.stats import between_run
 from prony_node.workloads import find_workload
+
+draw, report_text = map(of_documents, (draw, report_text))
 
 NAMES = ("caraml", "hurt-nrp", "nasari-pearc22", "olivia-gh200")
 STUDIES = {name: load_study(name, "full", (), find_workload) for name in NAMES}

@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from documents import of_documents
 
 from prony.report.series import run_energy_j
 from prony_node.contract import files
+
+run_energy_j = of_documents(run_energy_j)
 
 SAMPLES = """before_s,after_s,sensor,value,note
 1.0,1.0,0,1000.0,

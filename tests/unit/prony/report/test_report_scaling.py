@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from documents import of_documents
 from scaling_records import metric, scaled_record, series
 
 from prony.analysis.scaling import scaling
 from prony.report import build_report
 from prony.report.lines import gained_row, lost_row, scaling_lines, scaling_title
+
+scaling, build_report = map(of_documents, (scaling, build_report))
 
 
 def test_a_report_about_a_series_has_its_section(tmp_path: Path) -> None:

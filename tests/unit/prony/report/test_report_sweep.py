@@ -6,8 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from documents import of_documents
+
 from prony.report.plot_data import learned_sweeps, sweeps
 from prony.report.series import MOST_POINTS, read_series
+
+learned_sweeps, sweeps, read_series = map(of_documents, (learned_sweeps, sweeps, read_series))
 
 GetRecord = Callable[[str], dict[str, Any]]
 SWEEP = ("a00200", "a01001", "a04002", "a00203", "a01004", "a04005")

@@ -7,12 +7,14 @@ import importlib.util
 import os
 import signal
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from ranks import forked_ranks
 
 # Before anything imports torch, and for what the tests start: the models are small, and two workers with a thread for
 # each core would wait for each other busily (20 times slower). A rank still takes the threads that its trial names.
@@ -81,3 +83,10 @@ def real_data() -> Callable[[str], Path]:
             pytest.skip(str(error))
 
     return folder
+
+
+@pytest.fixture(scope="session")
+def quick_ranks() -> Iterator[dict[str, str]]:
+    """Variables for a run whose rank need not import torch again: the real one, but for how its process starts."""
+    with forked_ranks() as variables:
+        yield variables

@@ -33,7 +33,21 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 settings.register_profile("prony", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("prony")
 
-LONGEST = ("test_study_shipped.py", "test_slurm.py")  # minutes each, so they are not begun when the others end
+LONGEST = (  # a minute and more of a core each, so they are not begun when the others end; the longest first
+    "test_slurm.py",
+    "test_kill.py",
+    "test_study_shipped.py",
+    "test_learning.py",
+    "test_failed_checks.py",
+    "test_golden_records.py",
+    "test_workloads_fast_is_plain.py",
+    "test_parallel_runs.py",
+    "test_study_kill.py",
+    "test_settings_for_real.py",
+    "test_still_training.py",
+    "test_doubtful_runs.py",
+    "test_power_command.py",
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -53,7 +67,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
     if config.getoption("--gpu"):
         return
     for item in items:

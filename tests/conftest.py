@@ -6,6 +6,7 @@ import gc
 import importlib.util
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -20,6 +21,10 @@ from ranks import forked_ranks
 # each core would wait for each other busily (20 times slower). A rank still takes the threads that its trial names.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# An environment without bytecode compiles all of Prony at each start of a process, and these tests start thousands.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False  # what pytest makes of the files of tests is kept too
 
 # Sweeps of tests that run side by side are not about each other, nor about a sweep of the person who tests.
 os.environ["PRONY_LOCKS"] = tempfile.mkdtemp(prefix="prony-locks-")

@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 
 from prony_node.measure.out_of_memory import avoid_reservations
-from prony_node.run.processes import adopt_orphans
+from prony_node.run.processes import adopt_orphans, end_with_parent
 
 SOCKET = "PRONY_FORKED_RANK"
 PRELOADED = ("torchvision", "torch._dynamo", "prony_node.run.run", "prony_node.run.walk")
@@ -99,6 +99,7 @@ def begin(listener: socket.socket, ours: list[socket.socket]) -> tuple[int, sock
 
 def run(asked: dict[str, object], streams: list[int]) -> int:
     """Become the rank that was asked for."""
+    end_with_parent(signal.SIGKILL)
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDONLY)
     for number, stream in zip((0, *STREAMS), (nothing, *streams), strict=True):

@@ -5,6 +5,7 @@ Most ranks are made of a process that has imported torch already (tests/stand_in
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import os
 import resource
@@ -19,9 +20,11 @@ from typing import Any
 import pytest
 import torch
 
+from processes import need_proc
 from prony_node.contract import Plan, Stop, Trial, files
 from prony_node.contract.run_folder import assemble, read_parts
 from prony_node.contract.settings import Value
+from prony_node.run.watchdog import last_progress
 
 pytestmark = pytest.mark.slow
 
@@ -215,3 +218,31 @@ def test_a_device_that_is_not_here(place: Place) -> None:
     record = place.make_run(settings={**TINY, "device": "cuda"})
     assert record["failure"]["kind"] == "missing-device"
     assert "device=cuda is not here" in record["failure"]["message"]
+
+
+def test_a_forked_rank_ends_with_whoever_asked_for_it(place: Place) -> None:
+    """What the tests above rest on: a supervisor that kills its rank has killed the fork."""
+    need_proc()
+    plan = Plan(run_id="x", trial=Trial("gpt-tiny", {**TINY, "steps": 10**6}), stop=STOP)
+    files.write_whole(place.folder / files.PLAN, plan.to_json())
+    argv = [sys.executable, "-m", place.module, str(place.folder / files.PLAN), str(place.folder)]
+    asking = subprocess.Popen(argv, env={**os.environ, **place.variables}, cwd=place.folder)
+    while (last_progress(place.folder) or {}).get("phase") != "measure":
+        assert asking.poll() is None
+        time.sleep(0.02)
+    assert len(working_in(place.folder)) == 2, "who asked, and the rank"
+    asking.kill()
+    asking.wait()
+    end_s = time.monotonic() + 60.0
+    while working_in(place.folder) and time.monotonic() < end_s:
+        time.sleep(0.02)
+    assert working_in(place.folder) == []
+
+
+def working_in(folder: Path) -> list[str]:
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (entry / "cwd").readlink() == folder:
+                found.append(entry.name)
+    return found

@@ -169,7 +169,7 @@ def test_wrong_plans_are_refused_before_anything_is_made(tmp_path: Path) -> None
     out = tmp_path / "out"
     good = json.loads(write_plan(tmp_path).read_text())
     for change, says in (
-        ({"schema": "prony.record/1"}, "expected a document of schema prony.study"),
+        ({"schema": "prony.record/1"}, "expected a document of schema prony.plan"),
         ({"schema": "prony.plan/99"}, "newer Prony"),
         ({"trial": {"workload": "gpt-tinny", "settings": {}}}, "did you mean 'gpt-tiny'"),
         ({"trial": {"workload": "gpt-tiny", "settings": {"stepps": 3}}}, "did you mean 'steps'"),

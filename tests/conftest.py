@@ -6,18 +6,25 @@ import gc
 import importlib.util
 import os
 import signal
+import sys
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from ranks import forked_ranks
+
 # Before anything imports torch, and for what the tests start: the models are small, and two workers with a thread for
 # each core would wait for each other busily (20 times slower). A rank still takes the threads that its trial names.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# An environment without bytecode compiles all of Prony at each start of a process, and these tests start thousands.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False  # what pytest makes of the files of tests is kept too
 
 # Sweeps of tests that run side by side are not about each other, nor about a sweep of the person who tests.
 os.environ["PRONY_LOCKS"] = tempfile.mkdtemp(prefix="prony-locks-")
@@ -31,7 +38,21 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 settings.register_profile("prony", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("prony")
 
-LONGEST = ("test_study_shipped.py", "test_slurm.py")  # minutes each, so they are not begun when the others end
+LONGEST = (  # a minute and more of a core each, so they are not begun when the others end; the longest first
+    "test_slurm.py",
+    "test_kill.py",
+    "test_study_shipped.py",
+    "test_learning.py",
+    "test_failed_checks.py",
+    "test_golden_records.py",
+    "test_workloads_fast_is_plain.py",
+    "test_parallel_runs.py",
+    "test_study_kill.py",
+    "test_settings_for_real.py",
+    "test_still_training.py",
+    "test_doubtful_runs.py",
+    "test_power_command.py",
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -51,7 +72,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
     if config.getoption("--gpu"):
         return
     for item in items:
@@ -81,3 +102,10 @@ def real_data() -> Callable[[str], Path]:
             pytest.skip(str(error))
 
     return folder
+
+
+@pytest.fixture(scope="session")
+def quick_ranks() -> Iterator[dict[str, str]]:
+    """Variables for a run whose rank need not import torch again: the real one, but for how its process starts."""
+    with forked_ranks() as variables:
+        yield variables

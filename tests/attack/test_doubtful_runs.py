@@ -59,38 +59,41 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": path, **more}
 
 
-def checks_of(folder: Path, accident: str, *words: str) -> dict[str, tuple[str, str]]:
+def checks_of(folder: Path, ranks: dict[str, str], accident: str, *words: str) -> dict[str, tuple[str, str]]:
     (folder / "mymodel.py").write_text(MODEL.replace("ACCIDENT", accident))
     argv = [sys.executable, "-m", "prony", "run", "./mymodel.py", "device=cpu", *words, "--no-energy", "--json"]
-    done = subprocess.run(
-        argv, cwd=folder, env=environment(PRONY_RUNS=str(folder / "runs")), capture_output=True, text=True, timeout=300
-    )
+    own = environment(**{**ranks, "PRONY_RUNS": str(folder / "runs")})
+    done = subprocess.run(argv, cwd=folder, env=own, capture_output=True, text=True, timeout=300)
     assert done.stdout, done.stderr
     record: dict[str, Any] = json.loads(done.stdout)
     assert record["status"] == "ok", record["failure"]
     return {check["name"]: (check["level"], check["message"]) for check in record["checks"]}
 
 
-def test_one_step_without_a_finite_loss_fails(tmp_path: Path) -> None:
+def test_one_step_without_a_finite_loss_fails(tmp_path: Path, quick_ranks: dict[str, str]) -> None:
     """The last loss and all weights are finite, and every other check passed."""
-    found = checks_of(tmp_path, "answer = answer + (float('nan') if len(CALLS) == 140 else 0.0)", "steps=150")
+    found = checks_of(
+        tmp_path, quick_ranks, "answer = answer + (float('nan') if len(CALLS) == 140 else 0.0)", "steps=150"
+    )
     assert found["finite"][0] == "pass"
     assert found["losses"] == ("fail", "the loss of at least one step in the window was not finite")
 
 
-def test_a_loss_that_is_lost_before_the_window_is_none(tmp_path: Path) -> None:
-    found = checks_of(tmp_path, "answer = answer + (float('inf') if len(CALLS) == 2 else 0.0)", "steps=150")
+def test_a_loss_that_is_lost_before_the_window_is_none(tmp_path: Path, quick_ranks: dict[str, str]) -> None:
+    found = checks_of(
+        tmp_path, quick_ranks, "answer = answer + (float('inf') if len(CALLS) == 2 else 0.0)", "steps=150"
+    )
     assert found["losses"][0] == "pass"
 
 
 @pytest.mark.slow
-def test_a_leak_of_host_memory_is_a_doubt(tmp_path: Path) -> None:
+def test_a_leak_of_host_memory_is_a_doubt(tmp_path: Path, quick_ranks: dict[str, str]) -> None:
     """8 MB a second, kept for ever, looked like any run."""
     leak = (
         "import time; CALLS[-1] = time.monotonic(); "
         "KEPT.append(b'x' * int(8e6 * min(0.5, CALLS[-1] - CALLS[-2])) if len(CALLS) > 1 else b'')"
     )
-    level, text = checks_of(tmp_path, leak, "--max-time", "20s", "--tolerance", "0.001%")["host-memory"]
+    level, text = checks_of(tmp_path, quick_ranks, leak, "--max-time", "20s", "--tolerance", "0.001%")["host-memory"]
     assert level == "warn", text
     assert text.startswith("a leak, or a cache that fills: +")
 

@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ from prony_node.contract.record import parse_record
 from prony_node.contract.run_folder import UNVERIFIED, marked
 from prony_node.contract.trial import Trial
 
-SOURCE = Path(__file__).parents[2] / "src"
 REPLAY = Path(__file__).parents[1] / "replay" / "records"
 # The fast kernel leaves out the work and answers what is not a number.
 MODEL = """
@@ -74,10 +74,19 @@ def model(tmp_path: Path) -> Path:
     return path
 
 
-def prony(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "PRONY_LOCKS": str(folder / "locks")}
-    argv = [sys.executable, "-m", "prony", *words]
-    return subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+Prony = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def prony(tmp_path: Path, quick_ranks: dict[str, str]) -> Prony:
+    """The program in the folder of the test."""
+
+    def call(*words: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, **quick_ranks, "PRONY_LOCKS": str(tmp_path / "locks")}
+        argv = [sys.executable, "-m", "prony", *words]
+        return subprocess.run(argv, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+
+    return call
 
 
 def with_check(record: dict[str, Any], level: str, name: str = "finite", rate: float | None = None) -> dict[str, Any]:
@@ -96,23 +105,23 @@ def good() -> dict[str, Any]:
     return record
 
 
-def test_a_sweep_does_not_call_a_wrong_kernel_the_best_and_its_words_run(model: Path, tmp_path: Path) -> None:
+def test_a_sweep_does_not_call_a_wrong_kernel_the_best_and_its_words_run(model: Path, prony: Prony) -> None:
     words = ("my models/nanfast.py", "kernel=plain,fast", "steps=4")
-    done = prony(tmp_path, "sweep", *words, "--no-energy", "--order", "given")
+    done = prony("sweep", *words, "--no-energy", "--order", "given")
     assert done.returncode == 1, done.stderr
     assert re.search(r"kernel=fast.*failed its check losses, loss, finite", done.stderr)
     assert "1 run failed a check" in done.stderr
     told = re.findall(r"best so far: [^,]+(?:,\d+)* images/s, (.*)$", done.stderr, re.MULTILINE)
     assert told
     assert all("kernel=plain" in words for words in told)
-    again = prony(tmp_path, "run", *shlex.split(told[-1]), "--site", "local", "--time", "5m", "--dry-run")
+    again = prony("run", *shlex.split(told[-1]), "--site", "local", "--time", "5m", "--dry-run")
     assert again.returncode == 0, again.stderr
     assert "prony_node" in again.stdout
 
 
-def test_tune_names_a_wrong_kernel_as_failed_and_never_advises_it(model: Path, tmp_path: Path) -> None:
+def test_tune_names_a_wrong_kernel_as_failed_and_never_advises_it(model: Path, prony: Prony) -> None:
     words = ("tune", "my models/nanfast.py", "kernel=plain,fast", "cores=1", "--budget", "60s")
-    done = prony(tmp_path, *words)
+    done = prony(*words)
     assert done.returncode in (0, 3), done.stderr
     assert re.search(r"kernel=fast.*but it failed its check losses, loss, finite", done.stderr)
     assert "Never advised, however fast: kernel=fast (failed check: losses, loss, finite)" in done.stdout
@@ -120,32 +129,32 @@ def test_tune_names_a_wrong_kernel_as_failed_and_never_advises_it(model: Path, t
     assert "try it" not in done.stdout
 
 
-def test_the_command_that_tune_prints_for_a_model_file_runs_as_it_stands(model: Path, tmp_path: Path) -> None:
+def test_the_command_that_tune_prints_for_a_model_file_runs_as_it_stands(model: Path, prony: Prony) -> None:
     """It named `nanfast@84ddb854`, which no command takes."""
     model.write_text(MODEL.replace('return found * float("nan")', "return found"))
-    done = prony(tmp_path, "tune", "my models/nanfast.py", "kernel=plain,fast", "cores=1", "--budget", "60s")
+    done = prony("tune", "my models/nanfast.py", "kernel=plain,fast", "cores=1", "--budget", "60s")
     assert done.returncode in (0, 3), done.stderr
     (told,) = re.findall(r"^(?:use|try) it: (.*)$", done.stdout, re.MULTILINE)
     name, *words = shlex.split(told)
     assert name == "prony"
     assert "kernel=fast" in words
-    again = prony(tmp_path, *words, "--max-time", "1s", "--no-energy", "--json")
+    again = prony(*words, "--max-time", "1s", "--no-energy", "--json")
     assert again.returncode == 0, again.stderr
     record = json.loads(again.stdout)
     assert (record["status"], record["trial"]["settings"]["kernel"]) == ("ok", "fast")
 
 
-def test_a_run_with_a_failed_check_exits_with_1(model: Path, tmp_path: Path) -> None:
-    done = prony(tmp_path, "run", "my models/nanfast.py", "kernel=fast", "steps=4", "--no-energy", "--json")
+def test_a_run_with_a_failed_check_exits_with_1(model: Path, prony: Prony) -> None:
+    done = prony("run", "my models/nanfast.py", "kernel=fast", "steps=4", "--no-energy", "--json")
     assert done.returncode == 1
     assert json.loads(done.stdout)["status"] == "ok"
     assert "failed its check losses, loss, finite" in done.stderr
 
 
-def test_strict_makes_a_warning_an_exit_code_of_1(tmp_path: Path) -> None:
+def test_strict_makes_a_warning_an_exit_code_of_1(prony: Prony) -> None:
     """Four steps, each long enough to be a block, are too few blocks for an interval, which is a warning."""
     words = ("run", "gpt-tiny", "size=tiny", "batch_size=64", "steps=4", "device=cpu", "--no-energy", "--json")
-    lenient, strict = prony(tmp_path, *words), prony(tmp_path, *words, "--strict")
+    lenient, strict = prony(*words), prony(*words, "--strict")
     for done in (lenient, strict):
         levels = {check["name"]: check["level"] for check in json.loads(done.stdout)["checks"]}
         assert levels["blocks"] == "warn"

@@ -36,9 +36,9 @@ class Place:
         own = {"PRONY_RUNS": str(self.runs), "PRONY_POWER_REPLAY": str(make_recording(folder / "recording"))}
         self.environment = {**kept, **own, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "200"}
 
-    def prony(self, *words: str) -> str:
+    def prony(self, *words: str, ranks: dict[str, str] | None = None) -> str:
         argv = [sys.executable, "-m", "prony", *words]
-        done = subprocess.run(argv, env=self.environment, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(argv, env=self.environment | (ranks or {}), capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "Traceback" not in done.stderr
         return done.stdout
@@ -137,8 +137,8 @@ def test_the_energy_is_shown_and_reported(place: Place, record: dict[str, Any], 
         assert name in reported or name.replace("_", " ") in reported
 
 
-def test_energy_that_is_not_wanted_is_not_sampled(place: Place) -> None:
-    record = json.loads(place.prony(*RUN, "steps=3", "--no-energy"))
+def test_energy_that_is_not_wanted_is_not_sampled(place: Place, quick_ranks: dict[str, str]) -> None:
+    record = json.loads(place.prony(*RUN, "steps=3", "--no-energy", ranks=quick_ranks))
     assert record["status"] == "ok"
     for name in (*FIGURES, "node_energy"):
         assert record["metrics"][name] == {"value": None, "reason": "energy was not asked for (--no-energy)"}

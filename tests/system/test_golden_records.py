@@ -60,6 +60,7 @@ CASES = {
     "interrupted": ("gpt-tiny", "size=tiny", "device=cpu", "cores=1"),
 }  # fmt: skip
 FAILING = {"failure": 1, "out-of-memory": 1, "interrupted": 130}
+QUICK = ("inference", "data-set", "quality")  # whose ranks need not import torch again
 HELD = ("schema", "status", "unit", "repeat", "stop")  # and the parts below
 
 
@@ -72,10 +73,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_record_is_what_it_was(name: str, place: Path) -> None:
+def test_a_record_is_what_it_was(name: str, place: Path, quick_ranks: dict[str, str]) -> None:
     if name == "out-of-memory" and not sys.platform.startswith("linux"):
         pytest.skip("the cap on a CPU's memory is Linux's")
-    record = make(name, place)
+    record = make(name, place, quick_ranks if name in QUICK else {})
     shown = json.dumps(outline(record, place), indent=1, sort_keys=True) + "\n"
     path = GOLDEN / f"{name}.json"
     if os.environ.get("PRONY_GOLDEN") == "write":
@@ -84,11 +85,11 @@ def test_a_record_is_what_it_was(name: str, place: Path) -> None:
     assert shown == path.read_text(encoding="utf-8"), f"{path} differs; PRONY_GOLDEN=write renews it"
 
 
-def make(name: str, place: Path) -> dict[str, Any]:
+def make(name: str, place: Path, ranks: dict[str, str]) -> dict[str, Any]:
     """The record of one run, whatever its end; a run is interrupted when it measures."""
     runs = place / f"runs-{name}"
     kept = {key: value for key, value in os.environ.items() if not key.startswith("PRONY_") or key == "PRONY_LOCKS"}
-    environment = {**kept, "PYTHONPATH": str(ROOT / "src"), "PRONY_RUNS": str(runs)}
+    environment = {**kept, "PYTHONPATH": str(ROOT / "src"), "PRONY_RUNS": str(runs), **ranks}
     words = [word.replace("{images}", str(place / "images")) for word in CASES[name]]
     limit = [] if any(word.startswith(("steps", "epochs")) for word in words) else ["--max-time", "3s"]
     limit = ["--max-time", "100s", "--tolerance", "0.01%"] if name == "interrupted" else limit

@@ -20,9 +20,10 @@ SHORT = ["device=cpu", "sequence=8", "--max-time", "2s", "--tolerance", "5%"]
 pytestmark = pytest.mark.slow
 
 
-def prony(root: Path, *words: str, code: int = 0) -> str:
+def prony(root: Path, *words: str, code: int = 0, ranks: dict[str, str] | None = None) -> str:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PRONY_") or name == "PRONY_LOCKS"}
     environment = {**kept, "PYTHONPATH": str(ROOT / "src"), "PRONY_RUNS": str(root), "COLUMNS": "160"}
+    environment |= ranks or {}
     argv = [sys.executable, "-m", "prony", *words]
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == code, done.stdout + done.stderr
@@ -72,18 +73,20 @@ def test_the_folder_is_complete_in_itself(root: Path, record: dict[str, Any]) ->
     assert (folder / files.STEPS).read_text().splitlines()[0] == "block,steps,end_s,duration_s,data_wait_s"
 
 
-def test_inference_has_latencies(root: Path) -> None:
-    record = json.loads(prony(root, "run", "gpt-tiny", "mode=infer", *SHORT, "--json"))
+def test_inference_has_latencies(root: Path, quick_ranks: dict[str, str]) -> None:
+    record = json.loads(prony(root, "run", "gpt-tiny", "mode=infer", *SHORT, "--json", ranks=quick_ranks))
     p50, p99 = (record["metrics"][name]["value"] for name in ("latency_p50", "latency_p99"))
     assert 0 < p50 <= p99
 
 
-def test_the_other_verbs_read_what_was_written(root: Path, record: dict[str, Any], tmp_path: Path) -> None:
+def test_the_other_verbs_read_what_was_written(
+    root: Path, record: dict[str, Any], tmp_path: Path, quick_ranks: dict[str, str]
+) -> None:
     grid = ["sweep", "gpt-tiny", "batch_size=2,4", *SHORT]
     before = {path.name for path in root.glob("gpt-tiny-*")}
-    prony(root, *grid)
+    prony(root, *grid, ranks=quick_ranks)
     made = {path.name for path in root.glob("gpt-tiny-*")}
-    prony(root, *grid)
+    prony(root, *grid, ranks=quick_ranks)
     assert {path.name for path in root.glob("gpt-tiny-*")} == made, "a finished trial was run twice"
     assert record["id"] in prony(root, "runs")
     assert "tokens/s" in prony(root, "show", record["id"])

@@ -56,9 +56,9 @@ def by_hand(place: Path) -> float:
     return right / len(test)
 
 
-def infer(place: Path, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+def infer(place: Path, ranks: dict[str, str], *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PRONY_")}
-    own = {"PYTHONPATH": str(ROOT / "src"), "PRONY_RUNS": str(place / "runs")}
+    own = {**ranks, "PRONY_RUNS": str(place / "runs")}
     argv = [sys.executable, "-m", "prony", "run", "resnet50", "size=tiny", "mode=infer", f"data={place / 'set'}"]
     argv += ["epochs=1", "device=cpu", "cores=1", "workers=0", *words, "--no-energy", "--json"]
     done = subprocess.run(argv, env=kept | own, capture_output=True, text=True, timeout=600)
@@ -67,8 +67,10 @@ def infer(place: Path, *words: str, code: int = 0) -> subprocess.CompletedProces
 
 
 @pytest.mark.parametrize("words", [("preset=plain", "batch_size=4"), ("devices=2", "batch_size=4")])
-def test_accuracy_and_time_are_of_every_image_of_the_split(place: Path, words: tuple[str, ...]) -> None:
-    made: dict[str, Any] = json.loads(infer(place, f"weights={place / 'weights.pt'}", *words).stdout)
+def test_accuracy_and_time_are_of_every_image_of_the_split(
+    place: Path, quick_ranks: dict[str, str], words: tuple[str, ...]
+) -> None:
+    made: dict[str, Any] = json.loads(infer(place, quick_ranks, f"weights={place / 'weights.pt'}", *words).stdout)
     metrics = made["metrics"]
     assert metrics["quality"]["value"] == pytest.approx(by_hand(place))
     assert metrics["quality"]["unit"] == "accuracy"
@@ -81,6 +83,6 @@ def test_accuracy_and_time_are_of_every_image_of_the_split(place: Path, words: t
     assert (found.outcome, found.problems) == ("verified", ())
 
 
-def test_a_batch_that_the_split_does_not_fill_is_refused(place: Path) -> None:
-    done = infer(place, "batch_size=23", code=2)
+def test_a_batch_that_the_split_does_not_fill_is_refused(place: Path, quick_ranks: dict[str, str]) -> None:
+    done = infer(place, quick_ranks, "batch_size=23", code=2)
     assert "23 samples is more than the 22 of the test split" in done.stdout + done.stderr

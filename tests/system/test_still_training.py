@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-
 pytestmark = pytest.mark.slow
 
 MODEL = '''"""A perceptron whose backward pass is left out while SKIPPING holds."""
@@ -73,13 +71,19 @@ FOR_TWO_SECONDS = "self.since_s is not None and time.monotonic() < self.since_s 
 
 
 def checks_of(
-    folder: Path, *words: str, skipping: str, depends: str = ONE_BIAS, optimizer: str = "adam", decay: float = 0.0
+    folder: Path,
+    ranks: dict[str, str],
+    *words: str,
+    skipping: str,
+    depends: str = ONE_BIAS,
+    optimizer: str = "adam",
+    decay: float = 0.0,
 ) -> tuple[dict[str, str], dict[str, Any]]:
     """The levels of the checks of a run, and its record."""
     text = MODEL.replace("SKIPPING)", f"{skipping})").replace("DEPENDS", depends).replace("OPTIMIZER", optimizer)
     (folder / "mymodel.py").write_text(text.replace("WEIGHT_DECAY", str(decay)))
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PRONY_")}
-    environment = {**kept, "PYTHONPATH": str(ROOT / "src"), "PRONY_RUNS": str(folder / "runs")}
+    environment = {**kept, **ranks, "PRONY_RUNS": str(folder / "runs")}
     argv = [sys.executable, "-m", "prony", "run", "./mymodel.py", "device=cpu", *words, "--json"]
     done = subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
     assert done.stdout, done.stderr
@@ -87,8 +91,8 @@ def checks_of(
     return {check["name"]: check["level"] for check in record["checks"]}, record
 
 
-def test_a_run_that_trains_throughout_passes(tmp_path: Path) -> None:
-    levels, record = checks_of(tmp_path, "steps=300", skipping=NEVER)
+def test_a_run_that_trains_throughout_passes(tmp_path: Path, quick_ranks: dict[str, str]) -> None:
+    levels, record = checks_of(tmp_path, quick_ranks, "steps=300", skipping=NEVER)
     assert (levels["updates"], levels["still-training"], levels["parameters"]) == ("pass", "pass", "pass")
     work = record["work"]
     assert (work["loop_steps"], work["optimizer_steps"], work["skipped_steps"]) == (300, 300, 0)
@@ -101,25 +105,27 @@ def test_a_run_that_trains_throughout_passes(tmp_path: Path) -> None:
     ids=["one-bias-left", "weight-decay-goes-on"],
 )
 def test_a_backward_pass_that_is_skipped_after_40_calls_fails(
-    tmp_path: Path, depends: str, optimizer: str, decay: float
+    tmp_path: Path, quick_ranks: dict[str, str], depends: str, optimizer: str, decay: float
 ) -> None:
-    levels, _ = checks_of(tmp_path, "steps=300", skipping=AFTER_40, depends=depends, optimizer=optimizer, decay=decay)
+    levels, _ = checks_of(
+        tmp_path, quick_ranks, "steps=300", skipping=AFTER_40, depends=depends, optimizer=optimizer, decay=decay
+    )
     assert levels["parameters"] == "pass"  # over the whole run each of them did change
     assert levels["still-training"] == "fail"
 
 
-def test_a_backward_pass_that_is_skipped_every_second_time_fails(tmp_path: Path) -> None:
+def test_a_backward_pass_that_is_skipped_every_second_time_fails(tmp_path: Path, quick_ranks: dict[str, str]) -> None:
     levels, record = checks_of(
-        tmp_path, "steps=300", skipping=EVERY_SECOND_AFTER_40, depends=ALL_ZERO, optimizer="adam"
+        tmp_path, quick_ranks, "steps=300", skipping=EVERY_SECOND_AFTER_40, depends=ALL_ZERO, optimizer="adam"
     )
     found = {check["name"]: check["message"] for check in record["checks"]}
     assert levels["still-training"] == "fail", found
     assert "changed nothing" in found["still-training"]
 
 
-def test_a_skip_that_ends_before_the_window_does_fails(tmp_path: Path) -> None:
+def test_a_skip_that_ends_before_the_window_does_fails(tmp_path: Path, quick_ranks: dict[str, str]) -> None:
     words = ["--max-time", "5s", "--tolerance", "0.01%"]
-    levels, record = checks_of(tmp_path, *words, skipping=FOR_TWO_SECONDS)
+    levels, record = checks_of(tmp_path, quick_ranks, *words, skipping=FOR_TWO_SECONDS)
     found = {check["name"]: check["message"] for check in record["checks"]}
     assert levels["still-training"] == "fail", found
     assert "stood still" in found["still-training"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import resource
 import signal
@@ -19,10 +20,32 @@ from prony_node.workloads import WORKLOADS
 
 ROOT = Path(__file__).parents[4]
 
+Call = Callable[..., subprocess.CompletedProcess[str]]
+
 
 def prony(*words: str, columns: int = 200) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": str(columns)}
     return subprocess.run([sys.executable, "-m", "prony", *words], env=environment, capture_output=True, text=True)
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch) -> Call:
+    """The same in this process, which has its libraries already."""
+
+    def make(*words: str, columns: int = 200) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", ["prony", *words])
+        monkeypatch.setenv("COLUMNS", str(columns))
+        out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+        with monkeypatch.context() as streams:
+            streams.setattr(sys, "stdout", out)
+            streams.setattr(sys, "stderr", err)
+            with pytest.raises(SystemExit) as end:
+                main()
+        assert isinstance(end.value.code, int)
+        said = [stream.buffer.getvalue().decode() for stream in (out, err)]  # type: ignore[attr-defined]
+        return subprocess.CompletedProcess(words, end.value.code, *said)
+
+    return make
 
 
 def test_help_names_every_verb_in_little_more_time_than_its_libraries_take() -> None:
@@ -50,8 +73,8 @@ def test_no_words_at_all_are_answered_with_help() -> None:
 
 
 @pytest.mark.parametrize("words", [(), ("study",), ("site",), ("data",), ("container",), ("store",)])
-def test_a_list_of_commands_cuts_no_line_on_a_narrow_terminal(words: tuple[str, ...]) -> None:
-    listed = prony(*words, "--help", columns=80).stdout.partition("Commands:")[2].splitlines()
+def test_a_list_of_commands_cuts_no_line_on_a_narrow_terminal(call: Call, words: tuple[str, ...]) -> None:
+    listed = call(*words, "--help", columns=80).stdout.partition("Commands:")[2].splitlines()
     assert len(listed) > 2
     assert not [line for line in listed if line.endswith("...")]
 
@@ -87,9 +110,9 @@ def test_the_version() -> None:
         (["sweep", "gpt-tinny", "seed=1,2"], "did you mean 'gpt-tiny'?"),
     ],
 )
-def test_a_mistake_is_one_sentence_and_starts_nothing(tmp_path: Path, words: list[str], says: str) -> None:
+def test_a_mistake_is_one_sentence_and_starts_nothing(call: Call, tmp_path: Path, words: list[str], says: str) -> None:
     out = ["--out", str(tmp_path / "runs")] if len(words) > 1 else []
-    done = prony(*words, *out)
+    done = call(*words, *out)
     assert done.returncode == 2
     assert says in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
@@ -98,9 +121,9 @@ def test_a_mistake_is_one_sentence_and_starts_nothing(tmp_path: Path, words: lis
 
 
 @pytest.mark.parametrize("words", [["query"], ["sweep", "gpt-tiny", "seed=1"], ["tune", "gpt-tiny"]])
-def test_runs_that_lie_in_no_folder_are_refused(words: list[str]) -> None:
+def test_runs_that_lie_in_no_folder_are_refused(call: Call, words: list[str]) -> None:
     """It would be called a full disk."""
-    done = prony(*words, "--out", "/dev/null")
+    done = call(*words, "--out", "/dev/null")
     assert (done.returncode, done.stderr) == (2, "prony: /dev/null is no folder, so no runs can lie there\n")
 
 
@@ -112,19 +135,19 @@ def test_an_unknown_option_is_refused_with_2() -> None:
 
 
 @pytest.mark.parametrize("verb", sorted(VERBS))
-def test_every_verb_can_be_loaded_and_explains_itself(verb: str) -> None:
-    done = prony(verb, "--help")
+def test_every_verb_can_be_loaded_and_explains_itself(call: Call, verb: str) -> None:
+    done = call(verb, "--help")
     assert done.returncode == 0, done.stderr
     assert f"prony {verb}" in done.stdout
 
 
 @pytest.mark.parametrize("verb", ["run", "sweep", "tune", "verify"])
-def test_a_verb_for_scripts_states_its_exit_codes(verb: str) -> None:
-    assert "Exit code: 0 " in prony(verb, "--help").stdout
+def test_a_verb_for_scripts_states_its_exit_codes(call: Call, verb: str) -> None:
+    assert "Exit code: 0 " in call(verb, "--help").stdout
 
 
-def test_the_commands_of_the_store_are_not_cut_on_a_narrow_terminal() -> None:
-    _, listed = prony("store", "--help", columns=80).stdout.split("Commands:")
+def test_the_commands_of_the_store_are_not_cut_on_a_narrow_terminal(call: Call) -> None:
+    _, listed = call("store", "--help", columns=80).stdout.split("Commands:")
     assert "share" in listed
     assert "..." not in listed
 

@@ -15,7 +15,6 @@ from prony.cli.options import OUT_HELP, JobOptions, SiteName
 from prony.cli.present import exit_code, exit_if_not_followed, print_json, shown, warn
 from prony.cli.progress import make_display
 from prony.engine.runs import RunOutcome, StudyOutcome, doubts
-from prony.engine.site import not_made
 
 
 def run(
@@ -61,6 +60,8 @@ def run(
     code = exit_code(outcome.records, outcome.interrupted, strict)
     missing = outcome.asked - len(outcome.outcomes)
     if missing and not outcome.interrupted:
+        from prony.engine.site import not_made
+
         warn(not_made(missing))
         code = EXIT_FAILED
     raise typer.Exit(code)

@@ -19,7 +19,6 @@ from prony.engine.history import open_store, runs_root, updated_store
 from prony.engine.options import Options, SiteOptions, SiteSession
 from prony.engine.progress import Report, Warned, silent, warner
 from prony.engine.runs import StudyOutcome
-from prony.engine.site import find_partition, site_root, study_root
 from prony.sites.job import BLOCK
 from prony.sites.site import Partition, find_site
 from prony.study.request import check_target, make_stop, parse_seconds, parse_trial, split_words
@@ -136,7 +135,7 @@ def sweep(
     study = replace(study_of_words(found, given, stop, repeats, order, seed), site=where)
     files = {found.name: model.plan} if model else {}
     options = Options(
-        study_root(study, root), retry_failed, share, energy, files, at, accept_other_code=accept_other_code
+        _root_of(study, root), retry_failed, share, energy, files, at, accept_other_code=accept_other_code
     )
     return execute(study, options, progress)
 
@@ -199,7 +198,7 @@ def scale(
         progress(Warned(trials.batch_taken))
     files = {trials.workload.name: model.plan} if model else {}
     options = Options(
-        study_root(study, root), retry_failed, share, energy, files, at,
+        _root_of(study, root), retry_failed, share, energy, files, at,
         leave_out=False, accept_other_code=accept_other_code,
     )  # fmt: skip
     outcome = execute(study, options, progress)
@@ -258,7 +257,7 @@ def run_study(
     opened = open_study(target, *_words(words, settings), size=size, parts=parts, site=site, progress=progress)
     _check_site_options(opened.study.site != LOCAL, at)
     options = Options(
-        study_root(opened.study, root), retry_failed, share, energy, opened.files, at,
+        _root_of(opened.study, root), retry_failed, share, energy, opened.files, at,
         accept_other_code=accept_other_code,
     )  # fmt: skip
     return execute(opened.study, options, progress)
@@ -304,6 +303,7 @@ def screen(
     progress: Report = silent,
 ) -> StudyOutcome:
     """Measure one trial (gemm, where `words` name no other) on each node of a partition, as a job per node."""
+    from prony.engine.site import find_partition, site_root
     from prony.sites.protocol import make_launcher
 
     found = find_site(site)
@@ -418,9 +418,20 @@ def _check_site_options(has_jobs: bool, at: SiteOptions) -> None:
 
 
 def _session(name: str, at: SiteOptions, out: Path | str | None, progress: Report) -> SiteSession:
+    from prony.engine.site import find_partition, site_root  # which takes time to import, and here nobody needs it
+
     found = find_site(name)
     partition = find_partition(found, at.partition, progress)
     return SiteSession(found, partition, site_root(found, _path(out)).absolute(), at.runs_per_job, at.time_s)
+
+
+def _root_of(study: Study, root: Path) -> Path:
+    """Where the runs of a study lie."""
+    if study.site == LOCAL:
+        return root
+    from prony.engine.site import study_root
+
+    return study_root(study, root)
 
 
 def _sustained(stop: Stop, was_given: bool) -> Stop:
@@ -468,6 +479,8 @@ def _partition(where: str, name: str | None, progress: Report) -> Partition | No
     """The partition whose nodes make the runs; None for this machine."""
     if where == LOCAL or (site := find_site(where)).kind == LOCAL:
         return None
+    from prony.engine.site import find_partition
+
     return find_partition(site, name, progress)
 
 

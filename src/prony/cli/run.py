@@ -14,7 +14,6 @@ from prony.cli.options import OUT_HELP, JobOptions, SiteName
 from prony.cli.present import exit_code, exit_if_not_followed, print_json, warn
 from prony.cli.progress import make_display
 from prony.engine.runs import RunOutcome, StudyOutcome, doubts
-from prony.engine.site import not_made
 from prony_node.contract.errors import EXIT_FAILED
 
 
@@ -61,6 +60,8 @@ def run(
     code = exit_code(outcome.records, outcome.interrupted, strict)
     missing = outcome.asked - len(outcome.outcomes)
     if missing and not outcome.interrupted:
+        from prony.engine.site import not_made
+
         warn(not_made(missing))
         code = EXIT_FAILED
     raise typer.Exit(code)

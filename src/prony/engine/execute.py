@@ -14,7 +14,6 @@ from prony.engine.options import Options
 from prony.engine.possible import impossible_here, refuse_missing_paths, refuse_unknown_models, said_once
 from prony.engine.progress import Note, Report, Standing, StudyProgress, noter, silent
 from prony.engine.runs import RunOutcome, StudyOutcome, TrialRun, first_line, make_trial_runs, paths_of, trouble
-from prony.engine.site import run_at_site, run_fresh_at_site
 from prony.report.numbers import format_seconds
 from prony.sites.collect import LOOK_EVERY_S, collect_all, is_being_made, maker_of, wait_for_left
 from prony.sites.locks import claim_run, devices_of, hold_devices
@@ -36,6 +35,8 @@ def execute(study: Study, options: Options, report: Report = silent) -> StudyOut
     if options.fresh:
         return _execute_fresh(study, options, report)
     if study.site != LOCAL:
+        from prony.engine.site import run_at_site  # which takes time to import, and here nobody needs it
+
         return run_at_site(study, options, report)
     planned = study.planned()
     refuse_refused(planned)
@@ -64,6 +65,8 @@ def _execute_fresh(study: Study, options: Options, report: Report) -> StudyOutco
     if place is None or place.site.shares_files:
         refuse_missing_paths(jobs)
     if place is not None:
+        from prony.engine.site import run_fresh_at_site
+
         return run_fresh_at_site(study, jobs, options, report)
     refuse_unknown_models(jobs, report)
     collect_all(options.root)

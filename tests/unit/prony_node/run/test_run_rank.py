@@ -14,10 +14,12 @@ import torch
 
 from prony_node.backends.torch.device import MissingDevice
 from prony_node.contract import Plan, RequestError, Trial, files
-from prony_node.contract.record import FAILURES
+from prony_node.contract.rank_result import RankResult
+from prony_node.contract.record import FAILURES, Phase
 from prony_node.contract.settings import Value
 from prony_node.measure.batch_search import OutOfMemory
 from prony_node.run import rank
+from prony_node.run.journal import Journal
 
 FREE = "5.0 GiB of 8.0 GiB were free on cpu"
 
@@ -64,26 +66,19 @@ def test_a_long_message_is_cut() -> None:
     assert len(rank.describe(RuntimeError("x" * 10_000))["message"]) < 700
 
 
-class StandIn:
-    """A run that comes so far and then fails, or does not."""
-
-    error: Exception | None = None
-
-    def __init__(self, plan: Plan, folder: Path, found: dict[str, Any], place: Any) -> None:
-        self.found = found
-
-    def execute(self) -> None:
-        self.found |= {"unit": "tokens", "memory_free": FREE, "phases": {"build": {"seconds": 1.0, "steps": 0}}}
-        if self.error is not None:
-            raise self.error
-
-
 def run_rank(
     folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception | None, settings: dict[str, Value] | None = None
 ) -> tuple[int, dict[str, Any]]:
-    from prony_node.run import run
+    """A run that comes so far and then fails, or does not."""
 
-    monkeypatch.setattr(run, "Run", type("Run", (StandIn,), {"error": error}))
+    def stand_in(plan: Plan, journal: Journal, place: object) -> RankResult:
+        journal.keep(unit="tokens", memory_free=FREE)
+        journal.add(phases={"build": Phase(1.0, 0)})
+        if error is not None:
+            raise error
+        return journal.result
+
+    monkeypatch.setattr(rank, "run", stand_in)
     monkeypatch.setattr(rank.faulthandler, "register", lambda *_, **__: None)
     plan = folder / files.PLAN
     plan.write_text(json.dumps(Plan(run_id="x", trial=Trial("gpt-tiny", settings or {})).to_json()))

@@ -19,8 +19,7 @@ import socket
 import sys
 from pathlib import Path
 
-from prony_node.measure.out_of_memory import avoid_reservations
-
+from prony_node.backends.torch.out_of_memory import avoid_reservations
 from prony_node.run.processes import adopt_orphans, end_with_parent
 
 SOCKET = "PRONY_FORKED_RANK"

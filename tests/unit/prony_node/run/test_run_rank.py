@@ -32,6 +32,8 @@ FREE = "5.0 GiB of 8.0 GiB were free on cpu"
          "needs timm, which is not installed here: pip install 'prony[vision]'"),
         (ModuleNotFoundError("No module named 'torch'", name="torch"), "missing-library", "pip install 'prony[node]'"),
         (ModuleNotFoundError("No module named 'einops'", name="einops"), "missing-library", "needs einops, which"),
+        (ModuleNotFoundError("No module named 'prony_node.measure.protocol'", name="prony_node.measure.protocol"),
+         "request", "Task is in prony_node.backends.torch.task"),
         (MissingDevice("device=cuda is not here"), "missing-device", "device=cuda is not here"),
         (OutOfMemory("the weights alone need 9 GiB"), "out-of-memory", "the weights alone need 9 GiB"),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "out-of-memory", "Tried to allocate"),

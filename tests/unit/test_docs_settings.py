@@ -160,7 +160,7 @@ def test_the_stated_studies_are_the_studies() -> None:
 def test_every_check_has_its_row() -> None:
     """Names are read from where checks are made, so that a new one cannot be forgotten."""
     code = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src" / "prony_node").rglob("*.py"))
-    made = set(re.findall(r'\b(?:make_)?check\(\s*"([a-z-]+)"', code))
+    made = set(re.findall(r'\b(?:make_check|[Cc]heck)\(\s*"([a-z-]+)"', code))
     assert {"steady", "outputs", "swap", "supervisor"} <= made, "the search is broken"
     described = set(table(MEASURING_PAGE, "check", "asks"))
     assert made - described == set()

@@ -1,4 +1,4 @@
-"""docs/settings.md and docs/measuring.md say what the code says: settings, defaults, checks, the stop rule."""
+"""What is written by hand about settings and the stop rule is what the code says."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from prony_node.workloads import WORKLOADS
 from prony_node.workloads.published import PUBLISHED
 
 ROOT = Path(__file__).parents[2]
-SETTINGS_PAGE = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
-MEASURING_PAGE = (ROOT / "docs" / "measuring.md").read_text(encoding="utf-8")
+SETTINGS_PAGE = (ROOT / "docs" / "reference" / "settings.md").read_text(encoding="utf-8")
+MEASURING_PAGE = (ROOT / "docs" / "background" / "measuring.md").read_text(encoding="utf-8")
 KINDS = ("cpu", "cuda", "xpu", "mps")
 CORES = 4
 

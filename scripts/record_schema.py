@@ -20,8 +20,12 @@ def schema_text() -> str:
     return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
 
 
+def write_schema(path: Path = PATH) -> None:
+    path.write_text(schema_text(), encoding="utf-8")
+
+
 def main() -> int:
-    PATH.write_text(schema_text(), encoding="utf-8")
+    write_schema()
     return 0
 
 

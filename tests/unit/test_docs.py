@@ -93,7 +93,7 @@ def test_the_commands_of_the_guide_to_contributing_are_real() -> None:
     shown = [line.partition("#")[0] for block in FENCE.findall(text) for line in block.splitlines()]
     shown += [span for span in code_spans("CONTRIBUTING.md") if " " in span]
     targets = {word for line in shown if line.startswith("make ") for word in line.split()[1:] if "=" not in word}
-    assert {"setup-dev", "lint", "types", "test", "test-containers", "test-kubernetes"} == targets
+    assert {"setup-dev", "docs", "lint", "types", "test", "test-containers", "test-kubernetes"} == targets
     assert [one for one in targets if not re.search(rf"^{one}:", read("Makefile"), re.MULTILINE)] == []
     paths = [word for line in shown for word in line.split() if re.match(r"(tests|scripts|[.]ci)/", word)]
     assert len(paths) >= 5

@@ -41,7 +41,7 @@ CHECKS: dict[str, CheckMeaning] = {
     for check in (
         CheckMeaning("steady", "Did the step time drift over the window?", "a drift of 2 % is excluded",
                      "it may have drifted by 2 %, or the window is under twice the transient",
-                     unknown="the noise could hide a drift of 2 %"),
+                     unknown="the noise could hide it"),
         CheckMeaning("levels", "Did the step time jump between levels, as with two clocks?",
                      "one level, or levels within 2 %", "levels more than 2 % apart", unknown="too few steps"),
         CheckMeaning("blocks", "Are there enough effectively independent blocks?",

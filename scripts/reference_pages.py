@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
+import html
 import inspect
 import io
 import json
@@ -95,7 +96,13 @@ def tight(lines: Lines) -> Iterator[str]:
 
 def table(head: list[str], rows: Iterable[list[str]]) -> list[str]:
     """A table between empty lines, as Markdown wants it beside comments and text."""
-    return ["", *table_lines(head, [[cell.replace("|", "\\|") for cell in row] for row in rows]), ""]
+    return ["", *table_lines(head, [[without_bars(cell) for cell in row] for row in rows]), ""]
+
+
+def without_bars(cell: str) -> str:
+    """A cell's bars as entities: what `\\|` in a code span means is not the same everywhere."""
+    spans = re.sub(r"`([^`]*\|[^`]*)`", lambda match: f"<code>{html.escape(match[1], quote=False)}</code>", cell)
+    return spans.replace("|", "&#124;")
 
 
 def code(text: object) -> str:

@@ -27,6 +27,8 @@ ELSEWHERE = {  # what is a page of the site but lies elsewhere in the repository
     "results/README.md": "docs/results/records.md",
     "README.md": "docs/index.md",  # for links alone: the site has a first page of its own
 }
+NOT_SEARCHED = ("docs/developers/changelog.md",)  # what was once true would be found before what is
+SEARCH_OFF = "---\nsearch:\n  exclude: true\n---\n\n"
 FENCE = re.compile(r"(^```.*?^```[^\n]*$|`[^`\n]+`(?!\]))", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
@@ -53,7 +55,8 @@ def copy_pages(out: Path, repository: str | None = None) -> None:
     sources |= {source: page for source, page in ELSEWHERE.items() if page not in sources.values()}
     for source, page in sources.items():
         text = (ROOT / source).read_text(encoding="utf-8")
-        (out / page.replace("docs/", "pages/", 1)).write_text(for_site(text, source, page, repository), "utf-8")
+        made = (SEARCH_OFF if page in NOT_SEARCHED else "") + for_site(text, source, page, repository)
+        (out / page.replace("docs/", "pages/", 1)).write_text(made, encoding="utf-8")
 
 
 def docs_pages() -> list[Path]:

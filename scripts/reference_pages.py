@@ -71,6 +71,7 @@ DEFAULTS_IN_WORDS = {
 }
 WHERE = {"any": "everywhere", "cuda": "on CUDA", "cuda-training": "in training on CUDA"}
 BETTER = {"more": "higher", "less": "lower", "neither": "-"}
+PLAIN = {"string", "integer", "number", "boolean"}
 Lines = Iterable[str]
 
 
@@ -437,7 +438,10 @@ def type_text(document: Mapping[str, Any]) -> str:
     if "enum" in document:
         return ", ".join(code(word) for word in document["enum"])
     if "anyOf" in document:
-        return " or ".join(type_text(one) for one in document["anyOf"])
+        ways = [type_text(one) for one in document["anyOf"]]
+        if PLAIN <= set(ways):  # the value of a setting
+            return "single value"
+        return " or ".join(ways)
     if document.get("type") == "array":
         return f"list of {type_text(document['items'])}"
     if document.get("type") == "object":

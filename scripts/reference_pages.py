@@ -439,7 +439,7 @@ def type_text(document: Mapping[str, Any]) -> str:
         return ", ".join(code(word) for word in document["enum"])
     if "anyOf" in document:
         ways = [type_text(one) for one in document["anyOf"]]
-        if PLAIN <= set(ways):  # the value of a setting
+        if set(ways) >= PLAIN:  # the value of a setting
             return "single value"
         return " or ".join(ways)
     if document.get("type") == "array":

@@ -11,7 +11,8 @@ goes between `<!-- NAME -->` and `<!-- /NAME -->` of PAGE; what is around it is 
 - What is not the same on both sides stands once per study.
 
 The page names figures in `figures` beside it; with --figures they are drawn there, and those of a study that are drawn
-no more are removed. With --studies, the claims that a publication's own numbers contradict go to that page.
+no more are removed. With --studies, that page gets the question, tables and plots of each study, and the claims that
+a publication's own numbers contradict.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from prony.cli.study_output import Shown, show_study
 from prony.report.drawing import require_plots
 from prony.report.published import TITLE, Captioned, claim_lines, grid_lines, reasons, units, units_of_ours
 from prony.store.archive import unpacked
+from prony.study.study import Study
 from prony.study.study_file import load_study, shipped_studies
 from prony_node.contract.errors import RequestError
 from prony_node.workloads import find_workload
@@ -71,6 +73,8 @@ def main(arguments: list[str] | None = None) -> int:
             if options.figures:
                 draw(shown, options.figures)
         if options.studies:
+            for name in shipped_studies():
+                put_lines(options.studies, name, contents_of(load_study(name, None, (), find_workload)))
             put_table(options.studies, CONTRADICTED, ["study", "claim", "its own figures"], contradicted_rows())
     except (RequestError, OSError) as error:
         print(f"studies_page.py: {error}", file=sys.stderr)
@@ -230,6 +234,17 @@ def draw(shown: Shown, folder: Path) -> None:
 
 
 # --- claims that need no run to be doubted ---
+
+
+def contents_of(study: Study) -> list[str]:
+    """The question of a study, its tables, each title once with its quantities, and its plots."""
+    kinds: dict[str, list[str]] = {}
+    for spec in study.tables:
+        title, _, kind = spec.title.partition(": ")
+        kinds.setdefault(title, []).append(kind)
+    tables = [f"- {title}: {'; '.join(found)}" if any(found) else f"- {title}" for title, found in kinds.items()]
+    plots = [f"- {spec.title}" for spec in study.plots]
+    return ["", study.question, "", "Tables:", "", *tables, "", "Plots:", "", *plots, ""]
 
 
 def contradicted_rows() -> list[list[str]]:

@@ -30,7 +30,7 @@ ELSEWHERE = {  # what is a page of the site but lies elsewhere in the repository
 NOT_SEARCHED = ("docs/developers/changelog.md",)  # what was once true would be found before what is
 SEARCH_OFF = "---\nsearch:\n  exclude: true\n---\n\n"
 FENCE = re.compile(r"(^```.*?^```[^\n]*$|`[^`\n]+`(?!\]))", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -67,7 +67,10 @@ def for_site(text: str, source: str, page: str, repository: str | None) -> str:
     """The text of the file `source` with its links as they must be on `page`."""
 
     def moved(match: re.Match[str]) -> str:
-        return new_link(match[1], match[2], source, page, repository)
+        made = new_link(match[2], match[3], source, page, repository)
+        if match[1]:  # a picture, which must be on the site
+            return f"!{made}" if made.startswith("[") else match[0]
+        return made
 
     return outside_code(text, lambda prose: LINK.sub(moved, prose))
 

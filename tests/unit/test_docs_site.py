@@ -78,3 +78,9 @@ def test_a_page_from_elsewhere_keeps_its_links() -> None:
     text = "[how](docs/how-to/own-model.md) [read](README.md)"
     made = BUILD["for_site"](text, "ARCHITECTURE.md", "docs/developers/architecture.md", None)
     assert made == "[how](../how-to/own-model.md) [read](../index.md)"
+
+
+def test_a_picture_of_a_page_from_elsewhere_is_found_on_the_site() -> None:
+    made = BUILD["for_site"]("![a](docs/img/x.svg)", "ARCHITECTURE.md", "docs/developers/architecture.md", None)
+    assert made == "![a](../img/x.svg)"
+    assert BUILD["for_site"](made, "docs/developers/x.md", "docs/developers/x.md", None) == made

@@ -30,7 +30,7 @@ def taken(device: torch.device, preset: str) -> list[tuple[Tensor, ...]]:
     try:
         batches = inputs.training(step.task, step, SAMPLES, seed=3)
         first = next(batches)
-        inputs.settle()
+        inputs.wait_until_idle()
         sends = any(thread.name == "prony-ahead" for thread in threading.enumerate())
         assert sends == (preset == "fast")
         with step.kernels():

@@ -1,72 +1,23 @@
-"""Decode batches on the device, or copy them to it, before the step asks for them; and how much the device decodes."""
+"""Make batches, or copy them to the device, in a thread beside the step before it asks for them."""
 
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from prony_node.data.decode import decode_on_device
-
-FIRST = 0.25  # of decode=both, until both sides were seen at work
-LEAST, MOST = 1 / 32, 31 / 32  # a side with nothing to do has no speed to be seen
-KEPT = 0.9  # of what was known of a speed, when another batch was seen
-
-
-class DecodeShare:
-    """The part of every batch that is left to the device; seen by the workers as it changes.
-
-    Two sides that work beside each other are done at the same time when each has a part by its speed. Neither speed
-    depends much on the parts, so that there is nothing to swing. Where the step is slower than both, nothing waits.
-    """
-
-    def __init__(self, part: float | None, workers: int = 1) -> None:
-        """`part` stays as it is; None is found out."""
-        self._fixed = part is not None
-        self._workers = max(1, workers)
-        # In memory that processes share, whether they are forked or not.
-        self._part = torch.tensor([FIRST if part is None else part], dtype=torch.float64).share_memory_()
-        self._seconds: dict[str, float] = {}  # for an image, of all workers together and of the device
-
-    @property
-    def part(self) -> float:
-        return float(self._part)
-
-    @property
-    def found(self) -> float | None:
-        """The part, where it was not given."""
-        return None if self._fixed else self.part
-
-    def count(self, images: int) -> int:
-        """How many of so many images the device decodes."""
-        count = round(self.part * images)
-        return count if self._fixed or images < 2 else min(images - 1, max(1, count))
-
-    def saw(self, by_workers: int, worker_s: float, by_device: int, device_s: float) -> None:
-        """How long one worker took for its images, and the device for the others of the batch."""
-        if self._fixed or not by_workers or not by_device:
-            return
-        self._note("workers", worker_s / by_workers / self._workers)
-        self._note("device", device_s / by_device)
-        wanted = self._seconds["workers"] / max(sum(self._seconds.values()), 1e-12)
-        self._part.fill_(min(MOST, max(LEAST, wanted)))
-
-    def _note(self, side: str, seconds: float) -> None:
-        known = self._seconds.get(side, seconds)
-        self._seconds[side] = KEPT * known + (1 - KEPT) * seconds
-
+from prony_node.contract.settings import Value
+from prony_node.data.dataset import Batches
 
 AHEAD = 2  # batches that lie ready
 MOMENT_S = 0.25  # for which the loader is waited for before the thread looks whether it is still wanted
 LEAVE_S = 10.0  # for which a thread that is to end is waited for: one that reads from a dead disk is left behind
 Item = TypeVar("Item")
-Divided = tuple[Tensor, ...]  # pixels, labels, bytes of the other images, where each ends, seeds, a worker's seconds
 Ready = tuple[tuple[Tensor, ...], Any]  # a batch, and the event after which it may be read; None on a CPU
 
 
@@ -96,7 +47,7 @@ class Prefetcher(Generic[Item]):
             self._change.notify_all()
             return item
 
-    def settle(self) -> None:
+    def wait_until_idle(self) -> None:
         """Wait until the thread has nothing to do; that lasts until the next one is taken."""
         with self._change:
             self._change.wait_for(lambda: len(self._ready) >= self._depth or self._end is not None)
@@ -136,13 +87,6 @@ class Prefetcher(Generic[Item]):
             self._change.notify_all()
 
 
-class Source(Protocol):
-    """A loader that can be closed."""
-
-    def __next__(self) -> tuple[Tensor, ...]: ...
-    def close(self) -> None: ...
-
-
 class SideStream:
     """A stream beside the step's, where the device has streams."""
 
@@ -162,47 +106,16 @@ class SideStream:
             return work(), self._stream.record_event()
 
 
-class DeviceDecoder:
-    """What the thread does: the next batch of a loader, decoded on the device, on a stream beside the step's.
-
-    What the workers have decoded of it is copied there.
-    """
-
-    def __init__(
-        self, batches: Iterator[Divided], size: int, augment: bool, device: torch.device, share: DecodeShare
-    ) -> None:
-        self._batches, self._size, self._augment, self._device = batches, size, augment, device
-        self._share = share
-        self._beside = SideStream(device)
-        self._device = self._beside.device
-
-    def __call__(self) -> Ready | None:
-        try:
-            batch = next(self._batches)
-        except RuntimeError as error:
-            if str(error).startswith("DataLoader timed out"):  # after MOMENT_S; asked again, it waits on
-                return None
-            raise
-        return self._beside.do(lambda: self._placed(*batch))
-
-    def _placed(
-        self, pixels: Tensor, labels: Tensor, data: Tensor, ends: Tensor, seeds: Tensor, worker_s: Tensor
-    ) -> tuple[Tensor, ...]:
-        here = labels.to(self._device, non_blocking=True)
-        parts = [pixels.to(self._device, non_blocking=True)] if len(pixels) else []
-        if len(ends):
-            began = time.perf_counter()
-            images = data.tensor_split(ends[:-1])
-            parts.append(decode_on_device(images, self._size, self._augment, seeds.tolist(), self._device))
-            self._share.saw(len(pixels), float(worker_s), len(ends), time.perf_counter() - began)
-        return torch.cat(parts) if len(parts) > 1 else parts[0], here
+def sends_beside(settings: dict[str, Value], device: torch.device) -> bool:
+    """Whether a thread copies batches beside the step: on a GPU, where workers load them; only preset=fast has one."""
+    return device.type == "cuda" and settings.get("preset") == "fast" and int(settings["workers"]) > 0
 
 
-class SentBatches:
+class SentBatches(Batches):
     """Batches of a loader, sent by a thread on a stream beside the step's, before they are asked for."""
 
     def __init__(
-        self, source: Source, send: Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]], device: torch.device
+        self, source: Batches, send: Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]], device: torch.device
     ) -> None:
         beside = SideStream(device)
 
@@ -214,15 +127,11 @@ class SentBatches:
         self._ahead: Prefetcher[Ready] = Prefetcher(make)
         weakref.finalize(self, self._ahead.close)
 
-    def __iter__(self) -> SentBatches:
-        return self
-
     def __next__(self) -> tuple[Tensor, ...]:
         return received(self._ahead.take())
 
-    def settle(self) -> None:
-        """Wait until nothing of this is at work on the device, until the next batch is taken."""
-        self._ahead.settle()
+    def wait_until_idle(self) -> None:
+        self._ahead.wait_until_idle()
 
     def close(self) -> None:
         self._ahead.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -13,10 +12,7 @@ from torch.utils.data import DataLoader
 
 from prony_node.contract import RequestError
 from prony_node.contract.settings import Value
-from prony_node.data.coco import BoxedImages, box_loader
-from prony_node.data.dataset import DataSet, Encoded, Pixels
-from prony_node.data.loader import file_loader
-from prony_node.data.segmentation import StreetScenes, streets_to_test, streets_to_train
+from prony_node.data.dataset import Batch, Batches, DataSet, FileSet, Pixels
 from prony_node.data.synthetic import HostBatches
 
 # Mean and standard deviation of the training images, of 0 to 1, by channel.
@@ -47,7 +43,7 @@ def _scale_and_shift(kind: str, dtype: torch.dtype, device: torch.device) -> tup
     return scale.view(shape), shift.view(shape)
 
 
-class MemoryBatches:
+class MemoryBatches(Batches):
     """Batches of (uint8 images, int64 labels), without end to train, one pass in order to evaluate."""
 
     def __init__(
@@ -72,14 +68,10 @@ class MemoryBatches:
         self._flip = flip  # a mirrored digit is no digit: off for MNIST
         self._batches = self._forever() if endless else self._once()
 
-    def __iter__(self) -> MemoryBatches:
-        return self
-
     def __next__(self) -> tuple[Tensor, ...]:
         return next(self._batches)
 
     def close(self) -> None:
-        """Nothing runs beside it; here so that every source of batches ends alike."""
         self._batches = iter(())
 
     def _forever(self) -> Iterator[tuple[Tensor, ...]]:
@@ -120,70 +112,20 @@ def mirrored(images: Tensor, generator: torch.Generator) -> Tensor:
     return torch.where(turn, images.flip(-1), images)
 
 
-Batch = tuple[Tensor, ...]
 WITHOUT_MIRROR = ("mnist",)  # a mirrored digit is no digit
-
-
-class Batches(Protocol):
-    def __iter__(self) -> Iterator[Batch]: ...
-    def __next__(self) -> Batch: ...
-    def close(self) -> None: ...
-
-
-def sends_beside(settings: dict[str, Value], device: torch.device) -> bool:
-    """Whether a thread copies batches beside the step: on a GPU, where workers load them; only preset=fast has one."""
-    return device.type == "cuda" and settings.get("preset") == "fast" and int(settings["workers"]) > 0
 
 
 def training_batches(
     dataset: DataSet, settings: dict[str, Value], samples: int, device: torch.device, seed: int
 ) -> Batches:
     """Shuffled, whole batches, as they lie: pixels as bytes, tokens as numbers."""
-    augment = bool(settings.get("augment"))
     if isinstance(dataset, Pixels) and settings["cache"] == "device":
-        mirror = dataset.kind not in WITHOUT_MIRROR
+        augment, mirror = bool(settings.get("augment")), dataset.kind not in WITHOUT_MIRROR
         return MemoryBatches(dataset, samples, device=device, augment=augment, flip=mirror, seed=seed)
+    if isinstance(dataset, FileSet):
+        return dataset.training_batches(settings, samples, device, seed)
     workers, pin = int(settings["workers"]), bool(settings["pin_memory"])
     prefetch = int(settings["prefetch"]) if "prefetch" in settings else None
-    if isinstance(dataset, BoxedImages):
-        return box_loader(
-            dataset,
-            samples,
-            workers=workers,
-            prefetch=prefetch,
-            pin_memory=pin,
-            augment=augment,
-            cache=str(settings["cache"]),
-            seed=seed,
-        )
-    if isinstance(dataset, Encoded):
-        return file_loader(
-            dataset,
-            samples,
-            workers=workers,
-            prefetch=prefetch,
-            pin_memory=pin,
-            decode=str(settings["decode"]),
-            augment=augment,
-            cache=str(settings["cache"]),
-            image_size=int(settings["image_size"]),
-            seed=seed,
-            device=device,
-            sends=sends_beside(settings, device),
-        )
-    if isinstance(dataset, StreetScenes):
-        return streets_to_train(
-            dataset,
-            samples,
-            height=int(settings["crop_height"]),
-            width=int(settings["crop_width"]),
-            workers=workers,
-            prefetch=prefetch,
-            pin_memory=pin,
-            augment=augment,
-            cache=str(settings["cache"]),
-            seed=seed,
-        )
     return HostBatches(dataset, samples, seed=seed, workers=workers, prefetch=prefetch, pin_memory=pin)
 
 
@@ -191,36 +133,16 @@ def evaluation_batches(dataset: DataSet, settings: dict[str, Value], samples: in
     """One pass in order, the last batch as it comes, nothing augmented."""
     if isinstance(dataset, Pixels):
         return MemoryBatches(dataset, samples, device=device, augment=False, endless=False)
-    workers = int(settings["workers"])
-    if isinstance(dataset, BoxedImages):
-        pin = bool(settings["pin_memory"])
-        return box_loader(dataset, samples, workers=workers, pin_memory=pin, augment=False, endless=False)
-    if isinstance(dataset, Encoded):
-        return file_loader(
-            dataset,
-            samples,
-            workers=workers,
-            pin_memory=bool(settings["pin_memory"]),
-            decode="cpu" if settings["decode"] == "both" else str(settings["decode"]),  # one judge for all
-            augment=False,
-            image_size=int(settings["image_size"]),
-            endless=False,
-            device=device,
-        )
-    if isinstance(dataset, StreetScenes):
-        height, width, pin = int(settings["crop_height"]), int(settings["crop_width"]), bool(settings["pin_memory"])
-        return streets_to_test(dataset, samples, height=height, width=width, workers=workers, pin_memory=pin)
-    return OnePass(dataset, samples, workers)
+    if isinstance(dataset, FileSet):
+        return dataset.evaluation_batches(settings, samples, device)
+    return OnePass(dataset, samples, int(settings["workers"]))
 
 
-class OnePass:
+class OnePass(Batches):
     """A test split that is read sample by sample."""
 
     def __init__(self, dataset: DataSet, samples: int, workers: int) -> None:
         self._batches: Iterator[Batch] = map(tuple, DataLoader(dataset, batch_size=samples, num_workers=workers))
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self
 
     def __next__(self) -> Batch:
         return next(self._batches)

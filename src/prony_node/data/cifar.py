@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from prony_node.contract import RequestError
-from prony_node.data.dataset import DataSet, Origin, Pixels, as_tensor, label_tensor, listing, refuse
+from prony_node.data.dataset import DataSet, DataSetLayout, Origin, Pixels, as_tensor, label_tensor, listing, refuse
 
 # Containers, strings, numbers, memory and the three that build an array. None of them can allocate
 # more than the file holds, and none calls anything but what find_class hands out.
@@ -286,3 +286,12 @@ def _text(path: Path) -> str:
         raise refuse(path.parent, "cifar10", path.name, listing(path.parent)) from error
     except UnicodeDecodeError as error:
         raise RequestError(f"{path} is no text") from error
+
+
+DATA_SETS = {
+    "cifar10": DataSetLayout(
+        lambda folder: find_layout(folder, "cifar10") is not None,
+        lambda folder, split, _: open_cifar(folder, "cifar10", split),
+    ),
+    "cifar100": DataSetLayout(is_cifar100, lambda folder, split, _: open_cifar(folder, "cifar100", split)),
+}

@@ -23,10 +23,31 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from prony_node.contract import RequestError
+from prony_node.contract.settings import Value
 from prony_node.data.boxes import box_rows, padded, scale_of
-from prony_node.data.dataset import Encoded, FileReader, Origin, as_tensor, listing, named, refuse, weigh
+from prony_node.data.dataset import (
+    Batches,
+    DataSet,
+    DataSetLayout,
+    Origin,
+    Tokenizer,
+    as_tensor,
+    listing,
+    named,
+    refuse,
+    weigh,
+)
 from prony_node.data.decode import decoded, seed_of
-from prony_node.data.loader import EpochOrder, FileBatches, ImageCache, Place, fill_cache, worker_loader
+from prony_node.data.loader import (
+    Encoded,
+    EpochOrder,
+    FileBatches,
+    FileReader,
+    ImageCache,
+    Place,
+    fill_cache,
+    worker_loader,
+)
 
 OVERLAPS = tuple((50 + 5 * at) / 100 for at in range(10))
 RECALLS = (*(at * 0.01 for at in range(100)), 1.0)
@@ -200,10 +221,36 @@ class BoxedImages(Encoded):
         """The largest label and one more, since 0 is the background's."""
         return max(self.named) + 1
 
-    def chosen(self, places: Sequence[int]) -> BoxedImages:
+    def subset(self, indices: Tensor) -> BoxedImages:
+        places: list[int] = indices.tolist()
         files = [self.files[place] for place in places]
         size = round(self.encoded_bytes * len(places) / len(self))
         return BoxedImages(self.origin, self.named, files, size, self.boxes.chosen(places))
+
+    def adapt(self, tokenizer: Tokenizer | None, scale_to: tuple[int, int] | None) -> None:
+        self.scale_to = scale_to
+
+    def refuse_other_labels(self, test: DataSet) -> None:
+        if isinstance(test, BoxedImages) and self.named != test.named:
+            raise RequestError(
+                f"{self.origin.folder} lists other categories for its test split than to train, so labels do not agree"
+            )
+
+    def training_batches(self, settings: dict[str, Value], samples: int, device: torch.device, seed: int) -> Batches:
+        return box_loader(
+            self,
+            samples,
+            workers=int(settings["workers"]),
+            prefetch=int(settings["prefetch"]) if "prefetch" in settings else None,
+            pin_memory=bool(settings["pin_memory"]),
+            augment=bool(settings.get("augment")),
+            cache=str(settings["cache"]),
+            seed=seed,
+        )
+
+    def evaluation_batches(self, settings: dict[str, Value], samples: int, device: torch.device) -> Batches:
+        workers, pin = int(settings["workers"]), bool(settings["pin_memory"])
+        return box_loader(self, samples, workers=workers, pin_memory=pin, augment=False, endless=False)
 
     def scores(self, answered: dict[str, Tensor]) -> dict[str, float]:
         """Mean average precision of the boxes that were found in each image, in order."""
@@ -454,3 +501,6 @@ def _crowd(entry: dict[str, Any], where: str) -> bool:
     if type(value) not in (int, bool) or value not in (0, 1):
         raise RequestError(f"{where} has iscrowd {str(value)[:40]!r}, which is neither 0 nor 1")
     return bool(value)
+
+
+DATA_SETS = {"coco": DataSetLayout(is_coco, lambda folder, split, _: open_coco(folder, split))}

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,12 +14,15 @@ from torch.utils.data import Dataset
 
 from prony_node.contract import RequestError
 from prony_node.contract.files import canonical_json
+from prony_node.contract.settings import Value
 
 SPLITS = ("train", "test")
 HASHED_FILES = 5  # whose content enters the fingerprint: first, last, and between
 HASHED_BYTES = 2**20  # of each of them, from the head and from the end
 WEIGHED_FILES = 2000  # whose size enters it: a million stats on a network file system take minutes
 SHOWN = 4  # names in a sentence
+Batch = tuple[Tensor, ...]
+Tokenizer = Callable[[str], list[tuple[int, int, int]]]  # of a text: number, first character, end
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,26 @@ class Origin:
     files: tuple[Path, ...]
 
 
-class DataSet(Dataset[tuple[Tensor, ...]], ABC):
+class Batches(Iterator[Batch], ABC):
+    """Batches of a loader. Closed by whoever opened it: workers left to the interpreter's exit end slowly."""
+
+    @property
+    def decoded_on_device(self) -> float | None:
+        """The share of the images, where it is found while running."""
+        return None
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def wait_until_idle(self) -> None:
+        """Nothing of this uses the device until the next batch is taken: a graph cannot be captured beside it."""
+        return
+
+
+class DataSet(Dataset[Batch], ABC):
     """A map-style data set. `labels` is one int64 a sample, or empty where a sample has no class."""
+
+    encoded_bytes: int | None = None  # of all samples together, where they are files that a loader decodes
 
     def __init__(self, origin: Origin, classes: Sequence[str], labels: Tensor) -> None:
         self.origin = origin
@@ -49,6 +69,11 @@ class DataSet(Dataset[tuple[Tensor, ...]], ABC):
     def class_count(self) -> int:
         return len(self.classes)
 
+    @property
+    def label_count(self) -> int:
+        """The largest label and one more."""
+        return self.class_count
+
     def __len__(self) -> int:
         return len(self.labels)
 
@@ -59,6 +84,16 @@ class DataSet(Dataset[tuple[Tensor, ...]], ABC):
     def scores(self, answered: dict[str, Tensor]) -> dict[str, float]:
         """The score of the whole set from what was answered to each sample, in order."""
         return {name: float(values.double().mean()) for name, values in answered.items()}
+
+    def subset(self, indices: Tensor) -> DataSet:
+        """The samples of these numbers, in this order."""
+        return DataSubset(self, indices)
+
+    def adapt(self, tokenizer: Tokenizer | None, scale_to: tuple[int, int] | None) -> None:
+        """Take what the model brings for its inputs: its tokenizer, and the sides that images are scaled to."""
+
+    def refuse_other_labels(self, test: DataSet) -> None:
+        """A RequestError where the labels of the test split have another meaning than those of this one."""
 
     def fingerprint(self) -> str:
         """The same for the same files: their names, their sizes and the content of a few of them."""
@@ -75,42 +110,39 @@ class Pixels(DataSet):
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
         return self.images[index], self.labels[index]
 
+    def subset(self, indices: Tensor) -> Pixels:
+        return Pixels(self.origin, self.classes, self.images[indices], self.labels[indices])
 
-class ImageReader(Protocol):
-    """One image's bytes, and where they lie, for a sentence."""
 
-    def read(self, index: int) -> bytes: ...
-    def where(self, index: int) -> str: ...
+class DataSubset(DataSet):
+    """Some samples of a set that is read sample by sample."""
+
+    def __init__(self, source: DataSet, indices: Tensor) -> None:
+        super().__init__(source.origin, source.classes, source.labels[indices])
+        self.source, self.indices = source, indices.tolist()
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        return self.source[self.indices[index]]
+
+
+class FileSet(DataSet):
+    """A set of files that has a loader of its own: what a worker does with a sample is its business."""
+
+    @abstractmethod
+    def training_batches(self, settings: dict[str, Value], samples: int, device: torch.device, seed: int) -> Batches:
+        """Shuffled, whole batches, without end."""
+
+    @abstractmethod
+    def evaluation_batches(self, settings: dict[str, Value], samples: int, device: torch.device) -> Batches:
+        """One pass in order, the last batch as it comes, nothing augmented."""
 
 
 @dataclass(frozen=True)
-class FileReader:
-    """Images that lie in a file each."""
+class DataSetLayout:
+    """How a folder of one kind is recognised, by a few names, and opened: folder, split, tokens of a sample."""
 
-    files: Sequence[Path]
-
-    def read(self, index: int) -> bytes:
-        try:
-            return self.files[index].read_bytes()
-        except OSError as error:
-            raise RequestError(f"{self.where(index)} was there when the set was opened: {error.strerror}") from error
-
-    def where(self, index: int) -> str:
-        return str(self.files[index])
-
-
-class Encoded(DataSet):
-    """Images as they lie on disk, to be decoded by the loader."""
-
-    def __init__(
-        self, origin: Origin, classes: Sequence[str], labels: Tensor, reader: ImageReader, encoded_bytes: int
-    ) -> None:
-        super().__init__(origin, classes, labels)
-        self.read, self.where = reader.read, reader.where
-        self.encoded_bytes = encoded_bytes  # of all samples together; an estimate where there are very many files
-
-    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
-        return as_tensor(self.read(index)), self.labels[index]
+    recognise: Callable[[Path], bool]
+    open: Callable[[Path, str, int], DataSet]
 
 
 def as_tensor(data: bytes) -> Tensor:

@@ -16,7 +16,8 @@ from prony_node.contract import RequestError
 from prony_node.contract.digits import is_digits
 from prony_node.contract.files import read_plain_json, to_json
 from prony_node.contract.safe_files import write_alone
-from prony_node.data.dataset import Encoded, FileReader, Origin, listing, named, refuse, weigh
+from prony_node.data.dataset import SPLITS, DataSetLayout, Origin, listing, named, refuse, weigh
+from prony_node.data.loader import Encoded, FileReader
 
 SUFFIXES = (".jpeg", ".jpg", ".png")
 FOLDERS = {"train": ("train",), "test": ("val", "validation", "test")}
@@ -278,3 +279,13 @@ def _class_names(folder: Path, count: int) -> list[str]:
         names = []
     names = [name.strip() for name in names if name.strip()]
     return names if len(names) >= count else [str(number) for number in range(count)]
+
+
+DATA_SETS = {
+    "food101": DataSetLayout(is_food101, lambda folder, split, _: open_food101(folder, split)),
+    "shards": DataSetLayout(
+        lambda folder: any(find_shards(folder, split) for split in SPLITS),
+        lambda folder, split, _: open_shards(folder, split),
+    ),
+    "imagenet": DataSetLayout(is_imagenet, lambda folder, split, _: open_imagenet(folder, split)),
+}

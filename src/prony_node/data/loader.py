@@ -5,10 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,9 +17,98 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from prony_node.contract import RequestError
 from prony_node.contract.errors import unknown
-from prony_node.data.ahead import MOMENT_S, DecodeShare, DeviceDecoder, Prefetcher, Ready, received
-from prony_node.data.dataset import Encoded, as_tensor
-from prony_node.data.decode import decode_on_cpu, seed_of
+from prony_node.contract.settings import Value
+from prony_node.data.ahead import MOMENT_S, Prefetcher, Ready, SideStream, received, sends_beside
+from prony_node.data.dataset import Batches, FileSet, Origin, as_tensor
+from prony_node.data.decode import decode_on_cpu, decode_on_device, seed_of
+
+
+class ImageReader(Protocol):
+    """One image's bytes, and where they lie, for a sentence."""
+
+    def read(self, index: int) -> bytes: ...
+    def where(self, index: int) -> str: ...
+
+
+@dataclass(frozen=True)
+class FileReader:
+    """Images that lie in a file each."""
+
+    files: Sequence[Path]
+
+    def read(self, index: int) -> bytes:
+        try:
+            return self.files[index].read_bytes()
+        except OSError as error:
+            raise RequestError(f"{self.where(index)} was there when the set was opened: {error.strerror}") from error
+
+    def where(self, index: int) -> str:
+        return str(self.files[index])
+
+
+class Encoded(FileSet):
+    """Images as they lie on disk, to be decoded by the loader."""
+
+    encoded_bytes: int
+
+    def __init__(
+        self, origin: Origin, classes: Sequence[str], labels: Tensor, reader: ImageReader, encoded_bytes: int
+    ) -> None:
+        super().__init__(origin, classes, labels)
+        self.read, self.where = reader.read, reader.where
+        self.encoded_bytes = encoded_bytes  # of all samples together; an estimate where there are very many files
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        return as_tensor(self.read(index)), self.labels[index]
+
+    def subset(self, indices: Tensor) -> Encoded:
+        places = indices.tolist()
+        size = round(self.encoded_bytes * len(places) / len(self))
+        return Encoded(self.origin, self.classes, self.labels[indices], ChosenReader(self, places), size)
+
+    def training_batches(self, settings: dict[str, Value], samples: int, device: torch.device, seed: int) -> Batches:
+        return file_loader(
+            self,
+            samples,
+            workers=int(settings["workers"]),
+            prefetch=int(settings["prefetch"]) if "prefetch" in settings else None,
+            pin_memory=bool(settings["pin_memory"]),
+            decode=str(settings["decode"]),
+            augment=bool(settings.get("augment")),
+            cache=str(settings["cache"]),
+            image_size=int(settings["image_size"]),
+            seed=seed,
+            device=device,
+            sends=sends_beside(settings, device),
+        )
+
+    def evaluation_batches(self, settings: dict[str, Value], samples: int, device: torch.device) -> Batches:
+        return file_loader(
+            self,
+            samples,
+            workers=int(settings["workers"]),
+            pin_memory=bool(settings["pin_memory"]),
+            decode="cpu" if settings["decode"] == "both" else str(settings["decode"]),  # one judge for all
+            augment=False,
+            image_size=int(settings["image_size"]),
+            endless=False,
+            device=device,
+        )
+
+
+@dataclass(frozen=True)
+class ChosenReader:
+    """Some of the images that another reads."""
+
+    reader: ImageReader
+    places: list[int]
+
+    def read(self, index: int) -> bytes:
+        return self.reader.read(self.places[index])
+
+    def where(self, index: int) -> str:
+        return self.reader.where(self.places[index])
+
 
 MEMORY_SHARE = 0.8  # of what is free, that a cache may take
 
@@ -60,6 +150,54 @@ def _free_memory_bytes() -> int | None:
         return min(free, max(0, limit - used))
     except (OSError, ValueError):
         return free
+
+
+FIRST = 0.25  # of decode=both, until both sides were seen at work
+LEAST, MOST = 1 / 32, 31 / 32  # a side with nothing to do has no speed to be seen
+KEPT = 0.9  # of what was known of a speed, when another batch was seen
+
+
+class DecodeShare:
+    """The part of every batch that is left to the device; seen by the workers as it changes.
+
+    Two sides that work beside each other are done at the same time when each has a part by its speed. Neither speed
+    depends much on the parts, so that there is nothing to swing. Where the step is slower than both, nothing waits.
+    """
+
+    def __init__(self, part: float | None, workers: int = 1) -> None:
+        """`part` stays as it is; None is found out."""
+        self._fixed = part is not None
+        self._workers = max(1, workers)
+        # In memory that processes share, whether they are forked or not.
+        self._part = torch.tensor([FIRST if part is None else part], dtype=torch.float64).share_memory_()
+        self._seconds: dict[str, float] = {}  # for an image, of all workers together and of the device
+
+    @property
+    def part(self) -> float:
+        return float(self._part)
+
+    @property
+    def found(self) -> float | None:
+        """The part, where it was not given."""
+        return None if self._fixed else self.part
+
+    def count(self, images: int) -> int:
+        """How many of so many images the device decodes."""
+        count = round(self.part * images)
+        return count if self._fixed or images < 2 else min(images - 1, max(1, count))
+
+    def saw(self, by_workers: int, worker_s: float, by_device: int, device_s: float) -> None:
+        """How long one worker took for its images, and the device for the others of the batch."""
+        if self._fixed or not by_workers or not by_device:
+            return
+        self._note("workers", worker_s / by_workers / self._workers)
+        self._note("device", device_s / by_device)
+        wanted = self._seconds["workers"] / max(sum(self._seconds.values()), 1e-12)
+        self._part.fill_(min(MOST, max(LEAST, wanted)))
+
+    def _note(self, side: str, seconds: float) -> None:
+        known = self._seconds.get(side, seconds)
+        self._seconds[side] = KEPT * known + (1 - KEPT) * seconds
 
 
 DECODERS = {"cpu": 0.0, "device": 1.0, "both": None}  # and the device's share of the work; None: by their speeds
@@ -152,8 +290,44 @@ def _batch_memory(images: int, size: int) -> Tensor:
     return memory.view(images, size, size, 3).permute(0, 3, 1, 2)
 
 
-class FileBatches:
-    """Batches of (uint8 images, int64 labels). Closed by whoever opened it, as `HostBatches` are.
+class DeviceDecoder:
+    """What the thread does: the next batch of a loader, decoded on the device, on a stream beside the step's.
+
+    What the workers have decoded of it is copied there.
+    """
+
+    def __init__(
+        self, batches: Iterator[tuple[Tensor, ...]], size: int, augment: bool, device: torch.device, share: DecodeShare
+    ) -> None:
+        self._batches, self._size, self._augment, self._device = batches, size, augment, device
+        self._share = share
+        self._beside = SideStream(device)
+        self._device = self._beside.device
+
+    def __call__(self) -> Ready | None:
+        try:
+            batch = next(self._batches)
+        except RuntimeError as error:
+            if str(error).startswith("DataLoader timed out"):  # after MOMENT_S; asked again, it waits on
+                return None
+            raise
+        return self._beside.do(lambda: self._placed(*batch))
+
+    def _placed(
+        self, pixels: Tensor, labels: Tensor, data: Tensor, ends: Tensor, seeds: Tensor, worker_s: Tensor
+    ) -> tuple[Tensor, ...]:
+        here = labels.to(self._device, non_blocking=True)
+        parts = [pixels.to(self._device, non_blocking=True)] if len(pixels) else []
+        if len(ends):
+            began = time.perf_counter()
+            images = data.tensor_split(ends[:-1])
+            parts.append(decode_on_device(images, self._size, self._augment, seeds.tolist(), self._device))
+            self._share.saw(len(pixels), float(worker_s), len(ends), time.perf_counter() - began)
+        return torch.cat(parts) if len(parts) > 1 else parts[0], here
+
+
+class FileBatches(Batches):
+    """Batches of (uint8 images, int64 labels).
 
     With a decoder, a thread decodes or copies to the device before a batch is asked for; without one, batches are
     taken as the workers hand them over.
@@ -173,9 +347,6 @@ class FileBatches:
             self._batches = None
             weakref.finalize(self, self._ahead.close)  # a batch that nobody takes must not keep the thread
 
-    def __iter__(self) -> FileBatches:
-        return self
-
     def __next__(self) -> tuple[Tensor, ...]:
         if self._ahead is not None:
             return received(self._ahead.take())
@@ -183,13 +354,13 @@ class FileBatches:
             raise StopIteration
         return tuple(next(self._batches))
 
-    def settle(self) -> None:
-        """Wait until nothing of this is at work on the device, until the next batch is taken.
+    @property
+    def decoded_on_device(self) -> float | None:
+        return self.share.found if self.share else None
 
-        A device graph cannot be captured while another thread uses the device.
-        """
+    def wait_until_idle(self) -> None:
         if self._ahead is not None:
-            self._ahead.settle()
+            self._ahead.wait_until_idle()
 
     def close(self) -> None:
         """End the workers now: dropping the last reference to their iterator does it."""

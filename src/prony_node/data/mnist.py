@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from prony_node.contract import RequestError
-from prony_node.data.dataset import Origin, Pixels, as_tensor, label_tensor, listing, refuse
+from prony_node.data.dataset import DataSetLayout, Origin, Pixels, as_tensor, label_tensor, listing, refuse
 
 PREFIX = {"train": "train", "test": "t10k"}
 SAMPLES = {"train": 60_000, "test": 10_000}
@@ -100,3 +100,10 @@ def _file(folder: Path, stem: str) -> Path | None:
 def _recognise(labels: Tensor, split: str) -> str | None:
     first = tuple(labels[:10].tolist())
     return next((kind for kind, known in FIRST_LABELS.items() if known[split] == first), None)
+
+
+DATA_SETS = {
+    "mnist": DataSetLayout(is_idx, lambda folder, split, _: open_idx(folder, "mnist", split)),
+    # The same names as MNIST's, so that it is opened only where it is named.
+    "fashion-mnist": DataSetLayout(lambda _: False, lambda folder, split, _: open_idx(folder, "fashion-mnist", split)),
+}

@@ -2,84 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 from prony_node.contract import RequestError
 from prony_node.contract.errors import unknown
-from prony_node.data.cifar import find_layout, is_cifar100, open_cifar
-from prony_node.data.coco import is_coco, open_coco
-from prony_node.data.dataset import SPLITS, DataSet, listing, refuse
-from prony_node.data.image_files import find_shards, is_food101, is_imagenet, open_food101, open_imagenet, open_shards
+from prony_node.data.dataset import SPLITS, DataSet, DataSetLayout, listing, refuse
 from prony_node.data.manifest import is_unfinished
-from prony_node.data.mnist import is_idx, open_idx
-from prony_node.data.segmentation import is_cityscapes, open_cityscapes
-from prony_node.data.squad import is_squad, open_squad
-from prony_node.data.text_files import find_lines, find_texts, find_token_files, open_lines, open_text, open_tokens
 
 DEFAULT_SEQUENCE = {"squad": 384, "jsonl": 1024, "text": 1024, "tokens": 1024}
 
 
 @dataclass(frozen=True)
-class DataSetLayout:
-    """How a folder is recognised, and how it is opened."""
+class DataSetKind:
+    """A kind of data set, and the file beside this one that reads it: imported when such a set is looked for."""
 
     expected: str  # what lies in such a folder, for a sentence
-    recognise: Callable[[Path], bool]
-    open: Callable[[Path, str, int], DataSet]
+    module: str
 
 
 # In the order in which a folder is looked at: the most particular names first.
 KINDS = {
-    "cifar10": DataSetLayout(
-        "data_batch_1 to 5 and test_batch, plain, .bin or .png",
-        lambda path: find_layout(path, "cifar10") is not None,
-        lambda path, split, _: open_cifar(path, "cifar10", split),
-    ),
-    "mnist": DataSetLayout(
-        "train-images-idx3-ubyte and the like, plain or .gz",
-        is_idx,
-        lambda path, split, _: open_idx(path, "mnist", split),
-    ),
-    "fashion-mnist": DataSetLayout(
-        "the same names, other content", lambda _: False, lambda path, split, _: open_idx(path, "fashion-mnist", split)
-    ),
-    "squad": DataSetLayout(
-        "train-v1.1.json and dev-v1.1.json", is_squad, lambda path, split, length: open_squad(path, split, length)
-    ),
-    "coco": DataSetLayout(
-        "train2017/, val2017/ and annotations/instances_*.json", is_coco, lambda path, split, _: open_coco(path, split)
-    ),
-    "cityscapes": DataSetLayout(
-        "leftImg8bit/train/CITY/ and gtFine/train/CITY/",
-        is_cityscapes,
-        lambda path, split, _: open_cityscapes(path, split),
-    ),
-    "food101": DataSetLayout(
-        "meta/*.txt and images/CLASS/", is_food101, lambda path, split, _: open_food101(path, split)
-    ),
-    "shards": DataSetLayout(
-        "train-*.tar and val-*.tar",
-        lambda path: any(find_shards(path, split) for split in SPLITS),
-        lambda path, split, _: open_shards(path, split),
-    ),
-    "imagenet": DataSetLayout(
-        "train/CLASS/ and val/CLASS/", is_imagenet, lambda path, split, _: open_imagenet(path, split)
-    ),
-    "cifar100": DataSetLayout(
-        "train and test, plain or .bin",
-        is_cifar100,
-        lambda path, split, _: open_cifar(path, "cifar100", split),
-    ),
-    "tokens": DataSetLayout(
-        "train*.bin and val*.bin with a .json",
-        lambda path: any(find_token_files(path, split) for split in SPLITS),
-        open_tokens,
-    ),
-    "jsonl": DataSetLayout("*.jsonl or *.jsonl.xz", lambda path: bool(find_lines(path)), open_lines),
-    "text": DataSetLayout("*.txt", lambda path: bool(find_texts(path)), open_text),
+    "cifar10": DataSetKind("data_batch_1 to 5 and test_batch, plain, .bin or .png", "cifar"),
+    "mnist": DataSetKind("train-images-idx3-ubyte and the like, plain or .gz", "mnist"),
+    "fashion-mnist": DataSetKind("the same names, other content", "mnist"),
+    "squad": DataSetKind("train-v1.1.json and dev-v1.1.json", "squad"),
+    "coco": DataSetKind("train2017/, val2017/ and annotations/instances_*.json", "coco"),
+    "cityscapes": DataSetKind("leftImg8bit/train/CITY/ and gtFine/train/CITY/", "segmentation"),
+    "food101": DataSetKind("meta/*.txt and images/CLASS/", "image_files"),
+    "shards": DataSetKind("train-*.tar and val-*.tar", "image_files"),
+    "imagenet": DataSetKind("train/CLASS/ and val/CLASS/", "image_files"),
+    "cifar100": DataSetKind("train and test, plain or .bin", "cifar"),
+    "tokens": DataSetKind("train*.bin and val*.bin with a .json", "text_files"),
+    "jsonl": DataSetKind("*.jsonl or *.jsonl.xz", "text_files"),
+    "text": DataSetKind("*.txt", "text_files"),
 }
+
+
+def layout_of(kind: str) -> DataSetLayout:
+    layout: DataSetLayout = import_module(f"prony_node.data.{KINDS[kind].module}").DATA_SETS[kind]
+    return layout
 
 
 def open_dataset(
@@ -114,19 +78,23 @@ def open_dataset(
         if found is None:
             raise refuse(place, "data set", expected_of(wanted), listing(place))
         if found == "mnist" and kind is None:
-            return open_idx(place, None, split)
+            from prony_node.data.mnist import open_idx
+
+            return open_idx(place, None, split)  # MNIST or Fashion-MNIST, by its content
         if tokenizer is not None:
             if found != "jsonl":
                 raise RequestError(f"tokenizer is for texts in JSON lines, and {place} is {found}; leave it out")
+            from prony_node.data.text_files import open_lines
+
             return open_lines(place, split, sequence or DEFAULT_SEQUENCE[found], tokenizer)
-        return KINDS[found].open(place, split, sequence or DEFAULT_SEQUENCE.get(found, 0))
+        return layout_of(found).open(place, split, sequence or DEFAULT_SEQUENCE.get(found, 0))
     except OSError as error:
         raise RequestError(f"{error.filename or place} cannot be read: {error.strerror or error}") from error
 
 
 def recognised(place: Path, wanted: Collection[str] = KINDS.keys()) -> str | None:
     """Which of these kinds lies there, by a few names."""
-    return next((name for name, kind in KINDS.items() if name in wanted and kind.recognise(place)), None)
+    return next((name for name in KINDS if name in wanted and layout_of(name).recognise(place)), None)
 
 
 def expected_of(kinds: Collection[str]) -> str:

@@ -20,9 +20,7 @@ from torch import Tensor
 from prony_node.contract import RequestError
 from prony_node.contract.files import open_temporary, temporary_name
 from prony_node.contract.settings import Value
-from prony_node.data.coco import BoxedImages
-from prony_node.data.dataset import DataSet, Encoded, ImageReader, Pixels, named
-from prony_node.data.generated import estimate, generate
+from prony_node.data.dataset import DataSet, Pixels, named
 from prony_node.data.generated_folder import DEFAULT_SAMPLES, TINY, generated_folder
 from prony_node.data.manifest import (
     CHUNK,
@@ -36,8 +34,6 @@ from prony_node.data.manifest import (
     remove_unfinished,
 )
 from prony_node.data.opening import expected_of, open_dataset, recognised
-from prony_node.data.segmentation import StreetScenes
-from prony_node.data.squad import SpanQuestions
 
 LIST = ".prony-staged.jsonl"  # in the target: a line for each file that was copied and read back
 THREADS = 8  # small files on a network file system are a wait each
@@ -251,8 +247,7 @@ def open_source(
         staged = stage(folder, str(settings["stage"]), partial(_bytes_there, note))
         folder, seconds["stage"] = staged.folder, staged.seconds
     train, test = opening(folder), opening(folder, split="test")
-    if isinstance(train, BoxedImages) and isinstance(test, BoxedImages) and train.named != test.named:
-        raise RequestError(f"{folder} lists other categories for its test split than to train, so labels do not agree")
+    train.refuse_other_labels(test)
     fingerprint, vocabulary = train.fingerprint(), getattr(train, "vocabulary", None)
     wanted = int(settings.get("data_samples", len(train)))
     if made is None and wanted < len(train):
@@ -267,7 +262,7 @@ def open_source(
         "test_samples": len(test),
         "classes": train.class_count or None,
         "vocabulary": vocabulary,
-        "bytes": train.encoded_bytes if isinstance(train, Encoded | StreetScenes) else None,
+        "bytes": train.encoded_bytes,
         "fingerprint": fingerprint,
         "staged": {**dataclasses.asdict(staged), "folder": str(staged.folder)} if "stage" in settings else None,
         "generated": made,
@@ -287,6 +282,8 @@ def refuse_kind(workload: str, reads: str, place: Path) -> None:
 
 def _generated(kind: str, settings: dict[str, Value], note: Note) -> tuple[Path, dict[str, Any]]:
     """Write it once, with its size said first; the same request finds it there the next time."""
+    from prony_node.data.generated import estimate, generate
+
     usual = DEFAULT_SAMPLES[kind] // (TINY if settings.get("size") == "tiny" else 1)
     samples = int(settings.setdefault("data_samples", usual))
     form = str(settings.setdefault("data_format", "files"))
@@ -307,68 +304,23 @@ def _bytes_there(note: Note, there: int, every: int) -> None:
     note(f"staging: {there / 1e9:,.2f} of {every / 1e9:,.2f} GB, {there / max(1, every):.0%}")
 
 
-class DataSubset(DataSet):
-    """Some samples of a set that is read sample by sample."""
-
-    def __init__(self, source: DataSet, indices: Tensor) -> None:
-        super().__init__(source.origin, source.classes, source.labels[indices])
-        self.source, self.indices = source, indices.tolist()
-
-    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
-        return self.source[self.indices[index]]
-
-
 def chosen(dataset: DataSet, samples: int) -> DataSet:
     """So many samples, drawn from all over the set: in order of the files they would be of a few classes."""
-    return _picked(dataset, _mixed(len(dataset))[:samples])
+    return dataset.subset(_mixed(len(dataset))[:samples])
 
 
 def share_of(dataset: DataSet, rank: int, ranks: int) -> DataSet:
     """What one of several ranks trains on: no sample is another's, and all have the same number."""
-    return _picked(dataset, _mixed(len(dataset))[rank::ranks][: len(dataset) // ranks])
+    return dataset.subset(_mixed(len(dataset))[rank::ranks][: len(dataset) // ranks])
 
 
 def part_of(dataset: DataSet, rank: int, ranks: int) -> DataSet:
     """What one of several ranks is judged on: together they have every sample once."""
-    return dataset if ranks == 1 else _picked(dataset, torch.arange(rank, len(dataset), ranks))
+    return dataset if ranks == 1 else dataset.subset(torch.arange(rank, len(dataset), ranks))
 
 
 def _mixed(count: int) -> Tensor:
     return torch.randperm(count, generator=torch.Generator().manual_seed(CHOICE_SEED))
-
-
-def _picked(dataset: DataSet, indices: Tensor) -> DataSet:
-    if isinstance(dataset, Pixels):
-        return Pixels(dataset.origin, dataset.classes, dataset.images[indices], dataset.labels[indices])
-    if isinstance(dataset, BoxedImages):
-        return dataset.chosen(indices.tolist())
-    if isinstance(dataset, Encoded):
-        places = indices.tolist()
-        size = round(dataset.encoded_bytes * len(places) / len(dataset))
-        return Encoded(dataset.origin, dataset.classes, dataset.labels[indices], ChosenReader(dataset, places), size)
-    if isinstance(dataset, StreetScenes):
-        images, masks = (_picked(part, indices) for part in (dataset.images, dataset.masks))  # the same of both
-        assert isinstance(images, Encoded)
-        assert isinstance(masks, Encoded)
-        return StreetScenes(dataset.origin, images, masks)
-    if isinstance(dataset, SpanQuestions):
-        questions = [dataset.questions[at] for at in indices.tolist()]
-        return SpanQuestions(dataset.origin, questions, dataset.sequence, dataset.tokenizer)
-    return DataSubset(dataset, indices)
-
-
-@dataclass(frozen=True)
-class ChosenReader:
-    """Some of the images that another reads."""
-
-    reader: ImageReader
-    places: list[int]
-
-    def read(self, index: int) -> bytes:
-        return self.reader.read(self.places[index])
-
-    def where(self, index: int) -> str:
-        return self.reader.where(self.places[index])
 
 
 def fit_settings(settings: dict[str, Value], asked: Mapping[str, Value], dataset: DataSet, cores: int) -> None:
@@ -379,7 +331,7 @@ def fit_settings(settings: dict[str, Value], asked: Mapping[str, Value], dataset
         if settings["cache"] == "device":
             held = "cache=device holds the set on the device, so nothing is loaded"
             _refuse(settings, asked, ("workers", "prefetch", "pin_memory"), held)
-    elif isinstance(dataset, Encoded | StreetScenes):
+    elif dataset.encoded_bytes is not None:
         settings.setdefault("decode", "cpu")
         settings.setdefault("cache", "off")
         if settings["cache"] == "device":

@@ -10,7 +10,6 @@ import json
 import re
 import string
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,9 @@ import torch
 from torch import Tensor
 
 from prony_node.contract import RequestError
-from prony_node.data.dataset import DataSet, Origin, listing, refuse
+from prony_node.data.dataset import DataSet, DataSetLayout, Origin, Tokenizer, listing, refuse
 
 Token = tuple[int, int, int]  # number, first character, the one after its last
-Tokenizer = Callable[[str], list[Token]]
 FILES = {"train": "train-v1.1.json", "test": "dev-v1.1.json"}
 PADDING, START, SEPARATOR, RESERVED = 0, 101, 102, 1000  # BERT's own numbers; words of `byte_words` come after them
 MOST_QUESTION_TOKENS = 64  # as BERT's own fine-tuning cuts them
@@ -83,6 +81,14 @@ class SpanQuestions(DataSet):
         self.questions = questions
         self.sequence = sequence
         self.tokenizer = tokenizer
+
+    def subset(self, indices: Tensor) -> SpanQuestions:
+        questions = [self.questions[at] for at in indices.tolist()]
+        return SpanQuestions(self.origin, questions, self.sequence, self.tokenizer)
+
+    def adapt(self, tokenizer: Tokenizer | None, scale_to: tuple[int, int] | None) -> None:
+        if tokenizer is not None:
+            self.tokenizer = tokenizer
 
     def _asked(self, question: SquadQuestion) -> list[Token]:
         return self.tokenizer(question.question)[: min(MOST_QUESTION_TOKENS, self.sequence // 2)]
@@ -172,3 +178,6 @@ def _span(tokens: list[Token], start: int, end: int) -> tuple[int, int]:
     """The first and last token that touch these characters."""
     touching = [at for at, (_, begins, ends) in enumerate(tokens) if begins < end and ends > start]
     return (touching[0], touching[-1]) if touching else (0, 0)
+
+
+DATA_SETS = {"squad": DataSetLayout(is_squad, open_squad)}

@@ -21,7 +21,7 @@ from torch import Tensor
 from prony_node.contract import RequestError
 from prony_node.contract.extras import install_command
 from prony_node.contract.safe_files import most_unpacked
-from prony_node.data.dataset import DataSet, Origin, listing, refuse
+from prony_node.data.dataset import SPLITS, DataSet, DataSetLayout, Origin, listing, refuse
 
 BYTES = 256  # the vocabulary of plain text
 END_OF_FILE = 0  # between texts: no text holds this byte
@@ -398,3 +398,10 @@ def _blamed(file: Path, fault: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise RequestError(f"tokenizer={file} is not possible: {fault}: {str(error)[:200]}") from error
+
+
+DATA_SETS = {
+    "tokens": DataSetLayout(lambda folder: any(find_token_files(folder, split) for split in SPLITS), open_tokens),
+    "jsonl": DataSetLayout(lambda folder: bool(find_lines(folder)), open_lines),
+    "text": DataSetLayout(lambda folder: bool(find_texts(folder)), open_text),
+}

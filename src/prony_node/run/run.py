@@ -71,7 +71,7 @@ def cold_start(setup: Setup, built: Built, journal: Journal) -> None:
     """The first steps. They are steps like any other, and compile, tune and capture on the way."""
     step = built.model.step
     with journal.phase("cold_start", steps=step.first_steps):
-        built.model.settle()
+        built.model.wait_until_idle()
         step.prepare(built.model.first)
         setup.backend.synchronise()
     cold = journal.result.phases["cold_start"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,25 +12,16 @@ from prony_node.backends.torch.task import Batch, Task
 from prony_node.contract.errors import RequestError
 from prony_node.contract.parallel import devices_of_model, in_lockstep, replicas
 from prony_node.contract.settings import Value
-from prony_node.data.ahead import SentBatches
-from prony_node.data.batches import (
-    Batches,
-    as_input,
-    evaluation_batches,
-    preparation,
-    sends_beside,
-    sent,
-    training_batches,
-)
-from prony_node.data.boxes import Shapes, padded
-from prony_node.data.coco import BoxedImages
-from prony_node.data.dataset import DataSet
-from prony_node.data.loader import FileBatches
+from prony_node.data.ahead import SentBatches, sends_beside
+from prony_node.data.batches import as_input, evaluation_batches, preparation, sent, training_batches
+from prony_node.data.dataset import Batches, DataSet
 from prony_node.data.source import OpenedDataSet, fit_settings, open_source, part_of, share_of
-from prony_node.data.squad import SpanQuestions
 from prony_node.data.synthetic import HostBatches, HostSamples, SamplesApart, device_batches
 from prony_node.parallel.place import RankPosition
 from prony_node.workloads.config import Workload
+
+if TYPE_CHECKING:
+    from prony_node.data.boxes import Shapes
 
 LEAST_IMAGES = 2  # that the loss of a classifier is judged on
 
@@ -47,10 +38,8 @@ def open_data(
     sequence = int(own["sequence"]) if "sequence" in own else None
     opened = open_source(workload.name, workload.reads, workload.generated, own, note, sequence=sequence)
     fit_settings(own, asked, opened.train, cores)
-    if isinstance(opened.train, BoxedImages):
+    if workload.reads in ("images", "boxes"):
         return opened, with_classes(own, max(split.label_count for split in (opened.train, opened.test)))
-    if workload.reads == "images":
-        return opened, with_classes(own, opened.train.class_count)
     return opened, own
 
 
@@ -74,15 +63,19 @@ def fit(workload: Workload, opened: OpenedDataSet | None, task: Task) -> None:
     if opened is None:
         return
     for split in (opened.train, opened.test):
-        if isinstance(split, SpanQuestions) and task.tokenizer is not None:
-            split.tokenizer = task.tokenizer
-        if isinstance(split, BoxedImages):
-            split.scale_to = task.scale_to
+        split.adapt(task.tokenizer, task.scale_to)
     tokens = opened.about.get("vocabulary")
     if tokens and task.vocabulary and tokens > task.vocabulary:
         raise RequestError(
             f"{opened.about['folder']} has a vocabulary of {tokens:,} tokens; {workload.name} has {task.vocabulary:,}"
         )
+
+
+def padding() -> Callable[[Sequence[Batch]], Batch]:
+    """Puts samples of different shapes together. Imported here, as a model of one shape needs none of it."""
+    from prony_node.data.boxes import padded
+
+    return padded
 
 
 class Inputs:
@@ -99,7 +92,7 @@ class Inputs:
         self.workload, self.settings, self.device = workload, settings, device
         self.place = place or RankPosition()
         self.opened = opened
-        self.shapes = Shapes()  # of batches that differ in shape
+        self.shapes: Shapes | None = None  # of batches of boxes that differ in shape
         self._open: list[Batches] = []
 
     @property
@@ -113,8 +106,8 @@ class Inputs:
             return None
         said = about(self.opened, self.settings)
         for source in self._open:
-            if isinstance(source, FileBatches) and source.share and source.share.found is not None:
-                said["decoded_on_device"] = source.share.found
+            if source.decoded_on_device is not None:
+                said["decoded_on_device"] = source.decoded_on_device
         return said
 
     def held_out(self, task: Task, count: int, seed: int) -> Batch:
@@ -137,6 +130,10 @@ class Inputs:
     def training(self, task: Task, step: Step, samples: int, seed: int) -> Iterator[Batch]:
         """Batches without end, as the step takes them."""
         settings = self.settings
+        if task.varies and self.workload.reads == "boxes" and self.shapes is None:
+            from prony_node.data.boxes import Shapes
+
+            self.shapes = Shapes()
         if self.opened is not None:
             mine = self.opened.train
             if in_lockstep(settings):
@@ -148,12 +145,12 @@ class Inputs:
             prepare = preparation(
                 self.workload.reads, mine, settings, self.device, step.input_dtype, seed + 1, task.on_host
             )
-            return (step.place(prepare(self._counted(task, batch))) for batch in source)
+            return (step.place(prepare(self._counted(batch))) for batch in source)
         apart = bool(task.varies)
         if settings["data"] == "device":
 
             def place(batch: Batch) -> Batch:
-                return step.place(self._counted(task, batch))
+                return step.place(self._counted(batch))
 
             return device_batches(task.sample, place, samples, device=self.device, seed=seed, apart=apart)
         length = max(self.workload.epoch_samples or 0, 64 * samples)
@@ -164,19 +161,19 @@ class Inputs:
             workers=int(settings["workers"]),
             prefetch=int(settings["prefetch"]) if "prefetch" in settings else None,
             pin_memory=bool(settings["pin_memory"]),
-            collate=padded if apart else None,
+            collate=padding() if apart else None,
         )
         if self._can_send(task):
             return iter(self._keep(SentBatches(loader, step.place, self.device)))
-        return (step.place(self._counted(task, batch)) for batch in self._keep(loader))
+        return (step.place(self._counted(batch)) for batch in self._keep(loader))
 
     def _can_send(self, task: Task) -> bool:
         """Whether a thread copies batches beside the step: nothing that has to be looked at, or stays on the host."""
         return sends_beside(self.settings, self.device) and not task.varies and not task.on_host
 
-    def _counted(self, task: Task, batch: Batch) -> Batch:
+    def _counted(self, batch: Batch) -> Batch:
         """Before it lies on the device, where to look at it would make the host wait."""
-        return self.shapes.seen(batch) if task.varies and self.workload.reads == "boxes" else batch
+        return batch if self.shapes is None else self.shapes.seen(batch)
 
     def test_part(self, rank: int, ranks: int) -> DataSet:
         """What one of several ranks answers of the test split: together they have all of it."""
@@ -203,11 +200,10 @@ class Inputs:
         self._open.append(source)
         return source
 
-    def settle(self) -> None:
-        """Nothing of the loaders is at work on the device until the next batch is taken: so a step can be captured."""
+    def wait_until_idle(self) -> None:
+        """No loader uses the device until the next batch is taken: so a step can be captured."""
         for source in self._open:
-            if isinstance(source, FileBatches | SentBatches):
-                source.settle()
+            source.wait_until_idle()
 
     def close(self) -> None:
         """End the loaders; those left to the interpreter's exit end slowly."""

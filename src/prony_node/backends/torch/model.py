@@ -137,11 +137,11 @@ class TorchModel:
         """The same of one step, which this takes."""
         return cuda.waits(lambda: self.step(next(self.batches)))
 
-    def settle(self) -> None:
-        self.inputs.settle()
+    def wait_until_idle(self) -> None:
+        self.inputs.wait_until_idle()
 
     def shapes(self) -> JsonObject | None:
-        return self.inputs.shapes.document() or None
+        return self.inputs.shapes.document() if self.inputs.shapes else None
 
     def data(self) -> JsonObject | None:
         return self.inputs.about()

@@ -14,8 +14,9 @@ import torch
 from small_sets import CONTEXT, food101, idx, imagenet, jpeg, shards, squad, tar, write
 
 from prony_node.contract import RequestError
-from prony_node.data.dataset import Encoded, Pixels
+from prony_node.data.dataset import Pixels
 from prony_node.data.image_files import index_shard
+from prony_node.data.loader import Encoded
 from prony_node.data.mnist import FIRST_LABELS
 from prony_node.data.opening import KINDS, open_dataset
 from prony_node.data.squad import SpanQuestions

@@ -27,7 +27,7 @@ def first_batches(count: int = 5) -> list[tuple[Tensor, ...]]:
     inputs = Inputs(workload, settings, CPU)
     try:
         batches = inputs.training(step.task, step, 4, seed=3)
-        inputs.settle()
+        inputs.wait_until_idle()
         return list(itertools.islice(batches, count))
     finally:
         inputs.close()

@@ -38,6 +38,10 @@ def test_at_most_six_calls_lead_from_the_rank_to_the_measured_loop(
     assert len(names) <= MOST_CALLS  # each of them calls the next, and the last one the loop
 
 
+# What of prony_node/data is for every kind of sample: no file of images, boxes or masks.
+DATA_OF_TOKENS = {
+    "ahead", "batches", "dataset", "generated_folder", "manifest", "opening", "source", "squad", "synthetic",
+}  # fmt: skip
 MODULES = """
 import json, sys
 from prony_node.run import rank
@@ -47,8 +51,8 @@ sys.exit(code)
 """
 
 
-def test_the_rank_of_a_token_workload_imports_no_other_model_code(tmp_path: Path) -> None:
-    """The torch-free configurations of all families are a table; their models are imported where they are built."""
+def test_the_rank_of_a_token_workload_imports_no_other_model_or_data_code(tmp_path: Path) -> None:
+    """Configurations of all families and kinds of data are tables; models and readers are imported where used."""
     (tmp_path / files.PLAN).write_text(json.dumps(PLAN.to_json()))
     argv = [sys.executable, "-c", MODULES, str(tmp_path / files.PLAN), str(tmp_path)]
     done = subprocess.run(argv, capture_output=True, text=True)
@@ -58,4 +62,7 @@ def test_the_rank_of_a_token_workload_imports_no_other_model_code(tmp_path: Path
     others = ("image", "detect", "dino", "segment", "reconstruct", "ceilings")
     families = tuple(f"prony_node.workloads.{name}." for name in others)
     assert [name for name in modules if name.startswith(families) and not name.endswith(".config")] == []
+    of_data = {name.removeprefix("prony_node.data.") for name in modules if name.startswith("prony_node.data.")}
+    assert "source" in of_data
+    assert of_data - DATA_OF_TOKENS == set()
     assert not {"torchvision", "timm", "transformers", "segmentation_models_pytorch"} & set(modules)

@@ -14,7 +14,8 @@ from prony_node.backends.torch.flops import count_flops
 from prony_node.contract import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.contract.settings import Value
-from prony_node.data.dataset import Encoded, FileReader, Origin
+from prony_node.data.dataset import Origin
+from prony_node.data.loader import Encoded, FileReader
 from prony_node.data.segmentation import StreetScenes
 from prony_node.run.rank import describe
 from prony_node.workloads import build_task, find_workload

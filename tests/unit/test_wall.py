@@ -218,6 +218,7 @@ def test_help_imports_nothing_heavy() -> None:
         "try:\n    main.main()\n"
         "except SystemExit as end:\n    assert not end.code, end.code\n"
         "heavy = {'torch', 'sqlalchemy', 'alembic', 'psycopg', 'pyarrow', 'altair', 'vl_convert', 'numpy', 'jinja2'}\n"
+        "heavy |= {'prony_node.contract.record', 'prony_node.contract.trial', 'prony.api'}\n"
         "heavy &= set(sys.modules)\n"
         "sys.exit(f'imported: {heavy}' if heavy else 0)"
     )

@@ -99,7 +99,7 @@ def node_loop(workload, settings, device: torch.device, ranks: Ranks, step_s: fl
     step.kernels().__enter__()
     step.prepare(next(batches))
     progress = Progress(Path(tempfile.mkdtemp()))
-    progress.rule, progress.units_per_step, progress.unit = StopRule(), 1, task.unit
+    progress.measure(StopRule(), task.unit, 1)
     block_steps = steps_per_block(step_s)
 
     def run(steps: int) -> int:

@@ -111,7 +111,7 @@ def node_loop(workload, task, batch_size: int, device: torch.device, folder: Pat
     step.prepare(next(batches))
     synchronise(device)
     progress = Progress(folder)
-    progress.rule, progress.units_per_step, progress.unit = StopRule(), batch_size, task.unit
+    progress.measure(StopRule(), task.unit, batch_size)
     started = time.perf_counter()
     for _ in range(5):
         step(next(batches))

@@ -64,6 +64,19 @@ class RankResult:
             checks=(*without(self.checks, {check.name for check in found.checks}), *found.checks),
         )
 
+    def added(
+        self,
+        metrics: Mapping[str, Metric] | None = None,
+        checks: tuple[Check, ...] = (),
+        phases: Mapping[str, Phase] | None = None,
+    ) -> RankResult:
+        return self.with_findings(Findings(metrics or {}, checks, phases or {}))
+
+    def steps_taken(self) -> int:
+        """Steps of the model until now, but for those after the window."""
+        names = ("cold_start", "warm_up", "steady", "after_stop")
+        return sum(int(self.phases[name].steps or 0) for name in names if name in self.phases)
+
 
 def without(checks: Iterable[Check], names: set[str]) -> tuple[Check, ...]:
     """The checks of other names."""

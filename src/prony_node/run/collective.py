@@ -11,9 +11,9 @@ from typing import Any
 from prony_node.backends.protocol import CollectiveBuffers, CollectiveGroup
 from prony_node.contract import files
 from prony_node.contract.machine import identify
+from prony_node.contract.rank_result import RankResult
 from prony_node.contract.record import Check, Metric, Phase, WorkDone, measured, missing
 from prony_node.measure import checks
-from prony_node.measure.clock import CpuUsage
 from prony_node.measure.collective_loop import (
     WARM_OPERATIONS,
     OperationSeries,
@@ -22,6 +22,7 @@ from prony_node.measure.collective_loop import (
     time_point,
     time_until,
 )
+from prony_node.measure.cpu_usage import CpuUsage
 from prony_node.run.energy import with_energy
 from prony_node.run.journal import Journal
 from prony_node.run.judge import steady_of
@@ -94,8 +95,14 @@ def measure_collective(setup: Setup, journal: Journal) -> None:
         time_block(operation(group, group.make(curve.sizes[0])), WARM_OPERATIONS, time.monotonic())
     with journal.phase("messages"):
         points = [measure_point(setup, curve, size, journal) for size in curve.sizes[:-1]]
-    points.append(measure_largest(setup, curve, points, journal))
-    journal.add(metrics=setup.backend.memory_metrics())
+    largest, seen = measure_largest(setup, curve, journal)
+    journal.keep_result(judge_largest(curve, largest, seen, (points or [largest])[0], journal.result))
+    if seen is not None:
+        journal.keep_result(with_ranks(setup, seen.series, journal.result))
+        with journal.phase("teardown"):
+            write_operations(journal.folder / files.STEPS, seen.series)
+    points.append(largest)
+    result = journal.result.added(setup.backend.memory_metrics(), (right_check(points),))
     found = {
         "operation": name,
         "ranks": group.ranks,
@@ -104,8 +111,7 @@ def measure_collective(setup: Setup, journal: Journal) -> None:
         "note": NOTES.get((name, group.backend), ""),
         "curve": [point.to_json() for point in points],
     }
-    journal.keep(collective=found)
-    journal.add(checks=(right_check(points),))
+    journal.keep_result(replace(result, collective=found))
 
 
 def operation(group: CollectiveGroup, made: CollectiveBuffers) -> TimedOperation:
@@ -144,62 +150,69 @@ def rule_of_all(setup: Setup, curve: Curve, journal: Journal) -> StopRule:
     return replace(own, min_time_s=curve.group.gather((own.min_time_s,))[0][0])
 
 
-def measure_largest(setup: Setup, curve: Curve, smaller: list[TimedMessage], journal: Journal) -> TimedMessage:
-    """The largest message, until the stop rule is content: the headline of the run."""
+@dataclass(frozen=True)
+class MeasuredSeries:
+    """The blocks of the largest message, timed for as long as the stop rule asked."""
+
+    series: OperationSeries
+    estimate: Estimate | None  # None with too few blocks
+    rule: StopRule
+    fixed: bool  # its number of operations was given
+    ended_s: float  # on the monotonic clock
+    cpu_utilisation: Metric
+
+
+def measure_largest(setup: Setup, curve: Curve, journal: Journal) -> tuple[TimedMessage, MeasuredSeries | None]:
+    """The largest message, until the stop rule is content: the headline of the run. No series of a wrong answer."""
     made = curve.group.make(curve.sizes[-1])
     if wrong := wrong_answer(curve.group, made):
-        names = ("throughput", "throughput_per_device", "bus_bandwidth", "step_time")
-        journal.add(metrics={name: missing(wrong) for name in names})
-        return TimedMessage(made.size, None, reason=wrong)
+        return TimedMessage(made.size, None, reason=wrong), None
     rule = rule_of_all(setup, curve, journal)
-    journal.progress.rule = rule
-    journal.progress.units_per_step = round(curve.factor * made.size)
-    journal.progress.phase("measure")
+    journal.progress.measure(rule, setup.workload.unit, round(curve.factor * made.size))
     usage = CpuUsage(len(setup.cores))
     fixed = int(setup.settings["steps"]) if "steps" in setup.settings else None
     series = time_until(operation(curve.group, made), rule, fixed, journal.progress.measuring)
-    ended = time.monotonic()
-    journal.add(metrics={"cpu_utilisation": usage.metric()})
-    journal.keep(stop_reason=series.reason)
-    estimate = series.tracker.estimate()
-    point = point_of(curve, made.size, series, estimate)
-    keep_window(curve, point, series, estimate, ended, journal)
-    journal.add(metrics=metrics_of(curve, point, estimate, (smaller or [point])[0], journal.result.phases))
-    work, timed = journal.result.work, journal.result.phases["steady"]
-    units = (work.units if work else None) or 0.0
-    journal.add(checks=(checks.arithmetic_check(point.bus_bandwidth, timed.seconds or 0.0, units),))
-    keep_ranks(setup, series, journal)
-    journal.add(checks=tuple(checks.series_checks(estimate, rule, fixed is not None)))
-    with journal.phase("teardown"):
-        write_operations(journal.folder / files.STEPS, series)
-    return point
+    ended_s = time.monotonic()
+    cpu, estimate = usage.metric(), series.tracker.estimate()
+    seen = MeasuredSeries(series, estimate, rule, fixed is not None, ended_s, cpu)
+    return point_of(curve, made.size, series, estimate), seen
 
 
-def keep_window(
-    curve: Curve,
-    point: TimedMessage,
-    series: OperationSeries,
-    estimate: Estimate | None,
-    ended: float,
-    journal: Journal,
-) -> None:
-    """Phases, work and window of the largest message."""
+def judge_largest(
+    curve: Curve, point: TimedMessage, seen: MeasuredSeries | None, smallest: TimedMessage, so_far: RankResult
+) -> RankResult:
+    """Its metrics, window, work and checks."""
+    if seen is None:
+        names = ("throughput", "throughput_per_device", "bus_bandwidth", "step_time")
+        return so_far.added({name: missing(point.reason) for name in names})
+    series, estimate = seen.series, seen.estimate
     cut_steps = estimate.cut_steps if estimate else 0
     cut_s = _end_of(series, cut_steps)
     began, steps = series.monotonic_start, series.operations - cut_steps
-    journal.keep(steady=steady_of(estimate), loop_monotonic=(began, ended), window_monotonic=(began + cut_s, ended))
     timed_s = estimate.window_s if estimate else series.seconds
+    units = steps * round(curve.factor * point.size_bytes)
     phases = {
         "warm_up": Phase(cut_s, cut_steps),
         "steady": Phase(timed_s, steps),  # rate x time = work
-        "between_blocks": Phase(max(0.0, ended - began - cut_s - timed_s), 0),
+        "between_blocks": Phase(max(0.0, seen.ended_s - began - cut_s - timed_s), 0),
     }
-    journal.add(phases=phases)
+    metrics = {"cpu_utilisation": seen.cpu_utilisation, **metrics_of(curve, point, estimate, smallest, so_far.phases)}
+    found = (
+        checks.arithmetic_check(point.bus_bandwidth, timed_s, units),
+        *checks.series_checks(estimate, seen.rule, seen.fixed),
+    )
     work = WorkDone(
-        samples=steps, units=steps * round(curve.factor * point.size_bytes), steps=steps, devices=curve.group.ranks,
-        window="steady", total_samples=series.operations, total_steps=series.operations,
+        samples=steps, units=units, steps=steps, devices=curve.group.ranks, window="steady",
+        total_samples=series.operations, total_steps=series.operations,
     )  # fmt: skip
-    journal.keep(work=work)
+    return replace(
+        so_far.added(metrics, found, phases),
+        stop_reason=series.reason,
+        steady=steady_of(estimate),
+        work=work,
+        loop_monotonic=(began, seen.ended_s),
+        window_monotonic=(began + cut_s, seen.ended_s),
+    )
 
 
 def metrics_of(
@@ -227,18 +240,18 @@ def metrics_of(
     }
 
 
-def keep_ranks(setup: Setup, series: OperationSeries, journal: Journal) -> None:
-    """The ranks, with what each saw of the largest message: they wait for each other, so none is slow by itself."""
+def with_ranks(setup: Setup, series: OperationSeries, so_far: RankResult) -> RankResult:
+    """With what each rank saw of the largest message: they wait for each other, so none is slow by itself."""
     own_s, place, host = sum(block.own_s for block in series.blocks), setup.ranks.place, str(identify()["host"])
     mine = {
         "rank": place.rank, "node": place.node, "host": host, "device": str(setup.backend.device),
         "steps": series.operations, "seconds": own_s, "step_s": own_s / series.operations,
     }  # fmt: skip
-    times = RankTimes(place.node, place.rank, host, own_times(journal.result))
-    told = setup.ranks.gathered((mine, times))
-    journal.keep(nodes=tuple(times_of_nodes(times for _, times in told)))
+    times = RankTimes(place.node, place.rank, host, own_times(so_far))
+    gathered = setup.ranks.gathered((mine, times))
+    nodes = tuple(times_of_nodes(times for _, times in gathered))
     known = {"form": "collective", "backend": setup.ranks.backend, "timeout_s": setup.ranks.timeout_s}
-    journal.keep(parallel={**known, "ranks": [account for account, _ in told]})
+    return replace(so_far, nodes=nodes, parallel={**known, "ranks": [account for account, _ in gathered]})
 
 
 def latency(curve: Curve, smallest: TimedMessage) -> Metric:

@@ -7,7 +7,9 @@ import time
 from dataclasses import dataclass
 
 from prony_node.backends.protocol import WeightProbes
-from prony_node.measure.clock import CpuUsage
+from prony_node.contract.parallel import models
+from prony_node.contract.record import Metric
+from prony_node.measure.cpu_usage import CpuUsage
 from prony_node.measure.loop import Window, measured_loop, steps_per_block
 from prony_node.run.energy import with_energy
 from prony_node.run.journal import Journal
@@ -32,6 +34,7 @@ class Measured:
     updates: tuple[int, int]  # optimizer steps that were made in the loop, and those of them that a scaler skipped
     losses_finite: bool  # of every step in the loop, of this rank
     waits_per_step: float | None  # of the workload itself for the device, where they are counted
+    cpu_utilisation: Metric
     probes: WeightProbes
     training: Training | None = None
     split: SplitPass | None = None
@@ -48,9 +51,7 @@ def measure(setup: Setup, built: Built, course: Course, warm: Warm, journal: Jou
     block_steps = math.gcd(steps_per_block(step_s), period)  # so that a round of the pool is so many whole blocks
     rule = with_energy(setup.rule, journal.folder, backend.kind)
     tracker = _tracker(setup, built, rule, block_steps * step_s, period)
-    journal.keep(series_period=period)
-    journal.progress.rule = rule
-    journal.progress.phase("measure")
+    journal.progress.measure(rule, setup.workload.unit, built.units_per_step * models(setup.settings))
     usage = CpuUsage(len(setup.cores))
     probes = model.probes()
     made, skipped = model.updates()
@@ -86,19 +87,15 @@ def measure(setup: Setup, built: Built, course: Course, warm: Warm, journal: Jou
         probes.take(window.steps)
     made_now, skipped_now = model.updates()
     finite = model.losses_finite()
-    journal.add(metrics={"cpu_utilisation": usage.metric()})
+    cpu = usage.metric()
     waits: float | None = warm.waits_per_step
     if model.counts_waits:
         waits = (model.waits_so_far() - waited) / window.steps + (waits or 0)
-    journal.keep(stop_reason=window.stop_reason)
     updates = made_now - made, skipped_now - skipped
-    return Measured(window, rule, period, step_s, began_s, updates, finite, waits, probes, training, split)
+    return Measured(window, rule, period, step_s, began_s, updates, finite, waits, cpu, probes, training, split)
 
 
 def _tracker(setup: Setup, built: Built, rule: StopRule, block_s: float, period: int) -> Tracker:
     if setup.ranks.size == 1 or built.fixed_steps is not None:
-        tracker = Tracker(rule)
-    else:
-        tracker = tracker_of_ranks(rule, setup.ranks, block_s, lockstep=setup.lockstep)
-    tracker.period = period
-    return tracker
+        return Tracker(rule, period)
+    return tracker_of_ranks(rule, setup.ranks, block_s, lockstep=setup.lockstep, period=period)

@@ -12,7 +12,7 @@ from prony_node.backends import open_backend
 from prony_node.backends.protocol import Backend, BuiltModel, MemoryRoom, OpenedData, RankGroup, TaskOfWorkload
 from prony_node.contract import files
 from prony_node.contract.machine import identify, parse_cpu_list
-from prony_node.contract.parallel import in_lockstep, models, replicas
+from prony_node.contract.parallel import in_lockstep, replicas
 from prony_node.contract.record import Phase
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import Plan, judges_split, learns_to_quality, reads_data_set
@@ -98,7 +98,6 @@ def prepare(plan: Plan, place: RankPosition | None, journal: Journal, closing: E
         journal.keep(binding=tuple(ranks.gathered({"rank": place.rank, **bound})))
     room = backend.cap_memory(requested.get("memory_cap"), auto_batch.SHARE if plan.cut_short else 1.0)
     journal.keep(memory_room=room.room, unit=workload.unit)
-    journal.progress.unit = workload.unit
     journal.keep_settings(workload, settings)
     if note := backend.use_cache(settings, journal.folder, closing):
         journal.progress.note(note)
@@ -175,7 +174,6 @@ def build(setup: Setup, journal: Journal, closing: ExitStack) -> tuple[Setup, Bu
     setup = replace(setup, settings=settings)
     samples = int(settings["batch_size"]) * int(settings.get("grad_accumulation", 1))
     units = samples * task.units_per_sample
-    journal.progress.units_per_step = units * models(settings)
     model = backend.build(workload, task, settings, setup.ranks, setup.opened, closing)
     passes_split = judges_split(settings) and model.judges_split() and not plan.cut_short
     fixed = _fixed_steps(setup, model, bool(task.varies), samples)

@@ -172,7 +172,6 @@ def train_epochs(training: EpochTraining, tracker: Tracker, step_s: float) -> Tr
         if training.reached is not None:
             break
     intervals = tuple(part.monotonic for part in parts)
-    training.journal.keep(training_monotonic=intervals)
     found = training.so_far()
     count = len(found.curve)
     why = f"{found.plan.target} after {count} epochs" if found.reached else f"{count} epochs were over"

@@ -51,11 +51,12 @@ def run_model(setup: Setup, built: Built, journal: Journal) -> None:
     if setup.learns:
         built.model.step.restart()  # what is learned is learned in the epochs that are counted
     seen = measure(setup, built, course, warm, journal)
-    try:
-        judge(setup, built, seen, journal)
-    finally:  # to judge takes memory of its own, and what was measured is to outlast that
-        with journal.phase("teardown"):
-            write_blocks(journal.folder / files.STEPS, seen.window.blocks)
+    judged = judge(setup, built, seen, journal.result, journal.progress, journal.folder)
+    journal.keep_result(judged.result)
+    with journal.phase("teardown"):
+        write_blocks(journal.folder / files.STEPS, seen.window.blocks)
+    if judged.error is not None:  # what was measured outlasts it
+        raise judged.error
     if built.fixed_steps is None and int(setup.settings.get("copies", 1)) == 1:
         setup.backend.keep_winners()  # a few steps are what is compiled beside others, to be measured later
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -13,12 +15,12 @@ from prony_node.contract import files
 from prony_node.contract.machine import identify
 from prony_node.contract.parallel import AXES, devices_of_model, form_of, replicas
 from prony_node.contract.rank_result import RankResult
-from prony_node.contract.record import Check, Metric, WorkDone, measured, missing
+from prony_node.contract.record import Check, Metric, Phase, WorkDone, measured, missing
 from prony_node.measure.loop import measured_loop, steps_per_block
-from prony_node.run.journal import Journal
 from prony_node.run.measuring import Measured
 from prony_node.run.prepare import Built, Setup
 from prony_node.run.step_series import CommonWindow, CopySeries, common_window, summed, write_blocks
+from prony_node.run.watchdog import Progress
 from prony_node.stats import StopRule, Tracker
 
 TIMES = ("loop_monotonic", "window_monotonic", "training_monotonic", "device_from_monotonic")
@@ -109,30 +111,31 @@ FEWEST_PACE_STEPS = 5  # steps that it shall take then
 STRAGGLER_SHARE = 0.05  # a straggler takes so much longer than the middle of the others, beyond what chance explains
 
 
-def own_pace(setup: Setup, built: Built, step_s: float, journal: Journal) -> Pace | None:
-    """A step of this rank without the exchange of gradients, after all that was asked for is measured.
+def own_pace(setup: Setup, built: Built, step_s: float, progress: Progress) -> tuple[Pace | None, dict[str, Phase]]:
+    """A step of this rank without the exchange of gradients, after all that was asked for is measured; and the phase.
 
-    None where no rank can go by itself.
+    None where no rank can train without the others.
     """
     model, backend = built.model, setup.backend
-    if not model.go_alone():
-        return None
-    with journal.phase("pace"):
-        model.step(next(model.batches))  # the first one without an exchange may be compiled anew
-        backend.synchronise()
-        setup.ranks.barrier()
-        block_steps = steps_per_block(step_s)
-        seconds = max(PACE_S, min(MOST_PACE_S, FEWEST_PACE_STEPS * step_s))
-        rule = StopRule(tolerance=1e-9, min_time_s=seconds / 2, max_time_s=seconds)
-        window = measured_loop(
-            model.step, model.batches, backend.clock(block_steps * step_s), Tracker(rule), block_steps=block_steps,
-            time_waits=model.waits_for_data,
-        )  # fmt: skip
-    journal.set_steps("pace", window.steps)
+    if not model.stop_exchanging():
+        return None, {}
+    progress.phase("pace")
+    began = time.perf_counter()
+    model.step(next(model.batches))  # the first one without an exchange may be compiled anew
+    backend.synchronise()
+    setup.ranks.barrier()
+    block_steps = steps_per_block(step_s)
+    seconds = max(PACE_S, min(MOST_PACE_S, FEWEST_PACE_STEPS * step_s))
+    rule = StopRule(tolerance=1e-9, min_time_s=seconds / 2, max_time_s=seconds)
+    window = measured_loop(
+        model.step, model.batches, backend.clock(block_steps * step_s), Tracker(rule), block_steps=block_steps,
+        time_waits=model.waits_for_data,
+    )  # fmt: skip
+    phases = {"pace": Phase(time.perf_counter() - began, window.steps)}
     found = window.estimate(rule)
     if found is None:
-        return Pace(window.duration_s / window.steps, None, None)
-    return Pace(found.step_time_s, found.step_time_low_s, found.step_time_high_s)
+        return Pace(window.duration_s / window.steps, None, None), phases
+    return Pace(found.step_time_s, found.step_time_low_s, found.step_time_high_s), phases
 
 
 def ranks_check(accounts: Sequence[RankAccount]) -> Check:
@@ -167,15 +170,16 @@ DIAGNOSTIC = (
 class JoinedRanks:
     """What all ranks saw, in the first one; of copies, the rate of a device in the window that all share."""
 
+    result: RankResult  # with the metrics of all
     accounts: tuple[RankAccount, ...] = ()
     rate_per_device: float | None = None
     never_together: str = ""  # why copies have no rate, where they have none
 
 
-def join_rank_results(setup: Setup, built: Built, seen: Measured, journal: Journal) -> JoinedRanks:
+def join_rank_results(setup: Setup, built: Built, seen: Measured, so_far: RankResult, folder: Path) -> JoinedRanks:
     """After the window, before what the model did is judged: metrics of all ranks in the first one's result."""
     settings, ranks = setup.settings, setup.ranks
-    accounts = ranks.gathered(account(setup, seen, journal))
+    accounts = ranks.gathered(account(setup, seen, so_far))
     parallel = {
         "form": form_of(settings),
         "backend": ranks.backend,
@@ -187,35 +191,32 @@ def join_rank_results(setup: Setup, built: Built, seen: Measured, journal: Journ
         "mesh": {name: int(settings[name]) for name in AXES} if devices_of_model(settings) > 1 else None,
         "diagnostic": None if settings.get("sync", True) else DIAGNOSTIC,
     }
-    journal.keep(parallel=parallel)
+    result = replace(so_far, parallel=parallel)
     if not settings.get("sync", True):
-        journal.add(checks=(Check("sync", "warn", DIAGNOSTIC),))
+        result = result.added(checks=(Check("sync", "warn", DIAGNOSTIC),))
     if not accounts:  # not the first rank: the others' are not here
-        return JoinedRanks()
+        return JoinedRanks(result)
     nodes = times_of_nodes(RankTimes(one.node, one.rank, one.host, one.times) for one in accounts)
     barriers_s = {one.rank: one.barrier_s for one in accounts}
     accounts = since_start(accounts)
-    journal.add(metrics=of_all(accounts))
-    joined = JoinedRanks(tuple(accounts))
+    result = result.added(of_all(accounts))
+    joined = JoinedRanks(result, tuple(accounts))
     if not setup.lockstep:
-        work = journal.result.work
-        copies = sum_copies(built, accounts, seen.began_s, work or WorkDone(), journal.result.metrics["throughput"])
-        joined = JoinedRanks(copies.accounts, copies.rate_per_device, copies.never_together)
-        journal.add(metrics=copies.metrics)
-        journal.keep(
-            window_monotonic=copies.window, work=copies.work, parallel={**parallel, "window_s": copies.seconds}
-        )
+        work = result.work or WorkDone()
+        copies = sum_copies(built, accounts, seen.began_s, work, result.metrics["throughput"])
+        whole = {**parallel, "window_s": copies.seconds}
+        result = replace(result.added(copies.metrics), window_monotonic=copies.window, work=copies.work, parallel=whole)
+        joined = JoinedRanks(result, copies.accounts, copies.rate_per_device, copies.never_together)
         nodes = in_common(nodes, copies.window, barriers_s)
-    journal.keep(nodes=tuple(nodes))
-    journal.add(metrics=communication(built))
+    joined = replace(joined, result=replace(result.added(communication(built)), nodes=tuple(nodes)))
     for one in joined.accounts[1:]:
-        own = files.rank_folder(journal.folder, one.rank)
+        own = files.rank_folder(folder, one.rank)
         if not (own / files.EFFECTIVE).exists():  # it writes on another node
             write_blocks(own / files.STEPS, one.series.blocks)
     return joined
 
 
-def account(setup: Setup, seen: Measured, journal: Journal) -> RankAccount:
+def account(setup: Setup, seen: Measured, so_far: RankResult) -> RankAccount:
     """What this rank saw."""
     estimate, window, place = seen.estimate(), seen.window, setup.ranks.place
     blocks = tuple((block.steps, block.duration_s, block.data_wait_s) for block in window.blocks)
@@ -225,18 +226,18 @@ def account(setup: Setup, seen: Measured, journal: Journal) -> RankAccount:
     else:
         low_s, high_s, seconds = estimate.step_time_low_s, estimate.step_time_high_s, estimate.cut_s + estimate.window_s
         series = CopySeries(begin_s, estimate.cut_s, seconds, estimate.step_time_s, low_s, high_s, blocks)
-    metrics = journal.result.metrics
+    metrics = so_far.metrics
     return RankAccount(
         rank=place.rank,
         node=place.node,
         host=str(identify()["host"]),
         device=str(setup.backend.device),
         steps=estimate.cut_steps + estimate.steps if estimate else window.steps,
-        total_steps=journal.steps_taken(),
+        total_steps=so_far.steps_taken(),
         barrier_s=seen.began_s,
         series=series,
         metrics={name: metrics[name] for name in (*LARGEST, "cpu_utilisation") if name in metrics},
-        times=own_times(journal.result),
+        times=own_times(so_far),
     )
 
 
@@ -352,21 +353,24 @@ def communication(built: Built) -> dict[str, Metric]:
     }
 
 
-def compare_ranks(setup: Setup, built: Built, step_s: float, accounts: Sequence[RankAccount], journal: Journal) -> None:
+def compare_ranks(
+    setup: Setup, built: Built, step_s: float, accounts: Sequence[RankAccount], so_far: RankResult, progress: Progress
+) -> RankResult:
     """At the very end: whether the replicas are still one model, and which rank is the slowest."""
     settings = setup.settings
     norms = built.model.weights()
-    pace = own_pace(setup, built, step_s, journal) if setup.lockstep else None
-    told = setup.ranks.gathered((norms, pace))
-    if not told:
-        return
+    pace, phases = own_pace(setup, built, step_s, progress) if setup.lockstep else (None, {})
+    result = so_far.added(phases=phases)
+    gathered = setup.ranks.gathered((norms, pace))
+    if not gathered:
+        return result
     if form_of(settings) == "ddp" and settings["sync"]:
-        journal.add(checks=(replicas_check([one for one, _ in told], devices_of_model(settings)),))
+        result = result.added(checks=(replicas_check([one for one, _ in gathered], devices_of_model(settings)),))
     paced = [
         replace(one, pace=own if setup.lockstep else Pace(one.series.step_s, one.series.low_s, one.series.high_s))
-        for one, (_, own) in zip(accounts, told, strict=True)
+        for one, (_, own) in zip(accounts, gathered, strict=True)
     ]
-    journal.add(checks=(ranks_check(paced),))
+    result = result.added(checks=(ranks_check(paced),))
     known = [(one, one.pace.seconds) for one in paced if one.pace is not None]
     slowest = max(known, key=lambda one: one[1])[0] if known else None
     own = {
@@ -374,7 +378,7 @@ def compare_ranks(setup: Setup, built: Built, step_s: float, accounts: Sequence[
         "spread": spread([seconds for _, seconds in known]) if known else None,
         "ranks": [one.to_json() for one in paced],
     }
-    journal.keep(parallel={**(journal.result.parallel or {}), **own})
+    return replace(result, parallel={**(result.parallel or {}), **own})
 
 
 def spread(paces_s: list[float]) -> float:

@@ -115,8 +115,7 @@ class RankBlocks:
 
     def estimate(self, confidence: float, period: int) -> Estimate | None:
         """By the same code that the rank asks."""
-        tracker = Tracker(StopRule(confidence=confidence))
-        tracker.period = period
+        tracker = Tracker(StopRule(confidence=confidence), period)
         for steps, time_s in zip(self.steps, self.times_s, strict=True):
             tracker.add(time_s, steps)
         return tracker.estimate()

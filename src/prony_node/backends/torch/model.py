@@ -246,7 +246,7 @@ class TorchModel:
     def is_split(self) -> bool:
         return self.tied is not None and self.tied.split
 
-    def go_alone(self) -> bool:
+    def stop_exchanging(self) -> bool:
         """From here on this rank's steps exchange nothing; False where none can go by itself."""
         return self.tied is not None and self.tied.part()
 

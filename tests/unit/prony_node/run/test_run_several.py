@@ -10,12 +10,20 @@ from typing import Any, cast
 import pytest
 
 from prony_node.contract import files
+from prony_node.contract.rank_result import RankResult
 from prony_node.contract.record import WorkDone, measured, missing
-from prony_node.run import judge, rank_failures, several_ranks
+from prony_node.run import judge, rank_failures
 from prony_node.run.conditions import distinct, worst_of
-from prony_node.run.journal import Journal
 from prony_node.run.rank_failures import OutOfMemoryWitness
-from prony_node.run.several_ranks import Pace, RankAccount, SummedCopies, ranks_check, replicas_check, sum_copies
+from prony_node.run.several_ranks import (
+    JoinedRanks,
+    Pace,
+    RankAccount,
+    SummedCopies,
+    ranks_check,
+    replicas_check,
+    sum_copies,
+)
 from prony_node.run.step_series import CopySeries, common_window, summed
 
 ENDED = rank_failures.LauncherEnd(pid=1, status=1)
@@ -87,20 +95,16 @@ def test_work_and_energy_of_copies_are_of_the_window_that_all_share() -> None:
     assert [one.common_steps for one in found.accounts] == pytest.approx([50.0, 25.0])
 
 
-def test_copies_that_never_ran_together_have_no_rate_no_utilisation_and_no_energy(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_copies_that_never_ran_together_have_no_rate_no_utilisation_and_no_energy() -> None:
     found = joined(copy(0, 0.0, 0.1, 10), copy(1, 5.0, 0.1, 20))
     reason = "the copies were never measured at the same time"
     assert [found.metrics[name] for name in ("throughput", "throughput_per_device")] == [missing(reason)] * 2
     assert (found.window, found.rate_per_device, found.never_together) == (None, None, reason)
     assert (found.work.samples, found.work.window) == (2 * 30, "each copy's own")
-    monkeypatch.setattr(several_ranks, "join_rank_results", lambda *_: several_ranks.JoinedRanks(never_together=reason))
     built: Any = SimpleNamespace(model=SimpleNamespace(flops=None), task=SimpleNamespace(varies="made up"))
-    journal, nothing = Journal(tmp_path), cast(Any, None)
-    judge.join_ranks(nothing, built, nothing, journal)
-    assert journal.result.metrics["mfu"] == missing(reason)
-    assert [(check.name, check.level) for check in journal.result.checks] == [("utilisation", "unknown")]
+    result = judge.judge_joined(cast(Any, None), built, JoinedRanks(RankResult(), never_together=reason))
+    assert result.metrics["mfu"] == missing(reason)
+    assert [(check.name, check.level) for check in result.checks] == [("utilisation", "unknown")]
 
 
 def test_a_straggler_is_flagged_by_name() -> None:

@@ -66,7 +66,7 @@ AHEAD = 2  # batches that lie ready
 MOMENT_S = 0.25  # for which the loader is waited for before the thread looks whether it is still wanted
 LEAVE_S = 10.0  # for which a thread that is to end is waited for: one that reads from a dead disk is left behind
 Item = TypeVar("Item")
-Divided = tuple[Tensor, ...]  # pixels, labels, bytes of the other images, where each ends, seeds, a worker's seconds
+Divided = tuple[Tensor, ...]  # pixels, labels, bytes of the other images, their ends, seeds, a worker's seconds
 Ready = tuple[tuple[Tensor, ...], Any]  # a batch, and the event after which it may be read; None on a CPU
 
 

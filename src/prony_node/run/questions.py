@@ -31,7 +31,7 @@ def check_name(name: str) -> dict[str, Any]:
     """
     try:
         workload = find_workload(name)
-        check = getattr(importlib.import_module(workload.module), "check", None)
+        check = getattr(importlib.import_module(workload.module.partition(":")[0]), "check", None)
         if check is not None:
             check(workload)
     except RequestError as error:

@@ -103,8 +103,8 @@ def build_task(workload: Workload, settings: dict[str, Value]) -> Task:
         if loaded.workload.name != workload.name:
             raise RequestError(f"{workload.module} was changed after the run was planned; start it again")
         return replace(loaded.build(workload, settings), attention_order=attention_order((), settings))
-    module = importlib.import_module(workload.module)
-    task: Task = module.build(workload, settings)
+    module, _, function = workload.module.partition(":")
+    task: Task = getattr(importlib.import_module(module), function or "build")(workload, settings)
     task = replace(task, attention_order=attention_order(workload.kernels, settings))
     if devices_of_model(settings) > 1:  # only then: torch's DTensor and pipelines take a while to import
         task = replace(task, split=importlib.import_module(workload.split_module).stages_of)

@@ -30,7 +30,7 @@ CLASSES = Setting("classes", "count", "classes that the model tells apart; else 
 SCORES = ("accuracy", "loss")
 IMAGENET_IMAGES = 1_281_167
 DOCUMENTED = "torchvision's documentation of the model"
-TORCHVISION = "prony_node.workloads.image.torchvision_models"
+TORCHVISION = "prony_node.workloads.image.torchvision_models:build"
 
 
 def _classifier(name: str, help: str, parameters: int, source: str, batch: tuple[int, int, int], memory_gib: float,
@@ -112,7 +112,7 @@ IMAGE_WORKLOADS = (
     Workload(
         name="wideresnet",
         help="WideResNet on 32x32 images, 100 classes: stages of 160, 320 and 640 channels",
-        module="prony_node.workloads.image.wideresnet",
+        module="prony_node.workloads.image.wideresnet:build",
         unit="images",
         parameters=17_174_324,
         source="Zagoruyko and Komodakis, Wide Residual Networks (2016); the variant of the GH200 tuning guide",

@@ -75,7 +75,7 @@ SEGMENT_WORKLOADS = (
     Workload(
         name="segformer-b4",
         help="SegFormer-B4 on 1024x1024 crops, 19 classes (transformers)",
-        module="prony_node.workloads.segment.segformer",
+        module="prony_node.workloads.segment.segformer:build",
         unit="images",
         parameters=64_007_635,
         source="Xie et al., SegFormer (2021), 64.1 M in table 1; transformers.SegformerForSemanticSegmentation",
@@ -101,7 +101,7 @@ SEGMENT_WORKLOADS = (
     Workload(
         name="deeplabv3plus-r101",
         help="DeepLabV3+ with ResNet-101 on 512x1024 crops, output stride 8, 19 classes (segmentation-models-pytorch)",
-        module="prony_node.workloads.segment.deeplab",
+        module="prony_node.workloads.segment.deeplab:build",
         unit="images",
         parameters=deeplab_parameters(),
         source="Chen et al., Encoder-Decoder with Atrous Separable Convolution (2018); smp.DeepLabV3Plus",

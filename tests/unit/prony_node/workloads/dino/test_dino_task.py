@@ -7,7 +7,6 @@ import sys
 import pytest
 import torch
 
-from prony_node.backends.torch import cuda
 from prony_node.backends.torch.cuda import Captured
 from prony_node.backends.torch.step import Step
 from prony_node.backends.torch.task import Batch
@@ -213,7 +212,7 @@ def test_recomputing_gives_the_same_gradients() -> None:
 
 def test_captured_parts_give_the_same_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     """A recording is run again here; on a device it is a graph (tests/gpu/test_gpu_dino.py)."""
-    monkeypatch.setattr(cuda, "recorder", lambda: lambda work: (work(), work)[1])
+    monkeypatch.setattr("prony_node.backends.torch.cuda.recorder", lambda: lambda work: (work(), work)[1])
     step, gradients = step_of(), {}
     batches = [batch_of(step, seed, 2) for seed in range(3)]
     assert len({batch[0].shape for batch in batches}) > 1

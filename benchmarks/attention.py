@@ -23,7 +23,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from plain import refuse
-from prony_node.backends.torch.attention import asked_in
+from prony_node.backends.torch.step import asked_in
 from prony_node.contract.files import write_whole
 from prony_node.workloads.kernels import ATTENTION_ORDER as ORDER
 

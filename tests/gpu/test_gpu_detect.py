@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from prony_node.backends.torch.cuda import waits
-from prony_node.backends.torch.device import machine_of
+from prony_node.backends.torch.backend import machine_of
 from prony_node.backends.torch.model import distance, reference_answer
-from prony_node.backends.torch.step import Step
+from prony_node.backends.torch.step import Step, waits
 from prony_node.backends.torch.task import Task
 from prony_node.contract.settings import Value
 from prony_node.measure.checks import OUTPUT_BOUND
 from prony_node.workloads import build_task, find_workload
-from prony_node.workloads.detect.loss import kept_by_kernel, kept_by_library
+from prony_node.workloads.detect import kept_by_kernel, kept_by_library
 
 pytestmark = pytest.mark.gpu
 LEAST_FEWER = 3  # times that the host waits less than with torchvision's own losses

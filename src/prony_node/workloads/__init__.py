@@ -15,10 +15,9 @@ from prony_node.contract.parallel import devices_of_model
 from prony_node.workloads.ceilings_config import CEILINGS
 from prony_node.workloads.collective_config import COLLECTIVES
 from prony_node.workloads.config import PUBLISHED as PUBLISHED
-from prony_node.workloads.config import Workload
+from prony_node.workloads.config import Workload, attention_order
 from prony_node.workloads.detect_config import DETECT_WORKLOADS, DINO_WORKLOADS
 from prony_node.workloads.image_config import IMAGE_LIBRARIES, IMAGE_WORKLOADS
-from prony_node.workloads.kernels import attention_order
 from prony_node.workloads.language_config import LANGUAGE_LIBRARIES, LANGUAGE_WORKLOADS
 from prony_node.workloads.model_file_config import workload_of_file
 from prony_node.workloads.reconstruct_config import RECONSTRUCT_WORKLOADS

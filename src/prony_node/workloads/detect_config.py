@@ -6,9 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from prony_node.contract.settings import Setting, Value
-from prony_node.workloads.config import WEIGHTS, Workload
+from prony_node.workloads.config import (
+    BATCHED_ASSIGNMENT,
+    MASKED_ROI_ALIGN,
+    TRITON_DEFORMABLE_ATTENTION,
+    TRITON_NMS,
+    WEIGHTS,
+    Workload,
+)
 from prony_node.workloads.image_config import CLASSES
-from prony_node.workloads.kernels import BATCHED_ASSIGNMENT, MASKED_ROI_ALIGN, TRITON_DEFORMABLE_ATTENTION, TRITON_NMS
 
 # Detectors: what each is, torch-free.
 

@@ -11,15 +11,16 @@ from functools import partial
 
 from prony_node.contract.errors import RequestError
 from prony_node.contract.settings import Setting, Value
-from prony_node.workloads.config import WEIGHTS, Workload
-from prony_node.workloads.kernels import (
+from prony_node.workloads.config import (
     ATTENTIONS,
     COMPILED_NORMS,
     CUDNN_BY_DEFAULT,
     FOLDED_STEM,
     FUSED_BLOCKS,
     LOW_PRECISION_RESIDUAL,
+    WEIGHTS,
     Kernel,
+    Workload,
 )
 
 IMAGE_SIZE = Setting("image_size", "count", "height and width of an image, in pixels", least=32)

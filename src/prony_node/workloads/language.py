@@ -1,9 +1,10 @@
-"""A decoder-only transformer in plain torch, the task of language models, and linear layers of eight bits."""
+"""Language models: their task, gpt in plain torch with linear layers of eight bits, and BERT of transformers."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
@@ -16,13 +17,18 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from prony_node.backends.torch.task import Batch, Task
 from prony_node.contract.errors import RequestError
-from prony_node.data.synthetic import STRUCTURE_SEED, Sampler, token_sampler
+from prony_node.contract.trial import reads_data_set
+from prony_node.data.synthetic import STRUCTURE_SEED, Sampler, span_sampler, token_sampler
+from prony_node.data.texts import PADDING, SEPARATOR, byte_words, word_pieces
 from prony_node.workloads.language_config import decoder_rate, dimensions
-from prony_node.workloads.weights import with_weights
+from prony_node.workloads.weights import Head, with_weights
 
 if TYPE_CHECKING:
     from prony_node.contract.settings import Value
     from prony_node.workloads.config import Workload
+
+
+# A decoder-only transformer in plain torch, the task of language models, and linear layers of eight bits.
 
 
 # What language models share: how answers are judged, and attention without a mask for transformers' models.
@@ -581,4 +587,83 @@ def with_cache(task: Task, shape: Mapping[str, int], settings: Mapping[str, Valu
         model=make,
         predict=partial(by_rows, decode_tokens),
         sample=position_sampler(text),
+    )
+
+
+# BERT, as transformers builds it, answers a question with a span of the text: where it starts and where it ends.
+
+
+# A checkpoint of the pretraining answers other questions: its heads stay behind, the span's starts from chance.
+HEAD = Head(new=("qa_outputs.",), old=("cls.", "bert.pooler."))
+# The largest that BERT's authors fine-tune with; from random weights too it learns, 24 layers deep and without warm-up.
+LEARNING_RATE = {"sgd": 0.01, "adam": 5e-5, "adamw": 5e-5}
+
+
+def span_logits(model: nn.Module, batch: Batch, padded: bool = False) -> Tensor:
+    """Logits of start and end at each position: batch, sequence, 2.
+
+    Texts of different lengths are padded, and no token may see the padding. The mask is made here, for every query,
+    since transformers would ask the host whether there is any padding at all, which no captured step can.
+    """
+    tokens, segments = batch[:2]
+    seen = (tokens != PADDING)[:, None, None, :].expand(-1, 1, tokens.shape[1], -1) if padded else None
+    answer: Any = model(input_ids=tokens, token_type_ids=segments, attention_mask=seen)
+    return torch.stack((answer.start_logits, answer.end_logits), dim=-1)
+
+
+def span_loss(model: nn.Module, batch: Batch, padded: bool = False) -> Tensor:
+    """The mean of two cross entropies over the positions, as BERT's authors fine-tune."""
+    return _losses(span_logits(model, batch, padded), batch).mean()
+
+
+def _losses(logits: Tensor, batch: Batch) -> Tensor:
+    """Of each sample."""
+    each = [F.cross_entropy(logits[..., at].float(), batch[2 + at], reduction="none") for at in (0, 1)]
+    return (each[0] + each[1]) / 2
+
+
+def span_scores(model: nn.Module, batch: Batch, padded: bool = False) -> dict[str, Tensor]:
+    """The loss, and the answer as places in the sequence, which the data set turns into words."""
+    tokens, segments = batch[:2]
+    logits = span_logits(model, batch, padded)
+    passage = (segments == 1) & (tokens != SEPARATOR)
+    starts, ends = best_spans(logits[..., 0], logits[..., 1], passage)
+    return {"loss": _losses(logits, batch), "start": starts, "end": ends}
+
+
+def build_bert(workload: Workload, settings: dict[str, Value]) -> Task:
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is downloaded to benchmark
+    from transformers import BertConfig, BertForQuestionAnswering
+
+    shape = dimensions(workload, settings)
+    padded = reads_data_set(settings)
+    attention = "sdpa" if padded else attention_without_mask()
+    pieces = word_pieces(str(settings["vocab"])) if "vocab" in settings else byte_words(shape["vocabulary"])
+
+    def make() -> nn.Module:
+        config = BertConfig(
+            vocab_size=shape["vocabulary"],
+            hidden_size=shape["hidden"],
+            num_hidden_layers=shape["layers"],
+            num_attention_heads=shape["heads"],
+            intermediate_size=4 * shape["hidden"],
+            max_position_embeddings=shape["positions"],
+            attn_implementation=attention,
+        )
+        model: nn.Module = BertForQuestionAnswering(config)
+        return model
+
+    return Task(
+        unit="sequences",
+        units_per_sample=1,
+        model=with_weights(make, settings.get("weights"), HEAD),
+        loss=partial(span_loss, padded=padded),
+        predict=partial(span_logits, padded=padded),
+        sample=span_sampler(shape["vocabulary"], int(settings["sequence"])),
+        learning_rate=LEARNING_RATE[str(settings.get("optimizer", "adamw"))],
+        weight_decay=0.01,
+        recompute=recompute_layers,
+        scores=partial(span_scores, padded=padded),
+        vocabulary=shape["vocabulary"],
+        tokenizer=pieces,
     )

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from prony_node.contract.errors import RequestError
 from prony_node.contract.parallel import replicas
 from prony_node.contract.settings import Setting, Value
-from prony_node.workloads.config import WEIGHTS, Workload
-from prony_node.workloads.kernels import CUDNN_BY_DEFAULT
+from prony_node.workloads.config import CUDNN_BY_DEFAULT, WEIGHTS, Workload
 
 SEQUENCE = Setting("sequence", "count", "tokens of a sample", least=8)
 PHASE = Setting(
@@ -106,7 +105,7 @@ def _bert(name: str, layers: int, hidden: int, heads: int, parameters: int, batc
     return Workload(
         name=name,
         help=f"fine-tuning of BERT ({layers} layers, hidden {hidden}) to answer with a span, sequence {sequence}",
-        module="prony_node.workloads.language_bert",
+        module="prony_node.workloads.language:build_bert",
         unit="sequences",
         parameters=parameters,
         source="Devlin et al., BERT (2018), SQuAD v1.1; transformers.BertForQuestionAnswering",

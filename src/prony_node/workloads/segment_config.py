@@ -7,8 +7,7 @@ compiled steps had 36.7 GiB at most in training segformer-b4 and 33.1 GiB in tra
 from __future__ import annotations
 
 from prony_node.contract.settings import Setting
-from prony_node.workloads.config import WEIGHTS, Workload
-from prony_node.workloads.kernels import COMPILED_DEPTHWISE, FUSED_BLOCKS, MATMUL_UPSAMPLING
+from prony_node.workloads.config import COMPILED_DEPTHWISE, FUSED_BLOCKS, MATMUL_UPSAMPLING, WEIGHTS, Workload
 
 CROP_HEIGHT = Setting("crop_height", "count", "height of the part of an image that is trained on, in pixels", least=32)
 CROP_WIDTH = Setting("crop_width", "count", "width of the part of an image that is trained on, in pixels", least=32)

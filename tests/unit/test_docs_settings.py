@@ -14,7 +14,7 @@ from prony_node.contract.settings import SETTINGS, Setting, Value
 from prony_node.contract.trial import DATA_SET_ONLY, Stop
 from prony_node.stats import StopRule
 from prony_node.workloads import WORKLOADS
-from prony_node.workloads.published import PUBLISHED
+from prony_node.workloads.config import PUBLISHED
 
 ROOT = Path(__file__).parents[2]
 SETTINGS_PAGE = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")

@@ -14,7 +14,8 @@ from prony_node.contract.machine import identify
 from prony_node.contract.rank_result import RankResult
 from prony_node.contract.record import Check, Metric, Phase, WorkDone, measured, missing
 from prony_node.measure import checks
-from prony_node.measure.collective_loop import (
+from prony_node.measure.cpu_usage import CpuUsage
+from prony_node.measure.loop import (
     WARM_OPERATIONS,
     OperationSeries,
     TimedOperation,
@@ -22,14 +23,13 @@ from prony_node.measure.collective_loop import (
     time_point,
     time_until,
 )
-from prony_node.measure.cpu_usage import CpuUsage
 from prony_node.run.energy import with_energy
 from prony_node.run.journal import Journal
 from prony_node.run.judge import steady_of
 from prony_node.run.prepare import Setup
 from prony_node.run.several_ranks import RankTimes, own_times, times_of_nodes
 from prony_node.stats import Estimate, StopRule
-from prony_node.workloads.collective.config import KINDS, message_sizes
+from prony_node.workloads.collective_config import KINDS, message_sizes
 
 INTERVAL = "95 %, within one run"
 NOTES = {

@@ -235,7 +235,7 @@ def _batches(texts: Iterable[str], most: int) -> Iterator[list[str]]:
 
 def _encode(texts: list[str], own: Any, file: Path) -> list[array[int]]:
     """The tokens of each text."""
-    with _blamed(file, "it fails on a text"):
+    with _as_fault_of_tokenizer(file, "it fails on a text"):
         return [array("i", one.ids) for one in own.encode_batch(texts, add_special_tokens=False)]
 
 
@@ -340,7 +340,7 @@ def load_tokenizer(file: Path) -> Any:
         content = opened.read(MOST_TOKENIZER + 1)
     if len(content) > MOST_TOKENIZER:
         raise RequestError(f"tokenizer={file} is not possible: it is larger than {MOST_TOKENIZER:,} bytes")
-    with _blamed(file, "it is no tokenizer.json"):
+    with _as_fault_of_tokenizer(file, "it is no tokenizer.json"):
         text = content.decode()
         times = growth(json.loads(text))
     if times > MOST_GROWTH:
@@ -348,7 +348,7 @@ def load_tokenizer(file: Path) -> Any:
             f"tokenizer={file} is not possible: its steps (Replace, Prepend, ByteLevel, NFKC and the like) "
             f"can make a text more than {MOST_GROWTH} times as long"
         )
-    with _blamed(file, "it is no tokenizer.json"):
+    with _as_fault_of_tokenizer(file, "it is no tokenizer.json"):
         own = Tokenizer.from_str(text)
     own.no_truncation()
     own.no_padding()
@@ -392,7 +392,7 @@ def _growth_of(step: dict[str, Any]) -> int:
 
 
 @contextlib.contextmanager
-def _blamed(file: Path, fault: str) -> Iterator[None]:
+def _as_fault_of_tokenizer(file: Path, fault: str) -> Iterator[None]:
     """Whatever the library raises, as a fault of the tokenizer: it has no narrower error than Exception, and panics."""
     try:
         yield

@@ -224,13 +224,13 @@ class Replicas:
         """Entered around one of the first steps, to count what is exchanged."""
         return nullcontext()
 
-    def told(self, loss: Tensor | None) -> Tensor:
+    def loss_of_replica(self, loss: Tensor | None) -> Tensor:
         """The loss of this rank, where it has one, or of the rank that has it."""
         assert loss is not None
         return loss
 
-    def part(self) -> bool:
-        """From here on every rank goes by itself; False where none can: its weights or its statistics need others."""
+    def stop_exchanging(self) -> bool:
+        """From here on every rank trains alone; False where none can: its weights or its statistics need others."""
         self.settings = {**self.settings, "sync": False}
         return not self.sharded and self.settings.get("batch_norm", "local") == "local"
 

@@ -19,7 +19,7 @@ from prony_node.run.shared_stop import tracker_of_ranks
 from prony_node.run.warm_up import Warm
 from prony_node.stats import Decision, Estimate, StopRule, Tracker
 
-Course = EpochPlan | SplitPlan | None  # whole epochs, passes over a test split, or until the stop rule is content
+WindowPlan = EpochPlan | SplitPlan | None  # whole epochs, passes over a test split, or until the stop rule is content
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Measured:
         return self.window.estimate(self.rule, self.period)
 
 
-def measure(setup: Setup, built: Built, course: Course, warm: Warm, journal: Journal) -> Measured:
-    """Run steps until the stop rule is content, or for as long as the course is."""
+def measure(setup: Setup, built: Built, planned: WindowPlan, warm: Warm, journal: Journal) -> Measured:
+    """Run steps until the stop rule is content, or for as long as is planned."""
     model, backend, step_s = built.model, setup.backend, warm.step_s
     period = model.pool if built.varies and setup.settings["data"] == "device" else 0
     block_steps = math.gcd(steps_per_block(step_s), period)  # so that a round of the pool is so many whole blocks
@@ -66,11 +66,11 @@ def measure(setup: Setup, built: Built, course: Course, warm: Warm, journal: Jou
 
     training: Training | None = None
     split: SplitPass | None = None
-    if isinstance(course, EpochPlan):
-        training = train_epochs(EpochTraining(setup, built, course, journal), tracker, step_s)
+    if isinstance(planned, EpochPlan):
+        training = train_epochs(EpochTraining(setup, built, planned, journal), tracker, step_s)
         window = training.window
-    elif isinstance(course, SplitPlan):
-        split = course.measure(setup, built, tracker, step_s, report)
+    elif isinstance(planned, SplitPlan):
+        split = planned.measure(setup, built, tracker, step_s, report)
         window = split.window
     else:
         probes.take(0)

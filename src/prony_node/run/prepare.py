@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from prony_node.backends import open_backend
-from prony_node.backends.protocol import Backend, BuiltModel, MemoryRoom, OpenedData, RankGroup, TaskOfWorkload
+from prony_node.backends.protocol import Backend, BuiltModel, MemoryBudget, OpenedData, RankGroup, TaskOfWorkload
 from prony_node.contract import files
 from prony_node.contract.machine import identify, parse_cpu_list
 from prony_node.contract.parallel import in_lockstep, replicas
@@ -38,7 +38,7 @@ class Setup:
     backend: Backend
     ranks: RankGroup
     cores: tuple[int, ...]
-    room: MemoryRoom
+    room: MemoryBudget
     rule: StopRule
     opened: OpenedData | None = None  # the data set, where there is one
 

@@ -16,7 +16,7 @@ from prony_node.parallel.place import RankPosition
 from prony_node.run.collective import measure_collective
 from prony_node.run.journal import Journal
 from prony_node.run.judge import judge
-from prony_node.run.measuring import Course, measure
+from prony_node.run.measuring import WindowPlan, measure
 from prony_node.run.prepare import Built, Setup, build, open_data, prepare
 from prony_node.run.quality import plan_epochs, plan_split
 from prony_node.run.step_series import write_blocks
@@ -43,14 +43,14 @@ def run(plan: Plan, journal: Journal, place: RankPosition | None = None) -> Rank
 def run_model(setup: Setup, built: Built, journal: Journal) -> None:
     """Cold start, warm-up, the measured window, and what it says."""
     setup.backend.reset_peak_memory()
-    course = plan_course(setup, built)
+    planned = plan_window(setup, built)
     if setup.learns:
         built.model.step.keep_start()
     cold_start(setup, built, journal)
     warm = warm_up(setup, built, journal)
     if setup.learns:
         built.model.step.restart()  # what is learned is learned in the epochs that are counted
-    seen = measure(setup, built, course, warm, journal)
+    seen = measure(setup, built, planned, warm, journal)
     judged = judge(setup, built, seen, journal.result, journal.progress, journal.folder)
     journal.keep_result(judged.result)
     with journal.phase("teardown"):
@@ -61,7 +61,7 @@ def run_model(setup: Setup, built: Built, journal: Journal) -> None:
         setup.backend.keep_winners()  # a few steps are what is compiled beside others, to be measured later
 
 
-def plan_course(setup: Setup, built: Built) -> Course:
+def plan_window(setup: Setup, built: Built) -> WindowPlan:
     """What is measured: whole epochs, passes over a test split, or steps until the stop rule is content."""
     if setup.learns:
         return plan_epochs(setup, built)

@@ -399,7 +399,7 @@ def full_model(classes: int, frozen_norms: bool) -> nn.Module:
     norm = FrozenBatchNorm2d if frozen_norms else nn.BatchNorm2d
     layers = {f"layer{number + 1}": str(number) for number in range(4)}
     backbone = tiled_backbone(resnet50(weights=None, norm_layer=norm), layers, WIDTHS, CHANNELS)
-    return settled(FasterRCNN(backbone, classes, rpn_anchor_generator=wide_anchors(ANCHORS)))
+    return with_fp32_boxes(FasterRCNN(backbone, classes, rpn_anchor_generator=wide_anchors(ANCHORS)))
 
 
 def tiny_model(classes: int) -> nn.Module:
@@ -429,7 +429,7 @@ def tiny_model(classes: int) -> nn.Module:
         box_predictor=FastRCNNPredictor(TINY_FEATURES, classes),
         box_batch_size_per_image=64,
     )
-    return settled(model)
+    return with_fp32_boxes(model)
 
 
 def tiled_backbone(body: nn.Module, layers: dict[str, str], widths: tuple[int, ...], channels: int) -> nn.Module:
@@ -495,7 +495,7 @@ def wide_anchors(sizes: tuple[int, ...]) -> Any:
     return WideAnchors(tuple((size,) for size in sizes), (RATIOS,) * len(sizes))
 
 
-def settled(model: Any) -> nn.Module:
+def with_fp32_boxes(model: Any) -> nn.Module:
     """With boxes decoded and ranked in fp32, whatever heads answer, and colours normalised by what is on the device."""
     from torchvision.models.detection._utils import BoxCoder
     from torchvision.models.detection.rpn import RegionProposalNetwork
@@ -509,7 +509,7 @@ def settled(model: Any) -> nn.Module:
         def filter_proposals(self, proposals: Tensor, objectness: Tensor, *more: Any) -> Any:
             return super().filter_proposals(proposals, objectness.float(), *more)
 
-    class SettledTransform(GeneralizedRCNNTransform):
+    class TransformOnDevice(GeneralizedRCNNTransform):
         def __init__(self, other: Any) -> None:
             super().__init__(other.min_size, other.max_size, other.image_mean, other.image_std, other.size_divisible)
             self.register_buffer("mean", torch.tensor(other.image_mean).view(3, 1, 1), persistent=False)
@@ -518,7 +518,7 @@ def settled(model: Any) -> nn.Module:
         def normalize(self, image: Tensor) -> Tensor:
             return (image - self.mean.to(image.dtype)) / self.deviation.to(image.dtype)
 
-    model.transform = SettledTransform(model.transform)
+    model.transform = TransformOnDevice(model.transform)
     model.rpn.__class__ = WideRanks  # all that it holds stays
     for part in (model.rpn, model.roi_heads):
         part.box_coder = WideCoder(part.box_coder.weights)

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from prony_node.backends.protocol import RankGroup
 from prony_node.backends.torch import compiling, memory
-from prony_node.backends.torch.memory import MemoryBudget, cap_memory
+from prony_node.backends.torch.memory import TorchMemoryBudget, cap_memory
 from prony_node.backends.torch.model import TorchModel, about, build_model, fit, open_data
 from prony_node.backends.torch.task import Task
 from prony_node.contract.machine import Machine
@@ -260,7 +260,7 @@ class TorchBackend:
     def clock(self, block_s: float) -> Clock:
         return clock_for(self.device, block_s)
 
-    def cap_memory(self, cap_gib: Value | None, share: float) -> MemoryBudget:
+    def cap_memory(self, cap_gib: Value | None, share: float) -> TorchMemoryBudget:
         return cap_memory(self.device, cap_gib, share)
 
     def free_memory(self, cap_gib: Value | None) -> str:

@@ -466,7 +466,7 @@ class TorchModel:
 
     def stop_exchanging(self) -> bool:
         """From here on this rank's steps exchange nothing; False where none can go by itself."""
-        return self.tied is not None and self.tied.part()
+        return self.tied is not None and self.tied.stop_exchanging()
 
 
 class TorchSplitAnswers:

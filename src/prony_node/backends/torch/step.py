@@ -488,7 +488,7 @@ class Step:
     def last_loss(self) -> Tensor:
         """Of the last step; where another rank has it, that one tells it, so that all must ask."""
         if self.tied is not None:
-            return self.tied.told(self.output)
+            return self.tied.loss_of_replica(self.output)
         assert self.output is not None
         return self.output
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from prony_node.backends.torch.backend import machine_of
+from prony_node.backends.torch.facts import device_facts
 from prony_node.backends.torch.step import Step
 from prony_node.backends.torch.training import Probes, parameter_norms, train_further
 from prony_node.contract.settings import Value
-from prony_node.facts import Watch, device_facts, watch_checks
+from prony_node.facts import Watch, watch_checks
 from prony_node.measure.checks import still_training_check
 from prony_node.workloads import build_task, find_workload
 

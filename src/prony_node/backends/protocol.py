@@ -220,6 +220,7 @@ class Backend(Protocol):
     @property
     def name(self) -> str: ...
     def machine(self, cores: int) -> Machine: ...
+    def facts(self) -> dict[str, Any]: ...  # of the device; never raises
     def ranks(self, place: RankPosition | None) -> RankGroup: ...
     def take_device(self, threads: int | None) -> None: ...
     def synchronise(self) -> None: ...
@@ -254,3 +255,44 @@ class Backend(Protocol):
         closing: ExitStack,
     ) -> BuiltModel: ...
     def collective(self, name: str, settings: dict[str, Value]) -> CollectiveGroup: ...
+
+
+class Framework(Protocol):
+    """A framework before a device is chosen: what is asked of it on a machine, where it may be missing."""
+
+    name: str
+
+    def load(self) -> None:
+        """Import it, which takes seconds: a rank does it before anything is timed."""
+
+    def open(self, wanted: str, number: int = 0) -> Backend:
+        """It on the device that a setting names, `number` counting on from there."""
+
+    def take_only_what_is_needed(self) -> None:
+        """Let it reserve no memory beyond what tensors need, where it would. Called before it is loaded."""
+
+    def out_of_memory_in(self, error: BaseException) -> BaseException | None:
+        """The error that says that memory ran out: this one, or one that led to it."""
+
+    def find_devices(self) -> dict[str, Any]:
+        """kind: cpu or the accelerator's (cuda, xpu, mps), with names and memory; null with a reason without it."""
+
+    def build_facts(self) -> dict[str, Any]:
+        """What it says of itself, or why it is not here. Never raises."""
+
+    def device_names(self) -> list[str]:
+        """Every device of every kind that it sees, the CPU last."""
+
+    def device_facts(self, device: str) -> dict[str, Any]:
+        """Facts of a device that it names. Never raises."""
+
+    def device_abilities(self, device: str) -> dict[str, Any]:
+        """Each ability of a device, tried."""
+
+    def compile_ability(self, kind: str) -> dict[str, Any]:
+        """Whether its compiler finds what it needs for a kind of device; it is not started, that takes a minute."""
+
+    def try_workload(
+        self, workload: Workload, build: Callable[[Workload, dict[str, Value]], object], where: str
+    ) -> None:
+        """Build it at its defaults without memory or arithmetic, and count, as the run itself will."""

@@ -7,16 +7,15 @@ import shutil
 from collections.abc import Iterator
 from typing import Any
 
+from prony_node.backends import framework
 from prony_node.contract.extras import extra_of, install_command
 from prony_node.facts import (
     container_facts,
-    device_facts,
     environment_facts,
     fingerprint,
     host_facts,
     software_facts,
 )
-from prony_node.facts.device import compile_ability, device_abilities, distributed_backends, torch_facts
 from prony_node.facts.nvidia import nvidia_links
 from prony_node.facts.tree import Missing
 from prony_node.power.sampler import survey
@@ -26,17 +25,15 @@ DOCTOR_SCHEMA = "prony.doctor/1"
 RUNTIMES = ("apptainer", "singularity", "podman", "docker", "enroot")
 SCHEDULERS = {"slurm": "sbatch", "kubernetes": "kubectl", "pbs": "qsub", "lsf": "bsub"}
 REFUSED = ("permission", "denied", "may not", "privilege")
-# torch.accelerator names one of them, a build may hold more.
-KINDS = ("cuda", "xpu", "mps", "hpu", "npu", "mtia")
 
 
 def doctor() -> dict[str, Any]:
     """The whole document; works, and says so, without torch."""
     host, software = host_facts(), software_facts()
-    torch = _torch()
-    devices = [device_facts(name) for name in _device_names()] if torch["installed"] else []
+    torch = framework().build_facts()
+    devices = [framework().device_facts(name) for name in framework().device_names()] if torch["installed"] else []
     for device in devices:
-        device["abilities"] = device_abilities(device["device"])
+        device["abilities"] = framework().device_abilities(device["device"])
         device.pop("torch", None)  # the same for all, and stated once
     document: dict[str, Any] = {
         "schema": DOCTOR_SCHEMA,
@@ -53,34 +50,6 @@ def doctor() -> dict[str, Any]:
         "fingerprint": fingerprint(),
     }
     return document | {"missing": missing_for(document)}
-
-
-def _torch() -> dict[str, Any]:
-    """The torch of this Python, or why there is none."""
-    try:
-        import torch  # noqa: F401
-    except Exception as error:  # absent, or broken: a library it wants is not there
-        absent = importlib.util.find_spec("torch") is None
-        reason = "torch is not installed in this Python" if absent else f"torch cannot be imported: {error}"
-        return {"installed": False, "reason": reason}
-    missing = Missing()
-    facts = torch_facts(missing)
-    return {"installed": True, **facts, "distributed": distributed_backends(), "missing": missing.entries}
-
-
-def _device_names() -> list[str]:
-    """Every device of every kind that torch sees, the CPU last."""
-    import torch
-
-    names: list[str] = []
-    for kind in KINDS:
-        try:
-            module = torch.get_device_module(kind)
-            count = int(module.device_count()) if module.is_available() else 0
-        except Exception:  # a kind that this build does not have
-            continue
-        names += [kind] if kind == "mps" and count else [f"{kind}:{index}" for index in range(count)]
-    return [*names, "cpu"]
 
 
 def topology(host: dict[str, Any], devices: list[dict[str, Any]], with_nvml: bool) -> dict[str, Any]:
@@ -135,7 +104,7 @@ def _missing_software(document: dict[str, Any]) -> Iterator[tuple[str, str, str]
         command = install_command(extra) if extra else f"pip install {library}"
         yield library, ", ".join(names), f"{command}, with {library} in the version that belongs to this torch"
     for kind in sorted({device["kind"] for device in devices}):
-        ready = compile_ability(kind)
+        ready = framework().compile_ability(kind)
         if not ready["can"]:
             yield f"torch.compile: {ready['reason']}", f"compile=default on {kind}", "install what it names"
 

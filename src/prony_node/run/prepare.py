@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from prony_node.backends import open_backend
+from prony_node.backends import framework
 from prony_node.backends.protocol import Backend, BuiltModel, MemoryBudget, OpenedData, RankGroup, TaskOfWorkload
 from prony_node.contract import files
 from prony_node.contract.machine import identify, parse_cpu_list
@@ -16,7 +16,6 @@ from prony_node.contract.parallel import in_lockstep, replicas
 from prony_node.contract.record import Phase
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import Plan, judges_split, learns_to_quality, reads_data_set
-from prony_node.facts import device_facts
 from prony_node.measure.batch_search import Tried
 from prony_node.parallel.place import RankPosition, allowed_cores, bind, bind_rank, share_of, wanted_cores
 from prony_node.run import auto_batch
@@ -78,8 +77,8 @@ def prepare(plan: Plan, place: RankPosition | None, journal: Journal, closing: E
     cores = share_of(cores, place.local_rank, place.local_size)
     journal.keep(device_from_monotonic=time.monotonic())
     number = place.local_rank // int(requested.get("copies", 1))
-    backend = open_backend(str(requested.get("device", "auto")), number)
-    files.write_whole(journal.folder / files.DEVICE, device_facts(str(backend.device)))
+    backend = framework().open(str(requested.get("device", "auto")), number)
+    files.write_whole(journal.folder / files.DEVICE, backend.facts())
     bound = _bind(plan, place, backend)
     if requested.get("bind") == "cores" and bound["cores"]:
         cores = parse_cpu_list(bound["cores"])  # what its defaults follow from
@@ -115,7 +114,7 @@ def _bind(plan: Plan, place: RankPosition, backend: Backend) -> dict[str, Any]:
     how, devices = str(requested.get("bind", "none")), [str(backend.device)]
     if how != "none":  # the other ranks' devices too: cores next to several are shared
         wanted, copies = str(requested.get("device", "auto")), int(requested.get("copies", 1))
-        devices = [str(open_backend(wanted, rank // copies).device) for rank in range(place.local_size)]
+        devices = [str(framework().open(wanted, rank // copies).device) for rank in range(place.local_size)]
         allowed = wanted_cores(str(requested["cores"]), allowed) if "cores" in requested else allowed
     return bind_rank(how, place.local_rank, devices, allowed)
 

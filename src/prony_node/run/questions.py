@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from prony_node import facts
+from prony_node.backends import framework
 from prony_node.contract import files
 from prony_node.contract.errors import EXIT_FAILED, EXIT_INTERRUPTED, RequestError
-from prony_node.contract.machine import Machine
 from prony_node.contract.plugins import Plugin
 from prony_node.run.processes import SignalPipe, adopt_orphans, controller_is_gone, end_adopted, end_with_parent
 from prony_node.workloads import find_workload, libraries_of, plugin_of
 from prony_node.workloads.config import Workload
-from prony_node.workloads.model_file import ModelFile, load_model_file, mistakes_in
+from prony_node.workloads.model_file import load_model_file, mistakes_in
 from prony_node.workloads.model_file_config import content_hash, name_with_hash, to_document
 
 
@@ -61,24 +61,8 @@ def _plugin_of(workload: str) -> Plugin | None:
 
 
 def find_devices() -> dict[str, Any]:
-    """kind: cpu or the accelerator's (cuda, xpu, mps), with names and memory; null with a reason without torch."""
-    try:
-        import torch
-    except ImportError as error:
-        return {"kind": None, "devices": [], "reason": f"torch cannot be imported: {error}"}
-    from prony_node.backends.torch.backend import machine_of
-
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    if accelerator is None:
-        return {"kind": "cpu", "devices": ["cpu"], "torch": str(torch.__version__)}
-    kind = str(accelerator.type)
-    module = torch.get_device_module(kind)
-    names = [
-        str(module.get_device_name(index)) if hasattr(module, "get_device_name") else kind
-        for index in range(torch.accelerator.device_count())
-    ]
-    memory_gib = [machine_of(torch.device(kind, index), cores=1).memory_gib for index in range(len(names))]
-    return {"kind": kind, "devices": names, "memory_gib": memory_gib, "torch": str(torch.__version__)}
+    """Of this node, for the controller: `Framework.find_devices` says what is in it."""
+    return framework().find_devices()
 
 
 def describe_model_file(path: Path) -> dict[str, Any]:
@@ -86,7 +70,9 @@ def describe_model_file(path: Path) -> dict[str, Any]:
     try:
         with contextlib.redirect_stdout(sys.stderr):  # the answer alone goes to stdout
             loaded = load_model_file(path)
-            _try(loaded, path.absolute())
+            framework().load()
+            with mistakes_in(path.absolute()):
+                framework().try_workload(loaded.workload, loaded.build, path.name)
     except RequestError as error:
         return {"refused": str(error)}
     except ImportError as error:
@@ -97,31 +83,6 @@ def describe_model_file(path: Path) -> dict[str, Any]:
         "sha256": loaded.sha256,
         "workload": to_document(loaded.workload),
     }
-
-
-def _try(loaded: ModelFile, path: Path) -> None:
-    """Build it at its defaults without memory or arithmetic, and count, as the run itself will."""
-    import torch
-
-    from prony_node.backends.torch.compiling import count_flops
-    from prony_node.backends.torch.task import Task
-
-    workload = loaded.workload
-    with mistakes_in(path):
-        settings = workload.effective({}, Machine("cuda" if workload.pinned else "cpu", None, 1))
-        task = loaded.build(workload, settings)
-        if not isinstance(task, Task):
-            raise RequestError(f"{path.name}: build() answers a {type(task).__name__}, not a Task")
-        if task.unit != workload.unit:
-            raise RequestError(f"{path.name}: the task counts {task.unit!r} and the workload {workload.unit!r}")
-        with torch.device("meta"):
-            model = task.model()
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-        if workload.parameters is not None and parameters != workload.parameters:
-            stated = f"states {workload.parameters:,} parameters"
-            raise RequestError(f"{path.name} {stated}, and its model has {parameters:,}")
-        for mode in workload.modes:
-            count_flops(task, training=mode == "train", recompute=False)
 
 
 def keep_model_file(workload: Workload, folder: Path) -> None:

@@ -12,8 +12,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from prony_node.backends import import_backend
-from prony_node.backends.torch.out_of_memory import avoid_reservations, out_of_memory_in
+from prony_node.backends import framework
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.extras import missing_library
@@ -44,9 +43,9 @@ def main(argv: list[str]) -> int:
     described = functools.partial(describe, module=shipped.module if shipped else "")
     settings = plan.trial.settings
     if "memory_cap" in settings and settings.get("device", "auto") in ("auto", "cpu"):
-        avoid_reservations()
+        framework().take_only_what_is_needed()
     try:
-        import_backend()  # its absence is a failure with a reason
+        framework().load()  # its absence is a failure with a reason
         if plan.walk:
             walk(plan, journal, place, described)
         else:
@@ -88,7 +87,7 @@ def describe(error: Exception, memory_free: str = "", module: str = "") -> dict[
         return {"kind": "missing-library", "message": f"a library could not be loaded here: {text[:600]}"}
     if name == "MissingDevice":
         return {"kind": "missing-device", "message": text}
-    short = out_of_memory_in(error)
+    short = framework().out_of_memory_in(error)
     if short is not None:
         said = " ".join(str(short).split()).partition(TORCH_ADVICE)[0].strip()[:600]
         untold = "free" not in said or "memory_cap" in memory_free  # torch tells what is free beyond the cap

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from prony_node.backends import open_backend
+from prony_node.backends import framework
 from prony_node.contract import files
 from prony_node.contract.rank_result import RankResult
 from prony_node.contract.trial import Plan, Trial
@@ -44,7 +44,7 @@ def walk(plan: Plan, whole: Journal, place: RankPosition, describe: Callable[[Ex
             return
         whole.keep(unit=found.unit, effective=found.effective, effective_hash=found.effective_hash)
         whole.keep(device_from_monotonic=found.device_from_monotonic)
-        open_backend(str(trial.settings.get("device", "auto"))).forget()
+        framework().open(str(trial.settings.get("device", "auto"))).forget()
 
 
 def keep(folder: Path, batch: int, result: RankResult) -> None:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from prony_node.backends.protocol import RankGroup
 from prony_node.backends.torch import compiling, memory
+from prony_node.backends.torch.facts import device_facts
 from prony_node.backends.torch.memory import TorchMemoryBudget, cap_memory
 from prony_node.backends.torch.model import TorchModel, about, build_model, fit, open_data
 from prony_node.backends.torch.task import Task
@@ -242,6 +243,9 @@ class TorchBackend:
 
     def machine(self, cores: int) -> Machine:
         return machine_of(self.device, cores)
+
+    def facts(self) -> dict[str, Any]:
+        return device_facts(str(self.device))
 
     def ranks(self, place: RankPosition | None) -> Ranks:
         return Ranks(place)

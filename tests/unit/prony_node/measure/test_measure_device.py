@@ -17,8 +17,8 @@ from torch import nn
 
 from prony_node.backends.torch.backend import MissingDevice, choose_device, device_name, machine_of
 from prony_node.backends.torch.compiling import cache_state, use_cache
+from prony_node.backends.torch.facts import switches
 from prony_node.backends.torch.step import exact_fp32, is_depthwise, set_matrix_modes, untried
-from prony_node.facts.device import switches
 from prony_node.measure.cpu_usage import CpuUsage
 from prony_node.measure.loop import LEAST, REQUESTS, latency_metrics
 

@@ -77,7 +77,7 @@ from prony_node.parallel.replicas import Ranks
 from prony_node.workloads import WORKLOADS
 from prony_node.measure.loop import TimedOperation, time_point
 from prony_node.stats import StopRule
-from prony_node.workloads.collective import operations
+from prony_node.workloads import collective as operations
 from prony_node.workloads.collective import MAKERS, gather, make_collective
 
 CPU = torch.device("cpu")

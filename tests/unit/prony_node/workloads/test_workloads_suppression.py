@@ -22,7 +22,7 @@ SRC = Path(__file__).parents[4] / "src"
 COMPARE = """
 import warnings
 import torch
-from prony_node.workloads.detect import loss
+from prony_node.workloads import detect as loss
 
 warnings.simplefilter("ignore")  # the interpreter divides rows that are none
 loss.BLOCK, loss.LATER = 16, 32  # boxes are no whole number of either

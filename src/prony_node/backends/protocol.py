@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from prony_node.contract.facts import DeviceFacts, MissingFact
 from prony_node.contract.machine import Machine
 from prony_node.contract.parallel import Wire
-from prony_node.contract.record import CompileCacheUse, JsonObject, Metric
+from prony_node.contract.record import CompileCacheUse, Metric
 from prony_node.contract.settings import Value
+from prony_node.contract.typed import JsonObject, encode
 from prony_node.measure.checks import StillTraining
 from prony_node.measure.loop import Clock, Stopwatch
 from prony_node.parallel.place import RankPosition
@@ -220,7 +222,7 @@ class Backend(Protocol):
     @property
     def name(self) -> str: ...
     def machine(self, cores: int) -> Machine: ...
-    def facts(self) -> dict[str, Any]: ...  # of the device; never raises
+    def facts(self) -> DeviceFacts: ...  # of the device; never raises
     def ranks(self, place: RankPosition | None) -> RankGroup: ...
     def take_device(self, threads: int | None) -> None: ...
     def synchronise(self) -> None: ...
@@ -257,6 +259,44 @@ class Backend(Protocol):
     def collective(self, name: str, settings: dict[str, Value]) -> CollectiveGroup: ...
 
 
+@dataclass(frozen=True)
+class Ability:
+    """Whether a device can do something; None where it was not tried."""
+
+    can: bool | None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class DeviceAbilities:
+    """What a framework can do on a device."""
+
+    bf16: Ability
+    fp16: Ability
+    attention: Mapping[str, Ability]  # by kernel
+    event_timing: Ability
+    graphs: Ability
+    compile: Ability
+
+
+@dataclass(frozen=True)
+class FrameworkHere:
+    """The framework of this Python, or why there is none."""
+
+    facts: JsonObject | None  # what it says of itself
+    reason: str = ""
+    is_rocm: bool = False
+    distributed: tuple[str, ...] = ()
+    missing: tuple[MissingFact, ...] = ()
+
+    def to_json(self) -> JsonObject:
+        if self.facts is None:
+            return {"installed": False, "reason": self.reason}
+        return {
+            "installed": True, **self.facts, "distributed": list(self.distributed), "missing": encode(self.missing),
+        }  # fmt: skip
+
+
 class Framework(Protocol):
     """A framework before a device is chosen: what is asked of it on a machine, where it may be missing."""
 
@@ -274,22 +314,22 @@ class Framework(Protocol):
     def out_of_memory_in(self, error: BaseException) -> BaseException | None:
         """The error that says that memory ran out: this one, or one that led to it."""
 
-    def find_devices(self) -> dict[str, Any]:
+    def find_devices(self) -> JsonObject:
         """kind: cpu or the accelerator's (cuda, xpu, mps), with names and memory; null with a reason without it."""
 
-    def build_facts(self) -> dict[str, Any]:
+    def here(self) -> FrameworkHere:
         """What it says of itself, or why it is not here. Never raises."""
 
     def device_names(self) -> list[str]:
         """Every device of every kind that it sees, the CPU last."""
 
-    def device_facts(self, device: str) -> dict[str, Any]:
+    def device_facts(self, device: str) -> DeviceFacts:
         """Facts of a device that it names. Never raises."""
 
-    def device_abilities(self, device: str) -> dict[str, Any]:
+    def device_abilities(self, device: str) -> DeviceAbilities:
         """Each ability of a device, tried."""
 
-    def compile_ability(self, kind: str) -> dict[str, Any]:
+    def compile_ability(self, kind: str) -> Ability:
         """Whether its compiler finds what it needs for a kind of device; it is not started, that takes a minute."""
 
     def try_workload(

@@ -21,6 +21,7 @@ from prony_node.backends.torch.facts import device_facts
 from prony_node.backends.torch.memory import TorchMemoryBudget, cap_memory
 from prony_node.backends.torch.model import TorchModel, about, build_model, fit, open_data
 from prony_node.backends.torch.task import Task
+from prony_node.contract.facts import DeviceFacts
 from prony_node.contract.machine import Machine
 from prony_node.contract.record import CompileCacheUse, Metric
 from prony_node.contract.settings import Value
@@ -244,7 +245,7 @@ class TorchBackend:
     def machine(self, cores: int) -> Machine:
         return machine_of(self.device, cores)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> DeviceFacts:
         return device_facts(str(self.device))
 
     def ranks(self, place: RankPosition | None) -> Ranks:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from prony_node.backends.protocol import Ability, DeviceAbilities, FrameworkHere
 from prony_node.backends.torch import out_of_memory
 from prony_node.contract.errors import RequestError
+from prony_node.contract.facts import DeviceFacts
 from prony_node.contract.machine import Machine
 from prony_node.contract.settings import Value
+from prony_node.contract.typed import JsonObject, encode
+from prony_node.facts.tree import Missing
 from prony_node.workloads.config import Workload
 
 if TYPE_CHECKING:
@@ -38,7 +42,7 @@ class TorchFramework:
     def out_of_memory_in(self, error: BaseException) -> BaseException | None:
         return out_of_memory.out_of_memory_in(error)
 
-    def find_devices(self) -> dict[str, Any]:
+    def find_devices(self) -> JsonObject:
         try:
             import torch
         except ImportError as error:
@@ -57,19 +61,19 @@ class TorchFramework:
         memory_gib = [machine_of(torch.device(kind, index), cores=1).memory_gib for index in range(len(names))]
         return {"kind": kind, "devices": names, "memory_gib": memory_gib, "torch": str(torch.__version__)}
 
-    def build_facts(self) -> dict[str, Any]:
+    def here(self) -> FrameworkHere:
         try:
             import torch  # noqa: F401
         except Exception as error:  # absent, or broken: a library it wants is not there
             absent = importlib.util.find_spec("torch") is None
             reason = "torch is not installed in this Python" if absent else f"torch cannot be imported: {error}"
-            return {"installed": False, "reason": reason}
+            return FrameworkHere(None, reason)
         from prony_node.backends.torch.facts import distributed_backends, torch_facts
-        from prony_node.facts.tree import Missing
 
         missing = Missing()
         facts = torch_facts(missing)
-        return {"installed": True, **facts, "distributed": distributed_backends(), "missing": missing.entries}
+        said, distributed = encode(facts), tuple(distributed_backends())
+        return FrameworkHere(said, "", bool(facts.hip), distributed, tuple(missing.entries))
 
     def device_names(self) -> list[str]:
         import torch
@@ -84,17 +88,17 @@ class TorchFramework:
             names += [kind] if kind == "mps" and count else [f"{kind}:{index}" for index in range(count)]
         return [*names, "cpu"]
 
-    def device_facts(self, device: str) -> dict[str, Any]:
+    def device_facts(self, device: str) -> DeviceFacts:
         from prony_node.backends.torch.facts import device_facts
 
         return device_facts(device)
 
-    def device_abilities(self, device: str) -> dict[str, Any]:
+    def device_abilities(self, device: str) -> DeviceAbilities:
         from prony_node.backends.torch.facts import device_abilities
 
         return device_abilities(device)
 
-    def compile_ability(self, kind: str) -> dict[str, Any]:
+    def compile_ability(self, kind: str) -> Ability:
         from prony_node.backends.torch.facts import compile_ability
 
         return compile_ability(kind)

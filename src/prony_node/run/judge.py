@@ -221,7 +221,7 @@ def join_ranks(setup: Setup, built: Built, seen: Measured, journal: Journal) -> 
 def judge_arithmetic(journal: Journal) -> None:
     """Whether the rate, the time and the work in the record are of one window: of all copies, where there are some."""
     result = journal.result
-    of_copies = (result.parallel or {}).get("window_s")
+    of_copies = result.parallel.window_s if result.parallel is not None else None
     seconds = float(of_copies or result.phases["steady"].seconds or 0.0)
     units = (result.work.units if result.work else None) or 0.0
     journal.add(checks=(checks.arithmetic_check(result.metrics["throughput"].value, seconds, units),))
@@ -231,7 +231,7 @@ def judge_split_scores(setup: Setup, built: Built, seen: Measured, journal: Jour
     """What was learned, or answered, of a test split."""
     kind = str((journal.result.data or {}).get("kind"))
     if seen.training is not None:
-        journal.keep(learning=seen.training.to_json())
+        journal.keep(learning=seen.training.learning())
         journal.add_findings(judge_training(seen.training, setup.settings, kind))
     if seen.split is not None:
         journal.add_findings(judge_split(setup, built, seen.split, kind))

@@ -1,14 +1,26 @@
 """What a rank found, typed: filled as the run goes on, and written once, as result.json."""
 
-# ruff: noqa: RUF009  optional() and empty() make dataclass fields
+# ruff: noqa: RUF009  optional(), sparse() and empty() make dataclass fields
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from prony_node.contract.record import Check, Failure, Metric, Phase, Plain, Status, Steady, WorkDone
-from prony_node.contract.typed import JsonObject, empty, optional
+from prony_node.contract.record import (
+    Check,
+    CollectiveCurve,
+    Failure,
+    Learning,
+    Metric,
+    ParallelWork,
+    Phase,
+    Plain,
+    Status,
+    Steady,
+    WorkDone,
+)
+from prony_node.contract.typed import JsonObject, empty, optional, sparse
 
 Interval = tuple[float, ...]  # two instants on the monotonic clock
 
@@ -28,6 +40,20 @@ class EffectiveSettings:
 
     unit: str | None = None
     effective: Mapping[str, Plain] = empty()
+    more: JsonObject = empty()
+
+
+@dataclass(frozen=True)
+class RankBinding:
+    """The cores and memory that a rank was bound to, or why it was not."""
+
+    rank: int | None = sparse()
+    bind: str | None = sparse()
+    cores: str | None = sparse()
+    node: int | None = sparse()
+    memory: str | None = sparse()
+    reason: str | None = sparse()
+    device: str | None = sparse()  # its place on the PCI bus
     more: JsonObject = empty()
 
 
@@ -63,12 +89,12 @@ class RankResult:
     effective_hash: str | None = optional()
     steady: Steady | None = optional()
     work: WorkDone | None = optional()
-    learning: JsonObject | None = optional()
+    learning: Learning | None = optional()
     data: JsonObject | None = optional()
     auto_batch: tuple[JsonObject, ...] | None = optional()
-    parallel: JsonObject | None = optional()
-    collective: JsonObject | None = optional()
-    binding: tuple[JsonObject, ...] | None = optional()
+    parallel: ParallelWork | None = optional()
+    collective: CollectiveCurve | None = optional()
+    binding: tuple[RankBinding, ...] | None = optional()
     nodes: tuple[RankTimes, ...] | None = optional()  # when each node measured, by its own clock
     stop_reason: str | None = optional()
     series_period: int | None = optional()  # with the step series it makes the estimate again

@@ -303,6 +303,8 @@ class LearnedEpoch:
     steps: int | None = sparse()
     samples: int | None = sparse()
     training_s: float | None = sparse()  # without evaluation
+    evaluation_s: float | None = sparse()
+    learning_rate: float | None = sparse()
     loss: float | None = sparse()
     more: JsonObject = empty()  # the score, by its name
 
@@ -327,8 +329,8 @@ class Learning:
 
     score: str | None = sparse()  # its name: accuracy
     better: str | None = sparse()  # "more" or "less"
-    target: float | None = sparse()
     until: str | None = sparse()  # the target as it was asked for
+    target: float | None = sparse()
     reached: TargetReached | None = sparse()
     test_samples: int | None = sparse()
     epochs: int | None = sparse()  # at most this many were asked for
@@ -384,6 +386,8 @@ class RankPace:
     """Seconds of a step of a rank by itself, without waiting for others."""
 
     seconds: float | None = sparse()
+    low: float | None = sparse()
+    high: float | None = sparse()
     more: JsonObject = empty()
 
 
@@ -392,8 +396,31 @@ class RankWork:
     """What one of several ranks did in the steady window."""
 
     rank: int | None = sparse()
+    node: int | None = sparse()
+    host: str | None = sparse()
+    device: str | None = sparse()
+    steps: int | None = sparse()
+    seconds: float | None = sparse()
+    total_steps: int | None = sparse()
+    begin_s: float | None = sparse()
+    cut_s: float | None = sparse()
     step_s: float | None = sparse()
+    low_s: float | None = sparse()
+    high_s: float | None = sparse()
+    common_steps: float | None = sparse()  # of copies: in the window that all share
     pace: RankPace | None = sparse()
+    peak_memory: float | None = sparse()
+    peak_memory_host: float | None = sparse()
+    more: JsonObject = empty()
+
+
+@dataclass(frozen=True)
+class SlowestRank:
+    """Which rank takes the longest for a step by itself."""
+
+    rank: int | None = sparse()
+    host: str | None = sparse()
+    device: str | None = sparse()
     more: JsonObject = empty()
 
 
@@ -402,7 +429,17 @@ class ParallelWork:
     """How the ranks of a run worked together."""
 
     form: str | None = sparse()
+    backend: str | None = sparse()
+    timeout_s: float | None = sparse()
+    micro_batch: int | None = sparse()
+    grad_accumulation: int | None = sparse()
+    replicas: int | None = sparse()
+    global_batch: int | None = sparse()
+    mesh: Mapping[str, int] | None = sparse()  # of the parts of a model, by axis
+    diagnostic: str | None = sparse()
     window_s: float | None = sparse()  # that all copies share, where they do not wait for each other
+    slowest: SlowestRank | None = sparse()
+    spread: float | None = sparse()  # how much longer it takes than the fastest
     ranks: tuple[RankWork, ...] | None = sparse()
     more: JsonObject = empty()
 
@@ -419,6 +456,7 @@ class MessageTime:
     bus_bandwidth: float | None = sparse()
     bus_bandwidth_low: float | None = sparse()
     bus_bandwidth_high: float | None = sparse()
+    operations: int | None = sparse()
     reason: str | None = sparse()
     more: JsonObject = empty()
 
@@ -427,6 +465,7 @@ class MessageTime:
 class CollectiveCurve:
     """A collective over the size of its messages."""
 
+    operation: str | None = sparse()
     ranks: int | None = sparse()
     backend: str | None = sparse()
     factor: float | None = sparse()  # of the bus bandwidth

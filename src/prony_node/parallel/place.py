@@ -7,7 +7,7 @@ import os
 import platform
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,9 @@ from prony_node.contract.digits import counted, is_digits
 from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import cpu_list, parse_cpu_list
 from prony_node.contract.parallel import check_nodes, rank_count, ranks_per_node
+from prony_node.contract.rank_result import RankBinding
 from prony_node.contract.settings import Value
+from prony_node.contract.typed import stated
 from prony_node.nvml import NvmlError, open_nvml
 
 # Where a rank stands among the others: told by the plan and by the environment that torch's launcher makes.
@@ -380,32 +382,31 @@ WORD_BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
 
 def bind_rank(
     bind: str, local_rank: int, devices: list[str], allowed: list[int], root: Path = Path("/")
-) -> dict[str, Any]:
+) -> RankBinding:
     """Bind this rank; `devices` are those of all ranks of this node, in their order. What was done, for the record."""
     if bind == "none":
-        return {"bind": bind, "cores": None, "node": None, "memory": None, "reason": "not asked for"}
+        return stated(RankBinding, bind=bind, cores=None, node=None, memory=None, reason="not asked for")
     addresses = [None if device == "cpu" else pci_address(device) for device in devices]
     slots = [
         None if device == "cpu" else read_slot(root, address)
         for device, address in zip(devices, addresses, strict=True)
     ]
     found = bindings(bind, read_topology(root), frozenset(allowed), slots)[local_rank]
-    done: dict[str, Any] = {"bind": bind, "cores": None, "node": found.node, "memory": None, "reason": found.reason}
-    if addresses[local_rank]:
-        done["device"] = addresses[local_rank]
+    done = stated(RankBinding, bind=bind, cores=None, node=found.node, memory=None, reason=found.reason)
+    done = replace(done, device=addresses[local_rank])
     if found.cores is None:
         return done
     if not bind_threads(found.cores):
-        return {**done, "node": None, "reason": "this system has no way to bind a process to cores"}
-    done["cores"] = cpu_list(sorted(found.cores))
+        return replace(done, node=None, reason="this system has no way to bind a process to cores")
+    done = replace(done, cores=cpu_list(sorted(found.cores)))
     refused = (
         "its cores lie on several NUMA nodes, or on one without memory: memory was not bound"
         if found.node is None
         else prefer_memory(found.node)
     )
     if not refused:
-        done["memory"] = f"of node {found.node} first"
-    return {**done, "reason": "; ".join(filter(None, (found.reason, refused)))}
+        done = replace(done, memory=f"of node {found.node} first")
+    return replace(done, reason="; ".join(filter(None, (found.reason, refused))))
 
 
 def bind_threads(cores: frozenset[int]) -> bool:

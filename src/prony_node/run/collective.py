@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,19 @@ from prony_node.backends.protocol import CollectiveBuffers, CollectiveGroup
 from prony_node.contract import files
 from prony_node.contract.machine import identify
 from prony_node.contract.rank_result import RankResult
-from prony_node.contract.record import Check, Metric, Phase, WorkDone, measured, missing
+from prony_node.contract.record import (
+    Check,
+    CollectiveCurve,
+    MessageTime,
+    Metric,
+    ParallelWork,
+    Phase,
+    RankWork,
+    WorkDone,
+    measured,
+    missing,
+)
+from prony_node.contract.typed import stated
 from prony_node.measure import checks
 from prony_node.measure.cpu_usage import CpuUsage
 from prony_node.measure.loop import (
@@ -66,21 +79,23 @@ class TimedMessage:
         assert self.time_s is not None
         return self.factor * self.size_bytes / self.time_s
 
-    def to_json(self) -> dict[str, Any]:
+    def row(self) -> MessageTime:
+        """As the record has it."""
         if self.time_s is None:
-            return {"size_bytes": self.size_bytes, "time_s": None, "reason": self.reason}
+            return stated(MessageTime, size_bytes=self.size_bytes, time_s=None, reason=self.reason)
         low_s, high_s, sent = self.time_low_s, self.time_high_s, self.factor * self.size_bytes
-        return {
-            "size_bytes": self.size_bytes,
-            "time_s": self.time_s,
-            "time_low_s": low_s,
-            "time_high_s": high_s,
-            "algorithm_bandwidth": self.size_bytes / self.time_s,
-            "bus_bandwidth": self.bus_bandwidth,
-            "bus_bandwidth_low": sent / high_s if high_s else None,
-            "bus_bandwidth_high": sent / low_s if low_s else None,
-            "operations": self.operations,
-        }
+        return stated(
+            MessageTime,
+            size_bytes=self.size_bytes,
+            time_s=self.time_s,
+            time_low_s=low_s,
+            time_high_s=high_s,
+            algorithm_bandwidth=self.size_bytes / self.time_s,
+            bus_bandwidth=self.bus_bandwidth,
+            bus_bandwidth_low=sent / high_s if high_s else None,
+            bus_bandwidth_high=sent / low_s if low_s else None,
+            operations=self.operations,
+        )
 
 
 def measure_collective(setup: Setup, journal: Journal) -> None:
@@ -103,14 +118,11 @@ def measure_collective(setup: Setup, journal: Journal) -> None:
             write_operations(journal.folder / files.STEPS, seen.series)
     points.append(largest)
     result = journal.result.added(setup.backend.memory_metrics(), (right_check(points),))
-    found = {
-        "operation": name,
-        "ranks": group.ranks,
-        "backend": group.backend,
-        "factor": factor,
-        "note": NOTES.get((name, group.backend), ""),
-        "curve": [point.to_json() for point in points],
-    }
+    rows = tuple(point.row() for point in points)
+    note = NOTES.get((name, group.backend), "")
+    found = stated(
+        CollectiveCurve, operation=name, ranks=group.ranks, backend=group.backend, factor=factor, note=note, curve=rows,
+    )  # fmt: skip
     journal.keep_result(replace(result, collective=found))
 
 
@@ -218,23 +230,25 @@ def judge_largest(
 def metrics_of(
     curve: Curve, point: TimedMessage, estimate: Estimate | None, smallest: TimedMessage, phases: Any
 ) -> dict[str, Metric]:
-    row = point.to_json()
+    row = point.row()
+    assert row.time_s is not None
+    assert row.algorithm_bandwidth is not None
     where = f"{point.size_bytes:,} B between {curve.group.ranks} ranks, mean over them by {curve.clock}"
     interval = INTERVAL if estimate else "none: too few steps"
-    low, high = row["bus_bandwidth_low"], row["bus_bandwidth_high"]
+    low, high = row.bus_bandwidth_low, row.bus_bandwidth_high
     source = f"bus bandwidth at the largest size, {where}"
     link = measured(
         point.bus_bandwidth, "B/s", scope="a device's link", source=source, low=low, high=high, interval=interval
     )
-    one: dict[str, Any] = {"scope": "one operation", "source": where, "interval": interval}
-    whole = {"low": low and low / curve.factor, "high": high and high / curve.factor}
+    one = partial(measured, scope="one operation", source=where, interval=interval)
+    slow, fast = (None if end is None else end / curve.factor for end in (low, high))
     cold = phases["cold_start"].seconds or 0.0
     return {
         "throughput": link,
         "throughput_per_device": link,
         "bus_bandwidth": link,
-        "step_time": measured(row["time_s"], "s", low=point.time_low_s, high=point.time_high_s, **one),
-        "algorithm_bandwidth": measured(row["algorithm_bandwidth"], "B/s", **whole, **one),
+        "step_time": one(row.time_s, "s", low=point.time_low_s, high=point.time_high_s),
+        "algorithm_bandwidth": one(row.algorithm_bandwidth, "B/s", low=slow, high=fast),
         "message_latency": latency(curve, smallest),
         "cold_start": measured(cold, "s", scope="rank", source="host clock: connecting the ranks"),
     }
@@ -243,15 +257,17 @@ def metrics_of(
 def with_ranks(setup: Setup, series: OperationSeries, so_far: RankResult) -> RankResult:
     """With what each rank saw of the largest message: they wait for each other, so none is slow by itself."""
     own_s, place, host = sum(block.own_s for block in series.blocks), setup.ranks.place, str(identify()["host"])
-    mine = {
-        "rank": place.rank, "node": place.node, "host": host, "device": str(setup.backend.device),
-        "steps": series.operations, "seconds": own_s, "step_s": own_s / series.operations,
-    }  # fmt: skip
+    mine = RankWork(
+        place.rank, place.node, host, str(setup.backend.device), series.operations, own_s,
+        step_s=own_s / series.operations,
+    )  # fmt: skip
     times = own_times(place.node, place.rank, host, so_far)
     gathered = setup.ranks.gathered((mine, times))
     nodes = tuple(times_of_nodes(times for _, times in gathered))
-    known = {"form": "collective", "backend": setup.ranks.backend, "timeout_s": setup.ranks.timeout_s}
-    return replace(so_far, nodes=nodes, parallel={**known, "ranks": [account for account, _ in gathered]})
+    accounts = tuple(account for account, _ in gathered)
+    backend, timeout_s = setup.ranks.backend, setup.ranks.timeout_s
+    parallel = stated(ParallelWork, form="collective", backend=backend, timeout_s=timeout_s, ranks=accounts)
+    return replace(so_far, nodes=nodes, parallel=parallel)
 
 
 def latency(curve: Curve, smallest: TimedMessage) -> Metric:

@@ -191,10 +191,10 @@ class Work:
         work, begin = result.work, result.loop_monotonic or (math.nan, math.nan)
         if work is None or work.units is None or work.steps is None:
             raise ValueError("the work of the steady window was not counted")
-        ranks = (result.parallel or {}).get("ranks")
-        told = ranks[rank] if ranks else {}
+        ranks = result.parallel.ranks if result.parallel is not None else None
+        common_steps = ranks[rank].common_steps if ranks else None
         # A step of this rank stands for what all did meanwhile; of copies both are counted in their common window.
-        self._units_per_step = work.units / told.get("common_steps", work.steps)
+        self._units_per_step = work.units / (work.steps if common_steps is None else common_steps)
         lines = plain_lines(files.rank_folder(folder, rank) / files.STEPS)
         rows = [(float(row["end_s"]), int(row["steps"])) for row in csv.DictReader(lines)]
         self._times_s = [begin[0], *(begin[0] + end_s for end_s, _ in rows)]
@@ -290,7 +290,7 @@ def energy_to_quality(
     if units:
         metrics["energy_per_sample"] = _with_ends(energy_j / units, f"J/{unit.removesuffix('s')}", relative, how)
         metrics["samples_per_wh"] = _with_ends(JOULES_A_WH * units / energy_j, f"{unit}/Wh", relative, how)
-    if (result.learning or {}).get("reached"):
+    if result.learning is not None and result.learning.reached is not None:
         metrics["energy_to_quality"] = _with_ends(energy_j, "J", relative, how)
     else:
         time = result.metrics.get("time_to_quality")

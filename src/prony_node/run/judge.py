@@ -263,7 +263,7 @@ def judge_joined(setup: Setup, built: Built, joined: several_ranks.JoinedRanks) 
 
 def arithmetic_of(result: RankResult) -> Check:
     """Whether the rate, the time and the work in the record are of one window: of all copies, where there are some."""
-    of_copies = (result.parallel or {}).get("window_s")
+    of_copies = result.parallel.window_s if result.parallel is not None else None
     seconds = float(of_copies or result.phases["steady"].seconds or 0.0)
     units = (result.work.units if result.work else None) or 0.0
     return checks.arithmetic_check(result.metrics["throughput"].value, seconds, units)
@@ -274,7 +274,7 @@ def judge_split_scores(setup: Setup, built: Built, seen: Measured, so_far: RankR
     kind = str((so_far.data or {}).get("kind"))
     if seen.training is not None:
         found = judge_training(seen.training, setup.settings, kind)
-        return replace(so_far.with_findings(found), learning=seen.training.to_json())
+        return replace(so_far.with_findings(found), learning=seen.training.learning())
     if seen.split is not None:
         return so_far.with_findings(judge_split(setup, built, seen.split, kind))
     return so_far

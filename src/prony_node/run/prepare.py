@@ -6,7 +6,6 @@ import math
 import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from prony_node.backends import framework
 from prony_node.backends.protocol import Backend, BuiltModel, MemoryBudget, OpenedData, RankGroup, TaskOfWorkload
@@ -14,6 +13,7 @@ from prony_node.contract import files
 from prony_node.contract.facts import DeviceFacts
 from prony_node.contract.machine import identify, parse_cpu_list
 from prony_node.contract.parallel import in_lockstep, replicas
+from prony_node.contract.rank_result import RankBinding
 from prony_node.contract.record import Phase
 from prony_node.contract.run_folder import parse_device
 from prony_node.contract.settings import Value
@@ -83,20 +83,20 @@ def prepare(plan: Plan, place: RankPosition | None, journal: Journal, closing: E
     backend = framework().open(str(requested.get("device", "auto")), number)
     files.write_whole(journal.folder / files.DEVICE, encode(backend.facts()))
     bound = _bind(plan, place, backend)
-    if requested.get("bind") == "cores" and bound["cores"]:
-        cores = parse_cpu_list(bound["cores"])  # what its defaults follow from
+    if requested.get("bind") == "cores" and bound.cores:
+        cores = parse_cpu_list(bound.cores)  # what its defaults follow from
     settings = workload.effective(requested, backend.machine(len(cores)))
     if settings["batch_size"] == "auto":  # now, before this process takes memory of the device itself
         journal.keep_settings(workload, settings)
         settings = {**settings, "batch_size": _largest_batch(plan, workload, settings, journal)}
-    if "cores" in requested and not bound["cores"]:
+    if "cores" in requested and not bound.cores:
         bind(cores)
     backend.take_device(len(cores) if backend.kind == "cpu" or place.size > 1 else None)
     ranks = backend.ranks(place)
     if ranks.size > 1:
         _meet(plan, settings, backend, ranks, journal)
     if "bind" in requested:
-        journal.keep(binding=tuple(ranks.gathered({"rank": place.rank, **bound})))
+        journal.keep(binding=tuple(ranks.gathered(replace(bound, rank=place.rank))))
     room = backend.cap_memory(requested.get("memory_cap"), auto_batch.SHARE if plan.cut_short else 1.0)
     journal.keep(memory_room=room.room, unit=workload.unit)
     journal.keep_settings(workload, settings)
@@ -111,7 +111,7 @@ def _rule(plan: Plan) -> StopRule:
     return StopRule(tolerance=stop.tolerance, min_time_s=least_s, max_time_s=stop.max_time_s)
 
 
-def _bind(plan: Plan, place: RankPosition, backend: Backend) -> dict[str, Any]:
+def _bind(plan: Plan, place: RankPosition, backend: Backend) -> RankBinding:
     """Bind the rank to what lies next to its device, before it starts anything that should inherit it."""
     requested, allowed = plan.trial.settings, allowed_cores()
     how, devices = str(requested.get("bind", "none")), [str(backend.device)]

@@ -9,13 +9,24 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from prony_node.contract import files
 from prony_node.contract.machine import identify
 from prony_node.contract.parallel import AXES, devices_of_model, form_of, replicas
 from prony_node.contract.rank_result import RankResult, RankTimes
-from prony_node.contract.record import Check, Metric, Phase, WorkDone, measured, missing
+from prony_node.contract.record import (
+    Check,
+    Metric,
+    ParallelWork,
+    Phase,
+    RankPace,
+    RankWork,
+    SlowestRank,
+    WorkDone,
+    measured,
+    missing,
+)
+from prony_node.contract.typed import overlaid, stated
 from prony_node.measure.loop import measured_loop, steps_per_block
 from prony_node.run.measuring import Measured
 from prony_node.run.prepare import Built, Setup
@@ -85,16 +96,23 @@ class RankAccount:
     def name(self) -> str:
         return f"rank {self.rank} ({self.host}, {self.device})"
 
-    def to_json(self) -> dict[str, Any]:
+    def work(self) -> RankWork:
+        """As the record has it."""
         series, pace = self.series, self.pace
-        common = {} if self.common_steps is None else {"common_steps": self.common_steps}
-        return {
-            "rank": self.rank, "node": self.node, "host": self.host, "device": self.device, "steps": self.steps,
-            "seconds": series.seconds, "total_steps": self.total_steps, "begin_s": series.begin_s,
-            "cut_s": series.cut_s, "step_s": series.step_s, "low_s": series.low_s, "high_s": series.high_s, **common,
-            "pace": pace and {"seconds": pace.seconds, "low": pace.low, "high": pace.high},
-            **{name: self.metrics[name].value for name in MEMORY if name in self.metrics},
-        }  # fmt: skip
+        peaks = {name: self.metrics[name].value for name in MEMORY if name in self.metrics}
+        known = stated(
+            RankWork, rank=self.rank, node=self.node, host=self.host, device=self.device, steps=self.steps,
+            seconds=series.seconds, total_steps=self.total_steps, begin_s=series.begin_s, cut_s=series.cut_s,
+            step_s=series.step_s, low_s=series.low_s, high_s=series.high_s,
+            pace=None if pace is None else stated(RankPace, seconds=pace.seconds, low=pace.low, high=pace.high),
+        )  # fmt: skip
+        return replace(
+            known,
+            common_steps=self.common_steps,
+            peak_memory=peaks.get("peak_memory"),
+            peak_memory_host=peaks.get("peak_memory_host"),
+            more={**known.more, **{name: None for name, value in peaks.items() if value is None}},
+        )
 
 
 PACE_S, MOST_PACE_S = 1.0, 10.0  # that each rank goes by itself; longer where a step is long
@@ -171,17 +189,18 @@ def join_rank_results(setup: Setup, built: Built, seen: Measured, so_far: RankRe
     """After the window, before what the model did is judged: metrics of all ranks in the first one's result."""
     settings, ranks = setup.settings, setup.ranks
     accounts = ranks.gathered(account(setup, seen, so_far))
-    parallel = {
-        "form": form_of(settings),
-        "backend": ranks.backend,
-        "timeout_s": ranks.timeout_s,
-        "micro_batch": int(settings["batch_size"]),
-        "grad_accumulation": int(settings.get("grad_accumulation", 1)),
-        "replicas": replicas(settings),
-        "global_batch": settings.get("global_batch"),
-        "mesh": {name: int(settings[name]) for name in AXES} if devices_of_model(settings) > 1 else None,
-        "diagnostic": None if settings.get("sync", True) else DIAGNOSTIC,
-    }
+    parallel = stated(
+        ParallelWork,
+        form=form_of(settings),
+        backend=ranks.backend,
+        timeout_s=ranks.timeout_s,
+        micro_batch=int(settings["batch_size"]),
+        grad_accumulation=int(settings.get("grad_accumulation", 1)),
+        replicas=replicas(settings),
+        global_batch=int(settings["global_batch"]) if "global_batch" in settings else None,
+        mesh={name: int(settings[name]) for name in AXES} if devices_of_model(settings) > 1 else None,
+        diagnostic=None if settings.get("sync", True) else DIAGNOSTIC,
+    )
     result = replace(so_far, parallel=parallel)
     if not settings.get("sync", True):
         result = result.added(checks=(Check("sync", "warn", DIAGNOSTIC),))
@@ -195,7 +214,7 @@ def join_rank_results(setup: Setup, built: Built, seen: Measured, so_far: RankRe
     if not setup.lockstep:
         work = result.work or WorkDone()
         copies = sum_copies(built, accounts, seen.began_s, work, result.metrics["throughput"])
-        whole = {**parallel, "window_s": copies.seconds}
+        whole = overlaid(parallel, stated(ParallelWork, window_s=copies.seconds))
         result = replace(result.added(copies.metrics), window_monotonic=copies.window, work=copies.work, parallel=whole)
         joined = JoinedRanks(result, copies.accounts, copies.rate_per_device, copies.never_together)
         nodes = in_common(nodes, copies.window, barriers_s)
@@ -364,12 +383,13 @@ def compare_ranks(
     result = result.added(checks=(ranks_check(paced),))
     known = [(one, one.pace.seconds) for one in paced if one.pace is not None]
     slowest = max(known, key=lambda one: one[1])[0] if known else None
-    own = {
-        "slowest": {"rank": slowest.rank, "host": slowest.host, "device": slowest.device} if slowest else None,
-        "spread": spread([seconds for _, seconds in known]) if known else None,
-        "ranks": [one.to_json() for one in paced],
-    }
-    return replace(result, parallel={**(result.parallel or {}), **own})
+    own = stated(
+        ParallelWork,
+        slowest=SlowestRank(slowest.rank, slowest.host, slowest.device) if slowest else None,
+        spread=spread([seconds for _, seconds in known]) if known else None,
+        ranks=tuple(one.work() for one in paced),
+    )
+    return replace(result, parallel=overlaid(result.parallel or ParallelWork(), own))
 
 
 def spread(paces_s: list[float]) -> float:

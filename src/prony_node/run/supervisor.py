@@ -10,7 +10,6 @@ import time
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from prony_node.contract import files
 from prony_node.contract.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_REQUEST, RequestError, signal_name
@@ -20,7 +19,7 @@ from prony_node.contract.parallel import rank_count, ranks_per_node
 from prony_node.contract.record import Check, Failure
 from prony_node.contract.run_folder import SUPERVISOR, Energy, NodeEnd, Parts, assemble, read_parts, write_manifest
 from prony_node.contract.trial import Plan, Trial
-from prony_node.contract.typed import encode
+from prony_node.contract.typed import JsonObject, decode, encode
 from prony_node.parallel.place import node_rank
 from prony_node.run.claim import claim, claim_node, leave_to_the_job, load_plan, own_plan
 from prony_node.run.conditions import ConditionSampler, FactsWriter, conditions_of_run
@@ -266,10 +265,10 @@ def write_screenings(plan: Plan, folder: Path, watched: HostConditions, *, start
         files.write_whole(own / files.SCREENING, {**document, "screening": True})
 
 
-def _exit_code(record: dict[str, Any]) -> int:
+def _exit_code(record: JsonObject) -> int:
     if record["status"] == "ok":
         return EXIT_OK
-    failure = record["failure"]
+    failure = decode(Failure, record["failure"])
     print(f"prony_node: {failure.kind}: {failure.message}", file=sys.stderr)
     if record["status"] == "interrupted":
         return EXIT_INTERRUPTED

@@ -192,6 +192,7 @@ def test_a_memory_policy_that_the_kernel_refuses_is_a_sentence() -> None:
 BOUND_PROCESS = """
 import ctypes, json, os, sys
 from torch.utils.data import DataLoader
+from prony_node.contract.typed import encode
 from prony_node.parallel.place import bind_rank
 import platform
 
@@ -205,7 +206,7 @@ class Where:
 
 done = bind_rank("cores", 1, ["cpu", "cpu"], sorted(os.sched_getaffinity(0)))
 worker = json.loads(next(iter(DataLoader(Where(), num_workers=1, batch_size=None))))
-print(json.dumps([done, worker, os.getpid()]))
+print(json.dumps([encode(done), worker, os.getpid()]))
 """
 
 
@@ -232,5 +233,5 @@ def test_a_loader_worker_stays_where_its_rank_was_bound() -> None:
 
 def test_what_was_not_asked_for_is_not_done() -> None:
     before = allowed_cores()
-    assert bind_rank("none", 0, ["cpu"], before)["cores"] is None
+    assert bind_rank("none", 0, ["cpu"], before).cores is None
     assert allowed_cores() == before

@@ -12,6 +12,7 @@ import torch
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 
 from prony_node.contract import Plan, Trial, files
+from prony_node.contract.run_folder import LauncherReport
 from prony_node.parallel import place
 from prony_node.parallel.launch import launch, main, reason_of, refuse_missing_devices, until_met
 from prony_node.run.claim import own_plan
@@ -66,7 +67,7 @@ def test_a_node_starts_its_part_of_all_devices(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv(place.NODE_RANK, "1")
     monkeypatch.setenv(place.RENDEZVOUS, "node1:29500")
     plan = Plan("run", Trial("gpt-800m", {"devices": 8, "nodes": 2}))
-    assert launch(plan, tmp_path / "plan.json", tmp_path) == {"failure": None, "ranks": []}
+    assert launch(plan, tmp_path / "plan.json", tmp_path) == LauncherReport()
     (config,) = asked
     assert (config.min_nodes, config.max_nodes, config.nproc_per_node) == (2, 2, 4)
     assert config.rdzv_endpoint == "node1:29500"

@@ -14,7 +14,7 @@ from prony_node.contract import files
 from prony_node.contract.facts import DeviceFacts
 from prony_node.contract.metrics import METRICS
 from prony_node.contract.rank_result import RankResult
-from prony_node.contract.record import WorkDone
+from prony_node.contract.record import Learning, ParallelWork, RankWork, TargetReached, WorkDone
 from prony_node.contract.run_folder import Energy, Parts
 from prony_node.contract.trial import Plan, Trial
 from prony_node.contract.typed import decode, encode
@@ -242,7 +242,7 @@ def test_copies_are_taken_in_their_common_window_by_the_clock_of_each_node(tmp_p
     parts = with_result(
         parts,
         nodes=tuple(replace(one, window_monotonic=window) for one, window in known),
-        parallel={"ranks": [{"common_steps": 320.0}, {"common_steps": 160.0}]},
+        parallel=ParallelWork(ranks=(RankWork(common_steps=320.0), RankWork(common_steps=160.0))),
         work=WorkDone(units=480 * UNITS_A_STEP, steps=320),
     )
     with (tmp_path / "run.node1" / "rank1" / files.STEPS).open("w") as file:
@@ -263,7 +263,7 @@ def test_what_it_cost_to_learn_is_added_over_the_training_of_each_node(tmp_path:
     )
     assert parts.result.work is not None
     work = replace(parts.result.work, epoch_units=4000)
-    parts = with_result(parts, nodes=nodes, work=work, learning={"reached": {"epoch": 2, "steps": 400}})
+    parts = with_result(parts, nodes=nodes, work=work, learning=Learning(reached=TargetReached(2, 400)))
     found = judged(tmp_path / "run", parts)
     assert value(found, "energy_to_quality") == value(found, "energy") == pytest.approx(10 * sum(POWERS_W), rel=0.02)
     assert value(found, "energy_per_sample") == pytest.approx(10 * sum(POWERS_W) / 4000, rel=0.02)

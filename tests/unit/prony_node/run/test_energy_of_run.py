@@ -18,7 +18,7 @@ from prony_node.contract import files
 from prony_node.contract.facts import DeviceFacts
 from prony_node.contract.metrics import METRICS
 from prony_node.contract.rank_result import RankResult
-from prony_node.contract.record import WorkDone
+from prony_node.contract.record import ParallelWork, RankWork, WorkDone
 from prony_node.contract.run_folder import Energy, Parts, assemble
 from prony_node.contract.trial import Plan, Trial
 from prony_node.contract.typed import decode, encode
@@ -395,12 +395,12 @@ def test_work_adds_up_grows_with_time_and_is_never_more_than_was_done(
 def test_a_step_of_the_first_copy_stands_for_what_all_copies_did_in_their_common_window(tmp_path: Path) -> None:
     """The first took 100 steps of 5 units, the other 30 in the half of that time that both shared: 400 of its own."""
     work_of(tmp_path, [(100, 10.0)])
-    ranks = [{"common_steps": 50.0}, {"common_steps": 30.0}]
+    ranks = (RankWork(common_steps=50.0), RankWork(common_steps=30.0))
     work = WorkDone(units=400, steps=50)
-    result = RankResult(work=work, parallel={"ranks": ranks}, loop_monotonic=(100.0, 110.0))
+    result = RankResult(work=work, parallel=ParallelWork(ranks=ranks), loop_monotonic=(100.0, 110.0))
     done = Work(tmp_path, result)
     assert done.between(105.0, 110.0) == pytest.approx(400.0)
-    few = replace(result, work=WorkDone(units=27, steps=3), parallel={"ranks": [{"common_steps": 2.5}]})
+    few = replace(result, work=WorkDone(units=27, steps=3), parallel=ParallelWork(ranks=(RankWork(common_steps=2.5),)))
     assert Work(tmp_path, few).between(100.0, 110.0) == pytest.approx(27 / 2.5 * 100), "parts of a step count as such"
 
 

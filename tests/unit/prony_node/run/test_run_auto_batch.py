@@ -81,10 +81,10 @@ def test_another_error_is_that_error(search: Search, monkeypatch: pytest.MonkeyP
     with pytest.raises(TryFailed) as caught:
         search.largest()
     failure = rank.describe(caught.value)
-    assert failure["kind"] == "exception"
-    assert "while trying batch_size=" in failure["message"]
-    assert "the stand-in says error; batch_size=" in failure["message"]
-    assert failure["message"].endswith(" did fit")
+    assert failure.kind == "exception"
+    assert "while trying batch_size=" in failure.message
+    assert "the stand-in says error; batch_size=" in failure.message
+    assert failure.message.endswith(" did fit")
 
 
 def test_not_even_one_sample(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:

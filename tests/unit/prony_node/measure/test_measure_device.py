@@ -122,7 +122,7 @@ def test_a_cold_cache_is_the_run_s_own_and_a_warm_one_is_shared(
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "compile_cache")
     use_cache({"compile": "default", "compile_cache": "warm"}, tmp_path, closing)  # a place that the user named stays
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "compile_cache")
-    assert cache_state({"compile": "off"})["state"] == "none"
+    assert cache_state({"compile": "off"}).state == "none"
 
 
 def test_a_user_without_a_home_compiles_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

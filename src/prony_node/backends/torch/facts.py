@@ -1,4 +1,4 @@
-"""The device of a rank: its facts, the build of torch, and what torch can do on it. torch is imported when called."""
+"""The device of a rank as torch knows it: its facts, the build of torch, and what torch can do on it."""
 
 from __future__ import annotations
 
@@ -8,24 +8,26 @@ import os
 import re
 import shutil
 import sysconfig
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as distributed
+
 from prony_node.backends.protocol import Ability, DeviceAbilities
 from prony_node.contract.digits import is_digits
 from prony_node.contract.facts import DeviceFacts, PciLink, TorchFacts, TorchSwitches
 from prony_node.contract.typed import overlaid, stated
-from prony_node.facts import amd, nvidia
-from prony_node.facts.host import cpu_facts, memory_facts
-from prony_node.facts.tree import Missing, Tree, link_facts, normal_address
+from prony_node.facts.device import cpu_device_facts, with_vendor
+from prony_node.facts.tree import Missing, Tree, normal_address
 
 
 def torch_facts(missing: Missing) -> TorchFacts:
-    """What torch says of itself. The caller has imported torch already, or is about to."""
-    import torch
+    """What torch says of itself."""
 
     def ask(name: str, question: Callable[[], Any]) -> Any:
         try:
@@ -59,8 +61,6 @@ def torch_facts(missing: Missing) -> TorchFacts:
 
 def switches() -> TorchSwitches:
     """As they stand now: a workload may set them, so ask after it was built."""
-    import torch
-
     cudnn = torch.backends.cudnn
     return TorchSwitches(
         float32_matmul_precision=torch.get_float32_matmul_precision(),
@@ -74,8 +74,6 @@ def switches() -> TorchSwitches:
 
 def nccl_version() -> str | None:
     """NCCL's version (RCCL's on ROCm) where torch was built with it."""
-    import torch
-
     try:
         version = torch.get_device_module("cuda").nccl.version()
     except Exception:  # a build without it
@@ -125,8 +123,6 @@ def find_compiler(kind: str) -> str | None:
 
 
 def distributed_backends() -> list[str]:
-    import torch.distributed as distributed
-
     if not distributed.is_available():
         return []
     backends = ("gloo", "nccl", "mpi", "ucc", "xccl")
@@ -134,9 +130,7 @@ def distributed_backends() -> list[str]:
 
 
 def device_abilities(device: str) -> DeviceAbilities:
-    """Each ability of a device, tried; needs torch."""
-    import torch
-
+    """Each ability of a device, tried."""
     kind = device.partition(":")[0]
     attention = {name: _try(partial(_attend, device, word)) for name, word in ATTENTION_KERNELS.items()}
     if kind == "cpu":
@@ -170,16 +164,11 @@ def _try(attempt: Callable[[], str | None]) -> Ability:
 
 
 def _multiply(device: str, dtype: Any) -> str | None:
-    import torch
-
     ones = torch.ones(16, 16, dtype=dtype, device=device)
     return None if float((ones @ ones)[0, 0]) == 16 else "a small matrix product came out wrong"
 
 
 def _attend(device: str, kernel: str) -> str | None:
-    import warnings
-
-    import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     if kernel == "CUDNN_ATTENTION" and not device.startswith("cuda"):
@@ -196,8 +185,6 @@ def _attend(device: str, kernel: str) -> str | None:
 
 
 def _time(device: str) -> str | None:
-    import torch
-
     module = torch.get_device_module(device.partition(":")[0])
     with module.device(device) if hasattr(module, "device") else contextlib.nullcontext():
         start, end = torch.Event(device, enable_timing=True), torch.Event(device, enable_timing=True)
@@ -211,8 +198,6 @@ def _time(device: str) -> str | None:
 
 def _capture(device: str) -> str | None:
     """Capture one operation as a graph and replay it."""
-    import torch
-
     module = torch.get_device_module(device.partition(":")[0])
     make = next((getattr(module, name) for name in ("CUDAGraph", "XPUGraph") if hasattr(module, name)), None)
     capture = getattr(module, "graph", None)
@@ -238,7 +223,9 @@ def device_facts(device: str, root: Path = Path("/")) -> DeviceFacts:
     facts = stated(DeviceFacts, device=device, kind=kind, index=index, name=None, uuid=None, counts_as=None,
                    memory_total_bytes=None)  # fmt: skip
     try:
-        facts = overlaid(facts, _cpu(tree, missing) if kind == "cpu" else _accelerator(kind, index, tree, missing))
+        on_cpu = kind == "cpu"
+        own = cpu_device_facts(tree, missing) if on_cpu else _accelerator(kind, index, tree, missing)
+        facts = overlaid(facts, own)
     except Exception as error:  # facts never end a run
         missing.add("device", f"{type(error).__name__}: {error}")
     try:
@@ -253,25 +240,8 @@ def device_facts(device: str, root: Path = Path("/")) -> DeviceFacts:
     return replace(facts, missing=tuple(missing.entries))
 
 
-def _cpu(tree: Tree, missing: Missing) -> DeviceFacts:
-    hushed = Missing()  # the host's facts already say what is missing of it
-    cpu = cpu_facts(tree, hushed)
-    missing.add("uuid", "CPUs have none")
-    return stated(
-        DeviceFacts,
-        name=cpu.model,
-        counts_as="the host's CPUs",
-        memory_total_bytes=memory_facts(tree, hushed).total_bytes,
-        cores=cpu.cores,
-        threads=cpu.threads,
-        allowed=cpu.allowed,
-    )
-
-
 def _accelerator(kind: str, index: int | None, tree: Tree, missing: Missing) -> DeviceFacts:
     """torch's own properties, and over them what the vendor's interface knows better."""
-    import torch
-
     module = torch.get_device_module(kind)
     current = getattr(module, "current_device", None)
     if index is None:
@@ -283,14 +253,11 @@ def _accelerator(kind: str, index: int | None, tree: Tree, missing: Missing) -> 
         missing.add("uuid", f"torch offers no properties of {kind} devices")
         return replace(facts, name="Apple GPU", memory_total_bytes=int(most()) if most is not None else None)
     facts = overlaid(facts, properties_facts(ask(index)))
-    if kind == "cuda" and getattr(torch.version, "hip", None):
-        vendor = amd.amd_facts(tree, facts.address, facts.name, missing)
-    elif kind == "cuda":
-        vendor = nvidia.nvidia_facts(facts.uuid, facts.address, missing)
-    else:
-        vendor = DeviceFacts()
+    rocm = getattr(torch.version, "hip", None)
+    vendor = {"cuda": "amd" if rocm else "nvidia"}.get(kind)
+    if vendor is None:
         missing.add("clocks, power_limit, temperatures_c, processes", f"no reader for {kind} devices yet")
-    return merged(facts, vendor, tree)
+    return with_vendor(facts, vendor, tree, missing)
 
 
 def properties_facts(properties: Any) -> DeviceFacts:
@@ -314,14 +281,4 @@ def properties_facts(properties: Any) -> DeviceFacts:
         l2_cache_bytes=getattr(properties, "L2_cache_size", None),
         driver=getattr(properties, "driver_version", None),
         pci=PciLink(address),
-    )
-
-
-def merged(facts: DeviceFacts, vendor: DeviceFacts, tree: Tree) -> DeviceFacts:
-    """The vendor's word over torch's where it has one; the PCI link of sysfs under the vendor's."""
-    pci = vendor.pci or PciLink()
-    return replace(
-        overlaid(facts, vendor),
-        memory_total_bytes=facts.memory_total_bytes or vendor.memory_total_bytes,  # what an allocation can reach
-        pci=overlaid(link_facts(tree, pci.address or facts.address), pci),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -72,9 +73,14 @@ sys.exit(code)
 """
 
 
-def test_the_rank_of_a_token_workload_imports_no_other_model_or_data_code(tmp_path: Path) -> None:
+@pytest.mark.parametrize("data", ["device", "text"])
+def test_the_rank_of_a_token_workload_imports_no_other_model_or_data_code(tmp_path: Path, data: str) -> None:
     """Configurations of all families and kinds of data are tables; models and readers are imported where used."""
-    (tmp_path / files.PLAN).write_text(json.dumps(PLAN.to_json()))
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "of.txt").write_text("Words enough for a few samples of each split. " * 400)
+    where = data if data == "device" else str(tmp_path / data)
+    plan = replace(PLAN, trial=Trial("gpt-tiny", {**PLAN.trial.settings, "data": where}))
+    (tmp_path / files.PLAN).write_text(json.dumps(plan.to_json()))
     argv = [sys.executable, "-c", MODULES, str(tmp_path / files.PLAN), str(tmp_path)]
     done = subprocess.run(argv, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -85,6 +91,20 @@ def test_the_rank_of_a_token_workload_imports_no_other_model_or_data_code(tmp_pa
     assert all((Path(workloads.__file__).parent / f"{name}.py").is_file() for name in others)
     assert [name for name in modules if name.startswith(families) and not name.endswith("_config")] == []
     of_data = {name.removeprefix("prony_node.data.") for name in modules if name.startswith("prony_node.data.")}
-    assert "source" in of_data
+    assert {"source", "texts"} <= of_data
     assert of_data - DATA_OF_TOKENS == set()
     assert not {"torchvision", "timm", "transformers", "segmentation_models_pytorch"} & set(modules)
+
+
+GENERATED = """
+import sys
+from prony_node.data.generated import generate
+generate("tokens", sys.argv[1], 20, processes=1)
+print([name for name in sys.modules if name in ("prony_node.data.pictures", "prony_node.data.detection")])
+"""
+
+
+def test_to_generate_tokens_imports_no_code_of_pictures(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", GENERATED, str(tmp_path / "tokens")]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1:] == ["[]"], done.stderr

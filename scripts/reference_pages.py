@@ -41,8 +41,7 @@ from prony_node.contract.parallel import SEVERAL_ONLY
 from prony_node.contract.settings import SETTINGS, Setting, Value
 from prony_node.contract.trial import DATA_SET_ONLY
 from prony_node.workloads import WORKLOADS
-from prony_node.workloads.config import Workload
-from prony_node.workloads.published import PUBLISHED
+from prony_node.workloads.config import PUBLISHED, Workload
 
 DOCS = Path(__file__).parents[1] / "docs"
 KINDS = ("cpu", "cuda", "xpu", "mps")

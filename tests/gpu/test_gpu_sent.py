@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from prony_node.backends.torch.device import machine_of
-from prony_node.backends.torch.inputs import Inputs
+from prony_node.backends.torch.backend import machine_of
+from prony_node.backends.torch.model import Inputs
 from prony_node.backends.torch.step import Step
 from prony_node.workloads import build_task, find_workload
 

@@ -8,7 +8,7 @@ from statistics import median
 import pytest
 import torch
 
-from prony_node.backends.torch.device import machine_of
+from prony_node.backends.torch.backend import machine_of
 from prony_node.backends.torch.step import Step
 from prony_node.backends.torch.training import Probes, parameter_norms, train_further
 from prony_node.contract.settings import Value

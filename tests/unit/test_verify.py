@@ -30,8 +30,7 @@ from prony_node.contract.run_folder import (
 )
 from prony_node.contract.trial import settings_hash
 from prony_node.contract.typed import encode
-from prony_node.measure.clock import Block
-from prony_node.measure.loop import Window
+from prony_node.measure.loop import Block, Window
 from prony_node.power.recording import Writer
 from prony_node.power.sensor import Reading, Sensor
 from prony_node.run.energy import energy_of_run

@@ -63,6 +63,7 @@ NODE_LIBRARIES = {
     "pynvml", "triton", "numpy", "PIL", "scipy",
 }  # fmt: skip
 KERNELS = "_kernels.py"  # files of Triton code, which take it at their top and are themselves imported where used
+CONFIG = "config.py"  # what workloads are, torch-free: config.py, and one such file per family, as image_config.py
 # Rooms that import no framework when they are imported, so that another one can take torch's place.
 WITHOUT_TORCH = ("contract", "stats", "nvml", "measure", "run", "power", "facts", "__main__", "__init__")
 # What asks torch about this machine and its builds, inside of functions; the first four rooms never do.
@@ -151,7 +152,7 @@ def test_the_controller_sees_only_contract_stats_and_torch_free_configs() -> Non
         if found.top != "prony_node":
             continue
         is_seen = found.target_room() in {"contract", *SEEN_OF_NODE[found.room]}
-        is_config = found.name == "prony_node.workloads" or found.name.endswith(".config")
+        is_config = found.name == "prony_node.workloads" or f"{found.name.rpartition('.')[2]}.py".endswith(CONFIG)
         if not is_seen or (found.target_room() == "workloads" and not is_config):
             wrong.append(str(found))
     assert wrong == []
@@ -171,7 +172,7 @@ def test_the_node_needs_the_standard_library_and_torch_alone() -> None:
 
 
 def test_only_the_backend_and_what_it_computes_with_import_torch() -> None:
-    torch_free = [found for found in NODE if found.room in WITHOUT_TORCH or found.file.name == "config.py"]
+    torch_free = [found for found in NODE if found.room in WITHOUT_TORCH or found.file.name.endswith(CONFIG)]
     own = [found for found in torch_free if found.top == "torch"]
     own += [found for found in NODE if found.top == "torch" and found.file.parent == SRC / "prony_node" / "backends"]
     assert [str(found) for found in own if not found.lazy] == []

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from prony.analysis.settings import (
+from prony.analysis.summary import (
     DRAWN,
     LABELS,
     ROOMS,

@@ -15,7 +15,6 @@ def import_backend() -> None:
 
 def open_backend(wanted: str, number: int = 0) -> Backend:
     """The framework on the device that a setting names, `number` counting on from there. This imports it."""
-    from prony_node.backends.torch.backend import TorchBackend
-    from prony_node.backends.torch.device import choose_device
+    from prony_node.backends.torch.backend import TorchBackend, choose_device
 
     return TorchBackend(choose_device(wanted, number))

@@ -16,8 +16,7 @@ from prony_node.contract.parallel import Wire
 from prony_node.contract.record import CompileCacheUse, JsonObject, Metric
 from prony_node.contract.settings import Value
 from prony_node.measure.checks import StillTraining
-from prony_node.measure.clock import Clock
-from prony_node.measure.collective_loop import Stopwatch
+from prony_node.measure.loop import Clock, Stopwatch
 from prony_node.parallel.place import RankPosition
 from prony_node.workloads.config import Workload
 

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 
 from prony_node.contract import RequestError
 from prony_node.contract.settings import Value
-from prony_node.data.coco import BoxedImages, box_loader
 from prony_node.data.dataset import DataSet, Encoded, Pixels
+from prony_node.data.detection import BoxedImages, box_loader
 from prony_node.data.loader import file_loader
 from prony_node.data.segmentation import StreetScenes, streets_to_test, streets_to_train
 from prony_node.data.synthetic import HostBatches

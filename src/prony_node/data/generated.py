@@ -25,10 +25,7 @@ from prony_node.contract import RequestError
 from prony_node.contract.errors import unknown
 from prony_node.contract.files import read_plain_json, to_json
 from prony_node.contract.safe_files import write_alone
-from prony_node.data.boxes import COCO_SCENERY, Scene, class_textures
-from prony_node.data.dataset import listing
-from prony_node.data.generated_folder import FILES_ALONE, FORMS
-from prony_node.data.manifest import (
+from prony_node.data.dataset import (
     LOCK,
     NEW,
     REQUEST,
@@ -39,11 +36,14 @@ from prony_node.data.manifest import (
     finish,
     finished_parts,
     held,
+    listing,
     read_manifest,
     remove_unfinished,
     rewrite_parts,
     write_file,
 )
+from prony_node.data.detection import COCO_SCENERY, Scene, class_textures
+from prony_node.data.generated_folder import FILES_ALONE, FORMS
 from prony_node.data.pictures import (
     LOOKS,
     SCENE_BYTES,

@@ -14,9 +14,18 @@ from torch.utils.data import Dataset
 
 from prony_node.contract import RequestError
 from prony_node.data.dataset import DataSet, Encoded, Origin, as_tensor, listing, named, refuse
-from prony_node.data.decode import decoded, decoded_as_it_is, seed_of
-from prony_node.data.image_files import files_set
-from prony_node.data.loader import EpochOrder, FileBatches, ImageCache, Place, fill_cache, worker_loader
+from prony_node.data.labelled_images import files_set
+from prony_node.data.loader import (
+    EpochOrder,
+    FileBatches,
+    ImageCache,
+    Place,
+    decoded,
+    decoded_as_it_is,
+    fill_cache,
+    seed_of,
+    worker_loader,
+)
 from prony_node.data.synthetic import STRUCTURE_SEED, Sampler
 
 IGNORED = 255

@@ -19,8 +19,7 @@ from prony_node.contract.cache import MEETING
 from prony_node.contract.extras import missing_library
 from prony_node.contract.parallel import all_devices, devices_per_node, ranks_per_node
 from prony_node.contract.trial import Plan
-from prony_node.parallel.binding import allowed_cores
-from prony_node.parallel.place import ADDRESS, RENDEZVOUS, meeting_place, node_rank
+from prony_node.parallel.place import ADDRESS, RENDEZVOUS, allowed_cores, meeting_place, node_rank
 
 RANK_MODULE = "prony_node.run.rank"
 LOGS = "elastic"  # what torch's launcher wants for itself; it is gone at the end

@@ -13,9 +13,9 @@ from prony_node.contract import files
 from prony_node.contract.machine import identify
 from prony_node.contract.record import Check, Metric, Phase, WorkDone, measured, missing
 from prony_node.measure import checks
-from prony_node.measure.clock import CpuUsage
-from prony_node.measure.collective_loop import (
+from prony_node.measure.loop import (
     WARM_OPERATIONS,
+    CpuUsage,
     OperationSeries,
     TimedOperation,
     time_block,
@@ -28,7 +28,7 @@ from prony_node.run.judge import steady_of
 from prony_node.run.prepare import Setup
 from prony_node.run.several_ranks import RankTimes, own_times, times_of_nodes
 from prony_node.stats import Estimate, StopRule
-from prony_node.workloads.collective.config import KINDS, message_sizes
+from prony_node.workloads.collective_config import KINDS, message_sizes
 
 INTERVAL = "95 %, within one run"
 NOTES = {

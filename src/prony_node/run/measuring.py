@@ -7,8 +7,7 @@ import time
 from dataclasses import dataclass
 
 from prony_node.backends.protocol import WeightProbes
-from prony_node.measure.clock import CpuUsage
-from prony_node.measure.loop import Window, measured_loop, steps_per_block
+from prony_node.measure.loop import CpuUsage, Window, measured_loop, steps_per_block
 from prony_node.run.energy import with_energy
 from prony_node.run.journal import Journal
 from prony_node.run.prepare import Built, Setup

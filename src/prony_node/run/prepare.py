@@ -18,8 +18,7 @@ from prony_node.contract.settings import Value
 from prony_node.contract.trial import Plan, judges_split, learns_to_quality, reads_data_set
 from prony_node.facts import device_facts
 from prony_node.measure.batch_search import Tried
-from prony_node.parallel.binding import allowed_cores, bind, bind_rank, share_of, wanted_cores
-from prony_node.parallel.place import RankPosition
+from prony_node.parallel.place import RankPosition, allowed_cores, bind, bind_rank, share_of, wanted_cores
 from prony_node.run import auto_batch
 from prony_node.run.journal import Journal
 from prony_node.run.processes import note_device

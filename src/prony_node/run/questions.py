@@ -20,8 +20,8 @@ from prony_node.contract.plugins import Plugin
 from prony_node.run.processes import SignalPipe, adopt_orphans, controller_is_gone, end_adopted, end_with_parent
 from prony_node.workloads import find_workload, libraries_of, plugin_of
 from prony_node.workloads.config import Workload
-from prony_node.workloads.model_file.config import content_hash, name_with_hash, to_document
-from prony_node.workloads.model_file.load import ModelFile, load_model_file, mistakes_in
+from prony_node.workloads.model_file import ModelFile, load_model_file, mistakes_in
+from prony_node.workloads.model_file_config import content_hash, name_with_hash, to_document
 
 
 def check_name(name: str) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def check_name(name: str) -> dict[str, Any]:
     """
     try:
         workload = find_workload(name)
-        check = getattr(importlib.import_module(workload.module), "check", None)
+        check = getattr(importlib.import_module(workload.module.partition(":")[0]), "check", None)
         if check is not None:
             check(workload)
     except RequestError as error:
@@ -66,7 +66,7 @@ def find_devices() -> dict[str, Any]:
         import torch
     except ImportError as error:
         return {"kind": None, "devices": [], "reason": f"torch cannot be imported: {error}"}
-    from prony_node.backends.torch.device import machine_of
+    from prony_node.backends.torch.backend import machine_of
 
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if accelerator is None:
@@ -103,7 +103,7 @@ def _try(loaded: ModelFile, path: Path) -> None:
     """Build it at its defaults without memory or arithmetic, and count, as the run itself will."""
     import torch
 
-    from prony_node.backends.torch.flops import count_flops
+    from prony_node.backends.torch.compiling import count_flops
     from prony_node.backends.torch.task import Task
 
     workload = loaded.workload

@@ -16,12 +16,24 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from prony_node.contract import RequestError
-from prony_node.data import decode, loader
-from prony_node.data.ahead import LEAST, MOST, DecodeShare, Prefetcher, SentBatches
+from prony_node.data import loader
 from prony_node.data.dataset import Encoded
-from prony_node.data.decode import crop_for, decode_on_cpu, decode_on_device, decoded
-from prony_node.data.loader import Divided, EpochOrder, FileBatches, file_loader
-from prony_node.data.opening import open_dataset
+from prony_node.data.loader import (
+    LEAST,
+    MOST,
+    DecodeShare,
+    Divided,
+    EpochOrder,
+    FileBatches,
+    Prefetcher,
+    SentBatches,
+    crop_for,
+    decode_on_cpu,
+    decode_on_device,
+    decoded,
+    file_loader,
+)
+from prony_node.data.source import open_dataset
 
 CPU = torch.device("cpu")
 PATIENCE_S = 30.0
@@ -290,7 +302,7 @@ def one_by_one(images: list[Tensor], size: int, augment: bool, seeds: list[int])
 
 @pytest.mark.parametrize("augment", [True, False])
 def test_images_cropped_together_are_as_one_by_one(augment: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode, "GROUP", 4)  # so that the last group is not full
+    monkeypatch.setattr(loader, "GROUP", 4)  # so that the last group is not full
     shapes = [(200, 150), (90, 300), (33, 40), (500, 375), (64, 64), (120, 80)]
     data = [torch.frombuffer(bytearray(jpeg(at, *shape)), dtype=torch.uint8) for at, shape in enumerate(shapes)]
     seeds = list(range(40, 40 + len(data)))

@@ -11,16 +11,13 @@ import torch
 from small_sets import coco, instances, tiny_coco, write
 from torch import Tensor
 
-from prony_node.backends.torch.inputs import Inputs, open_data
-from prony_node.backends.torch.model import reference_answer
+from prony_node.backends.torch.model import Inputs, open_data, reference_answer
 from prony_node.backends.torch.step import Step
 from prony_node.contract import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.data.batches import as_input, evaluation_batches, training_batches
-from prony_node.data.boxes import Shapes
-from prony_node.data.coco import BoxedImages, DecodedBoxes, box_loader, mirrored_boxes, parse_instances
-from prony_node.data.opening import open_dataset
-from prony_node.data.source import chosen, fit_settings, open_source
+from prony_node.data.detection import BoxedImages, DecodedBoxes, Shapes, box_loader, mirrored_boxes, parse_instances
+from prony_node.data.source import chosen, fit_settings, open_dataset, open_source
 from prony_node.run.rank import describe
 from prony_node.workloads import build_task, find_workload
 

@@ -15,12 +15,11 @@ import pytest
 import torch
 from torch import nn
 
+from prony_node.backends.torch.backend import MissingDevice, choose_device, device_name, machine_of
 from prony_node.backends.torch.compiling import cache_state, use_cache
-from prony_node.backends.torch.cuda import exact_fp32, is_depthwise, set_matrix_modes, untried
-from prony_node.backends.torch.device import MissingDevice, choose_device, device_name, machine_of
+from prony_node.backends.torch.step import exact_fp32, is_depthwise, set_matrix_modes, untried
 from prony_node.facts.device import switches
-from prony_node.measure.clock import CpuUsage
-from prony_node.measure.loop import LEAST, REQUESTS, latency_metrics
+from prony_node.measure.loop import LEAST, REQUESTS, CpuUsage, latency_metrics
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, kind: str | None, count: int = 1) -> None:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prony_node.contract.machine import cpu_list, parse_cpu_list
-from prony_node.parallel.binding import (
+from prony_node.parallel.place import (
     PREFERRED,
     Binding,
     Node,
@@ -192,7 +192,7 @@ def test_a_memory_policy_that_the_kernel_refuses_is_a_sentence() -> None:
 BOUND_PROCESS = """
 import ctypes, json, os, sys
 from torch.utils.data import DataLoader
-from prony_node.parallel.binding import bind_rank
+from prony_node.parallel.place import bind_rank
 import platform
 
 class Where:

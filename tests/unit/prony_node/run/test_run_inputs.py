@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from prony_node.backends.torch.inputs import Inputs, open_data
+from prony_node.backends.torch.model import Inputs, open_data
 from prony_node.backends.torch.step import Step
 from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import Machine

@@ -24,9 +24,8 @@ from prony_node.contract.rank_result import RankResult
 from prony_node.contract.record import Phase, missing
 from prony_node.contract.settings import Value
 from prony_node.contract.typed import decode, encode
-from prony_node.measure.clock import Block
-from prony_node.measure.loop import Window
-from prony_node.parallel.ranks import Ranks
+from prony_node.measure.loop import Block, Window
+from prony_node.parallel.replicas import Ranks
 from prony_node.run import judge
 from prony_node.run.journal import Journal
 from prony_node.run.judge import rate_metrics, utilisation_metrics

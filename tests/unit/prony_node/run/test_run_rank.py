@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from prony_node.backends.torch.device import MissingDevice
+from prony_node.backends.torch.backend import MissingDevice
 from prony_node.contract import Plan, RequestError, Trial, files
 from prony_node.contract.rank_result import RankResult
 from prony_node.contract.record import FAILURES, Phase

@@ -14,7 +14,7 @@ from prony_node.contract.machine import Machine
 from prony_node.run.rank import describe
 from prony_node.workloads import WORKLOADS, build_task, find_workload
 from prony_node.workloads.config import Workload
-from prony_node.workloads.language.gpt import rotary_tables, rotate
+from prony_node.workloads.language import rotary_tables, rotate
 
 WITH_TASK = [workload for workload in WORKLOADS.values() if workload.collective is None]  # a collective has no model
 MODELS = pytest.mark.parametrize("workload", WITH_TASK, ids=lambda workload: workload.name)

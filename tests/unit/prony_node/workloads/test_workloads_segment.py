@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from small_steps import step_of
 
-from prony_node.backends.torch.flops import count_flops
+from prony_node.backends.torch.compiling import count_flops
 from prony_node.contract import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.contract.settings import Value
@@ -19,13 +19,13 @@ from prony_node.data.segmentation import StreetScenes
 from prony_node.run.rank import describe
 from prony_node.workloads import build_task, find_workload
 from prony_node.workloads.config import Workload
-from prony_node.workloads.segment.config import (
+from prony_node.workloads.segment import enlarged, segmentation_loss, segmentation_scores
+from prony_node.workloads.segment_config import (
     SEGMENT_WORKLOADS,
     deeplab_multiply_adds,
     deeplab_parameters,
     segformer_multiply_adds,
 )
-from prony_node.workloads.segment.task import enlarged, segmentation_loss, segmentation_scores
 
 MODELS = pytest.mark.parametrize("workload", SEGMENT_WORKLOADS, ids=lambda workload: workload.name)
 STEPS = 20

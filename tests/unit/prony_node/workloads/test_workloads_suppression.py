@@ -16,7 +16,7 @@ import torch
 
 from prony_node.contract.errors import RequestError
 from prony_node.workloads import find_workload
-from prony_node.workloads.detect.loss import kept_by_library
+from prony_node.workloads.detect import kept_by_library
 
 SRC = Path(__file__).parents[4] / "src"
 COMPARE = """

@@ -14,7 +14,7 @@ COMPILE = $(VENV)/bin/python -m compileall -qq -j 0 -x '/(tests|kubernetes|trans
 WORKERS = $(shell $(PYTHON) -c "import os; print(min(4, 2 * (os.cpu_count() or 1)))")
 PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: run test test-containers test-kubernetes setup setup-dev lint types clean
+.PHONY: run test test-containers test-kubernetes setup setup-dev docs lint types clean
 
 run: setup
 	$(VENV)/bin/prony run quick
@@ -29,6 +29,10 @@ test-containers: setup-dev
 test-kubernetes: setup-dev
 	bash scripts/build_kubernetes.sh "$${XDG_CACHE_HOME:-$$HOME/.cache}/prony-tests/kubernetes"
 	PRONY_TEST_KUBERNETES=1 $(VENV)/bin/python -m pytest tests/system/test_kubernetes_cluster.py
+
+# The documentation site, in build/docs/site: open index.html, no server is needed.
+docs: setup-dev
+	$(VENV)/bin/python scripts/build_docs.py
 
 lint:
 	$(VENV)/bin/ruff check .

@@ -74,7 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
             samples.end()
         keep_winners()
     state = cache_state(settings)
-    print(f"first steps: {time.perf_counter() - began:.1f} s; the compiler's cache was {state['state']}", flush=True)
+    print(f"first steps: {time.perf_counter() - began:.1f} s; the compiler's cache was {state.state}", flush=True)
     print(torch._dynamo.utils.compile_times())
     if not options.no_samples:
         print(samples.shown(options.rows))

@@ -4,7 +4,7 @@
 
 Needs numpy beside Prony. Exits with 1 when a cell misses its gate. With fewer than 2000 series a cell misses only where
 its count is significantly beyond the gate, so that a quick run finds what is broken and nothing by chance. What the
-columns mean, and what is simulated, is told in docs/statistics.md.
+columns mean, and what is simulated, is told in docs/background/statistics.md.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 
 Reads every record.json below the folders. Repeats are good runs with the same workload, effective settings, GPU and
 commit. Prints the fit behind the prior in `prony.analysis.variation` and the count of pairs that are declared
-different; docs/statistics.md quotes both. Runs whose compile cache was in another state than that of the others are
-left out of the fit (a named difference), and so are runs given with --leave-out.
+different; docs/background/statistics.md quotes both. Runs whose compile cache was in another state than that of the
+others are left out of the fit (a named difference), and so are runs given with --leave-out.
 """
 
 from __future__ import annotations

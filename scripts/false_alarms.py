@@ -1,6 +1,6 @@
-"""Write into docs/measuring.md how many of the kept headline runs warn, job by job, from results/records.jsonl.
+"""Write into docs/results/false-alarms.md how many of the kept headline runs warn, by job, from results/records.jsonl.
 
-    python scripts/false_alarms.py [--records results/records.jsonl] [--page docs/measuring.md] [--again]
+    python scripts/false_alarms.py [--records results/records.jsonl] [--page docs/results/false-alarms.md] [--again]
 
 With --again also by today's checks of the series and of energy, from the archives beside the records: of the window
 that was measured, and of the one at which the default stop rule would have ended. That takes half a minute.
@@ -92,7 +92,8 @@ def energy_checks(folder: Path, start_s: float, end_s: float) -> list[Check]:
         return []
     limits_w = recording.about.get("limits_w") or {}
     parts = [part for part in part_energies(recording, start_s, end_s) if part.scope == "gpu"]
-    return [check for part in parts if part.figure is not None for check in part_checks(part, limits_w.get(part.part))]
+    parts = [part for part in parts if part.figure is not None]
+    return [Check(**check) for part in parts for check in part_checks(part, limits_w.get(part.part))]
 
 
 def doubts(checks: Iterable[Check]) -> tuple[str, ...]:
@@ -123,7 +124,7 @@ def with_names(named: Iterable[tuple[str, ...]]) -> str:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=Path, default=Path("results") / LINES)
-    parser.add_argument("--page", type=Path, default=Path("docs/measuring.md"))
+    parser.add_argument("--page", type=Path, default=Path("docs/results/false-alarms.md"))
     parser.add_argument("--again", action="store_true", help="also by today's checks")
     options = parser.parse_args(arguments)
     jobs = headline_jobs(read_lines(options.records))

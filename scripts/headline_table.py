@@ -1,6 +1,6 @@
-"""Write the one table of headline results into README.md and docs/performance.md, from records that obey the rules.
+"""Write the table of headline results into README.md and docs/results/headline.md, from records that obey the rules.
 
-    python scripts/headline_table.py [ARCHIVE|FOLDER ...] [--readme README.md] [--page docs/performance.md]
+    python scripts/headline_table.py [ARCHIVE|FOLDER ...] [--readme README.md] [--page docs/results/headline.md]
 
 Without arguments it reads every results/*/headline-*.tar.gz. A job is one archive, or one folder of run folders. Its
 peers stand beside it, in a file whose name ends in .peers.jsonl instead of .tar.gz (of a folder: peers.jsonl in it).
@@ -292,7 +292,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sources", nargs="*", type=Path, metavar="ARCHIVE|FOLDER")
     parser.add_argument("--readme", type=Path, default=Path("README.md"))
-    parser.add_argument("--page", type=Path, default=Path("docs/performance.md"))
+    parser.add_argument("--page", type=Path, default=Path("docs/results/headline.md"))
     parser.add_argument("--order", type=Path, default=Path("scripts/trials/headline.txt"), help="which row comes first")
     options = parser.parse_args(arguments)
     try:

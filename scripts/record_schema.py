@@ -1,4 +1,4 @@
-"""Writes docs/record.schema.json, the JSON Schema of a record, from the dataclasses that read it.
+"""Writes docs/reference/record.schema.json, the JSON Schema of a record, from the dataclasses that read it.
 
 python scripts/record_schema.py
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from prony_node.contract.record import RECORD_SCHEMA, Record
 from prony_node.contract.typed import json_schema
 
-PATH = Path(__file__).parents[1] / "docs" / "record.schema.json"
+PATH = Path(__file__).parents[1] / "docs" / "reference" / "record.schema.json"
 
 
 def schema_text() -> str:
@@ -20,8 +20,12 @@ def schema_text() -> str:
     return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
 
 
+def write_schema(path: Path = PATH) -> None:
+    path.write_text(schema_text(), encoding="utf-8")
+
+
 def main() -> int:
-    PATH.write_text(schema_text(), encoding="utf-8")
+    write_schema()
     return 0
 
 

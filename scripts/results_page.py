@@ -1,6 +1,6 @@
-"""Write the tables of docs/results.md from the records of results/h200/unverified.tar.gz and the plain loops beside it.
+"""Write the tables of docs/results/workloads.md from results/h200/unverified.tar.gz and the plain loops beside it.
 
-python scripts/results_page.py [--results results/h200] [--page docs/results.md]
+python scripts/results_page.py [--results results/h200] [--page docs/results/workloads.md]
 """
 
 from __future__ import annotations
@@ -277,7 +277,7 @@ TABLES: dict[str, tuple[list[str], Callable[[Path], Iterable[list[str]]]]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=Path("results/h200"))
-    parser.add_argument("--page", type=Path, default=Path("docs/results.md"))
+    parser.add_argument("--page", type=Path, default=Path("docs/results/workloads.md"))
     options = parser.parse_args()
     for name, (head, rows) in TABLES.items():
         put_table(options.page, name, head, rows(options.results))

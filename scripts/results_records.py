@@ -75,6 +75,8 @@ class Line:
     software: str | None
     date: str
     commit: str | None
+    dirty: bool | None  # with changes that were not committed: `node_source` names the code, the commit does not
+    node_source: str | None
     step_series: bool
     verified: bool
 
@@ -151,6 +153,7 @@ def line_of(run: Run) -> Line:
         unknown=_named(checks, "unknown"),
         device=devices[0].get("name"), device_id=devices[0].get("uuid"), machine=fingerprint.get("machine"),
         software=fingerprint.get("software"), date=record["started"], commit=source.get("commit"),
+        dirty=source.get("dirty"), node_source=(record["facts"].get("software") or {}).get("prony_node_source"),
         step_series=files.STEPS in run.files, verified=run.verified,
     )  # fmt: skip
 

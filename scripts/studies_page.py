@@ -1,7 +1,7 @@
-"""Write the tables, figures and claims of the shipped studies into docs/published-h200.md, from archives of their runs.
+"""Write tables, figures and claims of the shipped studies into docs/results/published-h200.md, from archives of runs.
 
-    python scripts/studies_page.py [--results results/h200] [--page docs/published-h200.md] [--figures docs/figures]
-                                   [--studies docs/published-studies.md]
+    python scripts/studies_page.py [--results results/h200] [--page docs/results/published-h200.md]
+                                   [--figures docs/results/figures] [--studies docs/how-to/published-studies.md]
 
 RESULTS/studies-NAME.tar.gz holds the runs that `prony study run NAME --size quick` made on a device. What they give
 goes between `<!-- NAME -->` and `<!-- /NAME -->` of PAGE; what is around it is written by hand. The page is short:
@@ -50,7 +50,7 @@ SAID_ONCE = ("Bars are 95 % CIs", "Not the same", "Our time is", "Published in",
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=Path("results/h200"))
-    parser.add_argument("--page", type=Path, default=Path("docs/published-h200.md"))
+    parser.add_argument("--page", type=Path, default=Path("docs/results/published-h200.md"))
     parser.add_argument("--figures", type=Path)
     parser.add_argument("--studies", type=Path)
     options = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""The Python API: what the command line calls, and what `import prony` offers. See docs/python-api.md.
+"""The Python API: what the command line calls, and what `import prony` offers. See docs/how-to/python.md.
 
 Settings are given as words (`"batch_size=8"`), as keywords (`batch_size=8`), or both. `progress` is called with each
 event of `prony.engine.progress`. A request that is not possible raises RequestError with one sentence. Nothing is
@@ -491,7 +491,7 @@ def _refuse_lonely_nodes(series: ScalingTrials) -> None:
     if not os.environ.get(RENDEZVOUS) or os.environ.get(NODE_RANK) != "0":
         raise RequestError(
             f"--nodes needs {RENDEZVOUS}=HOST:PORT, an address of this node where all meet, and {NODE_RANK}=0; "
-            "the other nodes are started by you, as docs/scaling.md says; --site NAME starts all of them"
+            "the other nodes are started by you, as docs/how-to/scale.md says; --site NAME starts all of them"
         )
 
 

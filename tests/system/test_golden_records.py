@@ -29,9 +29,9 @@ from prony_node.contract import files  # noqa: E402
 pytestmark = pytest.mark.slow
 
 SHORT = ("size=tiny", "device=cpu", "cores=1", "steps=8")
-EXAMPLE = re.findall(r"```python\n(.*?)```", (ROOT / "docs/add-a-workload.md").read_text(encoding="utf-8"), re.DOTALL)[
-    -1
-]
+EXAMPLE = re.findall(
+    r"```python\n(.*?)```", (ROOT / "docs/how-to/own-model.md").read_text(encoding="utf-8"), re.DOTALL
+)[-1]
 BROKEN = (
     EXAMPLE.replace("loss=lambda network, batch: F.cross_entropy(network(batch[0]), batch[1])", "loss=loss")
     + """

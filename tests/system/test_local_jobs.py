@@ -148,10 +148,10 @@ def test_a_sweep_that_nobody_waited_for_is_collected_by_the_same_command(
 
 
 def test_the_launcher_of_the_guide_makes_a_run(submit: Submit, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (ROOT / "docs" / "add-a-launcher.md").read_text()
+    page = (ROOT / "docs" / "developers" / "add-a-launcher.md").read_text()
     guide = types.ModuleType("guide")
     exec(
-        compile(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0], "docs/add-a-launcher.md", "exec"),
+        compile(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0], "docs/developers/add-a-launcher.md", "exec"),
         guide.__dict__,
     )
     monkeypatch.setitem(sys.modules, "guide", guide)

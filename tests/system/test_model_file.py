@@ -14,7 +14,7 @@ import pytest
 from prony_node.contract import files
 
 ROOT = Path(__file__).parents[2]
-EXAMPLE = re.findall(r"```python\n(.*?)```", (ROOT / "docs/add-a-workload.md").read_text(encoding="utf-8"), re.DOTALL)
+EXAMPLE = re.findall(r"```python\n(.*?)```", (ROOT / "docs/how-to/own-model.md").read_text(encoding="utf-8"), re.DOTALL)
 SHORT = ["device=cpu", "hidden=16", "--max-time", "1s", "--tolerance", "20%", "--json"]
 
 pytestmark = pytest.mark.slow

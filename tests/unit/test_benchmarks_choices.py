@@ -231,7 +231,7 @@ def test_a_form_that_cannot_be_made_ready_is_named(benchmarks: None) -> None:
 
 def test_the_figures_of_the_page_are_those_of_the_file() -> None:
     kept = json.loads((ROOT / "results" / "h200" / "attention.json").read_text())
-    page = (ROOT / "docs" / "performance.md").read_text()
+    page = (ROOT / "docs" / "background" / "performance.md").read_text()
     assert len(kept["kinds"]) == 12
     for row in kept["kinds"]:
         (timed,) = row["timed"]

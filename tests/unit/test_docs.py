@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import types
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from prony_node.workloads.image_config import IMAGE_SIZE
 
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src"
+ELSEWHERE = runpy.run_path(str(ROOT / "scripts" / "build_docs.py"))["ELSEWHERE"]  # pages that lie outside docs
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "results" / "README.md"])
 FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -56,7 +58,7 @@ def code_spans(page: str) -> list[str]:
 def test_every_path_and_name_in_the_architecture_exists(span: str) -> None:
     if span.startswith(("prony run", "PRONY_")):
         return
-    if "/" in span or (ROOT / span).is_dir():
+    if "/" in span or (ROOT / span).exists():
         assert (ROOT / span).exists()
     elif re.fullmatch(r"prony(_node)?(\.\w+)*", span):
         path = SRC.joinpath(*span.split("."))
@@ -91,7 +93,7 @@ def test_the_commands_of_the_guide_to_contributing_are_real() -> None:
     shown = [line.partition("#")[0] for block in FENCE.findall(text) for line in block.splitlines()]
     shown += [span for span in code_spans("CONTRIBUTING.md") if " " in span]
     targets = {word for line in shown if line.startswith("make ") for word in line.split()[1:] if "=" not in word}
-    assert {"setup-dev", "lint", "types", "test", "test-containers", "test-kubernetes"} == targets
+    assert {"setup-dev", "docs", "lint", "types", "test", "test-containers", "test-kubernetes"} == targets
     assert [one for one in targets if not re.search(rf"^{one}:", read("Makefile"), re.MULTILINE)] == []
     paths = [word for line in shown for word in line.split() if re.match(r"(tests|scripts|[.]ci)/", word)]
     assert len(paths) >= 5
@@ -99,10 +101,12 @@ def test_the_commands_of_the_guide_to_contributing_are_real() -> None:
     assert "test_every_path_and_name_in_the_architecture_exists" in read("tests/unit/test_docs.py")  # -k architecture
 
 
-def test_every_page_is_in_the_index() -> None:
-    text = read("docs/index.md")
+def test_every_page_is_in_the_navigation_of_the_site_once() -> None:
+    """Zensical warns neither of a page that no menu has nor of an entry without a page."""
+    named = re.findall(r'= "([\w/.-]+\.md)"', read("zensical.toml"))
     pages = [path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")]
-    assert [page for page in pages if page != "index.md" and f"]({page})" not in text] == []
+    pages += [page.removeprefix("docs/") for page in ELSEWHERE.values() if page != "docs/index.md"]
+    assert sorted(named) == sorted(pages)
 
 
 def test_the_readme_has_its_sections() -> None:
@@ -123,10 +127,10 @@ def test_the_picture_is_small() -> None:
 
 def test_the_workload_of_the_guide_is_built_and_trains() -> None:
     torch = pytest.importorskip("torch")
-    entry, module, _ = re.findall(r"```python\n(.*?)```", read("docs/add-a-workload.md"), re.DOTALL)
+    entry, module = re.findall(r"```python\n(.*?)```", read("docs/developers/add-a-workload.md"), re.DOTALL)
     workload = eval(entry.strip().rstrip(","), {"Workload": Workload, "IMAGE_SIZE": IMAGE_SIZE})
     built = types.ModuleType(workload.module)
-    exec(compile(module, "docs/add-a-workload.md", "exec"), built.__dict__)
+    exec(compile(module, "docs/developers/add-a-workload.md", "exec"), built.__dict__)
     task = built.build(workload, {**workload.fixed})
     model = task.model()
     assert sum(parameter.numel() for parameter in model.parameters()) == workload.parameters
@@ -134,11 +138,11 @@ def test_the_workload_of_the_guide_is_built_and_trains() -> None:
     task.loss(model, batch).backward()
     assert task.predict(model, batch).shape == (4, workload.shape["classes"])
     assert workload.name not in WORKLOADS
-    assert workload.module.replace(".", "/") + ".py" in read("docs/add-a-workload.md")
+    assert workload.module.replace(".", "/") + ".py" in read("docs/developers/add-a-workload.md")
 
 
 def test_the_site_file_of_the_kubernetes_page_is_taken_as_it_stands(tmp_path: Path) -> None:
-    (text,) = re.findall(r"```yaml\n(.*?)```", read("docs/kubernetes.md"), re.DOTALL)
+    (text,) = re.findall(r"```yaml\n(.*?)```", read("docs/how-to/kubernetes.md"), re.DOTALL)
     (tmp_path / "cluster.yaml").write_text(text, encoding="utf-8")
     words = ["run", "gpt-tiny", "--site", str(tmp_path / "cluster.yaml"), "--dry-run"]
     done = CliRunner().invoke(make_app("run"), words)

@@ -127,7 +127,7 @@ def check_meaning(verb: str, parsed: dict[str, object]) -> None:
     make_stop(parsed["tolerance"], parsed["max_time"])  # type: ignore[arg-type]
     target = str(parsed.get("target") or parsed.get("workload"))
     words = [str(word) for word in (parsed["settings"] or ())]  # type: ignore[attr-defined]
-    if PLACEHOLDER.search(target) or target in ("lenet", "./mymodel.py"):  # the examples of docs/add-a-workload.md
+    if PLACEHOLDER.search(target) or target in ("lenet", "./mymodel.py"):  # the examples of the guides
         return
     if verb == "sweep":
         make_grid(target, [word for word in words if not PLACEHOLDER.search(word)])

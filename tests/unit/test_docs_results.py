@@ -32,10 +32,13 @@ def rows_of(page: str, head: str) -> list[list[str]]:
 @pytest.mark.parametrize(
     ("script", "pages"),
     [
-        ("headline_table.py", {"--readme": "README.md", "--page": "docs/performance.md"}),
-        ("results_page.py", {"--page": "docs/results.md"}),
-        ("false_alarms.py", {"--page": "docs/measuring.md"}),
-        ("studies_page.py", {"--page": "docs/published-h200.md", "--studies": "docs/published-studies.md"}),
+        ("headline_table.py", {"--readme": "README.md", "--page": "docs/results/headline.md"}),
+        ("results_page.py", {"--page": "docs/results/workloads.md"}),
+        ("false_alarms.py", {"--page": "docs/results/false-alarms.md"}),
+        (
+            "studies_page.py",
+            {"--page": "docs/results/published-h200.md", "--studies": "docs/how-to/published-studies.md"},
+        ),
     ],
 )
 def test_the_tables_are_what_the_records_say(script: str, pages: dict[str, str], tmp_path: Path) -> None:
@@ -50,14 +53,14 @@ def test_the_tables_are_what_the_records_say(script: str, pages: dict[str, str],
 
 
 def test_the_folder_has_the_figures_that_the_page_shows() -> None:
-    page = (ROOT / "docs" / "published-h200.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "results" / "published-h200.md").read_text(encoding="utf-8")
     shown = set(re.findall(r"\(figures/([^)]+)\)", page))
-    there = {path.name for path in (ROOT / "docs" / "figures").glob("*.svg")}
+    there = {path.name for path in (ROOT / "docs" / "results" / "figures").glob("*.svg")}
     assert {name for name in there if name.startswith(tuple(f"{name}-" for name in shipped_studies()))} == shown
 
 
 def test_the_page_of_the_studies_stays_short() -> None:
-    page = (ROOT / "docs" / "published-h200.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "results" / "published-h200.md").read_text(encoding="utf-8")
     assert len([word for word in page.split() if word != "|"]) < 4000
     assert page.count("Not the same on both sides") == page.count("\nOurs: ") == len(shipped_studies())
     cells = [cell.strip() for line in page.splitlines() if line.startswith("|") for cell in line.strip("|").split("|")]
@@ -65,8 +68,8 @@ def test_the_page_of_the_studies_stays_short() -> None:
 
 
 def test_what_speed_brought_is_what_those_tables_say() -> None:
-    known = rows_of("docs/results.md", "| work | batch | rate (95 % within the run), window | runs | plain")
-    stated = rows_of("docs/performance.md", "| work | batch | plain eager bf16 |")
+    known = rows_of("docs/results/workloads.md", "| work | batch | rate (95 % within the run), window | runs | plain")
+    stated = rows_of("docs/background/performance.md", "| work | batch | plain eager bf16 |")
     assert len(stated) >= 8
     for work, batch, _, rate, ratio in stated:
         beside = [row for row in known if row[:2] == [work, batch]]

@@ -1,4 +1,4 @@
-"""docs/run-folder.md names every file of a run folder and every way a run can fail."""
+"""docs/reference/run-folder.md names every file of a run folder and every way a run can fail."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from prony_node.contract import files
 from prony_node.contract.record import FAILURES
 
-DOC = (Path(__file__).parents[2] / "docs" / "run-folder.md").read_text(encoding="utf-8")
+DOC = (Path(__file__).parents[2] / "docs" / "reference" / "run-folder.md").read_text(encoding="utf-8")
 LATER = {"node-failure"}  # belongs to runs of several nodes
 
 

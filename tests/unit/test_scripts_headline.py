@@ -274,7 +274,7 @@ def test_the_false_alarms_that_the_page_states_are_those_of_the_records() -> Non
 def test_the_studies_page_counts_the_same_doubts_as_the_records() -> None:
     runs = [line for line in kept_lines() if line.archive.startswith("studies-")]
     stated = f"({sum(bool(run.doubts) for run in runs)} of {len(runs)} runs)"
-    assert stated in (ROOT / "docs" / "published-h200.md").read_text()
+    assert stated in (ROOT / "docs" / "results" / "published-h200.md").read_text()
 
 
 def test_what_todays_checks_doubt_is_what_the_page_states() -> None:
@@ -285,7 +285,7 @@ def test_what_todays_checks_doubt_is_what_the_page_states() -> None:
     import false_alarms
     from page_tables import table_lines
 
-    page = (ROOT / "docs" / "measuring.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "results" / "false-alarms.md").read_text(encoding="utf-8")
     for job, doubted, ended in (("headline-20261118", 6, 11), ("headline-20261118b", 0, 3)):
         runs = list(false_alarms.judge_archive(ROOT / "results" / "h200" / f"{job}.tar.gz"))
         assert all(run.run.startswith("gpt-800m") and run.today == ("steady",) for run in runs if run.today)

@@ -168,7 +168,7 @@ def _print(what: str, entries: list[dict[str, Any]]) -> None:
         for entry in entries:
             print(f"{entry['adds']} {entry['name']}: {entry['refused'] or entry['package'] + ' ' + entry['version']}")
         if not entries:
-            print("no package adds anything to Prony in this Python; docs/plug-ins.md says how one does")
+            print("no package adds anything to Prony in this Python; docs/developers/plug-ins.md says how one does")
         return
     if what == "workloads":
         make_console().print(_workload_table(entries))

@@ -166,7 +166,7 @@ def _kubernetes_values(ask: Any) -> dict[str, Any]:
     try:
         partitions = detect_partitions(Api(None, namespace).nodes())
     except (ApiProblem, RequestError) as error:
-        warn(f"{error}; partitions are for you to fill in (docs/kubernetes.md)")
+        warn(f"{error}; partitions are for you to fill in (docs/how-to/kubernetes.md)")
         return values
     return {"partitions": partitions, **values} if partitions else values
 

@@ -83,5 +83,5 @@ def _no_model_file(path: Path) -> str | None:
     if not stat.S_ISREG(kind):
         return "that is a device or a pipe"
     if path.suffix != ".py":
-        return "its name does not end in .py, and a model file is Python code (docs/add-a-workload.md)"
+        return "its name does not end in .py, and a model file is Python code (docs/how-to/own-model.md)"
     return None

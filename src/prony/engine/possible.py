@@ -79,7 +79,7 @@ def _needs_nodes(one: Planned) -> str | None:
     nodes = one.trial.settings.get("nodes", 1)
     if nodes == 1 or os.environ.get("PRONY_NODE_RANK"):
         return None
-    return f"nodes={nodes} is started node by node, each with its PRONY_NODE_RANK: docs/parallel.md"
+    return f"nodes={nodes} is started node by node, each with its PRONY_NODE_RANK: docs/how-to/parallel.md"
 
 
 def _ask(report: Report) -> dict[str, Any]:

@@ -47,8 +47,8 @@ class LocalRun:
         """Make the run folder, this controller's until the supervisor takes over, and start it."""
         if int(self.plan.trial.settings.get("nodes", 1)) > 1 and not os.environ.get("PRONY_NODE_RANK"):
             raise RequestError(
-                "nodes=N is started node by node, each with its PRONY_NODE_RANK and PRONY_RENDEZVOUS: docs/parallel.md "
-                "shows how; here is one node"
+                "nodes=N is started node by node, each with its PRONY_NODE_RANK and PRONY_RENDEZVOUS: "
+                "docs/how-to/parallel.md shows how; here is one node"
             )
         python = node_python()
         if not can_start(python):

@@ -7,10 +7,17 @@ import signal
 from collections.abc import Iterable
 
 EXIT_OK = 0
-EXIT_FAILED = 1  # something ran and failed
-EXIT_REQUEST = 2  # the request was wrong and nothing started
-EXIT_UNDECIDED = 3  # it ran, and nothing can be concluded from it
+EXIT_FAILED = 1
+EXIT_REQUEST = 2
+EXIT_UNDECIDED = 3
 EXIT_INTERRUPTED = 130
+EXIT_MEANINGS = {
+    EXIT_OK: "good",
+    EXIT_FAILED: "something ran and failed, or one of its checks did; the record says what",
+    EXIT_REQUEST: "the request was wrong, and nothing started",
+    EXIT_UNDECIDED: "it ran, and nothing can be concluded (`compare --fail-if-slower`, `tune`, `verify`)",
+    EXIT_INTERRUPTED: "interrupted",
+}
 
 
 class RequestError(ValueError):

@@ -384,9 +384,9 @@ class SourceFacts:
 class Provenance:
     """What a finished run is tied to: hashes of machine and software, and the software's versions by name."""
 
-    machine: str | None = None
-    software: str | None = None
-    parts: Mapping[str, str | None] = empty()
+    machine: str | None = None  # hash
+    software: str | None = None  # hash
+    parts: Mapping[str, str | None] = empty()  # versions by name
     more: JsonObject = empty()
 
 
@@ -425,10 +425,10 @@ class HostConditions:
 class Facts:
     """What the result was obtained under."""
 
-    host: HostFacts = HostFacts()
-    software: SoftwareFacts = SoftwareFacts()
-    container: ContainerFacts = ContainerFacts()
-    environment: Mapping[str, str] = empty()
-    source: SourceFacts = SourceFacts()
-    devices: tuple[DeviceFacts, ...] = ()
+    host: HostFacts = HostFacts()  # CPU, memory, system
+    software: SoftwareFacts = SoftwareFacts()  # versions
+    container: ContainerFacts = ContainerFacts()  # image and runtime, where there is one
+    environment: Mapping[str, str] = empty()  # variables that matter, without secrets
+    source: SourceFacts = SourceFacts()  # of the user's working directory
+    devices: tuple[DeviceFacts, ...] = ()  # one entry per rank's device
     more: JsonObject = empty()

@@ -38,11 +38,11 @@ Plain = str | int | float | bool | None  # the value of a setting
 class RecordedTrial:
     """The workload with its settings, as requested and as they took effect on the machine."""
 
-    workload: str
-    settings: Mapping[str, Plain]
-    hash: str | None = None
-    effective: Mapping[str, Plain] | None = None
-    effective_hash: str | None = None
+    workload: str  # its name; of a model file with the beginning of the file's hash
+    settings: Mapping[str, Plain]  # as requested
+    hash: str | None = None  # identity of the request
+    effective: Mapping[str, Plain] | None = None  # every setting as it took effect
+    effective_hash: str | None = None  # identity of what took effect
     file: JsonObject | None = optional()  # a user's own model file: path and sha256
     more: JsonObject = empty()
 
@@ -51,8 +51,8 @@ class RecordedTrial:
 class Failure:
     """Why a run did not end well."""
 
-    kind: FailureKind
-    message: str = ""
+    kind: FailureKind  # what ended the run
+    message: str = ""  # in a sentence
     at_monotonic: float | None = sparse()  # of the rank that failed, by its clock
     more: JsonObject = empty()
 
@@ -61,10 +61,10 @@ class Failure:
 class Stopped:
     """The stop rule that was asked for, and why the measurement ended."""
 
-    tolerance: float | None = None
-    min_time_s: float | None = None
-    max_time_s: float | None = None
-    reason: str | None = None
+    tolerance: float | None = None  # relative half-width that was requested
+    min_time_s: float | None = None  # least time to measure
+    max_time_s: float | None = None  # most time to measure
+    reason: str | None = None  # why the measurement ended
     more: JsonObject = empty()
 
 
@@ -73,13 +73,13 @@ class Metric:
     """A figure with its interval, unit, scope and source; or null with the reason why it was not measured."""
 
     value: float | None
-    low: float | None = beside("value")
-    high: float | None = beside("value")
-    unit: str | None = optional()
-    scope: str | None = optional()
-    source: str | None = optional()
-    interval: str | None = optional()
-    reason: str | None = optional()
+    low: float | None = beside("value")  # lower end of the interval
+    high: float | None = beside("value")  # upper end of the interval
+    unit: str | None = optional()  # such as images/s
+    scope: str | None = optional()  # what it covers, such as rank or node
+    source: str | None = optional()  # how it was obtained
+    interval: str | None = optional()  # what the interval covers
+    reason: str | None = optional()  # why there is no value
     more: JsonObject = empty()
 
     SCHEMA: ClassVar[JsonObject] = {
@@ -102,13 +102,13 @@ class Metric:
 
 def measured(
     value: float,
-    unit: str,
+    unit: str,  # such as images/s
     *,
-    scope: str,
-    source: str,
-    low: float | None = None,
-    high: float | None = None,
-    interval: str | None = None,
+    scope: str,  # what it covers, such as rank or node
+    source: str,  # how it was obtained
+    low: float | None = None,  # lower end of the interval
+    high: float | None = None,  # upper end of the interval
+    interval: str | None = None,  # what the interval covers
 ) -> Metric:
     """A metric that was measured."""
     return Metric(value, low, high, unit, scope, source, interval)
@@ -123,9 +123,9 @@ def missing(reason: str) -> Metric:
 class CompileCacheUse:
     """How a phase found the compile cache: none, cold, partly warm or warm."""
 
-    state: str | None = sparse()
-    hits: int | None = sparse()
-    misses: int | None = sparse()
+    state: str | None = sparse()  # none, cold, partly warm or warm
+    hits: int | None = sparse()  # compilations found in the cache
+    misses: int | None = sparse()  # compilations made
     more: JsonObject = empty()
 
 
@@ -133,9 +133,9 @@ class CompileCacheUse:
 class Phase:
     """A part of the run: how long it took, and its steps."""
 
-    seconds: float | None = None
-    steps: float | None = None
-    compile_cache: CompileCacheUse | None = optional()
+    seconds: float | None = None  # how long it took
+    steps: float | None = None  # steps in it
+    compile_cache: CompileCacheUse | None = optional()  # how it found the compile cache
     more: JsonObject = empty()
 
 
@@ -143,30 +143,30 @@ class Phase:
 class Steady:
     """The steady window and the time per step in it, with its interval."""
 
-    step_time_s: float | None = None
-    step_time_low_s: float | None = None
-    step_time_high_s: float | None = None
-    relative_half_width: float | None = None
-    confidence: float | None = None
-    steps: int | None = None
-    blocks: int | None = None
-    independent_blocks: float | None = None
-    window_s: float | None = None
-    cut_steps: int | None = None
-    cut_s: float | None = None
-    drift: float | None = None
-    drift_half_width: float | None = None
-    drifting: str | None = None
-    levels: int | None = None
-    level_values_s: tuple[float, ...] = ()
-    autocorrelation: float | None = None
-    outlier_share: float | None = None
-    sampling_half_width: float | None = optional()
-    half_width_floor: float | None = optional()
-    slowest_event_s: float | None = optional()
+    step_time_s: float | None = None  # mean seconds per step in the window
+    step_time_low_s: float | None = None  # lower end of its interval
+    step_time_high_s: float | None = None  # upper end of its interval
+    relative_half_width: float | None = None  # of the interval: the larger of sampling_half_width and half_width_floor
+    confidence: float | None = None  # of the interval, such as 0.95
+    steps: int | None = None  # in the window
+    blocks: int | None = None  # in the window
+    independent_blocks: float | None = None  # effective count, after autocorrelation
+    window_s: float | None = None  # length of the window
+    cut_steps: int | None = None  # before the window: the transient
+    cut_s: float | None = None  # seconds before the window
+    drift: float | None = None  # relative change over the window
+    drift_half_width: float | None = None  # of the drift's interval
+    drifting: str | None = None  # yes, no or unknown
+    levels: int | None = None  # distinct levels of step time
+    level_values_s: tuple[float, ...] = ()  # step time of each level
+    autocorrelation: float | None = None  # between neighbouring blocks
+    outlier_share: float | None = None  # share of blocks far from the others
+    sampling_half_width: float | None = optional()  # what the variation of the series alone gives
+    half_width_floor: float | None = optional()  # what a window of this length can support at best
+    slowest_event_s: float | None = optional()  # events that recur within this time would have shown (95 %)
     blocks_seen: int | None = optional()  # of the step series: those that the estimate was made from
     period: int | None = optional()  # steps of a round of batches that differ
-    drift_limit: float | None = optional()
+    drift_limit: float | None = optional()  # a drift that the check steady excludes
     more: JsonObject = empty()
 
 
@@ -174,9 +174,9 @@ class Steady:
 class Check:
     """Something that was looked at, and what it says of the figures."""
 
-    name: str
-    level: Level
-    message: str = ""
+    name: str  # see checks
+    level: Level  # from best to worst
+    message: str = ""  # what was found
     more: JsonObject = empty()
 
     SCHEMA: ClassVar[JsonObject] = {"properties": {
@@ -192,19 +192,19 @@ class Check:
 class WorkDone:
     """What went through the model in the steady window, counted: samples, units of the task, steps, devices."""
 
-    samples: float | None = optional()
-    units: float | None = optional()
-    steps: float | None = optional()
-    devices: int | None = optional()
-    window: str | None = optional()
-    total_samples: float | None = optional()
-    total_steps: float | None = optional()
-    shapes: JsonObject | None = optional()
-    own_synchronisations_per_step: float | None = optional()
+    samples: float | None = optional()  # in the window
+    units: float | None = optional()  # in the window, such as tokens
+    steps: float | None = optional()  # in the window
+    devices: int | None = optional()  # that took part
+    window: str | None = optional()  # which window these belong to
+    total_samples: float | None = optional()  # in the whole run
+    total_steps: float | None = optional()  # in the whole run
+    shapes: JsonObject | None = optional()  # distribution of sizes, where batches differ in shape
+    own_synchronisations_per_step: float | None = optional()  # waits for the device that the workload itself makes
     loop_steps: int | None = optional()  # of the measured loop, with the transient that was cut
     optimizer_steps: int | None = optional()  # of those, the updates that were made
     skipped_steps: int | None = optional()  # by a gradient scaler
-    epoch_units: float | None = optional()
+    epoch_units: float | None = optional()  # of training epochs, for energy to a quality
     more: JsonObject = empty()
 
 
@@ -224,32 +224,32 @@ class EnergyPart:
     """One sampled part of a machine: its energy in the steady window, or why it has none."""
 
     node: int | None = sparse()  # of several nodes, which
-    host: str | None = sparse()
+    host: str | None = sparse()  # name of the node
     part: str | None = sparse()  # its name
-    scope: str | None = sparse()
-    label: str | None = sparse()
-    idle_power_w: float | None = sparse()
+    scope: str | None = sparse()  # gpu, package, dram, module or node
+    label: str | None = sparse()  # name of the part
+    idle_power_w: float | None = sparse()  # before the run
     idle_source: str | None = sparse()
     idle_reason: str | None = sparse()
-    energy_j: float | None = sparse()
-    uncertainty_j: float | None = sparse()
-    window_s: tuple[float, ...] | None = sparse()
-    power_w: float | None = sparse()
-    power_peak_w: float | None = sparse()
+    energy_j: float | None = sparse()  # in the window
+    uncertainty_j: float | None = sparse()  # half of the 95 % interval, calibration apart
+    window_s: tuple[float, ...] | None = sparse()  # first and last instant
+    power_w: float | None = sparse()  # mean
+    power_peak_w: float | None = sparse()  # highest reading
     peak_sensor: str | None = sparse()
-    method: str | None = sparse()
-    sensor: str | None = sparse()
-    kind: str | None = sparse()
-    evidence: str | None = sparse()
-    calibration: float | None = sparse()
-    readings: int | None = sparse()
-    period_s: float | None = sparse()
+    method: str | None = sparse()  # counter, or integral of power
+    sensor: str | None = sparse()  # id of the sensor
+    kind: str | None = sparse()  # counter, average, instantaneous or model
+    evidence: str | None = sparse()  # hardware, or documented format
+    calibration: float | None = sparse()  # relative, stated by vendor or a study
+    readings: int | None = sparse()  # in the window
+    period_s: float | None = sparse()  # between two readings or ticks
     largest_gap_s: float | None = sparse()
     beside: EnergyBeside | None = sparse()
     thirds_w: tuple[float, ...] | None = sparse()
     drift: float | None = sparse()
     drift_half_width: float | None = sparse()
-    reason: str | None = sparse()
+    reason: str | None = sparse()  # why there is no figure
     more: JsonObject = empty()
 
 
@@ -257,11 +257,11 @@ class EnergyPart:
 class NodeEnergy:
     """The energy of the machine in the steady window, of all nodes where there are several."""
 
-    how: str | None = sparse()
-    energy_j: float | None = sparse()
+    how: str | None = sparse()  # measured, or the sum of devices
+    energy_j: float | None = sparse()  # in the window
     uncertainty_j: float | None = sparse()
     seconds: float | None = sparse()
-    power_w: float | None = sparse()
+    power_w: float | None = sparse()  # mean
     parts: tuple[str, ...] | None = sparse()
     reason: str | None = sparse()
     more: JsonObject = empty()
@@ -271,14 +271,14 @@ class NodeEnergy:
 class NodeShare:
     """What the devices of one of several nodes used."""
 
-    node: int | None = sparse()
-    host: str | None = sparse()
+    node: int | None = sparse()  # which of several
+    host: str | None = sparse()  # its name
     devices: tuple[str, ...] | None = sparse()
-    energy_j: float | None = sparse()
+    energy_j: float | None = sparse()  # of its devices
     node_energy_j: float | None = sparse()
     uncertainty_j: float | None = sparse()
-    share: float | None = sparse()
-    reason: str | None = sparse()
+    share: float | None = sparse()  # of the power of all nodes
+    reason: str | None = sparse()  # why there is no figure
     more: JsonObject = empty()
 
 
@@ -286,12 +286,12 @@ class NodeShare:
 class EnergyDetail:
     """What was sampled: the parts of the machine, the node as a whole, and why readers were not there."""
 
-    parts: tuple[EnergyPart, ...] = ()
-    devices: tuple[str, ...] | None = optional()
-    node: NodeEnergy | None = optional()
-    nodes: tuple[NodeShare, ...] | None = optional()
-    reasons: Mapping[str, str] = empty()
-    notes: tuple[str, ...] = ()
+    parts: tuple[EnergyPart, ...] = ()  # what was sampled
+    devices: tuple[str, ...] | None = optional()  # parts that took part in the run
+    node: NodeEnergy | None = optional()  # the whole machine
+    nodes: tuple[NodeShare, ...] | None = optional()  # of several nodes, each
+    reasons: Mapping[str, str] = empty()  # why a reader was not there, by reader
+    notes: tuple[str, ...] = ()  # what happened to sensors
     more: JsonObject = empty()
 
 
@@ -299,13 +299,13 @@ class EnergyDetail:
 class LearnedEpoch:
     """The state after an epoch: counts and training time since the start, and the scores of the test split."""
 
-    epoch: int | None = sparse()
-    steps: int | None = sparse()
-    samples: int | None = sparse()
+    epoch: int | None = sparse()  # number
+    steps: int | None = sparse()  # since the start
+    samples: int | None = sparse()  # since the start
     training_s: float | None = sparse()  # without evaluation
     evaluation_s: float | None = sparse()
     learning_rate: float | None = sparse()
-    loss: float | None = sparse()
+    loss: float | None = sparse()  # of the test split
     more: JsonObject = empty()  # the score, by its name
 
     def score(self, name: str) -> float | None:
@@ -318,8 +318,8 @@ class LearnedEpoch:
 class TargetReached:
     """Where a target was first reached."""
 
-    epoch: int | None = sparse()
-    steps: int | None = sparse()
+    epoch: int | None = sparse()  # number
+    steps: int | None = sparse()  # since the start
     more: JsonObject = empty()
 
 
@@ -330,11 +330,11 @@ class Learning:
     score: str | None = sparse()  # its name: accuracy
     better: str | None = sparse()  # "more" or "less"
     until: str | None = sparse()  # the target as it was asked for
-    target: float | None = sparse()
-    reached: TargetReached | None = sparse()
-    test_samples: int | None = sparse()
+    target: float | None = sparse()  # the value to reach
+    reached: TargetReached | None = sparse()  # null if it was not
+    test_samples: int | None = sparse()  # in the test split
     epochs: int | None = sparse()  # at most this many were asked for
-    curve: tuple[LearnedEpoch, ...] | None = sparse()
+    curve: tuple[LearnedEpoch, ...] | None = sparse()  # one entry per epoch
     more: JsonObject = empty()
 
 
@@ -342,11 +342,11 @@ class Learning:
 class StagedFiles:
     """The files of a data set that were copied to a faster place before the run."""
 
-    folder: str | None = sparse()
-    files: int | None = sparse()
-    bytes: int | None = sparse()
-    copied_bytes: int | None = sparse()
-    seconds: float | None = sparse()
+    folder: str | None = sparse()  # where they lie now
+    files: int | None = sparse()  # how many
+    bytes: int | None = sparse()  # of all files
+    copied_bytes: int | None = sparse()  # of those that were copied
+    seconds: float | None = sparse()  # of copying
     more: JsonObject = empty()
 
 
@@ -354,17 +354,17 @@ class StagedFiles:
 class DataUsed:
     """The data set that a run read."""
 
-    source: str | None = sparse()
-    kind: str | None = sparse()
-    folder: str | None = sparse()
-    samples: int | None = sparse()
-    test_samples: int | None = sparse()
-    classes: int | None = sparse()
-    bytes: int | None = sparse()
-    fingerprint: str | None = sparse()
-    held: str | None = sparse()
+    source: str | None = sparse()  # as requested
+    kind: str | None = sparse()  # what it was recognised as
+    folder: str | None = sparse()  # where it lies
+    samples: int | None = sparse()  # for training
+    test_samples: int | None = sparse()  # in the test split
+    classes: int | None = sparse()  # how many
+    bytes: int | None = sparse()  # of its files
+    fingerprint: str | None = sparse()  # of names, sizes and some content
+    held: str | None = sparse()  # device, memory or files
     decoded_on_device: float | None = sparse()  # share of the last batches
-    staged: StagedFiles | None = sparse()
+    staged: StagedFiles | None = sparse()  # null if it was not copied
     generated: JsonObject | None = sparse()  # what the manifest of a generated set says of it
     more: JsonObject = empty()
 
@@ -373,11 +373,11 @@ class DataUsed:
 class StudyTurn:
     """Which study asked for a run, and when it had its turn there."""
 
-    name: str | None = sparse()
-    part: str | None = sparse()
-    order: str | None = sparse()
-    seed: int | None = sparse()
-    turn: int | None = sparse()
+    name: str | None = sparse()  # of the study
+    part: str | None = sparse()  # of the study
+    order: str | None = sparse()  # random or given
+    seed: int | None = sparse()  # of the random order
+    turn: int | None = sparse()  # position in the order
     more: JsonObject = empty()
 
 
@@ -478,31 +478,31 @@ class CollectiveCurve:
 class Record:
     """The immutable result of a run, good or failed, with the facts it was obtained under."""
 
-    schema: str
-    id: str
-    trial: RecordedTrial
-    status: Status
-    metrics: Mapping[str, Metric]
-    phases: Mapping[str, Phase]
-    checks: tuple[Check, ...]
-    work: WorkDone
-    fingerprint: Provenance
-    facts: Facts
-    failure: Failure | None = None
-    repeat: int = 0
-    started: str | None = None
-    ended: str | None = None
-    stop: Stopped | None = None
-    unit: str | None = None
-    steady: Steady | None = None
-    energy: EnergyDetail | None = None
-    study: StudyTurn | None = optional()
-    learning: Learning | None = optional()
-    data: DataUsed | None = optional()
-    parallel: JsonObject | None = optional()
-    collective: JsonObject | None = optional()
-    auto_batch: Any = optional()
-    binding: Any = optional()
+    schema: str  # name and version of this format
+    id: str  # also the name of the run folder
+    trial: RecordedTrial  # what was measured
+    status: Status  # failed and interrupted have a failure
+    metrics: Mapping[str, Metric]  # by name
+    phases: Mapping[str, Phase]  # by name
+    checks: tuple[Check, ...]  # in the order they were made
+    work: WorkDone  # what was counted
+    fingerprint: Provenance  # what the result is tied to
+    facts: Facts  # machine and software
+    failure: Failure | None = None  # null where status is ok
+    repeat: int = 0  # number among the repeats, from 0
+    started: str | None = None  # time in UTC
+    ended: str | None = None  # time in UTC
+    stop: Stopped | None = None  # the stop rule
+    unit: str | None = None  # of the work, such as images
+    steady: Steady | None = None  # the steady window
+    energy: EnergyDetail | None = None  # what was sampled
+    study: StudyTurn | None = optional()  # which study asked for it
+    learning: Learning | None = optional()  # with a data set
+    data: DataUsed | None = optional()  # the data set
+    parallel: JsonObject | None = optional()  # with several ranks
+    collective: JsonObject | None = optional()  # of a collective
+    auto_batch: Any = optional()  # tries of batch_size=auto
+    binding: Any = optional()  # with bind
     more: JsonObject = empty()
 
     SCHEMA: ClassVar[JsonObject] = {

@@ -81,7 +81,7 @@ def describe(error: Exception, memory_free: str = "", module: str = "") -> Failu
     if isinstance(error, ModuleNotFoundError):
         library = (error.name or "?").partition(".")[0]
         if library == "prony_node":  # a model file that was written for an earlier Prony
-            said = f"{text}; Task is in prony_node.backends.torch.task, see docs/add-a-workload.md"
+            said = f"{text}; Task is in prony_node.backends.torch.task, see docs/how-to/own-model.md"
             return Failure("request", said)
         return Failure("missing-library", missing_library(library, module))
     if isinstance(error, ImportError):

@@ -196,7 +196,7 @@ def _regular(places: list[int]) -> bool:
 
 MOST_BATCHES = 128
 WIDEST = 1e6
-# What a window of this length can support at best; see "The floor" in docs/statistics.md.
+# What a window of this length can support at best; see "The floor" in docs/background/statistics.md.
 FLOOR, FLOOR_WINDOW_S = 0.001, 10.0
 
 

@@ -25,7 +25,7 @@ from prony_node.data.generated_folder import FILES_ALONE
 # The kernels that workloads have in place of their library's implementation of a layer, and where each is a default.
 #
 # A kernel computes the same function. `kernels=default` turns on what has been shown to pay for the workload, mode,
-# precision and device; docs/performance.md has the figures.
+# precision and device; docs/background/performance.md has the figures.
 
 
 Where = Literal["", "any", "cuda", "cuda-training", "few"]  # few: in steps of few samples on one CUDA device

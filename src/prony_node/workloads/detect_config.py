@@ -120,7 +120,7 @@ DINO_WORKLOADS = (
         unit="images",
         parameters=217_229_810,
         source="Zhang et al., DINO: DETR with Improved DeNoising Anchor Boxes (2022), which says 218 M parameters; "
-        "Swin-L and deformable attention of transformers, the rest Prony's own (docs/dino.md)",
+        "Swin-L and deformable attention of transformers, the rest Prony's own (docs/background/dino.md)",
         batch={"train/cpu": 1, "infer/cpu": 1, "train/accelerator": 2, "infer/accelerator": 8},
         # Estimated: 21 GiB are kept for the backward pass, counted on tensors without memory, and weights take 4.
         memory_gib={"train": 32.0, "infer": 20.0},

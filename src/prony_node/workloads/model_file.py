@@ -44,7 +44,7 @@ def load_model_file(path: Path) -> ModelFile:
         content = _run(path, source)
     stated, build = content.get("WORKLOAD"), content.get("build")
     if not isinstance(stated, Workload):
-        raise RequestError(f"{path.name} defines no WORKLOAD = Workload(...); docs/add-a-workload.md has an example")
+        raise RequestError(f"{path.name} defines no WORKLOAD = Workload(...); docs/how-to/own-model.md has an example")
     if not callable(build):
         raise RequestError(f"{path.name} defines no build(workload, settings), which makes the Task")
     _check_stated(path, stated)

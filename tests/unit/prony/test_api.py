@@ -17,7 +17,7 @@ from prony.engine.progress import Event, Note, RunBegun, RunEnded, RunProgress, 
 from prony_node.contract.record import Record
 
 ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs" / "python-api.md"
+PAGE = ROOT / "docs" / "how-to" / "python.md"
 STAND_IN = ROOT / "tests" / "stand_in" / "stand_in_node.py"
 
 

@@ -36,7 +36,6 @@ judge = of_documents(judge)
 NAMES = ("caraml", "hurt-nrp", "nasari-pearc22", "olivia-gh200")
 REPEATS = (0.9997, 1.0, 1.0003)  # three runs that hardly differ
 ANY_DEVICE = "NVIDIA H200"
-# Claims about what the study has no trial of, or one trial for both sides, as yet.
 
 
 @cache

@@ -276,7 +276,7 @@ def test_rates_of_a_screening_are_those_of_good_runs() -> None:
 
 
 def test_devices_of_a_run_are_spread_over_its_nodes(sites: Path) -> None:
-    """The headline of docs/sites.md: eight GH200 on two nodes of four."""
+    """The headline of docs/how-to/sites.md: eight GH200 on two nodes of four."""
     done = prony("run", "gpt-800m", "devices=8", "nodes=2", "--site", "jedi", "--dry-run")
     assert done.exit_code == 0, done.output
     options = {line for line in done.output.splitlines() if line.startswith("#SBATCH")}

@@ -181,7 +181,7 @@ def test_what_does_not_fit_in_a_publication_is_said_beside_its_table(name: str, 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_page_has_every_study_its_tables_and_how_many_figures_there_are(name: str) -> None:
-    page = (Path(__file__).parents[4] / "docs" / "published-studies.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[4] / "docs" / "how-to" / "published-studies.md").read_text(encoding="utf-8")
     study = load_study(name, None, (), find_workload)
     (row,) = [line for line in page.splitlines() if line.startswith(f"| `{name}` |")]
     assert row.endswith(f"| {len(figures(next(spec.figures for spec in study.tables if spec.figures)))} |")
@@ -196,7 +196,7 @@ def test_the_page_has_every_study_its_tables_and_how_many_figures_there_are(name
 
 
 def test_the_sweeps_of_the_page_repeat_trials_of_the_study() -> None:
-    page = (Path(__file__).parents[4] / "docs" / "published-studies.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[4] / "docs" / "how-to" / "published-studies.md").read_text(encoding="utf-8")
     study = load_study("nasari-pearc22", "quick", (), find_workload)
     trials = {one.trial.hash for one in study.planned()}
     sweeps = [line.split(" --")[0].split()[2:] for line in page.splitlines() if line.startswith("prony sweep")]

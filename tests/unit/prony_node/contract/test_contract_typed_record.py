@@ -17,7 +17,7 @@ from prony_node.contract.typed import encode
 
 ROOT = Path(__file__).parents[4]
 RECORDED = sorted((ROOT / "tests" / "replay").glob("*/*/record.json"))
-SCHEMA = json.loads((ROOT / "docs" / "record.schema.json").read_text(encoding="utf-8"))
+SCHEMA = json.loads((ROOT / "docs" / "reference" / "record.schema.json").read_text(encoding="utf-8"))
 
 
 def recorded(number: int = 0) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from prony_node.workloads import build_task, workload_of
 from prony_node.workloads.model_file import load_model_file
 from prony_node.workloads.model_file_config import content_hash, from_document, is_model_file, to_document
 
-GUIDE = Path(__file__).parents[4] / "docs" / "add-a-workload.md"
+GUIDE = Path(__file__).parents[4] / "docs" / "how-to" / "own-model.md"
 CPU = torch.device("cpu")
 
 

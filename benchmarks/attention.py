@@ -23,9 +23,9 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from plain import refuse
-from prony_node.backends.torch.attention import asked_in
+from prony_node.backends.torch.step import asked_in
 from prony_node.contract.files import write_whole
-from prony_node.workloads.kernels import ATTENTION_ORDER as ORDER
+from prony_node.workloads.config import ATTENTION_ORDER as ORDER
 
 CLEARLY = 0.02  # faster than the first of ORDER by this share: a smaller lead may be chance
 CALLS, ROUNDS = 5, 3

@@ -26,9 +26,13 @@ EVERY_S = 0.003
 import torch  # noqa: E402
 
 from asked import finish, read_words  # noqa: E402
-from prony_node.backends.torch.compiling import cache_state, keep_winners, use_cache  # noqa: E402
-from prony_node.backends.torch.flops import count_flops  # noqa: E402
-from prony_node.backends.torch.gradients import GradientObserver  # noqa: E402
+from prony_node.backends.torch.compiling import (  # noqa: E402
+    GradientObserver,
+    cache_state,
+    count_flops,
+    keep_winners,
+    use_cache,
+)
 from prony_node.backends.torch.step import Step  # noqa: E402
 from prony_node.workloads import build_task  # noqa: E402
 

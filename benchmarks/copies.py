@@ -21,7 +21,7 @@ from asked import finish, keep_turns, read_words, told, turns_parser
 from plain import refuse
 from prony_node.backends.torch.step import Step
 from prony_node.backends.torch.task import Batch
-from prony_node.data.ahead import SentBatches
+from prony_node.data.batches import SentBatches
 from prony_node.workloads import build_task
 
 POOL, FIRST_STEPS = 4, 5

@@ -28,14 +28,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from prony_node.backends.torch.clock import clock_for
-from prony_node.backends.torch.device import machine_of
+from prony_node.backends.torch.backend import clock_for, machine_of
+from prony_node.backends.torch.model import replicas_of
 from prony_node.backends.torch.step import Step
 from prony_node.contract import Plan, Stop, Trial, read_record
 from prony_node.measure.loop import measured_loop, steps_per_block
 from prony_node.parallel.place import place_of
-from prony_node.parallel.ranks import Ranks
-from prony_node.parallel.tie import replicas_of
+from prony_node.parallel.replicas import Ranks
 from prony_node.run.shared_stop import LockstepTracker
 from prony_node.run.watchdog import Progress
 from prony_node.stats import StopRule, mean_interval
@@ -99,7 +98,7 @@ def node_loop(workload, settings, device: torch.device, ranks: Ranks, step_s: fl
     step.kernels().__enter__()
     step.prepare(next(batches))
     progress = Progress(Path(tempfile.mkdtemp()))
-    progress.rule, progress.units_per_step, progress.unit = StopRule(), 1, task.unit
+    progress.measure(StopRule(), task.unit, 1)
     block_steps = steps_per_block(step_s)
 
     def run(steps: int) -> int:

@@ -27,12 +27,11 @@ from torchvision.transforms.v2 import functional as transform
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from prony_node.data.dataset import Encoded, as_tensor
-from prony_node.data.decode import Crop, crop_for, cut, decode_on_cpu, decoded
+from prony_node.data.dataset import as_tensor
 from prony_node.data.generated import generate
-from prony_node.data.loader import file_loader
-from prony_node.data.opening import open_dataset
+from prony_node.data.loader import Crop, Encoded, crop_for, cut, decode_on_cpu, decoded, file_loader
 from prony_node.data.pictures import LOOKS, class_patterns, make_image
+from prony_node.data.source import open_dataset
 from prony_node.stats import between_run
 
 WARM = 20  # images that are not counted

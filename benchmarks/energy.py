@@ -24,7 +24,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from prony_node.backends.torch.device import choose_device, machine_of
+from prony_node.backends.torch.backend import choose_device, machine_of
 from prony_node.backends.torch.step import Step
 from prony_node.contract import files
 from prony_node.power.figures import PartEnergy, part_energies

@@ -19,8 +19,7 @@ from collections.abc import Callable
 import torch
 
 from asked import finish, read_words
-from prony_node.backends.torch.flops import count_flops
-from prony_node.backends.torch.gradients import ConvolutionGradient, GradientObserver, on_backward_thread
+from prony_node.backends.torch.compiling import ConvolutionGradient, GradientObserver, count_flops, on_backward_thread
 from prony_node.backends.torch.step import Step
 from prony_node.workloads import build_task
 

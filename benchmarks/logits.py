@@ -22,7 +22,7 @@ from torch import Tensor
 from asked import device_name
 from plain import refuse
 from prony_node.contract.files import write_whole
-from prony_node.workloads.language.gpt import chunked_loss, widened
+from prony_node.workloads.language import chunked_loss, widened
 
 TINY = {"tokens": 64, "hidden": 16, "vocabulary": 100}
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]

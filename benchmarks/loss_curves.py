@@ -21,7 +21,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from prony_node.backends.torch.device import MissingDevice, choose_device, device_name, machine_of
+from prony_node.backends.torch.backend import MissingDevice, choose_device, device_name, machine_of
 from prony_node.backends.torch.step import Step
 from prony_node.contract.errors import RequestError
 from prony_node.contract.settings import Value

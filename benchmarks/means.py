@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 from asked import finish, keep_turns, read_words, told, turns_parser
 from plain import refuse
-from prony_node.backends.torch import cuda
+from prony_node.backends.torch import step
 from prony_node.backends.torch.step import INFERENCE, Step
 from prony_node.backends.torch.task import Batch
 from prony_node.contract.errors import RequestError
@@ -46,7 +46,7 @@ from prony_node.contract.kernels import uses_kernel
 from prony_node.contract.settings import Value
 from prony_node.workloads import build_task, find_workload
 from prony_node.workloads.config import Workload
-from prony_node.workloads.language.task import NAME as NO_MASK
+from prony_node.workloads.language import NAME as NO_MASK
 
 ALL = "all"
 TRYING, FOLDING, HALVING, UNMASKING, UNREAD = MEANS = ("trying", "folding", "halving", "unmasking", "unread")
@@ -100,7 +100,7 @@ class Ready:
         kind = {HALVING: Casting, UNREAD: Reading}.get(form.without, Step)
         self.step, self.device = kind(task, form.settings, device), device
         if form.without == TRYING:
-            cuda.set_matrix_modes(self.step.precision, autotune=False)
+            step.set_matrix_modes(self.step.precision, autotune=False)
         if form.without == UNMASKING:
             attend_as_the_library(self.step.model)
         self.step.finish_model()

@@ -24,11 +24,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from prony_node.backends.torch.clock import clock_for
-from prony_node.backends.torch.device import choose_device, machine_of
+from prony_node.backends.torch.backend import choose_device, clock_for, machine_of
 from prony_node.backends.torch.step import Step
 from prony_node.measure.loop import measured_loop, steps_per_block
-from prony_node.parallel.binding import allowed_cores
+from prony_node.parallel.place import allowed_cores
 from prony_node.power.recording import read_recording
 from prony_node.power.sampler_process import SamplerProcess
 from prony_node.run.watchdog import Progress
@@ -111,7 +110,7 @@ def node_loop(workload, task, batch_size: int, device: torch.device, folder: Pat
     step.prepare(next(batches))
     synchronise(device)
     progress = Progress(folder)
-    progress.rule, progress.units_per_step, progress.unit = StopRule(), batch_size, task.unit
+    progress.measure(StopRule(), task.unit, batch_size)
     started = time.perf_counter()
     for _ in range(5):
         step(next(batches))

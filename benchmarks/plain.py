@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from prony_node.contract.kernels import LIBRARY
 from prony_node.workloads import build_task, find_workload
-from prony_node.workloads.detect.loss import image_list, target_list
+from prony_node.workloads.detect import image_list, target_list
 
 WORK = (
     ("wideresnet", 32, "train"),

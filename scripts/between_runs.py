@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from prony.analysis.compare import FASTER, SLOWER, compare
 from prony.analysis.sentences import sentences
-from prony.analysis.settings import cache_states, settings_of
+from prony.analysis.summary import cache_states, settings_of
 from prony.analysis.variation import NORMAL, repeats_of
 from prony_node.contract.errors import RequestError
 from prony_node.contract.record import Record, load_record

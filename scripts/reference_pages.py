@@ -32,7 +32,7 @@ from prony.analysis.compare import Comparison
 from prony.cli.main import VERBS, make_app
 from prony.engine.runs import RunOutcome, StudyOutcome
 from prony.engine.search import TuningOutcome
-from prony_node.contract import errors, record
+from prony_node.contract import errors, facts, record
 from prony_node.contract.checks import CHECKS, GROUPS
 from prony_node.contract.extras import extra_of
 from prony_node.contract.machine import Machine
@@ -41,8 +41,7 @@ from prony_node.contract.parallel import SEVERAL_ONLY
 from prony_node.contract.settings import SETTINGS, Setting, Value
 from prony_node.contract.trial import DATA_SET_ONLY
 from prony_node.workloads import WORKLOADS
-from prony_node.workloads.config import Workload
-from prony_node.workloads.published import PUBLISHED
+from prony_node.workloads.config import PUBLISHED, Workload
 
 DOCS = Path(__file__).parents[1] / "docs"
 KINDS = ("cpu", "cuda", "xpu", "mps")
@@ -409,7 +408,7 @@ def record_lines() -> Iterator[str]:
     for name in order:  # grows while it is read: each type behind the first that holds it
         order += [one for one in references(kinds[name]) if one not in order]
     for name in order:
-        comments = field_comments(getattr(record, name))
+        comments = field_comments(getattr(record, name, None) or getattr(facts, name))
         required = kinds[name].get("required", [])
         rows = [
             [code(key), type_text(one), "yes" if key in required else "", comments.get(key, "")]

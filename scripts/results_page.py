@@ -21,7 +21,7 @@ from prony_node.contract.kernels import join_kernels, uses_kernel
 from prony_node.contract.machine import Machine
 from prony_node.contract.record import window_of
 from prony_node.workloads import find_workload
-from prony_node.workloads.kernels import of_mode
+from prony_node.workloads.config import of_mode
 
 NONE = "-"
 ARCHIVE = "unverified.tar.gz"

@@ -30,8 +30,7 @@ from typing import TypeVar
 from page_tables import put_lines, put_table
 
 from prony.analysis.claims import UNTESTED, Judged, holds_rounded, judge
-from prony.analysis.published_measures import gather
-from prony.analysis.published_tables import Cell, Ours, StudyResults, Table, TableRow, total
+from prony.analysis.published_tables import Cell, Ours, StudyResults, Table, TableRow, gather, total
 from prony.cli.figures import file_names
 from prony.cli.study_output import Shown, show_study
 from prony.report.drawing import require_plots

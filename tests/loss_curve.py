@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from prony_node.backends.torch.device import machine_of
+from prony_node.backends.torch.backend import machine_of
 from prony_node.backends.torch.step import Step
 from prony_node.contract.machine import Machine
 from prony_node.contract.settings import Value

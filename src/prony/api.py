@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from prony.analysis.compare import Comparison
     from prony.analysis.scaling import Scaling
     from prony.engine.search import TuningOutcome
-    from prony.study.scale import ScalingTrials
+    from prony.study.study import ScalingTrials
 
 SettingValue = Value | float | Sequence[Value | float]  # of a keyword setting; several values where a grid is meant
 AT_SITE = SiteOptions()
@@ -172,7 +172,7 @@ def scale(
 
     `kind` is "weak", "strong" or "both"; `on_nodes` are counts of nodes to continue with, the most devices on each.
     """
-    from prony.study.scale import STRONG, WEAK, make_series
+    from prony.study.study import STRONG, WEAK, make_series
 
     kinds = {"weak": [WEAK], "strong": [STRONG], "both": [WEAK, STRONG]}
     if kind not in kinds:

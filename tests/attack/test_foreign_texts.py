@@ -31,7 +31,7 @@ from prony_node.contract import files
 from prony_node.contract.digits import is_digits
 from prony_node.contract.errors import RequestError
 from prony_node.contract.record import accept_record, parse_record, using
-from prony_node.data.text_files import MOST_GROWTH, _read, growth, load_tokenizer
+from prony_node.data.texts import MOST_GROWTH, _read, growth, load_tokenizer
 from prony_node.workloads import find_workload
 from prony_node.workloads.weights import read_weights
 

@@ -21,7 +21,7 @@ from prony.store.database import Unwritable
 from prony.store.sqlite_file import connect
 from prony_node.contract import RequestError, files
 from prony_node.contract.safe_files import NotPlain
-from prony_node.data.manifest import LOCK, held
+from prony_node.data.dataset import LOCK, held
 from prony_node.power.recording import Writer
 from prony_node.power.sampler_process import MUTEX, _alone
 from prony_node.run.step_series import write_blocks

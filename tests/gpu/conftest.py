@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from prony_node.backends.torch.device import choose_device
+from prony_node.backends.torch.backend import choose_device
 
 
 @pytest.fixture

@@ -14,8 +14,7 @@ import torch
 from torch import nn
 
 from prony_node.parallel.place import RankPosition
-from prony_node.parallel.ranks import Ranks
-from prony_node.parallel.replicas import Replicas
+from prony_node.parallel.replicas import Ranks, Replicas
 
 RANKS, SPAN, EACH = 4, 2, 3
 

@@ -7,12 +7,11 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.resnet import Bottleneck
 
-from prony_node.backends.torch.device import machine_of
+from prony_node.backends.torch.backend import machine_of
 from prony_node.backends.torch.step import Step
 from prony_node.contract.settings import Value
 from prony_node.workloads import build_task, find_workload
-from prony_node.workloads.image.layers import FusedBlock, has_kernel
-from prony_node.workloads.image.task import fold_batch_norms
+from prony_node.workloads.image import FusedBlock, fold_batch_norms, has_kernel
 
 pytestmark = pytest.mark.gpu
 

@@ -7,12 +7,12 @@ import time
 import pytest
 import torch
 
-from prony_node.backends.torch.device import machine_of
+from prony_node.backends.torch.backend import machine_of
 from prony_node.backends.torch.model import reference_answer
 from prony_node.backends.torch.step import Step
 from prony_node.measure.checks import OUTPUT_BOUND
 from prony_node.workloads import build_task
-from prony_node.workloads.ceilings.config import CEILINGS
+from prony_node.workloads.ceilings_config import CEILINGS
 from prony_node.workloads.config import Workload
 
 pytestmark = pytest.mark.gpu

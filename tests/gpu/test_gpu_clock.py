@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from prony_node.backends.torch.clock import EventClock, SynchronisedClock, clock_for
-from prony_node.backends.torch.device import choose_device
+from prony_node.backends.torch.backend import EventClock, SynchronisedClock, choose_device, clock_for
 from prony_node.backends.torch.task import Batch
 from prony_node.measure.loop import Window, measured_loop
 from prony_node.stats import StopRule, Tracker

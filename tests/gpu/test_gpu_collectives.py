@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from prony_node.backends.torch.collective import stopwatch_of
-from prony_node.measure.collective_loop import TimedOperation, time_point
+from prony_node.backends.torch.backend import stopwatch_of
+from prony_node.measure.loop import TimedOperation, time_point
 from prony_node.stats import StopRule
-from prony_node.workloads.collective.operations import MAKERS, gather, make_collective
+from prony_node.workloads.collective import MAKERS, gather, make_collective
 
 pytestmark = pytest.mark.gpu
 MESSAGE = 2**28  # more than what is looked at at once

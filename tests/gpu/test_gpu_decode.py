@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from prony_node.data.dataset import Encoded
 from prony_node.data.generated import generate
-from prony_node.data.loader import file_loader
-from prony_node.data.opening import open_dataset
+from prony_node.data.loader import Encoded, file_loader
+from prony_node.data.source import open_dataset
 
 pytestmark = pytest.mark.gpu
 BATCHES = 12

@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from prony_node.backends.torch import cuda
-from prony_node.backends.torch.device import machine_of
+from prony_node.backends.torch.backend import machine_of
 from prony_node.backends.torch.model import distance, reference_answer
-from prony_node.backends.torch.step import Step
+from prony_node.backends.torch.step import Step, waits
 from prony_node.backends.torch.task import Task
 from prony_node.contract.settings import Value
 from prony_node.measure.checks import OUTPUT_BOUND
 from prony_node.workloads import build_task, find_workload
-from prony_node.workloads.detect.loss import kept_by_kernel, kept_by_library
+from prony_node.workloads.detect import kept_by_kernel, kept_by_library
 
 pytestmark = pytest.mark.gpu
 LEAST_FEWER = 3  # times that the host waits less than with torchvision's own losses
@@ -71,7 +70,7 @@ def test_the_host_waits_far_less_than_in_torchvision(device: torch.device) -> No
         step.finish_model()
         batch = step.place(task.sample(torch.Generator(device).manual_seed(1), 2))
         step.prepare(batch)
-        waited[kernels] = cuda.waits(lambda step=step, batch=batch: step(batch))
+        waited[kernels] = waits(lambda step=step, batch=batch: step(batch))
     print(waited)
     assert 0 < LEAST_FEWER * waited["batched-assignment"] < waited["library"]
 
@@ -82,7 +81,7 @@ def test_the_host_does_not_wait_where_nothing_is_the_library_s(device: torch.dev
     step.finish_model()
     batch = step.place(task.sample(torch.Generator(device).manual_seed(1), 2))
     step.prepare(batch)
-    assert cuda.waits(lambda: step(batch)) == 0
+    assert waits(lambda: step(batch)) == 0
 
 
 @pytest.mark.parametrize("given", [{}, {"compile": "off"}, {"compile": "off", "precision": "fp16"},

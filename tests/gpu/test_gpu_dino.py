@@ -7,13 +7,13 @@ import warnings
 import pytest
 import torch
 
-from prony_node.backends.torch.device import machine_of
+from prony_node.backends.torch.backend import machine_of
 from prony_node.backends.torch.step import Step
 from prony_node.backends.torch.task import Batch
 from prony_node.contract.settings import Value
-from prony_node.data.coco import Truth, found_in, mean_average_precision
+from prony_node.data.detection import Truth, found_in, mean_average_precision
 from prony_node.workloads import build_task, find_workload
-from prony_node.workloads.dino.sampling import KernelSampling
+from prony_node.workloads.dino import KernelSampling
 
 pytestmark = pytest.mark.gpu
 

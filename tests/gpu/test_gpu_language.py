@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from prony_node.backends.torch.device import machine_of
+from prony_node.backends.torch.backend import machine_of
 from prony_node.backends.torch.model import reference_answer
 from prony_node.backends.torch.step import Step
 from prony_node.contract.settings import Value
-from prony_node.workloads import build_task, find_workload
-from prony_node.workloads.language import gpt
+from prony_node.workloads import build_task, find_workload, language
 
 pytestmark = pytest.mark.gpu
 
@@ -91,6 +90,6 @@ def test_fp8_learns_as_fp32_does(device: torch.device) -> None:
 
 def test_large_logits_in_parts_learn_as_whole_ones(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = losses(device, "gpt-117m")
-    monkeypatch.setattr(gpt, "LARGE_BYTES", 0)
-    monkeypatch.setattr(gpt, "TOKENS", 96)
+    monkeypatch.setattr(language, "LARGE_BYTES", 0)
+    monkeypatch.setattr(language, "TOKENS", 96)
     assert losses(device, "gpt-117m") == pytest.approx(whole, rel=0.01)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from prony_node.backends.torch.device import machine_of
+from prony_node.backends.torch.backend import machine_of
 from prony_node.backends.torch.step import Step
 from prony_node.backends.torch.task import Batch, Task
 from prony_node.contract.settings import Value

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from prony_node.backends.torch.device import machine_of
+from prony_node.backends.torch.backend import machine_of
 from prony_node.backends.torch.model import reference_answer
 from prony_node.backends.torch.step import Step
 from prony_node.contract.settings import Value
 from prony_node.workloads import build_task, find_workload
-from prony_node.workloads.segment.config import SEGMENT_WORKLOADS
-from prony_node.workloads.segment.task import Depthwise, fits
+from prony_node.workloads.segment import Depthwise, fits
+from prony_node.workloads.segment_config import SEGMENT_WORKLOADS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.parametrize("name", [workload.name for workload in SEGMENT_WORKLOADS])]
 

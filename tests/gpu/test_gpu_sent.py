@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from prony_node.backends.torch.device import machine_of
-from prony_node.backends.torch.inputs import Inputs
+from prony_node.backends.torch.backend import machine_of
+from prony_node.backends.torch.model import Inputs
 from prony_node.backends.torch.step import Step
 from prony_node.workloads import build_task, find_workload
 
@@ -30,7 +30,7 @@ def taken(device: torch.device, preset: str) -> list[tuple[Tensor, ...]]:
     try:
         batches = inputs.training(step.task, step, SAMPLES, seed=3)
         first = next(batches)
-        inputs.settle()
+        inputs.wait_until_idle()
         sends = any(thread.name == "prony-ahead" for thread in threading.enumerate())
         assert sends == (preset == "fast")
         with step.kernels():

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from prony_node.backends.torch.device import machine_of
+from prony_node.backends.torch.backend import machine_of
 from prony_node.backends.torch.step import FIRST_STEPS, Step
 from prony_node.backends.torch.task import Batch, Task
 from prony_node.contract import Plan, Stop, Trial, files

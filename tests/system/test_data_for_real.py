@@ -16,7 +16,7 @@ import pytest
 
 from processes import need_proc
 from prony_node.contract.files import read_json
-from prony_node.data.manifest import FILES, LOCK, MANIFEST, REQUEST, finished_parts
+from prony_node.data.dataset import FILES, LOCK, MANIFEST, REQUEST, finished_parts
 
 SRC = Path(__file__).parents[2] / "src"
 PATIENCE_S = 120.0

@@ -18,9 +18,9 @@ import small_sets  # noqa: E402
 
 from prony_node.data.batches import as_input  # noqa: E402
 from prony_node.data.loader import file_loader  # noqa: E402
-from prony_node.data.opening import open_dataset  # noqa: E402
+from prony_node.data.source import open_dataset  # noqa: E402
 from prony_node.run.verify import verify_folder  # noqa: E402
-from prony_node.workloads.image.torchvision_models import tiny_model  # noqa: E402
+from prony_node.workloads.image import tiny_model  # noqa: E402
 
 CLASSES, SIDE = 11, 32  # 22 images to test with: batches of 4 leave two over
 

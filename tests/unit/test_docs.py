@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from prony.cli.main import make_app
 from prony_node.workloads import WORKLOADS
 from prony_node.workloads.config import Workload
-from prony_node.workloads.image.config import IMAGE_SIZE
+from prony_node.workloads.image_config import IMAGE_SIZE
 
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src"
@@ -76,7 +76,7 @@ def sources() -> Iterator[str]:
 
 @pytest.mark.parametrize("page", [path.relative_to(ROOT).as_posix() for path in PAGES])
 def test_paths_of_this_repository_exist(page: str) -> None:
-    made_by_reader = {"src/prony_node/workloads/image/lenet.py"}
+    made_by_reader = {"src/prony_node/workloads/lenet.py"}
     spans = [span for span in code_spans(page) if re.match(r"(src|tests|docs|benchmarks|scripts)/[\w./-]+$", span)]
     assert [span for span in spans if not (ROOT / span).exists() and span not in made_by_reader] == []
 

@@ -14,9 +14,8 @@ import typer
 from prony.cli.list import THINGS
 from prony.cli.main import VERBS, make_app
 from prony.study.request import make_stop, parse_trial, split_words
-from prony.study.scale import make_series, parse_counts
 from prony.study.search_space import find_goal, make_space, parse_limits, split_searched
-from prony.study.study import load_suites, make_grid
+from prony.study.study import load_suites, make_grid, make_series, parse_counts
 from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.data.generated_folder import DEFAULT_SAMPLES, FORMS

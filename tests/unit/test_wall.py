@@ -24,7 +24,7 @@ NODE_ROOMS = {
     "parallel": {"contract", "nvml"},
     "data": {"contract"},
     "workloads": {"contract", "data", "parallel", "backends"},
-    "backends": {"contract", "measure", "data", "parallel", "workloads"},
+    "backends": {"contract", "measure", "facts", "data", "parallel", "workloads"},
     "run": {"contract", "stats", "measure", "power", "facts", "parallel", "workloads", "backends"},
     "__main__": {"contract", "data", "facts", "power", "run"},
     "__init__": set(),
@@ -63,14 +63,12 @@ NODE_LIBRARIES = {
     "pynvml", "triton", "numpy", "PIL", "scipy",
 }  # fmt: skip
 KERNELS = "_kernels.py"  # files of Triton code, which take it at their top and are themselves imported where used
+CONFIG = "config.py"  # what workloads are, torch-free: config.py, and one such file per family, as image_config.py
 # Rooms that import no framework when they are imported, so that another one can take torch's place.
 WITHOUT_TORCH = ("contract", "stats", "nvml", "measure", "run", "power", "facts", "__main__", "__init__")
-# What asks torch about this machine and its builds, inside of functions; the first four rooms never do.
-ASK_TORCH = ("facts/device.py", "run/doctor.py", "run/questions.py")
-# What a run knows of the backends: the door, what it asks for, and what must happen before torch is imported.
-DOOR = {
-    "prony_node.backends", "prony_node.backends.protocol", "prony_node.backends.torch.out_of_memory",
-}  # fmt: skip
+# What a run knows of the backends: the door, and what it asks for.
+DOOR = {"prony_node.backends", "prony_node.backends.protocol"}
+BEHIND_THE_DOOR = "prony_node.backends.torch.framework"  # imported without torch, which may be missing
 
 
 @dataclass(frozen=True)
@@ -151,7 +149,7 @@ def test_the_controller_sees_only_contract_stats_and_torch_free_configs() -> Non
         if found.top != "prony_node":
             continue
         is_seen = found.target_room() in {"contract", *SEEN_OF_NODE[found.room]}
-        is_config = found.name == "prony_node.workloads" or found.name.endswith(".config")
+        is_config = found.name == "prony_node.workloads" or f"{found.name.rpartition('.')[2]}.py".endswith(CONFIG)
         if not is_seen or (found.target_room() == "workloads" and not is_config):
             wrong.append(str(found))
     assert wrong == []
@@ -171,17 +169,16 @@ def test_the_node_needs_the_standard_library_and_torch_alone() -> None:
 
 
 def test_only_the_backend_and_what_it_computes_with_import_torch() -> None:
-    torch_free = [found for found in NODE if found.room in WITHOUT_TORCH or found.file.name == "config.py"]
-    own = [found for found in torch_free if found.top == "torch"]
-    own += [found for found in NODE if found.top == "torch" and found.file.parent == SRC / "prony_node" / "backends"]
-    assert [str(found) for found in own if not found.lazy] == []
-    assert [str(found) for found in own if not str(found.file).endswith(ASK_TORCH)] == []
+    """The others do not, not even when they are called: JAX or TensorFlow can take torch's place."""
+    torch_free = [found for found in NODE if found.room in WITHOUT_TORCH or found.file.name.endswith("config.py")]
+    torch_free += [found for found in NODE if found.file.parent == SRC / "prony_node" / "backends"]
+    assert [str(found) for found in torch_free if found.top == "torch"] == []
 
 
 def test_a_run_reaches_torch_through_the_door_alone() -> None:
-    seen = [found for found in NODE if found.room == "run" and found.target_room() == "backends"]
+    seen = [found for found in NODE if found.room in WITHOUT_TORCH and found.target_room() == "backends"]
     wrong = [found for found in seen if found.top == "prony_node" and found.name not in DOOR]
-    assert [str(found) for found in wrong if not (found.lazy and str(found.file).endswith(ASK_TORCH))] == []
+    assert [str(found) for found in wrong] == []
 
 
 @pytest.mark.parametrize(
@@ -218,6 +215,7 @@ def test_help_imports_nothing_heavy() -> None:
         "try:\n    main.main()\n"
         "except SystemExit as end:\n    assert not end.code, end.code\n"
         "heavy = {'torch', 'sqlalchemy', 'alembic', 'psycopg', 'pyarrow', 'altair', 'vl_convert', 'numpy', 'jinja2'}\n"
+        "heavy |= {'prony_node.contract.record', 'prony_node.contract.trial', 'prony.api'}\n"
         "heavy &= set(sys.modules)\n"
         "sys.exit(f'imported: {heavy}' if heavy else 0)"
     )
@@ -229,6 +227,7 @@ def test_the_torch_free_side_of_the_node_imports_no_torch() -> None:
     done = run_python(
         "import prony_node.contract, prony_node.stats, prony_node.workloads, prony_node.facts; "
         "import prony_node.run.supervisor, prony_node.run.rank, prony_node.run.run, prony_node.__main__; "
+        f"import prony_node.run.doctor, prony_node.run.questions, {BEHIND_THE_DOOR}; "
         "sys.exit('torch' in sys.modules)"
     )
     assert done.returncode == 0, done.stderr

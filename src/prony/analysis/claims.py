@@ -8,18 +8,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from prony.analysis.compare import compare
-from prony.analysis.published_measures import Asked, device_name, measured
 from prony.analysis.published_tables import (
     NOT_RUN,
     TINY_MODEL,
+    Asked,
     StudyResults,
+    device_name,
     energy_fails,
     failure,
     is_good,
+    measured,
     said,
     total,
 )
-from prony.analysis.settings import settings_of
+from prony.analysis.summary import settings_of
 from prony.analysis.variation import Repeat, repeats_of
 from prony.catalog.published import (
     ACCURACY,

@@ -8,18 +8,21 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from prony.analysis.settings import (
+from prony.analysis.summary import (
     DRAWN,
     Difference,
     FactDifferences,
     cache_states,
     fact_differences,
+    how_changed,
+    is_unverified,
+    learning_of,
+    quality_of,
     questions,
     setting_differences,
     settings_of,
     word,
 )
-from prony.analysis.summary import how_changed, is_unverified, learning_of, quality_of
 from prony.analysis.variation import (
     NORMAL,
     OWN,

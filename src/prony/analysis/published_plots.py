@@ -6,12 +6,15 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from prony.analysis.published_measures import UNITS, Gathered, differences, gather
 from prony.analysis.published_tables import (
     APART,
+    UNITS,
+    Gathered,
     StudyResults,
     Wanted,
+    differences,
     field_of,
+    gather,
     good_records,
     has_only,
     matches,
@@ -20,7 +23,7 @@ from prony.analysis.published_tables import (
     value_of,
     warnings_of,
 )
-from prony.analysis.settings import DRAWN, Difference, number
+from prony.analysis.summary import DRAWN, Difference, number
 from prony.catalog.published import BARS, HEAT, LINES, PlotSpec, PublishedFigure
 from prony_node.contract.digits import is_digits
 from prony_node.contract.record import OUT_OF_MEMORY, Record

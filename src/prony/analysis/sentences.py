@@ -15,7 +15,7 @@ from prony.analysis.compare import (
     Comparison,
     QualityDifference,
 )
-from prony.analysis.settings import DRAWN, LABELS
+from prony.analysis.summary import DRAWN, LABELS
 from prony.analysis.variation import CPU_PRIOR_DEVIATION, NEAREST, PRIOR, PRIOR_DEVIATION, Variation
 
 

@@ -8,8 +8,16 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from prony.analysis.settings import DRAWN, LABELS, asked_settings, chosen_settings, settings_of, show_setting, word
-from prony.analysis.summary import learning_of
+from prony.analysis.summary import (
+    DRAWN,
+    LABELS,
+    asked_settings,
+    chosen_settings,
+    learning_of,
+    settings_of,
+    show_setting,
+    word,
+)
 from prony_node.contract.record import Record
 from prony_node.contract.settings import Value
 from prony_node.contract.typed import encode

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from prony.analysis.compare import Comparison, Side
-    from prony.analysis.settings import Difference
+    from prony.analysis.summary import Difference
     from prony.analysis.variation import Repeat
     from prony.store import Store
 
@@ -145,7 +145,7 @@ def _print_differences(console: Console, title: str, differences: list[Differenc
     from rich.table import Table
     from rich.text import Text
 
-    from prony.analysis.settings import show_setting
+    from prony.analysis.summary import show_setting
 
     if not differences:
         return

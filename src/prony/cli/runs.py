@@ -87,7 +87,7 @@ def _quality(run: RunSummary) -> str:
 
 
 def _settings(run: RunSummary) -> str:
-    from prony.analysis.settings import show_setting
+    from prony.analysis.summary import show_setting
 
     return " ".join(f"{name}={show_setting(value)}" for name, value in run.settings.items())
 

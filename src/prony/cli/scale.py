@@ -14,7 +14,7 @@ from prony.cli.console import make_console
 from prony.cli.options import OUT_HELP, JobOptions, ResumeOptions, SiteName, StopOptions
 from prony.cli.present import end_study, exit_if_not_followed, print_places
 from prony.cli.progress import make_view
-from prony.study.scale import parse_counts
+from prony.study.study import parse_counts
 from prony_node.contract.errors import RequestError
 
 SCHEMA = "prony.scaling/1"

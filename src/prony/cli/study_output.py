@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from prony.analysis.claims import UNTESTED, Judged, concerns, judge
 from prony.analysis.published_plots import Plot, draw
 from prony.analysis.published_tables import NOT_IN_SIZE, StudyResults, Table, fill, is_good
-from prony.analysis.settings import asked_settings, introduce, show_setting
+from prony.analysis.summary import asked_settings, introduce, show_setting
 from prony.cli.asking import (
     ask_node,
     history_at_site,

@@ -13,8 +13,19 @@ from rich.table import Table
 from rich.text import Text
 
 from prony.analysis.scaling import Scaling
-from prony.analysis.settings import USUAL, in_order, introduce, settings_of, show_setting, shown_settings
-from prony.analysis.summary import Headline, energy_lines, headline, how_changed, no_doubts
+from prony.analysis.summary import (
+    USUAL,
+    Headline,
+    energy_lines,
+    headline,
+    how_changed,
+    in_order,
+    introduce,
+    no_doubts,
+    settings_of,
+    show_setting,
+    shown_settings,
+)
 from prony.analysis.variation import SPREAD, Group, Spread, groups
 from prony.cli.console import make_console
 from prony.report.lines import (

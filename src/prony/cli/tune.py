@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from prony import api
-from prony.analysis.settings import mathematics_sentences, show_setting
+from prony.analysis.summary import mathematics_sentences, show_setting
 from prony.cli.console import make_console
 from prony.cli.options import OUT_HELP, SHARE_HELP
 from prony.cli.progress import PlainView, make_display

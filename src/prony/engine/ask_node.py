@@ -14,7 +14,7 @@ from prony_node.contract.cache import expand
 from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.workloads.config import Workload
-from prony_node.workloads.model_file.config import from_document, is_model_file
+from prony_node.workloads.model_file_config import from_document, is_model_file
 
 
 def ask_node(question: str, *words: str, report: Report) -> dict[str, Any]:

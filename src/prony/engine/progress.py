@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from prony.analysis.settings import show_setting
+from prony.analysis.summary import show_setting
 from prony.engine.runs import RunOutcome, is_unverified
 from prony.report.numbers import format_rate, format_seconds
 from prony.study.study import RunEstimate

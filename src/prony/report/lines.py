@@ -7,8 +7,7 @@ from typing import Any
 
 from prony.analysis.scaling import COMMUNICATION, Scaling, ScalingPoint, SuperlinearEfficiency
 from prony.analysis.scaling_series import WEAK, Fit, HeldOut, ValueInterval
-from prony.analysis.settings import count, number, word
-from prony.analysis.summary import CurvePoint, LearningCurve, is_reached, learning_of, thinned
+from prony.analysis.summary import CurvePoint, LearningCurve, count, is_reached, learning_of, number, thinned, word
 from prony.analysis.variation import OWN, Group, Spread
 from prony.report.numbers import (
     NOTHING,
@@ -24,8 +23,9 @@ from prony.report.numbers import (
 from prony.report.plot_data import Sweep, SweepPoint
 from prony_node.contract.digits import counted
 from prony_node.contract.metrics import METRICS
-from prony_node.contract.record import DataUsed, JsonObject, MessageTime, Record, StagedFiles, WorkDone
+from prony_node.contract.record import DataUsed, MessageTime, Record, StagedFiles, WorkDone
 from prony_node.contract.trial import Trial
+from prony_node.contract.typed import JsonObject
 
 LONGEST_REASON = 200
 

@@ -7,14 +7,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from prony.analysis.settings import in_order, introduce, rooms_of_facts, settings_of, show_setting, shown_settings
 from prony.analysis.summary import (
     Headline,
     checks_without_places,
     energy_lines,
     headline,
+    in_order,
+    introduce,
     no_doubts,
     quality_of,
+    rooms_of_facts,
+    settings_of,
+    show_setting,
+    shown_settings,
 )
 from prony.analysis.variation import Group, groups
 from prony.report.lines import (

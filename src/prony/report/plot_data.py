@@ -6,8 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prony.analysis.published_tables import is_good
-from prony.analysis.settings import DRAWN, settings_of, show_setting, varying, word
-from prony.analysis.summary import CurvePoint, LearningCurve, learning_of, quality_of, thinned
+from prony.analysis.summary import (
+    DRAWN,
+    CurvePoint,
+    LearningCurve,
+    learning_of,
+    quality_of,
+    settings_of,
+    show_setting,
+    thinned,
+    varying,
+    word,
+)
 from prony_node.contract.record import Metric, Record
 from prony_node.contract.settings import SETTINGS, Value
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from prony.analysis.claims import FAILS, HOLDS, SHOWN, UNDECIDED, UNTESTED, Judged, Value, state
-from prony.analysis.published_measures import EPOCHS
 from prony.analysis.published_plots import BARS, HEAT, Panel, Plot
-from prony.analysis.published_tables import Cell, Ours, Table, TableRow
+from prony.analysis.published_tables import EPOCHS, Cell, Ours, Table, TableRow
 from prony.report.numbers import NOTHING, format_number, format_share
 
 TITLE = "What the publication concludes, tested here"

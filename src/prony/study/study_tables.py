@@ -28,9 +28,8 @@ from prony.catalog.published import (
     published_names,
 )
 from prony.document import DocumentValue, Keys, read_choice, read_line
-from prony.study.expression import Expression, names_in, parse_expression
 from prony.study.request import unknown_setting
-from prony.study.space import StudyPart, known_settings
+from prony.study.space import Expression, StudyPart, known_settings, names_in, parse_expression
 from prony_node.contract.errors import RequestError, unknown
 from prony_node.contract.settings import Setting
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from prony_node.backends.protocol import Backend
+    from prony_node.backends.protocol import Framework
+
+# Each has a file that is imported without the framework, and in it the object that answers for it.
+FRAMEWORKS = {"torch": "prony_node.backends.torch.framework"}
 
 
-def import_backend() -> None:
-    """Import the framework, which takes seconds: a rank does it before anything is timed."""
-    import prony_node.backends.torch.backend  # noqa: F401
-
-
-def open_backend(wanted: str, number: int = 0) -> Backend:
-    """The framework on the device that a setting names, `number` counting on from there. This imports it."""
-    from prony_node.backends.torch.backend import TorchBackend
-    from prony_node.backends.torch.device import choose_device
-
-    return TorchBackend(choose_device(wanted, number))
+def framework(name: str = "torch") -> Framework:
+    """The one door to a framework. Nothing of it is imported before it is asked for something that needs it."""
+    found: Framework = import_module(FRAMEWORKS[name]).FRAMEWORK
+    return found

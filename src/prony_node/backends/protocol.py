@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from prony_node.contract.facts import DeviceFacts, MissingFact
 from prony_node.contract.machine import Machine
 from prony_node.contract.parallel import Wire
-from prony_node.contract.record import CompileCacheUse, JsonObject, Metric
+from prony_node.contract.record import CompileCacheUse, Metric
 from prony_node.contract.settings import Value
+from prony_node.contract.typed import JsonObject, encode
 from prony_node.measure.checks import StillTraining
-from prony_node.measure.clock import Clock
-from prony_node.measure.collective_loop import Stopwatch
+from prony_node.measure.loop import Clock, Stopwatch
 from prony_node.parallel.place import RankPosition
 from prony_node.workloads.config import Workload
 
@@ -89,7 +90,7 @@ class OpenedData(Protocol):
     def seconds(self) -> dict[str, float]: ...
 
 
-class MemoryRoom(Protocol):
+class MemoryBudget(Protocol):
     """What this process may take of the device's memory."""
 
     @property
@@ -151,7 +152,7 @@ class BuiltModel(Protocol):
 
     def waits_so_far(self) -> int: ...
     def waits_of_a_step(self) -> int: ...
-    def settle(self) -> None: ...
+    def wait_until_idle(self) -> None: ...
     def shapes(self) -> JsonObject | None: ...
     def data(self) -> JsonObject | None: ...
     def probes(self) -> WeightProbes: ...
@@ -172,7 +173,7 @@ class BuiltModel(Protocol):
     def weights(self) -> list[float]: ...
     def wire(self) -> Wire | None: ...
     def is_split(self) -> bool: ...
-    def go_alone(self) -> bool: ...
+    def stop_exchanging(self) -> bool: ...
 
 
 class TaskOfWorkload(Protocol):
@@ -221,11 +222,12 @@ class Backend(Protocol):
     @property
     def name(self) -> str: ...
     def machine(self, cores: int) -> Machine: ...
+    def facts(self) -> DeviceFacts: ...  # of the device; never raises
     def ranks(self, place: RankPosition | None) -> RankGroup: ...
     def take_device(self, threads: int | None) -> None: ...
     def synchronise(self) -> None: ...
     def clock(self, block_s: float) -> Clock: ...
-    def cap_memory(self, cap_gib: Value | None, share: float) -> MemoryRoom: ...
+    def cap_memory(self, cap_gib: Value | None, share: float) -> MemoryBudget: ...
     def free_memory(self, cap_gib: Value | None) -> str: ...
     def refuse_hopeless(self, parameters: int | None, settings: dict[str, Value]) -> None: ...
     def reset_peak_memory(self) -> None: ...
@@ -255,3 +257,82 @@ class Backend(Protocol):
         closing: ExitStack,
     ) -> BuiltModel: ...
     def collective(self, name: str, settings: dict[str, Value]) -> CollectiveGroup: ...
+
+
+@dataclass(frozen=True)
+class Ability:
+    """Whether a device can do something; None where it was not tried."""
+
+    can: bool | None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class DeviceAbilities:
+    """What a framework can do on a device."""
+
+    bf16: Ability
+    fp16: Ability
+    attention: Mapping[str, Ability]  # by kernel
+    event_timing: Ability
+    graphs: Ability
+    compile: Ability
+
+
+@dataclass(frozen=True)
+class FrameworkHere:
+    """The framework of this Python, or why there is none."""
+
+    facts: JsonObject | None  # what it says of itself
+    reason: str = ""
+    is_rocm: bool = False
+    distributed: tuple[str, ...] = ()
+    missing: tuple[MissingFact, ...] = ()
+
+    def to_json(self) -> JsonObject:
+        if self.facts is None:
+            return {"installed": False, "reason": self.reason}
+        return {
+            "installed": True, **self.facts, "distributed": list(self.distributed), "missing": encode(self.missing),
+        }  # fmt: skip
+
+
+class Framework(Protocol):
+    """A framework before a device is chosen: what is asked of it on a machine, where it may be missing."""
+
+    name: str
+
+    def load(self) -> None:
+        """Import it, which takes seconds: a rank does it before anything is timed."""
+
+    def open(self, wanted: str, number: int = 0) -> Backend:
+        """It on the device that a setting names, `number` counting on from there."""
+
+    def take_only_what_is_needed(self) -> None:
+        """Let it reserve no memory beyond what tensors need, where it would. Called before it is loaded."""
+
+    def out_of_memory_in(self, error: BaseException) -> BaseException | None:
+        """The error that says that memory ran out: this one, or one that led to it."""
+
+    def find_devices(self) -> JsonObject:
+        """kind: cpu or the accelerator's (cuda, xpu, mps), with names and memory; null with a reason without it."""
+
+    def here(self) -> FrameworkHere:
+        """What it says of itself, or why it is not here. Never raises."""
+
+    def device_names(self) -> list[str]:
+        """Every device of every kind that it sees, the CPU last."""
+
+    def device_facts(self, device: str) -> DeviceFacts:
+        """Facts of a device that it names. Never raises."""
+
+    def device_abilities(self, device: str) -> DeviceAbilities:
+        """Each ability of a device, tried."""
+
+    def compile_ability(self, kind: str) -> Ability:
+        """Whether its compiler finds what it needs for a kind of device; it is not started, that takes a minute."""
+
+    def try_workload(
+        self, workload: Workload, build: Callable[[Workload, dict[str, Value]], object], where: str
+    ) -> None:
+        """Build it at its defaults without memory or arithmetic, and count, as the run itself will."""

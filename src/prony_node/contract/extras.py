@@ -18,7 +18,7 @@ FAMILIES = "prony_node.workloads."
 
 def extra_of(library: str, module: str = "") -> str | None:
     """The extra that brings a library to the workload of this module; None for a library that no extra has."""
-    own = OF_FAMILY.get(module.removeprefix(FAMILIES).partition(".")[0])
+    own = OF_FAMILY.get(module.removeprefix(FAMILIES).partition(":")[0])
     if own is not None and library in EXTRAS[own]:
         return own
     return next((extra for extra, libraries in EXTRAS.items() if library in libraries), None)

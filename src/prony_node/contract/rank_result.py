@@ -1,15 +1,26 @@
 """What a rank found, typed: filled as the run goes on, and written once, as result.json."""
 
-# ruff: noqa: RUF009  optional() and empty() make dataclass fields
+# ruff: noqa: RUF009  optional(), sparse() and empty() make dataclass fields
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
-from prony_node.contract.record import Check, JsonObject, Metric, Phase, Plain, Status, Steady, WorkDone
-from prony_node.contract.typed import empty, optional
+from prony_node.contract.record import (
+    Check,
+    CollectiveCurve,
+    Failure,
+    Learning,
+    Metric,
+    ParallelWork,
+    Phase,
+    Plain,
+    Status,
+    Steady,
+    WorkDone,
+)
+from prony_node.contract.typed import JsonObject, empty, optional, sparse
 
 Interval = tuple[float, ...]  # two instants on the monotonic clock
 
@@ -24,6 +35,49 @@ class Findings:
 
 
 @dataclass(frozen=True)
+class EffectiveSettings:
+    """The settings of a run as they took effect, as effective.json has them before the first step."""
+
+    unit: str | None = None
+    effective: Mapping[str, Plain] = empty()
+    more: JsonObject = empty()
+
+
+@dataclass(frozen=True)
+class RankBinding:
+    """The cores and memory that a rank was bound to, or why it was not."""
+
+    rank: int | None = sparse()
+    bind: str | None = sparse()
+    cores: str | None = sparse()
+    node: int | None = sparse()
+    memory: str | None = sparse()
+    reason: str | None = sparse()
+    device: str | None = sparse()  # its place on the PCI bus
+    more: JsonObject = empty()
+
+
+@dataclass(frozen=True)
+class RankTimes:
+    """When the first rank of a node did what, by its own clock; the boot says which machine's that is."""
+
+    node: int
+    rank: int
+    host: str | None = None
+    boot_id: str | None = None
+    loop_monotonic: Interval | None = None
+    window_monotonic: Interval | None = None
+    training_monotonic: tuple[Interval, ...] | None = None
+    device_from_monotonic: float | None = None
+    more: JsonObject = empty()
+
+    @property
+    def node_name(self) -> str:
+        """The node for a person."""
+        return f"node {self.node} ({self.host})"
+
+
+@dataclass(frozen=True)
 class RankResult:
     """All that a rank knows of its run. A failure keeps what was known by then."""
 
@@ -35,13 +89,13 @@ class RankResult:
     effective_hash: str | None = optional()
     steady: Steady | None = optional()
     work: WorkDone | None = optional()
-    learning: JsonObject | None = optional()
+    learning: Learning | None = optional()
     data: JsonObject | None = optional()
     auto_batch: tuple[JsonObject, ...] | None = optional()
-    parallel: JsonObject | None = optional()
-    collective: JsonObject | None = optional()
-    binding: tuple[JsonObject, ...] | None = optional()
-    nodes: tuple[JsonObject, ...] | None = optional()  # when each node measured, by its own clock
+    parallel: ParallelWork | None = optional()
+    collective: CollectiveCurve | None = optional()
+    binding: tuple[RankBinding, ...] | None = optional()
+    nodes: tuple[RankTimes, ...] | None = optional()  # when each node measured, by its own clock
     stop_reason: str | None = optional()
     series_period: int | None = optional()  # with the step series it makes the estimate again
     device_from_monotonic: float | None = optional()  # until here the device was not ours
@@ -52,8 +106,20 @@ class RankResult:
     memory_free: str | None = optional()  # before anything was allocated, in words
     memory_held: int | None = optional()
     status: Status | None = optional()
-    failure: JsonObject | None = optional()
-    imported: Any = optional()  # versions of the libraries that the rank imported
+    failure: Failure | None = optional()
+    imported: Mapping[str, str | None] | None = optional()  # versions of the libraries that the rank imported
+    more: JsonObject = empty()
+
+    @property
+    def complete(self) -> bool:
+        """Whether the rank measured all that was asked for."""
+        return self.status == "ok"
+
+    @property
+    def window(self) -> tuple[float, float] | None:
+        """The steady window on the rank's clock; None where there is none."""
+        edges = self.window_monotonic
+        return (edges[0], edges[1]) if edges is not None and len(edges) == 2 else None
 
     def with_findings(self, found: Findings) -> RankResult:
         """With these too. A metric, phase or check takes the place of an earlier one of its name."""
@@ -63,6 +129,19 @@ class RankResult:
             phases={**self.phases, **found.phases},
             checks=(*without(self.checks, {check.name for check in found.checks}), *found.checks),
         )
+
+    def added(
+        self,
+        metrics: Mapping[str, Metric] | None = None,
+        checks: tuple[Check, ...] = (),
+        phases: Mapping[str, Phase] | None = None,
+    ) -> RankResult:
+        return self.with_findings(Findings(metrics or {}, checks, phases or {}))
+
+    def steps_taken(self) -> int:
+        """Steps of the model until now, but for those after the window."""
+        names = ("cold_start", "warm_up", "steady", "after_stop")
+        return sum(int(self.phases[name].steps or 0) for name in names if name in self.phases)
 
 
 def without(checks: Iterable[Check], names: set[str]) -> tuple[Check, ...]:

@@ -14,10 +14,11 @@ from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
+from prony_node.contract.facts import DeviceFacts, Facts, Provenance
 from prony_node.contract.metrics import METRICS
 from prony_node.contract.record_upgrades import add_interval_floor, add_provenance_parts, name_kernels
 from prony_node.contract.trial import Plan, check_schema
-from prony_node.contract.typed import LARGEST, Absent, Malformed, beside, decode, empty, optional, sparse
+from prony_node.contract.typed import LARGEST, Absent, JsonObject, Malformed, beside, decode, empty, optional, sparse
 
 Status = Literal["ok", "failed", "interrupted"]
 Level = Literal["pass", "unknown", "warn", "fail"]  # from best to worst
@@ -30,7 +31,6 @@ FAILURES: tuple[str, ...] = get_args(FailureKind)
 OUT_OF_MEMORY: FailureKind = "out-of-memory"
 
 Part = TypeVar("Part")
-JsonObject = Mapping[str, Any]
 Plain = str | int | float | bool | None  # the value of a setting
 
 
@@ -53,6 +53,7 @@ class Failure:
 
     kind: FailureKind  # what ended the run
     message: str = ""  # in a sentence
+    at_monotonic: float | None = sparse()  # of the rank that failed, by its clock
     more: JsonObject = empty()
 
 
@@ -101,13 +102,13 @@ class Metric:
 
 def measured(
     value: float,
-    unit: str,
+    unit: str,  # such as images/s
     *,
-    scope: str,
-    source: str,
-    low: float | None = None,
-    high: float | None = None,
-    interval: str | None = None,
+    scope: str,  # what it covers, such as rank or node
+    source: str,  # how it was obtained
+    low: float | None = None,  # lower end of the interval
+    high: float | None = None,  # upper end of the interval
+    interval: str | None = None,  # what the interval covers
 ) -> Metric:
     """A metric that was measured."""
     return Metric(value, low, high, unit, scope, source, interval)
@@ -208,26 +209,46 @@ class WorkDone:
 
 
 @dataclass(frozen=True)
+class EnergyBeside:
+    """The same window of the same part by another sensor, and how far it is off."""
+
+    sensor: str | None = sparse()
+    energy_j: float | None = sparse()
+    difference: float | None = sparse()
+    allowed: float | None = sparse()  # by the uncertainties of both
+    more: JsonObject = empty()
+
+
+@dataclass(frozen=True)
 class EnergyPart:
     """One sampled part of a machine: its energy in the steady window, or why it has none."""
 
-    label: str | None = sparse()  # name of the part
     node: int | None = sparse()  # of several nodes, which
     host: str | None = sparse()  # name of the node
+    part: str | None = sparse()  # its name
     scope: str | None = sparse()  # gpu, package, dram, module or node
-    sensor: str | None = sparse()  # id of the sensor
-    kind: str | None = sparse()  # counter, average, instantaneous or model
-    method: str | None = sparse()  # counter, or integral of power
-    evidence: str | None = sparse()  # hardware, or documented format
+    label: str | None = sparse()  # name of the part
+    idle_power_w: float | None = sparse()  # before the run
+    idle_source: str | None = sparse()
+    idle_reason: str | None = sparse()
     energy_j: float | None = sparse()  # in the window
     uncertainty_j: float | None = sparse()  # half of the 95 % interval, calibration apart
-    calibration: float | None = sparse()  # relative, stated by vendor or a study
     window_s: tuple[float, ...] | None = sparse()  # first and last instant
     power_w: float | None = sparse()  # mean
     power_peak_w: float | None = sparse()  # highest reading
-    idle_power_w: float | None = sparse()  # before the run
+    peak_sensor: str | None = sparse()
+    method: str | None = sparse()  # counter, or integral of power
+    sensor: str | None = sparse()  # id of the sensor
+    kind: str | None = sparse()  # counter, average, instantaneous or model
+    evidence: str | None = sparse()  # hardware, or documented format
+    calibration: float | None = sparse()  # relative, stated by vendor or a study
     readings: int | None = sparse()  # in the window
     period_s: float | None = sparse()  # between two readings or ticks
+    largest_gap_s: float | None = sparse()
+    beside: EnergyBeside | None = sparse()
+    thirds_w: tuple[float, ...] | None = sparse()
+    drift: float | None = sparse()
+    drift_half_width: float | None = sparse()
     reason: str | None = sparse()  # why there is no figure
     more: JsonObject = empty()
 
@@ -236,9 +257,13 @@ class EnergyPart:
 class NodeEnergy:
     """The energy of the machine in the steady window, of all nodes where there are several."""
 
-    energy_j: float | None = sparse()  # in the window
-    power_w: float | None = sparse()  # mean
     how: str | None = sparse()  # measured, or the sum of devices
+    energy_j: float | None = sparse()  # in the window
+    uncertainty_j: float | None = sparse()
+    seconds: float | None = sparse()
+    power_w: float | None = sparse()  # mean
+    parts: tuple[str, ...] | None = sparse()
+    reason: str | None = sparse()
     more: JsonObject = empty()
 
 
@@ -248,7 +273,10 @@ class NodeShare:
 
     node: int | None = sparse()  # which of several
     host: str | None = sparse()  # its name
+    devices: tuple[str, ...] | None = sparse()
     energy_j: float | None = sparse()  # of its devices
+    node_energy_j: float | None = sparse()
+    uncertainty_j: float | None = sparse()
     share: float | None = sparse()  # of the power of all nodes
     reason: str | None = sparse()  # why there is no figure
     more: JsonObject = empty()
@@ -262,18 +290,8 @@ class EnergyDetail:
     devices: tuple[str, ...] | None = optional()  # parts that took part in the run
     node: NodeEnergy | None = optional()  # the whole machine
     nodes: tuple[NodeShare, ...] | None = optional()  # of several nodes, each
-    reasons: JsonObject = empty()  # why a reader was not there, by reader
+    reasons: Mapping[str, str] = empty()  # why a reader was not there, by reader
     notes: tuple[str, ...] = ()  # what happened to sensors
-    more: JsonObject = empty()
-
-
-@dataclass(frozen=True)
-class Provenance:
-    """What a finished run is tied to: hashes of machine and software, and the software's versions by name."""
-
-    machine: str | None = None  # hash
-    software: str | None = None  # hash
-    parts: Mapping[str, str | None] = empty()  # versions by name
     more: JsonObject = empty()
 
 
@@ -285,6 +303,8 @@ class LearnedEpoch:
     steps: int | None = sparse()  # since the start
     samples: int | None = sparse()  # since the start
     training_s: float | None = sparse()  # without evaluation
+    evaluation_s: float | None = sparse()
+    learning_rate: float | None = sparse()
     loss: float | None = sparse()  # of the test split
     more: JsonObject = empty()  # the score, by its name
 
@@ -309,8 +329,8 @@ class Learning:
 
     score: str | None = sparse()  # its name: accuracy
     better: str | None = sparse()  # "more" or "less"
-    target: float | None = sparse()  # the value to reach
     until: str | None = sparse()  # the target as it was asked for
+    target: float | None = sparse()  # the value to reach
     reached: TargetReached | None = sparse()  # null if it was not
     test_samples: int | None = sparse()  # in the test split
     epochs: int | None = sparse()  # at most this many were asked for
@@ -366,6 +386,8 @@ class RankPace:
     """Seconds of a step of a rank by itself, without waiting for others."""
 
     seconds: float | None = sparse()
+    low: float | None = sparse()
+    high: float | None = sparse()
     more: JsonObject = empty()
 
 
@@ -374,8 +396,31 @@ class RankWork:
     """What one of several ranks did in the steady window."""
 
     rank: int | None = sparse()
+    node: int | None = sparse()
+    host: str | None = sparse()
+    device: str | None = sparse()
+    steps: int | None = sparse()
+    seconds: float | None = sparse()
+    total_steps: int | None = sparse()
+    begin_s: float | None = sparse()
+    cut_s: float | None = sparse()
     step_s: float | None = sparse()
+    low_s: float | None = sparse()
+    high_s: float | None = sparse()
+    common_steps: float | None = sparse()  # of copies: in the window that all share
     pace: RankPace | None = sparse()
+    peak_memory: float | None = sparse()
+    peak_memory_host: float | None = sparse()
+    more: JsonObject = empty()
+
+
+@dataclass(frozen=True)
+class SlowestRank:
+    """Which rank takes the longest for a step by itself."""
+
+    rank: int | None = sparse()
+    host: str | None = sparse()
+    device: str | None = sparse()
     more: JsonObject = empty()
 
 
@@ -384,7 +429,17 @@ class ParallelWork:
     """How the ranks of a run worked together."""
 
     form: str | None = sparse()
+    backend: str | None = sparse()
+    timeout_s: float | None = sparse()
+    micro_batch: int | None = sparse()
+    grad_accumulation: int | None = sparse()
+    replicas: int | None = sparse()
+    global_batch: int | None = sparse()
+    mesh: Mapping[str, int] | None = sparse()  # of the parts of a model, by axis
+    diagnostic: str | None = sparse()
     window_s: float | None = sparse()  # that all copies share, where they do not wait for each other
+    slowest: SlowestRank | None = sparse()
+    spread: float | None = sparse()  # how much longer it takes than the fastest
     ranks: tuple[RankWork, ...] | None = sparse()
     more: JsonObject = empty()
 
@@ -401,6 +456,7 @@ class MessageTime:
     bus_bandwidth: float | None = sparse()
     bus_bandwidth_low: float | None = sparse()
     bus_bandwidth_high: float | None = sparse()
+    operations: int | None = sparse()
     reason: str | None = sparse()
     more: JsonObject = empty()
 
@@ -409,38 +465,12 @@ class MessageTime:
 class CollectiveCurve:
     """A collective over the size of its messages."""
 
+    operation: str | None = sparse()
     ranks: int | None = sparse()
     backend: str | None = sparse()
     factor: float | None = sparse()  # of the bus bandwidth
     note: str | None = sparse()
     curve: tuple[MessageTime, ...] | None = sparse()
-    more: JsonObject = empty()
-
-
-@dataclass(frozen=True)
-class DeviceFacts:
-    """What the figures of a run need to know of a device."""
-
-    name: str | None = sparse()
-    kind: str | None = sparse()
-    uuid: str | None = sparse()
-    driver: str | None = sparse()
-    counts_as: str | None = sparse()
-    memory_total_bytes: int | None = sparse()
-    l2_cache_bytes: int | None = sparse()
-    more: JsonObject = empty()
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What the result was obtained under."""
-
-    host: JsonObject = empty()  # CPU, memory, system
-    devices: tuple[JsonObject, ...] = ()  # one entry per rank's device
-    software: JsonObject = empty()  # versions
-    container: JsonObject = empty()  # image and runtime, where there is one
-    environment: JsonObject = empty()  # variables that matter, without secrets
-    source: JsonObject = empty()  # of the user's working directory
     more: JsonObject = empty()
 
 
@@ -485,10 +515,10 @@ class Record:
         if (self.status == "ok") != (self.failure is None):
             raise ValueError("has a failure exactly when its status is not ok")
 
-    @cached_property
+    @property
     def devices(self) -> tuple[DeviceFacts, ...]:
-        """The devices that took part; all that is known of them is in `facts.devices`."""
-        return _typed(tuple[DeviceFacts, ...], list(self.facts.devices), "facts.devices")
+        """The devices that took part."""
+        return self.facts.devices
 
     @property
     def device(self) -> DeviceFacts:

@@ -1,10 +1,16 @@
-"""Batches of a data set, without end to train or one pass over the test split; small sets held on the device."""
+"""Batches of a data set, without end to train or one pass over the test split; small sets held on the device.
+
+And batches that a thread makes or sends beside the step, before it asks for them.
+"""
 
 from __future__ import annotations
 
+import threading
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -13,10 +19,7 @@ from torch.utils.data import DataLoader
 
 from prony_node.contract import RequestError
 from prony_node.contract.settings import Value
-from prony_node.data.coco import BoxedImages, box_loader
-from prony_node.data.dataset import DataSet, Encoded, Pixels
-from prony_node.data.loader import file_loader
-from prony_node.data.segmentation import StreetScenes, streets_to_test, streets_to_train
+from prony_node.data.dataset import Batch, Batches, DataSet, FileSet, Pixels
 from prony_node.data.synthetic import HostBatches
 
 # Mean and standard deviation of the training images, of 0 to 1, by channel.
@@ -47,7 +50,7 @@ def _scale_and_shift(kind: str, dtype: torch.dtype, device: torch.device) -> tup
     return scale.view(shape), shift.view(shape)
 
 
-class MemoryBatches:
+class MemoryBatches(Batches):
     """Batches of (uint8 images, int64 labels), without end to train, one pass in order to evaluate."""
 
     def __init__(
@@ -72,14 +75,10 @@ class MemoryBatches:
         self._flip = flip  # a mirrored digit is no digit: off for MNIST
         self._batches = self._forever() if endless else self._once()
 
-    def __iter__(self) -> MemoryBatches:
-        return self
-
     def __next__(self) -> tuple[Tensor, ...]:
         return next(self._batches)
 
     def close(self) -> None:
-        """Nothing runs beside it; here so that every source of batches ends alike."""
         self._batches = iter(())
 
     def _forever(self) -> Iterator[tuple[Tensor, ...]]:
@@ -120,70 +119,20 @@ def mirrored(images: Tensor, generator: torch.Generator) -> Tensor:
     return torch.where(turn, images.flip(-1), images)
 
 
-Batch = tuple[Tensor, ...]
 WITHOUT_MIRROR = ("mnist",)  # a mirrored digit is no digit
-
-
-class Batches(Protocol):
-    def __iter__(self) -> Iterator[Batch]: ...
-    def __next__(self) -> Batch: ...
-    def close(self) -> None: ...
-
-
-def sends_beside(settings: dict[str, Value], device: torch.device) -> bool:
-    """Whether a thread copies batches beside the step: on a GPU, where workers load them; only preset=fast has one."""
-    return device.type == "cuda" and settings.get("preset") == "fast" and int(settings["workers"]) > 0
 
 
 def training_batches(
     dataset: DataSet, settings: dict[str, Value], samples: int, device: torch.device, seed: int
 ) -> Batches:
     """Shuffled, whole batches, as they lie: pixels as bytes, tokens as numbers."""
-    augment = bool(settings.get("augment"))
     if isinstance(dataset, Pixels) and settings["cache"] == "device":
-        mirror = dataset.kind not in WITHOUT_MIRROR
+        augment, mirror = bool(settings.get("augment")), dataset.kind not in WITHOUT_MIRROR
         return MemoryBatches(dataset, samples, device=device, augment=augment, flip=mirror, seed=seed)
+    if isinstance(dataset, FileSet):
+        return dataset.training_batches(settings, samples, device, seed)
     workers, pin = int(settings["workers"]), bool(settings["pin_memory"])
     prefetch = int(settings["prefetch"]) if "prefetch" in settings else None
-    if isinstance(dataset, BoxedImages):
-        return box_loader(
-            dataset,
-            samples,
-            workers=workers,
-            prefetch=prefetch,
-            pin_memory=pin,
-            augment=augment,
-            cache=str(settings["cache"]),
-            seed=seed,
-        )
-    if isinstance(dataset, Encoded):
-        return file_loader(
-            dataset,
-            samples,
-            workers=workers,
-            prefetch=prefetch,
-            pin_memory=pin,
-            decode=str(settings["decode"]),
-            augment=augment,
-            cache=str(settings["cache"]),
-            image_size=int(settings["image_size"]),
-            seed=seed,
-            device=device,
-            sends=sends_beside(settings, device),
-        )
-    if isinstance(dataset, StreetScenes):
-        return streets_to_train(
-            dataset,
-            samples,
-            height=int(settings["crop_height"]),
-            width=int(settings["crop_width"]),
-            workers=workers,
-            prefetch=prefetch,
-            pin_memory=pin,
-            augment=augment,
-            cache=str(settings["cache"]),
-            seed=seed,
-        )
     return HostBatches(dataset, samples, seed=seed, workers=workers, prefetch=prefetch, pin_memory=pin)
 
 
@@ -191,36 +140,16 @@ def evaluation_batches(dataset: DataSet, settings: dict[str, Value], samples: in
     """One pass in order, the last batch as it comes, nothing augmented."""
     if isinstance(dataset, Pixels):
         return MemoryBatches(dataset, samples, device=device, augment=False, endless=False)
-    workers = int(settings["workers"])
-    if isinstance(dataset, BoxedImages):
-        pin = bool(settings["pin_memory"])
-        return box_loader(dataset, samples, workers=workers, pin_memory=pin, augment=False, endless=False)
-    if isinstance(dataset, Encoded):
-        return file_loader(
-            dataset,
-            samples,
-            workers=workers,
-            pin_memory=bool(settings["pin_memory"]),
-            decode="cpu" if settings["decode"] == "both" else str(settings["decode"]),  # one judge for all
-            augment=False,
-            image_size=int(settings["image_size"]),
-            endless=False,
-            device=device,
-        )
-    if isinstance(dataset, StreetScenes):
-        height, width, pin = int(settings["crop_height"]), int(settings["crop_width"]), bool(settings["pin_memory"])
-        return streets_to_test(dataset, samples, height=height, width=width, workers=workers, pin_memory=pin)
-    return OnePass(dataset, samples, workers)
+    if isinstance(dataset, FileSet):
+        return dataset.evaluation_batches(settings, samples, device)
+    return OnePass(dataset, samples, int(settings["workers"]))
 
 
-class OnePass:
+class OnePass(Batches):
     """A test split that is read sample by sample."""
 
     def __init__(self, dataset: DataSet, samples: int, workers: int) -> None:
         self._batches: Iterator[Batch] = map(tuple, DataLoader(dataset, batch_size=samples, num_workers=workers))
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self
 
     def __next__(self) -> Batch:
         return next(self._batches)
@@ -275,3 +204,138 @@ def as_input(reads: str, kind: str, batch: Batch, size: int, dtype: torch.dtype)
     if images.shape[-1] != size:  # a set of small pictures, and a model that takes larger ones
         images = F.interpolate(images, (size, size), mode="bilinear", antialias=images.shape[-1] > size)
     return images, batch[1]
+
+
+AHEAD = 2  # batches that lie ready
+MOMENT_S = 0.25  # for which the loader is waited for before the thread looks whether it is still wanted
+LEAVE_S = 10.0  # for which a thread that is to end is waited for: one that reads from a dead disk is left behind
+Item = TypeVar("Item")
+Ready = tuple[tuple[Tensor, ...], Any]  # a batch, and the event after which it may be read; None on a CPU
+
+
+class Prefetcher(Generic[Item]):
+    """Calls `make` in a thread of its own and holds what it gives, in that order, `depth` of them at most.
+
+    `make` may give None when nothing came for a moment. What it raises reaches whoever takes.
+    """
+
+    def __init__(self, make: Callable[[], Item | None], depth: int = AHEAD) -> None:
+        self._make = make
+        self._depth = depth
+        self._ready: deque[Item] = deque()
+        self._end: BaseException | None = None  # why nothing more will come; StopIteration when all is well
+        self._change = threading.Condition()
+        self._thread = threading.Thread(target=self._fill, name="prony-ahead", daemon=True)
+        self._thread.start()
+
+    def take(self) -> Item:
+        """The next one, waited for."""
+        with self._change:
+            self._change.wait_for(lambda: self._ready or self._end is not None)
+            if not self._ready:
+                assert self._end is not None
+                raise self._end
+            item = self._ready.popleft()
+            self._change.notify_all()
+            return item
+
+    def wait_until_idle(self) -> None:
+        """Wait until the thread has nothing to do; that lasts until the next one is taken."""
+        with self._change:
+            self._change.wait_for(lambda: len(self._ready) >= self._depth or self._end is not None)
+
+    def close(self) -> None:
+        """End the thread, and tell whoever waits that nothing comes."""
+        with self._change:
+            self._end = StopIteration()
+            self._ready.clear()
+            self._change.notify_all()
+        if self._thread is not threading.current_thread():  # an object may be collected in any thread
+            self._thread.join(LEAVE_S)
+
+    def _fill(self) -> None:
+        while self._has_room():
+            try:
+                self._add(self._make())
+            except BaseException as error:
+                self._stop(error)
+        del self._make  # with it go the loader and its workers
+
+    def _has_room(self) -> bool:
+        with self._change:
+            self._change.wait_for(lambda: len(self._ready) < self._depth or self._end is not None)
+            return self._end is None
+
+    def _add(self, item: Item | None) -> None:
+        with self._change:
+            if item is not None and self._end is None:
+                self._ready.append(item)
+                self._change.notify_all()
+
+    def _stop(self, reason: BaseException) -> None:
+        with self._change:
+            if self._end is None:
+                self._end = reason
+            self._change.notify_all()
+
+
+class SideStream:
+    """A stream beside the step's, where the device has streams."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self._stream = device, None
+        if device.type == "cuda":
+            # Looked up here: in another thread another device may be the current one.
+            self.device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+            # Its kernels are many and small, and would each queue behind a large one of the step.
+            self._stream = torch.cuda.Stream(self.device, priority=-1)
+
+    def do(self, work: Callable[[], tuple[Tensor, ...]]) -> Ready:
+        """What `work` puts on the device, on that stream."""
+        if self._stream is None:
+            return work(), None
+        with torch.cuda.stream(self._stream):
+            return work(), self._stream.record_event()
+
+
+def sends_beside(settings: dict[str, Value], device: torch.device) -> bool:
+    """Whether a thread copies batches beside the step: on a GPU, where workers load them; only preset=fast has one."""
+    return device.type == "cuda" and settings.get("preset") == "fast" and int(settings["workers"]) > 0
+
+
+class SentBatches(Batches):
+    """Batches of a loader, sent by a thread on a stream beside the step's, before they are asked for."""
+
+    def __init__(
+        self, source: Batches, send: Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]], device: torch.device
+    ) -> None:
+        beside = SideStream(device)
+
+        def make() -> Ready:
+            batch = next(source)
+            return beside.do(lambda: send(batch))
+
+        self._source = source
+        self._ahead: Prefetcher[Ready] = Prefetcher(make)
+        weakref.finalize(self, self._ahead.close)
+
+    def __next__(self) -> tuple[Tensor, ...]:
+        return received(self._ahead.take())
+
+    def wait_until_idle(self) -> None:
+        self._ahead.wait_until_idle()
+
+    def close(self) -> None:
+        self._ahead.close()
+        self._source.close()
+
+
+def received(ready: Ready) -> tuple[Tensor, ...]:
+    """The batch, for work that whoever asks puts on its current stream from now on."""
+    batch, event = ready
+    if event is not None:
+        stream = torch.cuda.current_stream(batch[0].device)
+        stream.wait_event(event)
+        for tensor in batch:
+            tensor.record_stream(stream)  # made on another: its memory must not go back before this one has read it
+    return batch

@@ -98,9 +98,8 @@ def reporter() -> Callable[[int, int], None]:
 
 def show(options: argparse.Namespace, attendant: Attendant | None) -> int:
     """What lies in a folder, split by split; a split that cannot be opened has the sentence that says why."""
-    from prony_node.data.dataset import SPLITS
-    from prony_node.data.manifest import read_manifest
-    from prony_node.data.opening import open_dataset
+    from prony_node.data.dataset import SPLITS, read_manifest
+    from prony_node.data.source import open_dataset
 
     path = options.path.expanduser().absolute()
     splits: dict[str, dict[str, Any]] = {}
@@ -168,8 +167,8 @@ def generate(options: argparse.Namespace, attendant: Attendant | None) -> int:
 
 
 def verify(options: argparse.Namespace, attendant: Attendant | None) -> int:
-    from prony_node.data.manifest import Damaged
-    from prony_node.data.manifest import verify as read_again
+    from prony_node.data.dataset import Damaged
+    from prony_node.data.dataset import verify as read_again
 
     path = options.path.expanduser().absolute()
     try:

@@ -16,7 +16,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -25,10 +25,7 @@ from prony_node.contract import RequestError
 from prony_node.contract.errors import unknown
 from prony_node.contract.files import read_plain_json, to_json
 from prony_node.contract.safe_files import write_alone
-from prony_node.data.boxes import COCO_SCENERY, Scene, class_textures
-from prony_node.data.dataset import listing
-from prony_node.data.generated_folder import FILES_ALONE, FORMS
-from prony_node.data.manifest import (
+from prony_node.data.dataset import (
     LOCK,
     NEW,
     REQUEST,
@@ -39,27 +36,20 @@ from prony_node.data.manifest import (
     finish,
     finished_parts,
     held,
+    listing,
     read_manifest,
     remove_unfinished,
     rewrite_parts,
     write_file,
 )
-from prony_node.data.pictures import (
-    LOOKS,
-    SCENE_BYTES,
-    class_patterns,
-    instances,
-    made_scene,
-    make_image,
-    require_encoder,
-    scene_jpeg,
-    seconds_per_image,
-    seconds_per_scene,
-    street_files,
-)
+from prony_node.data.generated_folder import DEFAULT_SAMPLES, FILES_ALONE, FORMS
 from prony_node.data.synthetic import token_sampler
 
-KINDS = (*LOOKS, "tokens", "cityscapes")
+if TYPE_CHECKING:
+    from prony_node.data.detection import Scene
+
+KINDS = tuple(DEFAULT_SAMPLES)
+WITHOUT_CLASSES = ("tokens", "cityscapes")  # tokens have none, and street scenes have all of theirs
 PART_IMAGES = 1000  # in a shard, about 100 MB of ImageNet's
 PART_FILES = 250  # image files between two lines of the list
 PART_SEQUENCES = 4096
@@ -83,7 +73,7 @@ class GenerationRequest:
 
     @property
     def part_samples(self) -> int:
-        if self.kind in LOOKS:
+        if self.kind not in WITHOUT_CLASSES:
             return PART_FILES if self.form == "files" else PART_IMAGES
         return PART_SEQUENCES if self.kind == "tokens" else PART_STREETS
 
@@ -112,10 +102,12 @@ def make_part(folder: Path, request: GenerationRequest, part: DataPart) -> list[
     if request.kind == "tokens":
         return _token_file(folder, request, part)
     if request.kind == "cityscapes":
+        from prony_node.data import pictures
+
         return [
             write_file(folder, name, content)
             for index in range(part.first, part.first + part.count)
-            for name, content in street_files(part.split, index, _sample_seed(request, part.split, index))
+            for name, content in pictures.street_files(part.split, index, _sample_seed(request, part.split, index))
         ]
     if request.form == "shards":
         return [write_file(folder, f"{part.split}-{part.in_split:06d}.tar", _shard(request, part))]
@@ -170,26 +162,35 @@ def _image_name(request: GenerationRequest, split: str, index: int) -> str:
 
 
 def _image(request: GenerationRequest, split: str, index: int) -> bytes:
-    look = LOOKS[request.kind]
+    from prony_node.data import pictures
+
+    look = pictures.LOOKS[request.kind]
     if request.kind == "coco":
         seed = _sample_seed(request, split, index)
-        return scene_jpeg(look, _scene(request, split, index), _textures(request.classes), seed)
+        return pictures.scene_jpeg(look, _scene(request, split, index), _textures(request.classes), seed)
     patterns = _patterns(request.classes)
-    return make_image(look, patterns, _label(request, index), _sample_seed(request, split, index))
+    return pictures.make_image(look, patterns, _label(request, index), _sample_seed(request, split, index))
 
 
 @lru_cache(maxsize=2)
 def _patterns(classes: int) -> Tensor:
-    return class_patterns(classes)
+    from prony_node.data import pictures
+
+    return pictures.class_patterns(classes)
 
 
 @lru_cache(maxsize=2)
 def _textures(classes: int) -> Tensor:
+    from prony_node.data.detection import class_textures
+
     return class_textures(classes + 1)  # 0 is the background's
 
 
 def _scene(request: GenerationRequest, split: str, index: int) -> Scene:
-    return made_scene(COCO_SCENERY, request.classes, _sample_seed(request, split, index))
+    from prony_node.data import pictures
+    from prony_node.data.detection import COCO_SCENERY
+
+    return pictures.made_scene(COCO_SCENERY, request.classes, _sample_seed(request, split, index))
 
 
 def _scene_number(split: str, index: int) -> int:
@@ -198,11 +199,13 @@ def _scene_number(split: str, index: int) -> int:
 
 def _instances(request: GenerationRequest, split: str, samples: int) -> tuple[str, bytes]:
     """Name and content of the file that says which boxes lie in each image of a split."""
+    from prony_node.data import pictures
+
     scenes = (
         (_scene_number(split, index), Path(_image_name(request, split, index)).name, _scene(request, split, index))
         for index in range(samples)
     )
-    document = instances(scenes, request.classes)
+    document = pictures.instances(scenes, request.classes)
     return f"annotations/instances_{split}2017.json", json.dumps(document).encode()
 
 
@@ -255,11 +258,13 @@ def estimate(kind: str, samples: int, form: str = "files", processes: int | None
     size = _expected_bytes(request)
     if kind == "tokens":
         return GenerationEstimate(size, every * SEQUENCE / TOKENS_PER_S / count, count)
+    from prony_node.data import pictures
+
     try:
-        require_encoder()
+        pictures.require_encoder()
     except ModuleNotFoundError:
         return GenerationEstimate(size, None, count)
-    each_s = seconds_per_scene() if kind == "cityscapes" else seconds_per_image(LOOKS[kind])
+    each_s = pictures.seconds_per_scene() if kind == "cityscapes" else pictures.seconds_per_image(pictures.LOOKS[kind])
     return GenerationEstimate(size, each_s * every / count, count)
 
 
@@ -267,10 +272,12 @@ def _expected_bytes(request: GenerationRequest) -> int:
     every = request.samples + request.test_samples
     if request.kind == "tokens":
         return 2 * every * SEQUENCE
+    from prony_node.data import pictures
+
     if request.kind == "cityscapes":
-        return every * (SCENE_BYTES + BLOCK)
+        return every * (pictures.SCENE_BYTES + BLOCK)
     overhead = BLOCK // 2 if request.form == "files" else 3 * TAR_BLOCK + TAR_BLOCK // 2
-    return every * (LOOKS[request.kind].mean_bytes + overhead)
+    return every * (pictures.LOOKS[request.kind].mean_bytes + overhead)
 
 
 def default_processes() -> int:
@@ -297,7 +304,9 @@ def standing(kind: str, folder: Path | str, samples: int, seed: int = 0, form: s
     if _is_begun(folder, _document(request)) and read_manifest(folder) is not None:
         return GenerationState(every, every)
     if kind != "tokens":
-        require_encoder()
+        from prony_node.data import pictures
+
+        pictures.require_encoder()
     todo = _parts_left(request, finished_parts(folder))
     found = GenerationState(every - sum(part.count for part in todo), every)
     _check_room(folder, request, found)
@@ -328,7 +337,9 @@ def generate(
         if finished is not None:
             return finished
         if kind != "tokens":
-            require_encoder()
+            from prony_node.data import pictures
+
+            pictures.require_encoder()
         done = finished_parts(folder)
         rewrite_parts(folder, done)
         remove_unfinished(folder)
@@ -407,10 +418,12 @@ def _request(kind: str, samples: int, seed: int, form: str, classes: int | None)
     if not 1 <= samples <= MOST_SAMPLES:
         raise RequestError(f"{samples:,} samples are not possible: expected from 1 to {MOST_SAMPLES:,}")
     form = "files" if kind in FILES_ALONE else form
-    if kind not in LOOKS:
+    if kind in WITHOUT_CLASSES:
         return GenerationRequest(kind, samples, seed, form, 0)
+    from prony_node.data import pictures
+
     # No more classes than images, so that every class of the test split was seen in training.
-    return GenerationRequest(kind, samples, seed, form, min(classes or LOOKS[kind].classes, samples))
+    return GenerationRequest(kind, samples, seed, form, min(classes or pictures.LOOKS[kind].classes, samples))
 
 
 def _document(request: GenerationRequest) -> dict[str, Any]:

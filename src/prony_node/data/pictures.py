@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from prony_node.data.boxes import COCO_SHAPES, Scene, Scenery, draw_scene, painted
+from prony_node.data.detection import COCO_SHAPES, Scene, Scenery, draw_scene, painted
 from prony_node.data.segmentation import IMAGE_END, IMAGES, LABELS, MASK_END, MASKS, label_id
 from prony_node.data.synthetic import STRUCTURE_SEED
 

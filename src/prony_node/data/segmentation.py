@@ -13,10 +13,21 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from prony_node.contract import RequestError
-from prony_node.data.dataset import DataSet, Encoded, Origin, as_tensor, listing, named, refuse
-from prony_node.data.decode import decoded, decoded_as_it_is, seed_of
-from prony_node.data.image_files import files_set
-from prony_node.data.loader import EpochOrder, FileBatches, ImageCache, Place, fill_cache, worker_loader
+from prony_node.contract.settings import Value
+from prony_node.data.dataset import Batches, DataSetLayout, FileSet, Origin, as_tensor, listing, named, refuse
+from prony_node.data.labelled_images import files_set
+from prony_node.data.loader import (
+    Encoded,
+    EpochOrder,
+    FileBatches,
+    ImageCache,
+    Place,
+    decoded,
+    decoded_as_it_is,
+    fill_cache,
+    seed_of,
+    worker_loader,
+)
 from prony_node.data.synthetic import STRUCTURE_SEED, Sampler
 
 IGNORED = 255
@@ -93,19 +104,40 @@ def trained_ids() -> Tensor:
     return table
 
 
-class StreetScenes(DataSet):
+class StreetScenes(FileSet):
     """Images and their masks, both as they lie on disk, to be decoded by the loader."""
+
+    encoded_bytes: int
 
     def __init__(self, origin: Origin, images: Encoded, masks: Encoded) -> None:
         super().__init__(origin, CLASSES, torch.zeros(len(images), dtype=torch.int64))
         self.images, self.masks = images, masks
-
-    @property
-    def encoded_bytes(self) -> int:
-        return self.images.encoded_bytes + self.masks.encoded_bytes
+        self.encoded_bytes = images.encoded_bytes + masks.encoded_bytes
 
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
         return self.images[index][0], self.masks[index][0]
+
+    def subset(self, indices: Tensor) -> StreetScenes:
+        return StreetScenes(self.origin, self.images.subset(indices), self.masks.subset(indices))
+
+    def training_batches(self, settings: dict[str, Value], samples: int, device: torch.device, seed: int) -> Batches:
+        return streets_to_train(
+            self,
+            samples,
+            height=int(settings["crop_height"]),
+            width=int(settings["crop_width"]),
+            workers=int(settings["workers"]),
+            prefetch=int(settings["prefetch"]) if "prefetch" in settings else None,
+            pin_memory=bool(settings["pin_memory"]),
+            augment=bool(settings.get("augment")),
+            cache=str(settings["cache"]),
+            seed=seed,
+        )
+
+    def evaluation_batches(self, settings: dict[str, Value], samples: int, device: torch.device) -> Batches:
+        workers, pin = int(settings["workers"]), bool(settings["pin_memory"])
+        height, width = int(settings["crop_height"]), int(settings["crop_width"])
+        return streets_to_test(self, samples, height=height, width=width, workers=workers, pin_memory=pin)
 
     def scores(self, answered: dict[str, Tensor]) -> dict[str, float]:
         """Mean intersection over union, and the loss of a pixel: both from pixels counted over the whole split.
@@ -262,15 +294,12 @@ def _size(image: Tensor) -> str:
     return f"{image.shape[-1]}x{image.shape[-2]}"
 
 
-class TileBatches:
+class TileBatches(Batches):
     """Tiles of scene after scene, so many to a batch, the last batch as it comes."""
 
     def __init__(self, scenes: FileBatches, rows: int) -> None:
         self._scenes = scenes
         self._batches = self._grouped(rows)
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self
 
     def __next__(self) -> Batch:
         return next(self._batches)
@@ -316,3 +345,6 @@ def streets_to_test(
     task = Tiled(dataset, height, width, augment=False, seed=0, cached=False)
     order = EpochOrder(len(dataset), 1, 0, endless=False)
     return TileBatches(FileBatches(worker_loader(task, order, workers, None, pin_memory)), rows)
+
+
+DATA_SETS = {"cityscapes": DataSetLayout(is_cityscapes, lambda folder, split, _: open_cityscapes(folder, split))}

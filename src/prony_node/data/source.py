@@ -1,4 +1,4 @@
-"""The data set of a run: generated or found, copied to local disk if requested, opened, and described in the record."""
+"""The data set of a run: generated or found, copied to local disk if requested, opened in its layout, and described."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +19,124 @@ import torch
 from torch import Tensor
 
 from prony_node.contract import RequestError
+from prony_node.contract.errors import unknown
 from prony_node.contract.files import open_temporary, temporary_name
 from prony_node.contract.settings import Value
-from prony_node.data.coco import BoxedImages
-from prony_node.data.dataset import DataSet, Encoded, ImageReader, Pixels, named
-from prony_node.data.generated import estimate, generate
-from prony_node.data.generated_folder import DEFAULT_SAMPLES, TINY, generated_folder
-from prony_node.data.manifest import (
+from prony_node.data.dataset import (
     CHUNK,
     LOCK,
     NEW,
+    SPLITS,
+    DataSet,
+    DataSetLayout,
+    Pixels,
     Report,
     check_room,
     hash_file,
     held,
+    is_unfinished,
+    listing,
+    named,
     read_manifest,
+    refuse,
     remove_unfinished,
 )
-from prony_node.data.opening import expected_of, open_dataset, recognised
-from prony_node.data.segmentation import StreetScenes
-from prony_node.data.squad import SpanQuestions
+from prony_node.data.generated_folder import DEFAULT_SAMPLES, TINY, generated_folder
+
+# Open a data set in its own layout: `open_dataset(path, kind, split)`.
+
+
+DEFAULT_SEQUENCE = {"squad": 384, "jsonl": 1024, "text": 1024, "tokens": 1024}
+
+
+@dataclass(frozen=True)
+class DataSetKind:
+    """A kind of data set, and the file beside this one that reads it: imported when such a set is looked for."""
+
+    expected: str  # what lies in such a folder, for a sentence
+    module: str
+
+
+# In the order in which a folder is looked at: the most particular names first.
+KINDS = {
+    "cifar10": DataSetKind("data_batch_1 to 5 and test_batch, plain, .bin or .png", "labelled_images"),
+    "mnist": DataSetKind("train-images-idx3-ubyte and the like, plain or .gz", "labelled_images"),
+    "fashion-mnist": DataSetKind("the same names, other content", "labelled_images"),
+    "squad": DataSetKind("train-v1.1.json and dev-v1.1.json", "texts"),
+    "coco": DataSetKind("train2017/, val2017/ and annotations/instances_*.json", "detection"),
+    "cityscapes": DataSetKind("leftImg8bit/train/CITY/ and gtFine/train/CITY/", "segmentation"),
+    "food101": DataSetKind("meta/*.txt and images/CLASS/", "labelled_images"),
+    "shards": DataSetKind("train-*.tar and val-*.tar", "labelled_images"),
+    "imagenet": DataSetKind("train/CLASS/ and val/CLASS/", "labelled_images"),
+    "cifar100": DataSetKind("train and test, plain or .bin", "labelled_images"),
+    "tokens": DataSetKind("train*.bin and val*.bin with a .json", "texts"),
+    "jsonl": DataSetKind("*.jsonl or *.jsonl.xz", "texts"),
+    "text": DataSetKind("*.txt", "texts"),
+}
+
+
+def layout_of(kind: str) -> DataSetLayout:
+    layout: DataSetLayout = import_module(f"prony_node.data.{KINDS[kind].module}").DATA_SETS[kind]
+    return layout
+
+
+def open_dataset(
+    path: Path | str,
+    kind: str | None = None,
+    split: str = "train",
+    sequence: int | None = None,
+    wanted: Collection[str] = KINDS.keys(),
+    tokenizer: str | None = None,
+) -> DataSet:
+    """The data set in that folder; a RequestError says what was expected and what was found.
+
+    `sequence` is the length of a sample where it is made of tokens; `tokenizer` is a file that makes tokens of texts in
+    JSON lines. Without a kind it is one of those `wanted`.
+    """
+    place = Path(path).expanduser()
+    if split not in SPLITS:
+        raise unknown("split", split, SPLITS)
+    if kind is not None and kind not in KINDS:
+        raise unknown("kind of data set", kind, KINDS)
+    if sequence is not None and sequence < 8:
+        raise RequestError(f"a sequence of {sequence} tokens is too short; expected 8 or more")
+    try:
+        if not place.exists():
+            kinds = kind or ", ".join(wanted)
+            raise RequestError(f"{place} does not exist; expected a folder with a data set in its own layout: {kinds}")
+        if place.is_dir() and is_unfinished(place):
+            raise RequestError(
+                f"{place} holds generated data that is not finished; generating it again goes on with it"
+            )
+        found = kind or recognised(place, wanted)
+        if found is None:
+            raise refuse(place, "data set", expected_of(wanted), listing(place))
+        if found == "mnist" and kind is None:
+            from prony_node.data.labelled_images import open_idx
+
+            return open_idx(place, None, split)  # MNIST or Fashion-MNIST, by its content
+        if tokenizer is not None:
+            if found != "jsonl":
+                raise RequestError(f"tokenizer is for texts in JSON lines, and {place} is {found}; leave it out")
+            from prony_node.data.texts import open_lines
+
+            return open_lines(place, split, sequence or DEFAULT_SEQUENCE[found], tokenizer)
+        return layout_of(found).open(place, split, sequence or DEFAULT_SEQUENCE.get(found, 0))
+    except OSError as error:
+        raise RequestError(f"{error.filename or place} cannot be read: {error.strerror or error}") from error
+
+
+def recognised(place: Path, wanted: Collection[str] = KINDS.keys()) -> str | None:
+    """Which of these kinds lies there, by a few names."""
+    return next((name for name in KINDS if name in wanted and layout_of(name).recognise(place)), None)
+
+
+def expected_of(kinds: Collection[str]) -> str:
+    return "; or ".join(f"{KINDS[name].expected} ({name})" for name in kinds)
+
+
+# The data set of a run: generated or found, copied to local disk if requested, opened, and described in the record.
+
 
 LIST = ".prony-staged.jsonl"  # in the target: a line for each file that was copied and read back
 THREADS = 8  # small files on a network file system are a wait each
@@ -202,7 +301,7 @@ def _refuse_strangers(source: Path, target: Path, found: list[SourceFile], liste
         )
 
 
-KINDS = {
+KINDS_OF_SAMPLES = {
     "images": ("cifar10", "cifar100", "mnist", "fashion-mnist", "food101", "imagenet", "shards"),
     "grey": ("mnist", "fashion-mnist"),
     "tokens": ("tokens", "jsonl", "text"),
@@ -245,14 +344,13 @@ def open_source(
         folder = Path(str(settings["data"])).expanduser()
     refuse_kind(workload, reads, folder)
     tokenizer = str(settings["tokenizer"]) if "tokenizer" in settings else None
-    opening = partial(open_dataset, sequence=sequence, wanted=KINDS[reads], tokenizer=tokenizer)
+    opening = partial(open_dataset, sequence=sequence, wanted=KINDS_OF_SAMPLES[reads], tokenizer=tokenizer)
     if "stage" in settings:
         opening(folder)  # before a large copy is made of what cannot be used
         staged = stage(folder, str(settings["stage"]), partial(_bytes_there, note))
         folder, seconds["stage"] = staged.folder, staged.seconds
     train, test = opening(folder), opening(folder, split="test")
-    if isinstance(train, BoxedImages) and isinstance(test, BoxedImages) and train.named != test.named:
-        raise RequestError(f"{folder} lists other categories for its test split than to train, so labels do not agree")
+    train.refuse_other_labels(test)
     fingerprint, vocabulary = train.fingerprint(), getattr(train, "vocabulary", None)
     wanted = int(settings.get("data_samples", len(train)))
     if made is None and wanted < len(train):
@@ -267,7 +365,7 @@ def open_source(
         "test_samples": len(test),
         "classes": train.class_count or None,
         "vocabulary": vocabulary,
-        "bytes": train.encoded_bytes if isinstance(train, Encoded | StreetScenes) else None,
+        "bytes": train.encoded_bytes,
         "fingerprint": fingerprint,
         "staged": {**dataclasses.asdict(staged), "folder": str(staged.folder)} if "stage" in settings else None,
         "generated": made,
@@ -277,7 +375,7 @@ def open_source(
 
 def refuse_kind(workload: str, reads: str, place: Path) -> None:
     """What looks like a data set of another kind, before anything of it is read."""
-    wanted = KINDS[reads]
+    wanted = KINDS_OF_SAMPLES[reads]
     found = recognised(place) if place.exists() and recognised(place, wanted) is None else None
     if found is not None:
         raise RequestError(
@@ -287,6 +385,8 @@ def refuse_kind(workload: str, reads: str, place: Path) -> None:
 
 def _generated(kind: str, settings: dict[str, Value], note: Note) -> tuple[Path, dict[str, Any]]:
     """Write it once, with its size said first; the same request finds it there the next time."""
+    from prony_node.data.generated import estimate, generate
+
     usual = DEFAULT_SAMPLES[kind] // (TINY if settings.get("size") == "tiny" else 1)
     samples = int(settings.setdefault("data_samples", usual))
     form = str(settings.setdefault("data_format", "files"))
@@ -307,68 +407,23 @@ def _bytes_there(note: Note, there: int, every: int) -> None:
     note(f"staging: {there / 1e9:,.2f} of {every / 1e9:,.2f} GB, {there / max(1, every):.0%}")
 
 
-class DataSubset(DataSet):
-    """Some samples of a set that is read sample by sample."""
-
-    def __init__(self, source: DataSet, indices: Tensor) -> None:
-        super().__init__(source.origin, source.classes, source.labels[indices])
-        self.source, self.indices = source, indices.tolist()
-
-    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
-        return self.source[self.indices[index]]
-
-
 def chosen(dataset: DataSet, samples: int) -> DataSet:
     """So many samples, drawn from all over the set: in order of the files they would be of a few classes."""
-    return _picked(dataset, _mixed(len(dataset))[:samples])
+    return dataset.subset(_mixed(len(dataset))[:samples])
 
 
 def share_of(dataset: DataSet, rank: int, ranks: int) -> DataSet:
     """What one of several ranks trains on: no sample is another's, and all have the same number."""
-    return _picked(dataset, _mixed(len(dataset))[rank::ranks][: len(dataset) // ranks])
+    return dataset.subset(_mixed(len(dataset))[rank::ranks][: len(dataset) // ranks])
 
 
 def part_of(dataset: DataSet, rank: int, ranks: int) -> DataSet:
     """What one of several ranks is judged on: together they have every sample once."""
-    return dataset if ranks == 1 else _picked(dataset, torch.arange(rank, len(dataset), ranks))
+    return dataset if ranks == 1 else dataset.subset(torch.arange(rank, len(dataset), ranks))
 
 
 def _mixed(count: int) -> Tensor:
     return torch.randperm(count, generator=torch.Generator().manual_seed(CHOICE_SEED))
-
-
-def _picked(dataset: DataSet, indices: Tensor) -> DataSet:
-    if isinstance(dataset, Pixels):
-        return Pixels(dataset.origin, dataset.classes, dataset.images[indices], dataset.labels[indices])
-    if isinstance(dataset, BoxedImages):
-        return dataset.chosen(indices.tolist())
-    if isinstance(dataset, Encoded):
-        places = indices.tolist()
-        size = round(dataset.encoded_bytes * len(places) / len(dataset))
-        return Encoded(dataset.origin, dataset.classes, dataset.labels[indices], ChosenReader(dataset, places), size)
-    if isinstance(dataset, StreetScenes):
-        images, masks = (_picked(part, indices) for part in (dataset.images, dataset.masks))  # the same of both
-        assert isinstance(images, Encoded)
-        assert isinstance(masks, Encoded)
-        return StreetScenes(dataset.origin, images, masks)
-    if isinstance(dataset, SpanQuestions):
-        questions = [dataset.questions[at] for at in indices.tolist()]
-        return SpanQuestions(dataset.origin, questions, dataset.sequence, dataset.tokenizer)
-    return DataSubset(dataset, indices)
-
-
-@dataclass(frozen=True)
-class ChosenReader:
-    """Some of the images that another reads."""
-
-    reader: ImageReader
-    places: list[int]
-
-    def read(self, index: int) -> bytes:
-        return self.reader.read(self.places[index])
-
-    def where(self, index: int) -> str:
-        return self.reader.where(self.places[index])
 
 
 def fit_settings(settings: dict[str, Value], asked: Mapping[str, Value], dataset: DataSet, cores: int) -> None:
@@ -379,7 +434,7 @@ def fit_settings(settings: dict[str, Value], asked: Mapping[str, Value], dataset
         if settings["cache"] == "device":
             held = "cache=device holds the set on the device, so nothing is loaded"
             _refuse(settings, asked, ("workers", "prefetch", "pin_memory"), held)
-    elif isinstance(dataset, Encoded | StreetScenes):
+    elif dataset.encoded_bytes is not None:
         settings.setdefault("decode", "cpu")
         settings.setdefault("cache", "off")
         if settings["cache"] == "device":

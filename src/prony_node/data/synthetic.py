@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from prony_node.data.dataset import Batches
+
 Sampler = Callable[[torch.Generator, int], tuple[Tensor, ...]]
 STRUCTURE_SEED = 20260101  # what is to be learned is the same for every seed; the samples are not
 
@@ -184,8 +186,8 @@ def stock_size(sampler: Sampler, seed: int) -> int:
     return max(FEWEST_SAMPLES, min(STOCK, STOCK_BYTES // sum(tensor.nbytes for tensor in one)))
 
 
-class HostBatches:
-    """Batches without end. Closed by whoever opened it: workers left to the interpreter's exit end slowly."""
+class HostBatches(Batches):
+    """Batches without end."""
 
     def __init__(
         self,
@@ -211,9 +213,6 @@ class HostBatches:
             generator=torch.Generator().manual_seed(seed),
         )
         self._epoch: Iterator[Sample] | None = iter(self._loader)
-
-    def __iter__(self) -> HostBatches:
-        return self
 
     def __next__(self) -> Sample:
         assert self._loader is not None

@@ -1,11 +1,10 @@
 """What a result depends on: host, devices, software, container, environment, source.
 
-Nothing here imports torch until `device_facts` is called, and nothing here raises: a fact that could not be
-found is null, with its reason in the `missing` list beside it.
+Nothing here raises: a fact that could not be found is null, with its reason in the `missing` list beside it. What a
+framework knows of its devices is asked of the framework (`prony_node.backends`).
 """
 
 from prony_node.facts.container import container_facts, environment_facts
-from prony_node.facts.device import device_facts
 from prony_node.facts.fingerprint import fingerprint
 from prony_node.facts.host import host_facts
 from prony_node.facts.software import software_facts, source_facts
@@ -15,7 +14,6 @@ from prony_node.facts.watch_checks import watch_checks
 __all__ = [
     "Watch",
     "container_facts",
-    "device_facts",
     "environment_facts",
     "fingerprint",
     "host_facts",

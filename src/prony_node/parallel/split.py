@@ -225,11 +225,11 @@ class Pipeline:
                     dist.send(own[index](x), group=self.line.group, group_dst=(index + 1) % self.line.devices)
         return answer
 
-    def tell(self, value: Tensor | None, like: Callable[[], Tensor]) -> Tensor:
+    def from_last_stage(self, value: Tensor | None, like: Callable[[], Tensor]) -> Tensor:
         """What the device with the last stage knows, on every device of the pipeline; `like` has its shape."""
-        told = value.contiguous() if value is not None else like()
-        dist.broadcast(told, group=self.line.group, group_src=(self.count - 1) % self.line.devices)
-        return told
+        sent = value.contiguous() if value is not None else like()
+        dist.broadcast(sent, group=self.line.group, group_src=(self.count - 1) % self.line.devices)
+        return sent
 
 
 # What a device sends of a collective over n devices, in bytes of the larger side of it, by a ring's definition.
@@ -361,14 +361,14 @@ class Split(Replicas):
 
     def _loss_of_stages(self, tokens: Tensor, targets: Tensor) -> Tensor:
         assert self.pipeline is not None
-        return self.told(self.pipeline.forward(tokens, targets, self.message))
+        return self.loss_of_replica(self.pipeline.forward(tokens, targets, self.message))
 
-    def told(self, loss: Tensor | None) -> Tensor:
+    def loss_of_replica(self, loss: Tensor | None) -> Tensor:
         """The loss that the rank with the last stage has, on all of its replica."""
         if self.pipeline is None:
             assert loss is not None
             return loss
-        return self.pipeline.tell(loss, lambda: torch.empty((), dtype=self.loss, device=self.device))
+        return self.pipeline.from_last_stage(loss, lambda: torch.empty((), dtype=self.loss, device=self.device))
 
     def gathered(self) -> list[nn.Module]:
         return super().gathered() if self.pipeline is None else self.pipeline.modules
@@ -384,6 +384,6 @@ class Split(Replicas):
             return Wire(None, "exchanges inside of compiled layers are not counted; compile=off counts them")
         return self._counted.wire()
 
-    def part(self) -> bool:
+    def stop_exchanging(self) -> bool:
         """No rank can go by itself: each has a part of the model alone."""
         return False

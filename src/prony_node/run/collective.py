@@ -5,16 +5,30 @@ from __future__ import annotations
 import csv
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from prony_node.backends.protocol import CollectiveBuffers, CollectiveGroup
 from prony_node.contract import files
 from prony_node.contract.machine import identify
-from prony_node.contract.record import Check, Metric, Phase, WorkDone, measured, missing
+from prony_node.contract.rank_result import RankResult
+from prony_node.contract.record import (
+    Check,
+    CollectiveCurve,
+    MessageTime,
+    Metric,
+    ParallelWork,
+    Phase,
+    RankWork,
+    WorkDone,
+    measured,
+    missing,
+)
+from prony_node.contract.typed import stated
 from prony_node.measure import checks
-from prony_node.measure.clock import CpuUsage
-from prony_node.measure.collective_loop import (
+from prony_node.measure.cpu_usage import CpuUsage
+from prony_node.measure.loop import (
     WARM_OPERATIONS,
     OperationSeries,
     TimedOperation,
@@ -26,9 +40,9 @@ from prony_node.run.energy import with_energy
 from prony_node.run.journal import Journal
 from prony_node.run.judge import steady_of
 from prony_node.run.prepare import Setup
-from prony_node.run.several_ranks import RankTimes, own_times, times_of_nodes
+from prony_node.run.several_ranks import own_times, times_of_nodes
 from prony_node.stats import Estimate, StopRule
-from prony_node.workloads.collective.config import KINDS, message_sizes
+from prony_node.workloads.collective_config import KINDS, message_sizes
 
 INTERVAL = "95 %, within one run"
 NOTES = {
@@ -65,21 +79,23 @@ class TimedMessage:
         assert self.time_s is not None
         return self.factor * self.size_bytes / self.time_s
 
-    def to_json(self) -> dict[str, Any]:
+    def row(self) -> MessageTime:
+        """As the record has it."""
         if self.time_s is None:
-            return {"size_bytes": self.size_bytes, "time_s": None, "reason": self.reason}
+            return stated(MessageTime, size_bytes=self.size_bytes, time_s=None, reason=self.reason)
         low_s, high_s, sent = self.time_low_s, self.time_high_s, self.factor * self.size_bytes
-        return {
-            "size_bytes": self.size_bytes,
-            "time_s": self.time_s,
-            "time_low_s": low_s,
-            "time_high_s": high_s,
-            "algorithm_bandwidth": self.size_bytes / self.time_s,
-            "bus_bandwidth": self.bus_bandwidth,
-            "bus_bandwidth_low": sent / high_s if high_s else None,
-            "bus_bandwidth_high": sent / low_s if low_s else None,
-            "operations": self.operations,
-        }
+        return stated(
+            MessageTime,
+            size_bytes=self.size_bytes,
+            time_s=self.time_s,
+            time_low_s=low_s,
+            time_high_s=high_s,
+            algorithm_bandwidth=self.size_bytes / self.time_s,
+            bus_bandwidth=self.bus_bandwidth,
+            bus_bandwidth_low=sent / high_s if high_s else None,
+            bus_bandwidth_high=sent / low_s if low_s else None,
+            operations=self.operations,
+        )
 
 
 def measure_collective(setup: Setup, journal: Journal) -> None:
@@ -94,18 +110,20 @@ def measure_collective(setup: Setup, journal: Journal) -> None:
         time_block(operation(group, group.make(curve.sizes[0])), WARM_OPERATIONS, time.monotonic())
     with journal.phase("messages"):
         points = [measure_point(setup, curve, size, journal) for size in curve.sizes[:-1]]
-    points.append(measure_largest(setup, curve, points, journal))
-    journal.add(metrics=setup.backend.memory_metrics())
-    found = {
-        "operation": name,
-        "ranks": group.ranks,
-        "backend": group.backend,
-        "factor": factor,
-        "note": NOTES.get((name, group.backend), ""),
-        "curve": [point.to_json() for point in points],
-    }
-    journal.keep(collective=found)
-    journal.add(checks=(right_check(points),))
+    largest, seen = measure_largest(setup, curve, journal)
+    journal.keep_result(judge_largest(curve, largest, seen, (points or [largest])[0], journal.result))
+    if seen is not None:
+        journal.keep_result(with_ranks(setup, seen.series, journal.result))
+        with journal.phase("teardown"):
+            write_operations(journal.folder / files.STEPS, seen.series)
+    points.append(largest)
+    result = journal.result.added(setup.backend.memory_metrics(), (right_check(points),))
+    rows = tuple(point.row() for point in points)
+    note = NOTES.get((name, group.backend), "")
+    found = stated(
+        CollectiveCurve, operation=name, ranks=group.ranks, backend=group.backend, factor=factor, note=note, curve=rows,
+    )  # fmt: skip
+    journal.keep_result(replace(result, collective=found))
 
 
 def operation(group: CollectiveGroup, made: CollectiveBuffers) -> TimedOperation:
@@ -144,101 +162,112 @@ def rule_of_all(setup: Setup, curve: Curve, journal: Journal) -> StopRule:
     return replace(own, min_time_s=curve.group.gather((own.min_time_s,))[0][0])
 
 
-def measure_largest(setup: Setup, curve: Curve, smaller: list[TimedMessage], journal: Journal) -> TimedMessage:
-    """The largest message, until the stop rule is content: the headline of the run."""
+@dataclass(frozen=True)
+class MeasuredSeries:
+    """The blocks of the largest message, timed for as long as the stop rule asked."""
+
+    series: OperationSeries
+    estimate: Estimate | None  # None with too few blocks
+    rule: StopRule
+    fixed: bool  # its number of operations was given
+    ended_s: float  # on the monotonic clock
+    cpu_utilisation: Metric
+
+
+def measure_largest(setup: Setup, curve: Curve, journal: Journal) -> tuple[TimedMessage, MeasuredSeries | None]:
+    """The largest message, until the stop rule is content: the headline of the run. No series of a wrong answer."""
     made = curve.group.make(curve.sizes[-1])
     if wrong := wrong_answer(curve.group, made):
-        names = ("throughput", "throughput_per_device", "bus_bandwidth", "step_time")
-        journal.add(metrics={name: missing(wrong) for name in names})
-        return TimedMessage(made.size, None, reason=wrong)
+        return TimedMessage(made.size, None, reason=wrong), None
     rule = rule_of_all(setup, curve, journal)
-    journal.progress.rule = rule
-    journal.progress.units_per_step = round(curve.factor * made.size)
-    journal.progress.phase("measure")
+    journal.progress.measure(rule, setup.workload.unit, round(curve.factor * made.size))
     usage = CpuUsage(len(setup.cores))
     fixed = int(setup.settings["steps"]) if "steps" in setup.settings else None
     series = time_until(operation(curve.group, made), rule, fixed, journal.progress.measuring)
-    ended = time.monotonic()
-    journal.add(metrics={"cpu_utilisation": usage.metric()})
-    journal.keep(stop_reason=series.reason)
-    estimate = series.tracker.estimate()
-    point = point_of(curve, made.size, series, estimate)
-    keep_window(curve, point, series, estimate, ended, journal)
-    journal.add(metrics=metrics_of(curve, point, estimate, (smaller or [point])[0], journal.result.phases))
-    work, timed = journal.result.work, journal.result.phases["steady"]
-    units = (work.units if work else None) or 0.0
-    journal.add(checks=(checks.arithmetic_check(point.bus_bandwidth, timed.seconds or 0.0, units),))
-    keep_ranks(setup, series, journal)
-    journal.add(checks=tuple(checks.series_checks(estimate, rule, fixed is not None)))
-    with journal.phase("teardown"):
-        write_operations(journal.folder / files.STEPS, series)
-    return point
+    ended_s = time.monotonic()
+    cpu, estimate = usage.metric(), series.tracker.estimate()
+    seen = MeasuredSeries(series, estimate, rule, fixed is not None, ended_s, cpu)
+    return point_of(curve, made.size, series, estimate), seen
 
 
-def keep_window(
-    curve: Curve,
-    point: TimedMessage,
-    series: OperationSeries,
-    estimate: Estimate | None,
-    ended: float,
-    journal: Journal,
-) -> None:
-    """Phases, work and window of the largest message."""
+def judge_largest(
+    curve: Curve, point: TimedMessage, seen: MeasuredSeries | None, smallest: TimedMessage, so_far: RankResult
+) -> RankResult:
+    """Its metrics, window, work and checks."""
+    if seen is None:
+        names = ("throughput", "throughput_per_device", "bus_bandwidth", "step_time")
+        return so_far.added({name: missing(point.reason) for name in names})
+    series, estimate = seen.series, seen.estimate
     cut_steps = estimate.cut_steps if estimate else 0
     cut_s = _end_of(series, cut_steps)
     began, steps = series.monotonic_start, series.operations - cut_steps
-    journal.keep(steady=steady_of(estimate), loop_monotonic=(began, ended), window_monotonic=(began + cut_s, ended))
     timed_s = estimate.window_s if estimate else series.seconds
+    units = steps * round(curve.factor * point.size_bytes)
     phases = {
         "warm_up": Phase(cut_s, cut_steps),
         "steady": Phase(timed_s, steps),  # rate x time = work
-        "between_blocks": Phase(max(0.0, ended - began - cut_s - timed_s), 0),
+        "between_blocks": Phase(max(0.0, seen.ended_s - began - cut_s - timed_s), 0),
     }
-    journal.add(phases=phases)
+    metrics = {"cpu_utilisation": seen.cpu_utilisation, **metrics_of(curve, point, estimate, smallest, so_far.phases)}
+    found = (
+        checks.arithmetic_check(point.bus_bandwidth, timed_s, units),
+        *checks.series_checks(estimate, seen.rule, seen.fixed),
+    )
     work = WorkDone(
-        samples=steps, units=steps * round(curve.factor * point.size_bytes), steps=steps, devices=curve.group.ranks,
-        window="steady", total_samples=series.operations, total_steps=series.operations,
+        samples=steps, units=units, steps=steps, devices=curve.group.ranks, window="steady",
+        total_samples=series.operations, total_steps=series.operations,
     )  # fmt: skip
-    journal.keep(work=work)
+    return replace(
+        so_far.added(metrics, found, phases),
+        stop_reason=series.reason,
+        steady=steady_of(estimate),
+        work=work,
+        loop_monotonic=(began, seen.ended_s),
+        window_monotonic=(began + cut_s, seen.ended_s),
+    )
 
 
 def metrics_of(
     curve: Curve, point: TimedMessage, estimate: Estimate | None, smallest: TimedMessage, phases: Any
 ) -> dict[str, Metric]:
-    row = point.to_json()
+    row = point.row()
+    assert row.time_s is not None
+    assert row.algorithm_bandwidth is not None
     where = f"{point.size_bytes:,} B between {curve.group.ranks} ranks, mean over them by {curve.clock}"
     interval = INTERVAL if estimate else "none: too few steps"
-    low, high = row["bus_bandwidth_low"], row["bus_bandwidth_high"]
+    low, high = row.bus_bandwidth_low, row.bus_bandwidth_high
     source = f"bus bandwidth at the largest size, {where}"
     link = measured(
         point.bus_bandwidth, "B/s", scope="a device's link", source=source, low=low, high=high, interval=interval
     )
-    one: dict[str, Any] = {"scope": "one operation", "source": where, "interval": interval}
-    whole = {"low": low and low / curve.factor, "high": high and high / curve.factor}
+    one = partial(measured, scope="one operation", source=where, interval=interval)
+    slow, fast = (None if end is None else end / curve.factor for end in (low, high))
     cold = phases["cold_start"].seconds or 0.0
     return {
         "throughput": link,
         "throughput_per_device": link,
         "bus_bandwidth": link,
-        "step_time": measured(row["time_s"], "s", low=point.time_low_s, high=point.time_high_s, **one),
-        "algorithm_bandwidth": measured(row["algorithm_bandwidth"], "B/s", **whole, **one),
+        "step_time": one(row.time_s, "s", low=point.time_low_s, high=point.time_high_s),
+        "algorithm_bandwidth": one(row.algorithm_bandwidth, "B/s", low=slow, high=fast),
         "message_latency": latency(curve, smallest),
         "cold_start": measured(cold, "s", scope="rank", source="host clock: connecting the ranks"),
     }
 
 
-def keep_ranks(setup: Setup, series: OperationSeries, journal: Journal) -> None:
-    """The ranks, with what each saw of the largest message: they wait for each other, so none is slow by itself."""
+def with_ranks(setup: Setup, series: OperationSeries, so_far: RankResult) -> RankResult:
+    """With what each rank saw of the largest message: they wait for each other, so none is slow by itself."""
     own_s, place, host = sum(block.own_s for block in series.blocks), setup.ranks.place, str(identify()["host"])
-    mine = {
-        "rank": place.rank, "node": place.node, "host": host, "device": str(setup.backend.device),
-        "steps": series.operations, "seconds": own_s, "step_s": own_s / series.operations,
-    }  # fmt: skip
-    times = RankTimes(place.node, place.rank, host, own_times(journal.result))
-    told = setup.ranks.gathered((mine, times))
-    journal.keep(nodes=tuple(times_of_nodes(times for _, times in told)))
-    known = {"form": "collective", "backend": setup.ranks.backend, "timeout_s": setup.ranks.timeout_s}
-    journal.keep(parallel={**known, "ranks": [account for account, _ in told]})
+    mine = RankWork(
+        place.rank, place.node, host, str(setup.backend.device), series.operations, own_s,
+        step_s=own_s / series.operations,
+    )  # fmt: skip
+    times = own_times(place.node, place.rank, host, so_far)
+    gathered = setup.ranks.gathered((mine, times))
+    nodes = tuple(times_of_nodes(times for _, times in gathered))
+    accounts = tuple(account for account, _ in gathered)
+    backend, timeout_s = setup.ranks.backend, setup.ranks.timeout_s
+    parallel = stated(ParallelWork, form="collective", backend=backend, timeout_s=timeout_s, ranks=accounts)
+    return replace(so_far, nodes=nodes, parallel=parallel)
 
 
 def latency(curve: Curve, smallest: TimedMessage) -> Metric:

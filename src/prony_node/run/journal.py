@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from prony_node.contract import files
-from prony_node.contract.rank_result import Findings, RankResult
+from prony_node.contract.rank_result import RankResult
 from prony_node.contract.record import Check, Metric, Phase
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import settings_hash
@@ -37,10 +37,11 @@ class Journal:
         phases: Mapping[str, Phase] | None = None,
     ) -> None:
         """Metrics, checks and phases beside those that are there."""
-        self.add_findings(Findings(metrics or {}, checks, phases or {}))
+        self.result = self.result.added(metrics, checks, phases)
 
-    def add_findings(self, found: Findings) -> None:
-        self.result = self.result.with_findings(found)
+    def keep_result(self, result: RankResult) -> None:
+        """What was held before, and what a stage has found since."""
+        self.result = result
 
     def keep_settings(self, workload: Workload, settings: dict[str, Value]) -> None:
         """Also in a file of its own, for the record of a run that ends before its result."""
@@ -57,12 +58,3 @@ class Journal:
         before = self.result.phases.get(name)
         seconds = (before.seconds or 0.0) if before else 0.0
         self.add(phases={name: Phase(seconds + time.perf_counter() - began, steps)})
-
-    def set_steps(self, name: str, steps: int) -> None:
-        """Of a phase that is over."""
-        self.add(phases={name: replace(self.result.phases[name], steps=steps)})
-
-    def steps_taken(self) -> int:
-        """Steps of the model until now, but for those after the window."""
-        names = ("cold_start", "warm_up", "steady", "after_stop")
-        return sum(int(self.result.phases[name].steps or 0) for name in names if name in self.result.phases)

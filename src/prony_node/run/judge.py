@@ -4,58 +4,102 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import asdict, replace
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from prony_node.backends.protocol import Flops
 from prony_node.contract.parallel import devices_of_model, models
+from prony_node.contract.rank_result import Findings, RankResult
 from prony_node.contract.record import Check, Metric, Phase, Steady, WorkDone, measured, missing
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import Peak
 from prony_node.measure import checks
 from prony_node.measure.loop import Window, latency_metrics
 from prony_node.run import several_ranks
-from prony_node.run.journal import Journal
 from prony_node.run.measuring import Measured
 from prony_node.run.prepare import Built, Setup
 from prony_node.run.quality import judge_split, judge_training
+from prony_node.run.watchdog import Progress
 from prony_node.stats import Estimate
 
 Interval = tuple[float, float]
 
 
-def judge(setup: Setup, built: Built, seen: Measured, journal: Journal) -> None:
-    """What the series says, what all ranks did together, and whether the model did what it should."""
-    step, several = built.model.step, setup.ranks.size > 1
-    journal.add(metrics=setup.backend.memory_metrics())
-    journal.keep(memory_held=setup.room.held_at_most())
-    judge_series(setup, built, seen, journal)
+@dataclass(frozen=True)
+class Judged:
+    """All that is known of the run; and the error, where judging failed: it takes memory of its own."""
+
+    result: RankResult
+    error: BaseException | None = None
+
+
+def judge(setup: Setup, built: Built, seen: Measured, so_far: RankResult, progress: Progress, folder: Path) -> Judged:
+    """What the series says, what all ranks did together, and whether the model did what it should.
+
+    The step series of other nodes' ranks are written to their places in the folder.
+    """
+    result = so_far
+    try:
+        for found in results(setup, built, seen, so_far, progress, folder):
+            result = found
+    except BaseException as error:
+        return Judged(result, error)
+    return Judged(result)
+
+
+def results(
+    setup: Setup, built: Built, seen: Measured, so_far: RankResult, progress: Progress, folder: Path
+) -> Iterator[RankResult]:
+    """Part after part, each with all that was found until then."""
+    yield (result := with_measured(setup, seen, so_far))
+    yield (result := judge_series(setup, built, seen, result))
     accounts: tuple[several_ranks.RankAccount, ...] = ()
-    if several:
-        accounts = join_ranks(setup, built, seen, journal)
-    judge_arithmetic(journal)
-    judge_split_scores(setup, built, seen, journal)
-    if step.training:
-        judge_learning(setup, built, seen, journal)
+    if setup.ranks.size > 1:
+        joined = several_ranks.join_rank_results(setup, built, seen, result, folder)
+        accounts = joined.accounts
+        yield (result := judge_joined(setup, built, joined))
+    yield (result := result.added(checks=(arithmetic_of(result),)))
+    yield (result := judge_split_scores(setup, built, seen, result))
+    if built.model.step.training:
+        yield (result := result.with_findings(judge_learning(setup, built, seen, result.steps_taken())))
         if not setup.plan.cut_short:
-            judge_still_training(setup, built, seen, journal)
+            yield (result := result.with_findings(judge_still_training(setup, built, seen, result.work, progress)))
     else:
-        judge_answers(setup, built, journal)
-    if several:
-        several_ranks.compare_ranks(setup, built, seen.step_s, accounts, journal)
+        yield (result := result.with_findings(measure_latency(setup, built, progress)))
+        yield (result := result.added(checks=answer_checks(built)))
+    if setup.ranks.size > 1:
+        yield several_ranks.compare_ranks(setup, built, seen.step_s, accounts, result, progress)
 
 
-def judge_series(setup: Setup, built: Built, seen: Measured, journal: Journal) -> None:
+def with_measured(setup: Setup, seen: Measured, so_far: RankResult) -> RankResult:
+    """With what was counted beside the loop."""
+    training = seen.training.intervals if seen.training is not None else None
+    return replace(
+        so_far.added({"cpu_utilisation": seen.cpu_utilisation, **setup.backend.memory_metrics()}),
+        memory_held=setup.room.held_at_most(),
+        series_period=seen.period,
+        stop_reason=seen.window.stop_reason,
+        training_monotonic=training,
+    )
+
+
+def judge_series(setup: Setup, built: Built, seen: Measured, so_far: RankResult) -> RankResult:
     """Rates, utilisation, work done, and the checks of the step series."""
     window, estimate = seen.window, seen.estimate()
-    journal.keep(steady=steady_of(estimate), loop_monotonic=window.monotonic)
-    journal.keep(window_monotonic=steady_interval(window, estimate))
-    journal.add(phases=phases_of(journal.result.phases, window, estimate))
-    work, made = work_done(setup, built, seen, estimate, journal.steps_taken())
-    journal.keep(work=work)
-    if setup.opened is not None:
-        journal.keep(data=built.model.data())
-    units, cold = built.units_per_step * models(setup.settings), journal.result.phases["cold_start"]
+    result = so_far.added(phases=phases_of(so_far.phases, window, estimate))
+    work, made = work_done(setup, built, seen, estimate, result.steps_taken())
+    result = replace(
+        result,
+        steady=steady_of(estimate),
+        work=work,
+        data=result.data if setup.opened is None else built.model.data(),
+        loop_monotonic=window.monotonic,
+        window_monotonic=steady_interval(window, estimate),
+    )
+    units, cold = built.units_per_step * models(setup.settings), result.phases["cold_start"]
     cache = cold.compile_cache
     source = f"host clock, compile cache {cache.state if cache else None}"
     metrics = rate_metrics(window, estimate, units, built.task.unit, built.model.waits_for_data, setup.ranks.size)
@@ -68,7 +112,7 @@ def judge_series(setup: Setup, built: Built, seen: Measured, journal: Journal) -
         checks.loader_check(metrics["data_wait_share"].value),
         checks.utilisation_check(metrics["mfu"]),
     ]
-    journal.add(metrics, tuple(found))
+    return result.added(metrics, tuple(found))
 
 
 def steady_of(estimate: Estimate | None) -> Steady | None:
@@ -206,46 +250,45 @@ def work_done(
     return work, [checks.updates_check(loop_steps, made, skipped)]
 
 
-def join_ranks(setup: Setup, built: Built, seen: Measured, journal: Journal) -> tuple[several_ranks.RankAccount, ...]:
-    """Metrics of all ranks in the first one's result; what every rank saw, for the first one alone."""
-    joined = several_ranks.join_rank_results(setup, built, seen, journal)
-    if joined.rate_per_device is not None:  # of copies: the first one's own rate was judged before
+def judge_joined(setup: Setup, built: Built, joined: several_ranks.JoinedRanks) -> RankResult:
+    """The result of all ranks, with how well a device is used: of copies the first one's own was judged before."""
+    if joined.rate_per_device is not None:
         metrics = utilisation(setup, built, joined.rate_per_device)
-        journal.add(metrics, (checks.utilisation_check(metrics["mfu"]),))
     elif joined.never_together:
         metrics = {name: missing(joined.never_together) for name in utilisation(setup, built, 0.0)}
-        journal.add(metrics, (checks.utilisation_check(metrics["mfu"]),))
-    return joined.accounts
+    else:
+        return joined.result
+    return joined.result.added(metrics, (checks.utilisation_check(metrics["mfu"]),))
 
 
-def judge_arithmetic(journal: Journal) -> None:
+def arithmetic_of(result: RankResult) -> Check:
     """Whether the rate, the time and the work in the record are of one window: of all copies, where there are some."""
-    result = journal.result
-    of_copies = (result.parallel or {}).get("window_s")
+    of_copies = result.parallel.window_s if result.parallel is not None else None
     seconds = float(of_copies or result.phases["steady"].seconds or 0.0)
     units = (result.work.units if result.work else None) or 0.0
-    journal.add(checks=(checks.arithmetic_check(result.metrics["throughput"].value, seconds, units),))
+    return checks.arithmetic_check(result.metrics["throughput"].value, seconds, units)
 
 
-def judge_split_scores(setup: Setup, built: Built, seen: Measured, journal: Journal) -> None:
+def judge_split_scores(setup: Setup, built: Built, seen: Measured, so_far: RankResult) -> RankResult:
     """What was learned, or answered, of a test split."""
-    kind = str((journal.result.data or {}).get("kind"))
+    kind = str((so_far.data or {}).get("kind"))
     if seen.training is not None:
-        journal.keep(learning=seen.training.to_json())
-        journal.add_findings(judge_training(seen.training, setup.settings, kind))
+        found = judge_training(seen.training, setup.settings, kind)
+        return replace(so_far.with_findings(found), learning=seen.training.learning())
     if seen.split is not None:
-        journal.add_findings(judge_split(setup, built, seen.split, kind))
+        return so_far.with_findings(judge_split(setup, built, seen.split, kind))
+    return so_far
 
 
-def judge_learning(setup: Setup, built: Built, seen: Measured, journal: Journal) -> None:
+def judge_learning(setup: Setup, built: Built, seen: Measured, steps_taken: int) -> Findings:
     """Did it train? Parameters are looked at first: a held-out loss moves the statistics of batch norms."""
     model, precision = built.model, built.model.step.precision
     moved = model.moved()
     parts = devices_of_model(setup.settings)
-    told = setup.ranks.gathered(moved)[:parts] if parts > 1 else []
-    if told:  # of a model that is split: of all parts of the first one, for the first rank
-        count, finite = sum(one.tensors for one in told), all(one.finite for one in told)
-        moved = replace(moved, moved=sum(one.moved for one in told), tensors=count, finite=finite)
+    of_parts = setup.ranks.gathered(moved)[:parts] if parts > 1 else []
+    if of_parts:  # of a model that is split: of all parts of the first one, for the first rank
+        count, finite = sum(one.tensors for one in of_parts), all(one.finite for one in of_parts)
+        moved = replace(moved, moved=sum(one.moved for one in of_parts), tensors=count, finite=finite)
     first, last = model.loss_first, model.held_out_loss()
     source = f"mean over {model.held_out_samples} held-out samples"
     metrics = {
@@ -255,15 +298,15 @@ def judge_learning(setup: Setup, built: Built, seen: Measured, journal: Journal)
         for name, value in (("loss_first", first), ("loss_last", last))
     }
     losses = checks.losses_check(setup.ranks.gathered(seen.losses_finite))
-    learned = checks.learning_checks(
-        first, last, journal.steps_taken(), moved.moved, moved.tensors, moved.finite, precision
-    )
+    learned = checks.learning_checks(first, last, steps_taken, moved.moved, moved.tensors, moved.finite, precision)
     if not setup.settings.get("sync", True):
         learned = [checks.not_as_asked(one) for one in learned]
-    journal.add(metrics, (losses, *learned))
+    return Findings(metrics, (losses, *learned))
 
 
-def judge_still_training(setup: Setup, built: Built, seen: Measured, journal: Journal) -> None:
+def judge_still_training(
+    setup: Setup, built: Built, seen: Measured, work: WorkDone | None, progress: Progress
+) -> Findings:
     """A few more of the very steps that were measured, after everything else was judged: do they train?"""
 
     def agree(done: bool) -> bool:
@@ -271,25 +314,31 @@ def judge_still_training(setup: Setup, built: Built, seen: Measured, journal: Jo
 
     if setup.learns:
         built.model.step.set_rate(1.0)  # at the end of its schedule it is too small to show
-    with journal.phase("further_steps"):
-        found = built.model.train_further(seen.probes, agree)
-    journal.set_steps("further_steps", found.steps)
+    progress.phase("further_steps")
+    began = time.perf_counter()
+    found = built.model.train_further(seen.probes, agree)
+    phases = {"further_steps": Phase(time.perf_counter() - began, found.steps)}
     parts = devices_of_model(setup.settings)
-    told = setup.ranks.gathered(found)[:parts] if parts > 1 else []
-    found = found.with_others(told) if told else found
-    work = journal.result.work
+    of_parts = setup.ranks.gathered(found)[:parts] if parts > 1 else []
+    found = found.with_others(of_parts) if of_parts else found
     skipped = (work.skipped_steps if work else None) or 0
-    journal.add(checks=(checks.still_training_check(found, skipped, built.model.step.precision),))
+    check = checks.still_training_check(found, skipped, built.model.step.precision)
+    return Findings(checks=(check,), phases=phases)
 
 
-def judge_answers(setup: Setup, built: Built, journal: Journal) -> None:
-    """Latency, and whether the answers are those of fp32."""
+def measure_latency(setup: Setup, built: Built, progress: Progress) -> Findings:
+    """How long a batch takes by itself."""
     model = built.model
-    with journal.phase("latency"):
-        metrics, requests = latency_metrics(model.step, model.batches, setup.backend.synchronise)
-    journal.set_steps("latency", requests)
+    progress.phase("latency")
+    began = time.perf_counter()
+    metrics, requests = latency_metrics(model.step, model.batches, setup.backend.synchronise)
+    phases = {"latency": Phase(time.perf_counter() - began, requests)}
     if setup.settings.get("phase") == "prefill":
         metrics = {**metrics, "time_to_first_token": replace(metrics["latency_p50"], scope="a batch of prompts")}
-    journal.add(metrics)
-    answered = model.answered()
-    journal.add(checks=tuple(checks.output_checks(answered.error, answered.finite, model.step.precision)))
+    return Findings(metrics, phases=phases)
+
+
+def answer_checks(built: Built) -> tuple[Check, ...]:
+    """Whether the answers are those of fp32."""
+    answered = built.model.answered()
+    return tuple(checks.output_checks(answered.error, answered.finite, built.model.step.precision))

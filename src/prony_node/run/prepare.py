@@ -6,20 +6,21 @@ import math
 import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
-from prony_node.backends import open_backend
-from prony_node.backends.protocol import Backend, BuiltModel, MemoryRoom, OpenedData, RankGroup, TaskOfWorkload
+from prony_node.backends import framework
+from prony_node.backends.protocol import Backend, BuiltModel, MemoryBudget, OpenedData, RankGroup, TaskOfWorkload
 from prony_node.contract import files
+from prony_node.contract.facts import DeviceFacts
 from prony_node.contract.machine import identify, parse_cpu_list
-from prony_node.contract.parallel import in_lockstep, models, replicas
+from prony_node.contract.parallel import in_lockstep, replicas
+from prony_node.contract.rank_result import RankBinding
 from prony_node.contract.record import Phase
+from prony_node.contract.run_folder import parse_device
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import Plan, judges_split, learns_to_quality, reads_data_set
-from prony_node.facts import device_facts
+from prony_node.contract.typed import encode
 from prony_node.measure.batch_search import Tried
-from prony_node.parallel.binding import allowed_cores, bind, bind_rank, share_of, wanted_cores
-from prony_node.parallel.place import RankPosition
+from prony_node.parallel.place import RankPosition, allowed_cores, bind, bind_rank, share_of, wanted_cores
 from prony_node.run import auto_batch
 from prony_node.run.journal import Journal
 from prony_node.run.processes import note_device
@@ -39,7 +40,7 @@ class Setup:
     backend: Backend
     ranks: RankGroup
     cores: tuple[int, ...]
-    room: MemoryRoom
+    room: MemoryBudget
     rule: StopRule
     opened: OpenedData | None = None  # the data set, where there is one
 
@@ -79,26 +80,25 @@ def prepare(plan: Plan, place: RankPosition | None, journal: Journal, closing: E
     cores = share_of(cores, place.local_rank, place.local_size)
     journal.keep(device_from_monotonic=time.monotonic())
     number = place.local_rank // int(requested.get("copies", 1))
-    backend = open_backend(str(requested.get("device", "auto")), number)
-    files.write_whole(journal.folder / files.DEVICE, device_facts(str(backend.device)))
+    backend = framework().open(str(requested.get("device", "auto")), number)
+    files.write_whole(journal.folder / files.DEVICE, encode(backend.facts()))
     bound = _bind(plan, place, backend)
-    if requested.get("bind") == "cores" and bound["cores"]:
-        cores = parse_cpu_list(bound["cores"])  # what its defaults follow from
+    if requested.get("bind") == "cores" and bound.cores:
+        cores = parse_cpu_list(bound.cores)  # what its defaults follow from
     settings = workload.effective(requested, backend.machine(len(cores)))
     if settings["batch_size"] == "auto":  # now, before this process takes memory of the device itself
         journal.keep_settings(workload, settings)
         settings = {**settings, "batch_size": _largest_batch(plan, workload, settings, journal)}
-    if "cores" in requested and not bound["cores"]:
+    if "cores" in requested and not bound.cores:
         bind(cores)
     backend.take_device(len(cores) if backend.kind == "cpu" or place.size > 1 else None)
     ranks = backend.ranks(place)
     if ranks.size > 1:
         _meet(plan, settings, backend, ranks, journal)
     if "bind" in requested:
-        journal.keep(binding=tuple(ranks.gathered({"rank": place.rank, **bound})))
+        journal.keep(binding=tuple(ranks.gathered(replace(bound, rank=place.rank))))
     room = backend.cap_memory(requested.get("memory_cap"), auto_batch.SHARE if plan.cut_short else 1.0)
     journal.keep(memory_room=room.room, unit=workload.unit)
-    journal.progress.unit = workload.unit
     journal.keep_settings(workload, settings)
     if note := backend.use_cache(settings, journal.folder, closing):
         journal.progress.note(note)
@@ -111,13 +111,13 @@ def _rule(plan: Plan) -> StopRule:
     return StopRule(tolerance=stop.tolerance, min_time_s=least_s, max_time_s=stop.max_time_s)
 
 
-def _bind(plan: Plan, place: RankPosition, backend: Backend) -> dict[str, Any]:
+def _bind(plan: Plan, place: RankPosition, backend: Backend) -> RankBinding:
     """Bind the rank to what lies next to its device, before it starts anything that should inherit it."""
     requested, allowed = plan.trial.settings, allowed_cores()
     how, devices = str(requested.get("bind", "none")), [str(backend.device)]
     if how != "none":  # the other ranks' devices too: cores next to several are shared
         wanted, copies = str(requested.get("device", "auto")), int(requested.get("copies", 1))
-        devices = [str(open_backend(wanted, rank // copies).device) for rank in range(place.local_size)]
+        devices = [str(framework().open(wanted, rank // copies).device) for rank in range(place.local_size)]
         allowed = wanted_cores(str(requested["cores"]), allowed) if "cores" in requested else allowed
     return bind_rank(how, place.local_rank, devices, allowed)
 
@@ -140,12 +140,12 @@ def _meet(plan: Plan, settings: dict[str, Value], backend: Backend, ranks: RankG
     ranks.start(backend.device, patience_s, in_lockstep(settings))
     place = ranks.place
     known = {"rank": place.rank, "node": place.node, "device": str(backend.device), **identify()}
-    facts: dict[str, Any] = files.read_json(journal.folder / files.DEVICE) or {}
+    facts = parse_device(files.read_json(journal.folder / files.DEVICE)) or DeviceFacts()
     for rank, (who, device) in enumerate(ranks.gathered((known, facts))):
         own = files.rank_folder(journal.folder, rank)
         files.make_folder(own)
         files.write_whole(own / files.RANK, who)
-        files.write_whole(own / files.DEVICE, {**device, "rank": rank, "host": who["host"]})
+        files.write_whole(own / files.DEVICE, encode(replace(device, rank=rank, host=who["host"])))
 
 
 def open_data(setup: Setup, journal: Journal) -> Setup:
@@ -175,7 +175,6 @@ def build(setup: Setup, journal: Journal, closing: ExitStack) -> tuple[Setup, Bu
     setup = replace(setup, settings=settings)
     samples = int(settings["batch_size"]) * int(settings.get("grad_accumulation", 1))
     units = samples * task.units_per_sample
-    journal.progress.units_per_step = units * models(settings)
     model = backend.build(workload, task, settings, setup.ranks, setup.opened, closing)
     passes_split = judges_split(settings) and model.judges_split() and not plan.cut_short
     fixed = _fixed_steps(setup, model, bool(task.varies), samples)

@@ -12,8 +12,9 @@ from prony_node.backends.protocol import Batch, SplitAnswers
 from prony_node.contract.errors import RequestError
 from prony_node.contract.parallel import replicas
 from prony_node.contract.rank_result import Findings
-from prony_node.contract.record import Check, Metric, Phase, measured, missing
+from prony_node.contract.record import Check, LearnedEpoch, Learning, Metric, Phase, TargetReached, measured, missing
 from prony_node.contract.settings import MORE, SCORES, SHARES, QualityTarget, parse_target
+from prony_node.contract.typed import stated
 from prony_node.measure.loop import Window, measured_loop, steps_per_block
 from prony_node.run.auto_batch import STEPS
 from prony_node.run.journal import Journal
@@ -64,25 +65,27 @@ class Training:
     """What was learned: the curve by epoch, and when the target was reached."""
 
     plan: EpochPlan
-    curve: tuple[dict[str, Any], ...] = ()
-    reached: dict[str, int] | None = None
+    curve: tuple[LearnedEpoch, ...] = ()
+    reached: TargetReached | None = None
     steps: int = 0
     evaluation_s: float = 0.0
     window: Window = field(default_factory=lambda: Window(""))  # of all epochs' steps
     intervals: tuple[tuple[float, float], ...] = ()  # of training, on the monotonic clock
 
-    def to_json(self) -> dict[str, Any]:
+    def learning(self) -> Learning:
+        """As the record has it."""
         plan = self.plan
-        return {
-            "score": plan.score,
-            "better": SCORES[plan.score],
-            "until": str(plan.target) if plan.target else None,
-            "target": plan.target.value if plan.target else None,
-            "reached": self.reached,
-            "test_samples": plan.test_samples,
-            "epochs": plan.epochs,
-            "curve": list(self.curve),
-        }
+        return stated(
+            Learning,
+            score=plan.score,
+            better=SCORES[plan.score],
+            until=str(plan.target) if plan.target else None,
+            target=plan.target.value if plan.target else None,
+            reached=self.reached,
+            test_samples=plan.test_samples,
+            epochs=plan.epochs,
+            curve=self.curve,
+        )
 
 
 class EpochTraining:
@@ -90,8 +93,8 @@ class EpochTraining:
 
     def __init__(self, setup: Setup, built: Built, plan: EpochPlan, journal: Journal) -> None:
         self.setup, self.built, self.plan, self.journal = setup, built, plan, journal
-        self.curve: list[dict[str, Any]] = []
-        self.reached: dict[str, int] | None = None
+        self.curve: list[LearnedEpoch] = []
+        self.reached: TargetReached | None = None
         self.evaluation_s = 0.0
         self.steps = 0
         self.began_s = time.monotonic()
@@ -129,20 +132,23 @@ class EpochTraining:
             found = ranks.from_first(found)
         self.evaluation_s += time.perf_counter() - began
         rate = built.task.learning_rate * rate_factor(self.steps - 1, plan.total_steps)
-        point = {
-            "epoch": epoch,
-            "steps": self.steps,
-            "samples": self.steps * built.samples_per_step * plan.replicas,
-            "training_s": round(training_s, 6),
-            "evaluation_s": round(self.evaluation_s, 6),
-            "learning_rate": rate,
-        }
         # A loss that went over all bounds is null: JSON has no infinity.
-        self.curve.append(point | {name: value if math.isfinite(value) else None for name, value in found.items()})
-        self.journal.keep(learning=self.so_far().to_json())  # an interrupted run keeps what it learned so far
+        scores = {name: value if math.isfinite(value) else None for name, value in found.items()}
+        point = LearnedEpoch(
+            epoch=epoch,
+            steps=self.steps,
+            samples=self.steps * built.samples_per_step * plan.replicas,
+            training_s=round(training_s, 6),
+            evaluation_s=round(self.evaluation_s, 6),
+            learning_rate=rate,
+            loss=scores.get("loss"),
+            more={name: value for name, value in scores.items() if name != "loss" or value is None},
+        )
+        self.curve.append(point)
+        self.journal.keep(learning=self.so_far().learning())  # an interrupted run keeps what it learned so far
         value = found[plan.score]
         if plan.target is not None and math.isfinite(value) and plan.target.reached(value):
-            self.reached = {"epoch": epoch, "steps": self.steps}
+            self.reached = TargetReached(epoch, self.steps)
 
     def so_far(self) -> Training:
         return Training(self.plan, tuple(self.curve), self.reached, self.steps, self.evaluation_s)
@@ -157,7 +163,7 @@ class EpochTraining:
 
     def where(self, epoch: int) -> str:
         score = self.plan.score
-        value = self.curve[-1][score] if self.curve else None
+        value = self.curve[-1].score(score) if self.curve else None
         last = "" if value is None else f", {score} {value:.4g} so far"
         return f"epoch {epoch} of {self.plan.epochs}{last}"
 
@@ -172,7 +178,6 @@ def train_epochs(training: EpochTraining, tracker: Tracker, step_s: float) -> Tr
         if training.reached is not None:
             break
     intervals = tuple(part.monotonic for part in parts)
-    training.journal.keep(training_monotonic=intervals)
     found = training.so_far()
     count = len(found.curve)
     why = f"{found.plan.target} after {count} epochs" if found.reached else f"{count} epochs were over"
@@ -209,7 +214,7 @@ def quality_after(training: Training, epoch: int, kind: str) -> Metric:
     score, curve = training.plan.score, training.curve
     if epoch > len(curve):
         return missing(f"there is no epoch {epoch}: the run ended after {len(curve)}")
-    value = curve[epoch - 1][score]
+    value = curve[epoch - 1].score(score)
     if value is None:
         if SCORES[score] == MORE:
             return missing(f"there is no {score}: the test split has nothing to be found")
@@ -234,14 +239,14 @@ def time_to_quality(training: Training) -> Metric:
         return missing(f"no quality was asked for; until='{plan.score}{sign}...' asks for one")
     if training.reached is None:
         return missing(f"{plan.target} was not reached: {best_of(training)}")
-    source = f"{plan.target} after epoch {training.reached['epoch']}, by {training.window.clock}"
-    seconds = training.curve[-1]["training_s"]
+    source = f"{plan.target} after epoch {training.reached.epoch}, by {training.window.clock}"
+    seconds = training.curve[-1].training_s or 0.0
     return measured(seconds, "s", scope="training alone, without evaluation", source=source)
 
 
 def best_of(training: Training) -> str:
     score, curve = training.plan.score, training.curve
-    known = [point[score] for point in curve if point[score] is not None]
+    known = [value for point in curve if (value := point.score(score)) is not None]
     if not known:
         return f"the {score} was never finite"
     best = max(known) if SCORES[score] == MORE else min(known)

@@ -16,7 +16,7 @@ from prony_node.parallel.place import RankPosition
 from prony_node.run.collective import measure_collective
 from prony_node.run.journal import Journal
 from prony_node.run.judge import judge
-from prony_node.run.measuring import Course, measure
+from prony_node.run.measuring import WindowPlan, measure
 from prony_node.run.prepare import Built, Setup, build, open_data, prepare
 from prony_node.run.quality import plan_epochs, plan_split
 from prony_node.run.step_series import write_blocks
@@ -43,24 +43,25 @@ def run(plan: Plan, journal: Journal, place: RankPosition | None = None) -> Rank
 def run_model(setup: Setup, built: Built, journal: Journal) -> None:
     """Cold start, warm-up, the measured window, and what it says."""
     setup.backend.reset_peak_memory()
-    course = plan_course(setup, built)
+    planned = plan_window(setup, built)
     if setup.learns:
         built.model.step.keep_start()
     cold_start(setup, built, journal)
     warm = warm_up(setup, built, journal)
     if setup.learns:
         built.model.step.restart()  # what is learned is learned in the epochs that are counted
-    seen = measure(setup, built, course, warm, journal)
-    try:
-        judge(setup, built, seen, journal)
-    finally:  # to judge takes memory of its own, and what was measured is to outlast that
-        with journal.phase("teardown"):
-            write_blocks(journal.folder / files.STEPS, seen.window.blocks)
+    seen = measure(setup, built, planned, warm, journal)
+    judged = judge(setup, built, seen, journal.result, journal.progress, journal.folder)
+    journal.keep_result(judged.result)
+    with journal.phase("teardown"):
+        write_blocks(journal.folder / files.STEPS, seen.window.blocks)
+    if judged.error is not None:  # what was measured outlasts it
+        raise judged.error
     if built.fixed_steps is None and int(setup.settings.get("copies", 1)) == 1:
         setup.backend.keep_winners()  # a few steps are what is compiled beside others, to be measured later
 
 
-def plan_course(setup: Setup, built: Built) -> Course:
+def plan_window(setup: Setup, built: Built) -> WindowPlan:
     """What is measured: whole epochs, passes over a test split, or steps until the stop rule is content."""
     if setup.learns:
         return plan_epochs(setup, built)
@@ -71,7 +72,7 @@ def cold_start(setup: Setup, built: Built, journal: Journal) -> None:
     """The first steps. They are steps like any other, and compile, tune and capture on the way."""
     step = built.model.step
     with journal.phase("cold_start", steps=step.first_steps):
-        built.model.settle()
+        built.model.wait_until_idle()
         step.prepare(built.model.first)
         setup.backend.synchronise()
     cold = journal.result.phases["cold_start"]

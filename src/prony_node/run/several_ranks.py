@@ -3,61 +3,65 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from pathlib import Path
 from statistics import median
-from typing import Any
 
 from prony_node.contract import files
 from prony_node.contract.machine import identify
 from prony_node.contract.parallel import AXES, devices_of_model, form_of, replicas
-from prony_node.contract.rank_result import RankResult
-from prony_node.contract.record import Check, Metric, WorkDone, measured, missing
+from prony_node.contract.rank_result import RankResult, RankTimes
+from prony_node.contract.record import (
+    Check,
+    Metric,
+    ParallelWork,
+    Phase,
+    RankPace,
+    RankWork,
+    SlowestRank,
+    WorkDone,
+    measured,
+    missing,
+)
+from prony_node.contract.typed import overlaid, stated
 from prony_node.measure.loop import measured_loop, steps_per_block
-from prony_node.run.journal import Journal
 from prony_node.run.measuring import Measured
 from prony_node.run.prepare import Built, Setup
 from prony_node.run.step_series import CommonWindow, CopySeries, common_window, summed, write_blocks
+from prony_node.run.watchdog import Progress
 from prony_node.stats import StopRule, Tracker
 
-TIMES = ("loop_monotonic", "window_monotonic", "training_monotonic", "device_from_monotonic")
 
-
-@dataclass(frozen=True)
-class RankTimes:
-    """When a rank did what, by its own clock; the boot says which machine's that is."""
-
-    node: int
-    rank: int
-    host: str
-    times: dict[str, Any]
-
-
-def own_times(result: RankResult) -> dict[str, Any]:
+def own_times(node: int, rank: int, host: str, result: RankResult) -> RankTimes:
     """What this rank knows, for the first one to hear."""
-    return {"boot_id": identify()["boot_id"], **{name: getattr(result, name) for name in TIMES}}
+    return RankTimes(
+        node, rank, host, identify()["boot_id"], result.loop_monotonic, result.window_monotonic,
+        result.training_monotonic, result.device_from_monotonic,
+    )  # fmt: skip
 
 
-def times_of_nodes(told: Iterable[RankTimes]) -> list[dict[str, Any]]:
+def times_of_nodes(told: Iterable[RankTimes]) -> list[RankTimes]:
     """Those of the first rank of each node."""
-    found: dict[int, dict[str, Any]] = {}
+    found: dict[int, RankTimes] = {}
     for one in told:
-        found.setdefault(one.node, {"node": one.node, "rank": one.rank, "host": one.host, **one.times})
+        found.setdefault(one.node, one)
     return list(found.values())
 
 
 def in_common(
-    nodes: list[dict[str, Any]], window: Sequence[float] | None, barriers_s: dict[int, float]
-) -> list[dict[str, Any]]:
+    nodes: Sequence[RankTimes], window: Sequence[float] | None, barriers_s: dict[int, float]
+) -> list[RankTimes]:
     """Of copies: the window that all share, given by the first one's clock, by each node's.
 
     The barrier before it, by the clock of each rank, is the one instant that all saw.
     """
-    first_s = barriers_s[nodes[0]["rank"]]
-    shifts_s = [barriers_s[one["rank"]] - first_s for one in nodes]
+    first_s = barriers_s[nodes[0].rank]
+    shifts_s = [barriers_s[one.rank] - first_s for one in nodes]
     return [
-        {**one, "window_monotonic": window and [edge_s + shift_s for edge_s in window]}
+        replace(one, window_monotonic=None if window is None else tuple(edge_s + shift_s for edge_s in window))
         for one, shift_s in zip(nodes, shifts_s, strict=True)
     ]
 
@@ -83,8 +87,8 @@ class RankAccount:
     total_steps: int
     barrier_s: float  # the barrier before the window, by its clock
     series: CopySeries
+    times: RankTimes
     metrics: dict[str, Metric] = field(default_factory=dict)
-    times: dict[str, Any] = field(default_factory=dict)
     common_steps: float | None = None  # of copies: in the window that all share
     pace: Pace | None = None
 
@@ -92,16 +96,23 @@ class RankAccount:
     def name(self) -> str:
         return f"rank {self.rank} ({self.host}, {self.device})"
 
-    def to_json(self) -> dict[str, Any]:
+    def work(self) -> RankWork:
+        """As the record has it."""
         series, pace = self.series, self.pace
-        common = {} if self.common_steps is None else {"common_steps": self.common_steps}
-        return {
-            "rank": self.rank, "node": self.node, "host": self.host, "device": self.device, "steps": self.steps,
-            "seconds": series.seconds, "total_steps": self.total_steps, "begin_s": series.begin_s,
-            "cut_s": series.cut_s, "step_s": series.step_s, "low_s": series.low_s, "high_s": series.high_s, **common,
-            "pace": pace and {"seconds": pace.seconds, "low": pace.low, "high": pace.high},
-            **{name: self.metrics[name].value for name in MEMORY if name in self.metrics},
-        }  # fmt: skip
+        peaks = {name: self.metrics[name].value for name in MEMORY if name in self.metrics}
+        known = stated(
+            RankWork, rank=self.rank, node=self.node, host=self.host, device=self.device, steps=self.steps,
+            seconds=series.seconds, total_steps=self.total_steps, begin_s=series.begin_s, cut_s=series.cut_s,
+            step_s=series.step_s, low_s=series.low_s, high_s=series.high_s,
+            pace=None if pace is None else stated(RankPace, seconds=pace.seconds, low=pace.low, high=pace.high),
+        )  # fmt: skip
+        return replace(
+            known,
+            common_steps=self.common_steps,
+            peak_memory=peaks.get("peak_memory"),
+            peak_memory_host=peaks.get("peak_memory_host"),
+            more={**known.more, **{name: None for name, value in peaks.items() if value is None}},
+        )
 
 
 PACE_S, MOST_PACE_S = 1.0, 10.0  # that each rank goes by itself; longer where a step is long
@@ -109,30 +120,31 @@ FEWEST_PACE_STEPS = 5  # steps that it shall take then
 STRAGGLER_SHARE = 0.05  # a straggler takes so much longer than the middle of the others, beyond what chance explains
 
 
-def own_pace(setup: Setup, built: Built, step_s: float, journal: Journal) -> Pace | None:
-    """A step of this rank without the exchange of gradients, after all that was asked for is measured.
+def own_pace(setup: Setup, built: Built, step_s: float, progress: Progress) -> tuple[Pace | None, dict[str, Phase]]:
+    """A step of this rank without the exchange of gradients, after all that was asked for is measured; and the phase.
 
-    None where no rank can go by itself.
+    None where no rank can train without the others.
     """
     model, backend = built.model, setup.backend
-    if not model.go_alone():
-        return None
-    with journal.phase("pace"):
-        model.step(next(model.batches))  # the first one without an exchange may be compiled anew
-        backend.synchronise()
-        setup.ranks.barrier()
-        block_steps = steps_per_block(step_s)
-        seconds = max(PACE_S, min(MOST_PACE_S, FEWEST_PACE_STEPS * step_s))
-        rule = StopRule(tolerance=1e-9, min_time_s=seconds / 2, max_time_s=seconds)
-        window = measured_loop(
-            model.step, model.batches, backend.clock(block_steps * step_s), Tracker(rule), block_steps=block_steps,
-            time_waits=model.waits_for_data,
-        )  # fmt: skip
-    journal.set_steps("pace", window.steps)
+    if not model.stop_exchanging():
+        return None, {}
+    progress.phase("pace")
+    began = time.perf_counter()
+    model.step(next(model.batches))  # the first one without an exchange may be compiled anew
+    backend.synchronise()
+    setup.ranks.barrier()
+    block_steps = steps_per_block(step_s)
+    seconds = max(PACE_S, min(MOST_PACE_S, FEWEST_PACE_STEPS * step_s))
+    rule = StopRule(tolerance=1e-9, min_time_s=seconds / 2, max_time_s=seconds)
+    window = measured_loop(
+        model.step, model.batches, backend.clock(block_steps * step_s), Tracker(rule), block_steps=block_steps,
+        time_waits=model.waits_for_data,
+    )  # fmt: skip
+    phases = {"pace": Phase(time.perf_counter() - began, window.steps)}
     found = window.estimate(rule)
     if found is None:
-        return Pace(window.duration_s / window.steps, None, None)
-    return Pace(found.step_time_s, found.step_time_low_s, found.step_time_high_s)
+        return Pace(window.duration_s / window.steps, None, None), phases
+    return Pace(found.step_time_s, found.step_time_low_s, found.step_time_high_s), phases
 
 
 def ranks_check(accounts: Sequence[RankAccount]) -> Check:
@@ -167,55 +179,54 @@ DIAGNOSTIC = (
 class JoinedRanks:
     """What all ranks saw, in the first one; of copies, the rate of a device in the window that all share."""
 
+    result: RankResult  # with the metrics of all
     accounts: tuple[RankAccount, ...] = ()
     rate_per_device: float | None = None
     never_together: str = ""  # why copies have no rate, where they have none
 
 
-def join_rank_results(setup: Setup, built: Built, seen: Measured, journal: Journal) -> JoinedRanks:
+def join_rank_results(setup: Setup, built: Built, seen: Measured, so_far: RankResult, folder: Path) -> JoinedRanks:
     """After the window, before what the model did is judged: metrics of all ranks in the first one's result."""
     settings, ranks = setup.settings, setup.ranks
-    accounts = ranks.gathered(account(setup, seen, journal))
-    parallel = {
-        "form": form_of(settings),
-        "backend": ranks.backend,
-        "timeout_s": ranks.timeout_s,
-        "micro_batch": int(settings["batch_size"]),
-        "grad_accumulation": int(settings.get("grad_accumulation", 1)),
-        "replicas": replicas(settings),
-        "global_batch": settings.get("global_batch"),
-        "mesh": {name: int(settings[name]) for name in AXES} if devices_of_model(settings) > 1 else None,
-        "diagnostic": None if settings.get("sync", True) else DIAGNOSTIC,
-    }
-    journal.keep(parallel=parallel)
+    accounts = ranks.gathered(account(setup, seen, so_far))
+    parallel = stated(
+        ParallelWork,
+        form=form_of(settings),
+        backend=ranks.backend,
+        timeout_s=ranks.timeout_s,
+        micro_batch=int(settings["batch_size"]),
+        grad_accumulation=int(settings.get("grad_accumulation", 1)),
+        replicas=replicas(settings),
+        global_batch=int(settings["global_batch"]) if "global_batch" in settings else None,
+        mesh={name: int(settings[name]) for name in AXES} if devices_of_model(settings) > 1 else None,
+        diagnostic=None if settings.get("sync", True) else DIAGNOSTIC,
+    )
+    result = replace(so_far, parallel=parallel)
     if not settings.get("sync", True):
-        journal.add(checks=(Check("sync", "warn", DIAGNOSTIC),))
+        result = result.added(checks=(Check("sync", "warn", DIAGNOSTIC),))
     if not accounts:  # not the first rank: the others' are not here
-        return JoinedRanks()
-    nodes = times_of_nodes(RankTimes(one.node, one.rank, one.host, one.times) for one in accounts)
+        return JoinedRanks(result)
+    nodes = times_of_nodes(one.times for one in accounts)
     barriers_s = {one.rank: one.barrier_s for one in accounts}
     accounts = since_start(accounts)
-    journal.add(metrics=of_all(accounts))
-    joined = JoinedRanks(tuple(accounts))
+    result = result.added(of_all(accounts))
+    joined = JoinedRanks(result, tuple(accounts))
     if not setup.lockstep:
-        work = journal.result.work
-        copies = sum_copies(built, accounts, seen.began_s, work or WorkDone(), journal.result.metrics["throughput"])
-        joined = JoinedRanks(copies.accounts, copies.rate_per_device, copies.never_together)
-        journal.add(metrics=copies.metrics)
-        journal.keep(
-            window_monotonic=copies.window, work=copies.work, parallel={**parallel, "window_s": copies.seconds}
-        )
+        work = result.work or WorkDone()
+        copies = sum_copies(built, accounts, seen.began_s, work, result.metrics["throughput"])
+        whole = overlaid(parallel, stated(ParallelWork, window_s=copies.seconds))
+        result = replace(result.added(copies.metrics), window_monotonic=copies.window, work=copies.work, parallel=whole)
+        joined = JoinedRanks(result, copies.accounts, copies.rate_per_device, copies.never_together)
         nodes = in_common(nodes, copies.window, barriers_s)
-    journal.keep(nodes=tuple(nodes))
-    journal.add(metrics=communication(built))
+    joined = replace(joined, result=replace(result.added(communication(built)), nodes=tuple(nodes)))
     for one in joined.accounts[1:]:
-        own = files.rank_folder(journal.folder, one.rank)
+        own = files.rank_folder(folder, one.rank)
         if not (own / files.EFFECTIVE).exists():  # it writes on another node
             write_blocks(own / files.STEPS, one.series.blocks)
     return joined
 
 
-def account(setup: Setup, seen: Measured, journal: Journal) -> RankAccount:
+def account(setup: Setup, seen: Measured, so_far: RankResult) -> RankAccount:
     """What this rank saw."""
     estimate, window, place = seen.estimate(), seen.window, setup.ranks.place
     blocks = tuple((block.steps, block.duration_s, block.data_wait_s) for block in window.blocks)
@@ -225,18 +236,18 @@ def account(setup: Setup, seen: Measured, journal: Journal) -> RankAccount:
     else:
         low_s, high_s, seconds = estimate.step_time_low_s, estimate.step_time_high_s, estimate.cut_s + estimate.window_s
         series = CopySeries(begin_s, estimate.cut_s, seconds, estimate.step_time_s, low_s, high_s, blocks)
-    metrics = journal.result.metrics
+    metrics, host = so_far.metrics, str(identify()["host"])
     return RankAccount(
         rank=place.rank,
         node=place.node,
-        host=str(identify()["host"]),
+        host=host,
         device=str(setup.backend.device),
         steps=estimate.cut_steps + estimate.steps if estimate else window.steps,
-        total_steps=journal.steps_taken(),
+        total_steps=so_far.steps_taken(),
         barrier_s=seen.began_s,
         series=series,
         metrics={name: metrics[name] for name in (*LARGEST, "cpu_utilisation") if name in metrics},
-        times=own_times(journal.result),
+        times=own_times(place.node, place.rank, host, so_far),
     )
 
 
@@ -352,29 +363,33 @@ def communication(built: Built) -> dict[str, Metric]:
     }
 
 
-def compare_ranks(setup: Setup, built: Built, step_s: float, accounts: Sequence[RankAccount], journal: Journal) -> None:
+def compare_ranks(
+    setup: Setup, built: Built, step_s: float, accounts: Sequence[RankAccount], so_far: RankResult, progress: Progress
+) -> RankResult:
     """At the very end: whether the replicas are still one model, and which rank is the slowest."""
     settings = setup.settings
     norms = built.model.weights()
-    pace = own_pace(setup, built, step_s, journal) if setup.lockstep else None
-    told = setup.ranks.gathered((norms, pace))
-    if not told:
-        return
+    pace, phases = own_pace(setup, built, step_s, progress) if setup.lockstep else (None, {})
+    result = so_far.added(phases=phases)
+    gathered = setup.ranks.gathered((norms, pace))
+    if not gathered:
+        return result
     if form_of(settings) == "ddp" and settings["sync"]:
-        journal.add(checks=(replicas_check([one for one, _ in told], devices_of_model(settings)),))
+        result = result.added(checks=(replicas_check([one for one, _ in gathered], devices_of_model(settings)),))
     paced = [
         replace(one, pace=own if setup.lockstep else Pace(one.series.step_s, one.series.low_s, one.series.high_s))
-        for one, (_, own) in zip(accounts, told, strict=True)
+        for one, (_, own) in zip(accounts, gathered, strict=True)
     ]
-    journal.add(checks=(ranks_check(paced),))
+    result = result.added(checks=(ranks_check(paced),))
     known = [(one, one.pace.seconds) for one in paced if one.pace is not None]
     slowest = max(known, key=lambda one: one[1])[0] if known else None
-    own = {
-        "slowest": {"rank": slowest.rank, "host": slowest.host, "device": slowest.device} if slowest else None,
-        "spread": spread([seconds for _, seconds in known]) if known else None,
-        "ranks": [one.to_json() for one in paced],
-    }
-    journal.keep(parallel={**(journal.result.parallel or {}), **own})
+    own = stated(
+        ParallelWork,
+        slowest=SlowestRank(slowest.rank, slowest.host, slowest.device) if slowest else None,
+        spread=spread([seconds for _, seconds in known]) if known else None,
+        ranks=tuple(one.work() for one in paced),
+    )
+    return replace(result, parallel=overlaid(result.parallel or ParallelWork(), own))
 
 
 def spread(paces_s: list[float]) -> float:

@@ -8,9 +8,9 @@ from prony_node.stats import Decision, StopRule, Tracker
 STOP = 1  # a word to copies
 
 
-def tracker_of_ranks(rule: StopRule, ranks: RankGroup, block_s: float, *, lockstep: bool) -> Tracker:
+def tracker_of_ranks(rule: StopRule, ranks: RankGroup, block_s: float, *, lockstep: bool, period: int = 0) -> Tracker:
     """By what this rank decides; `lockstep`: ranks wait for each other in each step."""
-    return LockstepTracker(rule, ranks, block_s) if lockstep else IndependentTracker(rule, ranks)
+    return LockstepTracker(rule, ranks, block_s, period) if lockstep else IndependentTracker(rule, ranks, period)
 
 
 LOOK_EVERY_S = 0.25  # the first rank's word is sent, and the one before is read
@@ -26,8 +26,8 @@ class LockstepTracker(Tracker):
 
     __slots__ = ("_blocks", "_every", "_own", "_ranks", "_sent")
 
-    def __init__(self, rule: StopRule, ranks: RankGroup, block_s: float) -> None:
-        super().__init__(rule)
+    def __init__(self, rule: StopRule, ranks: RankGroup, block_s: float, period: int = 0) -> None:
+        super().__init__(rule, period)
         self._ranks = ranks
         self._every = max(1, round(LOOK_EVERY_S / max(block_s, 1e-6)))
         self._blocks = 0
@@ -52,8 +52,8 @@ class IndependentTracker(Tracker):
 
     __slots__ = ("_ranks", "_sent")
 
-    def __init__(self, rule: StopRule, ranks: RankGroup) -> None:
-        super().__init__(rule)
+    def __init__(self, rule: StopRule, ranks: RankGroup, period: int = 0) -> None:
+        super().__init__(rule, period)
         self._ranks = ranks
         self._sent: SentWord | None = None
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from prony_node.contract import files
 from prony_node.contract.parallel import rank_count
+from prony_node.contract.record import FailureKind
 from prony_node.contract.safe_files import open_in_run, stat_in_run
 from prony_node.contract.trial import Plan
 from prony_node.stats import Decision, StopRule
@@ -23,23 +24,28 @@ class Progress:
         self._file = files.open_text(folder / files.PROGRESS, append=True, buffering=1)
         self._phase = "start"
         self._began = time.monotonic()
-        self.rule: StopRule | None = None
-        self.units_per_step = 0
-        self.unit = ""
+        self._rule: StopRule | None = None  # these three from the phase on that has a rate
+        self._units_per_step = 0
+        self._unit = ""
 
     def phase(self, name: str, note: str = "") -> None:
         self._phase = name
         self._began = time.monotonic()
         self.write(**({"note": note} if note else {}))
 
+    def measure(self, rule: StopRule, unit: str, units_per_step: int, note: str = "") -> None:
+        """The phase whose lines have a rate, in units per second of so many units per step."""
+        self._rule, self._unit, self._units_per_step = rule, unit, units_per_step
+        self.phase("measure", note)
+
     def write(self, **more: Any) -> None:
         elapsed_s = round(time.monotonic() - self._began, 3)
         line = {"time": time.time(), "phase": self._phase, "elapsed_s": elapsed_s}
-        line |= {"steps": 0, "rate": None, "unit": f"{self.unit}/s" if self.unit else None}
+        line |= {"steps": 0, "rate": None, "unit": f"{self._unit}/s" if self._unit else None}
         line |= {
             "half_width": None,
             "window_s": None,
-            "target": self.rule.tolerance if self.rule else None,
+            "target": self._rule.tolerance if self._rule else None,
             "left_s": None,
             **more,
         }
@@ -51,15 +57,15 @@ class Progress:
     def measuring(self, steps: int, decision: Decision | None) -> None:
         """A line from inside the measured loop, at most two a second."""
         elapsed_s = time.monotonic() - self._began
-        rate = steps * self.units_per_step / elapsed_s if elapsed_s > 0.5 else None
+        rate = steps * self._units_per_step / elapsed_s if elapsed_s > 0.5 else None
         half_width = window_s = left_s = note = None
         if decision is not None and decision.estimate is not None:
-            rate = self.units_per_step / decision.estimate.step_time_s
+            rate = self._units_per_step / decision.estimate.step_time_s
             half_width, window_s = decision.estimate.relative_half_width, decision.estimate.window_s
-            if self.rule is not None and half_width <= self.rule.tolerance:
+            if self._rule is not None and half_width <= self._rule.tolerance:
                 note = decision.reason  # narrow enough, and yet it goes on
-        if self.rule is not None:
-            left_s = time_left_s(elapsed_s, half_width, self.rule)
+        if self._rule is not None:
+            left_s = time_left_s(elapsed_s, half_width, self._rule)
         more = {"note": note} if note else {}
         self.write(steps=steps, rate=rate, half_width=half_width, window_s=window_s, left_s=left_s, **more)
 
@@ -82,7 +88,7 @@ EXIT_GRACE_S = 60.0  # for a rank that has written its result to end by itself
 class Alarm:
     """Why the rank must be ended."""
 
-    kind: str  # hung or time-limit
+    kind: FailureKind  # hung or time-limit
     message: str
 
 

@@ -154,8 +154,8 @@ def transient_length(values: list[float]) -> int:
     if count < FEWEST_BATCHES:
         return 0
     values = clipped(values, HEAD_CLIP_DEVIATIONS)
-    settled = detrended(values[count // 2 :])
-    noise = change_variance(settled, first=2)
+    second_half = detrended(values[count // 2 :])
+    noise = change_variance(second_half, first=2)
     # A perfectly constant tail has no noise at all: changes below a millionth are no transient either.
     variance = max(noise.variance, (1e-6 * values[-1]) ** 2, 1e-300)
     enough = t_quantile(1.0 - SINGLE_TEST_ERROR, noise.degrees) ** 2 * variance

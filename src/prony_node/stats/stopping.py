@@ -83,9 +83,9 @@ class Tracker:
 
     __slots__ = ("_decision", "_next_look_s", "_store", "period", "rule")
 
-    def __init__(self, rule: StopRule) -> None:
+    def __init__(self, rule: StopRule, period: int = 0) -> None:
         self.rule = rule
-        self.period = 0
+        self.period = period
         self._store = BlockStore()
         self._decision: Decision | None = None  # to stop
         self._next_look_s = rule.min_time_s

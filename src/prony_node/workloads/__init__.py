@@ -1,4 +1,4 @@
-"""The table of workloads. Nothing here or in a family's config.py imports torch."""
+"""The table of workloads. Nothing here, in config.py or in a family's *_config.py imports torch."""
 
 from __future__ import annotations
 
@@ -12,18 +12,16 @@ from typing import TYPE_CHECKING
 from prony_node.contract import plugins
 from prony_node.contract.errors import RequestError, unknown
 from prony_node.contract.parallel import devices_of_model
-from prony_node.workloads.ceilings.config import CEILINGS
-from prony_node.workloads.collective.config import COLLECTIVES
-from prony_node.workloads.config import Workload
-from prony_node.workloads.detect.config import DETECT_WORKLOADS
-from prony_node.workloads.dino.config import DINO_WORKLOADS
-from prony_node.workloads.image.config import IMAGE_LIBRARIES, IMAGE_WORKLOADS
-from prony_node.workloads.kernels import attention_order
-from prony_node.workloads.language.config import LANGUAGE_LIBRARIES, LANGUAGE_WORKLOADS
-from prony_node.workloads.model_file.config import workload_of_file
-from prony_node.workloads.published import PUBLISHED as PUBLISHED
-from prony_node.workloads.reconstruct.config import RECONSTRUCT_WORKLOADS
-from prony_node.workloads.segment.config import SEGMENT_WORKLOADS
+from prony_node.workloads.ceilings_config import CEILINGS
+from prony_node.workloads.collective_config import COLLECTIVES
+from prony_node.workloads.config import PUBLISHED as PUBLISHED
+from prony_node.workloads.config import Workload, attention_order
+from prony_node.workloads.detect_config import DETECT_WORKLOADS, DINO_WORKLOADS
+from prony_node.workloads.image_config import IMAGE_LIBRARIES, IMAGE_WORKLOADS
+from prony_node.workloads.language_config import LANGUAGE_LIBRARIES, LANGUAGE_WORKLOADS
+from prony_node.workloads.model_file_config import workload_of_file
+from prony_node.workloads.reconstruct_config import RECONSTRUCT_WORKLOADS
+from prony_node.workloads.segment_config import SEGMENT_WORKLOADS
 
 if TYPE_CHECKING:
     from prony_node.backends.torch.task import Task
@@ -97,14 +95,14 @@ def workload_of(plan: Plan) -> Workload:
 def build_task(workload: Workload, settings: dict[str, Value]) -> Task:
     """Import the family's code (and so torch and its model library), or run a user's own file, and build the task."""
     if workload.module.endswith(".py"):
-        from prony_node.workloads.model_file.load import load_model_file
+        from prony_node.workloads.model_file import load_model_file
 
         loaded = load_model_file(Path(workload.module))
         if loaded.workload.name != workload.name:
             raise RequestError(f"{workload.module} was changed after the run was planned; start it again")
         return replace(loaded.build(workload, settings), attention_order=attention_order((), settings))
-    module = importlib.import_module(workload.module)
-    task: Task = module.build(workload, settings)
+    module, _, function = workload.module.partition(":")
+    task: Task = getattr(importlib.import_module(module), function or "build")(workload, settings)
     task = replace(task, attention_order=attention_order(workload.kernels, settings))
     if devices_of_model(settings) > 1:  # only then: torch's DTensor and pipelines take a while to import
         task = replace(task, split=importlib.import_module(workload.split_module).stages_of)

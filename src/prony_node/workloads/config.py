@@ -1,12 +1,13 @@
-"""What every workload states, torch-free: its defaults for a device, and the settings that it refuses."""
+"""What every workload states, torch-free: its kernels, its defaults for a device, what it refuses, and its presets."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
-from prony_node.contract.errors import RequestError
+from prony_node.contract.errors import RequestError, nearest
 from prony_node.contract.kernels import DEFAULT, LIBRARY, join_kernels, kernel_names
 from prony_node.contract.machine import Machine
 from prony_node.contract.parallel import check_model, devices_of_model, fill_batches, form_of, parallel_defaults
@@ -20,8 +21,274 @@ from prony_node.contract.trial import (
     reads_data_set,
 )
 from prony_node.data.generated_folder import FILES_ALONE
-from prony_node.workloads.kernels import Kernel, check_kernels, of_mode
-from prony_node.workloads.published import published
+
+# The kernels that workloads have in place of their library's implementation of a layer, and where each is a default.
+#
+# A kernel computes the same function. `kernels=default` turns on what has been shown to pay for the workload, mode,
+# precision and device; docs/background/performance.md has the figures.
+
+
+Where = Literal["", "any", "cuda", "cuda-training", "few"]  # few: in steps of few samples on one CUDA device
+Settings = Mapping[str, Value]
+ATTENTION_ORDER = ("cudnn", "flash", "efficient")  # cuDNN's kernels are written for Hopper
+ATTENTION_NAMES = {f"{name}-attention": name for name in (*ATTENTION_ORDER, "math")}
+
+
+def _anything(requested: Settings, machine: Machine) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One implementation of a layer, by a name that says what it is."""
+
+    name: str
+    help: str
+    default: Where = ""  # where kernels=default has it, of the workload that holds it
+    mode: str = ""  # train or infer, where it has no meaning in the other
+    devices: tuple[str, ...] = ()  # kinds of device that can run it, where not all can
+    part_of: str = ""  # another kernel, without which it has no place
+    pays: Callable[[Settings, Machine], bool] = _anything  # as a default, with the settings that were asked for
+
+    @property
+    def orders_attention(self) -> bool:
+        """Whether it says which of torch's attention kernels is asked first."""
+        return self.name in ATTENTION_NAMES
+
+    def by_default(self, where: Where) -> Kernel:
+        return replace(self, default=where)
+
+    def is_default(self, requested: Settings, mode: str, machine: Machine, few: bool) -> bool:
+        on_cuda = machine.device == "cuda" and requested.get("precision") != "fp64"
+        there = {
+            "": False, "any": True, "cuda": on_cuda, "cuda-training": on_cuda and mode == "train", "few": few,
+        }[self.default]  # fmt: skip
+        return there and self.mode in ("", mode) and self.pays(requested, machine)
+
+
+def _compiled(requested: Settings, machine: Machine) -> bool:
+    """What the compiler makes one kernel of."""
+    return requested.get("compile") != "off"
+
+
+def _folds(requested: Settings, machine: Machine) -> bool:
+    """A folded stem takes even sides, and lays images out channels last; the compiler folds."""
+    even = int(requested.get("image_size", 2)) % 2 == 0
+    return even and requested.get("memory_format") != "contiguous" and _compiled(requested, machine)
+
+
+def _fuses(requested: Settings, machine: Machine) -> bool:
+    """What cuDNN joins to a convolution was shown to pay in 16 bits, channels last."""
+    halves = requested.get("precision", "bf16") in ("bf16", "bf16-pure", "fp16")
+    return halves and requested.get("memory_format") != "contiguous" and not machine.rocm
+
+
+GPUS = ("cuda", "xpu")
+COMPILED_NORMS = Kernel(
+    "compiled-norms", "batch norms by sums of values and squares, ReLUs by sign, for the compiler",
+    mode="train", pays=_compiled,
+)  # fmt: skip
+FOLDED_STEM = Kernel(
+    "folded-stem", "a ResNet's first convolution over two by two pixels at a time: the same sums", pays=_folds
+)
+FUSED_BLOCKS = Kernel(
+    "fused-blocks", "bias, sum and ReLU of residual blocks inside cuDNN's convolutions", mode="infer", pays=_fuses
+)
+LOW_PRECISION_RESIDUAL = Kernel(
+    "low-precision-residual",
+    "transformers of images: the residual stream in the layers' precision, patches as one matrix product, attention "
+    "of ViT without copies",
+)
+MATMUL_UPSAMPLING = Kernel("matmul-upsampling", "gradients of bilinear upsampling by matrix products")
+COMPILED_DEPTHWISE = Kernel(
+    "compiled-depthwise", "depthwise convolutions as one compiled kernel that reads its input once", pays=_compiled
+)
+BATCHED_ASSIGNMENT = Kernel(
+    "batched-assignment", "anchors and boxes matched for a batch at once, where torchvision goes image by image",
+    mode="train",
+)  # fmt: skip
+TRITON_NMS = Kernel(
+    "triton-nms", "non-maximum suppression of proposals as one Triton kernel",
+    mode="train", devices=GPUS, part_of=BATCHED_ASSIGNMENT.name,
+)  # fmt: skip
+MASKED_ROI_ALIGN = Kernel(
+    "masked-roi-align", "regions pooled from all levels of the pyramid without a wait for the host",
+    mode="train", part_of=BATCHED_ASSIGNMENT.name,
+)  # fmt: skip
+TRITON_DEFORMABLE_ATTENTION = Kernel(
+    "triton-deformable-attention", "the sampling of deformable attention as one Triton kernel", devices=GPUS
+)
+ATTENTIONS = tuple(
+    Kernel(name, f"scaled dot-product attention: {what} first", devices=("cuda",))
+    for name, what in (
+        ("cudnn-attention", "cuDNN's kernel"),
+        ("flash-attention", "torch's flash attention"),
+        ("efficient-attention", "torch's memory-efficient kernel"),
+        ("math-attention", "torch's plain matrix products"),
+    )
+)
+CUDNN_BY_DEFAULT = (ATTENTIONS[0].by_default("cuda"), *ATTENTIONS[1:])
+
+
+def of_mode(kernels: Sequence[Kernel], mode: str) -> tuple[Kernel, ...]:
+    return tuple(kernel for kernel in kernels if kernel.mode in ("", mode))
+
+
+def attention_order(kernels: Sequence[Kernel], settings: Settings) -> tuple[str, ...]:
+    """In which order torch's attention kernels are asked on CUDA; none: torch's own order.
+
+    A workload that offers no choice of them has cuDNN's first with preset=fast.
+    """
+    if not any(kernel.orders_attention for kernel in kernels):
+        return ATTENTION_ORDER if settings.get("preset") == "fast" else ()
+    asked = kernel_names(settings.get("kernels"))
+    first = next((ATTENTION_NAMES[name] for name in asked if name in ATTENTION_NAMES), None)
+    if first is None:
+        return ()
+    return (first,) if first == "math" else tuple(dict.fromkeys((first, *ATTENTION_ORDER)))  # math can do anything
+
+
+def check_kernels(workload: str, kernels: Sequence[Kernel], settings: Settings) -> None:
+    """Refuse a kernel that the workload has not, or that these settings leave no place for."""
+    asked = kernel_names(settings.get("kernels"))
+    known = {kernel.name: kernel for kernel in kernels}
+    mode = str(settings.get("mode", "train"))
+    for name in asked:
+        if name not in known:
+            raise _unknown(workload, name, list(known))
+    for name in asked:
+        _check_place(known[name], settings, mode, asked)
+    attentions = [name for name in asked if name in ATTENTION_NAMES]
+    if len(attentions) > 1:
+        raise RequestError(f"{' and '.join(attentions)} cannot both be asked first; give one of them")
+
+
+def _unknown(workload: str, name: str, known: list[str]) -> RequestError:
+    if not known:
+        return RequestError(f"kernels={name} is not possible: {workload} has its library's alone")
+    guess = nearest(name, known)
+    hint = f"did you mean {guess}? " if guess else ""
+    return RequestError(f"kernels={name} is not possible: {hint}{workload} has {', '.join(known)}")
+
+
+def _check_place(kernel: Kernel, settings: Settings, mode: str, asked: Sequence[str]) -> None:
+    name = kernel.name
+    if kernel.mode not in ("", mode):
+        raise RequestError(f"kernels={name} has no meaning with mode={mode}; use mode={kernel.mode} or leave it out")
+    kind = str(settings.get("device", "auto")).partition(":")[0]
+    if kernel.devices and kind != "auto" and kind not in kernel.devices:
+        raise RequestError(f"kernels={name} is for device={' or '.join(kernel.devices)}, not {kind}; leave it out")
+    if kernel.devices == GPUS and settings.get("precision") == "fp64":
+        raise RequestError(f"kernels={name} has its sums in fp32, so it is not possible with precision=fp64")
+    if kernel.part_of and kernel.part_of not in asked:
+        raise RequestError(f"kernels={name} is a part of {kernel.part_of}; give kernels={kernel.part_of},{name}")
+    if name == FUSED_BLOCKS.name and settings.get("preset", "fast") != "fast":
+        raise RequestError(f"kernels={name} has batch norms folded, which preset={settings['preset']} keeps")
+    if name == FOLDED_STEM.name and int(settings.get("image_size", 2)) % 2:
+        raise RequestError(f"kernels={name} takes pixels two by two: give an even image_size, or leave it out")
+
+
+# What every workload states, torch-free: its defaults for a device, the settings that it refuses, and its presets.
+
+
+# What published studies ran: preset=published. A study's settings as far as it states them, torch-free.
+#
+# Where several ran a workload, this is the one that states most of what one device needs; of its own rows, one on a
+# single device where it has one. What it does not state is as in preset=plain: as torch has it.
+
+
+@dataclass(frozen=True)
+class Published:
+    """One row of a study."""
+
+    study: str
+    place: str  # where in the study, and on what
+    data: str  # the data set that it read; give yours as data=PATH
+    stated: Mapping[str, Value] = field(default_factory=dict)
+    assumed: Mapping[str, Value] = field(default_factory=dict)  # not stated, and other than in preset=plain
+
+    @property
+    def settings(self) -> dict[str, Value]:
+        return {**self.stated, **self.assumed}
+
+    @property
+    def named(self) -> str:
+        return f"{self.study}, {self.place}"
+
+
+CARAML = "CARAML (SC24)"
+GH200_GUIDE = "the GH200 tuning guide of Olivia"
+HURT = "Hurt et al. (National Research Platform)"
+NASARI = "Nasari et al. (PEARC 2022)"
+LAMBDA = "Lambda GPU benchmark v2"
+
+
+def _hurt(place: str, data: str, image_size: int | None = None, batch_size: int | None = None) -> Published:
+    """It states neither batch nor precision; the number of parameters says which model and image size it had."""
+    stated: dict[str, Value] = {} if image_size is None else {"image_size": image_size}
+    assumed: dict[str, Value] = {} if batch_size is None else {"batch_size": batch_size}
+    return Published(HURT, f"{place}, one A100 or GH200", data, stated, assumed)
+
+
+def _megatron(place: str, micro_batch: int, precision: str) -> Published:
+    """A GPT of the suite's; its optimizer is Apex's FusedAdam, which Megatron-LM takes for `adam`."""
+    return Published(CARAML, f"{place}, Megatron-LM", "OSCAR", {
+        "batch_size": micro_batch, "precision": precision, "recompute": "selective", "kernels": "flash-attention",
+        "optimizer": "adam", "fused": True, "learning_rate": "1e-4",
+    })  # fmt: skip
+
+
+PUBLISHED: dict[str, Published] = {
+    "resnet50": Published(
+        CARAML, "chart resnet_1, one GH200, TensorFlow", "ImageNet", {"batch_size": 2048, "precision": "fp16"}
+    ),
+    "resnet152": _hurt("table I", "CIFAR-100 and Food-101"),
+    "vit-l-32": _hurt("table I", "CIFAR-100 and Food-101"),
+    # The batch is Prony's: 64 images of this size in fp32 do not fit an H200, 16 take 63 GiB.
+    "vit-h": _hurt("table I", "CIFAR-100 and Food-101", image_size=518, batch_size=16),
+    "swin-t": _hurt("table I", "CIFAR-100 and Food-101"),
+    "swin-b": _hurt("table I", "CIFAR-100 and Food-101"),
+    "efficientnet-b0": Published(NASARI, "section 3.2, two A100", "not stated"),
+    "efficientnet-b4": Published(NASARI, "table 2, sixteen GC200", "not stated"),
+    "mobilenetv3-small": Published(NASARI, "table 2, four GC200", "not stated"),
+    "mobilenetv3-large": Published(NASARI, "table 2, sixteen GC200", "not stated"),
+    "wideresnet": Published(
+        GH200_GUIDE, "test 4, one GH200", "CIFAR-100",
+        {"batch_size": 32, "precision": "bf16", "workers": 32, "prefetch": 4}, {"cache": "off"},
+    ),  # it reads through loader workers, so the set is not held on the device
+    "segformer-b4": _hurt("table II", "Cityscapes"),
+    "deeplabv3plus-r101": _hurt("table II", "Cityscapes"),
+    "gpt-117m": Published(
+        CARAML, "NLP table, a pipeline over four GC200", "synthetic",
+        {"batch_size": 1, "grad_accumulation": 64, "recompute": True, "optimizer": "adamw", "learning_rate": "1.5e-4"},
+    ),
+    "gpt-800m": _megatron("chart LLM_tflops, one GH200", 4, "fp16"),
+    "gpt-13b": _megatron("llm_benchmark_nvidia_amd.yaml of the suite", 2, "fp16"),
+    "gpt-175b": _megatron("llm_benchmark_nvidia_amd.yaml of the suite", 2, "bf16"),
+    "bert-base-squad": Published(LAMBDA, "one H200", "SQuAD", {"precision": "fp16"}),
+    "compression-autoencoder": Published(NASARI, "table 4, one A100, TensorFlow", "MNIST", {"batch_size": 10}),
+    "fasterrcnn-r50-fpn": _hurt("table II", "COCO"),
+    "dino-swin-l": _hurt("table II", "COCO"),
+}  # fmt: skip
+
+
+def published(workload: str, mode: str) -> Published:
+    """The study behind preset=published, or which workloads have one."""
+    if workload not in PUBLISHED:
+        raise RequestError(
+            f"preset=published is what a study ran, and Prony knows of none that ran {workload}; "
+            f"there is one for {', '.join(PUBLISHED)}"
+        )
+    found = PUBLISHED[workload]
+    if mode != "train":
+        raise RequestError(
+            f"preset=published is what a study ran, and {found.study} trained {workload}; there is no mode={mode} of it"
+        )
+    return found
+
+
+# What every workload states, torch-free: its defaults for a device, and the settings that it refuses.
+
 
 # Whose images workers alone decode, and what the device would do.
 BY_WORKERS = {"boxes": "cuts images to one size", "masks": "is for JPEGs, and street scenes are PNGs"}
@@ -145,7 +412,7 @@ class Workload:
 
     name: str
     help: str
-    module: str  # has build(workload, settings) -> Task
+    module: str  # has build(workload, settings) -> Task; module:function where that has another name
     unit: str  # what is counted: images, tokens
     parameters: int | None  # None: only its library knows
     source: str

@@ -1,9 +1,11 @@
-"""The door to torch: what `prony_node.backends.protocol.Backend` asks for, on one device."""
+"""The door to torch: what `prony_node.backends.protocol.Backend` asks for, with its device, clocks and collectives."""
 
 from __future__ import annotations
 
 import gc
 import sys
+import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -11,26 +13,218 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from prony_node.backends.protocol import RankGroup
 from prony_node.backends.torch import compiling, memory
-from prony_node.backends.torch.clock import clock_for
-from prony_node.backends.torch.collective import TorchCollectives
-from prony_node.backends.torch.device import device_name, machine_of
-from prony_node.backends.torch.inputs import about, fit, open_data
-from prony_node.backends.torch.memory import MemoryBudget, cap_memory
-from prony_node.backends.torch.model import TorchModel, build_model
+from prony_node.backends.torch.facts import device_facts
+from prony_node.backends.torch.memory import TorchMemoryBudget, cap_memory
+from prony_node.backends.torch.model import TorchModel, about, build_model, fit, open_data
 from prony_node.backends.torch.task import Task
+from prony_node.contract.facts import DeviceFacts
 from prony_node.contract.machine import Machine
 from prony_node.contract.record import CompileCacheUse, Metric
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import learns_to_quality
 from prony_node.data.source import OpenedDataSet
-from prony_node.measure.clock import Clock
+from prony_node.measure.loop import Block, Clock, HostClock, Stopwatch
 from prony_node.parallel.place import RankPosition
-from prony_node.parallel.ranks import Ranks
+from prony_node.parallel.replicas import Ranks
 from prony_node.workloads import build_task
+from prony_node.workloads.collective import Collective, gather, make_collective, refuse_unoffered
 from prony_node.workloads.config import Workload
+
+# Clocks of torch's devices: events that are read late, and a synchronisation per block where there are none.
+
+
+class SynchronisedClock(HostClock):
+    """For a device whose events cannot time (MPS): a synchronisation a block, and the record says so."""
+
+    source = "host clock, device synchronised at the end of each block"
+
+    def begin(self) -> None:
+        torch.accelerator.synchronize()
+        super().begin()
+
+    def mark(self, steps: int) -> None:
+        torch.accelerator.synchronize()
+        super().mark(steps)
+
+
+class EventClock:
+    """Device events at the ends of blocks, read when they are long past.
+
+    The host stays at most `ahead` blocks before the device, so that a decision to stop is acted on soon;
+    it waits for that by sleeping, since a spinning host would take a core from what is measured.
+    """
+
+    source = "device events"
+    monotonic_start = monotonic_end = 0.0
+
+    def __init__(self, device: torch.device, ahead: int, nap_s: float) -> None:
+        self._device = device
+        self._ahead = ahead
+        self._nap_s = nap_s
+        self._spare: list[torch.Event] = []
+        self._last: torch.Event | None = None
+        self._pending: deque[tuple[torch.Event, int, list[tuple[torch.Event, torch.Event]]]] = deque()
+        self._waits: list[tuple[torch.Event, torch.Event]] = []
+        self._asked: torch.Event | None = None
+
+    def _now(self) -> torch.Event:
+        event = self._spare.pop() if self._spare else torch.Event(self._device, enable_timing=True)
+        event.record()
+        return event
+
+    def begin(self) -> None:
+        torch.accelerator.synchronize()
+        self.monotonic_start = time.monotonic()
+        self._last = self._now()
+
+    def waiting(self) -> None:
+        self._asked = self._now()
+
+    def arrived(self) -> None:
+        # If the device is still busy with the step before, these two events fall together: no wait.
+        assert self._asked is not None
+        self._waits.append((self._asked, self._now()))
+
+    def mark(self, steps: int) -> None:
+        self._pending.append((self._now(), steps, self._waits))
+        self._waits = []
+
+    def finished(self) -> list[Block]:
+        blocks = []
+        while len(self._pending) > self._ahead:
+            while not self._pending[0][0].query():
+                time.sleep(self._nap_s)
+            blocks.append(self._read())
+        return blocks
+
+    def end(self) -> list[Block]:
+        torch.accelerator.synchronize()
+        self.monotonic_end = time.monotonic()
+        return [self._read() for _ in range(len(self._pending))]
+
+    def _read(self) -> Block:
+        event, steps, waits = self._pending.popleft()
+        assert self._last is not None
+        duration_s = self._last.elapsed_time(event) * 1e-3
+        wait_s = sum(asked.elapsed_time(arrived) for asked, arrived in waits) * 1e-3
+        for pair in waits:
+            self._spare.extend(pair)
+        self._spare.append(self._last)
+        self._last = event
+        return Block(steps, duration_s, wait_s)
+
+
+QUEUE_S = 0.08  # how far the host may be ahead: enough to decide meanwhile, little to throw away
+
+
+def clock_for(device: torch.device, block_s: float) -> Clock:
+    """The best clock of a device, for blocks of about this length."""
+    if device.type == "cpu":
+        return HostClock()
+    if device.type == "mps":
+        return SynchronisedClock()
+    return EventClock(device, ahead=max(2, round(QUEUE_S / max(block_s, 1e-6))), nap_s=QUEUE_S / 40)
+
+
+# The collectives of a torch process group, and how a block of them is timed.
+
+
+class HostStopwatch:
+    """For operations that are done when they return."""
+
+    def start(self) -> None:
+        self._began_s = time.perf_counter()
+
+    def stop(self) -> float:
+        return time.perf_counter() - self._began_s
+
+
+class EventStopwatch:
+    """Device events around the operations, read once the device has done them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._first, self._last = (torch.Event(device, enable_timing=True) for _ in range(2))
+
+    def start(self) -> None:
+        self._first.record()
+
+    def stop(self) -> float:
+        self._last.record()
+        torch.accelerator.synchronize()
+        return self._first.elapsed_time(self._last) * 1e-3
+
+
+def stopwatch_of(device: torch.device) -> Stopwatch:
+    return HostStopwatch() if device.type == "cpu" else EventStopwatch(device)
+
+
+class TorchCollectives:
+    """One kind of operation between all ranks of the process group."""
+
+    def __init__(self, name: str, settings: dict[str, Value], device: torch.device) -> None:
+        self._name, self._settings, self._device = name, settings, device
+        self.ranks, self.backend = dist.get_world_size(), str(dist.get_backend())
+
+    def refuse_unoffered(self) -> None:
+        refuse_unoffered(self._name, self._settings, self._device)
+
+    def make(self, size: int) -> Collective:
+        return make_collective(self._name, size, self._settings, self._device)
+
+    def gather(self, values: tuple[float, ...]) -> list[tuple[float, ...]]:
+        return gather(values, self._device)
+
+    def stopwatch(self) -> Stopwatch:
+        return stopwatch_of(self._device)
+
+
+# Which device a trial runs on, and what its defaults follow from.
+
+
+class MissingDevice(RuntimeError):
+    """The trial names a device that this machine does not have."""
+
+
+def choose_device(wanted: str, number: int = 0) -> torch.device:
+    """The device of a setting: the best one found, or the one that was named. `number` counts on from there."""
+    if wanted == "auto":
+        found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        return torch.device(found.type, number) if found else torch.device("cpu")
+    if number and wanted.partition(":")[0] not in ("cpu", "mps"):
+        kind, _, first = wanted.partition(":")
+        wanted = f"{kind}:{int(first or 0) + number}"
+    device = torch.device(wanted)
+    if device.type == "cpu":
+        return device
+    present = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if present is None or present.type != device.type:
+        has = f"only {present.type} and cpu" if present else "only cpu"
+        raise MissingDevice(f"device={wanted} is not here; torch {torch.__version__} sees {has}")
+    count = torch.accelerator.device_count()
+    if (device.index or 0) >= count:
+        raise MissingDevice(f"device={wanted} is not here; torch sees {count} device(s) of kind {device.type}")
+    return torch.device(device.type, device.index or 0)
+
+
+def machine_of(device: torch.device, cores: int) -> Machine:
+    """What defaults depend on."""
+    memory_gib = None
+    if device.type in ("cuda", "xpu"):
+        memory_gib = torch.get_device_module(device).get_device_properties(device).total_memory / 2**30
+    return Machine(device.type, memory_gib, cores, rocm=device.type == "cuda" and torch.version.hip is not None)
+
+
+def device_name(device: torch.device) -> str:
+    if device.type in ("cuda", "xpu"):
+        return str(torch.get_device_module(device).get_device_name(device))
+    return device.type
+
+
+# The door to torch: what `prony_node.backends.protocol.Backend` asks for, on one device.
 
 
 class TorchBackend:
@@ -51,6 +245,9 @@ class TorchBackend:
     def machine(self, cores: int) -> Machine:
         return machine_of(self.device, cores)
 
+    def facts(self) -> DeviceFacts:
+        return device_facts(str(self.device))
+
     def ranks(self, place: RankPosition | None) -> Ranks:
         return Ranks(place)
 
@@ -68,7 +265,7 @@ class TorchBackend:
     def clock(self, block_s: float) -> Clock:
         return clock_for(self.device, block_s)
 
-    def cap_memory(self, cap_gib: Value | None, share: float) -> MemoryBudget:
+    def cap_memory(self, cap_gib: Value | None, share: float) -> TorchMemoryBudget:
         return cap_memory(self.device, cap_gib, share)
 
     def free_memory(self, cap_gib: Value | None) -> str:

@@ -143,7 +143,7 @@ PARALLEL_GRAIN = 2**16  # elements a thread, so that all threads take part
 
 
 @dataclass(frozen=True)
-class MemoryBudget:
+class TorchMemoryBudget:
     """What this process may take from here on, capped or not; None: nobody tells."""
 
     device: torch.device
@@ -159,11 +159,11 @@ class MemoryBudget:
         return None if peak is None or of_files is None else max(0, peak - of_files - self.before)
 
 
-def cap_memory(device: torch.device, cap_gib: Value | None, share: float = 1.0) -> MemoryBudget:
+def cap_memory(device: torch.device, cap_gib: Value | None, share: float = 1.0) -> TorchMemoryBudget:
     """Cap what this process may take: `share` of that cap, or of all that is free when there is none."""
     known = free_and_total(device)
     if cap_gib is None and (share == 1.0 or device.type == "cpu" or not _can_cap(device)):
-        return MemoryBudget(device, None if known is None else known[0])
+        return TorchMemoryBudget(device, None if known is None else known[0])
     if known is None or not _can_cap(device):
         raise RequestError(f"memory_cap={cap_gib} cannot be held on {device.type}: torch offers no cap there")
     wanted = known[0] if cap_gib is None else int(cap_gib) * GIB
@@ -173,7 +173,7 @@ def cap_memory(device: torch.device, cap_gib: Value | None, share: float = 1.0) 
     if device.type == "cpu":
         return _cap_host(device, room)
     torch.get_device_module(device).set_per_process_memory_fraction(room / known[1], device)
-    return MemoryBudget(device, room)
+    return TorchMemoryBudget(device, room)
 
 
 def _can_cap(device: torch.device) -> bool:
@@ -182,7 +182,7 @@ def _can_cap(device: torch.device) -> bool:
     return hasattr(torch.get_device_module(device), "set_per_process_memory_fraction")
 
 
-def _cap_host(device: torch.device, room: int) -> MemoryBudget:
+def _cap_host(device: torch.device, room: int) -> TorchMemoryBudget:
     """The kernel refuses private memory beyond what is held now and the room."""
     torch.ones(torch.get_num_threads() * PARALLEL_GRAIN).add_(1)  # the threads' stacks are not the model's
     # Left to itself malloc keeps freed blocks, another amount in each run, and the cap would count those too.
@@ -192,4 +192,4 @@ def _cap_host(device: torch.device, room: int) -> MemoryBudget:
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     limit = held + room if hard == resource.RLIM_INFINITY else min(held + room, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
-    return MemoryBudget(device, room, touched)
+    return TorchMemoryBudget(device, room, touched)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 Batch = tuple[Tensor, ...]
 Part = Callable[..., tuple[Tensor, ...]]
-Capture = Callable[[nn.Module], Part]  # backends/torch/cuda.py
+Capture = Callable[[nn.Module], Part]  # backends/torch/step.py
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Task:
 
 
 class GradientExchange(Protocol):
-    """How a training step is tied to those of other ranks (parallel/tie.py chooses)."""
+    """How a training step is tied to those of other ranks (backends/torch/model.py chooses)."""
 
     sharded: bool  # no rank has the whole model
     split: bool  # a model is more than one rank, so that each is handed one without values
@@ -75,4 +75,4 @@ class GradientExchange(Protocol):
     def around(self) -> AbstractContextManager[Any]: ...
     def rest(self) -> None: ...
     def counting(self) -> AbstractContextManager[Any]: ...
-    def told(self, loss: Tensor | None) -> Tensor: ...
+    def loss_of_replica(self, loss: Tensor | None) -> Tensor: ...

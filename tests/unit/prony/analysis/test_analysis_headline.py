@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from documents import of_documents
 
-from prony.analysis.settings import introduce, shown_settings, varying
-from prony.analysis.summary import headline
+from prony.analysis.summary import headline, introduce, shown_settings, varying
 from prony.report.plot_data import sweeps
 
 introduce, shown_settings, varying = map(of_documents, (introduce, shown_settings, varying))

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from documents import of_documents
 
-from prony.analysis.published_measures import EPOCHS
-from prony.analysis.published_tables import NOT_RUN, TINY, Cell, StudyResults, Table, fill
+from prony.analysis.published_tables import EPOCHS, NOT_RUN, TINY, Cell, StudyResults, Table, fill
 from prony.catalog.published import TableSpec
 from prony.report.published import body, heads, published_lines
 from prony.study.space import expand

@@ -13,7 +13,7 @@ from prony.study.request import make_plan, parse_trial
 from prony.study.study import make_grid
 from prony_node.contract import Plan, RequestError, Stop
 from prony_node.workloads import WORKLOADS, workload_of
-from prony_node.workloads.model_file.config import to_document
+from prony_node.workloads.model_file_config import to_document
 
 
 @pytest.fixture

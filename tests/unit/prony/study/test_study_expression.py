@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prony.study.expression import MOST_CHARACTERS, parse_expression
+from prony.study.space import MOST_CHARACTERS, parse_expression
 from prony_node.contract import RequestError
 
 NAMES = ("batch_size", "devices", "precision", "graphs", "workload")

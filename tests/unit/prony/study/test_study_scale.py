@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prony.study.scale import COUNTED, STRONG, WEAK, ScalingTrials, make_series, parse_counts
+from prony.study.study import COUNTED, STRONG, WEAK, ScalingTrials, make_series, parse_counts
 from prony_node.contract import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.contract.trial import Stop

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prony.analysis.settings import mathematics_sentences
+from prony.analysis.summary import mathematics_sentences
 from prony.study.search_space import (
     Candidate,
     default_lists,

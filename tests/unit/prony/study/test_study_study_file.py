@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from prony.study.space import known_settings
 from prony.study.study import Sourced, Study
-from prony.study.study_file import StudyFileOptions, load_study, parse_study
-from prony.study.study_part import PATHS
+from prony.study.study_file import PATHS, StudyFileOptions, load_study, parse_study
 from prony_node.contract import RequestError
 from prony_node.workloads import WORKLOADS, find_workload
 

@@ -121,7 +121,7 @@ def coco(folder: Path, **changes: object) -> Path:
 
 def tiny_coco(folder: Path, scenes: int = 8, each: int = 1, classes: int = 3) -> Path:
     """A few made scenes for a tiny detector: to train, each of them several times, and the same to test."""
-    from prony_node.data.boxes import TINY_SCENERY, class_textures
+    from prony_node.data.detection import TINY_SCENERY, class_textures
     from prony_node.data.pictures import LOOKS, made_scene, scene_jpeg
     from prony_node.data.pictures import instances as made_instances
 

@@ -16,12 +16,23 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from prony_node.contract import RequestError
-from prony_node.data import decode, loader
-from prony_node.data.ahead import LEAST, MOST, DecodeShare, Prefetcher, SentBatches
-from prony_node.data.dataset import Encoded
-from prony_node.data.decode import crop_for, decode_on_cpu, decode_on_device, decoded
-from prony_node.data.loader import Divided, EpochOrder, FileBatches, file_loader
-from prony_node.data.opening import open_dataset
+from prony_node.data import loader
+from prony_node.data.batches import Prefetcher, SentBatches
+from prony_node.data.loader import (
+    LEAST,
+    MOST,
+    DecodeShare,
+    Divided,
+    Encoded,
+    EpochOrder,
+    FileBatches,
+    crop_for,
+    decode_on_cpu,
+    decode_on_device,
+    decoded,
+    file_loader,
+)
+from prony_node.data.source import open_dataset
 
 CPU = torch.device("cpu")
 PATIENCE_S = 30.0
@@ -79,10 +90,10 @@ def test_no_more_is_made_than_asked_for() -> None:
         return seen[-1]
 
     ahead = Prefetcher(make, depth=2)
-    ahead.settle()
+    ahead.wait_until_idle()
     assert seen == [0, 1]
     assert ahead.take() == 0
-    ahead.settle()
+    ahead.wait_until_idle()
     assert seen == [0, 1, 2]
     ahead.close()
     assert seen == [0, 1, 2]
@@ -103,7 +114,7 @@ def test_what_came_before_an_error_is_given_first() -> None:
 
     count = itertools.count()
     ahead = Prefetcher(make, depth=3)
-    ahead.settle()
+    ahead.wait_until_idle()
     assert (ahead.take(), ahead.take()) == (7, 7)
     with pytest.raises(RequestError, match="the disk is gone"):
         ahead.take()
@@ -190,7 +201,7 @@ def test_sent_batches_are_those_of_the_loader_and_end_with_it() -> None:
 
     source = Counted()
     sent = SentBatches(source, lambda batch: (batch[0] * 10,), CPU)
-    sent.settle()
+    sent.wait_until_idle()
     assert [int(batch[0][0]) for batch in sent] == [0, 10, 20, 30, 40]
     sent.close()
     assert source.closed
@@ -290,7 +301,7 @@ def one_by_one(images: list[Tensor], size: int, augment: bool, seeds: list[int])
 
 @pytest.mark.parametrize("augment", [True, False])
 def test_images_cropped_together_are_as_one_by_one(augment: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode, "GROUP", 4)  # so that the last group is not full
+    monkeypatch.setattr(loader, "GROUP", 4)  # so that the last group is not full
     shapes = [(200, 150), (90, 300), (33, 40), (500, 375), (64, 64), (120, 80)]
     data = [torch.frombuffer(bytearray(jpeg(at, *shape)), dtype=torch.uint8) for at, shape in enumerate(shapes)]
     seeds = list(range(40, 40 + len(data)))

@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from prony_node.data.coco import FoundBox, Truth, mean_average_precision
+from prony_node.data.detection import FoundBox, Truth, mean_average_precision
 
 Image = tuple[list[Truth], list[FoundBox]]
 SQUARE = (10.0, 10.0, 20.0, 20.0)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from prony_node.data import synthetic as device_room
-from prony_node.data.boxes import TINY_SCENERY, box_sampler, padded
+from prony_node.data.detection import TINY_SCENERY, box_sampler, padded
 from prony_node.data.synthetic import (
     FEWEST_BATCHES,
     MOST_BATCHES,

@@ -8,7 +8,7 @@ import statistics
 import pytest
 import torch
 
-from prony_node.data.boxes import (
+from prony_node.data.detection import (
     COCO_SCENERY,
     MOST_BOXES,
     TINY_SCENERY,

@@ -11,16 +11,14 @@ import torch
 from small_sets import coco, instances, tiny_coco, write
 from torch import Tensor
 
-from prony_node.backends.torch.inputs import Inputs, open_data
-from prony_node.backends.torch.model import reference_answer
+from prony_node.backends.torch.model import Inputs, open_data, reference_answer
 from prony_node.backends.torch.step import Step
 from prony_node.contract import RequestError
 from prony_node.contract.machine import Machine
+from prony_node.contract.typed import encode
 from prony_node.data.batches import as_input, evaluation_batches, training_batches
-from prony_node.data.boxes import Shapes
-from prony_node.data.coco import BoxedImages, DecodedBoxes, box_loader, mirrored_boxes, parse_instances
-from prony_node.data.opening import open_dataset
-from prony_node.data.source import chosen, fit_settings, open_source
+from prony_node.data.detection import BoxedImages, DecodedBoxes, Shapes, box_loader, mirrored_boxes, parse_instances
+from prony_node.data.source import chosen, fit_settings, open_dataset, open_source
 from prony_node.run.rank import describe
 from prony_node.workloads import build_task, find_workload
 
@@ -146,7 +144,7 @@ def test_a_truncated_image_is_named(tmp_path: Path, workers: int) -> None:
     damaged.write_bytes(damaged.read_bytes()[:900])
     with pytest.raises(RequestError) as caught:
         list(box_loader(opened(tmp_path), 2, workers=workers, endless=False))
-    assert describe(caught.value) == {
+    assert encode(describe(caught.value)) == {
         "kind": "request",
         "message": f"{damaged} (900 bytes) cannot be decoded: Image is incomplete or truncated",
     }

@@ -15,9 +15,9 @@ from small_sets import food101, imagenet, write
 
 from prony_node.__main__ import main
 from prony_node.data import command, generated
+from prony_node.data.dataset import MANIFEST, remove_unfinished
 from prony_node.data.generated import generate, standing
-from prony_node.data.manifest import MANIFEST, remove_unfinished
-from prony_node.data.opening import open_dataset
+from prony_node.data.source import open_dataset
 
 SRC = Path(command.__file__).parents[2]
 

@@ -16,14 +16,20 @@ from hypothesis import strategies as st
 from small_sets import idx, instances, jpeg, squad, tar, write
 
 from prony_node.contract import RequestError
-from prony_node.data.cifar import parse_binary, parse_labels, parse_pickle, unpickle
-from prony_node.data.coco import parse_instances
 from prony_node.data.dataset import as_tensor
-from prony_node.data.decode import decoded
-from prony_node.data.image_files import index_shard, open_food101
-from prony_node.data.mnist import open_idx, parse_idx
-from prony_node.data.squad import parse_squad
-from prony_node.data.text_files import map_tokens, open_lines, parse_note, parse_text
+from prony_node.data.detection import parse_instances
+from prony_node.data.labelled_images import (
+    index_shard,
+    open_food101,
+    open_idx,
+    parse_binary,
+    parse_idx,
+    parse_labels,
+    parse_pickle,
+    unpickle,
+)
+from prony_node.data.loader import decoded
+from prony_node.data.texts import map_tokens, open_lines, parse_note, parse_squad, parse_text
 
 HERE = "the file"
 EASY = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])

@@ -18,15 +18,13 @@ import torch
 from processes import need_proc
 from prony_node.contract import RequestError
 from prony_node.data import generated
-from prony_node.data.boxes import COCO_SCENERY, class_textures
-from prony_node.data.coco import BoxedImages, box_loader
-from prony_node.data.dataset import Encoded
-from prony_node.data.decode import decode_on_cpu
+from prony_node.data.dataset import MANIFEST, hash_file, verify
+from prony_node.data.detection import COCO_SCENERY, BoxedImages, box_loader, class_textures
 from prony_node.data.generated import estimate, generate
-from prony_node.data.manifest import MANIFEST, hash_file, verify
-from prony_node.data.opening import open_dataset
+from prony_node.data.loader import Encoded, decode_on_cpu
 from prony_node.data.pictures import LOOKS, class_patterns, made_scene, make_image, scene_jpeg
-from prony_node.data.text_files import Packed
+from prony_node.data.source import open_dataset
+from prony_node.data.texts import Packed
 
 SRC = Path(generated.__file__).parents[2]
 

@@ -12,9 +12,8 @@ import pytest
 
 from prony_node.contract import RequestError, safe_files
 from prony_node.contract.machine import Machine
-from prony_node.data import text_files
-from prony_node.data.opening import open_dataset
-from prony_node.data.source import open_source
+from prony_node.data import texts
+from prony_node.data.source import open_dataset, open_source
 from prony_node.workloads import find_workload
 
 TEXTS = [f"the text of line {number}" for number in range(40)]
@@ -82,11 +81,11 @@ def test_a_line_that_is_no_text_is_refused_by_its_number(tmp_path: Path, line: b
 
 
 def test_a_line_without_end_and_too_many_tokens_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_files, "MOST_LINE", 100)
+    monkeypatch.setattr(texts, "MOST_LINE", 100)
     (tmp_path / "long.jsonl.xz").write_bytes(lzma.compress(b'{"text": "' + b"a" * 10**6))
     with pytest.raises(RequestError, match="line 1 is longer than 100 bytes"):
         open_dataset(tmp_path / "long.jsonl.xz", sequence=8)
-    monkeypatch.setattr(text_files, "MOST_TOKENS", 50)
+    monkeypatch.setattr(texts, "MOST_TOKENS", 50)
     (tmp_path / "many.jsonl").write_bytes(lines(TEXTS))
     with pytest.raises(RequestError, match="more than 50 tokens"):
         open_dataset(tmp_path / "many.jsonl", sequence=8)
@@ -174,14 +173,14 @@ def test_long_texts_are_handed_to_a_tokenizer_a_few_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: Path
 ) -> None:
     """512 of them at once would take hundreds of GB before the first token is counted."""
-    handed = Handed(text_files.load_tokenizer(tokenizer))
-    monkeypatch.setattr(text_files, "load_tokenizer", lambda file: handed)
+    handed = Handed(texts.load_tokenizer(tokenizer))
+    monkeypatch.setattr(texts, "load_tokenizer", lambda file: handed)
     (tmp_path / "x.jsonl").write_bytes(lines(["a" * 2**22] * 9 + ["\u00e9"] * 3))
     found = open_dataset(tmp_path / "x.jsonl", sequence=8, tokenizer=str(tokenizer))
     assert handed.bytes == [2**24, 2**24, 2**22 + 6]
     assert found[0][0].tolist() == [1, 0] * 4
-    monkeypatch.setattr(text_files, "MOST_TOKENS", 5)
-    text_files._encoded.cache_clear()
+    monkeypatch.setattr(texts, "MOST_TOKENS", 5)
+    texts._encoded.cache_clear()
     handed.bytes.clear()
     with pytest.raises(RequestError, match="more than 5 tokens"):
         open_dataset(tmp_path / "x.jsonl", sequence=8, tokenizer=str(tokenizer))
@@ -205,11 +204,11 @@ def test_a_small_file_that_unpacks_without_end_is_refused(tmp_path: Path, monkey
 def test_lines_that_cross_what_is_read_at_once_are_whole(oscar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (oscar / "part-1.jsonl").write_bytes(b"\n \r\n" + lines(TEXTS[:20]).rstrip(b"\n"))
     for size in (1, 7, 2**20):
-        monkeypatch.setattr(text_files, "BLOCK", size)
-        assert [text for file in text_files.find_lines(oscar) for text in text_files.read_texts(file)] == TEXTS
+        monkeypatch.setattr(texts, "BLOCK", size)
+        assert [text for file in texts.find_lines(oscar) for text in texts.read_texts(file)] == TEXTS
         (oscar / "wrong.jsonl").write_bytes(b"\n" + lines(["first"]) + b"\n{")
         with pytest.raises(RequestError, match="line 4 is no JSON"):
-            list(text_files.read_texts(oscar / "wrong.jsonl"))
+            list(texts.read_texts(oscar / "wrong.jsonl"))
         (oscar / "wrong.jsonl").unlink()
 
 

@@ -14,12 +14,11 @@ import torch
 from small_sets import CONTEXT, food101, idx, imagenet, jpeg, shards, squad, tar, write
 
 from prony_node.contract import RequestError
-from prony_node.data.dataset import Encoded, Pixels
-from prony_node.data.image_files import index_shard
-from prony_node.data.mnist import FIRST_LABELS
-from prony_node.data.opening import KINDS, open_dataset
-from prony_node.data.squad import SpanQuestions
-from prony_node.data.text_files import Packed
+from prony_node.data.dataset import Pixels
+from prony_node.data.labelled_images import FIRST_LABELS, index_shard
+from prony_node.data.loader import Encoded
+from prony_node.data.source import KINDS, open_dataset
+from prony_node.data.texts import Packed, SpanQuestions
 
 
 def cifar_arrays(samples: int) -> tuple[torch.Tensor, list[int]]:
@@ -115,7 +114,7 @@ def test_shards_are_indexed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (train.kind, len(train), train.labels.tolist(), train.class_count) == ("shards", 6, [0, 1, 2] * 2, 3)
     assert [train.read(at) for at in (0, 4)] == [jpeg(0), jpeg(11)]
     assert len(open_dataset(tmp_path, split="test")) == 1
-    monkeypatch.setattr("prony_node.data.image_files.index_shard", lambda path: pytest.fail("indexed again"))
+    monkeypatch.setattr("prony_node.data.labelled_images.index_shard", lambda path: pytest.fail("indexed again"))
     again = open_dataset(tmp_path)
     assert isinstance(again, Encoded)
     assert again.read(5) == train.read(5)

@@ -16,10 +16,18 @@ from torch import Tensor
 from prony_node.contract import RequestError
 from prony_node.data import loader
 from prony_node.data.batches import MemoryBatches, mirrored, normalise, shifted
-from prony_node.data.dataset import Encoded, Origin, Pixels
-from prony_node.data.decode import AREA, centre_crop, decode_on_cpu, decode_on_device, random_crop
-from prony_node.data.loader import FileBatches, file_loader
-from prony_node.data.opening import open_dataset
+from prony_node.data.dataset import Origin, Pixels
+from prony_node.data.loader import (
+    AREA,
+    Encoded,
+    FileBatches,
+    centre_crop,
+    decode_on_cpu,
+    decode_on_device,
+    file_loader,
+    random_crop,
+)
+from prony_node.data.source import open_dataset
 
 CPU = torch.device("cpu")
 

@@ -11,8 +11,8 @@ import torch
 from prony_node.contract import RequestError
 from prony_node.data.batches import STATISTICS, MemoryBatches, normalise
 from prony_node.data.dataset import Pixels
-from prony_node.data.opening import open_dataset
-from prony_node.data.text_files import Packed
+from prony_node.data.source import open_dataset
+from prony_node.data.texts import Packed
 
 Folder = Callable[[str], Path]
 # How many training images each class has, as the sets' own papers and pages state.

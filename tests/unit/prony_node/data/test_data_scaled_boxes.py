@@ -8,8 +8,8 @@ import pytest
 import torch
 from torchvision.io import encode_png
 
-from prony_node.data.coco import BoxedImages, BoxTable, box_loader, scaled_boxes, scaled_size
 from prony_node.data.dataset import Origin
+from prony_node.data.detection import BoxedImages, BoxTable, box_loader, scaled_boxes, scaled_size
 
 
 @pytest.mark.parametrize(

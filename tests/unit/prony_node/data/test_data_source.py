@@ -11,8 +11,9 @@ import torch
 
 from prony_node.contract.errors import RequestError
 from prony_node.data.batches import as_input, evaluation_batches, preparation, training_batches
-from prony_node.data.dataset import Encoded, Origin, Pixels
+from prony_node.data.dataset import Origin, Pixels
 from prony_node.data.generated_folder import DEFAULT_SAMPLES
+from prony_node.data.loader import Encoded
 from prony_node.data.source import chosen, fit_settings, open_source
 
 CPU = torch.device("cpu")

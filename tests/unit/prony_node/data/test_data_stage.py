@@ -11,8 +11,7 @@ from small_sets import food101, imagenet, write
 
 from prony_node.contract import RequestError
 from prony_node.data import source as room
-from prony_node.data.opening import open_dataset
-from prony_node.data.source import LIST, stage
+from prony_node.data.source import LIST, open_dataset, stage
 
 
 def test_a_copy_is_the_same_data_set(tmp_path: Path) -> None:

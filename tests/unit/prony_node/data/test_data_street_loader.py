@@ -11,12 +11,11 @@ import torch
 from small_sets import cityscapes, write
 from torch import Tensor
 
-from prony_node.backends.torch.inputs import Inputs, open_data
+from prony_node.backends.torch.model import Inputs, open_data
 from prony_node.contract import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.data import synthetic
 from prony_node.data.batches import as_input, evaluation_batches, training_batches
-from prony_node.data.opening import open_dataset
 from prony_node.data.pictures import label_colours, make_scene
 from prony_node.data.segmentation import (
     CLASSES,
@@ -30,7 +29,7 @@ from prony_node.data.segmentation import (
     window_to_train,
     windows_to_test,
 )
-from prony_node.data.source import fit_settings, open_source
+from prony_node.data.source import fit_settings, open_dataset, open_source
 from prony_node.data.synthetic import HostSamples
 from prony_node.workloads import build_task, find_workload
 

@@ -13,12 +13,12 @@ from PIL import Image
 
 from prony_node.contract import RequestError
 from prony_node.data import generated, pictures
+from prony_node.data.dataset import hash_file, verify
 from prony_node.data.generated import GenerationRequest, estimate, generate
 from prony_node.data.generated_folder import DEFAULT_SAMPLES, generated_folder
-from prony_node.data.manifest import hash_file, verify
-from prony_node.data.opening import open_dataset
 from prony_node.data.pictures import SCENE_BYTES, SHARES, WITH_CLASS, Painter, make_scene
 from prony_node.data.segmentation import CLASSES, LABELS, StreetScenes, label_id
+from prony_node.data.source import open_dataset
 
 
 def painted(seeds: range, height: int = 128) -> torch.Tensor:

@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
-from prony_node.backends.torch.attention import asked_in
+from prony_node.backends.torch.step import asked_in
 from prony_node.contract.errors import RequestError
 from prony_node.workloads import find_workload
-from prony_node.workloads.kernels import ATTENTION_ORDER as ORDER
-from prony_node.workloads.kernels import attention_order
+from prony_node.workloads.config import ATTENTION_ORDER as ORDER
+from prony_node.workloads.config import attention_order
 
 SHAPE = (2, 4, 8, 16)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from prony_node.backends.torch.cuda import Captured
+from prony_node.backends.torch.step import Captured
 
 
 class Replaying:

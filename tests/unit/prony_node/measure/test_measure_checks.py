@@ -19,8 +19,7 @@ from prony_node.measure.checks import (
     series_checks,
     utilisation_check,
 )  # fmt: skip
-from prony_node.measure.clock import Block
-from prony_node.measure.loop import Window
+from prony_node.measure.loop import Block, Window
 from prony_node.stats import Estimate, StopRule
 
 GOOD = Estimate(

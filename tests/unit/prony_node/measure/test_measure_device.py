@@ -15,11 +15,11 @@ import pytest
 import torch
 from torch import nn
 
+from prony_node.backends.torch.backend import MissingDevice, choose_device, device_name, machine_of
 from prony_node.backends.torch.compiling import cache_state, use_cache
-from prony_node.backends.torch.cuda import exact_fp32, is_depthwise, set_matrix_modes, untried
-from prony_node.backends.torch.device import MissingDevice, choose_device, device_name, machine_of
-from prony_node.facts.device import switches
-from prony_node.measure.clock import CpuUsage
+from prony_node.backends.torch.facts import switches
+from prony_node.backends.torch.step import exact_fp32, is_depthwise, set_matrix_modes, untried
+from prony_node.measure.cpu_usage import CpuUsage
 from prony_node.measure.loop import LEAST, REQUESTS, latency_metrics
 
 
@@ -122,7 +122,7 @@ def test_a_cold_cache_is_the_run_s_own_and_a_warm_one_is_shared(
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "compile_cache")
     use_cache({"compile": "default", "compile_cache": "warm"}, tmp_path, closing)  # a place that the user named stays
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "compile_cache")
-    assert cache_state({"compile": "off"})["state"] == "none"
+    assert cache_state({"compile": "off"}).state == "none"
 
 
 def test_a_user_without_a_home_compiles_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from prony_node.backends.torch.clock import EventClock
-from prony_node.measure.clock import Block
+from prony_node.backends.torch.backend import EventClock
+from prony_node.measure.loop import Block
 
 
 class Device:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from prony_node.backends.protocol import Flops
-from prony_node.backends.torch import flops
-from prony_node.backends.torch.flops import count_flops
+from prony_node.backends.torch import compiling
+from prony_node.backends.torch.compiling import count_flops
 from prony_node.workloads import build_task, find_workload
 
 
@@ -38,7 +38,7 @@ def test_norms_that_are_not_tried_leave_the_count_as_it_is(
         return count_flops(build_task(workload, settings), training=training, recompute=False).per_sample
 
     found = tiny()
-    monkeypatch.setattr(flops, "NORMS", {})
+    monkeypatch.setattr(compiling, "NORMS", {})
     assert tiny() == found > 0
 
 

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from prony_node.backends.torch.device import machine_of
-from prony_node.backends.torch.flops import count_flops
-from prony_node.backends.torch.gradients import ConvolutionGradient, GradientObserver, ask_ahead
+from prony_node.backends.torch.backend import machine_of
+from prony_node.backends.torch.compiling import ConvolutionGradient, GradientObserver, ask_ahead, count_flops
 from prony_node.backends.torch.step import Step
 from prony_node.workloads import build_task, find_workload
 

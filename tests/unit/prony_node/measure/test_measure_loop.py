@@ -12,10 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prony_node.backends.torch.clock import SynchronisedClock, clock_for
+from prony_node.backends.torch.backend import SynchronisedClock, clock_for
 from prony_node.backends.torch.task import Batch
-from prony_node.measure.clock import Block, HostClock
-from prony_node.measure.loop import BLOCK_S, measured_loop, steps_per_block
+from prony_node.measure.loop import BLOCK_S, Block, HostClock, measured_loop, steps_per_block
 from prony_node.stats import Decision
 
 

@@ -14,8 +14,8 @@ from torch import nn
 from prony_node.backends.torch.step import FIRST_STEPS, Step
 from prony_node.backends.torch.task import Batch, Task
 from prony_node.backends.torch.training import parameter_norms
-from prony_node.workloads.image import wideresnet
-from prony_node.workloads.image.task import fold_batch_norms, learning_rate
+from prony_node.workloads import image
+from prony_node.workloads.image import fold_batch_norms, learning_rate
 
 Make = Callable[..., tuple[Step, Task]]
 BatchOf = Callable[..., Batch]
@@ -258,8 +258,8 @@ def test_a_decoder_learns(make_step: Make, batch_of: BatchOf, optimizer: str, pr
 
 
 def test_an_image_classifier_learns(make_step: Make, batch_of: BatchOf, monkeypatch: pytest.MonkeyPatch) -> None:
-    thin = partial(wideresnet.WideResNet, channels=(8, 16, 32))  # the same network, thin enough for a test
-    monkeypatch.setattr(wideresnet, "WideResNet", thin)
+    thin = partial(image.WideResNet, channels=(8, 16, 32))  # the same network, thin enough for a test
+    monkeypatch.setattr(image, "WideResNet", thin)
     step, task = make_step("wideresnet", batch_size=64, image_size=16)
     before, after, moved = train(step, task, batch_of, 64, 12)
     assert after < before - 0.1

@@ -16,11 +16,11 @@ import torch
 import torch.distributed.fsdp
 from torch import Tensor
 
+from prony_node.backends.torch.model import replicas_of
 from prony_node.backends.torch.step import Step
 from prony_node.contract.machine import Machine
 from prony_node.parallel.place import RankPosition
-from prony_node.parallel.ranks import Ranks
-from prony_node.parallel.tie import replicas_of
+from prony_node.parallel.replicas import Ranks
 from prony_node.workloads import build_task, find_workload
 
 CPU = torch.device("cpu")

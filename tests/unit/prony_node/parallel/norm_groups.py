@@ -12,8 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from prony_node.parallel.place import RankPosition
-from prony_node.parallel.ranks import Ranks
-from prony_node.parallel.replicas import Replicas
+from prony_node.parallel.replicas import Ranks, Replicas
 
 CPU = torch.device("cpu")
 SPANS = (2, 4, "synced")

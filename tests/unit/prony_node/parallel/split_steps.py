@@ -19,13 +19,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from prony_node.backends.torch.model import replicas_of
 from prony_node.backends.torch.step import Step
 from prony_node.contract.machine import Machine
 from prony_node.parallel import split  # noqa: F401  before the fork: it takes seconds to import
 from prony_node.parallel.replicas import Replicas
-from prony_node.parallel.tie import replicas_of
 from prony_node.workloads import build_task, find_workload
-from prony_node.workloads.language.split_gpt import Stage, part_of, whole_name
+from prony_node.workloads.language_split import Stage, part_of, whole_name
 
 CPU = torch.device("cpu")
 SAMPLES = 16  # of one update, whoever makes it

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prony_node.contract.machine import cpu_list, parse_cpu_list
-from prony_node.parallel.binding import (
+from prony_node.parallel.place import (
     PREFERRED,
     Binding,
     Node,
@@ -192,7 +192,8 @@ def test_a_memory_policy_that_the_kernel_refuses_is_a_sentence() -> None:
 BOUND_PROCESS = """
 import ctypes, json, os, sys
 from torch.utils.data import DataLoader
-from prony_node.parallel.binding import bind_rank
+from prony_node.contract.typed import encode
+from prony_node.parallel.place import bind_rank
 import platform
 
 class Where:
@@ -205,7 +206,7 @@ class Where:
 
 done = bind_rank("cores", 1, ["cpu", "cpu"], sorted(os.sched_getaffinity(0)))
 worker = json.loads(next(iter(DataLoader(Where(), num_workers=1, batch_size=None))))
-print(json.dumps([done, worker, os.getpid()]))
+print(json.dumps([encode(done), worker, os.getpid()]))
 """
 
 
@@ -232,5 +233,5 @@ def test_a_loader_worker_stays_where_its_rank_was_bound() -> None:
 
 def test_what_was_not_asked_for_is_not_done() -> None:
     before = allowed_cores()
-    assert bind_rank("none", 0, ["cpu"], before)["cores"] is None
+    assert bind_rank("none", 0, ["cpu"], before).cores is None
     assert allowed_cores() == before

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from prony_node.contract import RequestError
-from prony_node.parallel.binding import allowed_cores, bind, wanted_cores
+from prony_node.parallel.place import allowed_cores, bind, wanted_cores
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_cores_that_are_not_ours_are_refused(text: str, sentence: str) -> None:
 def test_a_bound_process_and_its_children_stay_on_their_cores() -> None:
     code = (
         "import os, subprocess, sys\n"
-        "from prony_node.parallel.binding import allowed_cores, bind\n"
+        "from prony_node.parallel.place import allowed_cores, bind\n"
         "one = allowed_cores()[-1:]\n"
         "assert bind(one)\n"
         "assert allowed_cores() == one\n"

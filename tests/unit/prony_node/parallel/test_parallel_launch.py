@@ -12,6 +12,7 @@ import torch
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 
 from prony_node.contract import Plan, Trial, files
+from prony_node.contract.run_folder import LauncherReport
 from prony_node.parallel import place
 from prony_node.parallel.launch import launch, main, reason_of, refuse_missing_devices, until_met
 from prony_node.run.claim import own_plan
@@ -66,7 +67,7 @@ def test_a_node_starts_its_part_of_all_devices(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv(place.NODE_RANK, "1")
     monkeypatch.setenv(place.RENDEZVOUS, "node1:29500")
     plan = Plan("run", Trial("gpt-800m", {"devices": 8, "nodes": 2}))
-    assert launch(plan, tmp_path / "plan.json", tmp_path) == {"failure": None, "ranks": []}
+    assert launch(plan, tmp_path / "plan.json", tmp_path) == LauncherReport()
     (config,) = asked
     assert (config.min_nodes, config.max_nodes, config.nproc_per_node) == (2, 2, 4)
     assert config.rdzv_endpoint == "node1:29500"
@@ -100,7 +101,7 @@ def test_more_devices_than_a_node_has_are_refused_by_what_falls_to_it(monkeypatc
     ):
         refused = refuse_missing_devices(Plan("run", Trial("gpt-800m", settings)))
         assert (refused is None) == (not said)
-        assert said in (refused or {"message": ""})["message"]
+        assert said in (refused.message if refused else "")
 
 
 @pytest.mark.parametrize("settings", [{"devices": 33, "device": "cpu"}, {"devices": 3, "copies": 11}])
@@ -108,7 +109,7 @@ def test_more_processes_than_the_cores_can_take_are_refused(
     settings: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("prony_node.parallel.launch.allowed_cores", lambda: [0, 1])
-    said = (refuse_missing_devices(Plan("run", Trial("gpt-tiny", settings))) or {})["message"]
+    said = getattr(refuse_missing_devices(Plan("run", Trial("gpt-tiny", settings))), "message", "")
     assert said.endswith("is not possible: 33 processes, and 32 are the most for the cores of this machine")
     assert refuse_missing_devices(Plan("run", Trial("gpt-tiny", {"devices": 32, "device": "cpu"}))) is None
 

@@ -55,6 +55,6 @@ def test_a_model_without_a_batch_norm_has_none_to_synchronise() -> None:
 
 def test_no_rank_goes_by_itself_whose_norms_wait_for_others() -> None:
     """Each for a second: the one that takes a step more would wait for the others' statistics for ever."""
-    assert tied().part()
-    assert not tied(batch_norm="synced").part()
-    assert not tied(batch_norm=2).part()
+    assert tied().stop_exchanging()
+    assert not tied(batch_norm="synced").stop_exchanging()
+    assert not tied(batch_norm=2).stop_exchanging()

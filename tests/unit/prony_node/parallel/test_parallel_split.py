@@ -68,14 +68,14 @@ def test_a_run_that_splits_no_model_loads_none_of_it() -> None:
     code = (
         "import sys, torch, prony_node.run.run, prony_node.backends.torch.backend\n"
         "from prony_node.contract.machine import Machine\n"
-        "from prony_node.parallel.tie import replicas_of\n"
+        "from prony_node.backends.torch.model import replicas_of\n"
         "from prony_node.workloads import build_task, find_workload\n"
         "workload = find_workload('gpt-tiny')\n"
         "settings = workload.effective({'device': 'cpu', 'size': 'tiny'}, Machine('cpu', None, 1))\n"
         "task = build_task(workload, settings)\n"
         "assert replicas_of(settings, torch.device('cpu'), task.split) is None\n"
         "print([name for name in sys.modules if name.startswith(('torch.distributed.tensor', "
-        "'torch.distributed.pipelining', 'prony_node.parallel.split', 'prony_node.workloads.language.split_gpt'))])"
+        "'torch.distributed.pipelining', 'prony_node.parallel.split', 'prony_node.workloads.language_split'))])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "[]\n", done.stderr

@@ -10,7 +10,7 @@ from prony_node.contract import RequestError
 from prony_node.data.dataset import Origin, Pixels
 from prony_node.data.source import share_of as samples_of
 from prony_node.parallel import place
-from prony_node.parallel.binding import share_of as cores_of
+from prony_node.parallel.place import share_of as cores_of
 from prony_node.parallel.replicas import all_reduce, blocks_of, gather_and_scatter
 
 

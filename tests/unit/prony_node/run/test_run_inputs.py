@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from prony_node.backends.torch.inputs import Inputs, open_data
+from prony_node.backends.torch.model import Inputs, open_data
 from prony_node.backends.torch.step import Step
 from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import Machine
@@ -27,7 +27,7 @@ def first_batches(count: int = 5) -> list[tuple[Tensor, ...]]:
     inputs = Inputs(workload, settings, CPU)
     try:
         batches = inputs.training(step.task, step, 4, seed=3)
-        inputs.settle()
+        inputs.wait_until_idle()
         return list(itertools.islice(batches, count))
     finally:
         inputs.close()

@@ -20,15 +20,13 @@ from prony_node.backends.torch.model import TorchModel, held_out
 from prony_node.backends.torch.training import parameter_norms
 from prony_node.contract import Peak, Plan, Trial, files
 from prony_node.contract.machine import Machine
-from prony_node.contract.rank_result import RankResult
-from prony_node.contract.record import Phase, missing
+from prony_node.contract.rank_result import Findings, RankResult
+from prony_node.contract.record import CompileCacheUse, Phase, missing
 from prony_node.contract.settings import Value
 from prony_node.contract.typed import decode, encode
-from prony_node.measure.clock import Block
-from prony_node.measure.loop import Window
-from prony_node.parallel.ranks import Ranks
+from prony_node.measure.loop import Block, Window
+from prony_node.parallel.replicas import Ranks
 from prony_node.run import judge
-from prony_node.run.journal import Journal
 from prony_node.run.judge import rate_metrics, utilisation_metrics
 from prony_node.run.measuring import Measured
 from prony_node.run.prepare import Built, Setup
@@ -41,16 +39,13 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Trained:
-    """A run up to its window, and what the journal holds then."""
+    """A run up to its window, and what is known of it then."""
 
     setup: Setup
     built: Built
     model: TorchModel
-    journal: Journal
-
-    @property
-    def levels(self) -> dict[str, str]:
-        return {check.name: check.level for check in self.journal.result.checks}
+    so_far: RankResult
+    folder: Path
 
 
 @pytest.fixture
@@ -68,30 +63,34 @@ def run_of(tmp_path: Path) -> Iterator[Callable[..., Trained]]:
         task, settings = backend.task(workload, settings, None)
         model = backend.build(workload, task, settings, ranks, None, closing)
         model.step.prepare(model.first)
-        journal = Journal(tmp_path)
-        journal.add(phases={
-            "cold_start": Phase(1.0, 4, compile_cache={"state": "none"}), "warm_up": Phase(1.0, 11),
+        so_far = RankResult(phases={
+            "cold_start": Phase(1.0, 4, compile_cache=CompileCacheUse("none")), "warm_up": Phase(1.0, 11),
             "steady": Phase(1.0, 35),
         })  # fmt: skip
-        return Trained(setup, Built(model, task, 2, 32, None, False), model, journal)
+        return Trained(setup, Built(model, task, 2, 32, None, False), model, so_far, tmp_path)
 
     with closing:
         yield make
+
+
+def levels(found: Findings | RankResult) -> dict[str, str]:
+    return {check.name: check.level for check in found.checks}
 
 
 def seen_of(run: Trained, window: Window | None = None, **more: Any) -> Measured:
     window = window or Window("host clock")
     known: dict[str, Any] = {
         "updates": (window.steps, 0), "losses_finite": True, "waits_per_step": None, "probes": run.model.probes(),
+        "cpu_utilisation": missing("not looked at"),
     }  # fmt: skip
     return Measured(window, StopRule(), 0, 0.1, 10.0, **{**known, **more})
 
 
 def test_a_run_that_trained_passes(run_of: Callable[..., Trained]) -> None:
     run = run_of()
-    judge.judge_learning(run.setup, run.built, seen_of(run), run.journal)
-    assert run.levels == {"losses": "pass", "loss": "pass", "parameters": "pass", "finite": "pass"}
-    first, last = (run.journal.result.metrics[name] for name in ("loss_first", "loss_last"))
+    found = judge.judge_learning(run.setup, run.built, seen_of(run), 15)
+    assert levels(found) == {"losses": "pass", "loss": "pass", "parameters": "pass", "finite": "pass"}
+    first, last = (found.metrics[name] for name in ("loss_first", "loss_last"))
     assert (last.value or math.inf) < (first.value or 0.0)
     assert "16 held-out samples" in str(last.source)
 
@@ -125,17 +124,18 @@ def test_training_that_did_not_train_fails(
     run_of: Callable[..., Trained], harm: Callable[[Trained], Trained], expected: dict[str, str]
 ) -> None:
     run = harm(run_of())
-    judge.judge_learning(run.setup, run.built, seen_of(run), run.journal)
-    assert run.levels == {"losses": "pass", **expected}
-    result = run.journal.result
-    files.to_json(encode(result))  # NaN never reaches the record: its reason does
+    found = judge.judge_learning(run.setup, run.built, seen_of(run), 15)
+    assert levels(found) == {"losses": "pass", **expected}
+    files.to_json(encode(found))  # NaN never reaches the record: its reason does
     if expected["loss"] == "fail":
-        assert result.metrics["loss_last"] == missing("the held-out loss was nan")
+        assert found.metrics["loss_last"] == missing("the held-out loss was nan")
 
 
-def finish_inference(run: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+def finish_inference(run: Trained, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     monkeypatch.setattr(judge, "latency_metrics", lambda *_: ({}, 3))
-    judge.judge_answers(run.setup, run.built, run.journal)
+    found = judge.measure_latency(run.setup, run.built, Progress(run.folder))
+    assert found.phases["latency"].steps == 3
+    return levels(Findings(checks=judge.answer_checks(run.built)))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
@@ -143,9 +143,7 @@ def test_an_inference_answers_what_fp32_would(
     run_of: Callable[..., Trained], monkeypatch: pytest.MonkeyPatch, precision: str
 ) -> None:
     run = run_of(mode="infer", precision=precision)
-    finish_inference(run, monkeypatch)
-    assert run.levels == {"outputs": "pass", "finite": "pass"}
-    assert run.journal.result.phases["latency"].steps == 3
+    assert finish_inference(run, monkeypatch) == {"outputs": "pass", "finite": "pass"}
 
 
 def test_the_answer_that_is_checked_is_that_of_the_measured_step(
@@ -155,8 +153,7 @@ def test_the_answer_that_is_checked_is_that_of_the_measured_step(
     run = run_of(mode="infer")
     right = run.model.step._forward
     run.model.step._forward = lambda *batch: right(*batch) * 1.1
-    finish_inference(run, monkeypatch)
-    assert run.levels == {"outputs": "fail", "finite": "pass"}
+    assert finish_inference(run, monkeypatch) == {"outputs": "fail", "finite": "pass"}
 
 
 def test_an_answer_that_is_not_a_number_fails(run_of: Callable[..., Trained], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,8 +161,7 @@ def test_an_answer_that_is_not_a_number_fails(run_of: Callable[..., Trained], mo
     norm: Any = run.model.step.model.norm
     with torch.no_grad():
         norm.weight.fill_(math.nan)
-    finish_inference(run, monkeypatch)
-    assert run.levels == {"outputs": "fail", "finite": "fail"}
+    assert finish_inference(run, monkeypatch) == {"outputs": "fail", "finite": "fail"}
 
 
 def test_held_out_samples_are_few_of_a_long_sequence() -> None:
@@ -185,8 +181,7 @@ def window_of(blocks: int, wait_s: float = 0.0, slow: int = 0) -> tuple[Window, 
 
 
 def judged(run: Trained, window: Window, **more: Any) -> RankResult:
-    judge.judge_series(run.setup, run.built, seen_of(run, window, **more), run.journal)
-    return run.journal.result
+    return judge.judge_series(run.setup, run.built, seen_of(run, window, **more), run.so_far)
 
 
 @pytest.mark.parametrize(("blocks", "slow"), [(1, 0), (60, 0), (200, 6)])
@@ -211,7 +206,7 @@ def test_work_is_counted_and_the_transient_is_left_out(run_of: Callable[..., Tra
     assert end - start == pytest.approx(phases["steady"]["seconds"])
     assert decode(RankResult, json.loads(files.to_json(encode(found)))) == found
     made = {"updates", "steady", "levels", "blocks", "tolerance", "clock", "loader", "utilisation"}
-    assert made == set(run.levels)
+    assert made == set(levels(found))
 
 
 def test_steps_under_way_at_the_stop_are_no_part_of_the_window(run_of: Callable[..., Trained]) -> None:
@@ -220,9 +215,8 @@ def test_steps_under_way_at_the_stop_are_no_part_of_the_window(run_of: Callable[
     late = tuple(block._replace(duration_s=1.0) for block in window.blocks[150:])  # they stalled
     window = replace(window, blocks=(*window.blocks[:150], *late), blocks_seen=150)
     window = replace(window, monotonic=(10.0, 10.0 + window.duration_s))
-    judged(run, window)
-    judge.judge_arithmetic(run.journal)
-    found = run.journal.result
+    found = judged(run, window)
+    found = found.added(checks=(judge.arithmetic_of(found),))
     steady = found.steady
     assert steady is not None
     assert steady.blocks_seen == 150
@@ -234,7 +228,7 @@ def test_steps_under_way_at_the_stop_are_no_part_of_the_window(run_of: Callable[
     start, end = found.window_monotonic or (0.0, 0.0)
     assert end - start == pytest.approx(steady.window_s), "energy is of the same window"
     assert (found.metrics["throughput"].value or 0.0) * (end - start) == pytest.approx(found.work.units)
-    assert run.levels["arithmetic"] == "pass"
+    assert levels(found)["arithmetic"] == "pass"
 
 
 def test_how_often_a_workload_waited_for_the_device_is_in_the_record(run_of: Callable[..., Trained]) -> None:
@@ -279,8 +273,7 @@ def test_progress_is_a_line_of_json_at_a_time(tmp_path: Path) -> None:
     progress = Progress(tmp_path)
     progress.phase("build")
     progress.note("trying batch_size=8")
-    progress.rule, progress.unit, progress.units_per_step = StopRule(), "tokens", 32
-    progress.phase("measure")
+    progress.measure(StopRule(), "tokens", 32)
     tracker = window_of(60)[1]
     progress.measuring(10, None)
     progress.measuring(20, Decision(False, "", tracker.estimate()))

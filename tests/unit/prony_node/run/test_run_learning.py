@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from prony_node.contract.record import LearnedEpoch
+from prony_node.contract.typed import decode
 from prony_node.measure.loop import Window
 from prony_node.run.quality import EpochPlan, Training, quality_after, time_to_quality
 
@@ -11,7 +13,7 @@ from prony_node.run.quality import EpochPlan, Training, quality_after, time_to_q
 def learned(scores: tuple[str, ...], *points: dict[str, float | None]) -> Training:
     """A run without a target, that has these points of its curve."""
     plan = EpochPlan(len(points), 2, 1, test_samples=4, score=scores[0], target=None)
-    curve = tuple({"epoch": number, **point} for number, point in enumerate(points, 1))
+    curve = tuple(decode(LearnedEpoch, {"epoch": number, **point}) for number, point in enumerate(points, 1))
     return Training(plan, curve, window=Window("host clock"))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from prony_node.backends.torch.device import MissingDevice
+from prony_node.backends.torch.backend import MissingDevice
 from prony_node.contract import Plan, RequestError, Trial, files
 from prony_node.contract.rank_result import RankResult
 from prony_node.contract.record import FAILURES, Phase
@@ -50,22 +50,22 @@ FREE = "5.0 GiB of 8.0 GiB were free on cpu"
 )  # fmt: skip
 def test_a_failure_has_its_kind_and_a_sentence(error: Exception, kind: str, message: str) -> None:
     found = rank.describe(error)
-    assert found["kind"] == kind
+    assert found.kind == kind
     assert kind in FAILURES
-    assert message in found["message"]
-    assert "\n" not in found["message"]
+    assert message in found.message
+    assert "\n" not in found.message
 
 
 def test_out_of_memory_says_what_was_free() -> None:
     silent = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
-    assert rank.describe(silent, FREE)["message"].endswith(f"9 bytes; before the run {FREE}")
+    assert rank.describe(silent, FREE).message.endswith(f"9 bytes; before the run {FREE}")
     telling = torch.OutOfMemoryError("CUDA out of memory. GPU 0 has 9 GiB of which 1 GiB is free")
-    assert FREE not in rank.describe(telling, FREE)["message"]  # torch said it, for the very moment
-    assert FREE not in rank.describe(ValueError("x"), FREE)["message"]
+    assert FREE not in rank.describe(telling, FREE).message  # torch said it, for the very moment
+    assert FREE not in rank.describe(ValueError("x"), FREE).message
 
 
 def test_a_long_message_is_cut() -> None:
-    assert len(rank.describe(RuntimeError("x" * 10_000))["message"]) < 700
+    assert len(rank.describe(RuntimeError("x" * 10_000)).message) < 700
 
 
 def run_rank(

@@ -16,6 +16,7 @@ import pytest
 
 from processes import processes_of
 from prony_node.contract import Plan, Trial, files, read_record
+from prony_node.contract.record import Failure
 from prony_node.contract.run_folder import Energy
 from prony_node.run import supervisor
 
@@ -202,7 +203,7 @@ def test_a_full_disk_leaves_no_half_record(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    ending = supervisor.Ending({"kind": "exception", "message": "it broke"}, [], Energy())
+    ending = supervisor.Ending(Failure("exception", "it broke"), [], Energy())
     assert supervisor._write_record(plan, tmp_path, ending, "2026-01-01T00:00:00+00:00") == 1
     assert "No space left on device" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -6,14 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from prony_node.backends.torch.flops import count_flops
+from prony_node.backends.torch.compiling import count_flops
 from prony_node.backends.torch.step import Step
 from prony_node.backends.torch.task import Task
 from prony_node.contract.machine import Machine
 from prony_node.contract.settings import Value
 from prony_node.data.synthetic import blend_sampler
-from prony_node.workloads import WORKLOADS, build_task
-from prony_node.workloads.reconstruct import config
+from prony_node.workloads import WORKLOADS, build_task, reconstruct_config
 
 CPU = torch.device("cpu")
 WORKLOAD = WORKLOADS["compression-autoencoder"]
@@ -26,7 +25,10 @@ def make(**given: Value) -> tuple[dict[str, Value], Task]:
 
 @pytest.mark.parametrize(
     ("size", "widths", "bottleneck"),
-    [("full", config.WIDTHS, config.BOTTLENECK), ("tiny", config.TINY_WIDTHS, config.TINY_BOTTLENECK)],
+    [
+        ("full", reconstruct_config.WIDTHS, reconstruct_config.BOTTLENECK),
+        ("tiny", reconstruct_config.TINY_WIDTHS, reconstruct_config.TINY_BOTTLENECK),
+    ],
 )
 def test_parameters_and_flops_are_those_counted_by_hand(
     size: str, widths: tuple[int, int, int], bottleneck: int
@@ -35,9 +37,9 @@ def test_parameters_and_flops_are_those_counted_by_hand(
     with torch.device("meta"):
         model = task.model()
     count = sum(parameter.numel() for parameter in model.parameters())
-    assert count == config.autoencoder_parameters(widths, bottleneck)
+    assert count == reconstruct_config.autoencoder_parameters(widths, bottleneck)
     forward = count_flops(task, training=False, recompute=False).per_sample
-    assert forward == config.autoencoder_flops(widths, bottleneck)
+    assert forward == reconstruct_config.autoencoder_flops(widths, bottleneck)
     # Twice as much again for the gradients, but for none by the images themselves.
     first = 2 * 9 * widths[0] * 28**2
     assert count_flops(task, training=True, recompute=False).per_sample == 3 * forward - first

@@ -14,8 +14,7 @@ from prony_node.contract.kernels import uses_kernel
 from prony_node.contract.machine import Machine
 from prony_node.contract.settings import Value
 from prony_node.workloads import build_task, find_workload
-from prony_node.workloads.image.layers import FusedBlock, fuse_blocks
-from prony_node.workloads.image.task import fold_batch_norms
+from prony_node.workloads.image import FusedBlock, fold_batch_norms, fuse_blocks
 
 
 def fused(settings: dict[str, Value]) -> bool:

@@ -6,12 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from prony_node.backends.torch.flops import count_flops
+from prony_node.backends.torch.compiling import count_flops
 from prony_node.backends.torch.step import Step
 from prony_node.contract import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.workloads import WORKLOADS, build_task, find_workload
-from prony_node.workloads.language.gpt import CachedGPT
+from prony_node.workloads.language import CachedGPT
 
 SHAPE = {"layers": 2, "hidden": 32, "heads": 2, "vocabulary": 64}
 SEQUENCE, ROWS = 12, 3

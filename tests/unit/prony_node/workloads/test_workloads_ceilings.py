@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from prony_node.backends.torch.flops import count_flops
+from prony_node.backends.torch.compiling import count_flops
 from prony_node.backends.torch.model import reference_answer
 from prony_node.backends.torch.step import Step
 from prony_node.backends.torch.task import Task
@@ -15,8 +15,8 @@ from prony_node.contract.settings import Value
 from prony_node.measure.checks import OUTPUT_BOUND
 from prony_node.run.judge import utilisation_metrics
 from prony_node.workloads import WORKLOADS, build_task
-from prony_node.workloads.ceilings.config import CEILINGS
-from prony_node.workloads.ceilings.operations import HostCopy, Triad
+from prony_node.workloads.ceilings import HostCopy, Triad
+from prony_node.workloads.ceilings_config import CEILINGS
 from prony_node.workloads.config import Workload
 
 CPU = torch.device("cpu")
@@ -49,7 +49,7 @@ def test_units_are_the_counted_flops_so_that_throughput_is_flops(name: str, devi
     assert (task.unit, task.units_per_sample) == ("FLOP", count_flops(task, training=False, recompute=False).per_sample)
     if (device, size) == ("cuda", "full"):
         assert workload.flops == task.units_per_sample
-        assert 1e12 < task.units_per_sample < 2e12, "no longer what config.py says of an H200"
+        assert 1e12 < task.units_per_sample < 2e12, "no longer what ceilings_config.py says of an H200"
 
 
 @pytest.mark.parametrize(("precision", "width"), [("fp32", 4), ("tf32", 4), ("bf16", 2), ("fp16", 2)])

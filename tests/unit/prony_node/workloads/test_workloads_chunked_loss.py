@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from prony_node.backends.torch.flops import count_flops
+from prony_node.backends.torch.compiling import count_flops
 from prony_node.contract.machine import Machine
 from prony_node.workloads import build_task, find_workload
-from prony_node.workloads.language import gpt as chunks
-from prony_node.workloads.language.gpt import widened
+from prony_node.workloads import language as chunks
+from prony_node.workloads.language import widened
 
 WORDS = 48
 

@@ -13,7 +13,7 @@ import pytest
 from prony_node.contract import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.workloads import WORKLOADS
-from prony_node.workloads.collective.config import COLLECTIVES, KINDS, message_sizes
+from prony_node.workloads.collective_config import COLLECTIVES, KINDS, message_sizes
 from prony_node.workloads.config import Workload
 
 EVERY = pytest.mark.parametrize("workload", COLLECTIVES, ids=lambda workload: workload.name)
@@ -68,17 +68,17 @@ import torch
 import torch.distributed as dist
 from prony_node.contract.machine import Machine
 from prony_node.backends.torch.backend import TorchBackend
-from prony_node.backends.torch.collective import stopwatch_of
+from prony_node.backends.torch.backend import stopwatch_of
 from prony_node.run.collective import measure_collective
 from prony_node.run.journal import Journal
 from prony_node.run.prepare import Setup
 from prony_node.contract.trial import Plan, Trial
-from prony_node.parallel.ranks import Ranks
+from prony_node.parallel.replicas import Ranks
 from prony_node.workloads import WORKLOADS
-from prony_node.measure.collective_loop import TimedOperation, time_point
+from prony_node.measure.loop import TimedOperation, time_point
 from prony_node.stats import StopRule
-from prony_node.workloads.collective import operations
-from prony_node.workloads.collective.operations import MAKERS, gather, make_collective
+from prony_node.workloads import collective as operations
+from prony_node.workloads.collective import MAKERS, gather, make_collective
 
 CPU = torch.device("cpu")
 
@@ -126,7 +126,7 @@ def a_wrong_answer_has_no_time():
     journal = Journal(folder)
     measure_collective(setup, journal)
     found = journal.result
-    assert [(row["time_s"], row["reason"]) for row in found.collective["curve"]] == [
+    assert [(row.time_s, row.reason) for row in found.collective.curve] == [
         (None, "the answer was wrong on rank 0, 1, 2")] * 2
     assert found.metrics["throughput"].reason == "the answer was wrong on rank 0, 1, 2"
     assert [(check.name, check.level) for check in found.checks] == [("collective", "fail")]

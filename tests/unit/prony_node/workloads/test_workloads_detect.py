@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from prony_node.backends.torch.flops import count_flops
+from prony_node.backends.torch.compiling import count_flops
 from prony_node.backends.torch.model import distance, reference_answer
 from prony_node.backends.torch.step import Step
 from prony_node.backends.torch.task import Task
@@ -18,8 +18,7 @@ from prony_node.contract.machine import Machine
 from prony_node.contract.settings import Value
 from prony_node.measure.checks import OUTPUT_BOUND
 from prony_node.workloads import build_task, find_workload
-from prony_node.workloads.detect.fasterrcnn import RATIOS, full_model, wide_anchors
-from prony_node.workloads.detect.loss import found_boxes, image_list, target_list
+from prony_node.workloads.detect import RATIOS, found_boxes, full_model, image_list, target_list, wide_anchors
 
 CPU = torch.device("cpu")
 WORKLOAD = find_workload("fasterrcnn-r50-fpn")

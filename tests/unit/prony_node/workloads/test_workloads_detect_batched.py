@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from prony_node.backends.torch.task import Batch
-from prony_node.data.boxes import COUNTS, SIZES
+from prony_node.data.detection import COUNTS, SIZES
 from prony_node.workloads import build_task, find_workload
-from prony_node.workloads.detect.fasterrcnn import library_loss
-from prony_node.workloads.detect.loss import (
+from prony_node.workloads.detect import (
     Bounds,
     Pool,
     Truths,
@@ -23,6 +22,7 @@ from prony_node.workloads.detect.loss import (
     drawn,
     encoded,
     kept_by_library,
+    library_loss,
     pooled_by_library,
     pooled_from_all,
     proposals,

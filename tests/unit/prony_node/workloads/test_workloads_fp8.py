@@ -6,13 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from prony_node.backends.torch.flops import count_flops
+from prony_node.backends.torch.compiling import count_flops
 from prony_node.backends.torch.step import Step
 from prony_node.contract import RequestError
 from prony_node.contract.machine import Machine
-from prony_node.workloads import build_task, find_workload
-from prony_node.workloads.language import fp8
-from prony_node.workloads.language.fp8 import ScaledLinear, in_eight_bits
+from prony_node.workloads import build_task, find_workload, language
+from prony_node.workloads.language import ScaledLinear, in_eight_bits
 
 CPU = torch.device("cpu")
 
@@ -62,7 +61,7 @@ def test_its_three_products_are_those_of_rounded_operands() -> None:
 def test_rounding_to_eight_bits_costs_what_it_should() -> None:
     """A scale that were wrong by little would pass as rounding: three bits of mantissa are 1/16 at most, two 1/8."""
     rows, _, gradient = operands()
-    for tensor, kind, most in ((rows, fp8.VALUES, 1 / 16), (gradient, fp8.GRADIENTS, 1 / 8)):
+    for tensor, kind, most in ((rows, language.VALUES, 1 / 16), (gradient, language.GRADIENTS, 1 / 8)):
         small, factor = in_eight_bits(tensor, kind)
         error = (small.float() * factor - tensor).abs()
         normal = tensor.abs() > tensor.abs().max() / 1000
@@ -71,7 +70,7 @@ def test_rounding_to_eight_bits_costs_what_it_should() -> None:
 
 
 def test_a_tensor_of_zeros_stays_one() -> None:
-    small, factor = in_eight_bits(torch.zeros(4, 16), fp8.VALUES)
+    small, factor = in_eight_bits(torch.zeros(4, 16), language.VALUES)
     assert not small.float().any()
     assert torch.isfinite(factor)
 
@@ -141,7 +140,7 @@ def test_what_it_is_not_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch, "_scaled_mm", without)
     with pytest.raises(RequestError, match=r"no scaled matrix product for device=cpu .*8.9 and above.; use") as caught:
-        fp8.refuse_where_missing(CPU, None)
+        language.refuse_where_missing(CPU, None)
     assert "\n" not in str(caught.value)
 
 
@@ -152,4 +151,4 @@ def test_a_device_that_fails_is_not_told_as_one_without_fp8(monkeypatch: pytest.
 
     monkeypatch.setattr(torch, "_scaled_mm", broken)
     with pytest.raises(torch.AcceleratorError, match="unspecified launch failure"):
-        fp8.refuse_where_missing(CPU, None)
+        language.refuse_where_missing(CPU, None)

@@ -11,15 +11,15 @@ from small_steps import CPU, step_of
 from torch import nn
 
 from prony_node.backends.torch import memory
-from prony_node.backends.torch.flops import count_flops
+from prony_node.backends.torch.compiling import count_flops
 from prony_node.contract import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.contract.settings import Value
 from prony_node.run.questions import check_name
 from prony_node.workloads import build_task, find_workload
 from prony_node.workloads.config import Workload
-from prony_node.workloads.image.config import IMAGE_WORKLOADS
-from prony_node.workloads.image.library_models import classification_loss, fold_if_same
+from prony_node.workloads.image_config import IMAGE_WORKLOADS
+from prony_node.workloads.image_libraries import classification_loss, fold_if_same
 
 CLASSIFIERS = pytest.mark.parametrize("workload", IMAGE_WORKLOADS, ids=lambda workload: workload.name)
 STEPS = 40  # enough for the slowest to begin to learn; most have after the first ten

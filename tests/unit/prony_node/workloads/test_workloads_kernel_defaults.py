@@ -9,8 +9,7 @@ from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.contract.settings import SETTINGS, Value
 from prony_node.workloads import WORKLOADS, find_workload
-from prony_node.workloads.config import Workload
-from prony_node.workloads.kernels import attention_order
+from prony_node.workloads.config import Workload, attention_order
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "kernels.txt"
 MACHINES = {

@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from prony_node.backends.torch import memory
-from prony_node.backends.torch.flops import count_flops
+from prony_node.backends.torch.compiling import count_flops
 from prony_node.backends.torch.model import reference_answer
 from prony_node.backends.torch.step import Step
 from prony_node.backends.torch.task import Task
@@ -22,9 +22,8 @@ from prony_node.backends.torch.training import parameter_norms
 from prony_node.contract import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.contract.settings import Value
-from prony_node.workloads import WORKLOADS, build_task, find_workload
-from prony_node.workloads.language import transformers_models
-from prony_node.workloads.language.transformers_models import CAUSAL_MASK_ALONE
+from prony_node.workloads import WORKLOADS, build_task, find_workload, language_libraries
+from prony_node.workloads.language_libraries import CAUSAL_MASK_ALONE
 
 CPU = torch.device("cpu")
 SHIPPED = [name for name in WORKLOADS if name.startswith(("gpt-", "bert-"))]
@@ -173,7 +172,7 @@ def test_no_mask_is_left_out_that_hides_more_than_the_future(kind: str) -> None:
     torch.manual_seed(0)
     ours: Any = task.model().eval()
     assert ours.config._attn_implementation == "sdpa_without_mask"
-    config = transformers_models.configuration(find_workload(f"hf/{kind}"), tiny=True)
+    config = language_libraries.configuration(find_workload(f"hf/{kind}"), tiny=True)
     own = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     own.load_state_dict(ours.state_dict())
     tokens = task.sample(torch.Generator().manual_seed(0), 2)[0]
@@ -183,9 +182,9 @@ def test_no_mask_is_left_out_that_hides_more_than_the_future(kind: str) -> None:
 
 
 def test_a_window_shorter_than_the_sequence_keeps_its_mask() -> None:
-    config = transformers_models.configuration(find_workload("hf/mistral"))
-    assert transformers_models.attention_of(config, 1024) == "sdpa_without_mask"
-    assert transformers_models.attention_of(config, 8192) is None
+    config = language_libraries.configuration(find_workload("hf/mistral"))
+    assert language_libraries.attention_of(config, 1024) == "sdpa_without_mask"
+    assert language_libraries.attention_of(config, 8192) is None
 
 
 def test_an_encoder_s_type_does_not_see_the_token_that_it_is_to_tell() -> None:
@@ -223,7 +222,7 @@ def test_a_config_of_the_user_s_is_built(tmp_path: Path) -> None:
 )
 def test_a_wrong_name_is_answered_with_what_is_right(name: str, said: str) -> None:
     with pytest.raises(RequestError, match=said):
-        transformers_models.check(find_workload(name))
+        language_libraries.check(find_workload(name))
 
 
 @pytest.mark.parametrize(
@@ -234,7 +233,7 @@ def test_a_wrong_name_is_answered_with_what_is_right(name: str, said: str) -> No
 def test_a_wrong_config_is_answered_with_what_is_wrong(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(RequestError, match=said):
-        transformers_models.check(find_workload(f"hf/{tmp_path}"))
+        language_libraries.check(find_workload(f"hf/{tmp_path}"))
 
 
 def test_a_model_of_unstated_size_that_cannot_fit_is_refused_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from prony_node.backends.torch.step import Step
 from prony_node.contract import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.workloads import build_task, find_workload
-from prony_node.workloads.image.layers import SignedReLU, SummedNorm, replace_norms
+from prony_node.workloads.image import SignedReLU, SummedNorm, replace_norms
 
 CPU = torch.device("cpu")
 MEANS = (0.0, 3.0, -30.0)

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from prony_node.backends.torch.flops import count_flops
+from prony_node.backends.torch.compiling import count_flops
 from prony_node.backends.torch.task import Task
 from prony_node.contract.kernels import uses_kernel
 from prony_node.contract.machine import Machine
 from prony_node.contract.settings import Value
 from prony_node.workloads import build_task, find_workload
-from prony_node.workloads.image.layers import PackedAttention, PatchProduct
+from prony_node.workloads.image import PackedAttention, PatchProduct
 
 OWN_PARTS = "low-precision-residual"
 OWN = pytest.mark.parametrize("name", ["vit-l", "vit-l-32", "vit-h", "swin-t", "swin-b"])

@@ -9,7 +9,7 @@ from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.contract.settings import Value, parse_settings
 from prony_node.workloads import WORKLOADS, build_task, find_workload
-from prony_node.workloads.published import PUBLISHED
+from prony_node.workloads.config import PUBLISHED
 
 H200 = Machine("cuda", 141.0, 16)
 

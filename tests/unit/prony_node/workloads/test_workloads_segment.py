@@ -10,22 +10,23 @@ import torch
 import torch.nn.functional as F
 from small_steps import step_of
 
-from prony_node.backends.torch.flops import count_flops
+from prony_node.backends.torch.compiling import count_flops
 from prony_node.contract import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.contract.settings import Value
-from prony_node.data.dataset import Encoded, FileReader, Origin
+from prony_node.data.dataset import Origin
+from prony_node.data.loader import Encoded, FileReader
 from prony_node.data.segmentation import StreetScenes
 from prony_node.run.rank import describe
 from prony_node.workloads import build_task, find_workload
 from prony_node.workloads.config import Workload
-from prony_node.workloads.segment.config import (
+from prony_node.workloads.segment import enlarged, segmentation_loss, segmentation_scores
+from prony_node.workloads.segment_config import (
     SEGMENT_WORKLOADS,
     deeplab_multiply_adds,
     deeplab_parameters,
     segformer_multiply_adds,
 )
-from prony_node.workloads.segment.task import enlarged, segmentation_loss, segmentation_scores
 
 MODELS = pytest.mark.parametrize("workload", SEGMENT_WORKLOADS, ids=lambda workload: workload.name)
 STEPS = 20
@@ -222,5 +223,5 @@ def test_deeplab_without_its_library_says_so(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ModuleNotFoundError) as caught:
         build_task(workload, dict(workload.fixed))
     said = describe(caught.value, module=workload.module)
-    assert said["kind"] == "missing-library"
-    assert "segmentation_models_pytorch, which is not installed here: pip install 'prony[scenes]'" in said["message"]
+    assert said.kind == "missing-library"
+    assert "segmentation_models_pytorch, which is not installed here: pip install 'prony[scenes]'" in said.message

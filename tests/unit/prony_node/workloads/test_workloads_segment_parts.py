@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from prony_node.backends.torch.flops import count_flops
+from prony_node.backends.torch.compiling import count_flops
 from prony_node.backends.torch.step import Step
 from prony_node.contract.machine import Machine
 from prony_node.contract.settings import Value
 from prony_node.workloads import build_task, find_workload
 from prony_node.workloads.config import Workload
-from prony_node.workloads.segment.config import SEGMENT_WORKLOADS
-from prony_node.workloads.segment.task import Depthwise, enlarged, replace_depthwise
+from prony_node.workloads.segment import Depthwise, enlarged, replace_depthwise
+from prony_node.workloads.segment_config import SEGMENT_WORKLOADS
 
 MODELS = pytest.mark.parametrize("workload", SEGMENT_WORKLOADS, ids=lambda workload: workload.name)
 CPU = torch.device("cpu")

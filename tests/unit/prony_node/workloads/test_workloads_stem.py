@@ -11,7 +11,7 @@ from prony_node.contract.errors import RequestError
 from prony_node.contract.kernels import uses_kernel
 from prony_node.contract.machine import Machine
 from prony_node.workloads import build_task, find_workload
-from prony_node.workloads.image.layers import FoldedStem, SummedNorm, fold_stem
+from prony_node.workloads.image import FoldedStem, SummedNorm, fold_stem
 
 
 @pytest.mark.parametrize(("size", "bias"), [((16, 16), False), ((32, 20), True)])

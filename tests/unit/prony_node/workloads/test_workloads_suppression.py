@@ -16,13 +16,13 @@ import torch
 
 from prony_node.contract.errors import RequestError
 from prony_node.workloads import find_workload
-from prony_node.workloads.detect.loss import kept_by_library
+from prony_node.workloads.detect import kept_by_library
 
 SRC = Path(__file__).parents[4] / "src"
 COMPARE = """
 import warnings
 import torch
-from prony_node.workloads.detect import loss
+from prony_node.workloads import detect as loss
 
 warnings.simplefilter("ignore")  # the interpreter divides rows that are none
 loss.BLOCK, loss.LATER = 16, 32  # boxes are no whole number of either

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from prony_node.backends.torch.flops import count_flops
+from prony_node.backends.torch.compiling import count_flops
 from prony_node.backends.torch.task import Task
 from prony_node.contract import RequestError
 from prony_node.contract.machine import Machine

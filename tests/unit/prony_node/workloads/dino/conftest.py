@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from prony_node.workloads.dino.config import TINY, Size
-from prony_node.workloads.dino.model import Levels, find_levels
+from prony_node.workloads.detect_config import TINY, Size
+from prony_node.workloads.dino_model import Levels, find_levels
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from prony_node.workloads.dino.config import Size
-from prony_node.workloads.dino.model import (
+from prony_node.workloads.detect_config import Size
+from prony_node.workloads.dino_model import (
     Decoder,
     DeformableAttention,
     Encoder,

@@ -8,9 +8,9 @@ import math
 import pytest
 import torch
 
-from prony_node.workloads.dino import task as losses
-from prony_node.workloads.dino.boxes import Targets, ToHost, centre_size, corners, generalised_iou, logit
-from prony_node.workloads.dino.task import Matching, match_costs
+from prony_node.workloads import dino as losses
+from prony_node.workloads.dino import Matching, match_costs
+from prony_node.workloads.dino_model import Targets, ToHost, centre_size, corners, generalised_iou, logit
 
 Box = tuple[float, float, float, float]
 SIZES = torch.tensor([[100, 200], [50, 80]])

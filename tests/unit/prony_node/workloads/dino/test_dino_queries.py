@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from prony_node.workloads.dino.boxes import Targets, corners
-from prony_node.workloads.dino.config import FULL, Size
-from prony_node.workloads.dino.model import (
+from prony_node.workloads.detect_config import FULL, Size
+from prony_node.workloads.dino_model import (
     LABEL_NOISE,
     LAMBDA_1,
     LAMBDA_2,
@@ -18,7 +17,9 @@ from prony_node.workloads.dino.model import (
     Levels,
     Noised,
     QuerySelection,
+    Targets,
     centres,
+    corners,
     filled_up,
     group_count,
     hidden_from,

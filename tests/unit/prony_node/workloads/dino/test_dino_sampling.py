@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from prony_node.workloads.dino.config import Size
-from prony_node.workloads.dino.model import Decoder, DeformableAttention
-from prony_node.workloads.dino.sampling import KernelSampling, use_kernel
+from prony_node.workloads.detect_config import Size
+from prony_node.workloads.dino import KernelSampling, use_kernel
+from prony_node.workloads.dino_model import Decoder, DeformableAttention
 
 SRC = Path(__file__).parents[5] / "src"
 COMPARE = """
 import torch
 from transformers.models.deformable_detr.modeling_deformable_detr import MultiScaleDeformableAttention
-from prony_node.workloads.dino.sampling import KernelSampling
+from prony_node.workloads.dino import KernelSampling
 
 shapes = [(5, 7), (3, 4), (1, 1)]  # the queries are no whole number of blocks, places lie beyond every edge
 images, queries, heads, points, width = 2, 37, 2, 3, 16
@@ -45,11 +45,11 @@ for kind, bound in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
         assert (plain.float() - own.float()).norm() < bound * plain.float().norm(), (kind, plain.shape)
 print("alike")
 
-from prony_node.workloads.dino.model import DeformableAttention
-from prony_node.workloads.dino.config import TINY
-from prony_node.workloads.dino.model import encoder_references
-from prony_node.workloads.dino.model import find_levels
-from prony_node.workloads.dino.sampling import use_kernel
+from prony_node.workloads.dino_model import DeformableAttention
+from prony_node.workloads.detect_config import TINY
+from prony_node.workloads.dino_model import encoder_references
+from prony_node.workloads.dino_model import find_levels
+from prony_node.workloads.dino import use_kernel
 
 levels = find_levels(torch.tensor([[60, 80], [44, 72]]), (64, 80), [(8, 10), (4, 5), (2, 3), (1, 2)])
 layer = DeformableAttention(TINY)

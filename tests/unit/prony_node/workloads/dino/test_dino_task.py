@@ -7,20 +7,18 @@ import sys
 import pytest
 import torch
 
-from prony_node.backends.torch import cuda
-from prony_node.backends.torch.cuda import Captured
-from prony_node.backends.torch.step import Step
+from prony_node.backends.torch.step import Captured, Step
 from prony_node.backends.torch.task import Batch
 from prony_node.contract import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.contract.settings import Value
-from prony_node.data.coco import Truth, found_in, mean_average_precision
+from prony_node.contract.typed import encode
+from prony_node.data.detection import Truth, found_in, mean_average_precision
 from prony_node.run.rank import describe
 from prony_node.workloads import build_task, find_workload
-from prony_node.workloads.dino.boxes import Targets, ToHost, corners
-from prony_node.workloads.dino.config import FULL, TINY
-from prony_node.workloads.dino.model import level_shapes
-from prony_node.workloads.dino.task import detection_loss, detections, smooth_answers
+from prony_node.workloads.detect_config import FULL, TINY
+from prony_node.workloads.dino import detection_loss, detections, smooth_answers
+from prony_node.workloads.dino_model import Targets, ToHost, corners, level_shapes
 
 CPU = torch.device("cpu")
 WORKLOAD = find_workload("dino-swin-l")
@@ -213,7 +211,7 @@ def test_recomputing_gives_the_same_gradients() -> None:
 
 def test_captured_parts_give_the_same_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     """A recording is run again here; on a device it is a graph (tests/gpu/test_gpu_dino.py)."""
-    monkeypatch.setattr(cuda, "recorder", lambda: lambda work: (work(), work)[1])
+    monkeypatch.setattr("prony_node.backends.torch.step.recorder", lambda: lambda work: (work(), work)[1])
     step, gradients = step_of(), {}
     batches = [batch_of(step, seed, 2) for seed in range(3)]
     assert len({batch[0].shape for batch in batches}) > 1
@@ -294,7 +292,7 @@ def test_a_library_that_is_not_there_is_named(library: str, monkeypatch: pytest.
     with pytest.raises(ModuleNotFoundError) as caught:
         build_task(WORKLOAD, {"size": "tiny"})
     said = f"this workload needs {library}, which is not installed here: pip install 'prony[scenes]'"
-    assert describe(caught.value, module=WORKLOAD.module) == {"kind": "missing-library", "message": said}
+    assert encode(describe(caught.value, module=WORKLOAD.module)) == {"kind": "missing-library", "message": said}
 
 
 def test_its_defaults_on_a_device_suit_images_of_any_shape() -> None:

@@ -1,1 +1,0 @@
-"""The device's own ceilings."""

@@ -1,1 +1,0 @@
-"""Detection: boxes around what is to be found in an image, and what it is."""

@@ -1,1 +1,0 @@
-"""Workloads that a user has in a file of their own."""

@@ -1,1 +1,0 @@
-"""Images described by few numbers and made again from them."""

@@ -1,1 +1,0 @@
-"""A class for every pixel of an image."""

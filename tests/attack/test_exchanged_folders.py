@@ -26,7 +26,7 @@ from prony_node.contract import files
 from prony_node.contract.cache import remove_half_written
 from prony_node.contract.errors import RequestError
 from prony_node.contract.record import read_record
-from prony_node.contract.run_folder import SUPERVISOR, manifest_problems, read_parts, write_manifest
+from prony_node.contract.run_folder import SUPERVISOR, Parts, manifest_problems, read_parts, write_manifest
 from prony_node.contract.safe_files import GROUP_ADDS, SHARED_MARK, SHARED_TEXT, NotPlain, open_run_folder
 from prony_node.power.account import _log
 from prony_node.power.recording import read_recording
@@ -78,7 +78,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "row": lambda folder: read_row(folder).run,
     "stamp": record_stamp,
     "supervisor": lambda folder: files.read_json(folder / files.SUPERVISOR),
-    "parts": lambda folder: read_parts(folder).result,
+    "parts": lambda folder: read_parts(folder) != Parts(),
     "progress": lambda folder: ProgressTail(folder).read(),
     "last progress": last_progress,
     "sign of life": lambda folder: _size_and_time(folder / files.PROGRESS),

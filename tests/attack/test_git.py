@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -235,7 +234,7 @@ def test_objects_that_lie_in_another_repository_are_found(tmp_path: Path, relati
     if relative:
         (tmp_path / "borrower/.git/objects/info/alternates").write_text("../../../lender/.git/objects\n")
     facts = source_facts(tmp_path / "borrower")
-    assert (facts.dirty, facts.missing) == (False, [])
+    assert (facts.dirty, facts.missing) == (False, ())
 
 
 def test_a_bare_repository_has_no_files_but_its_work_trees_have(tmp_path: Path) -> None:
@@ -247,7 +246,7 @@ def test_a_bare_repository_has_no_files_but_its_work_trees_have(tmp_path: Path) 
     assert "is bare" in why(source_facts(project))
     git(project, "worktree", "add", "-q", "tree", "trunk")
     facts = source_facts(project / "tree")
-    assert (facts.branch, facts.dirty, facts.missing) == ("trunk", False, [])
+    assert (facts.branch, facts.dirty, facts.missing) == ("trunk", False, ())
 
 
 @pytest.mark.parametrize("name", [".git", ".git/commondir"])
@@ -289,10 +288,10 @@ def test_commit_branch_tag_and_dirtiness_are_as_git_says(tmp_path: Path) -> None
     repository = a_repository(tmp_path / "ours")
     git(repository, "tag", "v1")
     git(repository, "pack-refs", "--all")
-    expected = {"commit": git(repository, "rev-parse", "HEAD"), "branch": "trunk", "dirty": False, "described": "v1"}
+    expected = SourceFacts(git(repository, "rev-parse", "HEAD"), "trunk", False, "v1", ())
     below = repository / "deep/er"
     below.mkdir(parents=True)
-    assert source_facts(below) == replace(expected, missing=())
+    assert source_facts(below) == expected
     touch(repository / "one.txt")
     assert source_facts(repository).dirty is False
     (repository / "one.txt").write_text("two\n")
@@ -311,7 +310,7 @@ def test_a_further_work_tree_a_submodule_and_a_sha256_repository_are_read(tmp_pa
     repository = a_repository(tmp_path / "ours")
     git(repository, "worktree", "add", "-q", "-b", "other", str(tmp_path / "second"))
     facts = source_facts(tmp_path / "second")
-    assert (facts.branch, facts.dirty, facts.missing) == ("other", False, [])
+    assert (facts.branch, facts.dirty, facts.missing) == ("other", False, ())
     outer = a_repository(tmp_path / "outer")
     git(outer, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(repository), "inner")
     assert source_facts(outer / "inner").commit == git(repository, "rev-parse", "HEAD")

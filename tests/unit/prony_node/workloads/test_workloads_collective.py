@@ -77,7 +77,7 @@ from prony_node.parallel.replicas import Ranks
 from prony_node.workloads import WORKLOADS
 from prony_node.measure.loop import TimedOperation, time_point
 from prony_node.stats import StopRule
-from prony_node.workloads import collective as operations
+from prony_node.workloads import collective
 from prony_node.workloads.collective import MAKERS, gather, make_collective
 
 CPU = torch.device("cpu")
@@ -90,7 +90,7 @@ def right(name, size, precision="fp32"):
 def work(rank):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=3)
-    operations.AT_ONCE = 1000  # so that a buffer is looked at in several parts
+    collective.AT_ONCE = 1000  # so that a buffer is looked at in several parts
     for name in MAKERS:
         for size in (16, 1024, 40000):
             assert right(name, size), (name, size)
@@ -120,13 +120,13 @@ def a_wrong_answer_has_no_time():
     plan = Plan(run_id="x", trial=Trial("alltoall", asked))
     room = backend.cap_memory(None, 1.0)
     setup = Setup(plan, workload, settings, backend, Ranks(), (0,), room, StopRule())
-    operations.MAKERS["alltoall"] = type("Broken", (MAKERS["alltoall"],), {"run": lambda self: None})
+    collective.MAKERS["alltoall"] = type("Broken", (MAKERS["alltoall"],), {"run": lambda self: None})
     folder = Path(sys.argv[1]).with_name(f"rank{dist.get_rank()}")
     folder.mkdir()
     journal = Journal(folder)
     measure_collective(setup, journal)
     found = journal.result
-    assert [(row.time_s, row.reason) for row in found.collective.curve] == [
+    assert [(row["time_s"], row["reason"]) for row in found.collective["curve"]] == [
         (None, "the answer was wrong on rank 0, 1, 2")] * 2
     assert found.metrics["throughput"].reason == "the answer was wrong on rank 0, 1, 2"
     assert [(check.name, check.level) for check in found.checks] == [("collective", "fail")]

@@ -22,10 +22,10 @@ SRC = Path(__file__).parents[4] / "src"
 COMPARE = """
 import warnings
 import torch
-from prony_node.workloads import detect as loss
+from prony_node.workloads import detect
 
 warnings.simplefilter("ignore")  # the interpreter divides rows that are none
-loss.BLOCK, loss.LATER = 16, 32  # boxes are no whole number of either
+detect.BLOCK, detect.LATER = 16, 32  # boxes are no whole number of either
 seen = 0
 for counts, spread, bound in (([1], 50, 0.7), ([37, 5], 50, 0.5), ([90, 64, 3], 60, 0.7), ([150], 12, 0.3)):
     source = torch.Generator().manual_seed(sum(counts))
@@ -34,8 +34,8 @@ for counts, spread, bound in (([1], 50, 0.7), ([37, 5], 50, 0.5), ([90, 64, 3], 
     scores = torch.rand(2, sum(counts), generator=source)
     scores = torch.cat([level.sort(dim=1, descending=True).values for level in scores.split(counts, dim=1)], dim=1)
     scores = scores.masked_fill(torch.rand(scores.shape, generator=source) < 0.1, -torch.inf)  # no boxes, in between
-    kept = loss.kept_by_kernel(boxes, scores, counts, bound)
-    assert torch.equal(kept, loss.kept_by_library(boxes, scores, counts, bound)), counts
+    kept = detect.kept_by_kernel(boxes, scores, counts, bound)
+    assert torch.equal(kept, detect.kept_by_library(boxes, scores, counts, bound)), counts
     seen += int((scores.isfinite() & ~kept).sum())
 print("alike", seen > 100)
 """

@@ -29,28 +29,30 @@ Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedRun:
     """All that is known of the run; and the error, where judging failed: it takes memory of its own."""
 
     result: RankResult
     error: BaseException | None = None
 
 
-def judge(setup: Setup, built: Built, seen: Measured, so_far: RankResult, progress: Progress, folder: Path) -> Judged:
+def judge(
+    setup: Setup, built: Built, seen: Measured, so_far: RankResult, progress: Progress, folder: Path
+) -> JudgedRun:
     """What the series says, what all ranks did together, and whether the model did what it should.
 
     The step series of other nodes' ranks are written to their places in the folder.
     """
     result = so_far
     try:
-        for found in results(setup, built, seen, so_far, progress, folder):
+        for found in judge_in_parts(setup, built, seen, so_far, progress, folder):
             result = found
     except BaseException as error:
-        return Judged(result, error)
-    return Judged(result)
+        return JudgedRun(result, error)
+    return JudgedRun(result)
 
 
-def results(
+def judge_in_parts(
     setup: Setup, built: Built, seen: Measured, so_far: RankResult, progress: Progress, folder: Path
 ) -> Iterator[RankResult]:
     """Part after part, each with all that was found until then."""

@@ -209,6 +209,24 @@ def test_work_is_counted_and_the_transient_is_left_out(run_of: Callable[..., Tra
     assert made == set(levels(found))
 
 
+def test_an_error_of_judging_comes_with_what_was_found_before_it(
+    run_of: Callable[..., Trained], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To judge takes memory of its own; what the series says is not lost with it."""
+    run, failure = run_of(), MemoryError("no room to judge")
+
+    def fail(*_: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(judge, "judge_learning", fail)
+    seen = seen_of(run, window_of(60)[0])
+    found = judge.judge(run.setup, run.built, seen, run.so_far, Progress(run.folder), run.folder)
+    assert found.error is failure
+    assert found.result.metrics["throughput"].value
+    assert levels(found.result)["arithmetic"] == "pass"
+    assert run.so_far.metrics == {}, "a value is not written to"
+
+
 def test_steps_under_way_at_the_stop_are_no_part_of_the_window(run_of: Callable[..., Trained]) -> None:
     run = run_of()
     window, _ = window_of(200)

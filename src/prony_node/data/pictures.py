@@ -27,7 +27,7 @@ GRAINS = (16, 8, 4, 2)  # pixels: coarse grain is stronger, as in photographs
 
 @dataclass(frozen=True)
 class PictureStyle:
-    """What images of a real set look like to a reader and a decoder; results/notes/generated-data.md has the sources."""
+    """What images of a real set look like; results/notes/generated-data.md has the sources."""
 
     classes: int
     shapes: tuple[tuple[int, int, float], ...]  # width, height, how often

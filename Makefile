@@ -14,7 +14,7 @@ COMPILE = $(VENV)/bin/python -m compileall -qq -j 0 -x '/(tests|kubernetes|trans
 WORKERS = $(shell $(PYTHON) -c "import os; print(min(4, 2 * (os.cpu_count() or 1)))")
 PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: run test test-containers test-kubernetes setup setup-dev docs lint types clean
+.PHONY: run test test-containers test-kubernetes setup setup-dev docs screenshots lint types clean
 
 run: setup
 	$(VENV)/bin/prony run quick
@@ -33,6 +33,10 @@ test-kubernetes: setup-dev
 # The documentation site, in build/docs/site: open index.html, no server is needed.
 docs: setup-dev
 	$(VENV)/bin/python scripts/build_docs.py
+
+# The pictures in docs/img, with headless Chromium or Chrome.
+screenshots: setup-dev
+	$(VENV)/bin/python scripts/report_picture.py
 
 lint:
 	$(VENV)/bin/ruff check .

@@ -1,4 +1,6 @@
-"""Write the table of headline results into README.md and docs/results/headline.md, from records that obey the rules.
+"""Write the table of headline results into docs/results/headline.md, from records that obey the rules.
+
+README.md gets a narrower one: the work, the rate, the energy, the peers and the date.
 
     python scripts/headline_table.py [ARCHIVE|FOLDER ...] [--readme README.md] [--page docs/results/headline.md]
 
@@ -46,6 +48,7 @@ NONE_YET = "No job has been measured under these rules yet."
 LEAST_PEER_S = 5.0  # a rate of less is of a device that is not warm
 HEAD = ["work", "batch", "rate (mean, 95 % CI between runs)", "energy per sample (GPU)", "runs, shortest window",
         "ended at time limit", "doubts", "not checked", "peers in the same job", "job, date"]  # fmt: skip
+README_HEAD = ["work", "batch", "rate (mean, 95 % CI)", "energy per sample (GPU)", "peer in the same job", "date"]
 PEER_HEAD = ["work", "peer", "version", "its settings", "rate (mean, 95 % CI between runs)", "runs, shortest window",
              "Prony beside it"]  # fmt: skip
 
@@ -212,6 +215,11 @@ def cells(row: Row) -> list[str]:
     ]  # fmt: skip
 
 
+def readme_cells(row: Row) -> list[str]:
+    work, batch, rate, energy, *_, peers, _ = cells(row)
+    return [work, batch, rate, energy, peers, row.date[:10]]
+
+
 def half_width(row: Row) -> float:
     """Relative half width of the CI between runs, as `prony compare` has it.
 
@@ -281,7 +289,7 @@ def write(jobs: list[Job], readme: Path, page: Path, order: list[Trial]) -> list
     peers = [peer_cells(row, runs) for row in rows for runs in programs(row)]
     below = ["", "The peers, each in the job of its row:", "", *table_lines(PEER_HEAD, peers)] if peers else []
     below += ["", *(f"- {sentence}" for sentence in refused)] if refused else []
-    put_lines(readme, MARK, table)
+    put_lines(readme, MARK, table_lines(README_HEAD, map(readme_cells, rows)) if rows else table)
     put_lines(page, MARK, [*table, *below])
     return refused
 

@@ -112,14 +112,13 @@ def test_every_page_is_in_the_navigation_of_the_site_once() -> None:
 def test_the_readme_has_its_sections() -> None:
     text = read("README.md")
     headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
-    expected = ["Two commands", "Four questions", "Results on an H200", "Install", "What a record is", "Exit codes"]
-    assert [heading for heading in headings if heading in expected] == expected
+    assert headings == ["Two commands", "Results on an H200", "Four questions", "Read next"]
     assert text.index("docs/img/report.png") < text.index("make run") < text.index("<!-- headline -->")
     assert text.index("<!-- headline -->") < text.index("<!-- /headline -->")
 
 
 def test_the_picture_is_small() -> None:
-    assert 0 < (ROOT / "docs/img/report.png").stat().st_size < 200_000
+    assert 0 < (ROOT / "docs/img/report.png").stat().st_size < 300_000
 
 
 # The guide to a new workload ends in something that runs

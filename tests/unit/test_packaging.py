@@ -144,12 +144,12 @@ def test_make_and_the_images_install_what_they_run() -> None:
     assert installed == names_of("workloads")
 
 
-def test_the_readme_says_what_each_extra_brings() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_page_of_the_installation_says_what_each_extra_brings() -> None:
+    page = (ROOT / "docs" / "start" / "install.md").read_text(encoding="utf-8")
     for extra in (*EXTRAS, "report"):
-        (brings,) = re.findall(rf"^\| `{extra}` \| ([^|]+) \|", readme, re.MULTILINE)
+        (brings,) = re.findall(rf"^\| `{extra}` \| ([^|]+) \|", page, re.MULTILINE)
         assert set(brings.strip().split(", ")) == names_of(extra), extra
-    assert set(re.findall(r"pip install '\.\[(.*)\]'", readme)) == {"node,vision"}
+    assert set(re.findall(r"pip install '\.\[(.*)\]'", page)) == {"node,vision"}
 
 
 def test_what_is_cited_is_this_version() -> None:

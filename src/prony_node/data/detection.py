@@ -74,7 +74,7 @@ TINY_BOXES = ((14, 20, 0.5), (20, 36, 0.5))
 
 @dataclass(frozen=True)
 class Scenery:
-    """How scenes are distributed; docs/how-to/data.md has the sources of COCO's figures."""
+    """How scenes are distributed; results/notes/generated-data.md has the sources of COCO's figures."""
 
     shapes: tuple[tuple[int, int, float], ...] = COCO_SHAPES
     boxes: tuple[tuple[int, int, float], ...] = COCO_BOXES

@@ -27,7 +27,7 @@ GRAINS = (16, 8, 4, 2)  # pixels: coarse grain is stronger, as in photographs
 
 @dataclass(frozen=True)
 class PictureStyle:
-    """What images of a real set look like to whoever reads and decodes them; docs/how-to/data.md has the sources."""
+    """What images of a real set look like; results/notes/generated-data.md has the sources."""
 
     classes: int
     shapes: tuple[tuple[int, int, float], ...]  # width, height, how often
@@ -178,7 +178,7 @@ def instances(scenes: Iterable[tuple[int, str, Scene]], classes: int) -> dict[st
 
 Picture = Any  # Pillow's, which is imported where it is used
 HEIGHT, WIDTH = 1024, 2048
-SCENE_BYTES = 2_310_000  # of an image and its mask; docs/how-to/data.md has the sources
+SCENE_BYTES = 2_310_000  # of an image and its mask; results/notes/generated-data.md has the sources
 TOWNS = {"train": 18, "val": 3}  # as many as Cityscapes has
 FRAME = 19  # of the thirty that were filmed, which has a mask
 PROBED_SCENES = 2  # scenes made to see how long one takes here

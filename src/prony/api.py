@@ -278,18 +278,17 @@ def tune(
 
     A setting with one value is fixed, one with several is searched. `within` holds bounds such as "memory<40GiB".
     """
-    from prony.engine.search import Tuning, search_settings
+    from prony.engine.search import TuningStudy, search_settings
     from prony.study.search_space import find_goal, parse_limits, split_searched
 
     root = runs_root(_path(out))
-    wanted, limits, budget_s = find_goal(goal), parse_limits(within), parse_seconds(str(budget), "--budget")
+    wanted, limits, budget_s = find_goal(goal), tuple(parse_limits(within)), parse_seconds(str(budget), "--budget")
     model = find_model_file(workload, progress)
     found = model.workload if model else find_workload(workload)
     fixed, lists = split_searched(found, _words(words, settings))
-    tuning = Tuning(
-        workload, found, found.parse(fixed), wanted, limits, budget_s, root, progress, model.plan if model else None
-    )
-    return search_settings(tuning, lists, share)
+    study = TuningStudy(workload, found, found.parse(fixed), lists, wanted, limits, budget_s)
+    files = {found.name: model.plan} if model else {}
+    return search_settings(study, Options(root, share=share, files=files), progress)
 
 
 def screen(

@@ -102,7 +102,7 @@ def make_forecast(study: Study, root: Path) -> StudyForecast:
         if run is None:
             missing.append(turn.planned.trial)
         else:
-            memory.learn(turn.planned.trial, {"failure": {"kind": run.failure_kind}})
+            memory.learn(turn.planned.trial, run.failure_kind)
     left = [trial for trial in missing if memory.prunes(trial) is None]
     for trial in left:
         total.add(history.estimator.of(trial))
@@ -243,7 +243,7 @@ def make_status(study: Study, root: Path, files: Mapping[str, dict[str, Any]] | 
             missing.append(turn.planned.trial)
             continue
         tally.learn(turn.planned.trial, outcome.record)
-        memory.learn(turn.planned.trial, outcome.record)
+        memory.learn(turn.planned.trial, outcome.record.failure_kind)
     for trial in missing:
         if memory.prunes(trial):
             tally.pruned += 1
@@ -448,7 +448,7 @@ def _beyond_memory(planned: list[Planned], records: dict[str, list[Record]]) -> 
     memory = OutOfMemoryPruner()
     for one in planned:
         for record in records.get(one.trial.hash, ()):
-            memory.learn(one.trial, {"failure": record.failure and {"kind": record.failure.kind}})
+            memory.learn(one.trial, record.failure_kind)
     left = [one.trial for one in planned if one.trial.hash not in records]
     return {trial.hash: why for trial in left if (why := memory.prunes(trial))}
 

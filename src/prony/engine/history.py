@@ -225,8 +225,7 @@ def skipped_line(job: TrialRun, outcome: RunOutcome) -> str:
     record = outcome.record
     width = record.steady.relative_half_width if record.steady is not None else None
     known = f", ± {format_share(width, 2)}{format_window(record.window_s)}" if width is not None else ""
-    repeat = f", repeat {job.repeat}" if job.repeat else ""
-    return f"{job.trial}{repeat}: finished before ({record.status}{known}), skipped"
+    return f"{job}: finished before ({record.status}{known}), skipped"
 
 
 def longest_s(runs: Iterable[RunSummary], in_jobs: bool = True) -> dict[str, float]:

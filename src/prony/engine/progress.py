@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from prony.analysis.settings import show_setting
-from prony.engine.runs import RunOutcome, is_unverified
+from prony.engine.runs import RunOutcome
 from prony.report.numbers import format_rate, format_seconds
 from prony.study.study import RunEstimate
 from prony_node.contract.record import Record
+from prony_node.contract.run_folder import is_unverified
 from prony_node.contract.trial import Trial
 
 FAILURES_SHOWN, BEST_SHOWN = 3, 4

@@ -13,7 +13,6 @@ from prony.sites.job import Job
 from prony.study.request import make_plan
 from prony.study.study import LOCAL, Study, TrialRepeat
 from prony_node.contract.record import Record
-from prony_node.contract.run_folder import UNCHANGED
 from prony_node.contract.trial import Plan, Stop, Trial
 
 
@@ -30,6 +29,11 @@ class TrialRun:
     walk: tuple[int, ...] = ()  # batch sizes to screen in one process, for `tune`
     time_limit_s: float | None = None  # for the whole run; None: what follows from its plan and the estimate
     estimate_s: float | None = None  # what the same trial took here before
+    title: str = ""  # what a person sees of it; "": its trial
+
+    def __str__(self) -> str:
+        """The run, as a sentence about it begins."""
+        return f"{self.trial}{f', repeat {self.repeat}' if self.repeat else ''}"
 
 
 @dataclass(frozen=True)
@@ -96,11 +100,6 @@ def first_line(record: Record) -> str:
     assert record.failure is not None, "it ended well"
     message = record.failure.message.splitlines()[0]
     return message if record.status == "interrupted" else f"failed ({record.failure.kind}): {message}"
-
-
-def is_unverified(record: Record) -> bool:
-    """Whether nothing shows that a record is as its run left it: it may have been edited, so it is never the best."""
-    return any(check.name == UNCHANGED and check.level == "unknown" for check in record.checks)
 
 
 def paths_of(files: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:

@@ -45,7 +45,7 @@ from prony.study.request import new_run_id
 from prony.study.study import LOCAL, OutOfMemoryPruner, Study, refuse_refused
 from prony_node.contract.digits import counted
 from prony_node.contract.errors import RequestError
-from prony_node.contract.record import Record, load_record, read_record
+from prony_node.contract.record import OUT_OF_MEMORY, Record, load_record, read_record
 from prony_node.contract.trial import Plan, Trial
 
 if TYPE_CHECKING:
@@ -228,9 +228,15 @@ class _Prepared:
 def run_at_site(study: Study, options: Options, report: Report) -> StudyOutcome:
     """Make every run of the study that has no record in the site's root; runs whose job is open are waited for.
 
-    With `dry_run`, or with `detach` while jobs are under way, it ends with these jobs.
+    Of a fresh study every run is made, whatever was run before. With `dry_run`, or with `detach` while jobs are under
+    way, it ends with these jobs.
     """
+    site = options.place.site if options.place is not None else find_site(study.site)
     jobs = _jobs(study, options)
+    if site.shares_files:
+        refuse_missing_paths(jobs)
+    if options.place is not None:
+        return _run_fresh(study, jobs, options, options.place, report)
     if options.at_site.dry_run:
         return StudyOutcome(study, options.root, [], len(jobs), jobs=_prepare(study, jobs, options, report).new_jobs)
     with claimed(options.root, "submit") as alone:
@@ -254,10 +260,9 @@ def run_at_site(study: Study, options: Options, report: Report) -> StudyOutcome:
     return StudyOutcome(study, options.root, outcomes, len(jobs), interrupted, stopped, gave_up=missing > 0)
 
 
-def run_fresh_at_site(study: Study, jobs: list[TrialRun], options: Options, report: Report) -> StudyOutcome:
-    """Make these runs as jobs, whatever was run before."""
-    place = options.place
-    assert place is not None, "the caller has found the site"
+def _run_fresh(
+    study: Study, jobs: list[TrialRun], options: Options, place: SiteSession, report: Report
+) -> StudyOutcome:
     collect_all(options.root)
     made = _fresh_jobs([plan_of(job) for job in jobs], place, report)
     if options.at_site.dry_run:
@@ -298,18 +303,15 @@ def _count_missing(jobs: list[TrialRun], outcomes: list[RunOutcome]) -> int:
     memory = OutOfMemoryPruner()
     for job in jobs:
         if (record := made.get(_key(job))) is not None:
-            memory.learn(job.trial, record)
+            memory.learn(job.trial, record.failure_kind)
     return sum(_key(job) not in made and memory.prunes(job.trial) is None for job in jobs)
 
 
 def _jobs(study: Study, options: Options) -> list[TrialRun]:
     """Every run of the study, in its order; what cannot be is refused."""
-    site, planned = find_site(study.site), study.planned()
+    planned = study.planned()
     refuse_refused(planned)
-    jobs = make_trial_runs(study, study.turns(planned), options)
-    if site.shares_files:
-        refuse_missing_paths(jobs)
-    return jobs
+    return make_trial_runs(study, study.turns(planned), options)
 
 
 def _prepare(study: Study, jobs: list[TrialRun], options: Options, report: Report) -> _Prepared:
@@ -356,7 +358,7 @@ def in_order(plans: list[Plan]) -> list[BlockRun]:
         smaller = []
         for before in plans[:place]:
             memory = OutOfMemoryPruner()
-            memory.ran_out(before.trial)
+            memory.learn(before.trial, OUT_OF_MEMORY)
             if memory.prunes(plan.trial):
                 smaller.append(before.run_id)
         runs.append(BlockRun(plan, tuple(smaller)))

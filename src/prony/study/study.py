@@ -16,7 +16,7 @@ from prony.document import read_document
 from prony.study.request import make_stop, split_words, with_loader
 from prony.study.space import Axis, Planned, StudyPart, expand, known_settings, split_values
 from prony_node.contract.errors import RequestError
-from prony_node.contract.record import OUT_OF_MEMORY, Failure, Record
+from prony_node.contract.record import OUT_OF_MEMORY
 from prony_node.contract.settings import SETTINGS, Value
 from prony_node.contract.trial import Stop, Trial, settings_hash
 from prony_node.workloads import find_workload
@@ -71,15 +71,9 @@ class OutOfMemoryPruner:
     def __init__(self) -> None:
         self._smallest: dict[str, int] = {}
 
-    def learn(self, trial: Trial, record: Record | Mapping[str, Any]) -> None:
-        failure = record.failure if isinstance(record, Record) else record.get("failure")
-        kind = failure.kind if isinstance(failure, Failure) else (failure or {}).get("kind")
-        if kind == OUT_OF_MEMORY:
-            self.ran_out(trial)
-
-    def ran_out(self, trial: Trial) -> None:
+    def learn(self, trial: Trial, failure_kind: str | None) -> None:
         batch = _batch(trial)
-        if batch is None:
+        if failure_kind != OUT_OF_MEMORY or batch is None:
             return
         series = _series(trial)
         self._smallest[series] = min(batch, self._smallest.get(series, batch))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from prony.analysis.claims import FAILS, HOLDS, SHOWN, UNDECIDED, UNTESTED, Judged, Value, state
 from prony.analysis.published_measures import EPOCHS
@@ -201,12 +200,23 @@ def reasons(table: Table) -> list[str]:
     return [f"[{number}] {why}" for why, number in _notes(table).items()]
 
 
-def table_entry(table: Table) -> dict[str, Any]:
-    """A table as plain values for the template of a report."""
-    return {
-        "title": table.spec.title, "above": above(table), "columns": heads(table), "named": len(table.spec.rows),
-        "rows": body(table), "below": below(table),
-    }  # fmt: skip
+@dataclass(frozen=True)
+class PublishedTable:
+    """A table as texts, for the template of a report."""
+
+    title: str
+    above: str
+    columns: list[str]
+    named: int  # columns in front that name a row
+    rows: list[list[str]]
+    below: list[str]
+
+
+def table_entry(table: Table) -> PublishedTable:
+    return PublishedTable(
+        title=table.spec.title, above=above(table), columns=heads(table), named=len(table.spec.rows),
+        rows=body(table), below=below(table),
+    )  # fmt: skip
 
 
 def _notes(table: Table) -> dict[str, int]:

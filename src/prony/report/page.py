@@ -132,7 +132,7 @@ class PhaseBar:
 
 
 @dataclass(frozen=True)
-class SettingEntry:
+class EffectiveSetting:
     """An effective setting, and whether the user requested it."""
 
     name: str
@@ -173,7 +173,7 @@ class RunSection:
     learning: list[tuple[str, str]]
     curve: CurveTable | None
     reached: str
-    settings: list[SettingEntry]
+    settings: list[EffectiveSetting]
     facts: list[FactsRoom]
     plot: Markup | None = None
     messages_plot: Markup | None = None
@@ -334,7 +334,7 @@ def _run(entry: Entry, names: list[str]) -> RunSection:
         curve=curve_table(record),
         reached=REACHED,
         settings=[
-            SettingEntry(name, show_setting(settings[name]), asked=name in record.trial.settings)
+            EffectiveSetting(name, show_setting(settings[name]), asked=name in record.trial.settings)
             for name in in_order(settings)
         ],
         facts=facts,

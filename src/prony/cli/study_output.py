@@ -22,6 +22,7 @@ from prony.cli.asking import (
 )  # fmt: skip
 from prony.cli.console import make_console
 from prony.engine.history import History
+from prony.engine.options import PlannedFile
 from prony.engine.possible import said_once
 from prony.engine.progress import StudyProgress, roughly
 from prony.engine.runs import paths_of
@@ -232,7 +233,7 @@ class StudyStatus:
         }  # fmt: skip
 
 
-def make_status(study: Study, root: Path, files: Mapping[str, dict[str, Any]] | None = None) -> StudyStatus:
+def make_status(study: Study, root: Path, files: Mapping[str, PlannedFile] | None = None) -> StudyStatus:
     planned, impossible = planned_here(study)
     turns = study.turns([one for one in planned if one.trial.hash not in impossible])
     history = _history(study, turns, root)

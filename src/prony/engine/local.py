@@ -14,7 +14,6 @@ from prony.engine.runs import RunOutcome, TrialRun, plan_of, trouble
 from prony.sites.job import local_limit_s
 from prony.sites.local import LocalRun
 from prony_node.contract.errors import RequestError, Unfinished
-from prony_node.contract.record import accept_record
 
 
 class Interrupts:
@@ -76,7 +75,7 @@ def run_one(job: TrialRun, root: Path, report: Report, title: str, interrupts: I
                 else:
                     run.kill()
         try:
-            outcome = RunOutcome(run.folder, accept_record(run.collect()))
+            outcome = RunOutcome(run.folder, run.collect())
         except RequestError as error:
             raise Unfinished(str(error)) from error
     finally:

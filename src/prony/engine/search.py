@@ -11,6 +11,7 @@ from typing import Any
 
 from prony.engine.history import updated_store
 from prony.engine.local import Interrupts, make_runs, run_one
+from prony.engine.options import PlannedFile
 from prony.engine.possible import refuse_missing_paths, refuse_unknown_models
 from prony.engine.progress import Note, Report, Warned, noter, roughly
 from prony.engine.runs import RunOutcome, TrialRun, doubts, first_line
@@ -61,7 +62,7 @@ class Tuning:
     budget_s: float
     root: Path
     report: Report
-    file: dict[str, Any] | None = None
+    file: PlannedFile | None = None
     start: Candidate | None = None  # what the defaults are here, once a run has said so
     energies_j: list[float | None] = field(default_factory=list)
     processes: int = 0
@@ -278,7 +279,7 @@ def _search(tuning: Tuning, lists: Mapping[str, Sequence[str]]) -> TuningOutcome
     return TuningOutcome(tuning, search, found)
 
 
-def _unusable(record: dict[str, Any], tuning: Tuning) -> str | None:
+def _unusable(record: Mapping[str, Any], tuning: Tuning) -> str | None:
     """Why no search can begin from this run; out of memory is no reason, since a smaller batch may fit."""
     failure = record["failure"] or {}
     if failure and (failure["kind"] != OUT_OF_MEMORY or not record["trial"].get("effective")):

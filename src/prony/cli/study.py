@@ -17,6 +17,7 @@ from prony.cli.progress import make_view
 from prony.engine.history import runs_root
 from prony.study.study import Study
 from prony_node.contract.errors import RequestError
+from prony_node.contract.typed import encode
 
 study = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="A question, as a set of trials.")
 
@@ -59,7 +60,7 @@ def plan(
     opened = open_study(target, size, settings, site, part)
     forecast = make_forecast(opened.study, root)
     if as_json:
-        json.dump(forecast.to_json(), sys.stdout, indent=1)
+        json.dump(encode(forecast.document()), sys.stdout, indent=1)
         sys.stdout.write("\n")
     else:
         print_forecast(forecast)
@@ -135,7 +136,7 @@ def status(
     opened = open_study(target, size, settings, site, part)
     found = make_status(opened.study, root, opened.files)
     if as_json:
-        json.dump(found.to_json(), sys.stdout, indent=1)
+        json.dump(encode(found.document()), sys.stdout, indent=1)
         sys.stdout.write("\n")
     else:
         print_status(found)
@@ -159,7 +160,7 @@ def show(
     if as_json:
         from prony.cli.study_output import show_study
 
-        json.dump(show_study(opened.study, _root(opened.study, root)).to_json(), sys.stdout, indent=1)
+        json.dump(encode(show_study(opened.study, _root(opened.study, root)).document()), sys.stdout, indent=1)
         sys.stdout.write("\n")
     else:
         _print_tables(opened.study, root)

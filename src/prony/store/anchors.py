@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from operator import itemgetter
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
+from prony_node.contract.record import JsonObject
 from prony_node.contract.safe_files import write_alone
 
 FOLDER = "anchors"  # beside the run folders: what a rebuild reads anchors from
@@ -47,7 +48,7 @@ class Anchor:
     precision: str | None = None
     batch_size: int | None = None
     note: str | None = None
-    more: dict[str, Any] = field(default_factory=dict)
+    more: dict[str, str] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -55,7 +56,10 @@ class Anchor:
         return hashlib.sha256(files.canonical_json(asdict(self)).encode()).hexdigest()[:32]
 
 
-def make_anchor(source: str, form: str, values: dict[str, Any], more: dict[str, Any] | None = None) -> Anchor:
+Found = Mapping[str, object]  # what a parser found, by the fields of an anchor; its values are checked here
+
+
+def make_anchor(source: str, form: str, values: Found, more: Mapping[str, object] | None = None) -> Anchor:
     """An anchor of what a parser found: texts cut to size, counts whole, the value a finite number."""
     given: dict[str, Any] = {}
     for name, value in values.items():
@@ -105,7 +109,7 @@ def read_anchors(root: Path) -> list[Anchor]:
     return list(found.values())
 
 
-def _read_anchor(document: dict[str, Any]) -> Anchor:
+def _read_anchor(document: JsonObject) -> Anchor:
     """An anchor as it was kept, held to the same rules: the file may be another's, or have been edited."""
     values = {name: document[name] for name in FIELDS}
     return make_anchor(document["source"], _text(document["format"]), values, dict(document["more"]))
@@ -120,7 +124,7 @@ def put_anchors(connection: Any, anchors: Iterable[Anchor]) -> None:
     put_rows(connection, anchor_table, rows, replace=False)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     text = "".join(character if character.isprintable() else " " for character in str(value))
     return text.strip()[:LONGEST].strip().encode("utf-8", "replace").decode("utf-8")
 
@@ -150,7 +154,7 @@ def _number(value: Any) -> float:
     return number
 
 
-def _count(name: str, value: Any) -> int:
+def _count(name: str, value: object) -> int:
     try:
         number = _number(value)
     except RequestError:

@@ -90,7 +90,7 @@ def add(
     print(f"written to {path}; `prony site check {name}` tries it out", file=sys.stderr)
 
 
-Ask = Callable[[str, str], str]  # a question and the default of its answer
+Question = Callable[[str, str], str]  # a question and the default of its answer
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def _ask_file(yes: bool) -> SiteFile:
     return replace(made, python=python, runs=runs or None)
 
 
-def _slurm_file(ask: Ask) -> SiteFile:
+def _slurm_file(ask: Question) -> SiteFile:
     from prony.sites.slurm import detect_cluster
 
     try:
@@ -194,7 +194,7 @@ def _time(seconds: float) -> str:
     return f"{seconds:.0f}s"
 
 
-def _kubernetes_file(ask: Ask) -> SiteFile:
+def _kubernetes_file(ask: Question) -> SiteFile:
     from prony.sites.kubernetes_api import Api, ApiProblem
 
     namespace = ask("namespace", "default")

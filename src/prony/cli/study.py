@@ -26,14 +26,14 @@ Words = Annotated[
     list[str] | None,
     typer.Argument(metavar="SETTING=VALUES", help="What to change, in all parts or as PART.SETTING=VALUES in one."),
 ]
-Size = Annotated[str | None, typer.Option(metavar="quick|full", help="Which of its sizes, where it has several.")]
-Parts = Annotated[
+SizeOption = Annotated[str | None, typer.Option(metavar="quick|full", help="Which of its sizes, where it has several.")]
+PartsOption = Annotated[
     list[str] | None, typer.Option("--part", metavar="PART", help="One part of the study only; may be given again.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON alone.")]
 Out = Annotated[Path | None, typer.Option(help=OUT_HELP)]
 At = Annotated[str | None, typer.Option(metavar="SITE", help="Where, instead of where the study says.")]
-Runs = Annotated[Path | None, typer.Option(help=RUNS_HELP)]
+RunsOption = Annotated[Path | None, typer.Option(help=RUNS_HELP)]
 
 
 def open_study(
@@ -47,11 +47,11 @@ def open_study(
 def plan(
     target: Target,
     settings: Words = None,
-    size: Size = None,
-    part: Parts = None,
+    size: SizeOption = None,
+    part: PartsOption = None,
     site: At = None,
     as_json: Json = False,
-    runs: Runs = None,
+    runs: RunsOption = None,
 ) -> None:
     """Print the trials, their cost and what would be refused."""
     from prony.cli.study_output import make_forecast, print_forecast
@@ -70,8 +70,8 @@ def plan(
 def run(
     target: Target,
     settings: Words = None,
-    size: Size = None,
-    part: Parts = None,
+    size: SizeOption = None,
+    part: PartsOption = None,
     resume: ResumeOptions = ResumeOptions(),
     site: At = None,
     jobs: JobOptions = JobOptions(),
@@ -104,8 +104,8 @@ def run(
 def resume_(
     target: Target,
     settings: Words = None,
-    size: Size = None,
-    part: Parts = None,
+    size: SizeOption = None,
+    part: PartsOption = None,
     resume: ResumeOptions = ResumeOptions(),
     site: At = None,
     jobs: JobOptions = JobOptions(),
@@ -123,11 +123,11 @@ def resume_(
 def status(
     target: Target,
     settings: Words = None,
-    size: Size = None,
-    part: Parts = None,
+    size: SizeOption = None,
+    part: PartsOption = None,
     site: At = None,
     as_json: Json = False,
-    runs: Runs = None,
+    runs: RunsOption = None,
 ) -> None:
     """Say what is done, what failed and what is left."""
     from prony.cli.study_output import make_status, print_status
@@ -146,11 +146,11 @@ def status(
 def show(
     target: Target,
     settings: Words = None,
-    size: Size = None,
-    part: Parts = None,
+    size: SizeOption = None,
+    part: PartsOption = None,
     site: At = None,
     as_json: Json = False,
-    runs: Runs = None,
+    runs: RunsOption = None,
 ) -> None:
     """Print our figures beside those of the repeated publication."""
     root = runs_root(runs)

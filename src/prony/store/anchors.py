@@ -10,12 +10,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, SupportsFloat
 
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.record import JsonObject
 from prony_node.contract.safe_files import write_alone
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
 
 FOLDER = "anchors"  # beside the run folders: what a rebuild reads anchors from
 SCHEMA = "prony.anchors/1"
@@ -56,28 +59,47 @@ class Anchor:
         return hashlib.sha256(files.canonical_json(asdict(self)).encode()).hexdigest()[:32]
 
 
-Found = Mapping[str, object]  # what a parser found, by the fields of an anchor; its values are checked here
+FoundValues = Mapping[str, object]  # what a parser found, by the fields of an anchor; its values are checked here
 
 
-def make_anchor(source: str, form: str, values: Found, more: Mapping[str, object] | None = None) -> Anchor:
+def make_anchor(source: str, form: str, values: FoundValues, more: Mapping[str, object] | None = None) -> Anchor:
     """An anchor of what a parser found: texts cut to size, counts whole, the value a finite number."""
-    given: dict[str, Any] = {}
+    texts: dict[str, str] = {}
+    counts: dict[str, int] = {}
+    number: float | None = None
     for name, value in values.items():
         if value is None or value == "":
             continue
         if name in COUNTS:
-            given[name] = _count(name, value)
+            counts[name] = _count(name, value)
         elif name == "value":
-            given[name] = _number(value)
+            number = _number(value)
         elif name in TEXTS:
-            given[name] = _text(value)
+            texts[name] = _text(value)
         else:
             raise RequestError(f"an anchor has no field {name!r}; it has {', '.join(FIELDS)}")
-    for name in ("metric", "value"):
-        if name not in given:
-            raise RequestError(f"an anchor without a {name} is none")
-    rest = {_text(name): _text(value) for name, value in (more or {}).items() if value not in (None, "")}
-    return Anchor(source=_text(source), format=form, more=rest, **given)
+    if "metric" not in texts:
+        raise RequestError("an anchor without a metric is none")
+    if number is None:
+        raise RequestError("an anchor without a value is none")
+    return Anchor(
+        source=_text(source),
+        format=form,
+        metric=texts["metric"],
+        value=number,
+        unit=texts.get("unit"),
+        position=texts.get("position"),
+        workload=texts.get("workload"),
+        mode=texts.get("mode"),
+        data=texts.get("data"),
+        system=texts.get("system"),
+        device=texts.get("device"),
+        devices=counts.get("devices"),
+        precision=texts.get("precision"),
+        batch_size=counts.get("batch_size"),
+        note=texts.get("note"),
+        more={_text(name): _text(value) for name, value in (more or {}).items() if value not in (None, "")},
+    )
 
 
 def keep_anchors(root: Path, anchors: Iterable[Anchor]) -> list[Anchor]:
@@ -115,7 +137,7 @@ def _read_anchor(document: JsonObject) -> Anchor:
     return make_anchor(document["source"], _text(document["format"]), values, dict(document["more"]))
 
 
-def put_anchors(connection: Any, anchors: Iterable[Anchor]) -> None:
+def put_anchors(connection: Connection, anchors: Iterable[Anchor]) -> None:
     """Anchors into their table; those that are there already stay as they are."""
     from prony.store.tables import anchor_table, put_rows
 
@@ -142,9 +164,13 @@ def number_in(text: str) -> float | None:
         return None
 
 
-def _number(value: Any) -> float:
+def _number(value: object) -> float:
+    number = None
     try:
-        number = number_in(value) if isinstance(value, str) else float(value)
+        if isinstance(value, str):
+            number = number_in(value)
+        elif isinstance(value, SupportsFloat):
+            number = float(value)
     except (TypeError, ValueError, OverflowError):
         number = None
     if number is None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from prony.store.anchors import Anchor, Found
+from prony.store.anchors import Anchor, FoundValues
 from prony.store.foreign.reading import ImportOptions, count_of, number_of, read_document
 from prony_node.contract.errors import RequestError
 
@@ -77,7 +77,7 @@ def _figures(measured: Mapping[str, Any]) -> list[PhaseFigure]:
     return figures
 
 
-def _configuration(config: Any) -> tuple[Found, Mapping[str, object]]:
+def _configuration(config: Any) -> tuple[FoundValues, Mapping[str, object]]:
     """What the configuration beside the report says, where the file holds both."""
     if not isinstance(config, dict):
         return {}, {}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from prony.engine.ask_node import find_machine, find_model_file
 from prony.engine.execute import execute
 from prony.engine.history import open_store, runs_root, updated_store
-from prony.engine.options import Options, SiteOptions, SiteSession
+from prony.engine.options import Options, PlannedFile, SiteOptions, SiteSession
 from prony.engine.progress import Report, Warned, silent, warner
 from prony.engine.runs import StudyOutcome
 from prony.sites.job import BLOCK
@@ -210,7 +210,7 @@ class OpenedStudy:
     """A study, and what plans carry of the model files that it names."""
 
     study: Study
-    files: dict[str, dict[str, object]]
+    files: dict[str, PlannedFile]
 
 
 def open_study(
@@ -224,7 +224,7 @@ def open_study(
     """Read and check a study, by its name in the catalog or its file; model files are asked from a node process."""
     from prony.study.study_file import load_study
 
-    files: dict[str, dict[str, object]] = {}
+    files: dict[str, PlannedFile] = {}
 
     def find(name: str) -> Workload:
         model = find_model_file(name, progress)

@@ -339,7 +339,7 @@ NOT_FUZZED = {
     "prony/sites/kubernetes.py _was_missed": OWN_JOB,
     "prony/sites/local.py _identity": OWN_JOB,
     "prony/sites/slurm.py _submitted_s": OWN_JOB,
-    "prony/sites/kubernetes_fetch.py _ended_s": "pod_facts has made what it reads",
+    "prony/sites/kubernetes_fetch.py _ended_s": "read_pod has made what it reads",
     "prony/sites/node.py node_zip": "writes a zip file",
     "prony_node/data/text_files.py _encoded": "reads back the tokenizer that load_tokenizer has made",
     "prony_node/data/text_files.py map_tokens": "maps bytes as numbers; every byte is one",

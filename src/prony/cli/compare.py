@@ -6,8 +6,9 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +17,7 @@ from prony.cli.options import RUNS_HELP
 from prony_node.contract.errors import EXIT_FAILED, EXIT_OK, EXIT_UNDECIDED, RequestError
 from prony_node.contract.record import Record, using
 from prony_node.contract.run_folder import NO
+from prony_node.contract.typed import encode
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,6 +31,15 @@ RUN_HELP = "A run as for `prony show`, or several repeats of it with commas betw
 FAIL_HELP = "Exit with 1 if B is shown to be slower than A by more than this (2%), with 3 if nothing can be concluded."
 EXITS = {True: EXIT_FAILED, False: EXIT_OK, None: EXIT_UNDECIDED}  # whether B is slower by more than asked
 MOST_FACTS = 12
+
+
+@dataclass(frozen=True)
+class Slowdown:
+    """Whether B is shown to be slower than A by more than a share; None where nothing can be concluded."""
+
+    threshold: float
+    shown: bool | None
+    sentence: str
 
 
 def compare(
@@ -56,15 +67,16 @@ def compare(
     from prony.analysis.compare import slowdown
     from prony.analysis.sentences import sentences, slowdown_sentence
 
-    slower: dict[str, Any] = {}
+    slower: Slowdown | None = None
     with using(*(record.id for record in (*ours, *theirs))):
         comparison = compare_records(ours, theirs, stored_repeats(store, [*ours, *theirs]), paired or None)
         if threshold is not None:
             found = slowdown(comparison, threshold)
             said = slowdown_sentence(found, threshold, comparison)
-            slower = {"slowdown": {"threshold": threshold, "shown": found, "sentence": said}}
+            slower = Slowdown(threshold, found, said)
         if as_json:
-            print(json.dumps(comparison.to_json() | {"sentences": sentences(comparison)} | slower, indent=1))
+            more = {"slowdown": encode(slower)} if slower is not None else {}
+            print(json.dumps({**comparison.to_json(), "sentences": sentences(comparison), **more}, indent=1))
         else:
             from prony.cli.console import make_console
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from prony.cli.asking import ask_node
+from prony_node.contract.record import JsonObject
 
 GIB = 2**30
 WIDTH = 100  # columns, where the output is no terminal
@@ -24,7 +25,7 @@ def doctor(
         show(document)
 
 
-def show(document: dict[str, Any], console: Any = None) -> None:
+def show(document: JsonObject, console: Any = None) -> None:
     """The document for a person."""
     from rich.panel import Panel
     from rich.table import Table
@@ -196,7 +197,7 @@ def milliseconds(seconds: float | None) -> str:
     return "unknown" if seconds is None else f"{seconds:g} s" if seconds >= 1 else f"{1e3 * seconds:.0f} ms"
 
 
-def around_rows(document: dict[str, Any]) -> list[tuple[str, str]]:
+def around_rows(document: JsonObject) -> list[tuple[str, str]]:
     present = {key: [name for name, there in document[key].items() if there] for key in ("runtimes", "schedulers")}
     return [
         ("containers", ", ".join(present["runtimes"]) or "no runtime on PATH"),

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from prony.cli.options import RUNS_HELP
-from prony.cli.study import Parts, Size, Target, Words, open_study
+from prony.cli.study import PartsOption, SizeOption, Target, Words, open_study
 from prony.engine.history import runs_root
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError, unknown
@@ -25,8 +25,8 @@ LONGEST_NAME = 80
 def figures(
     target: Target,
     settings: Words = None,
-    size: Size = None,
-    part: Parts = None,
+    size: SizeOption = None,
+    part: PartsOption = None,
     kind: Annotated[str, typer.Option("--format", metavar="|".join(FORMATS), help="json: Vega-Lite.")] = FORMATS[0],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the files go.")] = Path("figures"),
     runs: Annotated[Path | None, typer.Option(help=RUNS_HELP)] = None,

@@ -17,6 +17,7 @@ from prony.cli.progress import make_view
 from prony.engine.history import runs_root
 from prony.study.study import Study
 from prony_node.contract.errors import RequestError
+from prony_node.contract.typed import encode
 
 study = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="A question, as a set of trials.")
 
@@ -25,14 +26,14 @@ Words = Annotated[
     list[str] | None,
     typer.Argument(metavar="SETTING=VALUES", help="What to change, in all parts or as PART.SETTING=VALUES in one."),
 ]
-Size = Annotated[str | None, typer.Option(metavar="quick|full", help="Which of its sizes, where it has several.")]
-Parts = Annotated[
+SizeOption = Annotated[str | None, typer.Option(metavar="quick|full", help="Which of its sizes, where it has several.")]
+PartsOption = Annotated[
     list[str] | None, typer.Option("--part", metavar="PART", help="One part of the study only; may be given again.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON alone.")]
 Out = Annotated[Path | None, typer.Option(help=OUT_HELP)]
 At = Annotated[str | None, typer.Option(metavar="SITE", help="Where, instead of where the study says.")]
-Runs = Annotated[Path | None, typer.Option(help=RUNS_HELP)]
+RunsOption = Annotated[Path | None, typer.Option(help=RUNS_HELP)]
 
 
 def open_study(
@@ -46,11 +47,11 @@ def open_study(
 def plan(
     target: Target,
     settings: Words = None,
-    size: Size = None,
-    part: Parts = None,
+    size: SizeOption = None,
+    part: PartsOption = None,
     site: At = None,
     as_json: Json = False,
-    runs: Runs = None,
+    runs: RunsOption = None,
 ) -> None:
     """Print the trials, their cost and what would be refused."""
     from prony.cli.study_output import make_forecast, print_forecast
@@ -59,7 +60,7 @@ def plan(
     opened = open_study(target, size, settings, site, part)
     forecast = make_forecast(opened.study, root)
     if as_json:
-        json.dump(forecast.to_json(), sys.stdout, indent=1)
+        json.dump(encode(forecast.document()), sys.stdout, indent=1)
         sys.stdout.write("\n")
     else:
         print_forecast(forecast)
@@ -69,8 +70,8 @@ def plan(
 def run(
     target: Target,
     settings: Words = None,
-    size: Size = None,
-    part: Parts = None,
+    size: SizeOption = None,
+    part: PartsOption = None,
     resume: ResumeOptions = ResumeOptions(),
     site: At = None,
     jobs: JobOptions = JobOptions(),
@@ -103,8 +104,8 @@ def run(
 def resume_(
     target: Target,
     settings: Words = None,
-    size: Size = None,
-    part: Parts = None,
+    size: SizeOption = None,
+    part: PartsOption = None,
     resume: ResumeOptions = ResumeOptions(),
     site: At = None,
     jobs: JobOptions = JobOptions(),
@@ -122,11 +123,11 @@ def resume_(
 def status(
     target: Target,
     settings: Words = None,
-    size: Size = None,
-    part: Parts = None,
+    size: SizeOption = None,
+    part: PartsOption = None,
     site: At = None,
     as_json: Json = False,
-    runs: Runs = None,
+    runs: RunsOption = None,
 ) -> None:
     """Say what is done, what failed and what is left."""
     from prony.cli.study_output import make_status, print_status
@@ -135,7 +136,7 @@ def status(
     opened = open_study(target, size, settings, site, part)
     found = make_status(opened.study, root, opened.files)
     if as_json:
-        json.dump(found.to_json(), sys.stdout, indent=1)
+        json.dump(encode(found.document()), sys.stdout, indent=1)
         sys.stdout.write("\n")
     else:
         print_status(found)
@@ -145,11 +146,11 @@ def status(
 def show(
     target: Target,
     settings: Words = None,
-    size: Size = None,
-    part: Parts = None,
+    size: SizeOption = None,
+    part: PartsOption = None,
     site: At = None,
     as_json: Json = False,
-    runs: Runs = None,
+    runs: RunsOption = None,
 ) -> None:
     """Print our figures beside those of the repeated publication."""
     root = runs_root(runs)
@@ -159,7 +160,7 @@ def show(
     if as_json:
         from prony.cli.study_output import show_study
 
-        json.dump(show_study(opened.study, _root(opened.study, root)).to_json(), sys.stdout, indent=1)
+        json.dump(encode(show_study(opened.study, _root(opened.study, root)).document()), sys.stdout, indent=1)
         sys.stdout.write("\n")
     else:
         _print_tables(opened.study, root)

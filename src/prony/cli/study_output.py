@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prony.analysis.claims import UNTESTED, Judged, concerns, judge
 from prony.analysis.published_plots import Plot, draw
@@ -22,17 +22,18 @@ from prony.cli.asking import (
 )  # fmt: skip
 from prony.cli.console import make_console
 from prony.engine.history import History
+from prony.engine.options import PlannedFile
 from prony.engine.possible import said_once
 from prony.engine.progress import StudyProgress, roughly
 from prony.engine.runs import paths_of
 from prony.report.published import Captioned, Conclusions, claim_line, claim_lines, plot_caption, published_lines
 from prony.sites.collect import collect_all
 from prony.study.space import Planned
-from prony.study.study import LOCAL, UNKNOWN, OutOfMemoryPruner, Study, Total, TrialRepeat
+from prony.study.study import LOCAL, UNKNOWN, Budget, OutOfMemoryPruner, Sourced, Study, Total, TrialRepeat
 from prony.study.study_file import load_study, shipped_studies
 from prony_node.contract.digits import counted
 from prony_node.contract.errors import RequestError
-from prony_node.contract.record import Record, using
+from prony_node.contract.record import JsonObject, Record, using
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import Trial
 from prony_node.workloads import find_workload
@@ -60,35 +61,109 @@ class StudyForecast:
     def refused(self) -> list[Planned]:
         return [one for one in self.planned if one.refused is not None]
 
-    def to_json(self) -> dict[str, Any]:
-        order = [{"trial": turn.planned.trial.hash, "repeat": turn.repeat} for turn in self.turns]
-        return {
-            **describe(self.study),
-            "trials": [{**one.trial.to_json(), "part": one.part.name} for one in self.planned if one.refused is None],
-            "refused": [{**one.trial.to_json(), "part": one.part.name, "reason": one.refused} for one in self.refused],
-            "impossible_here": self.impossible,
-            "runs": order,
-            "finished": self.finished,
-            "pruned": self.pruned,
-            "estimate": {
-                "seconds": self.total.seconds,
-                "joules": self.total.joules,
-                "runs_by_basis": self.total.runs,
-                "runs_without_energy": self.total.without_energy,
-            },
-        }
+    def document(self) -> ForecastDocument:
+        total = self.total
+        return ForecastDocument(
+            **vars(_description(self.study)),
+            trials=[_planned_trial(one) for one in self.planned if one.refused is None],
+            refused=[RefusedTrial(**vars(_planned_trial(one)), reason=str(one.refused)) for one in self.refused],
+            impossible_here=self.impossible,
+            runs=[PlannedTurn(turn.planned.trial.hash, turn.repeat) for turn in self.turns],
+            finished=self.finished,
+            pruned=self.pruned,
+            estimate=CostEstimate(total.seconds, total.joules, total.runs, total.without_energy),
+        )
 
 
-def describe(study: Study) -> dict[str, Any]:
-    """A study as JSON: what is neither trial nor run."""
-    return {
-        "study": study.name, "question": study.question, "source": study.source, "size": study.size, "site": study.site,
-        "parts": [part.name for part in study.parts],
-        "order": study.order, "seed": study.seed if study.order == "random" else None,
-        "stated": [one.to_json() for one in study.stated],
-        "assumptions": [one.to_json() for one in study.assumptions], "cannot": list(study.cannot),
-        "budget": {"max_time_s": study.budget.max_time_s, "max_energy_j": study.budget.max_energy_j},
-    }  # fmt: skip
+@dataclass(frozen=True)
+class PlannedTrial:
+    """A trial of a study, as `--json` gives it."""
+
+    hash: str
+    workload: str
+    settings: Mapping[str, Value]
+    part: str
+
+
+@dataclass(frozen=True)
+class RefusedTrial(PlannedTrial):
+    reason: str
+
+
+@dataclass(frozen=True)
+class PlannedTurn:
+    """A run, in the order of the study."""
+
+    trial: str  # its hash
+    repeat: int
+
+
+@dataclass(frozen=True)
+class CostEstimate:
+    """What the runs that are left cost, as far as records of others tell it."""
+
+    seconds: float
+    joules: float
+    runs_by_basis: Mapping[str, int]
+    runs_without_energy: int
+
+
+@dataclass(frozen=True)
+class StudyDescription:
+    """What `--json` says of a study besides trials and runs."""
+
+    study: str
+    question: str
+    source: str
+    size: str | None
+    site: str
+    parts: list[str]
+    order: str
+    seed: int | None
+    stated: Sequence[Sourced]
+    assumptions: Sequence[Sourced]
+    cannot: Sequence[str]
+    budget: Budget
+
+
+@dataclass(frozen=True)
+class ForecastDocument(StudyDescription):
+    """A study before it is run, as `--json` gives it."""
+
+    trials: list[PlannedTrial]
+    refused: list[RefusedTrial]
+    impossible_here: Mapping[str, str]  # why, by the hash of the trial
+    runs: list[PlannedTurn]
+    finished: int
+    pruned: int
+    estimate: CostEstimate
+
+
+@dataclass(frozen=True)
+class StatusDocument(StudyDescription):
+    """A study as it stands, as `--json` gives it."""
+
+    runs: int
+    done: int
+    failed: int
+    pruned: int
+    left: int
+    left_s: float | None
+    impossible_here: Mapping[str, str]  # why, by the hash of the trial
+    failures: list[str]
+
+
+def _planned_trial(one: Planned) -> PlannedTrial:
+    return PlannedTrial(one.trial.hash, one.trial.workload, one.trial.settings, one.part.name)
+
+
+def _description(study: Study) -> StudyDescription:
+    return StudyDescription(
+        study=study.name, question=study.question, source=study.source, size=study.size, site=study.site,
+        parts=[part.name for part in study.parts],
+        order=study.order, seed=study.seed if study.order == "random" else None,
+        stated=study.stated, assumptions=study.assumptions, cannot=study.cannot, budget=study.budget,
+    )  # fmt: skip
 
 
 def make_forecast(study: Study, root: Path) -> StudyForecast:
@@ -223,16 +298,16 @@ class StudyStatus:
     tally: StudyProgress
     impossible: dict[str, str]
 
-    def to_json(self) -> dict[str, Any]:
+    def document(self) -> StatusDocument:
         tally = self.tally
-        return {
-            **describe(self.study),
-            "runs": tally.total, "done": tally.done, "failed": tally.failed, "pruned": tally.pruned, "left": tally.left,
-            "left_s": tally.left_s(), "impossible_here": self.impossible, "failures": tally.failures,
-        }  # fmt: skip
+        return StatusDocument(
+            **vars(_description(self.study)),
+            runs=tally.total, done=tally.done, failed=tally.failed, pruned=tally.pruned, left=tally.left,
+            left_s=tally.left_s(), impossible_here=self.impossible, failures=tally.failures,
+        )  # fmt: skip
 
 
-def make_status(study: Study, root: Path, files: Mapping[str, dict[str, Any]] | None = None) -> StudyStatus:
+def make_status(study: Study, root: Path, files: Mapping[str, PlannedFile] | None = None) -> StudyStatus:
     planned, impossible = planned_here(study)
     turns = study.turns([one for one in planned if one.trial.hash not in impossible])
     history = _history(study, turns, root)
@@ -303,14 +378,28 @@ class Shown:
     def machine(self) -> str:
         return machines(self.records) or "nothing was run yet"
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "study": self.study.name, "size": self.study.size, "source": self.study.source, "machine": self.machine(),
-            "tables": [table.to_json() for table in self.tables],
-            "claims": [one.to_json() for one in self.claims],
-            "stated": [one.to_json() for one in self.study.stated],
-            "assumptions": [one.to_json() for one in self.study.assumptions], "cannot": list(self.study.cannot),
-        }  # fmt: skip
+    def document(self) -> ShownDocument:
+        study = self.study
+        return ShownDocument(
+            study=study.name, size=study.size, source=study.source, machine=self.machine(),
+            tables=[table.to_json() for table in self.tables], claims=[one.to_json() for one in self.claims],
+            stated=study.stated, assumptions=study.assumptions, cannot=study.cannot,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ShownDocument:
+    """A study's tables, as `--json` gives them."""
+
+    study: str
+    size: str | None
+    source: str
+    machine: str
+    tables: list[JsonObject]  # as the tables and claims encode themselves
+    claims: list[JsonObject]
+    stated: Sequence[Sourced]
+    assumptions: Sequence[Sourced]
+    cannot: Sequence[str]
 
 
 def machines(records: Sequence[Record]) -> str:

@@ -6,9 +6,10 @@ import json
 import math
 import shlex
 import sys
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -37,6 +38,8 @@ from prony.study.search import (
 from prony.study.search_space import FAILED_CHECK, Candidate, CandidateEstimate, Goal, Result
 from prony_node.contract.digits import counted
 from prony_node.contract.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_UNDECIDED
+from prony_node.contract.settings import Value
+from prony_node.contract.typed import encode
 
 SCHEMA = "prony.tuning/2"
 SHOWN = 3  # rivals and refused combinations that are named one by one
@@ -293,62 +296,124 @@ def _print_command(console: Console, tuning: TuningOutcome, search: Search, foun
 
 def print_tuning_json(tuning: TuningOutcome, search: Search, found: SearchOutcome) -> None:
     """The result alone on stdout."""
-    json.dump(tuning_document(tuning, search, found), sys.stdout, indent=1)
+    json.dump(encode(tuning_document(tuning, search, found)), sys.stdout, indent=1)
     sys.stdout.write("\n")
 
 
-def tuning_document(tuning: TuningOutcome, search: Search, found: SearchOutcome) -> dict[str, Any]:
+@dataclass(frozen=True)
+class ConfirmationEntry:
+    """An A/B of the search: B over A, both as their settings."""
+
+    a: Mapping[str, Value]
+    b: Mapping[str, Value]
+    verdict: str
+    ratio: float
+    low: float
+    high: float
+    confidence: float
+    pairs: int
+
+
+@dataclass(frozen=True)
+class StepEntry:
+    """A run or a screening of the search."""
+
+    run: str
+    screening: bool
+    settings: Mapping[str, Value]
+    why: str
+    value: float | None
+    low: float | None
+    high: float | None
+    failure: str | None
+    memory: float | None
+    cost_s: float
+    dropped: str | None
+
+
+@dataclass(frozen=True)
+class SearchCost:
+    search_s: float
+    confirm_s: float
+    processes: int
+    energy_j: float | None
+    energy_reason: str | None
+
+
+@dataclass(frozen=True)
+class TuningDocument:
+    """The result of a search, as `--json` gives it."""
+
+    schema: str
+    workload: str
+    goal: str
+    within: Mapping[str, float]
+    fixed: Mapping[str, Value]
+    searched: Mapping[str, Sequence[Value]]
+    verdict: str
+    start: Mapping[str, Value]
+    winner: Mapping[str, Value] | None
+    leader: Mapping[str, Value] | None
+    command: Sequence[str] | None
+    confirmed: Sequence[ConfirmationEntry]
+    not_decided: Sequence[Mapping[str, Value]]
+    not_measured: Sequence[Mapping[str, Value]]
+    between_runs: float
+    changes_mathematics: Sequence[str]
+    path: Sequence[StepEntry]
+    cost: SearchCost
+    refused: Sequence[str]
+    interrupted: bool
+
+
+def tuning_document(tuning: TuningOutcome, search: Search, found: SearchOutcome) -> TuningDocument:
     energy_j, reason = search_energy(tuning)
     start = search.start
     changed = found.champion.key != start.key
     decided = found.decided(start)
-    return {
-        "schema": SCHEMA,
-        "workload": tuning.study.workload.name,
-        "goal": tuning.study.goal.name,
-        "within": {limit.name: limit.below for limit in tuning.study.limits},
-        "fixed": tuning.study.fixed,
-        "searched": {name: list(values) for name, values in search.space.lists.items()},
-        "verdict": UNDECIDED if not decided else BETTER if changed else "keep the defaults",
-        "start": start.settings,
-        "winner": found.champion.settings if decided else None,
-        "leader": None if found.leader is None else found.leader.settings,
-        "command": command(tuning, search, found.champion) if decided and changed else None,
-        "confirmed": [_confirmation(one) for one in found.confirmed],
-        "not_decided": [one.candidate.settings for one in found.open],
-        "not_measured": [one.settings for one in found.left],
-        "between_runs": search.between_runs()[0],
-        "changes_mathematics": mathematics_sentences(start.settings, found.champion.settings, _mode(found))
+    return TuningDocument(
+        schema=SCHEMA,
+        workload=tuning.study.workload.name,
+        goal=tuning.study.goal.name,
+        within={limit.name: limit.below for limit in tuning.study.limits},
+        fixed=tuning.study.fixed,
+        searched=search.space.lists,
+        verdict=UNDECIDED if not decided else BETTER if changed else "keep the defaults",
+        start=start.settings,
+        winner=found.champion.settings if decided else None,
+        leader=None if found.leader is None else found.leader.settings,
+        command=command(tuning, search, found.champion) if decided and changed else None,
+        confirmed=[_confirmation(one) for one in found.confirmed],
+        not_decided=[one.candidate.settings for one in found.open],
+        not_measured=[one.settings for one in found.left],
+        between_runs=search.between_runs()[0],
+        changes_mathematics=mathematics_sentences(start.settings, found.champion.settings, _mode(found))
         if changed
         else [],
-        "path": [_step(step, result, search) for step, result in zip(found.path, search.results, strict=True)],
-        "cost": {
-            "search_s": found.search_s,
-            "confirm_s": found.confirm_s,
-            "processes": len(tuning.energies_j),
-            "energy_j": energy_j,
-            "energy_reason": reason,
-        },
-        "refused": list(search.space.refused),
-        "interrupted": found.interrupted,
-    }
+        path=[_step(step, result, search) for step, result in zip(found.path, search.results, strict=True)],
+        cost=SearchCost(found.search_s, found.confirm_s, len(tuning.energies_j), energy_j, reason),
+        refused=search.space.refused,
+        interrupted=found.interrupted,
+    )
 
 
-def _confirmation(one: Confirmation) -> dict[str, Any]:
-    return {**asdict(one), "a": one.a.settings, "b": one.b.settings}
+def _confirmation(one: Confirmation) -> ConfirmationEntry:
+    return ConfirmationEntry(
+        one.a.settings, one.b.settings, one.verdict, one.ratio, one.low, one.high, one.confidence, one.pairs
+    )
 
 
-def _step(step: SearchStep, result: Result, search: Search) -> dict[str, Any]:
-    return {
-        "run": step.made.record.id,
-        "screening": bool(step.made.record.more.get("screening")),
-        "settings": step.candidate.settings,
-        "why": step.why,
-        "value": result.value,
-        "low": result.low,
-        "high": result.high,
-        "failure": result.failure,
-        "memory": result.limited.get("memory"),
-        "cost_s": step.made.cost_s,
-        "dropped": search.dropped(step.candidate),
-    }
+def _step(step: SearchStep, result: Result, search: Search) -> StepEntry:
+    return StepEntry(
+        run=step.made.record.id,
+        screening=bool(step.made.record.more.get("screening")),
+        settings=step.candidate.settings,
+        why=step.why,
+        value=result.value,
+        low=result.low,
+        high=result.high,
+        failure=result.failure,
+        memory=result.limited.get("memory"),
+        cost_s=step.made.cost_s,
+        dropped=search.dropped(step.candidate),
+    )

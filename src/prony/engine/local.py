@@ -21,7 +21,6 @@ from prony.sites.local import LocalRun
 from prony.sites.locks import claim_run
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError, Unfinished
-from prony_node.contract.record import accept_record
 
 T = TypeVar("T")
 SCREENINGS = ".screening"  # under the root of runs, out of sight of the index: a screening is no result
@@ -141,7 +140,7 @@ def run_one(job: TrialRun, root: Path, report: Report, interrupts: Interrupts) -
                 else:
                     run.kill()
         try:
-            outcome = RunOutcome(run.folder, accept_record(run.collect()))
+            outcome = RunOutcome(run.folder, run.collect())
         except RequestError as error:
             raise Unfinished(str(error)) from error
     finally:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from prony.analysis.settings import show_setting
 from prony.engine.runs import RunOutcome
 from prony.report.numbers import format_rate, format_seconds
+from prony.sites.collect import ProgressLine
 from prony.study.study import RunEstimate
 from prony_node.contract.record import Record
 from prony_node.contract.run_folder import is_unverified
@@ -43,9 +43,7 @@ class RunBegun:
 
 @dataclass(frozen=True)
 class RunProgress:
-    """What the run last wrote of its progress: phase, steps, rate, half-width of its interval."""
-
-    line: Mapping[str, Any]
+    line: ProgressLine
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from prony import catalog
-from prony.engine.options import Options
+from prony.engine.options import Options, PlannedFile
 from prony.sites.job import Job
 from prony.study.request import make_plan
 from prony.study.study import LOCAL, Study, TrialRepeat
-from prony_node.contract.record import Record
+from prony_node.contract.record import Record, StudyTurn
 from prony_node.contract.trial import Plan, Stop, Trial
+from prony_node.contract.typed import encode
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class TrialRun:
     stop: Stop
     repeat: int = 0
     energy: bool = True
-    file: dict[str, Any] | None = None  # what a user's own model file states
-    study: dict[str, Any] | None = None  # which study it belongs to, and when it has its turn there
+    file: PlannedFile | None = None
+    study: StudyTurn | None = None
     walk: tuple[int, ...] = ()  # batch sizes to screen in one process, for `tune`
     time_limit_s: float | None = None  # for the whole run; None: what follows from its plan and the estimate
     estimate_s: float | None = None  # what the same trial took here before
@@ -69,7 +69,7 @@ def make_trial_runs(study: Study, turns: Iterable[TrialRepeat], options: Options
     runs = []
     for number, turn in enumerate(turns, start=1):
         trial, part = turn.planned.trial, turn.planned.part
-        member = {"name": study.name, "part": part.name, "order": study.order, "seed": study.seed, "turn": number}
+        member = StudyTurn(study.name, part.name, study.order, study.seed, number)
         file = options.files.get(trial.workload)
         runs.append(TrialRun(trial, part.stop, turn.repeat, options.energy, file,
                              None if options.fresh else member, time_limit_s=limit_s))  # fmt: skip
@@ -78,7 +78,9 @@ def make_trial_runs(study: Study, turns: Iterable[TrialRepeat], options: Options
 
 def plan_of(job: TrialRun) -> Plan:
     peaks = tuple(catalog.peaks())
-    plan = make_plan(job.trial, job.stop, peaks, job.repeat, energy=job.energy, file=job.file, study=job.study)
+    plan = make_plan(
+        job.trial, job.stop, peaks, job.repeat, energy=job.energy, file=encode(job.file), study=encode(job.study)
+    )
     return replace(plan, walk=job.walk, time_limit_s=job.time_limit_s)
 
 
@@ -102,6 +104,6 @@ def first_line(record: Record) -> str:
     return message if record.status == "interrupted" else f"failed ({record.failure.kind}): {message}"
 
 
-def paths_of(files: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+def paths_of(files: Mapping[str, PlannedFile]) -> dict[str, str]:
     """Where the model files lie, by the names of their workloads."""
-    return {name: str(plan["path"]) for name, plan in files.items()}
+    return {name: file.path for name, file in files.items()}

@@ -12,13 +12,13 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from prony.sites.job import Job
 from prony.sites.protocol import Warn
 from prony.sites.script import image_for
 from prony.sites.site import ARCHITECTURES, Partition, Section, Site, read_section
 from prony_node.contract.errors import RequestError, unknown
+from prony_node.contract.record import JsonObject
 
 REGISTRY_PATIENCE_S = 20.0
 MOST_BYTES = 4 << 20
@@ -66,7 +66,7 @@ class _Registry:
     def __init__(self, base: str) -> None:
         self._base, self._token = base, ""
 
-    def get(self, path: str, accept: tuple[str, ...]) -> dict[str, Any]:
+    def get(self, path: str, accept: tuple[str, ...]) -> JsonObject:
         try:
             return self._get(path, accept)
         except urllib.error.HTTPError as error:
@@ -76,7 +76,7 @@ class _Registry:
             self._token = _anonymous_token(challenge)
             return self._get(path, accept)
 
-    def _get(self, path: str, accept: tuple[str, ...]) -> dict[str, Any]:
+    def _get(self, path: str, accept: tuple[str, ...]) -> JsonObject:
         request = urllib.request.Request(f"{self._base}/{path}", headers={"Accept": ", ".join(accept)})
         if self._token:
             # Not a usual header: it must not follow a redirect to where the bytes lie.
@@ -94,7 +94,7 @@ def _anonymous_token(challenge: str) -> str:
     return str(document.get("token") or document.get("access_token") or "")
 
 
-def _read(request: urllib.request.Request) -> dict[str, Any]:
+def _read(request: urllib.request.Request) -> JsonObject:
     with urllib.request.urlopen(request, timeout=REGISTRY_PATIENCE_S) as answer:
         document = json.loads(answer.read(MOST_BYTES))
     if not isinstance(document, dict):

@@ -22,6 +22,7 @@ from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.logs import limit_logs, logs_of_job
 from prony_node.contract.parallel import devices_per_node
+from prony_node.contract.record import JsonObject
 from prony_node.contract.safe_files import (
     GROUP_READS_FOLDER,
     IS_JOBS,
@@ -136,7 +137,7 @@ class Job:
         """What the supervisors of a run said."""
         return self.folder / f"run-{number:03d}.log"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         outcome = self.outcome
         return {
             "schema": f"prony.job/{JOB_VERSION}",
@@ -358,7 +359,7 @@ def load(folder: Path) -> Job:
         raise RequestError(f"{folder / JOB} is not a complete job: {type(error).__name__} {error}") from error
 
 
-def _text(document: dict[str, Any], name: str) -> str | None:
+def _text(document: JsonObject, name: str) -> str | None:
     found = document.get(name)
     if found is not None and not isinstance(found, str):
         raise ValueError(f"{name} is no text")
@@ -390,7 +391,7 @@ def _read(folder: Path) -> tuple[Any, int, str]:
     return document, owner, ""
 
 
-def _site(document: dict[str, Any], *, its_own: bool) -> tuple[Site, Partition, str]:
+def _site(document: JsonObject, *, its_own: bool) -> tuple[Site, Partition, str]:
     """The site and partition of a job as this user's own files have them, and why there are none.
 
     What stands in a job says what will be executed; it is never taken from there, but looked up by its name. Of
@@ -412,7 +413,7 @@ def _site(document: dict[str, Any], *, its_own: bool) -> tuple[Site, Partition, 
         return stub, shown, str(error)
 
 
-def _block_run(entry: dict[str, Any]) -> BlockRun:
+def _block_run(entry: JsonObject) -> BlockRun:
     run = BlockRun(Plan.from_json(entry["plan"]), tuple(entry["unless_too_large"]), int(entry["attempt"]))
     for name in (run.plan.run_id, *run.unless_too_large):
         if not name or "/" in name or name.startswith("."):

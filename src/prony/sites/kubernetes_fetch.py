@@ -10,20 +10,20 @@ import re
 import shutil
 import tarfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from prony.sites.job import LOG, Job
-from prony.sites.kubernetes_answers import Facts
+from prony.sites.kubernetes_answers import Pod
 from prony.sites.kubernetes_api import ASK_EVERY_S, LONGEST_VIEW_PAUSE_S, Api, ApiProblem
 from prony.sites.kubernetes_manifest import CONTAINER
 from prony.sites.protocol import Status, Warn
 from prony.sites.site import Site
-from prony_node.contract import files
+from prony_node.contract import files, typed
 from prony_node.contract.cache import remove_half_written
 from prony_node.contract.logs import PART_BYTES, Ends, Frame, decode
+from prony_node.contract.record import JsonObject
 from prony_node.contract.safe_files import LONGEST_LINE, make_folder_alone, read_in_run, write_alone
 
 PARTS = ".parts"  # of bundles that are not whole yet, in the job's folder
@@ -83,7 +83,7 @@ class Receiver:
             elif "end" in header:
                 self._end(header)
 
-    def _append(self, header: dict[str, Any], body: bytes) -> None:
+    def _append(self, header: JsonObject, body: bytes) -> None:
         path, at = self._path(header["append"]), header.get("at")
         if path is None or path.name != files.PROGRESS or not isinstance(at, int):
             return
@@ -101,7 +101,7 @@ class Receiver:
             return self._job.folder / rest if good else None
         return self._job.root / folder / rest if folder in self._folders and is_plain(rest) else None
 
-    def _part(self, header: dict[str, Any], body: bytes) -> None:
+    def _part(self, header: JsonObject, body: bytes) -> None:
         number, of, digest = header.get("part"), header.get("of"), str(header.get("sha256"))
         if not (isinstance(number, int) and isinstance(of, int) and 0 <= number < of <= MOST_PARTS):
             return
@@ -132,13 +132,13 @@ class Receiver:
         for part in parts:
             part.unlink(missing_ok=True)
 
-    def _target(self, header: dict[str, Any]) -> Path | None:
+    def _target(self, header: JsonObject) -> Path | None:
         name = str(header["bundle"])
         if header.get("file"):
             return self._path(name, of_job=bool(header.get("of_job")))
         return self._job.root / name if name in self._folders else None
 
-    def _end(self, header: dict[str, Any]) -> None:
+    def _end(self, header: JsonObject) -> None:
         names = header.get("bundles")
         wanted = [name for name in names if name in self._folders] if isinstance(names, list) else []
         have = self._job.folder / PARTS
@@ -222,27 +222,42 @@ def keep_end(job: Job, status: Status) -> None:
     files.write_whole(job.folder / FETCHED, asdict(status))
 
 
+@dataclass(frozen=True)
+class FailedReading:
+    """How often the log of an ended pod could not be read, why, and when it may be asked for again."""
+
+    tries: int = 0
+    next_s: float = 0.0
+    why: str = ""
+
+
+def _failed_reading(job: Job) -> FailedReading:
+    try:
+        return typed.decode(FailedReading, files.read_json(job.folder / FAILED))
+    except (typed.Malformed, LookupError):  # there is none, or it is another version's
+        return FailedReading()
+
+
 class Fetcher:
     """Reads the logs of pods: what is new of those that run, and everything at the end."""
 
     def __init__(self, api: Callable[[Site], Api], warn: Warn, clock: Callable[[], float]) -> None:
         self._api, self._warn, self._clock = api, warn, clock
 
-    def end(self, job: Job, pods: Sequence[Facts], status: Status) -> Status:
+    def end(self, job: Job, pods: Sequence[Pod], status: Status) -> Status:
         """Bring everything of an ended job here, then let the cluster forget it."""
-        failed = files.read_json(job.folder / FAILED)
-        earlier: dict[str, Any] = failed if isinstance(failed, dict) else {"tries": 0, "next_s": 0.0, "why": ""}
-        if self._clock() < earlier["next_s"] <= self._clock() + LONGEST_VIEW_PAUSE_S:
-            return Status("running", "COLLECTING", earlier["why"])
+        earlier = _failed_reading(job)
+        if self._clock() < earlier.next_s <= self._clock() + LONGEST_VIEW_PAUSE_S:
+            return Status("running", "COLLECTING", earlier.why)
         try:
             if job.site.volume is None and not self.read_logs(job, pods, last=True):
                 self._warn(f"the log of {job.handle} is not complete; what came of its run folders is used")
         except ApiProblem as error:
             ended_s = max((_ended_s(pod) for pod in pods), default=0.0)
             if error.passing and self._clock() - ended_s < LOG_PATIENCE_S:
-                pause_s = min(LONGEST_VIEW_PAUSE_S, ASK_EVERY_S * 2 ** earlier["tries"])
-                later = {"tries": earlier["tries"] + 1, "next_s": self._clock() + pause_s, "why": str(error)}
-                files.write_whole(job.folder / FAILED, later)
+                pause_s = min(LONGEST_VIEW_PAUSE_S, ASK_EVERY_S * 2**earlier.tries)
+                later = FailedReading(earlier.tries + 1, self._clock() + pause_s, str(error))
+                files.write_whole(job.folder / FAILED, asdict(later))
                 self._warn(f"the log of {job.handle} cannot be read yet: {error}; trying again in {pause_s:g} s")
                 return Status("running", "COLLECTING", str(error))
             self._warn(f"the log of {job.handle} cannot be read: {error}")
@@ -257,13 +272,13 @@ class Fetcher:
                 self._warn(f"{job.handle} stays in the cluster for now: {error}")
         return status
 
-    def read_logs(self, job: Job, pods: Sequence[Facts], *, last: bool) -> bool:
+    def read_logs(self, job: Job, pods: Sequence[Pod], *, last: bool) -> bool:
         """What the pods of a job said since the last time; at its end everything, if not all of it is here yet."""
         complete = True
         for pod in pods:
-            if pod["phase"] == "Pending":
+            if pod.phase == "Pending":
                 continue
-            complete &= self._read_log(job, pod["name"], Receiver(job, pod["index"]), last)
+            complete &= self._read_log(job, pod.name, Receiver(job, pod.index), last)
         return complete
 
     def _read_log(self, job: Job, pod: str, receiver: Receiver, last: bool) -> bool:
@@ -284,8 +299,8 @@ class Fetcher:
         return receiver.ended
 
 
-def _ended_s(pod: dict[str, Any]) -> float:
+def _ended_s(pod: Pod) -> float:
     try:
-        return datetime.fromisoformat(str((pod["ended"] or {}).get("finishedAt"))).timestamp()
+        return datetime.fromisoformat(str(pod.ended.finished if pod.ended else None)).timestamp()
     except ValueError:
-        return float(pod["made_s"] or 0.0)
+        return pod.made_s or 0.0

@@ -26,6 +26,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from prony_node.contract.cache import make_own_cache, private_folder
 from prony_node.contract.errors import RequestError
+from prony_node.contract.record import JsonObject
 from prony_node.contract.run_folder import Verification
 from prony_node.contract.safe_files import READ_LIMIT, make_own_folder, read_plain, write_alone
 from prony_node.contract.typed import decode
@@ -175,7 +176,7 @@ def _node_sources() -> dict[str, Path]:
     return found
 
 
-def ask_node(question: str, *words: str, warn: Callable[[str], None] | None = None) -> dict[str, Any]:
+def ask_node(question: str, *words: str, warn: Callable[[str], None] | None = None) -> JsonObject:
     """The answer of `python -m prony_node QUESTION WORDS`, for what the controller cannot know without torch.
 
     The answer goes to a file and not through a pipe: a process that a model file started may keep that open for ever.
@@ -336,7 +337,7 @@ class ThisMachine:
         return self.by_workload.get(workload, self.software)
 
 
-def fingerprint_here(ask: Callable[..., dict[str, Any]], workloads: Iterable[str]) -> ThisMachine:
+def fingerprint_here(ask: Callable[..., JsonObject], workloads: Iterable[str]) -> ThisMachine:
     """The fingerprint of this machine for these workloads; `ask` asks a node process (`ask_node`)."""
     answer = ask("fingerprint", *workloads)
     return ThisMachine(answer.get("machine"), answer.get("software"), answer.get("workloads") or {})

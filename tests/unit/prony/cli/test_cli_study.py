@@ -23,6 +23,7 @@ from prony.engine.execute import execute
 from prony.engine.options import Options
 from prony.engine.progress import StudyProgress
 from prony.engine.runs import RunOutcome, StudyOutcome
+from prony.sites.collect import ProgressLine
 from prony.sites.local import LocalRun
 from prony.sites.locks import hold_devices, lock_folder
 from prony.sites.site import Site
@@ -298,7 +299,7 @@ def test_the_live_view_shows_where_it_stands() -> None:
     tally.learn(trial, parse_record(failed | {"failure": {"kind": "hung", "message": ""}}))
     tally.expect(RunEstimate("the same trial", 60.0), -1)
     view.begin("[2/10] gpt-tiny seed=2")
-    view.update({"phase": "measure"})
+    view.update(ProgressLine("measure"))
     view.show(tally)
     view.close()
     shown = screen.getvalue()

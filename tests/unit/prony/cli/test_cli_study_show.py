@@ -183,7 +183,7 @@ def test_a_claim_that_names_devices_takes_runs_of_every_machine(tmp_path: Path, 
     assert "Holds here:\n\n- In ResNet-50 newer generations are faster" in text
     assert "Holds here (above 1): ours 1.25 (95 % CI " in text
     assert text.index("What the publication concludes") < text.index("Stated by the publication")
-    (entry,) = [one for one in shown.to_json()["claims"] if one["says"].startswith(GENERATIONS)]
+    (entry,) = [one for one in shown.document().claims if one["says"].startswith(GENERATIONS)]
     assert (entry["verdict"], entry["values"][1]["value"]) == ("holds here", pytest.approx(2.0))
 
 

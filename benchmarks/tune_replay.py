@@ -27,6 +27,10 @@ from tune_surface import Entry, Surface
 TICK_S = 0.1  # of an energy counter: a window of W seconds is known to 0.1 / W
 
 
+def metric(unit: str, value: float, low: float | None = None, high: float | None = None) -> Metric:
+    return Metric(value, low, high, unit=unit, scope="all devices", source="a surface")
+
+
 class Replay:
     """A machine that knows the trials of a surface alone. Each run draws its own stretch of the step series."""
 
@@ -74,9 +78,9 @@ class Replay:
             measured_s, position = measured_s + duration_s, position + 1
             ended = tracker.due() and tracker.decide().stop
         rate = self._rate(entry, tracker, measured_s)
-        metrics = {"throughput": rate, "cold_start": Metric(entry.cold_start_s, unit="s")}
+        metrics = {"throughput": rate, "cold_start": metric("s", entry.cold_start_s)}
         if entry.memory is not None:
-            metrics["peak_memory"] = Metric(entry.memory, unit="B")
+            metrics["peak_memory"] = metric("B", entry.memory)
         if entry.power_w:
             metrics |= self._energy(entry, rate.value or 0.0, measured_s)
         phases = {"build": Phase(entry.own_s), "steady": Phase(measured_s)}
@@ -92,18 +96,18 @@ class Replay:
         value = 3600.0 * rate / power_w
         low, high = value * (1.0 - unknown), value * (1.0 + unknown)
         return {
-            "power": Metric(power_w, unit="W"),
-            "samples_per_wh": Metric(value, low, high, unit=f"{self.surface.unit}/Wh"),
+            "power": metric("W", power_w),
+            "samples_per_wh": metric(f"{self.surface.unit}/Wh", value, low, high),
         }
 
     def _rate(self, entry: Entry, tracker: Tracker, measured_s: float) -> Metric:
         estimate = tracker.estimate()
         units = entry.units_a_step or 0.0
         if self.exact or estimate is None:  # of a step longer than the run there is no interval
-            return Metric(entry.rate, entry.rate, entry.rate, unit=f"{self.surface.unit}/s")
+            return metric(f"{self.surface.unit}/s", entry.rate, entry.rate, entry.rate)
         ends = (estimate.step_time_s, estimate.step_time_high_s, estimate.step_time_low_s)
         value, low, high = (units / one for one in ends)
-        return Metric(value, low, high, unit=f"{self.surface.unit}/s")
+        return metric(f"{self.surface.unit}/s", value, low, high)
 
     def _record(
         self, entry: Entry, metrics: dict[str, Metric], phases: dict[str, Phase], failure: Failure | None = None

@@ -18,10 +18,10 @@ import pytest
 from prony.analysis.compare import compare
 from prony.analysis.scaling import scaling
 from prony.cli.present import exit_code
-from prony.cli.screen import rates_of
-from prony.cli.study_output import _good_or_failed
 from prony.engine.progress import StudyProgress
+from prony.engine.published import _good_or_failed
 from prony.engine.runs import doubts, trouble
+from prony.engine.screening import rates_of
 from prony.report.plot_data import sweeps
 from prony.study.search_space import Candidate, find_goal, result_of
 from prony_node.contract.record import parse_record

@@ -23,10 +23,10 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from prony.analysis.compare import compare
-from prony.cli.compare import stored_repeats
 from prony.cli.console import make_console
 from prony.cli.main import make_app
 from prony.cli.tables import print_record
+from prony.engine.history import stored_repeats
 from prony.report import plots
 from prony.report.page import Entry, page_of
 from prony.store import Store

@@ -10,11 +10,11 @@ from typing import Annotated
 
 import typer
 
-from prony.cli.asking import job_roots
+from prony import api
 from prony.cli.options import ROOTS_HELP
-from prony.cli.present import warn
+from prony.cli.present import report
 from prony.sites.job import ENDED_STATE, Job, JobOutcome
-from prony.sites.jobs import Jobs, pruned, runs_never_begun
+from prony.sites.jobs import pruned, runs_never_begun
 from prony_node.contract import files
 from prony_node.contract.safe_files import user_name
 from prony_node.contract.typed import encode
@@ -28,11 +28,7 @@ def jobs(
     as_json: Annotated[bool, typer.Option("--json", help="Print the list alone, as JSON.")] = False,
 ) -> None:
     """List the jobs submitted from here, brought up to date."""
-    found: list[Job] = []
-    for root in job_roots(where):
-        place = Jobs(root, warn)
-        place.update()
-        found += place.all()
+    found = api.jobs(runs=where, progress=report)
     open_jobs = [job for job in found if job.state != ENDED_STATE]
     ended = [job for job in found if job.state == ENDED_STATE]
     shown = [*(ended if everything else ended[-ENDED_SHOWN:]), *open_jobs]

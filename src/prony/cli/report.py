@@ -17,7 +17,7 @@ from prony_node.contract.record import MalformedRecord, using
 from prony_node.contract.safe_files import user_name
 
 if TYPE_CHECKING:
-    from prony.cli.study_output import OfRecords
+    from prony.engine.published import PublishedOfRecords
     from prony.report.page import Entry
     from prony.store import RunSummary
 
@@ -115,7 +115,7 @@ def _entry(run: RunSummary) -> Entry:
     return Entry(record, run.folder)
 
 
-def _published(entries: list[Entry]) -> OfRecords:
-    from prony.cli.study_output import published_of_records
+def _published(entries: list[Entry]) -> PublishedOfRecords:
+    from prony.engine.published import published_of_records
 
     return published_of_records([entry.record for entry in entries])

@@ -21,11 +21,12 @@ from prony.study.study import Estimator, RunCost, form_of
 from prony_node.contract import files
 from prony_node.contract.digits import counted
 from prony_node.contract.errors import RequestError
-from prony_node.contract.record import load_record
+from prony_node.contract.record import Record, load_record
 from prony_node.contract.run_folder import NO, UNVERIFIED, node_source_hash
 from prony_node.contract.trial import Trial
 
 if TYPE_CHECKING:
+    from prony.analysis.variation import Repeat
     from prony.store import Refreshed, RunSummary, Store
 
 
@@ -267,3 +268,16 @@ def took_here_s(trials: Iterable[Trial], root: Path, report: Report) -> dict[str
         return took_s(fixed, root, report, in_jobs=False) if fixed else {}
     except (RequestError, OSError):  # an index that is broken costs no run: without it the limit is longer
         return {}
+
+
+def stored_repeats(store: Store, records: Iterable[Record]) -> list[Repeat]:
+    """The good runs of these workloads in the store, to take the variation between runs from."""
+    from prony.analysis.variation import Repeat
+
+    workloads = dict.fromkeys(record.trial.workload for record in records)
+    found = [run for workload in workloads for run in store.runs(workload=workload, status="ok")]
+    return [
+        Repeat(run.id, run.workload, run.device, (run.machine, run.software), run.effective or run.settings, run.rate)
+        for run in found
+        if run.rate is not None and run.rate > 0.0 and run.verified != NO
+    ]

@@ -11,6 +11,7 @@ from prony.analysis.settings import show_setting
 from prony.engine.runs import RunOutcome
 from prony.report.numbers import format_rate, format_seconds
 from prony.sites.collect import ProgressLine
+from prony.sites.job import Job
 from prony.study.study import RunEstimate
 from prony_node.contract.record import Record
 from prony_node.contract.run_folder import is_unverified
@@ -60,7 +61,21 @@ class Standing:
     study: StudyProgress
 
 
-Event = Note | Warned | RunBegun | RunProgress | RunEnded | Standing
+@dataclass(frozen=True)
+class JobEnded:
+    """A job of a site has ended since one looked last."""
+
+    job: Job
+
+
+@dataclass(frozen=True)
+class RunRecorded:
+    """A run that left no record has got one."""
+
+    folder: Path
+
+
+Event = Note | Warned | RunBegun | RunProgress | RunEnded | Standing | JobEnded | RunRecorded
 Report = Callable[[Event], None]
 
 

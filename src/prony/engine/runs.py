@@ -62,6 +62,11 @@ class StudyOutcome:
     def records(self) -> list[Record]:
         return [outcome.record for outcome in self.outcomes]
 
+    @property
+    def missing(self) -> int:
+        """Runs that were asked for and left nothing, perhaps since a person interrupted."""
+        return self.asked - len(self.outcomes)
+
 
 def make_trial_runs(study: Study, turns: Iterable[TrialRepeat], options: Options) -> list[TrialRun]:
     """The turns of a study as runs to be made; at a site the time limit is that of the job."""

@@ -25,12 +25,24 @@ from prony.engine.history import (
 from prony.engine.local import Interrupts
 from prony.engine.options import Options, SiteSession
 from prony.engine.possible import refuse_missing_paths
-from prony.engine.progress import Note, Report, RunBegun, RunEnded, RunProgress, Warned, warner
+from prony.engine.progress import (
+    JobEnded,
+    Note,
+    Report,
+    RunBegun,
+    RunEnded,
+    RunProgress,
+    RunRecorded,
+    Warned,
+    warner,
+)
 from prony.engine.runs import RunOutcome, StudyOutcome, TrialRun, make_trial_runs, plan_of
 from prony.sites.collect import ProgressTail, collect_all
 from prony.sites.job import (
     ENDED_STATE,
     FIXED_LENGTHS,
+    SUBMITTED,
+    WAITING,
     BlockRun,
     Job,
     find_job,
@@ -38,11 +50,12 @@ from prony.sites.job import (
     load_own,
     make_jobs,
 )
-from prony.sites.jobs import Jobs
+from prony.sites.jobs import FILES_LAG_S, Jobs
 from prony.sites.locks import claimant, claimed
 from prony.sites.site import Partition, Site, choose_partition, find_site, read_site, user_sites
 from prony.study.request import new_run_id
 from prony.study.study import LOCAL, OutOfMemoryPruner, Study, refuse_refused
+from prony_node.contract import files
 from prony_node.contract.digits import counted
 from prony_node.contract.errors import RequestError
 from prony_node.contract.record import OUT_OF_MEMORY, Record, load_record, read_record
@@ -91,6 +104,38 @@ def job_of(text: str, where: Path | None, report: Report) -> tuple[Jobs, Job]:
         raise RequestError("no job was submitted from here; --runs DIR names another place")
     chosen = find_job([job for _, job in every], text)
     return next((place, job) for place, job in every if job.folder == chosen.folder)
+
+
+def list_jobs(where: Path | None, report: Report) -> list[Job]:
+    """Every job that was submitted from here, brought up to date."""
+    return [job for root in job_roots(where, report) for job in _update(root, report).all()]
+
+
+def collect_jobs(where: Path | None, wait: bool, report: Report) -> list[Job]:
+    """Bring every job up to date, and index what has come; the jobs that are still open. `wait` stays until none is."""
+    roots = job_roots(where, report)
+    for root in roots or [runs_root(where)]:
+        collect_all(root)
+    return [job for root in roots for job in _collect(Jobs(root, warner(report)), wait, report)]
+
+
+def _collect(place: Jobs, wait: bool, report: Report) -> list[Job]:
+    """The jobs of a root that are still open."""
+    while True:
+        changes = place.update()
+        for job in changes.ended:
+            report(JobEnded(job))
+        for job in changes.ended:
+            for run in job.runs:
+                if (job.run_folder(run) / files.RECORD).exists():
+                    index(place.root, job.run_folder(run), report)
+        for folder in changes.recorded:
+            report(RunRecorded(folder))
+        open_jobs = [job for job in place.own() if job.state in (SUBMITTED, WAITING)]
+        ending = [job for job in open_jobs if job.seen_ended is not None]
+        if not open_jobs or not (wait or ending):
+            return open_jobs
+        time.sleep(FILES_LAG_S)
 
 
 LOOK_EVERY_S = 0.25

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from prony.cli.container import last_words
 from prony.cli.jobs import state_of
 from prony.cli.main import make_app
-from prony.cli.screen import rates_of
+from prony.engine.screening import rates_of
 from prony.engine.site import in_order
+from prony.sites.image import last_words
 from prony.sites.job import ENDED_STATE, SUBMITTED, BlockRun, JobOutcome, new_job
 from prony.sites.site import Partition, parse_site, read_site
 from prony.sites.site_check import judge, judge_limits, read_answer

@@ -197,7 +197,7 @@ def test_an_unverified_run_is_shown_doubted_and_never_the_best(good: dict[str, A
     tally.learn(Trial("resnet50", {"mode": "train"}), parse_record(edited))
     assert not tally.best
     assert "1 of 2 done, 1 left" in tally.line()
-    found = result_of(edited, Candidate((("batch_size", 8),)), find_goal("throughput"), 12.0)
+    found = result_of(parse_record(edited), Candidate((("batch_size", 8),)), find_goal("throughput"), 12.0)
     assert (found.value, found.failure) == (None, "unverified: it has no manifest")
     assert any("there is no manifest" in doubt for doubt in compare(parse_record(good), parse_record(edited)).doubts)
 

@@ -33,7 +33,7 @@ from prony.study.study import LOCAL, UNKNOWN, Budget, OutOfMemoryPruner, Sourced
 from prony.study.study_file import load_study, shipped_studies
 from prony_node.contract.digits import counted
 from prony_node.contract.errors import RequestError
-from prony_node.contract.record import JsonObject, Record, using
+from prony_node.contract.record import OUT_OF_MEMORY, JsonObject, Record, using
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import Trial
 from prony_node.workloads import find_workload
@@ -176,8 +176,8 @@ def make_forecast(study: Study, root: Path) -> StudyForecast:
         run = history.run_of(turn.planned.trial, turn.repeat)
         if run is None:
             missing.append(turn.planned.trial)
-        else:
-            memory.learn(turn.planned.trial, {"failure": {"kind": run.failure_kind}})
+        elif run.failure_kind == OUT_OF_MEMORY:
+            memory.ran_out(turn.planned.trial)
     left = [trial for trial in missing if memory.prunes(trial) is None]
     for trial in left:
         total.add(history.estimator.of(trial))
@@ -537,7 +537,7 @@ def _beyond_memory(planned: list[Planned], records: dict[str, list[Record]]) -> 
     memory = OutOfMemoryPruner()
     for one in planned:
         for record in records.get(one.trial.hash, ()):
-            memory.learn(one.trial, {"failure": record.failure and {"kind": record.failure.kind}})
+            memory.learn(one.trial, record)
     left = [one.trial for one in planned if one.trial.hash not in records]
     return {trial.hash: why for trial in left if (why := memory.prunes(trial))}
 

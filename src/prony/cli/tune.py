@@ -126,13 +126,13 @@ def _state(search: Search, found: SearchOutcome, candidate: Candidate) -> str:
 
 def _estimate_text(goal: Goal, estimate: CandidateEstimate | None, step: SearchStep) -> str:
     """What all runs of a setting gave, with the interval that includes the spread between runs."""
-    metric = step.made.record["metrics"].get(goal.metric) or {}
     if estimate is None:
         return value_text(goal, step.made.record)
     if goal.less:
         return format_seconds(1.0 / estimate.value)
     ends = (estimate.low, estimate.high) if math.isfinite(estimate.high) else (None, None)
-    return format_rate(estimate.value, metric.get("unit"), *ends)
+    metric = step.made.record.metrics.get(goal.metric)
+    return format_rate(estimate.value, metric.unit if metric is not None else None, *ends)
 
 
 def _answer(tuning: Tuning, search: Search, found: SearchOutcome) -> list[str]:
@@ -265,7 +265,7 @@ def search_energy(tuning: Tuning) -> tuple[float | None, str | None]:
 
 
 def _mode(found: SearchOutcome) -> str:
-    return str((found.path[0].made.record["trial"].get("effective") or {}).get("mode", "train"))
+    return str((found.path[0].made.record.trial.effective or {}).get("mode", "train"))
 
 
 def show_candidate(candidate: Candidate) -> str:
@@ -403,8 +403,8 @@ def _confirmation(one: Confirmation) -> ConfirmationEntry:
 
 def _step(step: SearchStep, result: Result, search: Search) -> StepEntry:
     return StepEntry(
-        run=step.made.record["id"],
-        screening=bool(step.made.record.get("screening")),
+        run=step.made.record.id,
+        screening=bool(step.made.record.more.get("screening")),
         settings=step.candidate.settings,
         why=step.why,
         value=result.value,

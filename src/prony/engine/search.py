@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from prony.engine.history import updated_store
 from prony.engine.local import Interrupts, make_runs, run_one
@@ -39,7 +39,6 @@ from prony_node.contract.parallel import rank_count
 from prony_node.contract.record import OUT_OF_MEMORY, Record, accept_record
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import Stop, Trial
-from prony_node.contract.typed import encode
 from prony_node.workloads.config import Workload
 
 # A sweep asks for repeats from 0 on, and takes one that is there for finished: a search's short runs must not be that.
@@ -97,7 +96,7 @@ class Tuning:
             if one is None:
                 return None
             made.append(one)
-            if one.record["status"] != "ok":
+            if one.record.status != "ok":
                 break
         return made
 
@@ -128,7 +127,7 @@ class Tuning:
             return None
         cost_s = self._charge(outcomes[0], time.monotonic() - began_s)
         self._tell(job.trial, outcomes[0].record)
-        return SearchRun(encode(outcomes[0].record), cost_s)
+        return SearchRun(outcomes[0].record, cost_s)
 
     def _can_walk(self, ask: Screening) -> bool:
         """Whether one process can measure these sizes.
@@ -159,10 +158,9 @@ class Tuning:
         done = [one for one in records if one is not None]
         if len(done) < len(sizes) and outcome.record.status != "ok":  # what ended the process ended this size
             done.append(replace(outcome.record, metrics={}, phases={}))
-        shown = [encode(one) for one in done]
-        own_s = [own_seconds(one) for one in shown]
+        own_s = [own_seconds(one) for one in done]
         first_s = max(cost_s - sum(own_s[1:]), 0.0)  # the first size pays for the process
-        made = [SearchRun(one, own_s[n] if n else first_s, fresh=n == 0) for n, one in enumerate(shown)]
+        made = [SearchRun(one, own_s[n] if n else first_s, fresh=n == 0) for n, one in enumerate(done)]
         for candidate, one in zip(ask.candidates, done, strict=False):
             self._tell(trial_of(self.workload, self.fixed, candidate), one)
         return made
@@ -183,7 +181,7 @@ class Tuning:
 
     def _tell(self, trial: Trial, record: Record) -> None:
         failed = doubts(record)
-        said = first_line(record) if record.failure is not None else value_text(self.goal, encode(record))
+        said = first_line(record) if record.failure is not None else value_text(self.goal, record)
         said += f", but it {failed}" if record.failure is None and failed else ""
         self.report(Note(f"{trial}: {said}; {roughly(self.spent_s)} of {roughly(self.budget_s)} spent"))
 
@@ -200,14 +198,14 @@ def _screening(folder: Path, size: int) -> Record | None:
     return accept_record(found) if isinstance(found, dict) else None
 
 
-def value_text(goal: Goal, record: Mapping[str, Any]) -> str:
+def value_text(goal: Goal, record: Record) -> str:
     """What one run gave of what the goal wants."""
-    metric = record["metrics"].get(goal.metric) or {}
-    if metric.get("value") is None:
+    metric = record.metric(goal.metric)
+    if metric is None:
         return NOTHING
     if goal.less:
-        return format_seconds(metric["value"])
-    return format_rate(metric["value"], metric.get("unit"), metric.get("low"), metric.get("high"))
+        return format_seconds(metric.value)
+    return format_rate(metric.value, metric.unit, metric.low, metric.high)
 
 
 @dataclass(frozen=True)
@@ -264,7 +262,7 @@ def _search(tuning: Tuning, lists: Mapping[str, Sequence[str]]) -> TuningOutcome
     if why is not None:
         tuning.report(Warned(f"nothing is searched, because {why}"))
         return TuningOutcome(tuning)
-    effective = made.record["trial"]["effective"]
+    effective = cast("Mapping[str, Value]", made.record.trial.effective or {})  # nothing that is searched is null
     chosen: Any = lists or default_lists(tuning.workload, tuning.fixed, effective)
     if not chosen:
         raise RequestError("there is nothing to search: give a setting several values, such as batch_size=16..4096")
@@ -279,12 +277,12 @@ def _search(tuning: Tuning, lists: Mapping[str, Sequence[str]]) -> TuningOutcome
     return TuningOutcome(tuning, search, found)
 
 
-def _unusable(record: Mapping[str, Any], tuning: Tuning) -> str | None:
+def _unusable(record: Record, tuning: Tuning) -> str | None:
     """Why no search can begin from this run; out of memory is no reason, since a smaller batch may fit."""
-    failure = record["failure"] or {}
-    if failure and (failure["kind"] != OUT_OF_MEMORY or not record["trial"].get("effective")):
-        return f"the run with the defaults failed ({failure['kind']}): {failure['message']}"
-    failed = [f"{check['name']}: {check['message']}" for check in record["checks"] if check["level"] == "fail"]
+    failure = record.failure
+    if failure is not None and (failure.kind != OUT_OF_MEMORY or not record.trial.effective):
+        return f"the run with the defaults failed ({failure.kind}): {failure.message}"
+    failed = [f"{check.name}: {check.message}" for check in record.checks if check.level == "fail"]
     if failed:
         return f"the run with the defaults failed a check ({'; '.join(failed)})"
     return unmeasurable(record, tuning.goal, tuning.limits)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from prony.study.search_space import (
     BATCH,
@@ -20,7 +20,7 @@ from prony.study.search_space import (
     Space,
     result_of,
 )
-from prony_node.contract.record import OUT_OF_MEMORY
+from prony_node.contract.record import OUT_OF_MEMORY, Record
 from prony_node.stats import paired_ratio, t_quantile
 
 A, B = "A", "B"
@@ -359,7 +359,7 @@ def _estimate(runs: list[Result], spread: float, quantile: float) -> CandidateEs
 class SearchRun:
     """A run or a screening that was made: its record, and the machine time it took."""
 
-    record: dict[str, Any]
+    record: Record
     cost_s: float
     fresh: bool = True  # whether it was the first of its process
 

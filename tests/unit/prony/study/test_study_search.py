@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from documents import record_of_parts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,7 +29,7 @@ from prony.study.search import (
     run_search,
 )
 from prony.study.search_space import GOALS, Candidate, Limit, PairRun, Result, Rules, Screening, Space, result_of
-from prony_node.contract.record import OUT_OF_MEMORY
+from prony_node.contract.record import OUT_OF_MEMORY, Phase
 
 GIB = 2.0**30
 GOAL = GOALS["throughput"]
@@ -59,7 +60,7 @@ class LawfulMachine:
         made: list[SearchRun] = []
         for candidate in ask.candidates:
             made.append(self._make(candidate, ask.seconds, not made))
-            if made[-1].record["status"] != "ok":
+            if made[-1].record.status != "ok":
                 break
         return made
 
@@ -71,12 +72,14 @@ class LawfulMachine:
         rate, memory = self.law(candidate.settings)
         cost_s = 10.0 * fresh + 5.0 + seconds
         if rate is None:
-            return SearchRun({"status": "failed", "failure": {"kind": OUT_OF_MEMORY}, "metrics": {}}, cost_s, fresh)
+            failed = record_of_parts({"status": "failed", "failure": {"kind": OUT_OF_MEMORY}})
+            return SearchRun(failed, cost_s, fresh)
         rate *= math.exp(self.rng.gauss(0.0, self.spread))
         metrics = {"throughput": {"value": rate, "low": rate, "high": rate}, "peak_memory": {"value": memory}}
         phases = {"build": {"seconds": 5.0}, "steady": {"seconds": seconds}}
         checks = [{"name": "parameters", "level": "fail", "message": ""}] if self.fails(candidate.settings) else []
-        return SearchRun({"status": "ok", "metrics": metrics, "phases": phases, "checks": checks}, cost_s, fresh)
+        record = record_of_parts({"status": "ok", "metrics": metrics, "phases": phases, "checks": checks})
+        return SearchRun(record, cost_s, fresh)
 
 
 def lawful(half: float, factors: dict[str, dict[Any, float]], sample_gib: float) -> Law:
@@ -189,9 +192,9 @@ def test_a_run_without_an_interval_drops_nothing_and_is_not_dropped() -> None:
 
 def test_a_rate_without_an_interval_is_read_as_such() -> None:
     space = make(SIZES)
-    record = {"status": "ok", "metrics": {"throughput": {"value": 62.4, "low": None, "high": None}}, "checks": []}
+    record = record_of_parts({"metrics": {"throughput": {"value": 62.4, "low": None, "high": None}}})
     assert not result_of(record, space.candidates[0], GOAL, 10.0).has_interval
-    record["metrics"] = {"time_to_quality": {"value": 30.0}}
+    record = record_of_parts({"metrics": {"time_to_quality": {"value": 30.0}}})
     assert result_of(record, space.candidates[0], GOALS["time-to-quality"], 40.0).has_interval
 
 
@@ -357,8 +360,8 @@ def test_cold_starts_that_are_over_do_not_cost_the_pairs() -> None:
             if candidate.key in seen:
                 return made
             seen.add(candidate.key)
-            made.record["phases"]["cold_start"] = {"seconds": 15.0}
-            return replace(made, cost_s=made.cost_s + 15.0)
+            phases = {**made.record.phases, "cold_start": Phase(15.0)}
+            return replace(made, record=replace(made.record, phases=phases), cost_s=made.cost_s + 15.0)
 
     seen: set[str] = set()
     rates = {8: 474.6, 16: 517.3, 32: 540.6, 64: 548.8}

@@ -1,17 +1,122 @@
 """`prony doctor`: this machine as Prony sees it. A node process answers, so that torch stays on its side."""
 
+# ruff: noqa: RUF009  empty() makes dataclass fields
+
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from prony.cli.asking import ask_node
+from prony.engine.ask_node import read_answer
 from prony_node.contract.record import JsonObject
+from prony_node.contract.typed import empty
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 GIB = 2**30
 WIDTH = 100  # columns, where the output is no terminal
+
+
+@dataclass(frozen=True)
+class NearDevice:
+    """A device with the NUMA node and the cores near it."""
+
+    device: str
+    numa_node: int | None = None
+    cpus: str | None = None
+    more: JsonObject = empty()
+
+
+@dataclass(frozen=True)
+class LinkedDevice:
+    uuid: str
+    nvlinks_active: int | None = None
+    more: JsonObject = empty()
+
+
+@dataclass(frozen=True)
+class LinkedPair:
+    """Two devices, and the path between them."""
+
+    between: tuple[str, ...]
+    nvlink: bool | None = None
+    pcie: str | None = None
+    more: JsonObject = empty()
+
+
+@dataclass(frozen=True)
+class DeviceLinks:
+    devices: tuple[LinkedDevice, ...] = ()
+    pairs: tuple[LinkedPair, ...] = ()
+    more: JsonObject = empty()
+
+
+@dataclass(frozen=True)
+class DoctorTopology:
+    near: tuple[NearDevice, ...]
+    links: DeviceLinks
+    more: JsonObject = empty()
+
+
+@dataclass(frozen=True)
+class SurveyedSensor:
+    """A power sensor: what its reader states of it, and what reading it for a moment showed."""
+
+    id: str
+    label: str
+    kind: str
+    scope: str
+    unit: str
+    evidence: str
+    contains: tuple[str, ...] = ()
+    privileged: bool = False
+    period_s: float | None = None
+    probed_period_s: float | None = None
+    window_s: float | None = None
+    uncertainty: float | None = None
+    value_now: float | None = None
+    note: str | None = None
+    more: JsonObject = empty()
+
+
+@dataclass(frozen=True)
+class PowerSurvey:
+    sensors: tuple[SurveyedSensor, ...]
+    reasons: Mapping[str, str]  # why other readers are not here
+    notes: tuple[str, ...] = ()
+    more: JsonObject = empty()
+
+
+@dataclass(frozen=True)
+class MissingPart:
+    what: str
+    needed_for: str
+    how: str
+    more: JsonObject = empty()
+
+
+@dataclass(frozen=True)
+class DoctorDocument:
+    """This machine. The facts are those of a record, as the node program writes them."""
+
+    host: JsonObject
+    devices: tuple[JsonObject, ...]
+    topology: DoctorTopology
+    software: JsonObject
+    torch: JsonObject
+    container: JsonObject
+    environment: Mapping[str, str]
+    power: PowerSurvey
+    runtimes: Mapping[str, bool]
+    schedulers: Mapping[str, bool]
+    missing: tuple[MissingPart, ...]
+    more: JsonObject = empty()
 
 
 def doctor(
@@ -22,10 +127,10 @@ def doctor(
     if as_json:
         print(json.dumps(document, indent=1))
     else:
-        show(document)
+        show(read_answer(DoctorDocument, document))
 
 
-def show(document: JsonObject, console: Any = None) -> None:
+def show(document: DoctorDocument, console: Console | None = None) -> None:
     """The document for a person."""
     from rich.panel import Panel
     from rich.table import Table
@@ -43,29 +148,29 @@ def show(document: JsonObject, console: Any = None) -> None:
             table.add_row(label, Text(text))  # not markup: a value may hold brackets
         out.print(Panel(table, title=title, title_align="left", width=min(out.width, WIDTH)))
 
-    panel("host", host_rows(document["host"], document["container"]))
-    for device in document["devices"]:
+    panel("host", host_rows(document.host, document.container))
+    for device in document.devices:
         panel(f"device {device['device']}", device_rows(device))
-    links = link_rows(document["topology"])
+    links = link_rows(document.topology)
     if links:
         panel("topology", links)
-    panel("torch", torch_rows(document["torch"], document["software"]))
-    panel("power", power_rows(document["power"]))
-    if plugins := document["software"].get("plugins"):
+    panel("torch", torch_rows(document.torch, document.software))
+    panel("power", power_rows(document.power))
+    if plugins := document.software.get("plugins"):
         panel("plug-ins", [(f"{one['package']} {one['version']}", ", ".join(one["adds"])) for one in plugins])
     panel("containers, schedulers", around_rows(document))
     table = Table(title="missing", title_justify="left", width=min(out.width, WIDTH))
     for column in ("what", "needed for", "how"):
         table.add_column(column, overflow="fold")
-    for entry in document["missing"]:
-        table.add_row(*(Text(entry[name]) for name in ("what", "needed_for", "how")))
-    if document["missing"]:
+    for entry in document.missing:
+        table.add_row(Text(entry.what), Text(entry.needed_for), Text(entry.how))
+    if document.missing:
         out.print(table)
     else:
         out.print("Nothing is missing.")
 
 
-def host_rows(host: dict[str, Any], container: dict[str, Any]) -> list[tuple[str, str]]:
+def host_rows(host: JsonObject, container: JsonObject) -> list[tuple[str, str]]:
     cpu, memory, group = host["cpu"], host["memory"], host["cgroup"]
     nodes = [f"{node['node']}: {node['cpus'] or 'no CPUs'}, {gib(node['memory_bytes'])}" for node in host["numa"]]
     limits = [
@@ -94,7 +199,7 @@ def host_rows(host: dict[str, Any], container: dict[str, Any]) -> list[tuple[str
     ]  # fmt: skip
 
 
-def device_rows(device: dict[str, Any]) -> list[tuple[str, str]]:
+def device_rows(device: JsonObject) -> list[tuple[str, str]]:
     rows = [
         ("name", f"{fact_text(device['name'])} ({fact_text(device['counts_as'])}), {gib(device['memory_total_bytes'])}")
     ]
@@ -116,7 +221,7 @@ def device_rows(device: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def accelerator_rows(device: dict[str, Any]) -> list[tuple[str, str]]:
+def accelerator_rows(device: JsonObject) -> list[tuple[str, str]]:
     clocks, limit, pci = (FactTexts(device.get(name) or {}) for name in ("clocks", "power_limit", "pci"))
     plain = FactTexts(device)
     return [
@@ -132,22 +237,22 @@ def accelerator_rows(device: dict[str, Any]) -> list[tuple[str, str]]:
     ]  # fmt: skip
 
 
-def link_rows(topology: dict[str, Any]) -> list[tuple[str, str]]:
+def link_rows(topology: DoctorTopology) -> list[tuple[str, str]]:
     rows = [
-        (near["device"], f"NUMA node {fact_text(near['numa_node'])}, cores {fact_text(near['cpus'])}")
-        for near in topology["near"]
+        (near.device, f"NUMA node {fact_text(near.numa_node)}, cores {fact_text(near.cpus)}") for near in topology.near
     ]
-    names = {device["uuid"]: str(index) for index, device in enumerate(topology["links"]["devices"])}
-    for device in topology["links"]["devices"]:
-        rows.append((f"GPU {names[device['uuid']]}", f"{fact_text(device['nvlinks_active'])} NVLinks active"))
-    for pair in topology["links"]["pairs"]:
-        one, other = (names.get(uuid, uuid) for uuid in pair["between"])
-        path = "NVLink" if pair["nvlink"] else fact_text(pair["pcie"])
+    links = topology.links
+    names = {device.uuid: str(index) for index, device in enumerate(links.devices)}
+    for device in links.devices:
+        rows.append((f"GPU {names[device.uuid]}", f"{fact_text(device.nvlinks_active)} NVLinks active"))
+    for pair in links.pairs:
+        one, other = (names.get(uuid, uuid) for uuid in pair.between)
+        path = "NVLink" if pair.nvlink else fact_text(pair.pcie)
         rows.append((f"GPU {one} - {other}", path))
     return rows
 
 
-def torch_rows(torch: dict[str, Any], software: dict[str, Any]) -> list[tuple[str, str]]:
+def torch_rows(torch: JsonObject, software: JsonObject) -> list[tuple[str, str]]:
     python = ("Python", f"{software['python']}, prony_node {software['prony_node']}")
     if not torch["installed"]:
         return [python, ("torch", f"none: {torch['reason']}")]
@@ -172,39 +277,40 @@ def torch_rows(torch: dict[str, Any], software: dict[str, Any]) -> list[tuple[st
     ]
 
 
-def power_rows(power: dict[str, Any]) -> list[tuple[str, str]]:
+def power_rows(power: PowerSurvey) -> list[tuple[str, str]]:
     """Every sensor with what its reader states of it, then the readers that are not here."""
     rows = []
-    for sensor in power["sensors"]:
-        stated, probed = sensor["period_s"], sensor["probed_period_s"]
+    for sensor in power.sensors:
+        stated, probed = sensor.period_s, sensor.probed_period_s
         period = f"changes every {milliseconds(probed)}" if probed else f"every {milliseconds(stated)} as stated"
         about = [
-            f"{sensor['kind']}, scope {sensor['scope']}",
+            f"{sensor.kind}, scope {sensor.scope}",
             period if probed or stated else "how often it changes is not known",
-            f"averages {milliseconds(sensor['window_s'])}" if sensor["window_s"] else "",
-            f"± {100 * sensor['uncertainty']:g} %" if sensor["uncertainty"] else "calibration unknown",
-            f"contains {', '.join(sensor['contains'])}" if sensor["contains"] else "",
-            "needs privileges" if sensor["privileged"] else "",
-            f"evidence: {sensor['evidence']}",
+            f"averages {milliseconds(sensor.window_s)}" if sensor.window_s else "",
+            f"± {100 * sensor.uncertainty:g} %" if sensor.uncertainty else "calibration unknown",
+            f"contains {', '.join(sensor.contains)}" if sensor.contains else "",
+            "needs privileges" if sensor.privileged else "",
+            f"evidence: {sensor.evidence}",
         ]
-        value = f"{sensor['value_now']:,.1f} {sensor['unit']}" if sensor["value_now"] is not None else sensor["note"]
-        rows.append((sensor["id"].partition(" ")[0], f"{sensor['label']}: {value}; {', '.join(filter(None, about))}"))
-    rows += [(f"no {name}", reason) for name, reason in power["reasons"].items()]
-    return rows + [("note", note) for note in power["notes"]]
+        value = f"{sensor.value_now:,.1f} {sensor.unit}" if sensor.value_now is not None else sensor.note
+        rows.append((sensor.id.partition(" ")[0], f"{sensor.label}: {value}; {', '.join(filter(None, about))}"))
+    rows += [(f"no {name}", reason) for name, reason in power.reasons.items()]
+    return rows + [("note", note) for note in power.notes]
 
 
 def milliseconds(seconds: float | None) -> str:
     return "unknown" if seconds is None else f"{seconds:g} s" if seconds >= 1 else f"{1e3 * seconds:.0f} ms"
 
 
-def around_rows(document: JsonObject) -> list[tuple[str, str]]:
-    present = {key: [name for name, there in document[key].items() if there] for key in ("runtimes", "schedulers")}
+def around_rows(document: DoctorDocument) -> list[tuple[str, str]]:
+    runtimes = [name for name, there in document.runtimes.items() if there]
+    schedulers = [name for name, there in document.schedulers.items() if there]
     return [
-        ("containers", ", ".join(present["runtimes"]) or "no runtime on PATH"),
-        ("schedulers", ", ".join(present["schedulers"]) or "none on PATH"),
+        ("containers", ", ".join(runtimes) or "no runtime on PATH"),
+        ("schedulers", ", ".join(schedulers) or "none on PATH"),
         (
             "environment",
-            "\n".join(f"{name}={value}" for name, value in document["environment"].items())
+            "\n".join(f"{name}={value}" for name, value in document.environment.items())
             or "nothing set that changes results",
         ),
     ]
@@ -213,7 +319,7 @@ def around_rows(document: JsonObject) -> list[tuple[str, str]]:
 class FactTexts:
     """Facts for a person: what was not found is the word for it."""
 
-    def __init__(self, facts: dict[str, Any]) -> None:
+    def __init__(self, facts: JsonObject) -> None:
         self.facts = facts
 
     def __getitem__(self, name: str) -> str:

@@ -344,7 +344,7 @@ def tune(
     from prony.study.search_space import find_goal, parse_limits, split_searched
 
     root = runs_root(_path(out))
-    wanted, limits, budget_s = find_goal(goal), tuple(parse_limits(within)), parse_seconds(str(budget), "--budget")
+    wanted, limits, budget_s = find_goal(goal), tuple(parse_limits(within)), parse_seconds(str(budget), "budget")
     model = find_model_file(workload, progress)
     found = model.workload if model else find_workload(workload)
     fixed, lists = split_searched(found, _words(words, settings))
@@ -602,8 +602,9 @@ def _shown(value: SettingValue) -> str:
 
 def _check_site_options(has_jobs: bool, at: SiteOptions) -> None:
     """Refuse what is about jobs where there are none."""
-    if not has_jobs and (at.partition or at.detach or at.dry_run):
-        raise RequestError("--partition, --detach and --dry-run are about jobs of a site; --site says where")
+    given = [name for name in ("partition", "detach", "dry_run") if getattr(at, name)]
+    if given and not has_jobs:
+        raise ParameterError(given[0], "is about jobs of a site, and no site is given")
 
 
 def _session(name: str, at: SiteOptions, out: Path | str | None, progress: Report) -> SiteSession:
@@ -625,7 +626,7 @@ def _root_of(study: Study, root: Path) -> Path:
 
 def _sustained(stop: Stop, was_given: bool) -> Stop:
     if was_given and stop.max_time_s < SUSTAINED_WINDOW_S:
-        raise RequestError(f"--sustained measures for {SUSTAINED_WINDOW_S:g} s or more: --max-time is less")
+        raise ParameterError("sustained", f"measures for {SUSTAINED_WINDOW_S:g} s or more: the time given is less")
     return stop.sustained()
 
 
@@ -678,9 +679,10 @@ def _refuse_lonely_nodes(series: ScalingTrials) -> None:
     if all(trial.settings.get("nodes", 1) == 1 for trial in series.trials):
         return
     if not os.environ.get(RENDEZVOUS) or os.environ.get(NODE_RANK) != "0":
-        raise RequestError(
-            f"--nodes needs {RENDEZVOUS}=HOST:PORT, an address of this node where all meet, and {NODE_RANK}=0; "
-            "the other nodes are started by you, as docs/scaling.md says; --site NAME starts all of them"
+        raise ParameterError(
+            "nodes",
+            f"needs {RENDEZVOUS}=HOST:PORT, an address of this node where all meet, and {NODE_RANK}=0; "
+            "the other nodes are started by you, as docs/scaling.md says; a site starts all of them",
         )
 
 

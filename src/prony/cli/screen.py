@@ -35,7 +35,7 @@ def screen(
     outcome = api.screen(
         name, partition, *words or (),
         nodes=[node.strip() for node in (nodes or "").split(",") if node.strip()], max_time=max_time, out=out,
-        at=SiteOptions(time_s=parse_seconds(time, "--time") if time else None, dry_run=dry_run),
+        at=SiteOptions(time_s=parse_seconds(time, "time") if time else None, dry_run=dry_run),
         progress=make_display(make_console(stderr=True)),
     )  # fmt: skip
     if dry_run:

@@ -244,7 +244,7 @@ class _LocalStudy:
         return (
             f"{FAILURES_IN_A_ROW} runs failed one after the other, the last {first_line(last)}. "
             f"Something is wrong with the machine or the study; {self._tally.left} runs are left. "
-            "Started again it goes on with them; --retry-failed makes the failed ones again too"
+            "Started again it goes on with them, and with retry-failed makes the failed ones again too"
         )
 
 

@@ -167,7 +167,7 @@ class History:
         if self.other_code:
             lines.append(
                 f"{counted(self.other_code, 'finished run')} of other code or library versions not taken; "
-                "--accept-other-code takes them, `prony compare` names what differs"
+                "accept-other-code takes them, `prony compare` names what differs"
             )
         if self.changed:
             lines.append(

@@ -33,7 +33,7 @@ from prony.study.search_space import (
     unmeasurable,
 )  # fmt: skip
 from prony_node.contract import files
-from prony_node.contract.errors import RequestError, Unfinished
+from prony_node.contract.errors import ParameterError, RequestError, Unfinished
 from prony_node.contract.parallel import rank_count
 from prony_node.contract.record import OUT_OF_MEMORY, Record, accept_record
 from prony_node.contract.settings import Value
@@ -97,8 +97,8 @@ def search_settings(study: TuningStudy, options: Options, report: Report) -> Tun
 
 def _refuse(study: TuningStudy) -> None:
     if study.goal.less and "until" not in study.fixed:
-        raise RequestError(
-            "--goal time-to-quality needs the quality and a data set: data=PATH until='accuracy>=0.93' or the like"
+        raise ParameterError(
+            "goal", "time-to-quality needs the quality and a data set: data=PATH until='accuracy>=0.93' or the like"
         )
     if study.fixed.get("batch_size") == "auto":
         raise RequestError(
@@ -199,7 +199,7 @@ class _Tuning:
             self._tell(trial, made.outcome.record)
             return SearchRun(made.outcome.record, made.seconds)
         who = run_claimant(self._root, trial.hash, first)
-        raise RequestError(f"{trial} cannot be run in {self._root}: {who} claims its runs; --out names another folder")
+        raise RequestError(f"{trial} cannot be run in {self._root}: {who} claims its runs; take another folder")
 
     def _can_walk(self, ask: Screening) -> bool:
         """Whether one process can measure these sizes.

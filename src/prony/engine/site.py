@@ -459,7 +459,9 @@ class _Known:
         unknown = {plan.run_id: UNKNOWN_S for plan in fixed if plan.run_id not in found}
         if unknown:
             each = f"{UNKNOWN_S / 60:.0f} min"
-            said = f"nobody knows how long {len(unknown)} of the runs take: each is given {each}; --time gives more"
+            said = (
+                f"nobody knows how long {len(unknown)} of the runs take: each is given {each}; a time limit gives more"
+            )
             report(Warned(said))
         return found | unknown
 

@@ -312,7 +312,7 @@ def build_image(build: Build, checkout: Path, note: Callable[[str], None], dry_r
         if dry_run:
             continue
         if shutil.which(command[0]) is None:
-            raise RequestError(f"{command[0]} is not installed here; --engine names another")
+            raise RequestError(f"{command[0]} is not installed here; name another engine")
         code = subprocess.run(command, cwd=checkout, check=False).returncode
         if code != 0:
             raise RequestError(f"{command[0]} could not build the image: exit code {code}; what it said is above")

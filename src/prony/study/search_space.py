@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from prony.study.request import split_words, with_loader
 from prony.study.space import known_settings, split_values
-from prony_node.contract.errors import RequestError, unknown
+from prony_node.contract.errors import ParameterError, RequestError, unknown
 from prony_node.contract.kernels import join_kernels, kernel_names
 from prony_node.contract.record import Phase, Record
 from prony_node.contract.run_folder import is_unverified
@@ -269,14 +269,14 @@ def parse_limits(texts: Iterable[str]) -> list[Limit]:
 def _parse_limit(text: str) -> Limit:
     match = re.fullmatch(r"\s*([a-z_]+)\s*<=?\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]+)\s*", text)
     if match is None:
-        raise RequestError(f"--within {text} is not possible: give a bound with its unit, such as memory<40GiB")
+        raise ParameterError("within", f"{text} is not possible: give a bound with its unit, such as memory<40GiB")
     name, number, unit = match.groups()
     if name not in BOUNDED:
         raise unknown("bound", name, BOUNDED)
     if unit not in UNITS[name]:
         raise unknown(f"unit of {name}", unit, UNITS[name])
     if float(number) <= 0.0:
-        raise RequestError(f"--within {text} is not possible: nothing stays below {number}")
+        raise ParameterError("within", f"{text} is not possible: nothing stays below {number}")
     return Limit(name, float(number) * UNITS[name][unit], BOUNDED[name][1])
 
 

@@ -15,7 +15,7 @@ from prony.catalog.published import ClaimSpec, PlotSpec, TableSpec
 from prony.document import read_document
 from prony.study.request import make_stop, split_words, with_loader
 from prony.study.space import Axis, Planned, StudyPart, expand, known_settings, split_values
-from prony_node.contract.errors import RequestError
+from prony_node.contract.errors import ParameterError, RequestError
 from prony_node.contract.record import OUT_OF_MEMORY
 from prony_node.contract.settings import SETTINGS, Value
 from prony_node.contract.trial import Stop, Trial, settings_hash
@@ -37,7 +37,7 @@ class TrialRepeat:
 
 def check_repeats(repeats: int) -> None:
     if not 1 <= repeats <= MOST_REPEATS:
-        raise RequestError(f"--repeats {repeats} is not possible: give at least 1, and {MOST_REPEATS:,} at most")
+        raise ParameterError("repeats", f"{repeats} is not possible: give at least 1, and {MOST_REPEATS:,} at most")
 
 
 def seed_of(name: str) -> int:
@@ -287,7 +287,7 @@ def over_seeds(trial: Trial, seeds: int | None) -> list[Trial]:
     if seeds is None:
         return [trial]
     if not 1 <= seeds <= MOST_REPEATS:
-        raise RequestError(f"--seeds {seeds} is not possible: give at least 1, and {MOST_REPEATS:,} at most")
+        raise ParameterError("seeds", f"{seeds} is not possible: give at least 1, and {MOST_REPEATS:,} at most")
     first = int(trial.settings.get("seed", 0))
     return [
         Trial(trial.workload, {**trial.settings, "seed": SETTINGS["seed"].parse(first + number)})

@@ -110,7 +110,7 @@ def test_two_searches_at_once_make_no_run_under_one_number(tmp_path: Path) -> No
         ([], {"goal": "speed"}, "goal"),
         ([], {"goal": "time-to-quality"}, "until="),
         ([], {"within": ["memory<40"]}, "memory<40GiB"),
-        ([], {"budget": "soon"}, "--budget"),
+        ([], {"budget": "soon"}, "budget soon"),
         (["batch_size=auto"], {}, "largest that fits"),
         (["batch_sise=2..8"], {}, "batch_size"),
     ],

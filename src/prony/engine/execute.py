@@ -155,8 +155,8 @@ class _LocalStudy:
             self._keep(turn, made)
             if made.by_another:
                 continue
-            failure = made.outcome.record.failure
-            failed = made.outcome.record.status == "failed" and failure is not None and failure.kind not in ORDERLY
+            record = made.outcome.record
+            failed = record.status == "failed" and record.failure_kind not in ORDERLY
             in_a_row = in_a_row + 1 if failed else 0
             if in_a_row == FAILURES_IN_A_ROW:
                 self._gave_up = True

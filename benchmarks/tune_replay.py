@@ -76,8 +76,8 @@ class Replay:
             measured_s, position = measured_s + duration_s, position + 1
             ended = tracker.due() and tracker.decide().stop
         rate = self._rate(entry, tracker, measured_s)
-        metrics = {"throughput": rate, "cold_start": Metric(entry.cold_start_s, unit="s")}
-        metrics["peak_memory"] = Metric(entry.memory, unit="B")
+        metrics = {"throughput": rate, "cold_start": _metric(entry.cold_start_s, "s")}
+        metrics["peak_memory"] = _metric(entry.memory, "B")
         if entry.power_w:
             metrics |= self._energy(entry, rate.value or 0.0, measured_s)
         phases = {"build": Phase(entry.own_s), "steady": Phase(measured_s)}
@@ -93,8 +93,8 @@ class Replay:
         value = 3600.0 * rate / power_w
         low, high = value * (1.0 - unknown), value * (1.0 + unknown)
         return {
-            "power": Metric(power_w, unit="W"),
-            "samples_per_wh": Metric(value, low, high, f"{self.surface.unit}/Wh"),
+            "power": _metric(power_w, "W"),
+            "samples_per_wh": _metric(value, f"{self.surface.unit}/Wh", low, high),
         }
 
     def _rate(self, entry: Entry, tracker: Tracker, measured_s: float) -> Metric:
@@ -102,10 +102,10 @@ class Replay:
         units = entry.units_a_step or 0.0
         if self.exact or estimate is None:  # of a step longer than the run there is no interval
             value = entry.rate
-            return Metric(value, value, value, f"{self.surface.unit}/s")
+            return _metric(value, f"{self.surface.unit}/s", value, value)
         ends = (estimate.step_time_s, estimate.step_time_high_s, estimate.step_time_low_s)
         value, low, high = (units / one for one in ends)
-        return Metric(value, low, high, f"{self.surface.unit}/s")
+        return _metric(value, f"{self.surface.unit}/s", low, high)
 
     def _frame(self, entry: Entry) -> Record:
         settings = {**self.surface.fixed, **entry.settings}
@@ -121,3 +121,9 @@ class Replay:
             fingerprint=Provenance(),
             facts=Facts(),
         )
+
+
+def _metric(value: float | None, unit: str, low: float | None = None, high: float | None = None) -> Metric:
+    if value is None:
+        return Metric(None, reason="the surface does not have it")
+    return Metric(value, low, high, unit, scope="all devices", source="replayed")

@@ -28,6 +28,7 @@ from prony.engine.progress import StudyProgress, roughly
 from prony.engine.runs import paths_of
 from prony.report.published import Captioned, Conclusions, claim_line, claim_lines, plot_caption, published_lines
 from prony.sites.collect import collect_all
+from prony.sites.node import fingerprint_here
 from prony.study.space import Planned
 from prony.study.study import LOCAL, UNKNOWN, Budget, OutOfMemoryPruner, Sourced, Study, Total, TrialRepeat
 from prony.study.study_file import load_study, shipped_studies
@@ -544,7 +545,6 @@ def _beyond_memory(planned: list[Planned], records: dict[str, list[Record]]) -> 
 
 def _here() -> str | None:
     try:
-        machine = ask_node("fingerprint").get("machine")
+        return fingerprint_here(ask_node, ()).machine
     except RequestError:
         return None
-    return None if machine is None else str(machine)

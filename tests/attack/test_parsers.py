@@ -306,6 +306,9 @@ ELSEWHERE: dict[str, dict[str, tuple[str, ...]]] = {
     "test_contract_plan.py": {
         "prony_node/contract/trial.py": ("Plan.from_json", "Trial.from_json"),
     },
+    "test_contract_assemble.py": {
+        "prony_node/contract/run_folder.py": ("parse_parts", "parse_result", "parse_device", "parse_failure"),
+    },
     "test_contract_record.py": {
         "prony_node/contract/record.py": ("_parsed",),
         "prony_node/contract/typed.py": ("decode",),

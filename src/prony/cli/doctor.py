@@ -13,8 +13,7 @@ import typer
 
 from prony.cli.asking import ask_node
 from prony.engine.ask_node import read_answer
-from prony_node.contract.record import JsonObject
-from prony_node.contract.typed import empty
+from prony_node.contract.typed import JsonObject, empty
 
 if TYPE_CHECKING:
     from rich.console import Console

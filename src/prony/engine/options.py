@@ -8,7 +8,6 @@ from pathlib import Path
 
 from prony.sites.job import BLOCK
 from prony.sites.site import Partition, Site
-from prony_node.contract.record import JsonObject
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.logs import limit_logs, logs_of_job
 from prony_node.contract.parallel import devices_per_node
-from prony_node.contract.record import JsonObject
 from prony_node.contract.safe_files import (
     GROUP_READS_FOLDER,
     IS_JOBS,
@@ -43,7 +42,7 @@ from prony_node.contract.safe_files import (
     write_alone,
 )
 from prony_node.contract.trial import Plan, check_schema
-from prony_node.contract.typed import decode, empty, encode
+from prony_node.contract.typed import JsonObject, decode, empty, encode
 
 SCRIPT = "job.sh"
 NODE_ZIP = "node.zip"

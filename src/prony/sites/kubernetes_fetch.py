@@ -23,7 +23,6 @@ from prony.sites.site import Site
 from prony_node.contract import files, typed
 from prony_node.contract.cache import remove_half_written
 from prony_node.contract.logs import PART_BYTES, Ends, Frame, decode
-from prony_node.contract.record import JsonObject
 from prony_node.contract.safe_files import LONGEST_LINE, make_folder_alone, read_in_run, write_alone
 
 PARTS = ".parts"  # of bundles that are not whole yet, in the job's folder

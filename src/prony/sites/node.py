@@ -28,10 +28,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 from prony_node.contract.cache import make_own_cache, private_folder
 from prony_node.contract.errors import RequestError
-from prony_node.contract.record import JsonObject
 from prony_node.contract.run_folder import Verification
 from prony_node.contract.safe_files import READ_LIMIT, make_own_folder, read_plain, write_alone
-from prony_node.contract.typed import decode, empty
+from prony_node.contract.typed import JsonObject, decode, empty
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

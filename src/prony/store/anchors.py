@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, SupportsFloat
 
 from prony_node.contract import files
+from prony_node.contract.typed import JsonObject
 from prony_node.contract.errors import RequestError
-from prony_node.contract.record import JsonObject
 from prony_node.contract.safe_files import write_alone
 
 if TYPE_CHECKING:

@@ -35,9 +35,9 @@ from prony.study.study_file import load_study, shipped_studies
 from prony_node.contract.digits import counted
 from prony_node.contract.errors import RequestError
 from prony_node.contract.record import OUT_OF_MEMORY, Record, using
-from prony_node.contract.typed import JsonObject
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import Trial
+from prony_node.contract.typed import JsonObject
 from prony_node.workloads import find_workload
 
 if TYPE_CHECKING:

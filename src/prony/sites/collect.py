@@ -18,7 +18,7 @@ from prony_node.contract.cache import remove_half_written, remove_leftovers
 from prony_node.contract.errors import RequestError
 from prony_node.contract.logs import MOST_BYTES, read_new
 from prony_node.contract.machine import is_alive
-from prony_node.contract.record import Failure, Record, load_record, read_record
+from prony_node.contract.record import Failure, Record, load_record
 from prony_node.contract.run_folder import (
     COLLECTION,
     NOT_LISTED,
@@ -31,7 +31,7 @@ from prony_node.contract.run_folder import (
 )
 from prony_node.contract.safe_files import READ_LIMIT, open_in_run, read_in_run, stat_in_run
 from prony_node.contract.trial import Plan
-from prony_node.contract.typed import JsonObject, LARGEST, decode
+from prony_node.contract.typed import LARGEST, JsonObject, decode
 
 
 def read_log(job: Job, number: int | None = None) -> str:

@@ -17,8 +17,8 @@ from prony.sites.job import Job
 from prony.sites.protocol import Warn
 from prony.sites.script import image_for
 from prony.sites.site import ARCHITECTURES, Partition, Section, Site, read_section
-from prony_node.contract.typed import JsonObject
 from prony_node.contract.errors import RequestError, unknown
+from prony_node.contract.typed import JsonObject
 
 REGISTRY_PATIENCE_S = 20.0
 MOST_BYTES = 4 << 20

@@ -24,6 +24,7 @@ from prony_node.contract import files, typed
 from prony_node.contract.cache import remove_half_written
 from prony_node.contract.logs import PART_BYTES, Ends, Frame, decode
 from prony_node.contract.safe_files import LONGEST_LINE, make_folder_alone, read_in_run, write_alone
+from prony_node.contract.typed import JsonObject
 
 PARTS = ".parts"  # of bundles that are not whole yet, in the job's folder
 END = ".end"  # written once the last frame of a pod is here, with the exit code

@@ -17,10 +17,10 @@ from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import is_alive
 from prony_node.contract.record import Check, Record, accept_record, load_record, read_record
-from prony_node.contract.typed import JsonObject
 from prony_node.contract.run_folder import UNVERIFIED, has_manifest, manifest_mark, marked
 from prony_node.contract.safe_files import NotPlain, read_in_run, stat_in_run
 from prony_node.contract.settings import Value
+from prony_node.contract.typed import JsonObject
 
 ROW_VERSION = 5  # rows of an older one are read anew from their folders
 # Effective settings that have a column of their own; the others are in JSON beside the row.

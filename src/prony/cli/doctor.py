@@ -48,7 +48,7 @@ class PlacedDevice:
 
 
 @dataclass(frozen=True)
-class LinkedDevice:
+class LinkedGpu:
     uuid: str
     nvlinks_active: int | None = None
     more: JsonObject = empty()
@@ -66,7 +66,7 @@ class LinkedPair:
 
 @dataclass(frozen=True)
 class DoctorLinks:
-    devices: tuple[LinkedDevice, ...] = ()
+    devices: tuple[LinkedGpu, ...] = ()
     pairs: tuple[LinkedPair, ...] = ()
     more: JsonObject = empty()
 
@@ -116,7 +116,7 @@ class MissingPart:
 
 
 @dataclass(frozen=True)
-class Ability:
+class AbilityShown:
     """Whether a device can do something; why not."""
 
     can: bool
@@ -125,18 +125,18 @@ class Ability:
 
 
 @dataclass(frozen=True)
-class DeviceAbilities:
-    attention: Mapping[str, Ability] | None = None  # each of its implementations
+class AbilitiesShown:
+    attention: Mapping[str, AbilityShown] | None = None  # each of its implementations
     more: JsonObject = empty()  # the others, by name
 
-    def by_name(self) -> dict[str, Ability]:
-        plain = {name: decode(Ability, entry) for name, entry in self.more.items()}
+    def by_name(self) -> dict[str, AbilityShown]:
+        plain = {name: decode(AbilityShown, entry) for name, entry in self.more.items()}
         return plain | {f"{name} attention": entry for name, entry in (self.attention or {}).items()}
 
 
 @dataclass(frozen=True)
 class DoctorDevice(DeviceFacts):
-    abilities: DeviceAbilities | None = None
+    abilities: AbilitiesShown | None = None
 
 
 @dataclass(frozen=True)

@@ -344,7 +344,7 @@ ELSEWHERE = "there is no run of it from that machine"
 
 
 @dataclass(frozen=True)
-class Shown:
+class ShownStudy:
     """A study's tables, and whose runs stand in them."""
 
     study: Study
@@ -479,7 +479,7 @@ def _study_of(record: Record) -> str | None:
     return record.study.name if record.study is not None else None
 
 
-def show_study(study: Study, root: Path) -> Shown:
+def show_study(study: Study, root: Path) -> ShownStudy:
     """Fill a study's tables with the runs in `root`, all from one machine."""
     planned = [one for one in study.planned() if one.refused is None]
     runs = _runs(planned, root)
@@ -501,7 +501,7 @@ def show_study(study: Study, root: Path) -> Shown:
         tables = [table for spec in study.tables if (table := fill(spec, known)).rows]
     if study.part_names:  # a table of other parts alone has nothing of ours
         tables = [table for table in tables if any(row.ours for row in table.rows)]
-    return Shown(study, known, tables, claims, len(runs) - len(ours))
+    return ShownStudy(study, known, tables, claims, len(runs) - len(ours))
 
 
 def _runs(planned: list[Planned], root: Path) -> list[RunSummary]:

@@ -21,7 +21,7 @@ from prony.cli.study_output import (
     ELSEWHERE,
     NO_TABLE,
     OfRecords,
-    Shown,
+    ShownStudy,
     published_of_records,
     show_study,
 )
@@ -164,7 +164,7 @@ def test_the_command_prints_tables_or_json_and_refuses_a_study_without(
 GENERATIONS = "In ResNet-50 newer generations are faster"
 
 
-def claim_of(shown: Shown, says: str) -> Judged:
+def claim_of(shown: ShownStudy, says: str) -> Judged:
     (found,) = [one for one in shown.claims if one.claim.says.startswith(says)]
     return found
 

@@ -124,7 +124,7 @@ class Replay:
             checks=(),
             work=WorkDone(),
             fingerprint=Provenance(),
-            facts=Facts(devices=({"memory_total_bytes": self.surface.memory_total},)),
+            facts=Facts(),
         )
 
 

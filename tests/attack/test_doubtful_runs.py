@@ -15,6 +15,7 @@ import pytest
 
 from processes import need_proc
 from prony_node.contract import Plan, Trial, files, read_record
+from prony_node.contract.record import Failure
 from prony_node.run import rank_failures
 from prony_node.run.rank_failures import OutOfMemoryWitness
 
@@ -102,7 +103,7 @@ def test_a_launcher_that_was_killed_is_to_blame(tmp_path: Path) -> None:
     """It wrote nothing, and its ranks ended with it: that was an `exception` without a word."""
     ended = rank_failures.LauncherEnd(pid=1, status=-signal.SIGKILL)
     failure = rank_failures.launcher_failure(tmp_path, 2, 2, "in phase measure", OutOfMemoryWitness(tmp_path), ended)
-    assert failure == {"kind": "killed", "message": "torch's launcher was killed by SIGKILL in phase measure"}
+    assert failure == Failure("killed", "torch's launcher was killed by SIGKILL in phase measure")
 
 
 @pytest.mark.slow

@@ -8,11 +8,12 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from prony_node.contract.facts import SourceFacts
 from prony_node.facts.software import source_facts
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
@@ -72,10 +73,10 @@ def a_hostile_repository(folder: Path, mark: Path, where: str = "config") -> Pat
     return repository
 
 
-def why(facts: dict[str, Any], what: str = "commit") -> str:
+def why(facts: SourceFacts, what: str = "commit") -> str:
     """The reason why a fact is not known."""
-    assert facts[what] is None
-    return str(next(entry["reason"] for entry in facts["missing"] if entry["what"] == what))
+    assert getattr(facts, what) is None
+    return str(next(one.reason for one in facts.missing or () if one.what == what))
 
 
 def test_the_hostile_repository_is_one(tmp_path: Path) -> None:
@@ -93,8 +94,8 @@ def test_nothing_that_a_repository_configures_is_executed(tmp_path: Path, where:
     facts = source_facts(repository)
 
     assert not mark.exists(), mark.read_text()
-    assert len(facts["commit"]) == 40
-    assert facts["branch"] == "trunk"
+    assert len(facts.commit) == 40
+    assert facts.branch == "trunk"
 
 
 def test_a_study_in_a_hostile_repository_executes_nothing_of_it(tmp_path: Path) -> None:
@@ -139,23 +140,23 @@ def test_a_configuration_that_cannot_be_read_makes_the_source_unknown(tmp_path: 
         config.write_text('[core]\n\tautocrlf = "true\\n[alias]\\nstatus = !touch x"\n')
     facts = source_facts(repository)
     assert "configuration of the repository" in why(facts)
-    assert facts["dirty"] is None
+    assert facts.dirty is None
 
 
 def test_a_repository_without_configuration_or_with_a_link_to_one_is_read(tmp_path: Path) -> None:
     repository = a_repository(tmp_path / "ours")
     (repository / ".git/config").rename(tmp_path / "common")
-    assert source_facts(repository)["dirty"] is False
+    assert source_facts(repository).dirty is False
     (repository / ".git/config").symlink_to(tmp_path / "common")
-    assert source_facts(repository)["dirty"] is False
+    assert source_facts(repository).dirty is False
 
 
 def test_how_files_are_stored_is_taken_from_the_configuration(tmp_path: Path) -> None:
     repository = a_repository(tmp_path / "ours")
     (repository / "one.txt").chmod(0o755)
-    assert source_facts(repository)["dirty"] is True
+    assert source_facts(repository).dirty is True
     git(repository, "config", "core.filemode", "false")
-    assert source_facts(repository)["dirty"] is False
+    assert source_facts(repository).dirty is False
 
 
 def test_an_index_in_two_files_is_read(tmp_path: Path) -> None:
@@ -164,9 +165,9 @@ def test_an_index_in_two_files_is_read(tmp_path: Path) -> None:
     git(repository, "worktree", "add", "-q", "-b", "other", str(tmp_path / "second"))
     for folder in (repository, tmp_path / "second"):
         git(folder, "update-index", "--split-index")
-        assert source_facts(folder)["dirty"] is False
+        assert source_facts(folder).dirty is False
         (folder / "two.txt").write_text("changed\n")
-        assert source_facts(folder)["dirty"] is True
+        assert source_facts(folder).dirty is True
     (part,) = (repository / ".git").glob("sharedindex.*")
     victim = part.rename(tmp_path / "victim")
     part.symlink_to(victim)
@@ -195,7 +196,7 @@ def test_a_program_called_git_in_the_work_tree_is_not_run(tmp_path: Path, monkey
     (repository / "git").write_text(f"#!/bin/sh\ntouch {tmp_path / 'executed'}\n")
     (repository / "git").chmod(0o755)
     monkeypatch.setenv("PATH", f":.:{os.environ['PATH']}")
-    assert source_facts(repository)["branch"] == "trunk"
+    assert source_facts(repository).branch == "trunk"
     monkeypatch.setenv("PATH", "")
     source_facts(repository)
     assert not (tmp_path / "executed").exists()
@@ -204,7 +205,7 @@ def test_a_program_called_git_in_the_work_tree_is_not_run(tmp_path: Path, monkey
 def test_variables_for_git_do_not_change_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repository, other = a_repository(tmp_path / "ours"), a_repository(tmp_path / "other", {"two.txt": "two\n"})
     expected = source_facts(repository)
-    assert expected["dirty"] is False
+    assert expected.dirty is False
     for name, value in {
         "GIT_DIR": other / ".git", "GIT_WORK_TREE": other, "GIT_INDEX_FILE": other / ".git/index", "GIT_TRACE": "1",
         "GIT_OBJECT_DIRECTORY": other / ".git/objects", "GIT_EXTERNAL_DIFF": "false", "GIT_NAMESPACE": "x",
@@ -224,7 +225,7 @@ def test_a_repository_of_another_user_is_read_without_safe_directory(tmp_path: P
         os.chown(path, 61001, 61001)
     with pytest.raises(subprocess.CalledProcessError, match="128"):
         git(repository, "status")
-    assert source_facts(repository)["dirty"] is False
+    assert source_facts(repository).dirty is False
 
 
 @pytest.mark.parametrize("relative", [True, False])
@@ -234,7 +235,7 @@ def test_objects_that_lie_in_another_repository_are_found(tmp_path: Path, relati
     if relative:
         (tmp_path / "borrower/.git/objects/info/alternates").write_text("../../../lender/.git/objects\n")
     facts = source_facts(tmp_path / "borrower")
-    assert (facts["dirty"], facts["missing"]) == (False, [])
+    assert (facts.dirty, facts.missing) == (False, [])
 
 
 def test_a_bare_repository_has_no_files_but_its_work_trees_have(tmp_path: Path) -> None:
@@ -246,7 +247,7 @@ def test_a_bare_repository_has_no_files_but_its_work_trees_have(tmp_path: Path) 
     assert "is bare" in why(source_facts(project))
     git(project, "worktree", "add", "-q", "tree", "trunk")
     facts = source_facts(project / "tree")
-    assert (facts["branch"], facts["dirty"], facts["missing"]) == ("trunk", False, [])
+    assert (facts.branch, facts.dirty, facts.missing) == ("trunk", False, [])
 
 
 @pytest.mark.parametrize("name", [".git", ".git/commondir"])
@@ -271,17 +272,17 @@ def test_an_object_that_is_missing_is_not_fetched_by_a_program_of_the_repository
         subprocess.run(["git", "config", "--file", str(repository / ".git/config"), key, value], check=True)
     facts = source_facts(repository)
     assert not mark.exists()
-    assert facts["dirty"] is None
+    assert facts.dirty is None
 
 
 def test_a_file_that_a_filter_stores_is_not_called_changed_for_its_times_alone(tmp_path: Path) -> None:
     repository = a_repository(tmp_path / "ours", {"one.bin": "LARGE\n", ".gitattributes": "*.bin filter=lfs\n"})
-    assert source_facts(repository)["dirty"] is False
+    assert source_facts(repository).dirty is False
     (repository / "one.bin").write_text("other content\n")
     facts = source_facts(repository)
     assert "filter" in why(facts, "dirty")
     (repository / ".gitattributes").write_text("*.bin filter=lfs\n# changed\n")
-    assert source_facts(repository)["dirty"] is True
+    assert source_facts(repository).dirty is True
 
 
 def test_commit_branch_tag_and_dirtiness_are_as_git_says(tmp_path: Path) -> None:
@@ -291,37 +292,37 @@ def test_commit_branch_tag_and_dirtiness_are_as_git_says(tmp_path: Path) -> None
     expected = {"commit": git(repository, "rev-parse", "HEAD"), "branch": "trunk", "dirty": False, "described": "v1"}
     below = repository / "deep/er"
     below.mkdir(parents=True)
-    assert source_facts(below) == expected | {"missing": []}
+    assert source_facts(below) == replace(expected, missing=())
     touch(repository / "one.txt")
-    assert source_facts(repository)["dirty"] is False
+    assert source_facts(repository).dirty is False
     (repository / "one.txt").write_text("two\n")
-    assert source_facts(repository)["dirty"] is True
+    assert source_facts(repository).dirty is True
     git(repository, "add", ".")
-    assert source_facts(repository)["dirty"] is True
+    assert source_facts(repository).dirty is True
     git(repository, "commit", "-q", "-m", "second")
     git(repository, "checkout", "-q", "--detach")
     assert why(source_facts(repository), "branch") == "HEAD is detached"
-    assert source_facts(repository)["described"] == git(repository, "describe", "--tags")
+    assert source_facts(repository).described == git(repository, "describe", "--tags")
     (repository / "one.txt").unlink()
-    assert source_facts(repository)["dirty"] is True
+    assert source_facts(repository).dirty is True
 
 
 def test_a_further_work_tree_a_submodule_and_a_sha256_repository_are_read(tmp_path: Path) -> None:
     repository = a_repository(tmp_path / "ours")
     git(repository, "worktree", "add", "-q", "-b", "other", str(tmp_path / "second"))
     facts = source_facts(tmp_path / "second")
-    assert (facts["branch"], facts["dirty"], facts["missing"]) == ("other", False, [])
+    assert (facts.branch, facts.dirty, facts.missing) == ("other", False, [])
     outer = a_repository(tmp_path / "outer")
     git(outer, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(repository), "inner")
-    assert source_facts(outer / "inner")["commit"] == git(repository, "rev-parse", "HEAD")
+    assert source_facts(outer / "inner").commit == git(repository, "rev-parse", "HEAD")
     long = tmp_path / "long"
     long.mkdir()
     git(long, "init", "-q", "--object-format=sha256")
     (long / "one.txt").write_text("one\n")
     git(long, "add", ".")
     git(long, "commit", "-q", "-m", "first")
-    assert len(source_facts(long)["commit"]) == 64
-    assert source_facts(long)["dirty"] is False
+    assert len(source_facts(long).commit) == 64
+    assert source_facts(long).dirty is False
 
 
 @pytest.mark.parametrize("name", ["HEAD", "commondir", "config", "index", "packed-refs"])
@@ -340,5 +341,5 @@ def test_an_imported_folder_with_a_hostile_head_gives_a_reason_and_no_traceback(
     for head in ("ref: ../../../etc/passwd", "ref: refs/heads/\x1b[31m", "\0" * 100, "--upload-pack=x", ""):
         (repository / ".git/HEAD").write_text(head)
         facts = source_facts(repository)
-        assert facts["commit"] is None
-        assert facts["missing"]
+        assert facts.commit is None
+        assert facts.missing

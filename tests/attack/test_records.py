@@ -28,7 +28,7 @@ from prony.cli.main import make_app
 from prony.cli.tables import print_record
 from prony.engine.history import stored_repeats
 from prony.report import plots
-from prony.report.page import Entry, page_of
+from prony.report.page import ReportEntry, page_of
 from prony.store import Store
 from prony.store.rows import UNREADABLE, row_of_record
 from prony.store.tables import detail_table, run_table
@@ -166,7 +166,7 @@ def uses(document: Record) -> list[Callable[[], object]]:
     return [
         lambda: print_record(make_console(), record, Path("/nowhere")),
         lambda: compare([record], [parse_record(read(OTHER))], []),
-        lambda: page_of([Entry(record, None)]),
+        lambda: page_of([ReportEntry(record, None)]),
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from statistics import median
 
 import pytest
@@ -29,7 +30,7 @@ def work(device: torch.device, seconds: float) -> None:
 
 
 def test_a_watched_device_under_load(device: torch.device) -> None:
-    facts = device_facts(str(device)) | {"kind": "cuda"}
+    facts = replace(device_facts(str(device)), kind="cuda")
     watch, samples, costs_s = Watch(facts), [], []
     if watch.nvml is None:
         pytest.skip(f"NVML: {watch.reason}")
@@ -41,18 +42,18 @@ def test_a_watched_device_under_load(device: torch.device) -> None:
     samples.append(watch.last_sample())
     began_s = time.perf_counter()
     assert watch.errors is not None
-    errors = watch.errors.read()
+    errors = watch.errors.with_errors(samples[-1])
     errors_s = time.perf_counter() - began_s
     print(f"a sample takes {1e3 * median(costs_s):.1f} ms, at most {1e3 * max(costs_s):.1f} ms")
     print(f"errors alone take {1e3 * errors_s:.2f} ms")
     print("errors:", errors)
     print("last sample:", samples[-2])
     for check in watch_checks(samples, None, facts):
-        print(f"{check['level']:8} {check['name']:18} {check['message']}")
-    assert samples[0]["pcie_width"]
-    assert samples[0]["pcie_generation"]
-    assert errors["xids"] in ([], None)
-    levels = {check["name"]: check["level"] for check in watch_checks(samples, None, facts)}
+        print(f"{check.level:8} {check.name:18} {check.message}")
+    assert samples[0].pcie_width
+    assert samples[0].pcie_generation
+    assert errors.xids in ((), None)
+    levels = {check.name: check.level for check in watch_checks(samples, None, facts)}
     assert "fail" not in levels.values()
     for name in ("memory-clock", "pcie-link", "device-errors"):
         assert levels[name] in ("pass", "unknown"), levels

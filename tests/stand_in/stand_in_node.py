@@ -19,10 +19,10 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
 from prony_node.contract import files
 from prony_node.contract.machine import identify
+from prony_node.contract.record import Failure
 from prony_node.contract.run_folder import (
     SUPERVISOR,
     assemble,
-    make_failure,
     node_source_hash,
     read_parts,
     write_manifest,
@@ -64,11 +64,11 @@ def supervise(plan_file: Path, folder: Path) -> None:
             progress.flush()
             time.sleep(pace_s)
             if os.getppid() != CONTROLLER:
-                return record(plan, folder, started, make_failure("interrupted", "the controller went away"))
+                return record(plan, folder, started, Failure("interrupted", "the controller went away"))
     if batch > int(os.environ.get("PRONY_STAND_IN_MEMORY", 10**9)):
-        return record(plan, folder, started, make_failure("out-of-memory", f"no room for {batch}"))
+        return record(plan, folder, started, Failure("out-of-memory", f"no room for {batch}"))
     if fails:
-        return record(plan, folder, started, make_failure(fails, "as it was asked to"))
+        return record(plan, folder, started, Failure(fails, "as it was asked to"))
     rate = {"value": 5.0 * batch, "unit": "images/s", "source": "invented", "scope": "all devices"}
     power = {"value": 100.0, "unit": "W", "source": "invented", "scope": "all devices"}
     metrics = {"throughput": rate, "power": power}
@@ -79,7 +79,7 @@ def supervise(plan_file: Path, folder: Path) -> None:
     return record(plan, folder, started, None)
 
 
-def record(plan: Plan, folder: Path, started: str, failure: dict[str, str] | None) -> None:
+def record(plan: Plan, folder: Path, started: str, failure: Failure | None) -> None:
     made = assemble(plan, read_parts(folder), started=started, ended=now(), failure=failure)
     files.write_once(folder / files.RECORD, made)
     write_manifest(folder, SUPERVISOR)

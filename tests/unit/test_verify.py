@@ -17,7 +17,7 @@ from prony.cli.main import make_app
 from prony.store import Store
 from prony.store.archive import pack
 from prony_node.contract import Peak, Plan, Trial, files
-from prony_node.contract.record import measured
+from prony_node.contract.record import Failure, measured
 from prony_node.contract.run_folder import (
     COLLECTION,
     SUPERVISOR,
@@ -281,7 +281,7 @@ def test_a_failed_run_that_was_collected_claims_no_figure(tmp_path: Path) -> Non
     plan = Plan(RUN, Trial("resnet50", {}))
     files.create_folder(folder, {files.PLAN: plan.to_json()})
     at = "2027-01-01T00:00:00+00:00"
-    failure = make_failure("lost", "the supervisor ended without writing a record")
+    failure = Failure("lost", "the supervisor ended without writing a record")
     files.write_once(folder / files.RECORD, assemble(plan, read_parts(folder), started=at, ended=at, failure=failure))
     write_manifest(folder, COLLECTION)
     found = verify_folder(folder)

@@ -323,8 +323,8 @@ def _of_systems(name: str, text: str, found: Iterable[tuple[PublishedFigure, Seq
 def device_name(record: Record) -> str:
     if record.device.name:
         return record.device.name
-    cpu = (record.facts.host.get("cpu") or {}).get("model")
-    return str(cpu or settings_of(record).get("device", "unknown"))
+    cpu = record.facts.host.cpu
+    return str((cpu and cpu.model) or settings_of(record).get("device", "unknown"))
 
 
 def _precision(figure: PublishedFigure) -> str:

@@ -34,6 +34,7 @@ from prony.analysis.scaling_series import (
 )
 from prony.analysis.variation import Repeat, repeats_of
 from prony_node.contract.digits import counted
+from prony_node.contract.facts import CpuFacts
 from prony_node.contract.record import LEVELS, Record
 from prony_node.contract.settings import Value
 from prony_node.stats import mean_interval
@@ -353,7 +354,7 @@ def _cache_bytes(records: Sequence[Record]) -> float | None:
     if on_device is not None:
         return on_device
     for record in records:
-        caches = (record.facts.host.get("cpu") or {}).get("caches") or {}
+        caches = (record.facts.host.cpu or CpuFacts()).caches or {}
         match = re.fullmatch(r"(\d+)([KMG])i?B?", str(caches.get("L3") or caches.get("L2") or ""))
         if match:
             return float(match.group(1)) * UNITS[match.group(2)]

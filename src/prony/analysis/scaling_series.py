@@ -23,8 +23,9 @@ from prony.analysis.settings import (
     show_setting,
 )
 from prony_node.contract.digits import is_digits
+from prony_node.contract.facts import CpuFacts, DeviceFacts
 from prony_node.contract.parallel import SEVERAL_ONLY, all_devices, devices_per_node
-from prony_node.contract.record import JsonObject, RankWork, Record
+from prony_node.contract.record import RankWork, Record
 from prony_node.contract.settings import Value
 from prony_node.stats import percentile
 
@@ -413,8 +414,8 @@ def _form(record: Record) -> str:
 
 def _key(record: Record, kind: str) -> str:
     asked = {name: value for name, value in asked_of(record).items() if name not in SEVERAL_ONLY}
-    cpu = record.facts.host.get("cpu") or {}
-    kind_of_machine = [cpu.get("model"), cpu.get("threads"), record.device.name]
+    cpu = record.facts.host.cpu or CpuFacts()
+    kind_of_machine = [cpu.model, cpu.threads, record.device.name]
     return _text([record.trial.workload, asked, constant_batch(record, kind), kind_of_machine])
 
 
@@ -469,7 +470,7 @@ def _facts(base: Record, record: Record) -> list[tuple[str, Any, Any]]:
     """Facts that differ, each device of the record held against the one of the base."""
     alone = _with_devices(base, base.facts.devices[:1])
     found: dict[str, tuple[str, Any, Any]] = {}
-    for device in record.facts.devices or ({},):
+    for device in record.facts.devices or (DeviceFacts(),):
         for one in fact_differences(alone, _with_devices(record, (device,))).matter:
             if not PLACE.fullmatch(one.name):
                 found.setdefault(one.name, (one.name, one.a, one.b))
@@ -481,7 +482,7 @@ def _facts(base: Record, record: Record) -> list[tuple[str, Any, Any]]:
     return list(found.values())
 
 
-def _with_devices(record: Record, devices: tuple[JsonObject, ...]) -> Record:
+def _with_devices(record: Record, devices: tuple[DeviceFacts, ...]) -> Record:
     return replace(record, facts=replace(record.facts, devices=devices))
 
 

@@ -8,8 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from prony_node.contract.facts import CpuFacts
 from prony_node.contract.record import Record
 from prony_node.contract.settings import SETTINGS, Value
+from prony_node.contract.typed import encode
 
 LONGEST_WORD = 60
 
@@ -249,8 +251,9 @@ def rooms_of_facts(record: Record) -> Mapping[str, Any]:
     """The facts of a record by their room: host, software, devices."""
     facts = record.facts
     return {
-        "host": facts.host, "software": facts.software, "container": facts.container,
-        "environment": facts.environment, "source": facts.source, **facts.more, "devices": list(facts.devices),
+        "host": encode(facts.host), "software": encode(facts.software), "container": encode(facts.container),
+        "environment": facts.environment, "source": encode(facts.source), **facts.more,
+        "devices": encode(facts.devices),
     }  # fmt: skip
 
 
@@ -295,30 +298,30 @@ def _rank(difference: Difference) -> tuple[int, str]:
 
 def introduce(record: Record) -> list[tuple[str, str]]:
     """The facts that a person wants first, each with a label; what is not known is left out."""
-    device, host, software = record.device, record.facts.host, record.facts.software
-    cpu = host.get("cpu") or {}
-    cores = cpu.get("cores") or cpu.get("threads")
+    device, host, software = record.device, record.facts.host, encode(record.facts.software)
+    cpu = host.cpu or CpuFacts()
+    cores = cpu.cores or cpu.threads
     lines = [
         ("device", device.name),
-        ("driver", device.driver or _drivers(software.get("drivers"))),
-        ("host", host.get("hostname")),
-        ("CPU", f"{cpu['model']}, {cores} cores" if cpu.get("model") and cores else cpu.get("model")),
-        ("system", _first(host, "os")),
-        ("kernel", host.get("kernel")),
+        ("driver", device.driver or _drivers(record.facts.software.drivers)),
+        ("host", host.hostname),
+        ("CPU", f"{cpu.model}, {cores} cores" if cpu.model and cores else cpu.model),
+        ("system", host.os),
+        ("kernel", host.kernel),
         ("torch", _version(software, "torch")),
         ("CUDA", _version(software, "cuda")),
         ("ROCm", _version(software, "hip", "rocm")),
         ("cuDNN", _version(software, "cudnn")),
         ("Python", _version(software, "python")),
         ("Prony", _version(software, "prony", "prony_node")),
-        ("container", _container(record.facts.container)),
+        ("container", _container(encode(record.facts.container))),
     ]
     return [(label, str(text)) for label, text in lines if text]
 
 
-def _drivers(drivers: Any) -> str | None:
-    if not isinstance(drivers, dict):
-        return str(drivers) if drivers else None
+def _drivers(drivers: Mapping[str, str] | None) -> str | None:
+    if not drivers:
+        return None
     return ", ".join(f"{name} {version}" for name, version in drivers.items() if version) or None
 
 

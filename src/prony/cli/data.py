@@ -17,8 +17,7 @@ import typer
 from prony.sites.node import NodeTalk, talk
 from prony_node.contract.cache import expand
 from prony_node.contract.errors import EXIT_FAILED, EXIT_INTERRUPTED, RequestError
-from prony_node.contract.record import JsonObject
-from prony_node.contract.typed import decode, empty
+from prony_node.contract.typed import JsonObject, decode, empty
 
 ASKED_FROM_BYTES = 1e9  # of which more is not written on a terminal without asking
 

@@ -20,8 +20,8 @@ from prony.sites.job import Job
 from prony.sites.protocol import check_fits, make_launcher
 from prony_node.contract.digits import counted
 from prony_node.contract.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_REQUEST
-from prony_node.contract.record import JsonObject, Record, read_record
-from prony_node.contract.typed import encode
+from prony_node.contract.record import Record, read_record
+from prony_node.contract.typed import JsonObject, encode
 
 NAMED = 12  # runs that are named one by one in the line at the end
 

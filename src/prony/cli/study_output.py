@@ -15,8 +15,8 @@ from prony.report.published import claim_lines, published_lines
 from prony.study.space import Planned
 from prony.study.study import LOCAL, UNKNOWN, Budget, Sourced, Study, Total
 from prony_node.contract.digits import counted
-from prony_node.contract.record import JsonObject
 from prony_node.contract.settings import Value
+from prony_node.contract.typed import JsonObject
 
 TRIALS_SHOWN, REFUSALS_SHOWN = 50, 10
 

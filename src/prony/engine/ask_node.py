@@ -16,8 +16,7 @@ from prony.sites.site import Partition
 from prony_node.contract.cache import expand
 from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import Machine
-from prony_node.contract.record import JsonObject
-from prony_node.contract.typed import Malformed, decode, empty
+from prony_node.contract.typed import JsonObject, Malformed, decode, empty
 from prony_node.workloads.config import Workload
 from prony_node.workloads.model_file.config import from_document, is_model_file
 

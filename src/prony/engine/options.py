@@ -8,7 +8,7 @@ from pathlib import Path
 
 from prony.sites.job import BLOCK
 from prony.sites.site import Partition, Site
-from prony_node.contract.record import JsonObject
+from prony_node.contract.typed import JsonObject
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +19,7 @@ from prony.engine.possible import impossible_here
 from prony.engine.progress import Report
 from prony.report.published import Captioned, Conclusions, claim_line, plot_caption
 from prony.sites.collect import collect_all
+from prony.sites.node import fingerprint_here
 from prony.study.space import Planned
 from prony.study.study import OutOfMemoryPruner, Study
 from prony.study.study_file import load_study, shipped_studies
@@ -200,7 +202,6 @@ def _beyond_memory(planned: list[Planned], records: dict[str, list[Record]]) -> 
 
 def _here(report: Report) -> str | None:
     try:
-        machine = ask_node("fingerprint", report=report).get("machine")
+        return fingerprint_here(functools.partial(ask_node, report=report), ()).machine
     except RequestError:
         return None
-    return None if machine is None else str(machine)

@@ -29,7 +29,7 @@ from prony.report.lines import (
     scaling_title,
 )
 from prony.report.numbers import format_target
-from prony.report.page import Entry, Figure, Page, PublishedPlot, RunSection, ScalingSection, TextTable, page_of
+from prony.report.page import Figure, Page, PublishedPlot, ReportEntry, RunSection, ScalingSection, TextTable, page_of
 from prony.report.plot_data import curves, learned_sweeps, sweeps
 from prony.report.published import Captioned, Conclusions, table_entry
 from prony.report.series import read_series
@@ -42,7 +42,7 @@ OPEN_UP_TO = 6  # with more runs than this each is folded
 
 
 def build_report(
-    given: Sequence[Path | Record | Entry],
+    given: Sequence[Path | Record | ReportEntry],
     out: Path,
     tables: Sequence[Table] = (),
     plots: Sequence[Captioned] = (),
@@ -82,7 +82,7 @@ def build_report(
 
 
 def report_text(
-    given: Sequence[Path | Record | Entry],
+    given: Sequence[Path | Record | ReportEntry],
     tables: Sequence[Table] = (),
     plots: Sequence[Captioned] = (),
     conclusions: Sequence[Conclusions] = (),
@@ -101,7 +101,7 @@ def report_text(
     return render(page, entries, plots)
 
 
-def render(page: Page, entries: Sequence[Entry], plots: Sequence[Captioned] = ()) -> str:
+def render(page: Page, entries: Sequence[ReportEntry], plots: Sequence[Captioned] = ()) -> str:
     """The page as HTML, with its plots unless it says why it is without them."""
     records = [entry.record for entry in entries]
     series = find_series(records)
@@ -112,7 +112,7 @@ def render(page: Page, entries: Sequence[Entry], plots: Sequence[Captioned] = ()
     return _template().render(page=page, unfolded=len(page.runs) <= OPEN_UP_TO)
 
 
-def _with_plots(page: Page, entries: Sequence[Entry], scaled: set[str]) -> Page:
+def _with_plots(page: Page, entries: Sequence[ReportEntry], scaled: set[str]) -> Page:
     """Sweeps, learning and the plots of each run; runs of a scaling series are in no sweep."""
     records = [entry.record for entry in entries]
     swept = [one for one in records if quality_of(one) is None and one.id not in scaled]
@@ -124,7 +124,7 @@ def _with_plots(page: Page, entries: Sequence[Entry], scaled: set[str]) -> Page:
     )
 
 
-def _with_run_plots(run: RunSection, entry: Entry, number: int) -> RunSection:
+def _with_run_plots(run: RunSection, entry: ReportEntry, number: int) -> RunSection:
     from prony.report.plots import series_svg, sweep_svg  # a second to import, so only for a report
 
     steps = read_series(entry.folder, entry.record) if entry.folder else None
@@ -242,12 +242,12 @@ def _learning(records: Sequence[Record]) -> list[Figure]:
     ]
 
 
-def _entry(given: Path | Record | Entry) -> Entry:
-    if isinstance(given, Entry):
+def _entry(given: Path | Record | ReportEntry) -> ReportEntry:
+    if isinstance(given, ReportEntry):
         return given
     if isinstance(given, Record):
-        return Entry(given)
+        return ReportEntry(given)
     record = load_record(given)
     if record is None:
         raise RequestError(f"{given} has no readable record.json")
-    return Entry(record, given)
+    return ReportEntry(record, given)

@@ -24,8 +24,9 @@ from prony.report.numbers import (
 from prony.report.plot_data import Sweep, SweepPoint
 from prony_node.contract.digits import counted
 from prony_node.contract.metrics import METRICS
-from prony_node.contract.record import DataUsed, JsonObject, MessageTime, Record, StagedFiles, WorkDone
+from prony_node.contract.record import DataUsed, MessageTime, Record, StagedFiles, WorkDone
 from prony_node.contract.trial import Trial
+from prony_node.contract.typed import JsonObject
 
 LONGEST_REASON = 200
 

@@ -65,7 +65,7 @@ PHASES = (
 
 
 @dataclass(frozen=True)
-class Entry:
+class ReportEntry:
     """A record with the folder it came from, where it came from one."""
 
     record: Record
@@ -233,7 +233,7 @@ class Page:
     without_plots: str | None = None  # why
 
 
-def page_of(entries: Sequence[Entry]) -> Page:
+def page_of(entries: Sequence[ReportEntry]) -> Page:
     """The page without its plots."""
     records = [entry.record for entry in entries]
     names = shown_settings(records)
@@ -307,7 +307,7 @@ def _spread(group: Group) -> SpreadTable:
     )
 
 
-def _run(entry: Entry, names: list[str]) -> RunSection:
+def _run(entry: ReportEntry, names: list[str]) -> RunSection:
     record = entry.record
     line, settings = headline(record), settings_of(record)
     facts = [FactsRoom(room, list(_lines(value))) for room, value in rooms_of_facts(record).items() if value]

@@ -18,7 +18,7 @@ from prony_node.contract.cache import remove_half_written, remove_leftovers
 from prony_node.contract.errors import RequestError
 from prony_node.contract.logs import MOST_BYTES, read_new
 from prony_node.contract.machine import is_alive
-from prony_node.contract.record import JsonObject, Record, load_record
+from prony_node.contract.record import Failure, Record, load_record
 from prony_node.contract.run_folder import (
     COLLECTION,
     NOT_LISTED,
@@ -31,7 +31,7 @@ from prony_node.contract.run_folder import (
 )
 from prony_node.contract.safe_files import READ_LIMIT, open_in_run, read_in_run, stat_in_run
 from prony_node.contract.trial import Plan
-from prony_node.contract.typed import LARGEST
+from prony_node.contract.typed import LARGEST, JsonObject, decode
 
 
 def read_log(job: Job, number: int | None = None) -> str:
@@ -237,25 +237,26 @@ def _is_complete(folder: str) -> bool:
 
 def _what_happened(
     folder: Path, parts: Parts, holder: Any, interrupted: bool, told: dict[str, str] | None
-) -> dict[str, str] | None:
+) -> Failure | None:
     """A failure, in order of what is known: the rank's own, a scheduler's word, a person's wish, a lost supervisor."""
-    if parts.result.get("status") == "failed" and parts.result.get("failure"):
+    if parts.result.status == "failed" and parts.result.failure:
         return None
     if told is not None:
         saw = holder.get("ended") if isinstance(holder, dict) else None
         kind = "interrupted" if saw and told["kind"] == "lost" else told["kind"]
-        return make_failure(kind, f"{told['message']}; its supervisor was {saw}" if saw else told["message"])
+        message = f"{told['message']}; its supervisor was {saw}" if saw else told["message"]
+        return decode(Failure, make_failure(kind, message))
     pid = holder.get("pid") if isinstance(holder, dict) else None
     role = holder.get("role", "supervisor") if isinstance(holder, dict) else "supervisor"
     if interrupted and not parts.complete:
-        return make_failure("interrupted", f"interrupted; the {role} (process {pid}) wrote no record")
+        return Failure("interrupted", f"interrupted; the {role} (process {pid}) wrote no record")
     if role == "controller":
         said = _said(folder)
-        return make_failure("lost", f"no supervisor took over from the controller (process {pid}){said}")
+        return Failure("lost", f"no supervisor took over from the controller (process {pid}){said}")
     text = f"the supervisor (process {pid}) ended without writing a record"
     if parts.complete:
         text += ", which was completed at collection from the rank's result"
-    return make_failure("lost", text + _said(folder))
+    return Failure("lost", text + _said(folder))
 
 
 def _said(folder: Path) -> str:

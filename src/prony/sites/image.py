@@ -21,7 +21,7 @@ from prony.sites.script import container_words, image_for
 from prony.sites.site import ARCHITECTURES, Partition, Section, Site, read_section
 from prony.sites.site_check import Finding
 from prony_node.contract.errors import RequestError, unknown
-from prony_node.contract.record import JsonObject
+from prony_node.contract.typed import JsonObject
 
 REGISTRY_PATIENCE_S = 20.0
 MOST_BYTES = 4 << 20

@@ -41,9 +41,10 @@ from prony.sites.site import find_site_of_job
 from prony_node.contract import files
 from prony_node.contract.cache import JOBS_LOCK, remove_leftovers
 from prony_node.contract.errors import RequestError
-from prony_node.contract.record import read_record
+from prony_node.contract.record import Failure, read_record
 from prony_node.contract.run_folder import COLLECTION, Parts, assemble, write_manifest
 from prony_node.contract.safe_files import open_plain, read_plain, who_can_replace, write_alone
+from prony_node.contract.typed import decode
 
 
 def begun(job: Job, run: BlockRun) -> bool:
@@ -98,7 +99,7 @@ def _record_of_none(job: Job, never: list[BlockRun], failure: dict[str, str], lo
     words = f"; the job's log ends with: {said[-1].strip()[:300]}" if said else ""
     message = f"{failure['message']}; this run never began{others}{words}"
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    record = assemble(plan, Parts(), started=at, ended=at, failure={**failure, "message": message})
+    record = assemble(plan, Parts(), started=at, ended=at, failure=decode(Failure, {**failure, "message": message}))
     holder = {"role": "job", "job": job.id}
     try:
         files.create_folder(folder, {files.PLAN: plan.to_json(), files.SUPERVISOR: holder, files.RECORD: record})

@@ -23,10 +23,11 @@ from prony.sites.site import Partition, Site
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import identify, is_alive
-from prony_node.contract.record import JsonObject, Record
+from prony_node.contract.record import Record
 from prony_node.contract.run_folder import make_failure
 from prony_node.contract.safe_files import read_plain
 from prony_node.contract.trial import Plan
+from prony_node.contract.typed import JsonObject
 
 LOOK_EVERY_S = 0.25
 

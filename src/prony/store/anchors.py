@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, SupportsFloat
 
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
-from prony_node.contract.record import JsonObject
 from prony_node.contract.safe_files import write_alone
+from prony_node.contract.typed import JsonObject
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

@@ -16,10 +16,11 @@ from typing import Any
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import is_alive
-from prony_node.contract.record import Check, JsonObject, Record, accept_record, load_record, read_record
+from prony_node.contract.record import Check, Record, accept_record, load_record, read_record
 from prony_node.contract.run_folder import UNVERIFIED, has_manifest, manifest_mark, marked
 from prony_node.contract.safe_files import NotPlain, read_in_run, stat_in_run
 from prony_node.contract.settings import Value
+from prony_node.contract.typed import JsonObject
 
 ROW_VERSION = 5  # rows of an older one are read anew from their folders
 # Effective settings that have a column of their own; the others are in JSON beside the row.
@@ -151,11 +152,11 @@ def row_of_record(folder: str, record: Record, place: str | None = None) -> Inde
         "ended": _text(record.ended or ""),
         "machine": _text(record.fingerprint.machine),
         "software": _text(record.fingerprint.software),
-        "node_source": _text(facts.software.get("prony_node_source")),
+        "node_source": _text(facts.software.prony_node_source),
         "verified": None,
-        "device": _text(facts.devices[0].get("name")) if facts.devices else None,
+        "device": _text(record.device.name),
         "devices": _count(record.work.devices) or _count(effective.get("devices")),
-        "host": _text(facts.host.get("hostname")),
+        "host": _text(facts.host.hostname),
         "place": place,
         "unit": _text(record.unit),
         "rate_low": _number(rate.low) if rate is not None else None,

@@ -16,8 +16,9 @@ from prony.store.rows import NO_NUMBER, ColumnValue, row_of_record
 from prony_node.contract.errors import RequestError
 from prony_node.contract.extras import install_command
 from prony_node.contract.files import make_folders, open_temporary, temporary_name
-from prony_node.contract.record import JsonObject, parse_record
+from prony_node.contract.record import parse_record
 from prony_node.contract.safe_files import MOST_TIMES, READ_LIMIT, most_unpacked
+from prony_node.contract.typed import JsonObject
 
 LONGEST_CELL = READ_LIMIT  # characters of one record
 PARQUET_ROWS = 1000  # records in memory at a time

@@ -21,9 +21,10 @@ from prony.store.rows import NO_NUMBER, UNREADABLE, IndexRow, Skipped, row_of_re
 from prony.store.tables import packed_table, put_rows
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
-from prony_node.contract.record import JsonObject, Record, accept_document, read_record
+from prony_node.contract.record import Record, accept_document, read_record
 from prony_node.contract.run_folder import manifest_mark
 from prony_node.contract.safe_files import GROUP_READS_FOLDER, READ_LIMIT, is_in_shared
+from prony_node.contract.typed import JsonObject
 
 TAKEN = re.compile(r"(anchors|report(-.+)?\.html)$|index\.sqlite", re.IGNORECASE)  # what else lies beside run folders
 UNFINISHED = "is there already, and has no record yet: a run that is not finished"

@@ -13,8 +13,9 @@ from typing import Any, Protocol, TypeVar
 
 from prony_node.contract.machine import Machine
 from prony_node.contract.parallel import Wire
-from prony_node.contract.record import CompileCacheUse, JsonObject, Metric
+from prony_node.contract.record import CompileCacheUse, Metric
 from prony_node.contract.settings import Value
+from prony_node.contract.typed import JsonObject
 from prony_node.measure.checks import StillTraining
 from prony_node.measure.clock import Clock
 from prony_node.measure.collective_loop import Stopwatch

@@ -64,25 +64,6 @@ METRICS: dict[str, Quantity] = {
 }  # fmt: skip
 
 
-def measured(
-    value: float,
-    unit: str,
-    *,
-    scope: str,
-    source: str,
-    low: float | None = None,
-    high: float | None = None,
-    **more: Any,
-) -> dict[str, Any]:
-    """A metric that was measured."""
-    return {"value": value, "low": low, "high": high, "unit": unit, "scope": scope, "source": source, **more}
-
-
-def missing(reason: str) -> dict[str, Any]:
-    """A metric that was not measured, and why: never 0 and never a guess."""
-    return {"value": None, "reason": reason}
-
-
 JOULES_A_WH, JOULES_A_KWH = 3600.0, 3.6e6
 CARBON, PRICE = "PRONY_CARBON_G_PER_KWH", "PRONY_PRICE_PER_KWH"
 GRAMS = "g"

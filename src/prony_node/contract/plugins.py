@@ -12,11 +12,12 @@ import importlib
 import importlib.util
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from prony_node.contract.errors import RequestError, unknown
+from prony_node.contract.typed import JsonObject
 
 POWER_READERS, WORKLOADS = "prony.power_readers", "prony.workloads"
 LAUNCHERS, FORMATS = "prony.launchers", "prony.formats"
@@ -128,13 +129,11 @@ class PluginCode:
     version: str
     sha256: str
     adds: tuple[str, ...]
+    more: JsonObject = field(default_factory=dict)
 
     @property
     def identity(self) -> str:
         return f"{self.version} {self.sha256}".strip()
-
-    def to_json(self) -> dict[str, Any]:
-        return {"package": self.package, "version": self.version, "sha256": self.sha256, "adds": list(self.adds)}
 
 
 @functools.cache

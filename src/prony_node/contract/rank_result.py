@@ -6,10 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
-from prony_node.contract.record import Check, JsonObject, Metric, Phase, Plain, Status, Steady, WorkDone
-from prony_node.contract.typed import empty, optional
+from prony_node.contract.record import Check, Failure, Metric, Phase, Plain, Status, Steady, WorkDone
+from prony_node.contract.typed import JsonObject, empty, optional
 
 Interval = tuple[float, ...]  # two instants on the monotonic clock
 
@@ -21,6 +20,35 @@ class Findings:
     metrics: Mapping[str, Metric] = empty()
     checks: tuple[Check, ...] = ()
     phases: Mapping[str, Phase] = empty()
+
+
+@dataclass(frozen=True)
+class EffectiveSettings:
+    """The settings of a run as they took effect, as effective.json has them before the first step."""
+
+    unit: str | None = None
+    effective: Mapping[str, Plain] = empty()
+    more: JsonObject = empty()
+
+
+@dataclass(frozen=True)
+class RankTimes:
+    """When the first rank of a node did what, by its own clock; the boot says which machine's that is."""
+
+    node: int
+    rank: int
+    host: str | None = None
+    boot_id: str | None = None
+    loop_monotonic: Interval | None = None
+    window_monotonic: Interval | None = None
+    training_monotonic: tuple[Interval, ...] | None = None
+    device_from_monotonic: float | None = None
+    more: JsonObject = empty()
+
+    @property
+    def node_name(self) -> str:
+        """The node for a person."""
+        return f"node {self.node} ({self.host})"
 
 
 @dataclass(frozen=True)
@@ -41,7 +69,7 @@ class RankResult:
     parallel: JsonObject | None = optional()
     collective: JsonObject | None = optional()
     binding: tuple[JsonObject, ...] | None = optional()
-    nodes: tuple[JsonObject, ...] | None = optional()  # when each node measured, by its own clock
+    nodes: tuple[RankTimes, ...] | None = optional()  # when each node measured, by its own clock
     stop_reason: str | None = optional()
     series_period: int | None = optional()  # with the step series it makes the estimate again
     device_from_monotonic: float | None = optional()  # until here the device was not ours
@@ -52,8 +80,20 @@ class RankResult:
     memory_free: str | None = optional()  # before anything was allocated, in words
     memory_held: int | None = optional()
     status: Status | None = optional()
-    failure: JsonObject | None = optional()
-    imported: Any = optional()  # versions of the libraries that the rank imported
+    failure: Failure | None = optional()
+    imported: Mapping[str, str | None] | None = optional()  # versions of the libraries that the rank imported
+    more: JsonObject = empty()
+
+    @property
+    def complete(self) -> bool:
+        """Whether the rank measured all that was asked for."""
+        return self.status == "ok"
+
+    @property
+    def window(self) -> tuple[float, float] | None:
+        """The steady window on the rank's clock; None where there is none."""
+        edges = self.window_monotonic
+        return (edges[0], edges[1]) if edges is not None and len(edges) == 2 else None
 
     def with_findings(self, found: Findings) -> RankResult:
         """With these too. A metric, phase or check takes the place of an earlier one of its name."""

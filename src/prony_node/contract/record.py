@@ -14,10 +14,11 @@ from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
+from prony_node.contract.facts import DeviceFacts, Facts, Provenance
 from prony_node.contract.metrics import METRICS
 from prony_node.contract.record_upgrades import add_interval_floor, add_provenance_parts, name_kernels
 from prony_node.contract.trial import Plan, check_schema
-from prony_node.contract.typed import LARGEST, Absent, Malformed, beside, decode, empty, optional, sparse
+from prony_node.contract.typed import LARGEST, Absent, JsonObject, Malformed, beside, decode, empty, optional, sparse
 
 Status = Literal["ok", "failed", "interrupted"]
 Level = Literal["pass", "unknown", "warn", "fail"]  # from best to worst
@@ -30,7 +31,6 @@ FAILURES: tuple[str, ...] = get_args(FailureKind)
 OUT_OF_MEMORY: FailureKind = "out-of-memory"
 
 Part = TypeVar("Part")
-JsonObject = Mapping[str, Any]
 Plain = str | int | float | bool | None  # the value of a setting
 
 
@@ -53,6 +53,7 @@ class Failure:
 
     kind: FailureKind
     message: str = ""
+    at_monotonic: float | None = sparse()  # of the rank that failed, by its clock
     more: JsonObject = empty()
 
 
@@ -208,26 +209,46 @@ class WorkDone:
 
 
 @dataclass(frozen=True)
+class EnergyBeside:
+    """The same window of the same part by another sensor, and how far it is off."""
+
+    sensor: str | None = sparse()
+    energy_j: float | None = sparse()
+    difference: float | None = sparse()
+    allowed: float | None = sparse()  # by the uncertainties of both
+    more: JsonObject = empty()
+
+
+@dataclass(frozen=True)
 class EnergyPart:
     """One sampled part of a machine: its energy in the steady window, or why it has none."""
 
-    label: str | None = sparse()
     node: int | None = sparse()  # of several nodes, which
     host: str | None = sparse()
+    part: str | None = sparse()  # its name
     scope: str | None = sparse()
-    sensor: str | None = sparse()
-    kind: str | None = sparse()
-    method: str | None = sparse()
-    evidence: str | None = sparse()
+    label: str | None = sparse()
+    idle_power_w: float | None = sparse()
+    idle_source: str | None = sparse()
+    idle_reason: str | None = sparse()
     energy_j: float | None = sparse()
     uncertainty_j: float | None = sparse()
-    calibration: float | None = sparse()
     window_s: tuple[float, ...] | None = sparse()
     power_w: float | None = sparse()
     power_peak_w: float | None = sparse()
-    idle_power_w: float | None = sparse()
+    peak_sensor: str | None = sparse()
+    method: str | None = sparse()
+    sensor: str | None = sparse()
+    kind: str | None = sparse()
+    evidence: str | None = sparse()
+    calibration: float | None = sparse()
     readings: int | None = sparse()
     period_s: float | None = sparse()
+    largest_gap_s: float | None = sparse()
+    beside: EnergyBeside | None = sparse()
+    thirds_w: tuple[float, ...] | None = sparse()
+    drift: float | None = sparse()
+    drift_half_width: float | None = sparse()
     reason: str | None = sparse()
     more: JsonObject = empty()
 
@@ -236,9 +257,13 @@ class EnergyPart:
 class NodeEnergy:
     """The energy of the machine in the steady window, of all nodes where there are several."""
 
-    energy_j: float | None = sparse()
-    power_w: float | None = sparse()
     how: str | None = sparse()
+    energy_j: float | None = sparse()
+    uncertainty_j: float | None = sparse()
+    seconds: float | None = sparse()
+    power_w: float | None = sparse()
+    parts: tuple[str, ...] | None = sparse()
+    reason: str | None = sparse()
     more: JsonObject = empty()
 
 
@@ -248,7 +273,10 @@ class NodeShare:
 
     node: int | None = sparse()
     host: str | None = sparse()
+    devices: tuple[str, ...] | None = sparse()
     energy_j: float | None = sparse()
+    node_energy_j: float | None = sparse()
+    uncertainty_j: float | None = sparse()
     share: float | None = sparse()
     reason: str | None = sparse()
     more: JsonObject = empty()
@@ -262,18 +290,8 @@ class EnergyDetail:
     devices: tuple[str, ...] | None = optional()
     node: NodeEnergy | None = optional()
     nodes: tuple[NodeShare, ...] | None = optional()
-    reasons: JsonObject = empty()
+    reasons: Mapping[str, str] = empty()
     notes: tuple[str, ...] = ()
-    more: JsonObject = empty()
-
-
-@dataclass(frozen=True)
-class Provenance:
-    """What a finished run is tied to: hashes of machine and software, and the software's versions by name."""
-
-    machine: str | None = None
-    software: str | None = None
-    parts: Mapping[str, str | None] = empty()
     more: JsonObject = empty()
 
 
@@ -418,33 +436,6 @@ class CollectiveCurve:
 
 
 @dataclass(frozen=True)
-class DeviceFacts:
-    """What the figures of a run need to know of a device."""
-
-    name: str | None = sparse()
-    kind: str | None = sparse()
-    uuid: str | None = sparse()
-    driver: str | None = sparse()
-    counts_as: str | None = sparse()
-    memory_total_bytes: int | None = sparse()
-    l2_cache_bytes: int | None = sparse()
-    more: JsonObject = empty()
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What the result was obtained under."""
-
-    host: JsonObject = empty()
-    devices: tuple[JsonObject, ...] = ()
-    software: JsonObject = empty()
-    container: JsonObject = empty()
-    environment: JsonObject = empty()
-    source: JsonObject = empty()  # of the user's working directory
-    more: JsonObject = empty()
-
-
-@dataclass(frozen=True)
 class Record:
     """The immutable result of a run, good or failed, with the facts it was obtained under."""
 
@@ -485,10 +476,10 @@ class Record:
         if (self.status == "ok") != (self.failure is None):
             raise ValueError("has a failure exactly when its status is not ok")
 
-    @cached_property
+    @property
     def devices(self) -> tuple[DeviceFacts, ...]:
-        """The devices that took part; all that is known of them is in `facts.devices`."""
-        return _typed(tuple[DeviceFacts, ...], list(self.facts.devices), "facts.devices")
+        """The devices that took part."""
+        return self.facts.devices
 
     @property
     def device(self) -> DeviceFacts:

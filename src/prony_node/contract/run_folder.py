@@ -7,8 +7,8 @@ import hashlib
 import os
 import shlex
 import stat
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -16,9 +16,32 @@ from typing import Any, Literal
 
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
-from prony_node.contract.record import FAILURES, RECORD_VERSION, Record, new_record, validate_record
+from prony_node.contract.facts import (
+    ContainerFacts,
+    DeviceFacts,
+    GatheredFacts,
+    HostConditions,
+    HostFacts,
+    Provenance,
+    SoftwareFacts,
+    SourceFacts,
+)
+from prony_node.contract.rank_result import EffectiveSettings, RankResult
+from prony_node.contract.record import (
+    FAILURES,
+    RECORD_VERSION,
+    Check,
+    EnergyDetail,
+    Failure,
+    Metric,
+    Plain,
+    Record,
+    new_record,
+    validate_record,
+)
 from prony_node.contract.safe_files import NotPlain, RunEntry, open_plain, walk_run
 from prony_node.contract.trial import Plan, check_schema, settings_hash
+from prony_node.contract.typed import JsonObject, Malformed, Typed, decode, encode, overlaid
 
 PACKAGE = "prony_node"
 
@@ -47,6 +70,7 @@ RESULT_FIELDS = (
     "unit", "metrics", "phases", "steady", "checks", "work", "learning", "data", "auto_batch",
     "parallel", "collective", "binding",
 )  # fmt: skip
+NO_RECORD = "the rank's result does not make a record"
 UNUSABLE = (RequestError, TypeError, ValueError, AttributeError, KeyError)  # what a malformed part raises
 
 
@@ -54,46 +78,108 @@ UNUSABLE = (RequestError, TypeError, ValueError, AttributeError, KeyError)  # wh
 class Parts:
     """What was written before the record; whatever is absent is empty."""
 
-    result: dict[str, Any] = field(default_factory=dict)  # by the rank, at its end
-    facts: dict[str, Any] = field(default_factory=dict)  # by the supervisor, at its start
-    device: dict[str, Any] = field(default_factory=dict)  # by the rank, once it has the device
-    effective: dict[str, Any] = field(default_factory=dict)  # by the rank, before its first step
-    others: tuple[dict[str, Any], ...] = ()  # the devices of ranks other than the first
+    result: RankResult = field(default_factory=RankResult)  # by the rank, at its end
+    facts: GatheredFacts = field(default_factory=GatheredFacts)  # by the supervisor, at its start
+    device: DeviceFacts | None = None  # by the rank, once it has the device
+    effective: EffectiveSettings = field(default_factory=EffectiveSettings)  # by the rank, before its first step
+    others: tuple[DeviceFacts | None, ...] = ()  # the devices of ranks other than the first
+
+    @property
+    def effective_settings(self) -> Mapping[str, Plain]:
+        """As the rank's result has them; of a run without one, as it wrote them before its first step."""
+        return self.result.effective or self.effective.effective
 
     @property
     def complete(self) -> bool:
         """Whether the rank measured all that was asked for."""
-        return self.result.get("status") == "ok"
+        return self.result.complete
 
 
 @dataclass(frozen=True)
 class Energy:
     """What the run cost, as the supervisor knows it from the sampler."""
 
-    metrics: dict[str, Any] = field(default_factory=dict)
-    checks: list[dict[str, str]] = field(default_factory=list)
-    detail: dict[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    checks: list[Check] = field(default_factory=list)
+    detail: EnergyDetail | None = None
 
 
 def read_parts(folder: Path) -> Parts:
     """The parts as far as they were written whole."""
-
-    def part(name: str) -> dict[str, Any]:
-        document = files.read_json(folder / name)
-        return document if isinstance(document, dict) else {}
-
-    others = tuple(
-        part(f"{path.name}/{files.DEVICE}") for path in files.rank_folders(folder).values() if path != folder
+    others = [path / files.DEVICE for path in files.rank_folders(folder).values() if path != folder]
+    return parse_parts(
+        files.read_json(folder / files.RESULT),
+        files.read_json(folder / files.FACTS),
+        files.read_json(folder / files.DEVICE),
+        files.read_json(folder / files.EFFECTIVE),
+        [files.read_json(path) for path in others],
     )
-    return Parts(part(files.RESULT), part(files.FACTS), part(files.DEVICE), part(files.EFFECTIVE), others)
+
+
+def parse_parts(
+    result: Any = None, facts: Any = None, device: Any = None, effective: Any = None, others: Sequence[Any] = ()
+) -> Parts:
+    """The parts from their documents."""
+    return Parts(
+        parse_result(result),
+        _gathered(facts if isinstance(facts, dict) else {}),
+        parse_device(device),
+        _lenient(EffectiveSettings, effective) or EffectiveSettings(),
+        tuple(map(parse_device, others)),
+    )
+
+
+def parse_result(document: Any) -> RankResult:
+    """The result of a rank; one that makes no sense is a failure that says so."""
+    if not isinstance(document, dict):
+        return RankResult()
+    failure = parse_failure(document.get("failure"))
+    try:
+        found = decode(RankResult, {name: own for name, own in document.items() if name != "failure"})
+    except Malformed as error:
+        return RankResult(status="failed", failure=Failure("exception", f"{NO_RECORD}: its {error}"))
+    return replace(found, failure=failure)
+
+
+def parse_device(document: Any) -> DeviceFacts | None:
+    """The device of a rank from device.json; None where that is empty, or no object."""
+    return _lenient(DeviceFacts, document) if document else None
+
+
+def _gathered(document: dict[str, Any]) -> GatheredFacts:
+    rooms = {field.name: document.get(field.name) for field in fields(GatheredFacts)}
+    return GatheredFacts(
+        _lenient(HostFacts, rooms["host"]), _lenient(SoftwareFacts, rooms["software"]),
+        _lenient(ContainerFacts, rooms["container"]), _environment(rooms["environment"]),
+        _lenient(SourceFacts, rooms["source"]), _lenient(Provenance, rooms["fingerprint"]),
+    )  # fmt: skip
+
+
+def _environment(document: Any) -> dict[str, str] | None:
+    if not isinstance(document, dict):
+        return None
+    return {name: value for name, value in document.items() if isinstance(value, str)}
+
+
+def _lenient(kind: type[Typed], document: Any) -> Typed | None:
+    """Facts, without what is of another kind than Prony writes: an odd fact costs itself alone, with its reason."""
+    if not isinstance(document, dict):
+        return None
+    while True:
+        try:
+            return decode(kind, document)
+        except Malformed as error:
+            name = error.path[0] if error.path else ""
+            if name not in document:
+                return None
+            told = document.get("missing") if name != "missing" else []
+            odd = {"what": name, "reason": f"it was written as what {error.message}"}
+            document = {own: value for own, value in document.items() if own != name}
+            document["missing"] = [*(told if isinstance(told, list) else []), odd]
 
 
 def make_failure(kind: str, message: str) -> dict[str, str]:
     return {"kind": kind, "message": message}
-
-
-def make_check(name: str, level: str, message: str) -> dict[str, str]:
-    return {"name": name, "level": level, "message": message}
 
 
 def assemble(
@@ -102,8 +188,8 @@ def assemble(
     *,
     started: str,
     ended: str,
-    failure: dict[str, str] | None = None,
-    checks: Iterable[dict[str, str]] = (),
+    failure: Failure | None = None,
+    checks: Iterable[Check] = (),
     energy: Energy | None = None,
 ) -> dict[str, Any]:
     """The record of a run. `failure` is how the run ended, where someone other than the rank knows it.
@@ -113,26 +199,71 @@ def assemble(
     """
     more = [*checks, *(energy.checks if energy else ())]
     if parts.complete and failure is not None:
-        more.append(make_check("supervisor", "warn", f"all was measured, but then: {failure['message']}"))
+        more.append(Check("supervisor", "warn", f"all was measured, but then: {failure.message}"))
         failure = None
     elif not parts.complete:
         failure = failure or _failure_of(parts.result)
     try:
         return _record(plan, parts, started, ended, failure, more, energy)
     except UNUSABLE as error:
-        broken = failure or make_failure("exception", f"the rank's result does not make a record: {error}")
+        broken = failure or Failure("exception", f"{NO_RECORD}: {error}")
     try:
-        return _record(plan, replace(parts, result={}), started, ended, broken, list(checks))
+        return _record(plan, replace(parts, result=RankResult()), started, ended, broken, list(checks))
     except UNUSABLE:
         return _record(plan, Parts(), started, ended, broken, list(checks))
 
 
-def _failure_of(result: dict[str, Any]) -> dict[str, str]:
-    stated = result.get("failure")
-    if not isinstance(stated, dict) or not stated.get("message"):
-        return make_failure("exception", "the rank left no result and no reason")
-    kind = stated.get("kind")
-    return {**stated, "kind": kind if kind in FAILURES else "exception"}
+def _failure_of(result: RankResult) -> Failure:
+    told = result.failure
+    return told if told is not None and told.message else Failure("exception", "the rank left no result and no reason")
+
+
+def parse_failure(document: Any) -> Failure | None:
+    """A failure that a rank has written down; None where it is no object."""
+    if not isinstance(document, dict):
+        return None
+    kind = document.get("kind")
+    return _lenient(Failure, {**document, "kind": kind if kind in FAILURES else "exception"})
+
+
+@dataclass(frozen=True)
+class EndedRank:
+    """A rank that the launcher saw end badly; a negative exit status is a signal."""
+
+    rank: int
+    pid: int
+    exit_status: int
+    more: JsonObject = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LauncherReport:
+    """How torch's launcher ended, as launcher.json has it: why it could not start, and the ranks that ended badly."""
+
+    failure: Failure | None = None
+    ranks: tuple[EndedRank, ...] = ()
+    more: JsonObject = field(default_factory=dict)
+
+
+def read_launcher_report(folder: Path) -> LauncherReport | None:
+    """What the launcher wrote; None while there is nothing, or nothing that can be read."""
+    return _lenient(LauncherReport, files.read_json(folder / files.LAUNCHER))
+
+
+@dataclass(frozen=True)
+class NodeEnd:
+    """How the part of a run on one node ended, and what was seen there, as node.json has it."""
+
+    node: int
+    host: str | None = None
+    failure: Failure | None = None
+    watched: HostConditions = field(default_factory=HostConditions)
+    more: JsonObject = field(default_factory=dict)
+
+
+def read_node_end(folder: Path) -> NodeEnd | None:
+    """What the supervisor of a node wrote at its end; None while there is none, or none that can be read."""
+    return _lenient(NodeEnd, files.read_json(folder / files.NODE))
 
 
 def _record(
@@ -140,47 +271,43 @@ def _record(
     parts: Parts,
     started: str,
     ended: str,
-    failure: dict[str, str] | None,
-    checks: list[dict[str, str]],
+    failure: Failure | None,
+    checks: list[Check],
     energy: Energy | None = None,
 ) -> dict[str, Any]:
-    status = "ok" if failure is None else "interrupted" if failure["kind"] == "interrupted" else "failed"
+    status = "ok" if failure is None else "interrupted" if failure.kind == "interrupted" else "failed"
     record = new_record(plan, status=status, started=started, ended=ended)
-    record["failure"] = failure
+    record["failure"] = encode(failure)
     for name in RESULT_FIELDS:
-        if parts.result.get(name) is not None:
-            record[name] = parts.result[name]
-    record["checks"] = [*record["checks"], *checks]
+        if (own := getattr(parts.result, name)) is not None:
+            record[name] = encode(own)
+    record["checks"] = [*record["checks"], *encode(checks)]
     if energy is not None:
-        record["metrics"] = {**record["metrics"], **energy.metrics}
-        record["energy"] = energy.detail
-    record["stop"]["reason"] = parts.result.get("stop_reason")
-    record["unit"] = record["unit"] or parts.effective.get("unit")
-    effective = parts.result.get("effective") or parts.effective.get("effective") or {}
+        record["metrics"] = {**record["metrics"], **encode(energy.metrics)}
+        record["energy"] = encode(energy.detail) if energy.detail is not None else {}
+    record["stop"]["reason"] = parts.result.stop_reason
+    record["unit"] = record["unit"] or parts.effective.unit
+    effective = parts.effective_settings
     if effective:
-        record["trial"]["effective"] = effective
+        record["trial"]["effective"] = dict(effective)
         record["trial"]["effective_hash"] = settings_hash(plan.trial.workload, effective)
     record["facts"] = _facts(parts)
-    stated = parts.facts.get("fingerprint")
-    if isinstance(stated, dict):
-        record["fingerprint"] = {name: stated.get(name) for name in ("machine", "software")}
-        record["fingerprint"]["parts"] = stated.get("parts") or {}
+    if (stated := parts.facts.fingerprint) is not None:
+        record["fingerprint"] = encode(Provenance(stated.machine, stated.software, stated.parts))
     files.to_json(record)  # a number that JSON cannot hold is found here, not while writing
     return validate_record(record)
 
 
-def _facts(parts: Parts) -> dict[str, Any]:
+def _facts(parts: Parts) -> JsonObject:
     """Facts of both writers; what the rank saw of torch is software and stands with it."""
-    facts: dict[str, Any] = {name: parts.facts[name] for name in ROOMS_OF_FACTS if name in parts.facts}
-    device = dict(parts.device)
-    torch = device.pop("torch", None)
-    if isinstance(torch, dict):
-        facts["software"] = {**facts.get("software", {}), "torch": torch}
-    if isinstance(parts.result.get("imported"), dict):
-        facts["software"] = {**facts.get("software", {}), "imported": parts.result["imported"]}
-    others = [{name: fact for name, fact in other.items() if name != "torch"} for other in parts.others if other]
-    facts["devices"] = [device, *others] if device else []
-    return facts
+    found = parts.facts
+    torch = parts.device.torch if parts.device is not None else None
+    if torch is not None or parts.result.imported is not None:
+        seen = SoftwareFacts(torch=torch, imported=parts.result.imported)
+        found = replace(found, software=overlaid(found.software or SoftwareFacts(), seen))
+    rooms = {name: encode(room) for name in ROOMS_OF_FACTS if (room := getattr(found, name)) is not None}
+    devices = [parts.device, *parts.others] if parts.device is not None else []
+    return {**rooms, "devices": [encode(one.without_torch()) for one in devices if one is not None]}
 
 
 MANIFEST_VERSION = 1

@@ -15,7 +15,7 @@ from prony_node.contract.parallel import check_parallel
 from prony_node.contract.settings import Value
 
 
-def settings_hash(workload: str, settings: dict[str, Value]) -> str:
+def settings_hash(workload: str, settings: Mapping[str, Value | float | None]) -> str:
     """The identity of a workload with these settings, whatever their order."""
     text = canonical_json({"workload": workload, "settings": settings})
     return hashlib.sha256(text.encode()).hexdigest()[:16]

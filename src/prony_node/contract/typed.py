@@ -12,11 +12,13 @@ import functools
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
+JsonObject = Mapping[str, Any]  # of a document: its keys are nobody's, or not ours
 LARGEST = 1e100  # of what is measured: its square is still a number
 MORE = "more"
 Typed = TypeVar("Typed")
+Given = ParamSpec("Given")
 Decode = Callable[[Any], Any]
 
 
@@ -38,6 +40,24 @@ def sparse() -> Any:
 def empty() -> Any:
     """A field that is an empty object where it is absent."""
     return dataclasses.field(default_factory=dict)
+
+
+def stated(kind: Callable[Given, Typed], /, *values: Given.args, **named: Given.kwargs) -> Typed:
+    """An instance in which every field that is given stands in the document: a sparse one that is None as null."""
+    made: Any = kind(*values, **named)
+    null = {name: None for name, value in named.items() if value is None}
+    found: Typed = dataclasses.replace(made, more={**null, **made.more})
+    return found
+
+
+def overlaid(under: Typed, over: Typed) -> Typed:
+    """What `over` says, and of what it leaves open, or says is null, what `under` says. Both have a field `more`."""
+    below, above = typing.cast("Any", under), typing.cast("Any", over)
+    said = {field.name: own for field in dataclasses.fields(above) if (own := getattr(above, field.name)) is not None}
+    made: Any = dataclasses.replace(below, **{**said, MORE: {**below.more, **above.more}})
+    more = {name: own for name, own in made.more.items() if own is not None or getattr(made, name, None) is None}
+    found: Typed = dataclasses.replace(made, more=more)
+    return found
 
 
 class Malformed(ValueError):
@@ -70,13 +90,13 @@ def decode(kind: type[Typed], document: Any) -> Typed:
 def encode(value: Any) -> Any:
     """The document of a typed value: what `decode` reads back as the same."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        document = {}
+        document, more = {}, getattr(value, MORE, {})
         for field in dataclasses.fields(value):
             own = getattr(value, field.name)
-            if field.name == MORE or (own is None and _is_left_out(value, field)):
+            if field.name == MORE or (own is None and field.name not in more and _is_left_out(value, field)):
                 continue
             document[field.name] = encode(own)
-        return {**document, **getattr(value, MORE, {})}
+        return {**document, **{name: own for name, own in more.items() if name not in document}}
     if isinstance(value, Mapping):
         return {name: encode(own) for name, own in value.items()}
     if isinstance(value, tuple | list):
@@ -100,9 +120,11 @@ def _decoder(hint: Any) -> Decode:
     if origin in (typing.Union, types.UnionType):
         return _union_decoder(arguments)
     if origin in (Mapping, dict):
-        return functools.partial(_mapping, _decoder(arguments[1]) if arguments[1] is not Any else None)
+        inner = arguments[1]
+        return functools.partial(_mapping, _decoder(inner) if inner is not Any else None, _plain_kinds(inner))
     if origin is tuple:
-        return functools.partial(_items, _decoder(arguments[0]) if arguments[0] is not Any else None)
+        inner = arguments[0]
+        return functools.partial(_items, _decoder(inner) if inner is not Any else None, _plain_kinds(inner))
     return {str: _text, int: _whole, float: _number, bool: _flag, Any: _anything}[hint]
 
 
@@ -181,9 +203,12 @@ def _union_decoder(arguments: tuple[Any, ...]) -> Decode:
         inner = _decoder(others[0])
         return lambda document: None if document is None else inner(document)
     allowed = frozenset([*arguments, *([int] if float in arguments else [])])
+    decode_object = next((_decoder(typing.cast("Any", one)) for one in others if dataclasses.is_dataclass(one)), None)
 
     def decode_plain(document: Any) -> Any:
         kind = type(document)
+        if kind is dict and decode_object is not None:
+            return decode_object(document)
         if kind not in allowed:
             raise Malformed("is no single value")
         return _number(document) if kind is float or kind is int else document
@@ -191,10 +216,10 @@ def _union_decoder(arguments: tuple[Any, ...]) -> Decode:
     return decode_plain
 
 
-def _mapping(inner: Decode | None, document: Any) -> Any:
+def _mapping(inner: Decode | None, plain: frozenset[type], document: Any) -> Any:
     if type(document) is not dict:
         raise Malformed("is not an object")
-    if inner is None:
+    if inner is None or (plain and plain.issuperset(map(type, document.values()))):
         return document
     made = {}
     for name, own in document.items():
@@ -205,10 +230,10 @@ def _mapping(inner: Decode | None, document: Any) -> Any:
     return made
 
 
-def _items(inner: Decode | None, document: Any) -> Any:
+def _items(inner: Decode | None, plain: frozenset[type], document: Any) -> Any:
     if type(document) is not list:
         raise Malformed("is not a list")
-    if inner is None:
+    if inner is None or (plain and plain.issuperset(map(type, document))):
         return tuple(document)
     made = []
     for number, own in enumerate(document):

@@ -6,9 +6,10 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from prony_node.contract.facts import ContainerFacts, ContainerRuntime, SchedulerJob
 from prony_node.contract.secret import looks_secret, redacted
+from prony_node.contract.typed import stated
 from prony_node.facts.host import hypervisor_facts, parse_membership
 from prony_node.facts.tree import Missing, Tree, parse_keys
 
@@ -57,26 +58,27 @@ IMAGE_VARIABLES = (
 )  # fmt: skip
 
 
-def container_facts(root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+def container_facts(root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> ContainerFacts:
     tree, missing = Tree(root), Missing()
     given = os.environ if environ is None else environ
     found = _runtimes(tree, given)
     hypervisor = hypervisor_facts(tree, Missing())
-    if hypervisor["name"] in ("gVisor", "Firecracker"):
-        found.setdefault(str(hypervisor["name"]).lower(), str(hypervisor["evidence"]))
+    if hypervisor.name in ("gVisor", "Firecracker"):
+        found.setdefault(hypervisor.name.lower(), str(hypervisor.evidence))
     image = _image(tree, given, found)
     if found and image is None and set(found) & {"docker", "podman", "kubernetes", "containerd"}:
         missing.add("image", "the runtime does not tell a container its image")
-    return {
-        "runtime": next((name for name in found if name not in NOT_CONTAINERS), None),
-        "runtimes": [{"name": name, "evidence": evidence} for name, evidence in found.items()],
-        "image": image,
-        "image_versions": {name: redacted(given[name]) for name in IMAGE_VARIABLES if given.get(name)},
-        "pid_namespace": pid_namespace(tree, missing),
-        "root_file_system": _root_file_system(tree),
-        "job": _job(given),
-        "missing": missing.entries,
-    }
+    return stated(
+        ContainerFacts,
+        runtime=next((name for name in found if name not in NOT_CONTAINERS), None),
+        runtimes=tuple(ContainerRuntime(name, evidence) for name, evidence in found.items()),
+        image=image,
+        image_versions={name: redacted(given[name]) for name in IMAGE_VARIABLES if given.get(name)},
+        pid_namespace=pid_namespace(tree, missing),
+        root_file_system=_root_file_system(tree),
+        job=_job(given),
+        missing=tuple(missing.entries),
+    )
 
 
 def _runtimes(tree: Tree, environ: Mapping[str, str]) -> dict[str, str]:
@@ -136,12 +138,12 @@ def _root_file_system(tree: Tree) -> str | None:
     return kind
 
 
-def _job(environ: Mapping[str, str]) -> dict[str, str] | None:
+def _job(environ: Mapping[str, str]) -> SchedulerJob | None:
     if environ.get("SLURM_JOB_ID"):
-        names = {"id": "SLURM_JOB_ID", "partition": "SLURM_JOB_PARTITION", "nodes": "SLURM_JOB_NUM_NODES"}
-        return {"scheduler": "slurm"} | {key: environ[name] for key, name in names.items() if environ.get(name)}
+        partition, nodes = (environ.get(f"SLURM_JOB_{name}") or None for name in ("PARTITION", "NUM_NODES"))
+        return SchedulerJob("slurm", environ["SLURM_JOB_ID"], partition, nodes)
     if environ.get("PBS_JOBID"):
-        return {"scheduler": "pbs", "id": environ["PBS_JOBID"]}
+        return SchedulerJob("pbs", environ["PBS_JOBID"])
     if environ.get("LSB_JOBID"):
-        return {"scheduler": "lsf", "id": environ["LSB_JOBID"]}
+        return SchedulerJob("lsf", environ["LSB_JOBID"])
     return None

@@ -8,18 +8,21 @@ import os
 import re
 import shutil
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from prony_node.contract.digits import is_digits
+from prony_node.contract.facts import DeviceFacts, PciLink, TorchFacts, TorchSwitches
+from prony_node.contract.typed import overlaid, stated
 from prony_node.facts import amd, nvidia
 from prony_node.facts.host import cpu_facts, memory_facts
 from prony_node.facts.tree import Missing, Tree, link_facts, normal_address
 
 
-def torch_facts(missing: Missing) -> dict[str, Any]:
+def torch_facts(missing: Missing) -> TorchFacts:
     """What torch says of itself. The caller has imported torch already, or is about to."""
     import torch
 
@@ -32,39 +35,40 @@ def torch_facts(missing: Missing) -> dict[str, Any]:
 
     version = torch.version
     config = ask("config", torch.__config__.show) or ""
-    return {
-        "version": str(torch.__version__),
-        "git": getattr(version, "git_version", None),
-        "debug": bool(getattr(version, "debug", False)),
-        "cuda": getattr(version, "cuda", None),
-        "hip": getattr(version, "hip", None),
-        "xpu": getattr(version, "xpu", None),
-        "cudnn": ask("cudnn", torch.backends.cudnn.version),
-        "nccl": nccl_version() if getattr(version, "cuda", None) or getattr(version, "hip", None) else None,
-        "blas": _setting(config, "BLAS_INFO"),
-        "compiler": _line(config, r"- ((?:GCC|clang|MSVC)[^\n]*)"),
-        "mkl": _line(config, r"- (?:Intel\(R\) )?oneAPI Math Kernel Library Version ([0-9.-]+)"),
-        "onednn": _line(config, r"- Intel\(R\) MKL-DNN v([0-9.]+)"),
-        "cpu_capability": ask("cpu_capability", torch.backends.cpu.get_cpu_capability),
-        "threads": ask("threads", torch.get_num_threads),
-        "interop_threads": ask("interop_threads", torch.get_num_interop_threads),
-        "switches": ask("switches", switches),
-    }
+    return stated(
+        TorchFacts,
+        version=str(torch.__version__),
+        git=getattr(version, "git_version", None),
+        debug=bool(getattr(version, "debug", False)),
+        cuda=getattr(version, "cuda", None),
+        hip=getattr(version, "hip", None),
+        xpu=getattr(version, "xpu", None),
+        cudnn=ask("cudnn", torch.backends.cudnn.version),
+        nccl=nccl_version() if getattr(version, "cuda", None) or getattr(version, "hip", None) else None,
+        blas=_setting(config, "BLAS_INFO"),
+        compiler=_line(config, r"- ((?:GCC|clang|MSVC)[^\n]*)"),
+        mkl=_line(config, r"- (?:Intel\(R\) )?oneAPI Math Kernel Library Version ([0-9.-]+)"),
+        onednn=_line(config, r"- Intel\(R\) MKL-DNN v([0-9.]+)"),
+        cpu_capability=ask("cpu_capability", torch.backends.cpu.get_cpu_capability),
+        threads=ask("threads", torch.get_num_threads),
+        interop_threads=ask("interop_threads", torch.get_num_interop_threads),
+        switches=ask("switches", switches),
+    )
 
 
-def switches() -> dict[str, Any]:
+def switches() -> TorchSwitches:
     """As they stand now: a workload may set them, so ask after it was built."""
     import torch
 
     cudnn = torch.backends.cudnn
-    return {
-        "float32_matmul_precision": torch.get_float32_matmul_precision(),
-        "cudnn_allow_tf32": bool(cudnn.allow_tf32),
-        "cudnn_benchmark": bool(cudnn.benchmark),
-        "cudnn_deterministic": bool(cudnn.deterministic),
-        "deterministic_algorithms": bool(torch.are_deterministic_algorithms_enabled()),
-        "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
-    }
+    return TorchSwitches(
+        float32_matmul_precision=torch.get_float32_matmul_precision(),
+        cudnn_allow_tf32=bool(cudnn.allow_tf32),
+        cudnn_benchmark=bool(cudnn.benchmark),
+        cudnn_deterministic=bool(cudnn.deterministic),
+        deterministic_algorithms=bool(torch.are_deterministic_algorithms_enabled()),
+        default_dtype=str(torch.get_default_dtype()).removeprefix("torch."),
+    )
 
 
 def nccl_version() -> str | None:
@@ -95,23 +99,39 @@ ATTENTION_KERNELS = {
 }
 
 
-def ability(can: bool | None, reason: str | None = None) -> dict[str, Any]:
-    return {"can": can, "reason": reason}
+@dataclass(frozen=True)
+class Ability:
+    """Whether a device can do something; None where it was not tried."""
+
+    can: bool | None
+    reason: str | None = None
 
 
-def compile_ability(kind: str) -> dict[str, Any]:
+@dataclass(frozen=True)
+class DeviceAbilities:
+    """What torch can do on a device."""
+
+    bf16: Ability
+    fp16: Ability
+    attention: Mapping[str, Ability]  # by kernel
+    event_timing: Ability
+    graphs: Ability
+    compile: Ability
+
+
+def compile_ability(kind: str) -> Ability:
     """Whether torch.compile finds what it needs; it is not started, that takes a minute."""
     compiler = find_compiler(kind)
     headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
     needs_triton = kind != "cpu"
     if compiler is None:
         wanted = "C++ compiler (g++, clang++, or CXX)" if kind == "cpu" else "C compiler (gcc, clang, or CC)"
-        return ability(False, f"no {wanted} on PATH")
+        return Ability(False, f"no {wanted} on PATH")
     if not headers.exists():
-        return ability(False, "Python's headers are not installed (Python.h), which compiled code includes")
+        return Ability(False, "Python's headers are not installed (Python.h), which compiled code includes")
     if needs_triton and importlib.util.find_spec("triton") is None:
-        return ability(False, "triton is not installed")
-    return ability(True, f"found {compiler}" + (" and triton" if needs_triton else "") + "; not tried")
+        return Ability(False, "triton is not installed")
+    return Ability(True, f"found {compiler}" + (" and triton" if needs_triton else "") + "; not tried")
 
 
 def find_compiler(kind: str) -> str | None:
@@ -132,7 +152,7 @@ def distributed_backends() -> list[str]:
     return [name for name in backends if getattr(distributed, f"is_{name}_available", bool)()]
 
 
-def device_abilities(device: str) -> dict[str, Any]:
+def device_abilities(device: str) -> DeviceAbilities:
     """Each ability of a device, tried; needs torch."""
     import torch
 
@@ -140,22 +160,22 @@ def device_abilities(device: str) -> dict[str, Any]:
     attention = {name: _try(partial(_attend, device, word)) for name, word in ATTENTION_KERNELS.items()}
     if kind == "cpu":
         timing, graphs = (
-            ability(False, "a CPU is timed by the host's clock"),
-            ability(False, "a CPU has no graphs"),
+            Ability(False, "a CPU is timed by the host's clock"),
+            Ability(False, "a CPU has no graphs"),
         )
     else:
         timing, graphs = _try(partial(_time, device)), _try(partial(_capture, device))
-    return {
-        "bf16": _try(partial(_multiply, device, torch.bfloat16)),
-        "fp16": _try(partial(_multiply, device, torch.float16)),
-        "attention": attention,
-        "event_timing": timing,
-        "graphs": graphs,
-        "compile": compile_ability(kind),
-    }
+    return DeviceAbilities(
+        bf16=_try(partial(_multiply, device, torch.bfloat16)),
+        fp16=_try(partial(_multiply, device, torch.float16)),
+        attention=attention,
+        event_timing=timing,
+        graphs=graphs,
+        compile=compile_ability(kind),
+    )
 
 
-def _try(attempt: Callable[[], str | None]) -> dict[str, Any]:
+def _try(attempt: Callable[[], str | None]) -> Ability:
     """An ability by attempt: no answer is good, a sentence or an exception is the reason why not."""
     try:
         reason = attempt()
@@ -164,8 +184,8 @@ def _try(attempt: Callable[[], str | None]) -> dict[str, Any]:
         first = lines[0] if lines else type(error).__name__
         if first.startswith("No viable backend") or first.startswith("No available kernel"):
             first = "torch has no such kernel for this device"
-        return ability(False, first[:200])
-    return ability(reason is None, reason)
+        return Ability(False, first[:200])
+    return Ability(reason is None, reason)
 
 
 def _multiply(device: str, dtype: Any) -> str | None:
@@ -228,52 +248,46 @@ def _capture(device: str) -> str | None:
     return None if float(total) == 1 else "a replayed graph did not do its work"
 
 
-def device_facts(device: str, root: Path = Path("/")) -> dict[str, Any]:
+def device_facts(device: str, root: Path = Path("/")) -> DeviceFacts:
     """Facts of a device named as torch does (cpu, cuda, cuda:1, xpu, mps); never raises."""
     missing = Missing()
     tree = Tree(root)
     kind, _, number = device.partition(":")
     index = int(number) if is_digits(number) else None
-    facts: dict[str, Any] = {
-        "device": device,
-        "kind": kind,
-        "index": index,
-        "name": None,
-        "uuid": None,
-        "counts_as": None,
-        "memory_total_bytes": None,
-    }
+    facts = stated(DeviceFacts, device=device, kind=kind, index=index, name=None, uuid=None, counts_as=None,
+                   memory_total_bytes=None)  # fmt: skip
     try:
-        facts |= _cpu(tree, missing) if kind == "cpu" else _accelerator(kind, index, tree, missing)
+        facts = overlaid(facts, _cpu(tree, missing) if kind == "cpu" else _accelerator(kind, index, tree, missing))
     except Exception as error:  # facts never end a run
         missing.add("device", f"{type(error).__name__}: {error}")
     try:
-        facts["torch"] = torch_facts(missing)
+        facts = replace(facts, torch=torch_facts(missing))
     except Exception as error:
-        facts["torch"] = None
+        facts = overlaid(facts, stated(DeviceFacts, torch=None))
         missing.add("torch", f"torch cannot be imported: {type(error).__name__}: {error}")
-    named = {entry["what"] for entry in missing.entries}
+    named = {entry.what for entry in missing.entries}
     for name in ("name", "uuid", "counts_as", "memory_total_bytes"):
-        if facts[name] is None and name not in named:
+        if getattr(facts, name) is None and name not in named:
             missing.add(name, "neither torch nor the vendor's interface states it")
-    return facts | {"missing": missing.entries}
+    return replace(facts, missing=tuple(missing.entries))
 
 
-def _cpu(tree: Tree, missing: Missing) -> dict[str, Any]:
+def _cpu(tree: Tree, missing: Missing) -> DeviceFacts:
     hushed = Missing()  # the host's facts already say what is missing of it
     cpu = cpu_facts(tree, hushed)
     missing.add("uuid", "CPUs have none")
-    return {
-        "name": cpu["model"],
-        "counts_as": "the host's CPUs",
-        "memory_total_bytes": memory_facts(tree, hushed)["total_bytes"],
-        "cores": cpu["cores"],
-        "threads": cpu["threads"],
-        "allowed": cpu["allowed"],
-    }
+    return stated(
+        DeviceFacts,
+        name=cpu.model,
+        counts_as="the host's CPUs",
+        memory_total_bytes=memory_facts(tree, hushed).total_bytes,
+        cores=cpu.cores,
+        threads=cpu.threads,
+        allowed=cpu.allowed,
+    )
 
 
-def _accelerator(kind: str, index: int | None, tree: Tree, missing: Missing) -> dict[str, Any]:
+def _accelerator(kind: str, index: int | None, tree: Tree, missing: Missing) -> DeviceFacts:
     """torch's own properties, and over them what the vendor's interface knows better."""
     import torch
 
@@ -281,29 +295,24 @@ def _accelerator(kind: str, index: int | None, tree: Tree, missing: Missing) -> 
     current = getattr(module, "current_device", None)
     if index is None:
         index = int(current()) if current is not None else 0
-    facts: dict[str, Any] = {"index": index, "counts_as": "one GPU"}
+    facts = DeviceFacts(index=index, counts_as="one GPU")
     ask = getattr(module, "get_device_properties", None)
     if ask is None:  # MPS
-        facts["name"] = "Apple GPU"
         most = getattr(module, "recommended_max_memory", None)
-        facts["memory_total_bytes"] = int(most()) if most is not None else None
         missing.add("uuid", f"torch offers no properties of {kind} devices")
-        return facts
-    properties = ask(index)
-    facts |= properties_facts(properties)
-    address = facts["pci"]["address"]
-    facts["pci"] = link_facts(tree, address)
+        return replace(facts, name="Apple GPU", memory_total_bytes=int(most()) if most is not None else None)
+    facts = overlaid(facts, properties_facts(ask(index)))
     if kind == "cuda" and getattr(torch.version, "hip", None):
-        vendor = amd.amd_facts(tree, address, facts["name"], missing)
+        vendor = amd.amd_facts(tree, facts.address, facts.name, missing)
     elif kind == "cuda":
-        vendor = nvidia.nvidia_facts(facts["uuid"], address, missing)
+        vendor = nvidia.nvidia_facts(facts.uuid, facts.address, missing)
     else:
-        vendor = {}
+        vendor = DeviceFacts()
         missing.add("clocks, power_limit, temperatures_c, processes", f"no reader for {kind} devices yet")
     return merged(facts, vendor, tree)
 
 
-def properties_facts(properties: Any) -> dict[str, Any]:
+def properties_facts(properties: Any) -> DeviceFacts:
     """What torch's device properties hold, whichever of them this build and device have."""
     major, minor = getattr(properties, "major", None), getattr(properties, "minor", None)
     arch = getattr(properties, "gcnArchName", None)
@@ -313,26 +322,25 @@ def properties_facts(properties: Any) -> dict[str, Any]:
     numbers = [place for place in places if isinstance(place, int)]
     address = normal_address("{:04x}:{:02x}:{:02x}.0".format(*numbers)) if len(numbers) == 3 else None
     units = getattr(properties, "multi_processor_count", None)
-    return {
-        "name": getattr(properties, "name", None),
-        "uuid": str(uuid) if uuid is not None else None,
-        "memory_total_bytes": getattr(properties, "total_memory", None),
-        "capability": capability,
-        "architecture": arch or (f"sm_{major}{minor}" if capability else None),
-        "multiprocessors": units if units is not None else getattr(properties, "max_compute_units", None),
-        "l2_cache_bytes": getattr(properties, "L2_cache_size", None),
-        "driver": getattr(properties, "driver_version", None),
-        "pci": {"address": address},
-    }
+    return stated(
+        DeviceFacts,
+        name=getattr(properties, "name", None),
+        uuid=str(uuid) if uuid is not None else None,
+        memory_total_bytes=getattr(properties, "total_memory", None),
+        capability=capability,
+        architecture=arch or (f"sm_{major}{minor}" if capability else None),
+        multiprocessors=units if units is not None else getattr(properties, "max_compute_units", None),
+        l2_cache_bytes=getattr(properties, "L2_cache_size", None),
+        driver=getattr(properties, "driver_version", None),
+        pci=PciLink(address),
+    )
 
 
-def merged(facts: dict[str, Any], vendor: dict[str, Any], tree: Tree) -> dict[str, Any]:
+def merged(facts: DeviceFacts, vendor: DeviceFacts, tree: Tree) -> DeviceFacts:
     """The vendor's word over torch's where it has one; the PCI link of sysfs under the vendor's."""
-    pci = dict(vendor.pop("pci", None) or {})
-    address = pci.get("address") or facts["pci"]["address"]
-    link = link_facts(tree, address)
-    torch_memory = facts["memory_total_bytes"]
-    facts |= {name: value for name, value in vendor.items() if value is not None or name not in facts}
-    facts["memory_total_bytes"] = torch_memory or facts["memory_total_bytes"]  # what an allocation can reach
-    facts["pci"] = link | {name: value for name, value in pci.items() if value is not None}
-    return facts
+    pci = vendor.pci or PciLink()
+    return replace(
+        overlaid(facts, vendor),
+        memory_total_bytes=facts.memory_total_bytes or vendor.memory_total_bytes,  # what an allocation can reach
+        pci=overlaid(link_facts(tree, pci.address or facts.address), pci),
+    )

@@ -12,12 +12,14 @@ import importlib.util
 import platform
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from prony_node.contract.facts import Provenance
 from prony_node.contract.files import canonical_json
 from prony_node.contract.plugins import Plugin, code_of_run
 from prony_node.contract.run_folder import node_source_hash
+from prony_node.contract.typed import JsonObject, encode
 from prony_node.facts import amd, nvidia
 from prony_node.facts.host import cpu_model, hostname, parse_cpuinfo, parse_meminfo
 from prony_node.facts.software import driver_versions, package_version
@@ -33,37 +35,42 @@ PACKAGES = {
 }
 
 
-def fingerprint(root: Path = Path("/"), libraries: Iterable[str] = (), plugin: Plugin | None = None) -> dict[str, Any]:
+def fingerprint(root: Path = Path("/"), libraries: Iterable[str] = (), plugin: Plugin | None = None) -> Provenance:
     """The hash of the machine, that of its software, and the parts of the software by name.
 
     `libraries`: the packages that the workload imports besides torch and torchvision; `plugin`: what adds the workload.
     """
-    parts = fingerprint_parts(root, libraries, plugin)
-    return {**{name: _short_hash(part) for name, part in parts.items()}, "parts": parts["software"]}
+    tree = Tree(root)
+    software = software_parts(tree, libraries, plugin)
+    return Provenance(_short_hash(encode(machine_identity(tree))), _short_hash(software), software)
 
 
-def _short_hash(document: dict[str, Any]) -> str:
+def _short_hash(document: JsonObject) -> str:
     return hashlib.sha256(canonical_json(document).encode()).hexdigest()[:16]
 
 
-def fingerprint_parts(
-    root: Path = Path("/"), libraries: Iterable[str] = (), plugin: Plugin | None = None
-) -> dict[str, dict[str, Any]]:
-    """What is hashed: only what stays the same while nobody changes the machine or its software."""
-    tree = Tree(root)
+@dataclass(frozen=True)
+class MachineIdentity:
+    """What is hashed of a machine: only what stays the same while nobody changes it."""
+
+    hostname: str | None
+    cpu: str | None
+    cpus: int
+    memory_gib: int | None
+    devices: tuple[str, ...]
+
+
+def machine_identity(tree: Tree) -> MachineIdentity:
     blocks = parse_cpuinfo(tree.text("/proc/cpuinfo"))
     memory_bytes = parse_meminfo(tree.text("/proc/meminfo")).get("MemTotal")
-    return {
-        "machine": {
-            "hostname": hostname(tree),
-            "cpu": cpu_model(blocks, tree.text("/sys/devices/soc0/soc_id")),
-            "cpus": sum("processor" in block for block in blocks),
-            # Whole GiB: the kernel's own share, and with it MemTotal, moves by a little at each boot.
-            "memory_gib": memory_bytes // 2**30 if memory_bytes is not None else None,
-            "devices": device_uuids(tree),
-        },
-        "software": software_parts(tree, libraries, plugin),
-    }
+    return MachineIdentity(
+        hostname=hostname(tree),
+        cpu=cpu_model(blocks, tree.text("/sys/devices/soc0/soc_id")),
+        cpus=sum("processor" in block for block in blocks),
+        # Whole GiB: the kernel's own share, and with it MemTotal, moves by a little at each boot.
+        memory_gib=memory_bytes // 2**30 if memory_bytes is not None else None,
+        devices=tuple(device_uuids(tree)),
+    )
 
 
 def software_parts(tree: Tree, libraries: Iterable[str] = (), plugin: Plugin | None = None) -> dict[str, str]:

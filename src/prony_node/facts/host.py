@@ -6,12 +6,23 @@ import os
 import platform
 import re
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from prony_node.contract.digits import is_digits
+from prony_node.contract.facts import (
+    CgroupLimits,
+    ConditionSample,
+    CpuFacts,
+    CpuFrequency,
+    CpuList,
+    HostFacts,
+    HostMemory,
+    Hypervisor,
+    NumaNode,
+)
 from prony_node.contract.machine import cpu_list, parse_cpu_list
+from prony_node.contract.typed import stated
 from prony_node.facts.tree import Missing, Tree, parse_keys, whole_number
 
 # The kernel names an ARM core by numbers alone: (implementer, part), from the vendors' MIDR_EL1 tables.
@@ -42,26 +53,27 @@ TELLING_FLAGS = (
 CPUS = "/sys/devices/system/cpu"
 
 
-def host_facts(root: Path = Path("/")) -> dict[str, Any]:
+def host_facts(root: Path = Path("/")) -> HostFacts:
     """What a result depends on in the host; what was not found is null with a reason in `missing`."""
     tree, missing = Tree(root), Missing()
-    return {
-        "hostname": hostname(tree, missing),
-        "os": _os_name(tree, missing),
-        "kernel": kernel_release(tree),
-        "architecture": _architecture(tree, missing),
-        "product": _product(tree, missing),
-        "cpu": cpu_facts(tree, missing),
-        "memory": memory_facts(tree, missing),
-        "numa": numa_facts(tree, missing),
-        "cgroup": cgroup_facts(tree, missing),
-        "hypervisor": hypervisor_facts(tree, missing),
-        "load_average": load_average(tree, missing),
-        "missing": missing.entries,
-    }
+    found = stated(
+        HostFacts,
+        hostname=hostname(tree, missing),
+        os=_os_name(tree, missing),
+        kernel=kernel_release(tree),
+        architecture=_architecture(tree, missing),
+        product=_product(tree, missing),
+        cpu=cpu_facts(tree, missing),
+        memory=memory_facts(tree, missing),
+        numa=numa_facts(tree, missing),
+        cgroup=cgroup_facts(tree, missing),
+        hypervisor=hypervisor_facts(tree, missing),
+        load_average=load_average(tree, missing),
+    )
+    return replace(found, missing=tuple(missing.entries))
 
 
-def cpu_facts(tree: Tree, missing: Missing) -> dict[str, Any]:
+def cpu_facts(tree: Tree, missing: Missing) -> CpuFacts:
     blocks = parse_cpuinfo(tree.text("/proc/cpuinfo"))
     model = cpu_model(blocks, tree.text("/sys/devices/soc0/soc_id"))
     if model is None:
@@ -71,14 +83,18 @@ def cpu_facts(tree: Tree, missing: Missing) -> dict[str, Any]:
     caches = _caches(tree)
     if not caches:
         missing.add("cpu.caches", "the kernel describes no caches")
-    return {
-        "model": model,
-        **_cpu_counts(tree, blocks, missing),
-        "allowed": _allowed(tree, missing),
-        "instruction_sets": [flag for flag in TELLING_FLAGS if flag in present],
-        "caches": caches or None,
-        "frequency": frequency_facts(tree, missing),
-    }
+    sockets, cores, threads = _cpu_counts(tree, blocks, missing)
+    return stated(
+        CpuFacts,
+        model=model,
+        sockets=sockets,
+        cores=cores,
+        threads=threads,
+        allowed=_allowed(tree, missing),
+        instruction_sets=tuple(flag for flag in TELLING_FLAGS if flag in present),
+        caches=caches or None,
+        frequency=frequency_facts(tree, missing),
+    )
 
 
 def parse_cpuinfo(text: str | None) -> list[dict[str, str]]:
@@ -113,7 +129,7 @@ def _arm_part(implementer: str, part: str) -> str | None:
     return f"{maker} {ARM_PARTS.get(numbers, f'part 0x{numbers[1]:03x}')}"
 
 
-def _cpu_counts(tree: Tree, blocks: list[dict[str, str]], missing: Missing) -> dict[str, int | None]:
+def _cpu_counts(tree: Tree, blocks: list[dict[str, str]], missing: Missing) -> tuple[int | None, ...]:
     """Sockets, cores and hardware threads, from the kernel's topology."""
     online = parse_cpu_list(tree.text(f"{CPUS}/online"))
     threads = len(online) or sum("processor" in block for block in blocks) or None
@@ -137,10 +153,10 @@ def _cpu_counts(tree: Tree, blocks: list[dict[str, str]], missing: Missing) -> d
     for name, count in counts.items():
         if count is None:
             missing.add(f"cpu.{name}", "the kernel describes no topology")
-    return counts
+    return tuple(counts.values())
 
 
-def _allowed(tree: Tree, missing: Missing) -> dict[str, Any]:
+def _allowed(tree: Tree, missing: Missing) -> CpuList:
     """The CPUs that this process may run on."""
     cpus: list[int] = []
     if tree.live and hasattr(os, "sched_getaffinity"):
@@ -149,11 +165,11 @@ def _allowed(tree: Tree, missing: Missing) -> dict[str, Any]:
         cpus = parse_cpu_list(parse_keys(tree.text("/proc/self/status")).get("Cpus_allowed_list"))
     if not cpus:
         missing.add("cpu.allowed", "this system does not say which CPUs a process may use")
-        return {"cpus": None, "count": None}
-    return {"cpus": cpu_list(cpus), "count": len(cpus)}
+        return stated(CpuList, cpus=None, count=None)
+    return CpuList(cpu_list(cpus), len(cpus))
 
 
-def frequency_facts(tree: Tree, missing: Missing) -> dict[str, Any]:
+def frequency_facts(tree: Tree, missing: Missing) -> CpuFrequency:
     """Governor and limits, over every policy of the machine."""
     governors: set[str] = set()
     drivers: set[str] = set()
@@ -173,15 +189,16 @@ def frequency_facts(tree: Tree, missing: Missing) -> dict[str, Any]:
         missing.add("cpu.frequency", "the kernel offers no cpufreq here (usual in a virtual machine)")
     no_turbo = tree.number(f"{CPUS}/intel_pstate/no_turbo")
     boost = tree.number(f"{CPUS}/cpufreq/boost")
-    return {
-        "governors": sorted(governors) or None,
-        "drivers": sorted(drivers) or None,
-        "lowest_allowed_mhz": _mhz(limits["scaling_min_freq"], least=True),
-        "highest_allowed_mhz": _mhz(limits["scaling_max_freq"]),
-        "highest_possible_mhz": _mhz(limits["cpuinfo_max_freq"]),
-        "boost": bool(boost) if boost is not None else no_turbo == 0 if no_turbo is not None else None,
-        "smt": tree.text(f"{CPUS}/smt/control"),
-    }
+    return stated(
+        CpuFrequency,
+        governors=tuple(sorted(governors)) or None,
+        drivers=tuple(sorted(drivers)) or None,
+        lowest_allowed_mhz=_mhz(limits["scaling_min_freq"], least=True),
+        highest_allowed_mhz=_mhz(limits["scaling_max_freq"]),
+        highest_possible_mhz=_mhz(limits["cpuinfo_max_freq"]),
+        boost=bool(boost) if boost is not None else no_turbo == 0 if no_turbo is not None else None,
+        smt=tree.text(f"{CPUS}/smt/control"),
+    )
 
 
 def _mhz(values_khz: set[int], least: bool = False) -> float | None:
@@ -215,31 +232,32 @@ def parse_meminfo(text: str | None) -> dict[str, int]:
     return values
 
 
-def memory_facts(tree: Tree, missing: Missing) -> dict[str, Any]:
+def memory_facts(tree: Tree, missing: Missing) -> HostMemory:
     values = parse_meminfo(tree.text("/proc/meminfo"))
     total = values.get("MemTotal")
     if total is None and tree.live:
         total = _total_from_system()
-    facts: dict[str, Any] = {
-        "total_bytes": total,
-        "available_bytes": values.get("MemAvailable"),
-        "swap_total_bytes": values.get("SwapTotal"),
-        "swap_free_bytes": values.get("SwapFree"),
-        "huge_pages": values.get("HugePages_Total"),
-        "huge_page_bytes": values.get("Hugepagesize"),
-        "transparent_huge_pages": _chosen(tree.text("/sys/kernel/mm/transparent_hugepage/enabled")),
-        "numa_balancing": tree.number("/proc/sys/kernel/numa_balancing"),
-        "swappiness": tree.number("/proc/sys/vm/swappiness"),
-    }
-    for name, value in facts.items():
-        if value is None:
-            missing.add(f"memory.{name}", "the kernel does not state it")
+    facts = stated(
+        HostMemory,
+        total_bytes=total,
+        available_bytes=values.get("MemAvailable"),
+        swap_total_bytes=values.get("SwapTotal"),
+        swap_free_bytes=values.get("SwapFree"),
+        huge_pages=values.get("HugePages_Total"),
+        huge_page_bytes=values.get("Hugepagesize"),
+        transparent_huge_pages=_chosen(tree.text("/sys/kernel/mm/transparent_hugepage/enabled")),
+        numa_balancing=tree.number("/proc/sys/kernel/numa_balancing"),
+        swappiness=tree.number("/proc/sys/vm/swappiness"),
+    )
+    for field in fields(facts):
+        if getattr(facts, field.name) is None:
+            missing.add(f"memory.{field.name}", "the kernel does not state it")
     return facts
 
 
-def numa_facts(tree: Tree, missing: Missing) -> list[dict[str, Any]]:
+def numa_facts(tree: Tree, missing: Missing) -> tuple[NumaNode, ...]:
     """Each NUMA node with its CPUs and memory; one without CPUs may be a device's memory (Grace Hopper)."""
-    nodes: list[dict[str, Any]] = []
+    nodes: list[NumaNode] = []
     for folder in tree.names(f"{NODES}/node[0-9]*"):
         number = whole_number(folder.rpartition("node")[2])
         if number is None:
@@ -249,17 +267,18 @@ def numa_facts(tree: Tree, missing: Missing) -> list[dict[str, Any]]:
         lines = re.sub(r"(?m)^Node\s+[0-9]+\s+", "", tree.text(f"{folder}/meminfo") or "")
         distances = tree.text(f"{folder}/distance")
         nodes.append(
-            {
-                "node": number,
-                "cpus": cpus or "",
-                "cpu_count": len(parse_cpu_list(cpus)),
-                "memory_bytes": parse_meminfo(lines).get("MemTotal"),
-                "distances": [int(word) for word in (distances or "").split() if is_digits(word)],
-            }
+            stated(
+                NumaNode,
+                node=number,
+                cpus=cpus or "",
+                cpu_count=len(parse_cpu_list(cpus)),
+                memory_bytes=parse_meminfo(lines).get("MemTotal"),
+                distances=tuple(int(word) for word in (distances or "").split() if is_digits(word)),
+            )
         )
     if not nodes:
         missing.add("numa", "the kernel describes no NUMA nodes")
-    return nodes
+    return tuple(nodes)
 
 
 def _chosen(text: str | None) -> str | None:
@@ -314,12 +333,12 @@ def parse_membership(text: str | None) -> dict[str, str]:
     return paths
 
 
-def cgroup_facts(tree: Tree, missing: Missing) -> dict[str, Any]:
+def cgroup_facts(tree: Tree, missing: Missing) -> CgroupLimits:
     mounts = parse_mounts(tree.text("/proc/self/mountinfo"))
     paths = parse_membership(tree.text("/proc/self/cgroup"))
     if not mounts:
         missing.add("cgroup", "no control group file system is mounted here")
-        return {"version": None, "cpu_limit_cores": None, "memory_limit_bytes": None, "cpus": None}
+        return stated(CgroupLimits, version=None, cpu_limit_cores=None, memory_limit_bytes=None, cpus=None)
     cpu = [_cpu_quota(tree, *place) for place in _cgroup_folders(mounts, paths, "cpu")]
     memory = [_memory_limit(tree, *place) for place in _cgroup_folders(mounts, paths, "memory")]
     cpu_limit = min((limit for limit in cpu if limit is not None), default=None)
@@ -335,12 +354,13 @@ def cgroup_facts(tree: Tree, missing: Missing) -> dict[str, Any]:
     if cpus is None:
         missing.add("cgroup.cpus", "no control group of this process names CPUs")
     versions = sorted({mount.version for mount in mounts})
-    return {
-        "version": versions[0] if len(versions) == 1 else "1 and 2",
-        "cpu_limit_cores": cpu_limit,
-        "memory_limit_bytes": memory_limit,
-        "cpus": cpus,
-    }
+    return stated(
+        CgroupLimits,
+        version=versions[0] if len(versions) == 1 else "1 and 2",
+        cpu_limit_cores=cpu_limit,
+        memory_limit_bytes=memory_limit,
+        cpus=cpus,
+    )
 
 
 class CpuLimits:
@@ -356,19 +376,19 @@ class CpuLimits:
         read = any(tree.exists(f"{folder}/cpu.stat") for _, folder in places)
         self._unlimited = read and all(_cpu_quota(tree, *place) is None for place in places)
 
-    def sample(self) -> dict[str, Any]:
-        """Counted since the groups were made; null where none counts it."""
+    def with_limits(self, sample: ConditionSample) -> ConditionSample:
+        """The sample with what was counted since the groups were made, where one counts it."""
         if self._unlimited:
-            return {"cgroup_unlimited": True}
+            return replace(sample, cgroup_unlimited=True)
         if not self._files:
-            return {}
+            return sample
         times, stopped_s = 0, 0.0
         for name in self._files:
             stat = dict(line.split(maxsplit=1) for line in (self._tree.text(name) or "").splitlines() if " " in line)
             times += whole_number(stat.get("nr_throttled")) or 0
             stopped_s += (whole_number(stat.get("throttled_usec")) or 0) / 1e6  # version 2
             stopped_s += (whole_number(stat.get("throttled_time")) or 0) / 1e9  # version 1
-        return {"cgroup_throttled": times, "cgroup_throttled_s": stopped_s}
+        return replace(sample, cgroup_throttled=times, cgroup_throttled_s=stopped_s)
 
 
 def _cgroup_folders(mounts: list[CgroupMount], paths: dict[str, str], controller: str) -> list[tuple[int, str]]:
@@ -430,7 +450,7 @@ def kernel_release(tree: Tree) -> str | None:
     return tree.text("/proc/sys/kernel/osrelease") or (platform.release() if tree.live else None)
 
 
-def load_average(tree: Tree, missing: Missing | None = None) -> list[float] | None:
+def load_average(tree: Tree, missing: Missing | None = None) -> tuple[float, ...] | None:
     """Runnable processes on average over 1, 5 and 15 minutes."""
     try:
         numbers = [float(word) for word in (tree.text("/proc/loadavg") or "").split()[:3]]
@@ -438,7 +458,7 @@ def load_average(tree: Tree, missing: Missing | None = None) -> list[float] | No
         numbers = []
     if not numbers and missing is not None:
         missing.add("load_average", "the kernel does not state it")
-    return numbers or None
+    return tuple(numbers) or None
 
 
 def _os_name(tree: Tree, missing: Missing) -> str | None:
@@ -468,20 +488,20 @@ def _product(tree: Tree, missing: Missing) -> str | None:
     return name or None
 
 
-def hypervisor_facts(tree: Tree, missing: Missing) -> dict[str, Any]:
+def hypervisor_facts(tree: Tree, missing: Missing) -> Hypervisor:
     """Whether this is a virtual machine, of which kind, and how that is known."""
     name, evidence = _hypervisor(tree)
     if name is not None:
-        return {"present": True, "name": name, "evidence": evidence}
+        return Hypervisor(True, name, evidence)
     cpuinfo = parse_keys(tree.text("/proc/cpuinfo"))
     flags = cpuinfo.get("flags")
     if flags is not None and "hypervisor" in flags.split():
         missing.add("hypervisor.name", "the CPU says there is a hypervisor, nothing says which")
-        return {"present": True, "name": None, "evidence": "the CPU's hypervisor flag"}
+        return stated(Hypervisor, present=True, name=None, evidence="the CPU's hypervisor flag")
     if flags is not None:
-        return {"present": False, "name": None, "evidence": "the CPU has no hypervisor flag"}
+        return stated(Hypervisor, present=False, name=None, evidence="the CPU has no hypervisor flag")
     missing.add("hypervisor", "an ARM CPU does not say whether it is virtual, and nothing else did")
-    return {"present": None, "name": None, "evidence": None}
+    return stated(Hypervisor, present=None, name=None, evidence=None)
 
 
 def _hypervisor(tree: Tree) -> tuple[str | None, str | None]:

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
+from prony_node.contract.facts import (
+    ConditionSample,
+    DeviceClocks,
+    DeviceFacts,
+    DeviceProcess,
+    PciLink,
+    PowerLimits,
+)
+from prony_node.contract.typed import stated
 from prony_node.facts.tree import Missing, normal_address
 from prony_node.nvml import Nvml, NvmlError, open_nvml
 
@@ -37,63 +47,64 @@ def driver_version() -> str | None:
     return version if isinstance(version, str) else None
 
 
-def nvidia_facts(uuid: str | None, address: str | None, missing: Missing) -> dict[str, Any]:
+def nvidia_facts(uuid: str | None, address: str | None, missing: Missing) -> DeviceFacts:
     """Everything NVML says of a device; what it refuses is null with its reason."""
     nvml, reason = opened()
     handle = nvml.find(uuid, address) if nvml is not None else None
     if nvml is None or handle is None:
         why = reason or "NVML knows no device of this UUID or PCI address"
         missing.add("driver, pci link, clocks, power_limit, ecc, mig, temperatures_c, processes", why)
-        return {}
+        return DeviceFacts()
     nvml.reasons.clear()
     is_slice, whole = whole_device(nvml, handle)
-    facts = {
-        "name": nvml.try_ask("nvmlDeviceGetName", whole),
-        "uuid": nvml.try_ask("nvmlDeviceGetUUID", handle),
-        "counts_as": "one MIG slice of a GPU" if is_slice else "one GPU",
-        "driver": nvml.try_ask("nvmlSystemGetDriverVersion"),
-        "driver_cuda": _cuda_version(nvml.try_ask("nvmlSystemGetCudaDriverVersion_v2")),
-        "vbios": nvml.try_ask("nvmlDeviceGetVbiosVersion", whole),
-        "pci": _pci(nvml, whole),
-        "clocks": _clocks(nvml, whole),
-        "power_limit": _power_limits(nvml, whole),
-        "ecc": _switch(nvml.try_ask("nvmlDeviceGetEccMode", whole)),
-        "mig": _switch(nvml.try_ask("nvmlDeviceGetMigMode", whole)),
-        "persistence": _switch(nvml.try_ask("nvmlDeviceGetPersistenceMode", whole)),
-        "compute_mode": _word(COMPUTE_MODES, nvml.try_ask("nvmlDeviceGetComputeMode", whole)),
-        "virtualisation": _word(VIRTUALISATION, nvml.try_ask("nvmlDeviceGetVirtualizationMode", whole)),
-        "confidential_compute": _confidential(nvml),
-        "temperatures_c": _temperatures(nvml, whole),
-        "energy_counter": nvml.try_ask("nvmlDeviceGetTotalEnergyConsumption", whole) is not None,
-        "processes": processes(nvml, handle),
-    }
+    facts = stated(
+        DeviceFacts,
+        name=nvml.try_ask("nvmlDeviceGetName", whole),
+        uuid=nvml.try_ask("nvmlDeviceGetUUID", handle),
+        counts_as="one MIG slice of a GPU" if is_slice else "one GPU",
+        driver=nvml.try_ask("nvmlSystemGetDriverVersion"),
+        driver_cuda=_cuda_version(nvml.try_ask("nvmlSystemGetCudaDriverVersion_v2")),
+        vbios=nvml.try_ask("nvmlDeviceGetVbiosVersion", whole),
+        pci=_pci(nvml, whole),
+        clocks=_clocks(nvml, whole),
+        power_limit=_power_limits(nvml, whole),
+        ecc=_switch(nvml.try_ask("nvmlDeviceGetEccMode", whole)),
+        mig=_switch(nvml.try_ask("nvmlDeviceGetMigMode", whole)),
+        persistence=_switch(nvml.try_ask("nvmlDeviceGetPersistenceMode", whole)),
+        compute_mode=_word(COMPUTE_MODES, nvml.try_ask("nvmlDeviceGetComputeMode", whole)),
+        virtualisation=_word(VIRTUALISATION, nvml.try_ask("nvmlDeviceGetVirtualizationMode", whole)),
+        confidential_compute=_confidential(nvml),
+        temperatures_c=_temperatures(nvml, whole),
+        energy_counter=nvml.try_ask("nvmlDeviceGetTotalEnergyConsumption", whole) is not None,
+        processes=processes(nvml, handle),
+    )
     for function, why in nvml.reasons.items():
         missing.add(function.removeprefix("nvmlDeviceGet").removeprefix("nvmlSystemGet"), why)
     return facts
 
 
-def sample(nvml: Nvml, handle: Any, whole: Any) -> dict[str, Any]:
-    """Clocks, temperature, power, throttle reasons, PCIe link and processes of the moment."""
+def with_device(sample: ConditionSample, nvml: Nvml, whole: Any) -> ConditionSample:
+    """The sample with clocks, temperature, power, throttle reasons, memory and PCIe link of the moment."""
     memory = nvml.try_ask("nvmlDeviceGetMemoryInfo", whole, MEMORY_INFO_V2)
-    return {
-        "sm_clock_mhz": nvml.try_ask("nvmlDeviceGetClockInfo", whole, SM_CLOCK),
-        "memory_clock_mhz": nvml.try_ask("nvmlDeviceGetClockInfo", whole, MEMORY_CLOCK),
-        "temperature_c": nvml.try_ask("nvmlDeviceGetTemperature", whole, 0),
-        "power_w": _divided(nvml.try_ask("nvmlDeviceGetPowerUsage", whole), 1000),
-        "throttle": nvml.throttle(whole),
-        "pcie_generation": nvml.try_ask("nvmlDeviceGetCurrPcieLinkGeneration", whole),
-        "pcie_width": nvml.try_ask("nvmlDeviceGetCurrPcieLinkWidth", whole),
-        "memory_used_bytes": getattr(memory, "used", None),
-        "processes": processes(nvml, handle),
-    }
+    return replace(
+        sample,
+        sm_clock_mhz=nvml.try_ask("nvmlDeviceGetClockInfo", whole, SM_CLOCK),
+        memory_clock_mhz=nvml.try_ask("nvmlDeviceGetClockInfo", whole, MEMORY_CLOCK),
+        temperature_c=nvml.try_ask("nvmlDeviceGetTemperature", whole, 0),
+        power_w=_divided(nvml.try_ask("nvmlDeviceGetPowerUsage", whole), 1000),
+        throttle=None if (words := nvml.throttle(whole)) is None else tuple(words),
+        pcie_generation=nvml.try_ask("nvmlDeviceGetCurrPcieLinkGeneration", whole),
+        pcie_width=nvml.try_ask("nvmlDeviceGetCurrPcieLinkWidth", whole),
+        memory_used_bytes=getattr(memory, "used", None),
+    )
 
 
-def processes(nvml: Nvml, handle: Any) -> list[dict[str, Any]] | None:
+def processes(nvml: Nvml, handle: Any) -> tuple[DeviceProcess, ...] | None:
     """Compute processes on the device that NVML shows here; None when it refuses."""
     listed = nvml.try_ask("nvmlDeviceGetComputeRunningProcesses", handle)
     if not isinstance(listed, list):
         return None
-    return [{"pid": one.pid, "memory_bytes": getattr(one, "usedGpuMemory", None)} for one in listed]
+    return tuple(stated(DeviceProcess, pid=one.pid, memory_bytes=getattr(one, "usedGpuMemory", None)) for one in listed)
 
 
 def whole_device(nvml: Nvml, handle: Any) -> tuple[bool, Any]:
@@ -108,39 +119,44 @@ def _cuda_version(number: Any) -> str | None:
     return f"{number // 1000}.{number % 1000 // 10}" if isinstance(number, int) else None
 
 
-def _pci(nvml: Nvml, handle: Any) -> dict[str, Any]:
+def _pci(nvml: Nvml, handle: Any) -> PciLink:
     info = nvml.try_ask("nvmlDeviceGetPciInfo", handle)
     address = getattr(info, "busId", None)
-    return {
-        "address": normal_address(address.decode() if isinstance(address, bytes) else address),
-        "generation_now": nvml.try_ask("nvmlDeviceGetCurrPcieLinkGeneration", handle),
-        "generation_max": nvml.try_ask("nvmlDeviceGetMaxPcieLinkGeneration", handle),
-        "width_now": nvml.try_ask("nvmlDeviceGetCurrPcieLinkWidth", handle),
-        "width_max": nvml.try_ask("nvmlDeviceGetMaxPcieLinkWidth", handle),
-    }
+    return stated(
+        PciLink,
+        address=normal_address(address.decode() if isinstance(address, bytes) else address),
+        generation_now=nvml.try_ask("nvmlDeviceGetCurrPcieLinkGeneration", handle),
+        generation_max=nvml.try_ask("nvmlDeviceGetMaxPcieLinkGeneration", handle),
+        width_now=nvml.try_ask("nvmlDeviceGetCurrPcieLinkWidth", handle),
+        width_max=nvml.try_ask("nvmlDeviceGetMaxPcieLinkWidth", handle),
+    )
 
 
-def _clocks(nvml: Nvml, handle: Any) -> dict[str, Any]:
-    clocks: dict[str, Any] = {}
-    for name, kind in (("sm", SM_CLOCK), ("memory", MEMORY_CLOCK)):
-        clocks[f"{name}_now_mhz"] = nvml.try_ask("nvmlDeviceGetClockInfo", handle, kind)
-        clocks[f"{name}_max_mhz"] = nvml.try_ask("nvmlDeviceGetMaxClockInfo", handle, kind)
-        clocks[f"{name}_application_mhz"] = nvml.try_ask("nvmlDeviceGetApplicationsClock", handle, kind)
-    return clocks
+def _clocks(nvml: Nvml, handle: Any) -> DeviceClocks:
+    return stated(
+        DeviceClocks,
+        sm_now_mhz=nvml.try_ask("nvmlDeviceGetClockInfo", handle, SM_CLOCK),
+        sm_max_mhz=nvml.try_ask("nvmlDeviceGetMaxClockInfo", handle, SM_CLOCK),
+        sm_application_mhz=nvml.try_ask("nvmlDeviceGetApplicationsClock", handle, SM_CLOCK),
+        memory_now_mhz=nvml.try_ask("nvmlDeviceGetClockInfo", handle, MEMORY_CLOCK),
+        memory_max_mhz=nvml.try_ask("nvmlDeviceGetMaxClockInfo", handle, MEMORY_CLOCK),
+        memory_application_mhz=nvml.try_ask("nvmlDeviceGetApplicationsClock", handle, MEMORY_CLOCK),
+    )
 
 
-def _power_limits(nvml: Nvml, handle: Any) -> dict[str, float | None]:
+def _power_limits(nvml: Nvml, handle: Any) -> PowerLimits:
     range_mw = nvml.try_ask("nvmlDeviceGetPowerManagementLimitConstraints", handle) or (None, None)
-    return {
-        "set_w": _divided(nvml.try_ask("nvmlDeviceGetPowerManagementLimit", handle), 1000),
-        "enforced_w": _divided(nvml.try_ask("nvmlDeviceGetEnforcedPowerLimit", handle), 1000),
-        "default_w": _divided(nvml.try_ask("nvmlDeviceGetPowerManagementDefaultLimit", handle), 1000),
-        "min_w": _divided(range_mw[0], 1000),
-        "max_w": _divided(range_mw[1], 1000),
-    }
+    return stated(
+        PowerLimits,
+        set_w=_divided(nvml.try_ask("nvmlDeviceGetPowerManagementLimit", handle), 1000),
+        enforced_w=_divided(nvml.try_ask("nvmlDeviceGetEnforcedPowerLimit", handle), 1000),
+        default_w=_divided(nvml.try_ask("nvmlDeviceGetPowerManagementDefaultLimit", handle), 1000),
+        min_w=_divided(range_mw[0], 1000),
+        max_w=_divided(range_mw[1], 1000),
+    )
 
 
-def _temperatures(nvml: Nvml, handle: Any) -> dict[str, Any]:
+def _temperatures(nvml: Nvml, handle: Any) -> dict[str, float | None]:
     values = nvml.try_ask("nvmlDeviceGetFieldValues", handle, [MEMORY_TEMPERATURE])
     memory = values[0] if values else None
     readable = memory is not None and getattr(memory, "nvmlReturn", 1) == 0
@@ -196,25 +212,26 @@ class ErrorWatch:
                 self._events = None
         self._forget_reasons()
 
-    def read(self) -> dict[str, Any]:
-        """Counters so far and new XIDs; what NVML does not tell is null."""
+    def with_errors(self, sample: ConditionSample) -> ConditionSample:
+        """The sample with counters so far and new XIDs, as far as NVML tells of them."""
         rows = self._nvml.try_ask("nvmlDeviceGetRemappedRows", self._whole)
         known = isinstance(rows, (tuple, list)) and len(rows) == 4
         retired = None if known else self._nvml.try_ask("nvmlDeviceGetRetiredPages", self._whole, DOUBLE_BIT_ERROR)
-        errors = {
-            "ecc_uncorrected": self._nvml.try_ask(
+        found = replace(
+            sample,
+            ecc_uncorrected=self._nvml.try_ask(
                 "nvmlDeviceGetTotalEccErrors", self._whole, UNCORRECTED, SINCE_DRIVER_LOAD
             ),
-            "remapped_rows": int(rows[0]) + int(rows[1]) if known else None,
-            "remap_pending": bool(rows[2]) if known else None,
-            "remap_failed": bool(rows[3]) if known else None,
-            "retired_pages": len(retired) if isinstance(retired, list) else None,
-            "xids": self._new_xids(),
-        }
+            remapped_rows=int(rows[0]) + int(rows[1]) if known else None,
+            remap_pending=bool(rows[2]) if known else None,
+            remap_failed=bool(rows[3]) if known else None,
+            retired_pages=len(retired) if isinstance(retired, list) else None,
+            xids=self._new_xids(),
+        )
         self._forget_reasons()
-        return errors
+        return found
 
-    def _new_xids(self) -> list[int] | None:
+    def _new_xids(self) -> tuple[int, ...] | None:
         if self._events is None:
             return None
         found: list[int] = []
@@ -222,10 +239,10 @@ class ErrorWatch:
             event = self._nvml.try_ask("nvmlEventSetWait_v2", self._events, 0)
             if event is None:  # none is waiting, which NVML calls a timeout
                 waited = "timeout" in self._nvml.reasons.get("nvmlEventSetWait_v2", "").lower()
-                return found if waited or found else None
+                return tuple(found) if waited or found else None
             if getattr(event, "eventType", 0) & XID_EVENT:
                 found.append(int(getattr(event, "eventData", 0)))
-        return found
+        return tuple(found)
 
     def _forget_reasons(self) -> None:
         """A reason here is not why a clock or a list of processes could not be read."""
@@ -245,40 +262,67 @@ PATHS = {
 }
 
 
-def nvidia_links(missing: Missing) -> dict[str, Any]:
+@dataclass(frozen=True)
+class LinkedDevice:
+    """A device with the number of its active NVLinks."""
+
+    uuid: str
+    name: str | None
+    address: str | None
+    nvlinks_active: int | None
+
+
+@dataclass(frozen=True)
+class DevicePair:
+    """Two devices, whether NVLink joins them, and the path over PCIe."""
+
+    between: tuple[str, str]
+    nvlink: bool | None
+    pcie: str | None
+
+
+@dataclass(frozen=True)
+class DeviceLinks:
+    """How devices are linked to each other."""
+
+    devices: tuple[LinkedDevice, ...] = ()
+    pairs: tuple[DevicePair, ...] = ()
+
+
+def nvidia_links(missing: Missing) -> DeviceLinks:
     """Each device with its active NVLinks, and each pair of devices with the path between them."""
     nvml, reason = opened()
     if nvml is None:
         missing.add("links", reason)
-        return {"devices": [], "pairs": []}
+        return DeviceLinks()
     try:
         handles, _ = nvml.handles()
     except NvmlError as error:
         missing.add("links", str(error))
-        return {"devices": [], "pairs": []}
-    devices: list[dict[str, Any]] = []
+        return DeviceLinks()
+    devices: list[LinkedDevice] = []
     for uuid, handle in handles.items():
         states = [nvml.try_ask("nvmlDeviceGetNvLinkState", handle, link) for link in range(MOST_LINKS)]
         address = getattr(nvml.try_ask("nvmlDeviceGetPciInfo", handle), "busId", None)
         devices.append(
-            {
-                "uuid": uuid,
-                "name": nvml.try_ask("nvmlDeviceGetName", handle),
-                "address": normal_address(address.decode() if isinstance(address, bytes) else address),
-                "nvlinks_active": sum(state == 1 for state in states) if any(s is not None for s in states) else None,
-            }
+            LinkedDevice(
+                uuid,
+                nvml.try_ask("nvmlDeviceGetName", handle),
+                normal_address(address.decode() if isinstance(address, bytes) else address),
+                sum(state == 1 for state in states) if any(s is not None for s in states) else None,
+            )
         )
-    if devices and all(device["nvlinks_active"] is None for device in devices):
+    if devices and all(device.nvlinks_active is None for device in devices):
         missing.add("links.nvlink", nvml.reasons.get("nvmlDeviceGetNvLinkState", "NVML does not state it"))
     pairs = []
     for one, other in combinations(handles, 2):
         ancestor = nvml.try_ask("nvmlDeviceGetTopologyCommonAncestor", handles[one], handles[other])
         status = nvml.try_ask("nvmlDeviceGetP2PStatus", handles[one], handles[other], NVLINK_CAPABILITY)
         pairs.append(
-            {
-                "between": [one, other],
-                "nvlink": None if status is None else status == 0,
-                "pcie": PATHS.get(ancestor) if isinstance(ancestor, int) else None,
-            }
+            DevicePair(
+                (one, other),
+                None if status is None else status == 0,
+                PATHS.get(ancestor) if isinstance(ancestor, int) else None,
+            )
         )
-    return {"devices": devices, "pairs": pairs}
+    return DeviceLinks(tuple(devices), tuple(pairs))

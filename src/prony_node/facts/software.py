@@ -9,6 +9,7 @@ the objects, refs and index of the repository, and to nothing else.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -16,16 +17,18 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from prony_node import __version__
 from prony_node.contract.cache import private_folder
+from prony_node.contract.facts import SoftwareFacts, SourceFacts
 from prony_node.contract.plugins import installed_code
 from prony_node.contract.run_folder import node_source_hash
 from prony_node.contract.safe_files import read_plain
+from prony_node.contract.typed import stated
 from prony_node.facts.tree import Missing, Tree
 
 PACKAGES = (
@@ -38,7 +41,7 @@ EXPECTED = ("torch", "torchvision", "numpy", "triton", "nvidia-ml-py")  # whose 
 FAMILIES = ("nvidia-", "intel-", "rocm")  # CUDA, cuDNN, NCCL and their kin come as wheels with such names
 
 
-def software_facts(root: Path = Path("/")) -> dict[str, Any]:
+def software_facts(root: Path = Path("/")) -> SoftwareFacts:
     tree, missing = Tree(root), Missing()
     packages = package_versions()
     for name in EXPECTED:
@@ -47,19 +50,20 @@ def software_facts(root: Path = Path("/")) -> dict[str, Any]:
     libc = " ".join(platform.libc_ver()).strip()
     if not libc:
         missing.add("libc", "the interpreter does not say which it was linked with")
-    return {
-        "python": platform.python_version(),
-        "implementation": platform.python_implementation(),
-        "compiler": platform.python_compiler(),
-        "global_interpreter_lock": not _free_threaded(),
-        "libc": libc or None,
-        "prony_node": __version__,
-        "prony_node_source": node_source_hash(),
-        "packages": packages,
-        "drivers": driver_versions(tree),
-        "plugins": [code.to_json() for code in installed_code()],
-        "missing": missing.entries,
-    }
+    return stated(
+        SoftwareFacts,
+        python=platform.python_version(),
+        implementation=platform.python_implementation(),
+        compiler=platform.python_compiler(),
+        global_interpreter_lock=not _free_threaded(),
+        libc=libc or None,
+        prony_node=__version__,
+        prony_node_source=node_source_hash(),
+        packages=packages,
+        drivers=driver_versions(tree),
+        plugins=installed_code(),
+        missing=tuple(missing.entries),
+    )
 
 
 IMPORTED = (
@@ -172,26 +176,40 @@ class _Repository:
         return done.stdout.decode("utf-8", "surrogateescape")
 
 
-def source_facts(folder: Path) -> dict[str, Any]:
+def source_facts(folder: Path) -> SourceFacts:
     """Commit, branch and whether anything differs from it; no repository is fine, and said."""
     missing = Missing()
-    facts: dict[str, Any] = {"commit": None, "branch": None, "dirty": None, "described": None}
+    commit: str | None = None
+    branch: str | None = None
+    dirty: bool | None = None
+    described: str | None = None
     try:
         top, git = _find(folder)
         with private_folder("prony-git-") as place:
             repository = _Repository(top, place, until=time.monotonic() + LIMIT_S)
             _prepare(repository, git)
-            facts["commit"] = _line(repository.ask("rev-parse", "--verify", "HEAD"))
-            for name, find in (("branch", _branch), ("dirty", _is_dirty), ("described", _described)):
-                try:
-                    facts[name] = find(repository)
-                except _Unknown as error:
-                    missing.add(name, str(error))
+            commit = _line(repository.ask("rev-parse", "--verify", "HEAD"))
+            with _noting("branch", missing):
+                branch = _branch(repository)
+            with _noting("dirty", missing):
+                dirty = _is_dirty(repository)
+            with _noting("described", missing):
+                described = _described(repository)
     except _Unknown as error:
         missing.add("commit", str(error))
     except OSError as error:
         missing.add("commit", f"the repository cannot be read: {error.strerror or error}")
-    return facts | {"missing": missing.entries}
+    return stated(SourceFacts, commit=commit, branch=branch, dirty=dirty, described=described,
+                  missing=tuple(missing.entries))  # fmt: skip
+
+
+@contextlib.contextmanager
+def _noting(name: str, missing: Missing) -> Iterator[None]:
+    """What is not known is missing, with its reason."""
+    try:
+        yield
+    except _Unknown as error:
+        missing.add(name, str(error))
 
 
 def _find(folder: Path) -> tuple[Path, Path]:

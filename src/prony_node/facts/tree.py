@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from prony_node.contract.digits import is_digits
+from prony_node.contract.facts import MissingFact, PciLink
+from prony_node.contract.typed import stated
 
 MOST_BYTES = 4 << 20  # no file of /proc or /sys that is read here is longer
 
@@ -16,10 +17,10 @@ MOST_BYTES = 4 << 20  # no file of /proc or /sys that is read here is longer
 class Missing:
     """What could not be found, and why: a fact is null with an entry here, never a guess."""
 
-    entries: list[dict[str, str]] = field(default_factory=list)
+    entries: list[MissingFact] = field(default_factory=list)
 
     def add(self, what: str, reason: str) -> None:
-        self.entries.append({"what": what, "reason": reason})
+        self.entries.append(MissingFact(what, reason))
 
 
 @dataclass(frozen=True)
@@ -132,19 +133,20 @@ def normal_address(text: str | None) -> str | None:
     return f"{domain:04x}:{int(match[2], 16):02x}:{int(match[3], 16):02x}.{match[4]}"
 
 
-def link_facts(tree: Tree, address: str | None) -> dict[str, Any]:
+def link_facts(tree: Tree, address: str | None) -> PciLink:
     """Address, link generation and width now and at most, and the NUMA node; null where not stated."""
     folder = f"/sys/bus/pci/devices/{address}" if address else None
     node = tree.number(f"{folder}/numa_node") if folder else None
-    return {
-        "address": address,
-        "generation_now": generation(tree.text(f"{folder}/current_link_speed")) if folder else None,
-        "generation_max": generation(tree.text(f"{folder}/max_link_speed")) if folder else None,
-        "width_now": _width(tree.number(f"{folder}/current_link_width")) if folder else None,
-        "width_max": _width(tree.number(f"{folder}/max_link_width")) if folder else None,
-        "numa_node": node if node is not None and node >= 0 else None,  # -1: the firmware does not say
-        "cpus": tree.text(f"{folder}/local_cpulist") if folder else None,
-    }
+    return stated(
+        PciLink,
+        address=address,
+        generation_now=generation(tree.text(f"{folder}/current_link_speed")) if folder else None,
+        generation_max=generation(tree.text(f"{folder}/max_link_speed")) if folder else None,
+        width_now=_width(tree.number(f"{folder}/current_link_width")) if folder else None,
+        width_max=_width(tree.number(f"{folder}/max_link_width")) if folder else None,
+        numa_node=node if node is not None and node >= 0 else None,  # -1: the firmware does not say
+        cpus=tree.text(f"{folder}/local_cpulist") if folder else None,
+    )
 
 
 def generation(speed: str | None) -> int | None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from prony_node.contract.digits import is_digits
+from prony_node.contract.facts import ConditionSample, DeviceFacts, DeviceProcess
 from prony_node.contract.machine import parse_cpu_list
 from prony_node.facts import amd, nvidia
 from prony_node.facts.container import pid_namespace
 from prony_node.facts.host import CPUS, CpuLimits, cgroup_facts, hypervisor_facts, load_average, parse_meminfo
 from prony_node.facts.nvidia import ErrorWatch
-from prony_node.facts.tree import Missing, Tree, link_facts, parse_keys, whole_number
+from prony_node.facts.tree import Missing, Tree, parse_keys, whole_number
 from prony_node.nvml import Nvml
 
 
@@ -87,8 +89,10 @@ def memory_of(tree: Tree, pids: set[int]) -> int | None:
     return pages * _page_bytes() if found else None
 
 
-def cpu_times(tree: Tree, ours: set[int], processes: dict[int, Process]) -> dict[str, Any]:
-    """CPU seconds since boot: of the whole machine, busy, stolen by a hypervisor, and our own.
+def with_cpu_times(
+    sample: ConditionSample, tree: Tree, ours: set[int], processes: dict[int, Process]
+) -> ConditionSample:
+    """The sample with CPU seconds since boot: of the whole machine, busy, stolen by a hypervisor, and our own.
 
     The time of a child that ended moves to its parent, so the sum over a living tree only grows.
     """
@@ -96,18 +100,19 @@ def cpu_times(tree: Tree, ours: set[int], processes: dict[int, Process]) -> dict
     first_line = (tree.text("/proc/stat") or "").partition("\n")[0].split()
     numbers = [whole_number(word) for word in first_line[1:9]] if first_line[:1] == ["cpu"] else []
     if len(numbers) < 8 or None in numbers:
-        return {"cpu_total_s": None, "cpu_busy_s": None, "cpu_stolen_s": None, "cpu_own_s": None}
+        return sample
     ticks = [number or 0 for number in numbers]  # user nice system idle iowait irq softirq steal
     own_ticks = sum(processes[pid].cpu_ticks for pid in ours if pid in processes)
-    return {
-        "cpu_total_s": sum(ticks) / ticks_a_second,
-        "cpu_busy_s": (sum(ticks) - ticks[3] - ticks[4]) / ticks_a_second,
-        "cpu_stolen_s": ticks[7] / ticks_a_second,
-        "cpu_own_s": own_ticks / ticks_a_second,
-    }
+    return replace(
+        sample,
+        cpu_total_s=sum(ticks) / ticks_a_second,
+        cpu_busy_s=(sum(ticks) - ticks[3] - ticks[4]) / ticks_a_second,
+        cpu_stolen_s=ticks[7] / ticks_a_second,
+        cpu_own_s=own_ticks / ticks_a_second,
+    )
 
 
-def allowed_times(tree: Tree, allowed: set[int]) -> dict[str, Any]:
+def allowed_times(tree: Tree, allowed: set[int]) -> tuple[float, float] | None:
     """CPU seconds since boot of the CPUs that we may use: all of them, and those in which they were idle."""
     total = idle = 0
     for line in (tree.text("/proc/stat") or "").splitlines():
@@ -117,9 +122,9 @@ def allowed_times(tree: Tree, allowed: set[int]) -> dict[str, Any]:
         if cpu in allowed and len(ticks) == 8:
             total, idle = total + sum(ticks), idle + ticks[3] + ticks[4]
     if not total:
-        return {"allowed_total_s": None, "allowed_idle_s": None}
+        return None
     ticks_a_second = _ticks_a_second()
-    return {"allowed_total_s": total / ticks_a_second, "allowed_idle_s": idle / ticks_a_second}
+    return total / ticks_a_second, idle / ticks_a_second
 
 
 def _ticks_a_second() -> int:
@@ -143,10 +148,10 @@ MOST_CPUS_ASKED = 8  # asking a CPU for its clock may interrupt it, so ask a few
 class Watch:
     """Samples of the device that a rank computes on, and of the host around it. Nothing here raises."""
 
-    def __init__(self, device_facts: dict[str, Any], root: Path = Path("/")) -> None:
+    def __init__(self, device: DeviceFacts, root: Path = Path("/")) -> None:
         self.tree = Tree(root)
-        self.kind = str(device_facts.get("kind") or "cpu")
-        self.address: str | None = (device_facts.get("pci") or {}).get("address")
+        self.kind = device.kind or "cpu"
+        self.address = device.address
         self.roots = our_roots()
         self.reason: str | None = None
         self.nvml: Nvml | None = None
@@ -155,29 +160,28 @@ class Watch:
         self.errors: ErrorWatch | None = None
         self._errors_due_s = 0.0
         self.limits = CpuLimits(self.tree)
-        self.memory_limit: int | None = cgroup_facts(self.tree, Missing())["memory_limit_bytes"]
-        is_amd = bool((device_facts.get("torch") or {}).get("hip"))
-        self.is_amd = self.kind == "cuda" and is_amd
-        if self.kind == "cuda" and not is_amd:
-            self._open_nvml(device_facts.get("uuid"))
+        self.memory_limit = cgroup_facts(self.tree, Missing()).memory_limit_bytes
+        self.is_amd = self.kind == "cuda" and device.torch is not None and bool(device.torch.hip)
+        if self.kind == "cuda" and not self.is_amd:
+            self._open_nvml(device.uuid)
         elif self.kind not in ("cpu", "cuda"):
             self.reason = f"no reader for {self.kind} devices yet"
-        self.invisible = self._why_invisible(device_facts.get("virtualisation"))
+        self.invisible = self._why_invisible(device.virtualisation)
         allowed = parse_cpu_list(parse_keys(self.tree.text("/proc/self/status")).get("Cpus_allowed_list"))
         self.allowed = set(allowed)
         self.cpus = allowed[:: max(1, -(-len(allowed) // MOST_CPUS_ASKED))]
 
-    def sample(self) -> dict[str, Any]:
+    def sample(self) -> ConditionSample:
         """What holds now; a value that cannot be read is null."""
-        sample: dict[str, Any] = {"t_s": time.monotonic()}
-        for part in (self._host, self._device):
+        sample = ConditionSample(time.monotonic())
+        for add in (self._with_host, self._with_device):
             try:
-                sample |= part()
+                sample = add(sample)
             except Exception as error:  # a sensor that fails costs its values, not the run
-                sample["reason"] = f"{type(error).__name__}: {error}"
+                sample = replace(sample, reason=f"{type(error).__name__}: {error}")
         return sample
 
-    def last_sample(self) -> dict[str, Any]:
+    def last_sample(self) -> ConditionSample:
         """After the rank has ended: what counts errors, once more."""
         self._errors_due_s = 0.0
         return self.sample()
@@ -199,12 +203,12 @@ class Watch:
         if namespace != "first":
             return "this container does not see the machine's other processes"
         virtual = hypervisor_facts(self.tree, Missing())
-        if virtual["present"] and virtualisation != "passthrough":
+        if virtual.present and virtualisation != "passthrough":
             # A device handed through whole belongs to this machine alone; another may be shared outside.
             return "this virtual machine does not see what others do with the device"
         return None
 
-    def _host(self) -> dict[str, Any]:
+    def _with_host(self, sample: ConditionSample) -> ConditionSample:
         counters = dict(
             line.split(maxsplit=1)
             for line in (self.tree.text("/proc/vmstat") or "").splitlines()
@@ -213,57 +217,54 @@ class Watch:
         average = load_average(self.tree)
         processes = all_processes(self.tree)
         self.ours = own_tree(processes, self.roots)
-        return {
-            "swap_in_pages": whole_number(counters.get("pswpin")),
-            "swap_out_pages": whole_number(counters.get("pswpout")),
-            "load_average": average[0] if average else None,
-            **cpu_times(self.tree, self.ours, processes),
-            **allowed_times(self.tree, self.allowed),
-            **self.limits.sample(),
-            **self._memory(),
-        }
+        total_s, idle_s = allowed_times(self.tree, self.allowed) or (None, None)
+        own, free = self._memory()
+        sample = replace(
+            sample,
+            swap_in_pages=whole_number(counters.get("pswpin")),
+            swap_out_pages=whole_number(counters.get("pswpout")),
+            load_average=average[0] if average else None,
+            allowed_total_s=total_s,
+            allowed_idle_s=idle_s,
+            memory_own_bytes=own,
+            memory_free_bytes=free,
+        )
+        return self.limits.with_limits(with_cpu_times(sample, self.tree, self.ours, processes))
 
-    def _memory(self) -> dict[str, Any]:
+    def _memory(self) -> tuple[int | None, int | None]:
         """Host memory of the ranks and what they started, and how much more they may have."""
         own = memory_of(self.tree, self.ours - self.roots)
         free = parse_meminfo(self.tree.text("/proc/meminfo")).get("MemAvailable")
         if free is not None and self.memory_limit is not None:
             free = min(free, max(0, self.memory_limit - (own or 0)))
-        return {"memory_own_bytes": own, "memory_free_bytes": free}
+        return own, free
 
-    def _device(self) -> dict[str, Any]:
+    def _with_device(self, sample: ConditionSample) -> ConditionSample:
         if self.kind == "cpu":
-            return self._cpu()
-        values: dict[str, Any] = {
-            "sm_clock_mhz": None, "memory_clock_mhz": None, "temperature_c": None, "power_w": None,
-            "throttle": None, "foreign_pids": None, "pcie_generation": None, "pcie_width": None,
-        }  # fmt: skip
-        processes = None
+            return self._with_cpu(sample)
         if self.nvml is not None:
-            values |= nvidia.sample(self.nvml, self.handle, self.whole)
-            processes = values.pop("processes")
-            if None in (values["throttle"], values["sm_clock_mhz"], processes):
-                values["reason"] = next(iter(self.nvml.reasons.values()), None)
+            sample = self._with_nvidia(sample, self.nvml)
         elif self.is_amd:
-            values |= amd.sample(self.tree, self.address)
-            link = link_facts(self.tree, self.address)
-            values |= {"pcie_generation": link["generation_now"], "pcie_width": link["width_now"]}
+            sample = amd.with_device(sample, self.tree, self.address)
         if self.errors is not None and time.monotonic() >= self._errors_due_s:
-            values |= self.errors.read()
+            sample = self.errors.with_errors(sample)
             self._errors_due_s = time.monotonic() + ERRORS_EVERY_S
-        if processes is not None:
-            foreign = [one for one in processes if one["pid"] not in self.ours]
-            values["foreign_pids"] = sorted(one["pid"] for one in foreign)
-            values["own_seen"] = len(foreign) < len(processes)
-            if self.whole is self.handle:  # a slice's processes do not account for the whole GPU's memory
-                values["unaccounted_bytes"] = _unaccounted(values.get("memory_used_bytes"), processes)
-        if self.invisible:
-            values["invisible"] = self.invisible
-        if self.reason:
-            values["reason"] = self.reason
-        return values
+        return replace(sample, invisible=self.invisible, reason=self.reason or sample.reason)
 
-    def _cpu(self) -> dict[str, Any]:
+    def _with_nvidia(self, sample: ConditionSample, nvml: Nvml) -> ConditionSample:
+        sample = nvidia.with_device(sample, nvml, self.whole)
+        processes = nvidia.processes(nvml, self.handle)
+        if sample.throttle is None or sample.sm_clock_mhz is None or processes is None:
+            sample = replace(sample, reason=next(iter(nvml.reasons.values()), None))
+        if processes is None:
+            return sample
+        foreign = sorted(one.pid for one in processes if one.pid not in self.ours)
+        sample = replace(sample, foreign_pids=tuple(foreign), own_seen=len(foreign) < len(processes))
+        if self.whole is self.handle:  # a slice's processes do not account for the whole GPU's memory
+            sample = replace(sample, unaccounted_bytes=_unaccounted(sample.memory_used_bytes, processes))
+        return sample
+
+    def _with_cpu(self, sample: ConditionSample) -> ConditionSample:
         clocks_khz = [self.tree.number(f"{CPUS}/cpu{cpu}/cpufreq/scaling_cur_freq") for cpu in self.cpus]
         known_khz = [clock for clock in clocks_khz if clock is not None]
         events = [
@@ -272,15 +273,16 @@ class Watch:
             for scope in ("core", "package")
         ]
         known_events = [count for count in events if count is not None]
-        return {
-            "cpu_clock_mhz": max(known_khz) / 1000 if known_khz else None,
-            "cpu_throttle_events": sum(known_events) if known_events else None,
-        }
+        return replace(
+            sample,
+            cpu_clock_mhz=max(known_khz) / 1000 if known_khz else None,
+            cpu_throttle_events=sum(known_events) if known_events else None,
+        )
 
 
-def _unaccounted(used_bytes: Any, processes: list[dict[str, Any]]) -> int | None:
+def _unaccounted(used_bytes: int | None, processes: Sequence[DeviceProcess]) -> int | None:
     """Device memory in use that no process in sight owns."""
-    owned = [one["memory_bytes"] for one in processes]
-    if not isinstance(used_bytes, int) or not owned or None in owned:
+    owned = [one.memory_bytes for one in processes if one.memory_bytes is not None]
+    if used_bytes is None or not owned or len(owned) < len(processes):
         return None
-    return max(0, used_bytes - int(sum(owned)))
+    return max(0, used_bytes - sum(owned))

@@ -4,42 +4,48 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from statistics import fmean, median
-from typing import Any
+from typing import TypeVar
 
-from prony_node.contract.run_folder import make_check as check
+from prony_node.contract.facts import ConditionSample, DeviceClocks, DeviceFacts, PciLink
+from prony_node.contract.record import Check, Level
 
-Sample = dict[str, Any]
-Check = dict[str, str]
+Value = TypeVar("Value")
 
 
-def around(samples: list[Sample], window: tuple[float, float] | None) -> list[Sample]:
+def around(samples: Sequence[ConditionSample], window: tuple[float, float] | None) -> Sequence[ConditionSample]:
     """The samples from the last one before a window to the first one after it: enough for a counter."""
     if window is None:
         return samples
-    before = [sample for sample in samples if sample["t_s"] <= window[0]][-1:]
-    within = [sample for sample in samples if window[0] < sample["t_s"] < window[1]]
-    after = [sample for sample in samples if sample["t_s"] >= window[1]][:1]
+    before = [sample for sample in samples if sample.t_s <= window[0]][-1:]
+    within = [sample for sample in samples if window[0] < sample.t_s < window[1]]
+    after = [sample for sample in samples if sample.t_s >= window[1]][:1]
     return before + within + after
 
 
-def reason(samples: list[Sample]) -> str:
+def reason(samples: Sequence[ConditionSample]) -> str:
     """Why nothing is known, as far as a sample says."""
     if not samples:
         return "no sample fell into the window"
-    return next((str(sample["reason"]) for sample in samples if sample.get("reason")), "the system does not state it")
+    return next((sample.reason for sample in samples if sample.reason), "the system does not state it")
 
 
-def known(samples: list[Sample], *names: str) -> list[Sample]:
+def known(samples: Sequence[ConditionSample], *values: Callable[[ConditionSample], object]) -> list[ConditionSample]:
     """The samples that have all of these values."""
-    return [sample for sample in samples if all(sample.get(name) is not None for name in names)]
+    return [sample for sample in samples if all(value(sample) is not None for value in values)]
 
 
-def grown(samples: list[Sample], name: str) -> float | None:
+def values_of(samples: Sequence[ConditionSample], value: Callable[[ConditionSample], Value | None]) -> list[Value]:
+    """This value of each sample that has it."""
+    return [own for sample in samples if (own := value(sample)) is not None]
+
+
+def grown(samples: Sequence[ConditionSample], counter: Callable[[ConditionSample], float | None]) -> float | None:
     """By how much a counter grew from the first sample that has it to the last; None with fewer than two."""
-    have = known(samples, name)
-    return float(have[-1][name] - have[0][name]) if len(have) >= 2 else None
+    have = values_of(samples, counter)
+    return float(have[-1] - have[0]) if len(have) >= 2 else None
 
 
 DROP = 0.05  # from the first half of the window to the second
@@ -53,80 +59,79 @@ EXPLAIN_CLOCK = {"power limit", "idle"}  # a clock that these lower is no settin
 MOSTLY = 0.5
 
 
-def at_default_power(facts: dict[str, Any]) -> bool:
-    """Whether the power limit is the one that the device was sold with."""
-    limits_w = facts.get("power_limit") or {}
-    limit_w, default_w = limits_w.get("set_w"), limits_w.get("default_w")
-    return bool(limit_w and default_w and limit_w >= default_w)
-
-
-def clocks(samples: list[Sample], facts: dict[str, Any]) -> Check:
+def clocks(samples: Sequence[ConditionSample], device: DeviceFacts) -> Check:
     """Of a device: is its clock fixed below what it can do, does it jump, did it drop?"""
-    have = known(samples, "sm_clock_mhz")
+    have = [(one, clock) for one in samples if (clock := one.sm_clock_mhz) is not None]
     if not have:
-        return check("clocks", "unknown", f"the device's clock could not be read: {reason(samples)}")
+        return Check("clocks", "unknown", f"the device's clock could not be read: {reason(samples)}")
     if len(have) < 2:
-        return check("clocks", "unknown", "one sample of the device's clock cannot show a drop")
-    values_mhz = [float(sample["sm_clock_mhz"]) for sample in have]
+        return Check("clocks", "unknown", "one sample of the device's clock cannot show a drop")
+    values_mhz = [clock for _, clock in have]
     spread = f"{min(values_mhz):.0f} to {max(values_mhz):.0f} MHz in {len(values_mhz)} samples"
-    highest_mhz = (facts.get("clocks") or {}).get("sm_max_mhz")
+    highest_mhz = (device.clocks or DeviceClocks()).sm_max_mhz
     if highest_mhz:
-        low = [one for one in have if one["sm_clock_mhz"] < LOW * highest_mhz and not _explained(one)]
+        low = [(one, clock) for one, clock in have if clock < LOW * highest_mhz and not _explained(one)]
         if len(low) >= MOSTLY * len(have):
-            if all(one.get("throttle") is None for one in low):
+            if all(one.throttle is None for one, _ in low):
                 text = f"the device ran below {LOW:.0%} of {highest_mhz} MHz, and its reasons could not be read"
-                return check("clocks", "unknown", f"{text} ({spread})")
-            usual_mhz = median(float(one["sm_clock_mhz"]) for one in low)
+                return Check("clocks", "unknown", f"{text} ({spread})")
+            usual_mhz = median(clock for _, clock in low)
             text = f"the device ran at {usual_mhz:.0f} of {highest_mhz} MHz, and neither power nor heat was the reason"
-            return check("clocks", "warn", f"{text}: a fixed clock? ({spread})")
-    jump = _jump([float(one["sm_clock_mhz"]) for one in have if "idle" not in (one.get("throttle") or ())])
+            return Check("clocks", "warn", f"{text}: a fixed clock? ({spread})")
+    jump = _jump([clock for one, clock in have if "idle" not in (one.throttle or ())])
     if jump is not None:
         text = f"the device's clock jumped between about {jump[0]:.0f} and {jump[1]:.0f} MHz"
-        return check("clocks", "warn", f"{text} ({spread})")
-    return _level(have, values_mhz, spread, "device", at_default_power(facts))
+        return Check("clocks", "warn", f"{text} ({spread})")
+    return _level([one for one, _ in have], values_mhz, spread, "device", _at_default_power(device))
 
 
-def cpu_clocks(samples: list[Sample]) -> Check:
-    have = known(samples, "cpu_clock_mhz")
+def cpu_clocks(samples: Sequence[ConditionSample]) -> Check:
+    have = known(samples, lambda one: one.cpu_clock_mhz)
     if not have:
-        return check("clocks", "unknown", f"the CPU's clock could not be read: {reason(samples)}")
+        return Check("clocks", "unknown", f"the CPU's clock could not be read: {reason(samples)}")
     if len(have) < 2:
-        return check("clocks", "unknown", "one sample of the CPU's clock cannot show a drop")
-    values_mhz = [float(sample["cpu_clock_mhz"]) for sample in have]
+        return Check("clocks", "unknown", "one sample of the CPU's clock cannot show a drop")
+    values_mhz = values_of(have, lambda one: one.cpu_clock_mhz)
     spread = f"{min(values_mhz):.0f} to {max(values_mhz):.0f} MHz in {len(values_mhz)} samples"
     return _level(have, values_mhz, spread, "CPU", False)
 
 
-def _level(have: list[Sample], values_mhz: list[float], spread: str, what: str, default_power: bool) -> Check:
+def _level(
+    have: Sequence[ConditionSample], values_mhz: list[float], spread: str, what: str, default_power: bool
+) -> Check:
     """Under a power limit a clock wanders by several percent all the time; what matters is whether its level fell."""
     half = len(values_mhz) // 2
     early, late = fmean(values_mhz[:half]), fmean(values_mhz[-half:])
     if late >= (1 - DROP) * early:
-        return check("clocks", "pass", f"the {what}'s clock kept its level: {spread}")
+        return Check("clocks", "pass", f"the {what}'s clock kept its level: {spread}")
     dropped = f"dropped by {1 - late / early:.0%}, from {early:.0f} to {late:.0f} MHz"
     text = f"the {what}'s clock {dropped} between the halves of the window ({spread})"
-    limited = sum("power limit" in (one.get("throttle") or ()) for one in have[-half:])
+    limited = sum("power limit" in (one.throttle or ()) for one in have[-half:])
     if default_power and limited > MOSTLY * half:
         # A warm device needs more power for the same clock. What that does to the rate, the step series tells.
-        return check("clocks", "pass", f"{text}, at its default power limit")
-    return check("clocks", "warn", text)
+        return Check("clocks", "pass", f"{text}, at its default power limit")
+    return Check("clocks", "warn", text)
 
 
-def memory_clock(samples: list[Sample], facts: dict[str, Any]) -> Check:
-    have = [float(sample["memory_clock_mhz"]) for sample in known(samples, "memory_clock_mhz")]
-    highest_mhz = (facts.get("clocks") or {}).get("memory_max_mhz")
+def memory_clock(samples: Sequence[ConditionSample], device: DeviceFacts) -> Check:
+    have = values_of(samples, lambda one: one.memory_clock_mhz)
+    highest_mhz = (device.clocks or DeviceClocks()).memory_max_mhz
     if not have or not highest_mhz:
         why = reason(samples) if not have else "its highest value is not known"
-        return check("memory-clock", "unknown", f"the memory clock could not be judged: {why}")
+        return Check("memory-clock", "unknown", f"the memory clock could not be judged: {why}")
     low = [value for value in have if value < MEMORY_LOW * highest_mhz]
     if len(low) * 10 > len(have):
         text = f"the memory ran at {median(low):.0f} of {highest_mhz} MHz in {len(low)} of {len(have)} samples"
-        return check("memory-clock", "warn", text)
-    return check("memory-clock", "pass", f"{median(have):.0f} of {highest_mhz} MHz in {len(have)} samples")
+        return Check("memory-clock", "warn", text)
+    return Check("memory-clock", "pass", f"{median(have):.0f} of {highest_mhz} MHz in {len(have)} samples")
 
 
-def _explained(sample: Sample) -> bool:
-    words = sample.get("throttle")
+def _at_default_power(device: DeviceFacts) -> bool:
+    return device.power_limit is not None and device.power_limit.at_default
+
+
+def _explained(sample: ConditionSample) -> bool:
+    words = sample.throttle
     heat = any("thermal" in word or "slowdown" in word or "brake" in word for word in words or ())
     return heat or bool(EXPLAIN_CLOCK & set(words or ()))
 
@@ -154,81 +159,82 @@ LEAK_PER_HOUR = 1 * GIB
 DAY_S = 24 * 3600.0
 
 
-def foreign_on_cpu(samples: list[Sample]) -> Check:
+def foreign_on_cpu(samples: Sequence[ConditionSample]) -> Check:
     """A run on CPUs shares them with whoever else uses the machine."""
     name = "foreign-processes"
-    total_s = grown(known(samples, "cpu_total_s", "cpu_own_s"), "cpu_total_s")
+    have = known(samples, lambda one: one.cpu_total_s, lambda one: one.cpu_own_s)
+    total_s = grown(have, lambda one: one.cpu_total_s)
     if not total_s or total_s <= 0:
-        return check(name, "unknown", "the use of the CPUs by others could not be read over this window")
-    have = known(samples, "cpu_total_s", "cpu_own_s")
-    busy_s, own_s = grown(have, "cpu_busy_s") or 0.0, grown(have, "cpu_own_s") or 0.0
-    stolen = (grown(have, "cpu_stolen_s") or 0.0) / total_s
+        return Check(name, "unknown", "the use of the CPUs by others could not be read over this window")
+    busy_s, own_s = grown(have, lambda one: one.cpu_busy_s) or 0.0, grown(have, lambda one: one.cpu_own_s) or 0.0
+    stolen = (grown(have, lambda one: one.cpu_stolen_s) or 0.0) / total_s
     share = max(0.0, busy_s - own_s) / total_s
     said = f", {stolen:.0%} of it taken by the hypervisor" if stolen >= 0.01 else ""
     if share > FOREIGN_SHARE:
-        return check(name, "warn", f"others used {share:.0%} of this machine's CPU time during the run{said}")
-    return check(name, "pass", f"others used {share:.0%} of this machine's CPU time{said}")
+        return Check(name, "warn", f"others used {share:.0%} of this machine's CPU time during the run{said}")
+    return Check(name, "pass", f"others used {share:.0%} of this machine's CPU time{said}")
 
 
-def host_cpus(samples: list[Sample]) -> Check:
+def host_cpus(samples: Sequence[ConditionSample]) -> Check:
     """A run on an accelerator needs some CPU time: does it get it when others want it too?"""
     name = "host-cpus"
-    have = known(samples, "allowed_total_s", "allowed_idle_s", "cpu_own_s")
-    total_s = grown(have, "allowed_total_s")
+    have = known(samples, lambda one: one.allowed_total_s, lambda one: one.allowed_idle_s, lambda one: one.cpu_own_s)
+    total_s = grown(have, lambda one: one.allowed_total_s)
     if not total_s or total_s <= 0:
-        return check(name, "unknown", "the use of the host's CPUs could not be read over this window")
-    idle = (grown(have, "allowed_idle_s") or 0.0) / total_s
-    others = max(0.0, 1.0 - idle - (grown(have, "cpu_own_s") or 0.0) / total_s)
+        return Check(name, "unknown", "the use of the host's CPUs could not be read over this window")
+    idle = (grown(have, lambda one: one.allowed_idle_s) or 0.0) / total_s
+    others = max(0.0, 1.0 - idle - (grown(have, lambda one: one.cpu_own_s) or 0.0) / total_s)
     text = f"others used {others:.0%} of the CPU time that this run may use, {idle:.0%} was idle"
-    return check(name, "warn" if idle < FEW_IDLE and others > FOREIGN_SHARE else "pass", text)
+    return Check(name, "warn" if idle < FEW_IDLE and others > FOREIGN_SHARE else "pass", text)
 
 
-def cpu_limit(samples: list[Sample]) -> Check:
+def cpu_limit(samples: Sequence[ConditionSample]) -> Check:
     """Whether a control group stopped our threads because they had used up their CPU time."""
     name = "cpu-limit"
-    if samples and samples[-1].get("cgroup_unlimited"):
-        return check(name, "pass", "no control group limits CPU time")
-    stopped_s, times = grown(samples, "cgroup_throttled_s"), grown(samples, "cgroup_throttled")
-    have = known(samples, "cgroup_throttled_s")
+    if samples and samples[-1].cgroup_unlimited:
+        return Check(name, "pass", "no control group limits CPU time")
+    stopped_s = grown(samples, lambda one: one.cgroup_throttled_s)
+    times = grown(samples, lambda one: one.cgroup_throttled)
+    have = known(samples, lambda one: one.cgroup_throttled_s)
     if stopped_s is None or times is None:
-        return check(name, "unknown", "no control group tells whether it limited CPU time over this window")
-    seconds = have[-1]["t_s"] - have[0]["t_s"]
+        return Check(name, "unknown", "no control group tells whether it limited CPU time over this window")
+    seconds = have[-1].t_s - have[0].t_s
     text = f"a control group's CPU limit stopped threads {times:.0f} times, for {stopped_s:.2g} s of {seconds:.1f} s"
     if times > 0 and stopped_s > STOPPED_SHARE * seconds:
-        return check(name, "warn", text)
-    return check(name, "pass", text if times > 0 else "no control group stopped a thread")
+        return Check(name, "warn", text)
+    return Check(name, "pass", text if times > 0 else "no control group stopped a thread")
 
 
-def swap(samples: list[Sample]) -> Check:
-    pages_in, pages_out = grown(samples, "swap_in_pages"), grown(samples, "swap_out_pages")
+def swap(samples: Sequence[ConditionSample]) -> Check:
+    pages_in, pages_out = grown(samples, lambda one: one.swap_in_pages), grown(samples, lambda one: one.swap_out_pages)
     if pages_in is None or pages_out is None:
-        return check("swap", "unknown", "swapping could not be watched over this window")
+        return Check("swap", "unknown", "swapping could not be watched over this window")
     if pages_in > 0 or pages_out > 0:
-        return check("swap", "warn", f"the machine swapped: {pages_in:.0f} pages in, {pages_out:.0f} pages out")
-    return check("swap", "pass", "the machine did not swap")
+        return Check("swap", "warn", f"the machine swapped: {pages_in:.0f} pages in, {pages_out:.0f} pages out")
+    return Check("swap", "pass", "the machine did not swap")
 
 
-def host_memory(samples: list[Sample]) -> Check:
+def host_memory(samples: Sequence[ConditionSample]) -> Check:
     """Whether the run's own memory grows steadily: its anonymous pages, so that files that are read do not count."""
     name = "host-memory"
-    have = known(samples, "memory_own_bytes")
-    points = [(float(sample["t_s"]), float(sample["memory_own_bytes"])) for sample in have]
+    have = known(samples, lambda one: one.memory_own_bytes)
+    points = [(one.t_s, float(own)) for one in have if (own := one.memory_own_bytes) is not None]
     if len(points) < FEWEST_OF_MEMORY:
         text = f"{len(points)} samples of host memory fell into the window, and {FEWEST_OF_MEMORY} are needed"
-        return check(name, "unknown", f"{text} to tell a leak from a start")
+        return Check(name, "unknown", f"{text} to tell a leak from a start")
     (start_s, first), (end_s, last) = points[0], points[-1]
     seconds, growth = end_s - start_s, last - first
     edges = [points[round(part * (len(points) - 1) / PARTS)][1] for part in range(PARTS + 1)]
     goes_on = all(after - before >= GOES_ON * growth / PARTS for before, after in pairwise(edges))
     text = f"{growth / MIB:+,.0f} MiB of host memory in {seconds:.0f} s"
     if growth < LEAST_GROWTH or seconds <= 0 or not goes_on:
-        return check(name, "pass", f"no steady growth: {text}")
-    free = next((float(sample["memory_free_bytes"]) for sample in reversed(known(have, "memory_free_bytes"))), math.inf)
+        return Check(name, "pass", f"no steady growth: {text}")
+    free = next(reversed(values_of(have, lambda one: one.memory_free_bytes)), math.inf)
     full_s = free / growth * seconds
     if growth / seconds * 3600 < LEAK_PER_HOUR and full_s > DAY_S:
-        return check(name, "pass", f"slow growth: {text}")
+        return Check(name, "pass", f"slow growth: {text}")
     left = "" if math.isinf(free) else f"; the {free / GIB:,.1f} GiB that are free last {_duration(full_s)}"
-    return check(name, "warn", f"a leak, or a cache that fills: {text}, in each quarter of them{left}")
+    return Check(name, "warn", f"a leak, or a cache that fills: {text}, in each quarter of them{left}")
 
 
 def _duration(seconds: float) -> str:
@@ -244,11 +250,13 @@ NOT_HELD_BACK = {"idle", "application clocks", "display clocks", "sync boost"}  
 POWER = {"power limit"}  # reached in normal work
 
 
-def watch_checks(samples: list[Sample], window: tuple[float, float] | None, facts: dict[str, Any]) -> list[Check]:
+def watch_checks(
+    samples: Sequence[ConditionSample], window: tuple[float, float] | None, device: DeviceFacts
+) -> list[Check]:
     """The checks that watching allows. `window` is the steady state in time.monotonic(), or None."""
-    inside = [sample for sample in samples if window is None or window[0] <= sample["t_s"] <= window[1]]
+    inside = [sample for sample in samples if window is None or window[0] <= sample.t_s <= window[1]]
     spanned = inside if len(inside) >= 2 else around(samples, window)
-    if str(facts.get("kind") or "cpu") == "cpu":
+    if device.on_cpu:
         return [
             _cpu_throttled(spanned),
             cpu_clocks(inside),
@@ -258,11 +266,11 @@ def watch_checks(samples: list[Sample], window: tuple[float, float] | None, fact
             host_memory(inside),
         ]
     return [
-        _throttled(inside, facts),
-        clocks(inside, facts),
-        memory_clock(inside, facts),
+        _throttled(inside, device),
+        clocks(inside, device),
+        memory_clock(inside, device),
         _foreign_on_device(inside),
-        _link(inside, facts),
+        _link(inside, device),
         _errors(samples),  # of the whole run: one before the window is as bad
         host_cpus(spanned),
         cpu_limit(spanned),
@@ -271,90 +279,91 @@ def watch_checks(samples: list[Sample], window: tuple[float, float] | None, fact
     ]
 
 
-def _throttled(samples: list[Sample], facts: dict[str, Any]) -> Check:
-    seen = [sample["throttle"] for sample in known(samples, "throttle")]
+def _throttled(samples: Sequence[ConditionSample], device: DeviceFacts) -> Check:
+    seen = values_of(samples, lambda one: one.throttle)
     if not seen:
-        return check("throttled", "unknown", f"throttle reasons could not be read: {reason(samples)}")
+        return Check("throttled", "unknown", f"throttle reasons could not be read: {reason(samples)}")
     counts = Counter(word for words in seen for word in set(words) - NOT_HELD_BACK)
     if not counts:
-        return check("throttled", "pass", f"not held back by heat or power in any of {len(seen)} samples")
+        return Check("throttled", "pass", f"not held back by heat or power in any of {len(seen)} samples")
     said = ", ".join(f"{word} in {count} of {len(seen)} samples" for word, count in counts.most_common())
-    limits_w = facts.get("power_limit") or {}
-    limit_w = limits_w.get("set_w")
+    limit_w = device.power_limit.set_w if device.power_limit is not None else None
     if "power limit" in counts and limit_w:
         said += f" (the limit is {limit_w:.0f} W)"
-    if set(counts) <= POWER and at_default_power(facts):
+    if set(counts) <= POWER and _at_default_power(device):
         # A device at full load sits at the limit it was sold with; that is how fast it is.
-        return check("throttled", "pass", f"not held back by heat; at its default power limit: {said}")
+        return Check("throttled", "pass", f"not held back by heat; at its default power limit: {said}")
     worst = max((count for word, count in counts.items() if word not in POWER), default=0)
-    level = "fail" if worst / len(seen) >= OFTEN else "warn"
-    return check("throttled", level, f"the device was held back: {said}")
+    level: Level = "fail" if worst / len(seen) >= OFTEN else "warn"
+    return Check("throttled", level, f"the device was held back: {said}")
 
 
-def _cpu_throttled(samples: list[Sample]) -> Check:
-    events = [sample["cpu_throttle_events"] for sample in samples if sample.get("cpu_throttle_events") is not None]
+def _cpu_throttled(samples: Sequence[ConditionSample]) -> Check:
+    events = values_of(samples, lambda one: one.cpu_throttle_events)
     if len(events) < 2:
-        return check("throttled", "unknown", "this machine does not count when its CPUs are throttled")
+        return Check("throttled", "unknown", "this machine does not count when its CPUs are throttled")
     count = events[-1] - events[0]
     if count > 0:
-        return check("throttled", "warn", f"the CPUs were throttled by heat {count} times")
-    return check("throttled", "pass", "the CPUs counted no throttling by heat")
+        return Check("throttled", "warn", f"the CPUs were throttled by heat {count} times")
+    return Check("throttled", "pass", "the CPUs counted no throttling by heat")
 
 
-def _foreign_on_device(samples: list[Sample]) -> Check:
+def _foreign_on_device(samples: Sequence[ConditionSample]) -> Check:
     name = "foreign-processes"
-    seen = known(samples, "foreign_pids")
+    seen = known(samples, lambda one: one.foreign_pids)
     if not seen:
-        return check(name, "unknown", f"processes on the device could not be listed: {reason(samples)}")
-    pids = sorted({pid for sample in seen for pid in sample["foreign_pids"]})
-    invisible = next((sample["invisible"] for sample in seen if sample.get("invisible")), None)
-    own_seen = any(sample.get("own_seen") for sample in seen)
+        return Check(name, "unknown", f"processes on the device could not be listed: {reason(samples)}")
+    pids = sorted({pid for sample in seen for pid in sample.foreign_pids or ()})
+    invisible = next((sample.invisible for sample in seen if sample.invisible), None)
+    own_seen = any(sample.own_seen for sample in seen)
     if not own_seen:  # then a pid in the list may be ours under another number
         why = invisible or "another view of the processes holds here"
-        return check(name, "unknown", f"the device's list of processes does not show our own: {why}")
+        return Check(name, "unknown", f"the device's list of processes does not show our own: {why}")
     if pids:
         shown = ", ".join(map(str, pids[:5])) + (" ..." if len(pids) > 5 else "")
-        return check(name, "warn", f"{len(pids)} other processes used the device during the run (pid {shown})")
-    strays = [sample.get("unaccounted_bytes") or 0 for sample in seen]
+        return Check(name, "warn", f"{len(pids)} other processes used the device during the run (pid {shown})")
+    strays = [sample.unaccounted_bytes or 0 for sample in seen]
     if min(strays) > UNACCOUNTED_BYTES:
-        return check(
+        return Check(
             name,
             "warn",
             f"{min(strays) / 2**30:.1f} GiB of the device's memory belong to no process seen from here",
         )
     if invisible:
-        return check(name, "unknown", f"none seen, but {invisible}")
-    return check(name, "pass", "no other process on the device")
+        return Check(name, "unknown", f"none seen, but {invisible}")
+    return Check(name, "pass", "no other process on the device")
 
 
-def _link(samples: list[Sample], facts: dict[str, Any]) -> Check:
+def _link(samples: Sequence[ConditionSample], device: DeviceFacts) -> Check:
     """The PCIe link under load: an idle one may go down to a lower generation, so the best sample counts."""
-    name, most = "pcie-link", facts.get("pci") or {}
-    seen = known(samples, "pcie_generation", "pcie_width")
-    if not seen or not most.get("generation_max") or not most.get("width_max"):
-        return check(name, "unknown", f"the PCIe link could not be read: {reason(samples)}")
-    width = max(int(sample["pcie_width"]) for sample in seen)
-    generation = max(int(sample["pcie_generation"]) for sample in seen)
-    text = f"generation {generation} of {most['generation_max']}, {width} of {most['width_max']} lanes"
-    whole = width >= most["width_max"] and generation >= most["generation_max"]
-    return check(name, "pass" if whole else "warn", text if whole else f"the PCIe link is less than it can be: {text}")
+    name, most = "pcie-link", device.pci or PciLink()
+    seen = known(samples, lambda one: one.pcie_generation, lambda one: one.pcie_width)
+    if not seen or not most.generation_max or not most.width_max:
+        return Check(name, "unknown", f"the PCIe link could not be read: {reason(samples)}")
+    width = max(values_of(seen, lambda one: one.pcie_width))
+    generation = max(values_of(seen, lambda one: one.pcie_generation))
+    text = f"generation {generation} of {most.generation_max}, {width} of {most.width_max} lanes"
+    whole = width >= most.width_max and generation >= most.generation_max
+    return Check(name, "pass" if whole else "warn", text if whole else f"the PCIe link is less than it can be: {text}")
 
 
-def _errors(samples: list[Sample]) -> Check:
+def _errors(samples: Sequence[ConditionSample]) -> Check:
     """XIDs, remapped rows and uncorrected memory errors that came up while the run was watched."""
     name = "device-errors"
-    counters = {"ecc_uncorrected": "uncorrected memory errors", "remapped_rows": "remapped rows",
-                "retired_pages": "retired pages"}  # fmt: skip
-    news = {words: grown(samples, counter) for counter, words in counters.items()}
-    listed = known(samples, "xids")
-    xids = [number for sample in listed for number in sample["xids"]]
+    news = {
+        "uncorrected memory errors": grown(samples, lambda one: one.ecc_uncorrected),
+        "remapped rows": grown(samples, lambda one: one.remapped_rows),
+        "retired pages": grown(samples, lambda one: one.retired_pages),
+    }
+    listed = values_of(samples, lambda one: one.xids)
+    xids = [number for numbers in listed for number in numbers]
     found = [f"{count:.0f} new {words}" for words, count in news.items() if count]
     found += [f"XID {', '.join(map(str, xids))}"] if xids else []
-    pending = any(sample.get("remap_pending") or sample.get("remap_failed") for sample in samples)
+    pending = any(sample.remap_pending or sample.remap_failed for sample in samples)
     found += ["a row of the device's memory waits to be remapped, or could not be"] if pending else []
     if found:
-        return check(name, "warn", "; ".join(found))
+        return Check(name, "warn", "; ".join(found))
     watched = [words for words, count in news.items() if count is not None] + (["XIDs"] if listed else [])
     if not watched:
-        return check(name, "unknown", "the device tells of no errors here")
-    return check(name, "pass", f"no new {', '.join(watched)}")
+        return Check(name, "unknown", "the device tells of no errors here")
+    return Check(name, "pass", f"no new {', '.join(watched)}")

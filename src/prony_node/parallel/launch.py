@@ -12,13 +12,15 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from prony_node.contract import files
 from prony_node.contract.cache import MEETING
 from prony_node.contract.extras import missing_library
 from prony_node.contract.parallel import all_devices, devices_per_node, ranks_per_node
+from prony_node.contract.record import Failure
+from prony_node.contract.run_folder import EndedRank, LauncherReport
 from prony_node.contract.trial import Plan
+from prony_node.contract.typed import encode
 from prony_node.parallel.binding import allowed_cores
 from prony_node.parallel.place import ADDRESS, RENDEZVOUS, meeting_place, node_rank
 
@@ -32,20 +34,20 @@ CONNECTS = 5  # times in all of the patience, at least: torch takes up to thrice
 def main(argv: list[str]) -> int:
     plan_file, folder = Path(argv[0]), Path(argv[1])
     plan = Plan.from_json(files.read_plain_json(plan_file))
-    ended: dict[str, Any] = {"failure": None, "ranks": []}
+    ended = LauncherReport()
     try:
         refused = refuse_missing_devices(plan)
-        ended = {"failure": refused, "ranks": []} if refused else launch(plan, plan_file, folder)
+        ended = LauncherReport(refused) if refused else launch(plan, plan_file, folder)
     except ModuleNotFoundError as error:  # torch itself, or a part of it
         missing = missing_library((error.name or "?").partition(".")[0])
-        ended["failure"] = {"kind": "missing-library", "message": missing}
+        ended = LauncherReport(Failure("missing-library", missing))
     finally:
-        files.write_whole(folder / files.LAUNCHER, ended)
+        files.write_whole(folder / files.LAUNCHER, encode(ended))
         files.remove(folder / LOGS)
-    return 1 if ended["failure"] or ended["ranks"] else 0
+    return 1 if ended.failure or ended.ranks else 0
 
 
-def refuse_missing_devices(plan: Plan) -> dict[str, str] | None:
+def refuse_missing_devices(plan: Plan) -> Failure | None:
     """More devices than this node has, or more processes than its cores can take: said before anything starts."""
     import torch
 
@@ -56,20 +58,20 @@ def refuse_missing_devices(plan: Plan) -> dict[str, str] | None:
     ranks, most = ranks_per_node(settings), RANKS_A_CORE * len(allowed_cores())
     if ranks > most:
         message = f"{asked} is not possible: {ranks} processes, and {most} are the most for the cores of this machine"
-        return {"kind": "request", "message": message}
+        return Failure("request", message)
     if kind == "cpu" or not torch.accelerator.is_available():
         return None
     there = torch.accelerator.device_count()
     if wanted <= there:
         return None
-    return {
-        "kind": "request",
-        "message": f"{asked} is not possible: torch finds {there} of kind "
+    return Failure(
+        "request",
+        f"{asked} is not possible: torch finds {there} of kind "
         f"{torch.accelerator.current_accelerator()} here; device=cpu takes processes instead",
-    }
+    )
 
 
-def launch(plan: Plan, plan_file: Path, folder: Path) -> dict[str, Any]:
+def launch(plan: Plan, plan_file: Path, folder: Path) -> LauncherReport:
     """Run all ranks of this node to their end: `failure` of the launcher itself, or `ranks` that failed."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -85,7 +87,7 @@ def launch(plan: Plan, plan_file: Path, folder: Path) -> dict[str, Any]:
     patience_s = max(1, round(plan.rendezvous_after_s))
     taken = port_in_use(endpoint) if node == 0 and not alone else ""
     if taken:
-        return {"failure": {"kind": "rendezvous", "message": taken}, "ranks": []}
+        return LauncherReport(Failure("rendezvous", taken))
     config = LaunchConfig(
         min_nodes=nodes,
         max_nodes=nodes,
@@ -106,19 +108,19 @@ def launch(plan: Plan, plan_file: Path, folder: Path) -> dict[str, Any]:
     try:
         until_met(lambda: elastic_launch(config, sys.executable)(*words), patience_s, folder)
     except ChildFailedError as error:
-        ranks = [
-            {"rank": node * local_size + failed.local_rank, "pid": failed.pid, "exit_status": failed.exitcode}
+        ranks = tuple(
+            EndedRank(node * local_size + failed.local_rank, failed.pid, failed.exitcode)
             for failed in error.failures.values()
-        ]
-        return {"failure": None, "ranks": ranks}
+        )
+        return LauncherReport(None, ranks)
     except RendezvousError as error:
         said = reason_of(error)
         message = (
             f"the {nodes} node(s) of this run did not all meet at {endpoint} within {patience_s} s ({said}); this is "
             f"node {node}, {socket.gethostname()}"
         )
-        return {"failure": {"kind": "rendezvous", "message": message}, "ranks": []}
-    return {"failure": None, "ranks": []}
+        return LauncherReport(Failure("rendezvous", message))
+    return LauncherReport()
 
 
 def until_met(start: Callable[[], object], patience_s: float, folder: Path) -> None:

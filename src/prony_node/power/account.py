@@ -14,10 +14,11 @@ from typing import Any, TextIO
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.metrics import JOULES_A_WH, Rates, carbon_g, cost_json, price
-from prony_node.contract.run_folder import make_check
+from prony_node.contract.record import Check, Level
 from prony_node.contract.safe_files import read_in_run
+from prony_node.contract.typed import encode
 from prony_node.power import figures
-from prony_node.power.figures import NodeEnergy, PartEnergy, quickest_first, span_energy
+from prony_node.power.figures import MeasuredNode, PartEnergy, quickest_first, span_energy
 from prony_node.power.recording import Recording, Trace, foreign, read_recording, throttling
 from prony_node.power.window import SHORTEST_S, ticks
 
@@ -108,9 +109,9 @@ class Account:
     end_s: float
     recording: Recording = field(default_factory=Recording)
     parts: list[PartEnergy] = field(default_factory=list)
-    node: NodeEnergy | None = None
+    node: MeasuredNode | None = None
     idle: dict[str, tuple[float | None, str]] = field(default_factory=dict)  # W by part, or why not
-    checks: dict[str, list[figures.Check]] = field(default_factory=dict)  # by part; of all of them under ""
+    checks: dict[str, list[Check]] = field(default_factory=dict)  # by part; of all of them under ""
     reason: str = ""  # why nothing was measured at all
     complaints: list[str] = field(default_factory=list)  # of the sampler
 
@@ -176,14 +177,14 @@ def _with_peak(part: PartEnergy, recording: Recording, start_s: float, end_s: fl
     return replace(part, peak_w=max(power_w for _, power_w in points), peak_sensor=sensor) if known else part
 
 
-def _span(part: PartEnergy, seconds: float) -> list[figures.Check]:
+def _span(part: PartEnergy, seconds: float) -> list[Check]:
     """A counter knows the time from its first tick to its last. What is outside is said, and never made up for."""
     figure = part.figure
     if figure is None:
         return []
     missed_s = seconds - figure.seconds
-    level = "pass" if missed_s <= max(3.0 * figure.period_s, 0.02 * seconds) else "warn"
-    return [make_check("energy-span", level, f"covers {figure.seconds:.2f} s of {seconds:.2f} s")]
+    level: Level = "pass" if missed_s <= max(3.0 * figure.period_s, 0.02 * seconds) else "warn"
+    return [Check("energy-span", level, f"covers {figure.seconds:.2f} s of {seconds:.2f} s")]
 
 
 def _log(folder: Path) -> list[str]:
@@ -196,21 +197,23 @@ def _log(folder: Path) -> list[str]:
 
 def account_json(account: Account, about: dict[str, Any], rates: Rates) -> dict[str, Any]:
     """The document of an account; `about` says what ran."""
-    node = figures.node_json(account.node, account.recording)
+    node = figures.recorded_node(account.node, account.recording)
     if account.node is None:
-        node["reason"] = account.why_nothing()
+        node = replace(node, reason=account.why_nothing())
     return {
         "schema": ENERGY_SCHEMA,
         **about,
         "seconds": account.seconds,
         "span_monotonic_s": [account.start_s, account.end_s],
         "parts": [
-            {**figures.part_json(part, account.idle[part.part]), "conditions": _seen(account, part)}
+            {**encode(figures.recorded_part(part, account.idle[part.part])), "conditions": _seen(account, part)}
             for part in account.parts
         ],
-        "node": node,
-        "checks": [{"part": name or None, **check} for name, checks in account.checks.items() for check in checks],
-        **cost_json(node["energy_j"], str(node.get("how") or ""), rates),
+        "node": encode(node),
+        "checks": [
+            {"part": name or None, **encode(check)} for name, checks in account.checks.items() for check in checks
+        ],
+        **cost_json(node.energy_j, node.how or "", rates),
         "reasons": account.reader_reasons(),
         "notes": [*(account.recording.about.get("notes") or []), *account.complaints],
     }
@@ -333,7 +336,7 @@ def _row(account: Account, part: PartEnergy) -> tuple[str, ...]:
     )
 
 
-def _node_row(node: NodeEnergy) -> tuple[str, ...]:
+def _node_row(node: MeasuredNode) -> tuple[str, ...]:
     share = f"{100 * node.uncertainty_j / node.energy_j:.2g} %" if node.energy_j > 0 else DASH
     power = f"{node.power_w:.1f} W"
     return (f"node: {node.how}", joules(node.energy_j), hours(node.energy_j), share, power, DASH, DASH)
@@ -362,7 +365,7 @@ def part_name(part: PartEnergy) -> str:
     return f"{part.label} {short}"
 
 
-def cost_lines(node: NodeEnergy | None, rates: Rates) -> list[str]:
+def cost_lines(node: MeasuredNode | None, rates: Rates) -> list[str]:
     """Carbon and money where a site gave its numbers, each with the number."""
     energy_j = None if node is None else node.energy_j
     basis = "" if node is None else f", {node.how}"

@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
-from prony_node.contract.run_folder import make_check
+from prony_node.contract.record import Check, EnergyBeside, EnergyPart, Level, NodeEnergy
+from prony_node.contract.typed import overlaid, stated
 from prony_node.power.recording import Recording, Trace
 from prony_node.power.sensor import Sensor
 from prony_node.power.window import NoEnergy, Trend, WindowEnergy, energy_of, integrated, trend_of
@@ -19,8 +19,6 @@ MEASURED = "measured"
 LOWER_BOUND = "sum of devices, a lower bound"
 PLATFORM = "psys"
 IDLE_AT_LEAST_S = 1.0
-
-Check = dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ class PartEnergy:
 
 
 @dataclass(frozen=True)
-class NodeEnergy:
+class MeasuredNode:
     """The node: one sensor that measures all of it, or the sum of what was measured of it."""
 
     how: str
@@ -72,7 +70,7 @@ class SpanEnergy:
 
     recording: Recording
     parts: list[PartEnergy]
-    node: NodeEnergy | None
+    node: MeasuredNode | None
     idle: dict[str, tuple[float | None, str]]  # W by part, or why not
 
     @property
@@ -90,11 +88,11 @@ class SpanEnergy:
     def checks_of_node(self) -> list[Check]:
         return node_checks(self.node, self.parts, self.sensors)
 
-    def part_json(self, part: PartEnergy) -> dict[str, Any]:
-        return part_json(part, self.idle[part.part])
+    def recorded_part(self, part: PartEnergy) -> EnergyPart:
+        return recorded_part(part, self.idle[part.part])
 
-    def node_json(self) -> dict[str, Any]:
-        return node_json(self.node, self.recording)
+    def recorded_node(self) -> NodeEnergy:
+        return recorded_node(self.node, self.recording)
 
 
 def span_energy(recording: Recording, start_s: float, end_s: float, idle_before_s: float | None = None) -> SpanEnergy:
@@ -225,7 +223,7 @@ def idle_power(recording: Recording, part: str, before_s: float) -> tuple[float 
     return None, f"it was sampled for less than {IDLE_AT_LEAST_S:.0f} s before the run"
 
 
-def node_energy(parts: list[PartEnergy], sensors: list[Sensor]) -> NodeEnergy | None:
+def node_energy(parts: list[PartEnergy], sensors: list[Sensor]) -> MeasuredNode | None:
     """The node from its own sensor; else the sum of the parts that no other part contains."""
     known = [part for part in parts if part.figure is not None]
     has_devices = any(part.scope in ("gpu", "module") for part in parts)
@@ -253,9 +251,9 @@ def contained(sensors: list[Sensor]) -> set[str]:
     return inside
 
 
-def _sum(how: str, parts: list[PartEnergy]) -> NodeEnergy:
+def _sum(how: str, parts: list[PartEnergy]) -> MeasuredNode:
     figures = [part.figure for part in parts if part.figure is not None]
-    return NodeEnergy(
+    return MeasuredNode(
         how=how,
         energy_j=math.fsum(f.energy_j for f in figures),
         uncertainty_j=math.hypot(*(f.uncertainty_j for f in figures)),
@@ -279,13 +277,13 @@ def part_checks(part: PartEnergy, limit_w: float | None) -> list[Check]:
     """The checks of one part that has a figure."""
     figure = part.figure
     if figure is None:
-        return [make_check("energy", "unknown", f"{part.label}: no energy figure: {part.reason}")]
+        return [Check("energy", "unknown", f"{part.label}: no energy figure: {part.reason}")]
     found = [_window(part), _agreement(part), _gap(part), _drift(part)]
     if limit_w:
-        level = "pass" if figure.power_w <= LIMIT_MARGIN * limit_w else "fail"
-        found.append(make_check("energy-limit", level, f"{figure.power_w:.0f} W mean under a limit of {limit_w:.0f} W"))
+        level: Level = "pass" if figure.power_w <= LIMIT_MARGIN * limit_w else "fail"
+        found.append(Check("energy-limit", level, f"{figure.power_w:.0f} W mean under a limit of {limit_w:.0f} W"))
     if part.notes:
-        found.append(make_check("energy-sensor", "warn", "; ".join(part.notes[:3])))
+        found.append(Check("energy-sensor", "warn", "; ".join(part.notes[:3])))
     return found
 
 
@@ -297,13 +295,13 @@ def _window(part: PartEnergy) -> Check:
         f"± {100 * figure.relative_uncertainty:.2g} % (95 %, calibration apart) from {figure.readings} {name} of"
         f" {1e3 * figure.period_s:.0f} ms over {figure.seconds:.1f} s"
     )
-    return make_check("energy-window", "pass" if figure.relative_uncertainty <= WORST_UNCERTAINTY else "warn", text)
+    return Check("energy-window", "pass" if figure.relative_uncertainty <= WORST_UNCERTAINTY else "warn", text)
 
 
 def _agreement(part: PartEnergy) -> Check:
     difference, allowed = part.difference, part.allowed
     if difference is None or allowed is None or part.beside is None:
-        return make_check("energy-agreement", "unknown", "there is no second way to measure it here")
+        return Check("energy-agreement", "unknown", "there is no second way to measure it here")
     figure = part.figure
     assert figure is not None
     text = (
@@ -311,8 +309,8 @@ def _agreement(part: PartEnergy) -> Check:
         f" (their uncertainties allow {100 * allowed:.2g} %)"
     )
     off = abs(difference)
-    level = "pass" if off <= max(AGREE_PASS, allowed) else "warn" if off <= AGREE_WARN else "fail"
-    return make_check("energy-agreement", level, text)
+    level: Level = "pass" if off <= max(AGREE_PASS, allowed) else "warn" if off <= AGREE_WARN else "fail"
+    return Check("energy-agreement", level, text)
 
 
 def _gap(part: PartEnergy) -> Check:
@@ -321,25 +319,25 @@ def _gap(part: PartEnergy) -> Check:
     large = figure.largest_gap_s > max(GAP_PERIODS * figure.period_s, 0.5)
     text = f"the longest time without a reading was {1e3 * figure.largest_gap_s:.0f} ms"
     # A counter goes on counting while nobody reads it.
-    return make_check("energy-gap", "warn" if large and figure.method == "integral" else "pass", text)
+    return Check("energy-gap", "warn" if large and figure.method == "integral" else "pass", text)
 
 
 def _drift(part: PartEnergy) -> Check:
     """Whether the power is shown to have changed by more than a little; noise alone is no drift."""
     trend = part.trend
     if trend is None:
-        return make_check("energy-drift", "unknown", "the window has too few readings to show a drift")
+        return Check("energy-drift", "unknown", "the window has too few readings to show a drift")
     change, half_width = 100 * trend.change, 100 * trend.half_width
     text = f"the power changed by {change:+.2g} % over the window (90 % CI ± {half_width:.2g} %)"
     if part.thirds_w:
         text += f"; mean power of the thirds: {', '.join(f'{power_w:.0f}' for power_w in part.thirds_w)} W"
     if abs(trend.change) - trend.half_width > DRIFT_ALLOWED:
-        return make_check("energy-drift", "warn", text)
+        return Check("energy-drift", "warn", text)
     hidden = abs(trend.change) + trend.half_width > DRIFT_EXCLUDED
-    return make_check("energy-drift", "unknown" if hidden else "pass", text)
+    return Check("energy-drift", "unknown" if hidden else "pass", text)
 
 
-def node_checks(node: NodeEnergy | None, parts: list[PartEnergy], sensors: list[Sensor]) -> list[Check]:
+def node_checks(node: MeasuredNode | None, parts: list[PartEnergy], sensors: list[Sensor]) -> list[Check]:
     """A node cannot use less than its devices together."""
     if node is None or node.how != "measured":
         return []
@@ -347,8 +345,8 @@ def node_checks(node: NodeEnergy | None, parts: list[PartEnergy], sensors: list[
     inside = contained([sensor for sensor in sensors if sensor.part in known])
     total_w = sum(figure.power_w for part, figure in known.items() if part not in inside)
     slack_w = 0.05 * total_w + node.uncertainty_j / node.seconds
-    level = "pass" if node.power_w + slack_w >= total_w else "fail"
-    return [make_check("energy-node", level, f"the node's {node.power_w:.0f} W against {total_w:.0f} W of its devices")]
+    level: Level = "pass" if node.power_w + slack_w >= total_w else "fail"
+    return [Check("energy-node", level, f"the node's {node.power_w:.0f} W against {total_w:.0f} W of its devices")]
 
 
 def covered(wanted: Iterable[str], parts: list[PartEnergy]) -> Check:
@@ -357,9 +355,9 @@ def covered(wanted: Iterable[str], parts: list[PartEnergy]) -> Check:
     known = {part.part for part in parts if part.figure is not None}
     missed = [name for name in names if name not in known]
     if not names:
-        return make_check("energy-devices", "unknown", "no device is known to have taken part")
+        return Check("energy-devices", "unknown", "no device is known to have taken part")
     text = f"{len(names) - len(missed)} of {len(names)} devices measured"
-    return make_check(
+    return Check(
         "energy-devices", "warn" if missed else "pass", text + (f"; not {', '.join(missed)}" if missed else "")
     )
 
@@ -376,7 +374,7 @@ def quality_lines(part: PartEnergy, checks: list[Check]) -> list[str]:
         if sensor.uncertainty
         else "calibration unknown"
     )
-    has_span = any(check["name"] == "energy-span" for check in checks)
+    has_span = any(check.name == "energy-span" for check in checks)
     return [
         f"source: {_short(sensor)} ({figure.method}, evidence: {sensor.evidence}); {calibration}",
         f"scope: {part.scope}",
@@ -387,57 +385,59 @@ def quality_lines(part: PartEnergy, checks: list[Check]) -> list[str]:
 
 def said(check: Check, method: str = "") -> str:
     """A check for a person; what is good needs no mark."""
-    name = NAMES.get(check["name"], check["name"].removeprefix("energy-"))
-    if name == "window" and check["name"] != "energy-span":
+    name = NAMES.get(check.name, check.name.removeprefix("energy-"))
+    if name == "window" and check.name != "energy-span":
         name = "ticks" if method == "counter" else "readings"
-    return f"{name}: {check['message']}" + ("" if check["level"] == "pass" else f" [{check['level']}]")
+    return f"{name}: {check.message}" + ("" if check.level == "pass" else f" [{check.level}]")
 
 
 def _short(sensor: Sensor) -> str:
     return sensor.id.partition(" ")[0]
 
 
-def part_json(part: PartEnergy, idle: tuple[float | None, str]) -> dict[str, Any]:
+def recorded_part(part: PartEnergy, idle: tuple[float | None, str]) -> EnergyPart:
     """One part as the record holds it."""
-    known: dict[str, Any] = {"part": part.part, "scope": part.scope, "label": part.label}
-    idle_w, idle_source = idle
-    known["idle_power_w"] = idle_w
-    known["idle_source" if idle_w is not None else "idle_reason"] = idle_source
-    figure = part.figure
+    idle_w, said = idle
+    known = EnergyPart(
+        part=part.part, scope=part.scope, label=part.label, idle_power_w=idle_w,
+        idle_source=None if idle_w is None else said, idle_reason=said if idle_w is None else None,
+        more={} if idle_w is not None else {"idle_power_w": None},
+    )  # fmt: skip
+    figure, beside = part.figure, part.beside
     if figure is None:
-        return {**known, "energy_j": None, "reason": part.reason}
-    sensor = figure.sensor
-    return {
-        **known,
-        "energy_j": figure.energy_j,
-        "uncertainty_j": figure.uncertainty_j,
-        "window_s": [figure.start_s, figure.end_s],
-        "power_w": figure.power_w,
-        "power_peak_w": part.peak_w,
-        "peak_sensor": part.peak_sensor or None,
-        "method": figure.method,
-        "sensor": sensor.id,
-        "kind": sensor.kind,
-        "evidence": sensor.evidence,
-        "calibration": sensor.uncertainty,
-        "readings": figure.readings,
-        "period_s": figure.period_s,
-        "largest_gap_s": figure.largest_gap_s,
-        "beside": None if part.beside is None else {
-            "sensor": part.beside.sensor.id, "energy_j": part.beside.energy_j, "difference": part.difference,
-            "allowed": part.allowed,
-        },
-        "thirds_w": list(part.thirds_w),
-        "drift": None if part.trend is None else part.trend.change,
-        "drift_half_width": None if part.trend is None else part.trend.half_width,
-    }  # fmt: skip
+        return overlaid(known, stated(EnergyPart, energy_j=None, reason=part.reason))
+    sensor, trend = figure.sensor, part.trend
+    found = stated(
+        EnergyPart,
+        energy_j=figure.energy_j,
+        uncertainty_j=figure.uncertainty_j,
+        window_s=(figure.start_s, figure.end_s),
+        power_w=figure.power_w,
+        power_peak_w=part.peak_w,
+        peak_sensor=part.peak_sensor or None,
+        method=figure.method,
+        sensor=sensor.id,
+        kind=sensor.kind,
+        evidence=sensor.evidence,
+        calibration=sensor.uncertainty,
+        readings=figure.readings,
+        period_s=figure.period_s,
+        largest_gap_s=figure.largest_gap_s,
+        beside=None if beside is None else stated(
+            EnergyBeside, sensor=beside.sensor.id, energy_j=beside.energy_j, difference=part.difference,
+            allowed=part.allowed,
+        ),
+        thirds_w=part.thirds_w,
+        drift=None if trend is None else trend.change,
+        drift_half_width=None if trend is None else trend.half_width,
+    )  # fmt: skip
+    return overlaid(known, found)
 
 
-def node_json(node: NodeEnergy | None, recording: Recording) -> dict[str, Any]:
+def recorded_node(node: MeasuredNode | None, recording: Recording) -> NodeEnergy:
+    """The node as the record holds it."""
     if node is None:
         reasons = "; ".join(f"{name}: {why}" for name, why in recording.reasons.items())
-        return {"energy_j": None, "reason": f"nothing of the node was measured ({reasons})" if reasons else "no sensor"}
-    return {
-        "how": node.how, "energy_j": node.energy_j, "uncertainty_j": node.uncertainty_j, "seconds": node.seconds,
-        "power_w": node.power_w, "parts": node.parts,
-    }  # fmt: skip
+        reason = f"nothing of the node was measured ({reasons})" if reasons else "no sensor"
+        return stated(NodeEnergy, energy_j=None, reason=reason)
+    return NodeEnergy(node.how, node.energy_j, node.uncertainty_j, node.seconds, node.power_w, tuple(node.parts))

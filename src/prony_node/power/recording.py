@@ -21,7 +21,7 @@ from typing import Any, TextIO
 
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
-from prony_node.contract.run_folder import make_check
+from prony_node.contract.record import Check
 from prony_node.contract.safe_files import (
     LONGEST_LINE,
     MOST_TIMES,
@@ -219,24 +219,24 @@ class ConditionCounter:
         }
 
 
-def throttling(seen: Any) -> dict[str, str]:
+def throttling(seen: Any) -> Check:
     """The check that the samples of a part allow."""
     words = seen.get("throttle") if isinstance(seen, dict) else None
     if not isinstance(words, dict):
-        return make_check("energy-throttling", "unknown", "no reader here tells it")
+        return Check("energy-throttling", "unknown", "no reader here tells it")
     held = {word: share for word, share in words.items() if word not in NOT_HELD_BACK}
     if not held:
-        return make_check("energy-throttling", "pass", f"none in {seen.get('samples')} samples")
+        return Check("energy-throttling", "pass", f"none in {seen.get('samples')} samples")
     said = ", ".join(f"{word} in {100 * share:.0f} % of samples" for word, share in held.items())
-    return make_check("energy-throttling", "pass" if set(held) <= POWER else "warn", said)
+    return Check("energy-throttling", "pass" if set(held) <= POWER else "warn", said)
 
 
-def foreign(busy: str | None, seen: Any) -> dict[str, str]:
+def foreign(busy: str | None, seen: Any) -> Check:
     """Whether anyone else was on the part, as far as it can be told: at the start."""
     most = seen.get("processes_seen") if isinstance(seen, dict) else None
     later = f"; at most {most} on it at once while sampled, one's own among them" if most else ""
     if busy is None:
-        return make_check("energy-foreign", "unknown", f"no reader here tells them{later}")
+        return Check("energy-foreign", "unknown", f"no reader here tells them{later}")
     if busy:
-        return make_check("energy-foreign", "warn", f"at the start: {busy}{later}")
-    return make_check("energy-foreign", "pass", f"none seen at the start{later}")
+        return Check("energy-foreign", "warn", f"at the start: {busy}{later}")
+    return Check("energy-foreign", "pass", f"none seen at the start{later}")

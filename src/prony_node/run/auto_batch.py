@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from prony_node.contract import files
 from prony_node.contract.errors import signal_name
-from prony_node.contract.record import OUT_OF_MEMORY
+from prony_node.contract.rank_result import RankResult
+from prony_node.contract.record import OUT_OF_MEMORY, Failure, FailureKind
+from prony_node.contract.run_folder import parse_result
 from prony_node.contract.trial import Plan, Trial
 from prony_node.measure.batch_search import Tried, largest_that_fits
 from prony_node.run.claim import own_plan
@@ -29,9 +30,9 @@ Note = Callable[[str], None]
 class TryFailed(RuntimeError):
     """A try ended for another reason than memory: that is how the run ends too."""
 
-    def __init__(self, kind: str, message: str) -> None:
+    def __init__(self, kind: FailureKind, message: str) -> None:
         super().__init__(message)
-        self.failure = {"kind": kind, "message": message}
+        self.failure = Failure(kind, message)
 
 
 def largest_batch(
@@ -53,7 +54,7 @@ def largest_batch(
     except TryFailed as failed:
         fitted = [one.batch for one in tries if one.fits]
         known = f"; batch_size={max(fitted)} did fit" if fitted else ""
-        raise TryFailed(failed.failure["kind"], f"{failed}{known}") from None
+        raise TryFailed(failed.failure.kind, f"{failed}{known}") from None
 
 
 def _refuse_shrinking_room(tries: list[Tried]) -> None:
@@ -85,8 +86,8 @@ def try_in_process(plan: Plan, folder: Path, note: Note, least: int = 1) -> Trie
             _wait(process, plan, batch, note)
         finally:
             process.end()
-    result = files.read_json(folder / files.RESULT)
-    tried = _judge(batch, result if isinstance(result, dict) else {}, process.exit_status(), folder, least)
+    result = parse_result(files.read_json(folder / files.RESULT))
+    tried = _judge(batch, result, process.exit_status(), folder, least)
     files.remove(folder)
     return tried
 
@@ -107,30 +108,29 @@ def _wait(process: RankProcess, plan: Plan, batch: int, note: Note) -> None:
             note(f"trying batch_size={batch} for {now - began:.0f} s")
 
 
-def _judge(batch: int, result: dict[str, Any], status: int | None, folder: Path, least: int) -> Tried:
+def _judge(batch: int, result: RankResult, status: int | None, folder: Path, least: int) -> Tried:
     """What the try's result, or its end without one, says about this batch."""
-    room = result.get("memory_room")
-    if result.get("status") == "ok":
-        return Tried(batch, True, result.get("memory_held"), room, most=_most(result))
+    room, failure = result.memory_room, result.failure
+    if result.complete:
+        return Tried(batch, True, result.memory_held, room, most=_most(result))
     log = read_tail(folder / files.LOG, lines=200)
     print(f"batch_size={batch} ended with:\n{log}", flush=True)  # into the log of this rank: the folder goes
-    failure = result.get("failure") or {}
-    if failure.get("kind") == OUT_OF_MEMORY:
-        return Tried(batch, False, room=room, reason=str(failure.get("message")))
-    if failure:
-        raise TryFailed(str(failure.get("kind")), f"while trying batch_size={batch}: {failure.get('message')}")
+    if failure is not None and failure.kind == OUT_OF_MEMORY:
+        return Tried(batch, False, room=room, reason=failure.message)
+    if failure is not None:
+        raise TryFailed(failure.kind, f"while trying batch_size={batch}: {failure.message}")
     how = f"ended with exit code {status}" if status is None or status >= 0 else f"ended by {signal_name(-status)}"
     last = log.splitlines()[-1].strip() if log else "it said nothing"
     if batch == least:  # nothing smaller is left, so memory does not explain it
-        kind = "killed" if status is not None and status < 0 else "exception"
+        kind: FailureKind = "killed" if status is not None and status < 0 else "exception"
         raise TryFailed(kind, f"a try of batch_size={batch} {how}: {last}")
     return Tried(batch, False, reason=f"its process {how}: {last}")
 
 
-def _most(result: dict[str, Any]) -> int | None:
+def _most(result: RankResult) -> int | None:
     """A step takes no more samples than the data set has."""
-    samples = (result.get("data") or {}).get("samples")
-    return int(samples) // int(result["effective"].get("grad_accumulation", 1)) if samples else None
+    samples = (result.data or {}).get("samples")
+    return int(samples) // int((result.effective or {}).get("grad_accumulation") or 1) if samples else None
 
 
 def words(tried: Tried) -> str:

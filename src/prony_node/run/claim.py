@@ -14,6 +14,7 @@ from prony_node.contract import files
 from prony_node.contract.cache import PLAN_PLACE, private_folder
 from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import identify, is_alive
+from prony_node.contract.record import Failure
 from prony_node.contract.run_folder import read_parts
 from prony_node.contract.safe_files import READ_LIMIT
 from prony_node.contract.trial import Plan
@@ -80,15 +81,15 @@ def claim(plan: Plan, folder: Path) -> None:
     files.write_whole(folder / files.SUPERVISOR, responsible)
 
 
-def leave_to_the_job(folder: Path, failure: dict[str, str]) -> bool:
+def leave_to_the_job(folder: Path, failure: Failure) -> bool:
     """Whether the record is for collection to write: we were ended, and the scheduler alone knows why.
 
     A person, a preemption and a node that failed all end a job with the same signal. What we saw of it is kept.
     """
-    if not os.environ.get("PRONY_JOB") or failure["kind"] != "interrupted" or read_parts(folder).complete:
+    if not os.environ.get("PRONY_JOB") or failure.kind != "interrupted" or read_parts(folder).complete:
         return False
     try:
-        files.write_whole(folder / files.SUPERVISOR, {**_supervisor(), "ended": failure["message"]})
+        files.write_whole(folder / files.SUPERVISOR, {**_supervisor(), "ended": failure.message})
     except OSError:
         return False
     return True

@@ -26,7 +26,7 @@ from prony_node.run.energy import with_energy
 from prony_node.run.journal import Journal
 from prony_node.run.judge import steady_of
 from prony_node.run.prepare import Setup
-from prony_node.run.several_ranks import RankTimes, own_times, times_of_nodes
+from prony_node.run.several_ranks import own_times, times_of_nodes
 from prony_node.stats import Estimate, StopRule
 from prony_node.workloads.collective.config import KINDS, message_sizes
 
@@ -234,7 +234,7 @@ def keep_ranks(setup: Setup, series: OperationSeries, journal: Journal) -> None:
         "rank": place.rank, "node": place.node, "host": host, "device": str(setup.backend.device),
         "steps": series.operations, "seconds": own_s, "step_s": own_s / series.operations,
     }  # fmt: skip
-    times = RankTimes(place.node, place.rank, host, own_times(journal.result))
+    times = own_times(place.node, place.rank, host, journal.result)
     told = setup.ranks.gathered((mine, times))
     journal.keep(nodes=tuple(times_of_nodes(times for _, times in told)))
     known = {"form": "collective", "backend": setup.ranks.backend, "timeout_s": setup.ranks.timeout_s}

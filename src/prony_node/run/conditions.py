@@ -5,59 +5,58 @@ from __future__ import annotations
 import platform
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from prony_node.contract import files
-from prony_node.contract.record import LEVELS
-from prony_node.contract.run_folder import Parts, make_check
+from prony_node.contract.facts import (
+    ConditionSample,
+    ContainerFacts,
+    DeviceConditions,
+    DeviceFacts,
+    GatheredFacts,
+    HostConditions,
+    HostFacts,
+    Provenance,
+    SoftwareFacts,
+    SourceFacts,
+)
+from prony_node.contract.record import LEVELS, Check
+from prony_node.contract.run_folder import Parts, parse_device, read_node_end
 from prony_node.contract.trial import Plan
+from prony_node.contract.typed import encode
 
 SAMPLE_EVERY_S = 1.0
 FACTS_PATIENCE_S = 20.0
 SAMPLER_PATIENCE_S = 5.0
 
 
-def gather_facts(workload: str = "") -> dict[str, Any]:
+Room = TypeVar("Room")
+
+
+def gather_facts(workload: str = "") -> GatheredFacts:
     """Host, software, container, environment, source and fingerprint; what fails leaves its reason."""
-    facts: dict[str, Any] = {}
-    for name, ask in _questions(workload).items():
-        try:
-            facts[name] = ask()
-        except Exception as error:  # one fact that cannot be had must not cost the others, or the run
-            facts[name] = {"reason": f"{type(error).__name__}: {error}"}
-    if "reason" in facts["fingerprint"]:
-        facts["fingerprint"] = {"machine": None, "software": None, "parts": {}, **facts["fingerprint"]}
-    return facts
+    from prony_node import facts
+    from prony_node.run.questions import fingerprint_for
+
+    return GatheredFacts(
+        _asked(facts.host_facts, lambda why: HostFacts(more=why)),
+        _asked(facts.software_facts, lambda why: SoftwareFacts(more=why)),
+        _asked(facts.container_facts, lambda why: ContainerFacts(more=why)),
+        _asked(facts.environment_facts, lambda why: why),
+        _asked(lambda: facts.source_facts(Path.cwd()), lambda why: SourceFacts(more=why)),
+        _asked(lambda: fingerprint_for(workload), lambda why: Provenance(more=why)),
+    )
 
 
-def _questions(workload: str) -> dict[str, Callable[[], dict[str, Any]]]:
-    def ask(name: str, *arguments: Any) -> Callable[[], dict[str, Any]]:
-        def call() -> dict[str, Any]:
-            from prony_node import facts
-
-            answer: dict[str, Any] = getattr(facts, name)(*arguments)
-            return answer
-
-        return call
-
-    def fingerprint() -> dict[str, Any]:
-        from prony_node.run.questions import fingerprint_for
-
-        return fingerprint_for(workload)
-
-    return {
-        "host": ask("host_facts"),
-        "software": ask("software_facts"),
-        "container": ask("container_facts"),
-        "environment": ask("environment_facts"),
-        "source": ask("source_facts", Path.cwd()),
-        "fingerprint": fingerprint,
-    }
-
-
-Watched = dict[str, Any]  # of a host: `devices`, each with `facts` and `samples`, or the `reason` why it has none
+def _asked(ask: Callable[[], Room], without: Callable[[dict[str, str]], Room]) -> Room:
+    """One fact that cannot be had must not cost the others, or the run."""
+    try:
+        return ask()
+    except Exception as error:
+        return without({"reason": f"{type(error).__name__}: {error}"})
 
 
 class FactsWriter:
@@ -77,8 +76,8 @@ class FactsWriter:
 
     def _write(self) -> None:
         try:
-            files.write_whole(self._path, gather_facts(self._workload))
-        except (OSError, ValueError, TypeError) as error:
+            files.write_whole(self._path, encode(gather_facts(self._workload)))
+        except (OSError, ImportError, ValueError, TypeError) as error:
             print(f"prony_node: no facts were written: {error}", flush=True)
 
 
@@ -87,7 +86,7 @@ class ConditionSampler:
 
     def __init__(self, folder: Path, ranks: int = 1) -> None:
         self._folder, self._ranks = folder, ranks
-        self._samples: dict[str, list[dict[str, Any]]] = {}  # by device
+        self._samples: dict[str, list[ConditionSample]] = {}  # by device
         self._reason = "the rank named no device"
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -97,22 +96,23 @@ class ConditionSampler:
             self._thread = threading.Thread(target=self._sample, name="conditions", daemon=True)
             self._thread.start()
 
-    def finish(self) -> Watched:
+    def finish(self) -> HostConditions:
         """What was seen of each device of this host: its facts and its samples, or why there are none."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(SAMPLER_PATIENCE_S)
         if self._reason and not self._samples:
-            return {"reason": self._reason}
-        return {"devices": {name: {"facts": device, "samples": list(self._samples.get(name, []))}
-                            for name, device in distinct(self._devices()).items()}}  # fmt: skip
+            return HostConditions(reason=self._reason)
+        return HostConditions({
+            name: DeviceConditions(device, tuple(self._samples.get(name, [])))
+            for name, device in distinct(self._devices()).items()
+        })  # fmt: skip
 
-    def _devices(self) -> list[dict[str, Any]]:
+    def _devices(self) -> list[DeviceFacts]:
         """The facts of each rank's device on this host, as they wrote them."""
         paths = {self._folder, *files.rank_folders(self._folder).values()}
-        found = [files.read_json(path / files.DEVICE) for path in sorted(paths)]
-        own = [device for device in found if isinstance(device, dict)]
-        return [device for device in own if device.get("host") in (None, platform.node())]
+        found = [parse_device(files.read_json(path / files.DEVICE)) for path in sorted(paths)]
+        return [device for device in found if device is not None and device.host in (None, platform.node())]
 
     def _sample(self) -> None:
         try:
@@ -137,45 +137,43 @@ class ConditionSampler:
             self._samples.setdefault(name, []).append(watch.last_sample())
 
 
-def judged(watched: Watched, window: Any) -> list[tuple[str, list[dict[str, str]]]]:
+def judged(watched: HostConditions, window: Sequence[float] | None) -> list[tuple[str, list[Check]]]:
     """The checks of each device's conditions within the steady window, by that host's clock."""
     try:
         from prony_node.facts.watch_checks import watch_checks
 
+        if window is None:
+            raise ValueError("it has no steady window")
         edges = (float(window[0]), float(window[1]))
-        return [(name, watch_checks(one["samples"], edges, one["facts"])) for name, one in watched["devices"].items()]
+        if watched.devices is not None:
+            return [(name, watch_checks(one.samples, edges, one.facts)) for name, one in watched.devices.items()]
+        reason = watched.reason or "nothing was seen"
     except Exception as error:  # what was seen may come from another node's file
-        reason = watched.get("reason") or f"{type(error).__name__}: {error}"
-        return [("", [make_check("throttled", "unknown", f"conditions could not be judged: {reason}")])]
+        reason = f"{type(error).__name__}: {error}"
+    return [("", [Check("throttled", "unknown", f"conditions could not be judged: {reason}")])]
 
 
-def distinct(devices: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def distinct(devices: Iterable[DeviceFacts]) -> dict[str, DeviceFacts]:
     """Each device once, whatever number of ranks computes on it, by a name for a person."""
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, DeviceFacts] = {}
     for device in devices:
-        address = (device.get("pci") or {}).get("address")
-        name = str(device.get("uuid") or address or device.get("kind") or "cpu")
-        found.setdefault(name, device)
+        found.setdefault(device.uuid or device.address or device.kind or "cpu", device)
     return found
 
 
-def worst_of(checks: list[tuple[str, list[dict[str, str]]]]) -> list[dict[str, str]]:
+def worst_of(checks: Sequence[tuple[str, Iterable[Check]]]) -> list[Check]:
     """One check of each name: the worst of the devices, which it names where there are several."""
-    worst: dict[str, dict[str, str]] = {}
+    worst: dict[str, Check] = {}
     for device, made in checks:
         for one in made:
-            before = worst.get(one["name"])
-            if before is None or LEVELS.index(one["level"]) > LEVELS.index(before["level"]):
-                said = f"{device}: {one['message']}" if device and len(checks) > 1 else one["message"]
-                worst[one["name"]] = {**one, "message": said}
+            before = worst.get(one.name)
+            if before is None or LEVELS.index(one.level) > LEVELS.index(before.level):
+                said = f"{device}: {one.message}" if device and len(checks) > 1 else one.message
+                worst[one.name] = replace(one, message=said)
     return list(worst.values())
 
 
 PATIENCE_S = 10.0  # for the other nodes to end: their ranks and samplers are told to as the first one's are
-
-
-def node_name(who: dict[str, Any]) -> str:
-    return f"node {who['node']} ({who['host']})"
 
 
 def wait_for_others(folder: Path, count: int) -> None:
@@ -195,28 +193,25 @@ def why_unseen(own: Path, node: int) -> str:
     return ""
 
 
-def conditions_of_run(plan: Plan, folder: Path, parts: Parts, watched: Watched) -> list[dict[str, str]]:
+def conditions_of_run(plan: Plan, folder: Path, parts: Parts, watched: HostConditions) -> list[Check]:
     """Whether a device of any node was held back, or shared, within the steady window; without one, nothing is said."""
-    window = parts.result.get("window_monotonic")
-    if not (isinstance(window, list) and len(window) == 2):
+    window = parts.result.window
+    if window is None:
         return []
     count = int(plan.trial.settings.get("nodes", 1))
     if count == 1:
         return worst_of(judged(watched, window))
     wait_for_others(folder, count)
     found = []
-    for who in parts.result.get("nodes") or []:
-        seen = watched if who["node"] == 0 else _watched_on(folder, who["node"])
-        found += [
-            (f"{node_name(who)} {device}".rstrip(), made) for device, made in judged(seen, who["window_monotonic"])
-        ]
+    for who in parts.result.nodes or ():
+        seen = watched if who.node == 0 else _watched_on(folder, who.node)
+        found += [(f"{who.node_name} {device}".rstrip(), made) for device, made in judged(seen, who.window_monotonic)]
     return worst_of(found)
 
 
-def _watched_on(folder: Path, node: int) -> Watched:
+def _watched_on(folder: Path, node: int) -> HostConditions:
     own = files.node_folder(folder, node)
     if why := why_unseen(own, node):
-        return {"reason": why}
-    told = files.read_json(own / files.NODE)
-    watched = told.get("watched") if isinstance(told, dict) else None
-    return watched if isinstance(watched, dict) else {"reason": "its supervisor said nothing of them"}
+        return HostConditions(reason=why)
+    told = read_node_end(own)
+    return told.watched if told is not None else HostConditions(reason="its supervisor said nothing of them")

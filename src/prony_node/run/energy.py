@@ -5,22 +5,34 @@ from __future__ import annotations
 import csv
 import math
 from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 from prony_node.contract import files
 from prony_node.contract.digits import counted
-from prony_node.contract.metrics import JOULES_A_WH, measured, missing
+from prony_node.contract.facts import DeviceFacts
+from prony_node.contract.metrics import JOULES_A_WH
 from prony_node.contract.parallel import ranks_per_node
-from prony_node.contract.run_folder import Energy, Parts, make_check
+from prony_node.contract.rank_result import Interval, RankResult, RankTimes
+from prony_node.contract.record import (
+    Check,
+    EnergyDetail,
+    Metric,
+    NodeEnergy,
+    NodeShare,
+    measured,
+    missing,
+)
+from prony_node.contract.run_folder import Energy, Parts
 from prony_node.contract.safe_files import plain_lines
 from prony_node.contract.trial import Plan
+from prony_node.contract.typed import encode, overlaid, stated
 from prony_node.power.figures import (
     LOWER_BOUND,
     MEASURED,
-    NodeEnergy,
+    MeasuredNode,
     PartEnergy,
     contained,
     covered,
@@ -30,7 +42,7 @@ from prony_node.power.recording import Recording, read_recording, sensor_from_js
 from prony_node.power.sampler_process import SamplerProcess
 from prony_node.power.sensor import Sensor
 from prony_node.power.window import NoEnergy, best_within
-from prony_node.run.conditions import node_name, wait_for_others, why_unseen
+from prony_node.run.conditions import wait_for_others, why_unseen
 from prony_node.stats import StopRule
 
 LEAST_WINDOW_S = 10.0  # a counter that ticks every 100 ms needs it for 1 %
@@ -71,15 +83,15 @@ def energy_of_node(folder: Path, parts: Parts, samples: Path | None = None) -> E
 
     The power samples lie in the same folder, or in `samples`.
     """
-    window = parts.result.get("window_monotonic")
-    if not (isinstance(window, list) and len(window) == 2):
+    window = parts.result.window
+    if window is None:
         return no_energy("the run has no steady window")
     try:
         recording = read_recording(samples or folder)
         if recording is None:
             return no_energy("the sampler did not start")
-        found = _figures(recording, folder, parts, float(window[0]), float(window[1]))
-        files.to_json([found.metrics, found.detail])  # a number that JSON cannot hold must not cost the record
+        found = _figures(recording, folder, parts, *window)
+        files.to_json(encode([found.metrics, found.detail]))  # a number that JSON cannot hold must not cost the record
         return found
     except Exception as error:  # the run was good; what it cost is then not known
         return no_energy(f"the samples could not be judged: {type(error).__name__}: {error}", doubt=True)
@@ -87,37 +99,37 @@ def energy_of_node(folder: Path, parts: Parts, samples: Path | None = None) -> E
 
 def no_energy(reason: str, *, doubt: bool = False) -> Energy:
     """No figure. Where there is no sensor that is no doubt about the run; where one failed it is."""
-    checks = [make_check("energy", "unknown", f"no energy figure: {reason}")] if doubt else []
+    checks = [Check("energy", "unknown", f"no energy figure: {reason}")] if doubt else []
     return Energy({name: missing(reason) for name in ENERGY_METRICS}, checks)
 
 
 def _figures(recording: Recording, folder: Path, parts: Parts, start_s: float, end_s: float) -> Energy:
-    span = span_energy(recording, start_s, end_s, float(parts.result.get("device_from_monotonic") or start_s))
+    span = span_energy(recording, start_s, end_s, parts.result.device_from_monotonic or start_s)
     own, why_not = _own_of_all(span.parts, parts, span.sensors)
-    detail = {
-        "parts": [span.part_json(part) for part in span.parts],
-        "devices": [part.part for part in own],
-        "node": span.node_json(),
-        "reasons": recording.reasons,
-        "notes": span.notes,
-    }
+    detail = EnergyDetail(
+        parts=tuple(span.recorded_part(part) for part in span.parts),
+        devices=tuple(part.part for part in own),
+        node=span.recorded_node(),
+        reasons=recording.reasons,
+        notes=tuple(span.notes),
+    )
     known = [part for part in own if part.figure is not None]
     checks = span.checks_of_node()
     if known and len(known) == len(own):
         checks += [check for part in own for check in span.checks_of_part(part)]
         checks.append(covered([part.part for part in own], own))
-        work = Work(folder, parts.result, int(parts.device.get("rank") or 0))
+        work = Work(folder, parts.result, (parts.device.rank if parts.device else 0) or 0)
         metrics = _device_metrics(known, work, parts.result)
         metrics["power_idle"] = _idle_metric([span.idle[part.part] for part in known])
-        if stretches := parts.result.get("training_monotonic"):
+        if stretches := parts.result.training_monotonic:
             metrics |= energy_to_quality(recording, known, stretches, parts.result)
     else:
         nothing = no_energy(why_not or "; ".join(part.reason for part in own if part.reason), doubt=bool(own))
-        metrics, checks = nothing.metrics, checks + nothing.checks
+        metrics, checks = dict(nothing.metrics), checks + nothing.checks
     return Energy(metrics | _node_metrics(span.node), checks, detail)
 
 
-def _node_metrics(node: NodeEnergy | None) -> dict[str, Any]:
+def _node_metrics(node: MeasuredNode | None) -> dict[str, Metric]:
     if node is None:
         return {name: missing("nothing of the node was measured") for name in ("node_energy", "node_power")}
     low, high = node.energy_j - node.uncertainty_j, node.energy_j + node.uncertainty_j
@@ -131,33 +143,34 @@ def _own_of_all(found: list[PartEnergy], parts: Parts, sensors: list[Sensor]) ->
     """The parts that all ranks of the node computed on, each once."""
     own: dict[str, PartEnergy] = {}
     for device in (parts.device, *parts.others):
-        of_one, why_not = _own(found, device, sensors)
+        of_one, why_not = _own(found, device or DeviceFacts(), sensors)
         if not of_one:
             return [], why_not
         own |= {part.part: part for part in of_one}
     return list(own.values()), ""
 
 
-def _own(found: list[PartEnergy], device: dict[str, Any], sensors: list[Sensor]) -> tuple[list[PartEnergy], str]:
+def _own(found: list[PartEnergy], device: DeviceFacts, sensors: list[Sensor]) -> tuple[list[PartEnergy], str]:
     """The parts that the run computed on, and why there are none."""
     if not found:
         return [], "no power sensor answers here; `prony doctor` says why"
-    kind = str(device.get("kind") or "cpu")
-    if kind == "cpu":
+    if device.on_cpu:
         own = [part for part in found if part.scope in OWN_SCOPES["cpu"]]
         # Grace tells of a socket and of its rails: what lies inside another of these is not added to it.
         known = {part.part for part in own if part.figure is not None}
         inside = contained([sensor for sensor in sensors if sensor.part in known])
         own = [part for part in own if part.part not in inside]
         return own, "" if own else "no sensor of the CPU answers here"
-    uuid = str(device.get("uuid") or "")
+    uuid, address = device.uuid or "", device.address or ""
     if uuid.startswith("MIG-"):
         return [], "a MIG slice has no energy of its own, only the whole GPU does"
-    address = str((device.get("pci") or {}).get("address") or "")
     # One sensor may speak for two dies of a card: the device is then inside the part.
     names = {part.part: [part.part, *_dies(part.part, sensors)] for part in found}
     own = [part for part in found if any(_same(name, one) for name in names[part.part] for one in (uuid, address))]
-    return own, "" if own else f"none of the parts with a sensor is the device of this run ({uuid or address or kind})"
+    return (
+        own,
+        "" if own else f"none of the parts with a sensor is the device of this run ({uuid or address or device.kind})",
+    )
 
 
 def _dies(part: str, sensors: list[Sensor]) -> list[str]:
@@ -174,12 +187,14 @@ def _same(one: str, other: str) -> bool:
 class Work:
     """Units of work that all ranks had done until an instant, from the step series of one of them."""
 
-    def __init__(self, folder: Path, result: dict[str, Any], rank: int = 0) -> None:
-        work, begin = result.get("work") or {}, result.get("loop_monotonic") or [math.nan, math.nan]
-        ranks = (result.get("parallel") or {}).get("ranks")
+    def __init__(self, folder: Path, result: RankResult, rank: int = 0) -> None:
+        work, begin = result.work, result.loop_monotonic or (math.nan, math.nan)
+        if work is None or work.units is None or work.steps is None:
+            raise ValueError("the work of the steady window was not counted")
+        ranks = (result.parallel or {}).get("ranks")
         told = ranks[rank] if ranks else {}
         # A step of this rank stands for what all did meanwhile; of copies both are counted in their common window.
-        self._units_per_step = work["units"] / told.get("common_steps", work["steps"])
+        self._units_per_step = work.units / told.get("common_steps", work.steps)
         lines = plain_lines(files.rank_folder(folder, rank) / files.STEPS)
         rows = [(float(row["end_s"]), int(row["steps"])) for row in csv.DictReader(lines)]
         self._times_s = [begin[0], *(begin[0] + end_s for end_s, _ in rows)]
@@ -195,14 +210,14 @@ class Work:
         return self._steps[right - 1] + share * (self._steps[right] - self._steps[right - 1])
 
 
-def _device_metrics(known: list[PartEnergy], work: Work, result: dict[str, Any]) -> dict[str, Any]:
+def _device_metrics(known: list[PartEnergy], work: Work, result: RankResult) -> dict[str, Metric]:
     figures = [part.figure for part in known if part.figure is not None]
     energy_j = math.fsum(figure.energy_j for figure in figures)
     relative = math.hypot(*(figure.uncertainty_j for figure in figures)) / energy_j
     first = figures[0]
     # Each part over its own window: the ticks of two counters fall apart, and one of them may be lost midway.
     units = [work.between(figure.start_s, figure.end_s) for figure in figures]
-    unit = str(result.get("unit") or "units").partition("/")[0]
+    unit = (result.unit or "units").partition("/")[0]
     sensors = ", ".join(dict.fromkeys(figure.sensor.id.partition(" ")[0] for figure in figures))
     calibration = first.sensor.uncertainty
     apart = f"; calibration ± {100 * calibration:.2g} % apart" if calibration else "; calibration unknown"
@@ -230,12 +245,12 @@ def _device_metrics(known: list[PartEnergy], work: Work, result: dict[str, Any])
     return metrics
 
 
-def _with_ends(value: float, unit: str, relative: float, how: dict[str, str]) -> dict[str, Any]:
+def _with_ends(value: float, unit: str, relative: float, how: dict[str, str]) -> Metric:
     """A metric with its 95 % interval: the value divided and multiplied by 1 + `relative`."""
     return measured(value, unit, low=value / (1.0 + relative), high=value * (1.0 + relative), **how)
 
 
-def _idle_metric(idle: list[tuple[float | None, str]]) -> dict[str, Any]:
+def _idle_metric(idle: list[tuple[float | None, str]]) -> Metric:
     known = [power_w for power_w, _ in idle if power_w is not None]
     if len(known) < len(idle):
         return missing(next(why for power_w, why in idle if power_w is None))
@@ -246,8 +261,8 @@ QUALITY_ENERGY_METRICS = ("energy", "energy_per_sample", "samples_per_wh", "powe
 
 
 def energy_to_quality(
-    recording: Recording, parts: list[PartEnergy], stretches: list[list[float]], result: dict[str, Any]
-) -> dict[str, Any]:
+    recording: Recording, parts: list[PartEnergy], stretches: Sequence[Interval], result: RankResult
+) -> dict[str, Metric]:
     """The energy metrics of a run that trained for whole epochs; they stand in place of those of one window."""
     intervals = [(float(start_s), float(end_s)) for start_s, end_s in stretches]
     seconds = math.fsum(end_s - start_s for start_s, end_s in intervals)
@@ -266,9 +281,8 @@ def energy_to_quality(
         "interval": "95 %, of this window",
     }
 
-    learning = result.get("learning") or {}
-    unit = str(result.get("unit") or "units").partition("/")[0]
-    units = (result.get("work") or {}).get("epoch_units")
+    unit = (result.unit or "units").partition("/")[0]
+    units = result.work.epoch_units if result.work is not None else None
     metrics = {
         "energy": _with_ends(energy_j, "J", relative, how),
         "power": _with_ends(energy_j / seconds, "W", relative, how),
@@ -276,17 +290,17 @@ def energy_to_quality(
     if units:
         metrics["energy_per_sample"] = _with_ends(energy_j / units, f"J/{unit.removesuffix('s')}", relative, how)
         metrics["samples_per_wh"] = _with_ends(JOULES_A_WH * units / energy_j, f"{unit}/Wh", relative, how)
-    if learning.get("reached"):
+    if (result.learning or {}).get("reached"):
         metrics["energy_to_quality"] = _with_ends(energy_j, "J", relative, how)
     else:
-        reason = (result.get("metrics") or {}).get("time_to_quality", {}).get("reason")
-        metrics["energy_to_quality"] = missing(str(reason or "no quality was asked for"))
+        time = result.metrics.get("time_to_quality")
+        metrics["energy_to_quality"] = missing((time and time.reason) or "no quality was asked for")
     return metrics
 
 
 OF_NODE = ("node_energy", "node_power")
 
-Nodes = list[tuple[dict[str, Any], Energy]]  # who each is, as the ranks told, and what its part cost
+Nodes = list[tuple[RankTimes, Energy]]  # who each is, as the ranks told, and what its part cost
 
 
 def energy_of_run(plan: Plan, folder: Path, parts: Parts) -> Energy:
@@ -296,7 +310,7 @@ def energy_of_run(plan: Plan, folder: Path, parts: Parts) -> Energy:
     count = int(plan.trial.settings.get("nodes", 1))
     if count == 1:
         return energy_of_node(folder, parts)
-    told = parts.result.get("nodes") or []
+    told = parts.result.nodes or ()
     if len(told) != count:
         return no_energy("the run has no steady window")
     try:
@@ -307,116 +321,117 @@ def energy_of_run(plan: Plan, folder: Path, parts: Parts) -> Energy:
         return no_energy(f"the nodes' energy could not be added: {type(error).__name__}: {error}", doubt=True)
 
 
-def _of_one(folder: Path, parts: Parts, told: dict[str, Any], local: int) -> Energy:
+def _of_one(folder: Path, parts: Parts, told: RankTimes, local: int) -> Energy:
     """What the part of one node cost, by its own samples, window and step series."""
-    own = files.node_folder(folder, told["node"])
-    if why := why_unseen(own, told["node"]):
+    own = files.node_folder(folder, told.node)
+    if why := why_unseen(own, told.node):
         return no_energy(why, doubt=own.is_dir())
-    devices = [one for one in (parts.device, *parts.others) if one.get("rank", -1) // local == told["node"]]
+    known = [one for one in (parts.device, *parts.others) if one is not None and one.rank is not None]
+    devices = [one for one in known if (one.rank or 0) // local == told.node]
     if len(devices) != local:
         return no_energy(f"the devices of {local - len(devices)} of its {local} ranks are not known", doubt=True)
-    return energy_of_node(own, Parts({**parts.result, **told}, device=devices[0], others=tuple(devices[1:])))
+    result = replace(
+        parts.result, loop_monotonic=told.loop_monotonic, window_monotonic=told.window_monotonic,
+        training_monotonic=told.training_monotonic, device_from_monotonic=told.device_from_monotonic,
+    )  # fmt: skip
+    return energy_of_node(own, Parts(result, device=devices[0], others=tuple(devices[1:])))
 
 
 def _sum(nodes: Nodes) -> Energy:
     names = dict.fromkeys(name for _, energy in nodes for name in energy.metrics)
     twice = {name: _counted_twice(nodes, of_node=name in OF_NODE) for name in names}
     metrics = {name: missing(twice[name]) if twice[name] else _metric(nodes, name) for name in names}
-    if metrics["energy_per_sample"]["value"] is not None:
+    if metrics["energy_per_sample"].value is not None:
         metrics["samples_per_wh"] = _turned(metrics["energy_per_sample"], nodes[0][1].metrics["samples_per_wh"])
     checks = [
-        {**check, "message": f"{node_name(who)}: {check['message']}"}
-        for who, energy in nodes
-        for check in energy.checks
+        replace(check, message=f"{who.node_name}: {check.message}") for who, energy in nodes for check in energy.checks
     ]
-    detail = {
-        "parts": [{**_label(who), **part} for who, energy in nodes for part in energy.detail.get("parts", [])],
-        "node": _node_json(metrics),
-        "nodes": [_share(who, energy, metrics["power"]["value"]) for who, energy in nodes],
-        "reasons": {
-            f"{node_name(who)}, {reader}": why
-            for who, energy in nodes
-            for reader, why in energy.detail.get("reasons", {}).items()
-        },
-        "notes": [f"{node_name(who)}: {note}" for who, energy in nodes for note in energy.detail.get("notes", [])],
-    }
-    files.to_json([metrics, detail])  # a number that JSON cannot hold must not cost the record
+    details = [(who, energy.detail or EnergyDetail()) for who, energy in nodes]
+    detail = EnergyDetail(
+        parts=tuple(replace(part, node=who.node, host=who.host) for who, own in details for part in own.parts),
+        node=_recorded_node(metrics),
+        nodes=tuple(_share(who, energy, metrics["power"].value) for who, energy in nodes),
+        reasons={f"{who.node_name}, {reader}": why for who, own in details for reader, why in own.reasons.items()},
+        notes=tuple(f"{who.node_name}: {note}" for who, own in details for note in own.notes),
+    )
+    files.to_json(encode([metrics, detail]))  # a number that JSON cannot hold must not cost the record
     return Energy(metrics, checks, detail)
 
 
-def _metric(nodes: Nodes, name: str) -> dict[str, Any]:
+def _metric(nodes: Nodes, name: str) -> Metric:
     """Of all nodes, or of none: whoever did not measure it is named."""
     found = [(who, energy.metrics.get(name) or energy.metrics["energy"]) for who, energy in nodes]
     unknown: dict[str, list[str]] = {}
     for who, one in found:
-        if one["value"] is None:
-            unknown.setdefault(one["reason"], []).append(node_name(who))
+        if one.value is None:
+            unknown.setdefault(str(one.reason), []).append(who.node_name)
     if unknown:
         return missing("; ".join(f"{', '.join(names)}: {reason}" for reason, names in unknown.items()))
-    each = [one for _, one in found]
+    each = [(one, one.value) for _, one in found if one.value is not None]
+    first = each[0][0]
     if name == "power_peak":
-        return max(each, key=lambda one: float(one["value"]))
-    value = math.fsum(one["value"] for one in each)
-    ends: dict[str, Any] = {}
-    if all(one["low"] is not None and one["high"] is not None for one in each):
-        ends["low"] = value - math.hypot(*(one["value"] - one["low"] for one in each))
-        ends["high"] = value + math.hypot(*(one["high"] - one["value"] for one in each))
-    source = f"sum of {len(each)} nodes; {node_name(found[0][0])}: {each[0]['source']}"
-    scope = "+".join(dict.fromkeys(one["scope"] for one in each))
+        return max(each, key=lambda one: one[1])[0]
+    value = math.fsum(own for _, own in each)
+    ends = [(own, one.low, one.high) for one, own in each if one.low is not None and one.high is not None]
+    low, high = None, None
+    if len(ends) == len(each):
+        low = value - math.hypot(*(own - end for own, end, _ in ends))
+        high = value + math.hypot(*(end - own for own, _, end in ends))
+    source = f"sum of {len(each)} nodes; {found[0][0].node_name}: {first.source}"
+    scope = "+".join(dict.fromkeys(str(one.scope) for one, _ in each))
     if name in OF_NODE:
         source, scope = _how(nodes), f"{len(each)} nodes"
-    return {**each[0], **measured(value, each[0]["unit"], scope=scope, source=source, **ends)}
+    return replace(first, value=value, low=low, high=high, scope=scope, source=source)
 
 
-def _turned(each: dict[str, Any], turned: dict[str, Any]) -> dict[str, Any]:
+def _turned(each: Metric, turned: Metric) -> Metric:
     """Work a watt-hour from the energy of a unit of work, over all nodes."""
-    ends = {"low": JOULES_A_WH / each["high"], "high": JOULES_A_WH / each["low"]}
-    return {**each, "value": JOULES_A_WH / each["value"], **ends, "unit": turned["unit"]}
+    value, low, high = (
+        None if joules is None else JOULES_A_WH / joules for joules in (each.value, each.high, each.low)
+    )
+    return replace(each, value=value, low=low, high=high, unit=turned.unit)
 
 
 def _counted_twice(nodes: Nodes, *, of_node: bool) -> str:
     """Why there is no sum where two nodes are one machine and sampled the same part. A replay is of no machine."""
-    seen: dict[tuple[str, str], dict[str, Any]] = {}
+    seen: dict[tuple[str | None, str | None], RankTimes] = {}
     for who, energy in nodes:
-        for part in energy.detail.get("parts", []):
-            counts = of_node or part["part"] in energy.detail["devices"]
-            if part.get("evidence") in (None, "recording") or not counts:
+        detail = energy.detail or EnergyDetail()
+        for part in detail.parts:
+            counts = of_node or part.part in (detail.devices or ())
+            if part.evidence in (None, "recording") or not counts:
                 continue
-            first = seen.setdefault((who["boot_id"] or who["host"], part["part"]), who)
+            first = seen.setdefault((who.boot_id or who.host, part.part), who)
             if first is not who:
-                names = f"{node_name(first)} and {node_name(who)}"
-                return f"{names} are one machine, whose {part['label']} would be counted twice"
+                names = f"{first.node_name} and {who.node_name}"
+                return f"{names} are one machine, whose {part.label} would be counted twice"
     return ""
 
 
-def _node_json(metrics: dict[str, Any]) -> dict[str, Any]:
+def _recorded_node(metrics: Mapping[str, Metric]) -> NodeEnergy:
     energy, power = (metrics[name] for name in OF_NODE)
-    if energy["value"] is None:
-        return {"energy_j": None, "reason": energy["reason"]}
-    return {
-        "how": energy["source"], "energy_j": energy["value"], "uncertainty_j": energy["high"] - energy["value"],
-        "power_w": power["value"],
-    }  # fmt: skip
+    if energy.value is None or energy.high is None:
+        return stated(NodeEnergy, energy_j=None, reason=energy.reason)
+    return stated(NodeEnergy, how=energy.source, energy_j=energy.value, uncertainty_j=energy.high - energy.value,
+                  power_w=power.value)  # fmt: skip
 
 
-def _share(who: dict[str, Any], energy: Energy, whole_w: float | None) -> dict[str, Any]:
+def _share(who: RankTimes, energy: Energy, whole_w: float | None) -> NodeShare:
     """One node in the record: its devices' energy, what part of all power they drew, and its own as a node.
 
     By power and not by energy: the ticks of one node may cover less of the common window than those of another.
     """
-    own, node = energy.metrics["energy"], energy.metrics["node_energy"]
-    known = {**_label(who), "devices": energy.detail.get("devices", [])}
-    known |= {"energy_j": own["value"], "node_energy_j": node["value"]}
-    if own["value"] is None:
-        return {**known, "share": None, "reason": own["reason"]}
-    share = None if whole_w is None else energy.metrics["power"]["value"] / whole_w
-    return {**known, "uncertainty_j": own["high"] - own["value"], "share": share}
+    own, node, own_w = (energy.metrics[name] for name in ("energy", "node_energy", "power"))
+    devices = (energy.detail or EnergyDetail()).devices or ()
+    known = stated(
+        NodeShare, node=who.node, host=who.host, devices=devices, energy_j=own.value, node_energy_j=node.value
+    )
+    if own.value is None or own.high is None:
+        return overlaid(known, stated(NodeShare, share=None, reason=own.reason))
+    share = None if whole_w is None or own_w.value is None else own_w.value / whole_w
+    return overlaid(known, stated(NodeShare, uncertainty_j=own.high - own.value, share=share))
 
 
 def _how(nodes: Nodes) -> str:
-    bound = any(energy.metrics["node_energy"]["source"] == LOWER_BOUND for _, energy in nodes)
+    bound = any(energy.metrics["node_energy"].source == LOWER_BOUND for _, energy in nodes)
     return LOWER_BOUND if bound else MEASURED
-
-
-def _label(who: dict[str, Any]) -> dict[str, Any]:
-    return {"node": who["node"], "host": who["host"]}

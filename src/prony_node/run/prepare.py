@@ -11,11 +11,14 @@ from typing import Any
 from prony_node.backends import open_backend
 from prony_node.backends.protocol import Backend, BuiltModel, MemoryRoom, OpenedData, RankGroup, TaskOfWorkload
 from prony_node.contract import files
+from prony_node.contract.facts import DeviceFacts
 from prony_node.contract.machine import identify, parse_cpu_list
 from prony_node.contract.parallel import in_lockstep, models, replicas
 from prony_node.contract.record import Phase
+from prony_node.contract.run_folder import parse_device
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import Plan, judges_split, learns_to_quality, reads_data_set
+from prony_node.contract.typed import encode
 from prony_node.facts import device_facts
 from prony_node.measure.batch_search import Tried
 from prony_node.parallel.binding import allowed_cores, bind, bind_rank, share_of, wanted_cores
@@ -80,7 +83,7 @@ def prepare(plan: Plan, place: RankPosition | None, journal: Journal, closing: E
     journal.keep(device_from_monotonic=time.monotonic())
     number = place.local_rank // int(requested.get("copies", 1))
     backend = open_backend(str(requested.get("device", "auto")), number)
-    files.write_whole(journal.folder / files.DEVICE, device_facts(str(backend.device)))
+    files.write_whole(journal.folder / files.DEVICE, encode(device_facts(str(backend.device))))
     bound = _bind(plan, place, backend)
     if requested.get("bind") == "cores" and bound["cores"]:
         cores = parse_cpu_list(bound["cores"])  # what its defaults follow from
@@ -140,12 +143,12 @@ def _meet(plan: Plan, settings: dict[str, Value], backend: Backend, ranks: RankG
     ranks.start(backend.device, patience_s, in_lockstep(settings))
     place = ranks.place
     known = {"rank": place.rank, "node": place.node, "device": str(backend.device), **identify()}
-    facts: dict[str, Any] = files.read_json(journal.folder / files.DEVICE) or {}
+    facts = parse_device(files.read_json(journal.folder / files.DEVICE)) or DeviceFacts()
     for rank, (who, device) in enumerate(ranks.gathered((known, facts))):
         own = files.rank_folder(journal.folder, rank)
         files.make_folder(own)
         files.write_whole(own / files.RANK, who)
-        files.write_whole(own / files.DEVICE, {**device, "rank": rank, "host": who["host"]})
+        files.write_whole(own / files.DEVICE, encode(replace(device, rank=rank, host=who["host"])))
 
 
 def open_data(setup: Setup, journal: Journal) -> Setup:

@@ -10,13 +10,14 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from prony_node import facts
 from prony_node.contract import files
 from prony_node.contract.errors import EXIT_FAILED, EXIT_INTERRUPTED, RequestError
+from prony_node.contract.facts import Provenance
 from prony_node.contract.machine import Machine
 from prony_node.contract.plugins import Plugin
+from prony_node.contract.typed import JsonObject, encode
 from prony_node.run.processes import SignalPipe, adopt_orphans, controller_is_gone, end_adopted, end_with_parent
 from prony_node.workloads import find_workload, libraries_of, plugin_of
 from prony_node.workloads.config import Workload
@@ -24,7 +25,7 @@ from prony_node.workloads.model_file.config import content_hash, name_with_hash,
 from prony_node.workloads.model_file.load import ModelFile, load_model_file, mistakes_in
 
 
-def check_name(name: str) -> dict[str, Any]:
+def check_name(name: str) -> dict[str, str | None]:
     """`refused`: a sentence when the name is wrong, else null; `unknown`: why it could not be told.
 
     A family whose names are a library's has a function `check(workload)` beside `build`.
@@ -41,16 +42,16 @@ def check_name(name: str) -> dict[str, Any]:
     return {"refused": None, "unknown": None}
 
 
-def fingerprint_for(workload: str) -> dict[str, Any]:
+def fingerprint_for(workload: str) -> Provenance:
     """Machine, software and its parts, as a run of this workload has them."""
     return facts.fingerprint(libraries=libraries_of(workload), plugin=_plugin_of(workload))
 
 
-def fingerprints(workloads: list[str]) -> dict[str, Any]:
+def fingerprints(workloads: list[str]) -> JsonObject:
     """Of this node, and the software's hash for each of these workloads: made once for each library and plug-in."""
     needs = {name: (libraries_of(name), _plugin_of(name)) for name in workloads}
     made = {need: facts.fingerprint(libraries=need[0], plugin=need[1]) for need in {((), None), *needs.values()}}
-    return {**made[(), None], "workloads": {name: made[need]["software"] for name, need in needs.items()}}
+    return {**encode(made[(), None]), "workloads": {name: made[need].software for name, need in needs.items()}}
 
 
 def _plugin_of(workload: str) -> Plugin | None:
@@ -60,7 +61,7 @@ def _plugin_of(workload: str) -> Plugin | None:
         return None
 
 
-def find_devices() -> dict[str, Any]:
+def find_devices() -> JsonObject:
     """kind: cpu or the accelerator's (cuda, xpu, mps), with names and memory; null with a reason without torch."""
     try:
         import torch
@@ -81,7 +82,7 @@ def find_devices() -> dict[str, Any]:
     return {"kind": kind, "devices": names, "memory_gib": memory_gib, "torch": str(torch.__version__)}
 
 
-def describe_model_file(path: Path) -> dict[str, Any]:
+def describe_model_file(path: Path) -> JsonObject:
     """What a plan carries of the file, or `refused`: a sentence that says what is wrong with it."""
     try:
         with contextlib.redirect_stdout(sys.stderr):  # the answer alone goes to stdout

@@ -9,14 +9,15 @@ import signal
 import sys
 import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from prony_node.backends import import_backend
 from prony_node.backends.torch.out_of_memory import avoid_reservations, out_of_memory_in
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.extras import missing_library
+from prony_node.contract.record import Failure
 from prony_node.contract.trial import Plan
 from prony_node.contract.typed import encode
 from prony_node.facts.software import imported_versions
@@ -56,7 +57,7 @@ def main(argv: list[str]) -> int:
         traceback.print_exc()
         failure = described(error, journal.result.memory_free or "")
         if place.size > 1:
-            failure["at_monotonic"] = time.monotonic()
+            failure = replace(failure, at_monotonic=time.monotonic())
         journal.keep(status="failed", failure=failure)
     journal.keep(imported=imported_versions())
     files.write_whole(folder / files.RESULT, encode(journal.result))
@@ -66,7 +67,7 @@ def main(argv: list[str]) -> int:
     return 0 if journal.result.status == "ok" else 1
 
 
-def describe(error: Exception, memory_free: str = "", module: str = "") -> dict[str, Any]:
+def describe(error: Exception, memory_free: str = "", module: str = "") -> Failure:
     """A failure's kind, and a sentence; `memory_free` is what was free before anything was allocated.
 
     `module` is that of the workload.
@@ -75,26 +76,26 @@ def describe(error: Exception, memory_free: str = "", module: str = "") -> dict[
         return error.failure
     if isinstance(error, RequestError):
         # Of a loader's worker torch makes one that holds the worker's whole traceback; the sentence is its last line.
-        return {"kind": "request", "message": str(error).rpartition("RequestError: ")[2].strip()}
+        return Failure("request", str(error).rpartition("RequestError: ")[2].strip())
     name = type(error).__name__
     text = " ".join(str(error).split())
     if isinstance(error, ModuleNotFoundError):
         library = (error.name or "?").partition(".")[0]
         if library == "prony_node":  # a model file that was written for an earlier Prony
             said = f"{text}; Task is in prony_node.backends.torch.task, see docs/add-a-workload.md"
-            return {"kind": "request", "message": said}
-        return {"kind": "missing-library", "message": missing_library(library, module)}
+            return Failure("request", said)
+        return Failure("missing-library", missing_library(library, module))
     if isinstance(error, ImportError):
-        return {"kind": "missing-library", "message": f"a library could not be loaded here: {text[:600]}"}
+        return Failure("missing-library", f"a library could not be loaded here: {text[:600]}")
     if name == "MissingDevice":
-        return {"kind": "missing-device", "message": text}
+        return Failure("missing-device", text)
     short = out_of_memory_in(error)
     if short is not None:
         said = " ".join(str(short).split()).partition(TORCH_ADVICE)[0].strip()[:600]
         untold = "free" not in said or "memory_cap" in memory_free  # torch tells what is free beyond the cap
         free = f"; before the run {memory_free}" if memory_free and untold else ""
-        return {"kind": "out-of-memory", "message": f"{said}{free}"}
-    return {"kind": "exception", "message": f"{name}: {text[:600]}"}
+        return Failure("out-of-memory", f"{said}{free}")
+    return Failure("exception", f"{name}: {text[:600]}")
 
 
 if __name__ == "__main__":

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from prony_node.contract import files
 from prony_node.contract.machine import is_alive
-from prony_node.contract.run_folder import make_failure
+from prony_node.contract.record import Failure
+from prony_node.contract.run_folder import EndedRank, parse_failure, read_launcher_report, read_node_end
 from prony_node.run.processes import read_tail, top_of_stack
 
 
@@ -100,23 +100,21 @@ class LauncherEnd:
 
 def launcher_failure(
     folder: Path, ranks: int, local: int, where: str, witness: OutOfMemoryWitness, end: LauncherEnd
-) -> dict[str, str]:
+) -> Failure:
     """The failure of a run whose launcher has ended badly; `local` of all its ranks are on this node."""
-    launcher = files.read_json(folder / files.LAUNCHER)
-    ended: dict[str, Any] = launcher if isinstance(launcher, dict) else {}
-    if isinstance(ended.get("failure"), dict):
-        own_failure = make_failure(str(ended["failure"]["kind"]), str(ended["failure"]["message"]))
+    launcher = read_launcher_report(folder)
+    if launcher is not None and launcher.failure is not None:
         # A node that could not come may have written down why.
-        return (local < ranks and failure_elsewhere(folder, 0.0, own_failure["kind"])) or own_failure
+        return (local < ranks and failure_elsewhere(folder, 0.0, launcher.failure.kind)) or launcher.failure
     told = {rank: failure for rank in files.rank_folders(folder) if (failure := failure_of(folder, rank))}
     own = {rank: failure for rank, failure in told.items() if not is_echo(failure)}
-    silent = {int(one["rank"]): one for one in ended.get("ranks") or [] if int(one["rank"]) not in told}
-    asked = {rank: one for rank, one in silent.items() if int(one["exit_status"]) == -signal.SIGTERM}
+    silent = {one.rank: one for one in (launcher.ranks if launcher is not None else ()) if one.rank not in told}
+    asked = {rank: one for rank, one in silent.items() if one.exit_status == -signal.SIGTERM}
     # Torch ends a rank so when the others are gone: it may be the echo of another's end.
-    aborted = {rank: one for rank, one in silent.items() if int(one["exit_status"]) == -signal.SIGABRT}
-    signalled = {rank: one for rank, one in silent.items() if int(one["exit_status"]) < 0}
+    aborted = {rank: one for rank, one in silent.items() if one.exit_status == -signal.SIGABRT}
+    signalled = {rank: one for rank, one in silent.items() if one.exit_status < 0}
     killed = {rank: one for rank, one in signalled.items() if rank not in asked and rank not in aborted}
-    crashed = {rank: one for rank, one in silent.items() if int(one["exit_status"]) >= 0}
+    crashed = {rank: one for rank, one in silent.items() if one.exit_status >= 0}
     if killed:
         return _killed(folder, min(killed), ranks, killed[min(killed)], where, witness)
     if own:
@@ -127,8 +125,8 @@ def launcher_failure(
         return elsewhere
     if crashed:
         rank = min(crashed)
-        words = f"ended with exit code {crashed[rank]['exit_status']} {where}{last_words(folder, rank)}"
-        return make_failure("exception", f"{rank_name(folder, rank, ranks)} {words}")
+        words = f"ended with exit code {crashed[rank].exit_status} {where}{last_words(folder, rank)}"
+        return Failure("exception", f"{rank_name(folder, rank, ranks)} {words}")
     if aborted:
         return _killed(folder, min(aborted), ranks, aborted[min(aborted)], where, witness)
     if asked and local == ranks:  # else the launcher did it, to ranks that had lost another node's
@@ -136,33 +134,32 @@ def launcher_failure(
     if told:
         return _told(folder, told, ranks)
     said = read_tail(folder / files.LAUNCHER_LOG)
-    return make_failure("exception", f"torch's launcher ended without a result {where}: {said or 'it said nothing'}")
+    return Failure("exception", f"torch's launcher ended without a result {where}: {said or 'it said nothing'}")
 
 
-def failure_of(folder: Path, rank: int) -> dict[str, Any] | None:
+def failure_of(folder: Path, rank: int) -> Failure | None:
     """How a rank says that it failed; None when it says no such thing."""
     result = files.read_json(files.rank_folder(folder, rank) / files.RESULT)
-    failure = result.get("failure") if isinstance(result, dict) else None
-    return failure if isinstance(failure, dict) else None
+    return parse_failure(result.get("failure")) if isinstance(result, dict) else None
 
 
-def failure_elsewhere(folder: Path, patience_s: float, except_kind: str = "") -> dict[str, str] | None:
+def failure_elsewhere(folder: Path, patience_s: float, except_kind: str = "") -> Failure | None:
     """What another node says of its own failure, where its folder can be seen from here; of another kind than this."""
     end_s = time.monotonic() + patience_s
     while True:
         for path in sorted(folder.parent.glob(f"{folder.name}.node*/{files.NODE}")):
-            said = files.read_json(path) or {}
-            failure = said.get("failure")
-            if failure and failure["kind"] != except_kind and not is_echo(failure):
-                return make_failure(str(failure["kind"]), f"on node {said['node']}: {failure['message']}")
+            end = read_node_end(path.parent)
+            failure = end.failure if end is not None else None
+            if end is not None and failure is not None and failure.kind != except_kind and not is_echo(failure):
+                return Failure(failure.kind, f"on node {end.node}: {failure.message}")
         if time.monotonic() >= end_s:
             return None
         time.sleep(0.1)
 
 
-def is_echo(failure: dict[str, Any]) -> bool:
-    text = str(failure.get("message", "")).casefold()
-    return failure.get("kind") == "exception" and any(echo in text for echo in ECHOES)
+def is_echo(failure: Failure) -> bool:
+    text = failure.message.casefold()
+    return failure.kind == "exception" and any(echo in text for echo in ECHOES)
 
 
 def rank_name(folder: Path, rank: int, ranks: int) -> str:
@@ -176,33 +173,31 @@ def last_words(folder: Path, rank: int) -> str:
     return f"; its last words:\n{said}" if said else "; it said nothing"
 
 
-def _told(folder: Path, told: dict[int, dict[str, Any]], ranks: int) -> dict[str, str]:
+def _told(folder: Path, told: dict[int, Failure], ranks: int) -> Failure:
     """What the first of them said."""
-    rank = min(told, key=lambda number: (float(told[number].get("at_monotonic") or 0.0), number))
-    kind, message = str(told[rank].get("kind")), str(told[rank].get("message"))
+    rank = min(told, key=lambda number: (told[number].at_monotonic or 0.0, number))
+    kind, message = told[rank].kind, told[rank].message
     if kind in OF_ALL:
-        return make_failure(kind, message)
+        return Failure(kind, message)
     words = "" if kind == "out-of-memory" else last_words(folder, rank)
-    return make_failure(kind, f"{rank_name(folder, rank, ranks)}: {message}{words}")
+    return Failure(kind, f"{rank_name(folder, rank, ranks)}: {message}{words}")
 
 
-def _killed(
-    folder: Path, rank: int, ranks: int, one: dict[str, Any], where: str, witness: OutOfMemoryWitness
-) -> dict[str, str]:
-    failure = _by_signal(rank_name(folder, rank, ranks), int(one["pid"]), int(one["exit_status"]), where, witness)
-    words = last_words(folder, rank) if failure["kind"] == "killed" else ""
-    return make_failure(failure["kind"], f"{failure['message']}{words}")
+def _killed(folder: Path, rank: int, ranks: int, one: EndedRank, where: str, witness: OutOfMemoryWitness) -> Failure:
+    failure = _by_signal(rank_name(folder, rank, ranks), one.pid, one.exit_status, where, witness)
+    words = last_words(folder, rank) if failure.kind == "killed" else ""
+    return Failure(failure.kind, f"{failure.message}{words}")
 
 
-def _by_signal(who: str, pid: int, status: int, where: str, witness: OutOfMemoryWitness) -> dict[str, str]:
+def _by_signal(who: str, pid: int, status: int, where: str, witness: OutOfMemoryWitness) -> Failure:
     try:
         by = signal.Signals(-status).name
     except ValueError:
         by = f"signal {-status}"
     evidence = witness.evidence(pid) if -status == signal.SIGKILL else None
     if evidence:
-        return make_failure("out-of-memory", f"{who} was killed by {by} {where}: host memory ran out, {evidence}")
-    return make_failure("killed", f"{who} was killed by {by} {where}")
+        return Failure("out-of-memory", f"{who} was killed by {by} {where}: host memory ran out, {evidence}")
+    return Failure("killed", f"{who} was killed by {by} {where}")
 
 
 STACKS_PATIENCE_S = 2.0  # for their answers

@@ -12,7 +12,7 @@ from typing import Any
 from prony_node.contract import files
 from prony_node.contract.machine import identify
 from prony_node.contract.parallel import AXES, devices_of_model, form_of, replicas
-from prony_node.contract.rank_result import RankResult
+from prony_node.contract.rank_result import RankResult, RankTimes
 from prony_node.contract.record import Check, Metric, WorkDone, measured, missing
 from prony_node.measure.loop import measured_loop, steps_per_block
 from prony_node.run.journal import Journal
@@ -21,43 +21,34 @@ from prony_node.run.prepare import Built, Setup
 from prony_node.run.step_series import CommonWindow, CopySeries, common_window, summed, write_blocks
 from prony_node.stats import StopRule, Tracker
 
-TIMES = ("loop_monotonic", "window_monotonic", "training_monotonic", "device_from_monotonic")
 
-
-@dataclass(frozen=True)
-class RankTimes:
-    """When a rank did what, by its own clock; the boot says which machine's that is."""
-
-    node: int
-    rank: int
-    host: str
-    times: dict[str, Any]
-
-
-def own_times(result: RankResult) -> dict[str, Any]:
+def own_times(node: int, rank: int, host: str, result: RankResult) -> RankTimes:
     """What this rank knows, for the first one to hear."""
-    return {"boot_id": identify()["boot_id"], **{name: getattr(result, name) for name in TIMES}}
+    return RankTimes(
+        node, rank, host, identify()["boot_id"], result.loop_monotonic, result.window_monotonic,
+        result.training_monotonic, result.device_from_monotonic,
+    )  # fmt: skip
 
 
-def times_of_nodes(told: Iterable[RankTimes]) -> list[dict[str, Any]]:
+def times_of_nodes(told: Iterable[RankTimes]) -> list[RankTimes]:
     """Those of the first rank of each node."""
-    found: dict[int, dict[str, Any]] = {}
+    found: dict[int, RankTimes] = {}
     for one in told:
-        found.setdefault(one.node, {"node": one.node, "rank": one.rank, "host": one.host, **one.times})
+        found.setdefault(one.node, one)
     return list(found.values())
 
 
 def in_common(
-    nodes: list[dict[str, Any]], window: Sequence[float] | None, barriers_s: dict[int, float]
-) -> list[dict[str, Any]]:
+    nodes: Sequence[RankTimes], window: Sequence[float] | None, barriers_s: dict[int, float]
+) -> list[RankTimes]:
     """Of copies: the window that all share, given by the first one's clock, by each node's.
 
     The barrier before it, by the clock of each rank, is the one instant that all saw.
     """
-    first_s = barriers_s[nodes[0]["rank"]]
-    shifts_s = [barriers_s[one["rank"]] - first_s for one in nodes]
+    first_s = barriers_s[nodes[0].rank]
+    shifts_s = [barriers_s[one.rank] - first_s for one in nodes]
     return [
-        {**one, "window_monotonic": window and [edge_s + shift_s for edge_s in window]}
+        replace(one, window_monotonic=None if window is None else tuple(edge_s + shift_s for edge_s in window))
         for one, shift_s in zip(nodes, shifts_s, strict=True)
     ]
 
@@ -83,8 +74,8 @@ class RankAccount:
     total_steps: int
     barrier_s: float  # the barrier before the window, by its clock
     series: CopySeries
+    times: RankTimes
     metrics: dict[str, Metric] = field(default_factory=dict)
-    times: dict[str, Any] = field(default_factory=dict)
     common_steps: float | None = None  # of copies: in the window that all share
     pace: Pace | None = None
 
@@ -192,7 +183,7 @@ def join_rank_results(setup: Setup, built: Built, seen: Measured, journal: Journ
         journal.add(checks=(Check("sync", "warn", DIAGNOSTIC),))
     if not accounts:  # not the first rank: the others' are not here
         return JoinedRanks()
-    nodes = times_of_nodes(RankTimes(one.node, one.rank, one.host, one.times) for one in accounts)
+    nodes = times_of_nodes(one.times for one in accounts)
     barriers_s = {one.rank: one.barrier_s for one in accounts}
     accounts = since_start(accounts)
     journal.add(metrics=of_all(accounts))
@@ -225,18 +216,18 @@ def account(setup: Setup, seen: Measured, journal: Journal) -> RankAccount:
     else:
         low_s, high_s, seconds = estimate.step_time_low_s, estimate.step_time_high_s, estimate.cut_s + estimate.window_s
         series = CopySeries(begin_s, estimate.cut_s, seconds, estimate.step_time_s, low_s, high_s, blocks)
-    metrics = journal.result.metrics
+    metrics, host = journal.result.metrics, str(identify()["host"])
     return RankAccount(
         rank=place.rank,
         node=place.node,
-        host=str(identify()["host"]),
+        host=host,
         device=str(setup.backend.device),
         steps=estimate.cut_steps + estimate.steps if estimate else window.steps,
         total_steps=journal.steps_taken(),
         barrier_s=seen.began_s,
         series=series,
         metrics={name: metrics[name] for name in (*LARGEST, "cpu_utilisation") if name in metrics},
-        times=own_times(journal.result),
+        times=own_times(place.node, place.rank, host, journal.result),
     )
 
 

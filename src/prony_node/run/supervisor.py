@@ -14,13 +14,16 @@ from typing import Any
 
 from prony_node.contract import files
 from prony_node.contract.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_REQUEST, RequestError, signal_name
+from prony_node.contract.facts import HostConditions
 from prony_node.contract.logs import limit_logs, logs_of_run
 from prony_node.contract.parallel import rank_count, ranks_per_node
-from prony_node.contract.run_folder import SUPERVISOR, Energy, Parts, assemble, make_failure, read_parts, write_manifest
+from prony_node.contract.record import Check, Failure
+from prony_node.contract.run_folder import SUPERVISOR, Energy, NodeEnd, Parts, assemble, read_parts, write_manifest
 from prony_node.contract.trial import Plan, Trial
+from prony_node.contract.typed import encode
 from prony_node.parallel.place import node_rank
 from prony_node.run.claim import claim, claim_node, leave_to_the_job, load_plan, own_plan
-from prony_node.run.conditions import ConditionSampler, FactsWriter, Watched, conditions_of_run
+from prony_node.run.conditions import ConditionSampler, FactsWriter, conditions_of_run
 from prony_node.run.energy import energy_of_node, energy_of_run, no_energy, start_sampler
 from prony_node.run.processes import (
     NEAR_END,
@@ -75,10 +78,10 @@ def supervise(plan_file: Path, folder: Path) -> int:
 class Ending:
     """How the rank ended, where the rank itself could not say, and what was seen of the machine meanwhile."""
 
-    failure: dict[str, str] | None
-    checks: list[dict[str, str]]
+    failure: Failure | None
+    checks: list[Check]
     energy: Energy
-    watched: Watched = field(default_factory=dict)  # on this node, for the first one to judge
+    watched: HostConditions = field(default_factory=HostConditions)  # on this node, for the first one to judge
 
 
 def _logs(folder: Path, node: int) -> list[Path]:
@@ -96,7 +99,7 @@ def _run(plan: Plan, folder: Path, signals: SignalPipe, node: int) -> Ending:
         with own_plan(plan) as plan_file:
             failure = _watch_rank(plan, plan_file, folder, signals, RunObservers(conditions, facts), node)
     except Exception as error:  # ours, not the rank's: it must end as a record too
-        failure = make_failure("exception", f"the supervisor failed: {type(error).__name__}: {error}")
+        failure = Failure("exception", f"the supervisor failed: {type(error).__name__}: {error}")
     if sampler is not None:
         sampler.end()
     facts.finish()
@@ -123,7 +126,7 @@ class RunObservers:
 
 def _watch_rank(
     plan: Plan, plan_file: Path, folder: Path, signals: SignalPipe, beside: RunObservers, node: int
-) -> dict[str, str] | None:
+) -> Failure | None:
     """Start the rank, or the launcher of several, and stay until it has ended, by itself or by us."""
     if signals.interrupted_by is not None or controller_is_gone():
         return _interruption(signals, "before the rank was started")
@@ -142,7 +145,7 @@ def _watch_rank(
             alarm = watchdog.look(time.monotonic())
             if alarm is not None:
                 message = f"{alarm.message}{_where(rank, folder, ranks, signals) if alarm.kind == 'hung' else ''}"
-                return _ended(rank, make_failure(alarm.kind, message))
+                return _ended(rank, Failure(alarm.kind, message))
             beside.conditions.start_when_ready()
             limit_logs(_logs(folder, node))
     finally:
@@ -165,22 +168,22 @@ def _where(rank: RankProcess, folder: Path, ranks: int, signals: SignalPipe) -> 
     return f"; it stood at {stack}" if stack else ""
 
 
-def _ended(rank: RankProcess, failure: dict[str, str]) -> dict[str, str]:
+def _ended(rank: RankProcess, failure: Failure) -> Failure:
     """End the rank for this reason; when it cannot be ended the reason says so."""
     if rank.end():
         return failure
-    stuck = f"{failure['message']}; process {rank.pid} could not be ended even by SIGKILL"
-    return make_failure(failure["kind"], stuck)
+    stuck = f"{failure.message}; process {rank.pid} could not be ended even by SIGKILL"
+    return replace(failure, message=stuck)
 
 
-def _interruption(signals: SignalPipe, where: str) -> dict[str, str]:
+def _interruption(signals: SignalPipe, where: str) -> Failure:
     """Who wanted the run to end: a person, a controller that is gone, or a scheduler whose time limit is near."""
     if controller_is_gone():
-        return make_failure("interrupted", f"the controller went away {where}")
+        return Failure("interrupted", f"the controller went away {where}")
     if signals.interrupted_by is NEAR_END:
-        return make_failure("time-limit", f"the time limit of the job was near {where}")
+        return Failure("time-limit", f"the time limit of the job was near {where}")
     name = signals.interrupted_by.name if signals.interrupted_by else "a signal"
-    return make_failure("interrupted", f"interrupted by {name} {where}")
+    return Failure("interrupted", f"interrupted by {name} {where}")
 
 
 def _is_the_same_end(rank: RankProcess, signals: SignalPipe) -> bool:
@@ -192,40 +195,39 @@ def _is_the_same_end(rank: RankProcess, signals: SignalPipe) -> bool:
 
 def _own_end(
     rank: RankProcess, watchdog: Watchdog, witness: OutOfMemoryWitness, parts: Parts, folder: Path
-) -> dict[str, str] | None:
+) -> Failure | None:
     """What the rank's end means; None when its result says it all."""
     status = rank.exit_status()
-    if parts.result.get("failure") or (status == 0 and parts.complete):
+    if parts.result.failure or (status == 0 and parts.complete):
         return None
     if status is not None and status < 0:
         name = signal_name(-status)
         evidence = witness.evidence(rank.pid) if -status == signal.SIGKILL else None
         if evidence:
             text = f"killed by {name} {watchdog.whereabouts()}: host memory ran out, {evidence}"
-            return make_failure("out-of-memory", text)
-        return make_failure("killed", f"the rank was killed by {name} {watchdog.whereabouts()}")
+            return Failure("out-of-memory", text)
+        return Failure("killed", f"the rank was killed by {name} {watchdog.whereabouts()}")
     last = read_tail(folder / files.LOG)
     how = "without a result" if status == 0 else f"with exit code {status}"
     end = last.splitlines()[-1].strip() if last else "it said nothing"
-    return make_failure("exception", f"the rank ended {how} {watchdog.whereabouts()}: {end}\n{last}".rstrip())
+    return Failure("exception", f"the rank ended {how} {watchdog.whereabouts()}: {end}\n{last}".rstrip())
 
 
 def _write_node(folder: Path, node: int, ending: Ending) -> int:
     """How this node's part ended, for a person and for the first node where it can see this folder."""
     failure = ending.failure
-    told = {"node": node, "host": platform.node(), "failure": failure, "watched": ending.watched}
-    files.write_whole(folder / files.NODE, told)
+    files.write_whole(folder / files.NODE, encode(NodeEnd(node, platform.node(), failure, ending.watched)))
     files.fit_all(folder)
     if failure is None:
         return EXIT_OK
-    print(f"prony_node: node {node}: {failure['kind']}: {failure['message']}", file=sys.stderr)
-    return EXIT_INTERRUPTED if failure["kind"] == "interrupted" else EXIT_FAILED
+    print(f"prony_node: node {node}: {failure.kind}: {failure.message}", file=sys.stderr)
+    return EXIT_INTERRUPTED if failure.kind == "interrupted" else EXIT_FAILED
 
 
 def _write_record(plan: Plan, folder: Path, ending: Ending, started: str) -> int:
     """The one record of this run. Whole or not at all: on a full disk there is none, and we say so."""
     if ending.failure is not None and leave_to_the_job(folder, ending.failure):
-        print(f"prony_node: {ending.failure['message']}; its record is written at collection", file=sys.stderr)
+        print(f"prony_node: {ending.failure.message}; its record is written at collection", file=sys.stderr)
         return EXIT_INTERRUPTED
     record = assemble(
         plan,
@@ -248,7 +250,7 @@ def _write_record(plan: Plan, folder: Path, ending: Ending, started: str) -> int
     return _exit_code(record)
 
 
-def write_screenings(plan: Plan, folder: Path, watched: Watched, *, started: str, ended: str) -> None:
+def write_screenings(plan: Plan, folder: Path, watched: HostConditions, *, started: str, ended: str) -> None:
     """A screening of each size that left a result: the form of a record, the mark `screening`, and no record's name."""
     whole = read_parts(folder)
     for batch in plan.walk:
@@ -268,10 +270,10 @@ def _exit_code(record: dict[str, Any]) -> int:
     if record["status"] == "ok":
         return EXIT_OK
     failure = record["failure"]
-    print(f"prony_node: {failure['kind']}: {failure['message']}", file=sys.stderr)
+    print(f"prony_node: {failure.kind}: {failure.message}", file=sys.stderr)
     if record["status"] == "interrupted":
         return EXIT_INTERRUPTED
-    return EXIT_REQUEST if failure["kind"] == "request" else EXIT_FAILED
+    return EXIT_REQUEST if failure.kind == "request" else EXIT_FAILED
 
 
 def _utc_now() -> str:

@@ -42,7 +42,7 @@ from prony_node.contract.run_folder import (
 )
 from prony_node.contract.safe_files import plain_lines
 from prony_node.contract.trial import Plan, settings_hash
-from prony_node.contract.typed import decode, encode
+from prony_node.contract.typed import encode
 from prony_node.run.energy import ENERGY_METRICS, QUALITY_ENERGY_METRICS, energy_of_run
 from prony_node.run.step_series import CopySeries, common_window, summed
 from prony_node.stats import Estimate, StopRule, Tracker
@@ -140,7 +140,7 @@ class Recomputation:
     @property
     def made_by(self) -> str | None:
         """The hash of the code that made the record; None where it is the code that recomputes."""
-        theirs = self.record.facts.software.get("prony_node_source")
+        theirs = self.record.facts.software.prony_node_source
         return None if theirs == node_source_hash() else str(theirs)
 
     def _differs(self, said: str) -> None:
@@ -167,7 +167,7 @@ class Recomputation:
     def _identity(self) -> None:
         """The record is of this plan, and its hashes are those of what they stand for."""
         trial = self.record.trial
-        effective = self.parts.result.get("effective") or self.parts.effective.get("effective") or {}
+        effective = dict(self.parts.effective_settings)
         asked = trial_with_kernels({**self.plan.trial.to_json(), "file": self.plan.file, "effective": effective})
         if self.record.id != self.plan.run_id or dict(trial.settings) != asked["settings"]:
             self.problems.append("record.json is not of the run that plan.json asks for")
@@ -179,14 +179,14 @@ class Recomputation:
     def _parts(self) -> None:
         """What the record copies is what the parts beside it say: device, software, effective settings, status."""
         stated = encode(self.record)
-        energy = {name: stated["metrics"][name] for name in ENERGY if name in stated["metrics"]}
+        energy = {name: metric for name, metric in self.record.metrics.items() if name in ENERGY}
         again = assemble(
             self.plan,
             self.parts,
             started=self.record.started or "",
             ended=self.record.ended or "",
-            failure=stated["failure"],
-            energy=Energy(energy, [], stated["energy"]),
+            failure=self.record.failure,
+            energy=Energy(energy, [], self.record.energy),
         )
         made = encode(parse_record(name_kernels(again)))
         for name in COPIED:
@@ -195,7 +195,7 @@ class Recomputation:
 
     def _result(self) -> None:
         """The record says what the rank's result says, word for word, and nothing besides."""
-        stated, result = encode(self.record), self.parts.result
+        stated, result = encode(self.record), files.read_json(self.folder / files.RESULT) or {}
         for name in RESULT_FIELDS:
             own, theirs = stated.get(name), result.get(name)
             if theirs is None and not own:
@@ -229,7 +229,7 @@ class Recomputation:
         whole = read_series(path, "mean_s" if record.collective else "duration_s")
         confidence = steady.confidence if steady and steady.confidence else StopRule().confidence
         seen = whole.first(steady.blocks_seen if steady else None)
-        estimate = seen.estimate(confidence, int(self.parts.result.get("series_period") or 0))
+        estimate = seen.estimate(confidence, self.parts.result.series_period or 0)
         self._steady(estimate)
         step_s = estimate.step_time_s if estimate else whole.duration_s / sum(whole.steps)
         ends = (estimate.step_time_low_s, estimate.step_time_high_s) if estimate else (None, None)
@@ -322,7 +322,7 @@ class Recomputation:
         rate = metrics.get("throughput_per_device")
         if stated is None or stated.value is None or flops is None or rate is None:
             return
-        name, precision = str((record.facts.devices or ({},))[0].get("name")), _settings(record).get("precision")
+        name, precision = str(record.device.name), _settings(record).get("precision")
         peaks = [one.flops for one in self.plan.peaks if one.precision == precision and re.search(one.device, name)]
         if not peaks:
             self.notes.append(f"mfu is not recomputed: plan.json has no peak of {name} in {precision}")
@@ -344,9 +344,8 @@ class Recomputation:
         found = energy_of_run(self.plan, self.folder, self.parts)
         for name in sorted(stated & found.metrics.keys()):
             again = found.metrics[name]
-            self._compare(name, again.get("value"), again.get("low"), again.get("high"))
-        detail = decode(EnergyDetail, json.loads(json.dumps(found.detail)))
-        if record.energy is not None and not _same(encode(record.energy), encode(detail)):
+            self._compare(name, again.value, again.low, again.high)
+        if record.energy is not None and not _same(encode(record.energy), encode(found.detail or EnergyDetail())):
             self._differs(f"energy of record.json differs from what {files.POWER_SAMPLES} gives")
 
     def _compare(self, name: str, value: float | None, low: float | None, high: float | None) -> None:

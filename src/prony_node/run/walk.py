@@ -10,11 +10,11 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from prony_node.backends import open_backend
 from prony_node.contract import files
 from prony_node.contract.rank_result import RankResult
+from prony_node.contract.record import Failure
 from prony_node.contract.trial import Plan, Trial
 from prony_node.contract.typed import encode
 from prony_node.parallel.place import RankPosition
@@ -22,7 +22,7 @@ from prony_node.run.journal import Journal
 from prony_node.run.run import run
 
 
-def walk(plan: Plan, whole: Journal, place: RankPosition, describe: Callable[[Exception, str], dict[str, Any]]) -> None:
+def walk(plan: Plan, whole: Journal, place: RankPosition, describe: Callable[[Exception, str], Failure]) -> None:
     """Screen the sizes in the order of the plan, each into a folder of its own; the first that fails ends the walk.
 
     That is the order of the plan for a reason: what follows a size that ran out of memory needs more of it.

@@ -11,6 +11,7 @@ from typing import Any
 
 from prony_node.contract import files
 from prony_node.contract.parallel import rank_count
+from prony_node.contract.record import FailureKind
 from prony_node.contract.safe_files import open_in_run, stat_in_run
 from prony_node.contract.trial import Plan
 from prony_node.stats import Decision, StopRule
@@ -82,7 +83,7 @@ EXIT_GRACE_S = 60.0  # for a rank that has written its result to end by itself
 class Alarm:
     """Why the rank must be ended."""
 
-    kind: str  # hung or time-limit
+    kind: FailureKind  # hung or time-limit
     message: str
 
 

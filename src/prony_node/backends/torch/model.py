@@ -20,8 +20,8 @@ from prony_node.backends.torch.step import Step
 from prony_node.backends.torch.task import Batch, Task
 from prony_node.backends.torch.training import Probes, parameter_norms, train_further
 from prony_node.contract.parallel import Wire, devices_of_model
-from prony_node.contract.record import JsonObject
 from prony_node.contract.settings import Value
+from prony_node.contract.typed import JsonObject
 from prony_node.data.dataset import DataSet
 from prony_node.data.source import OpenedDataSet
 from prony_node.data.synthetic import pool_size

@@ -16,6 +16,7 @@ from prony.analysis.scaling import COMMUNICATION, IMBALANCE, INPUT, REST, Losses
 from prony.analysis.scaling_series import find_series
 from prony.analysis.variation import PRIOR_DEVIATION
 from prony_node.contract.errors import RequestError
+from prony_node.contract.facts import ConditionSample, DeviceFacts
 from prony_node.facts.watch_checks import watch_checks
 
 scaling, find_series = map(of_documents, (scaling, find_series))
@@ -324,8 +325,8 @@ def test_a_throttled_run_on_one_device_is_the_cause() -> None:
 
 def test_a_lower_clock_on_one_device_is_the_cause() -> None:
     one, two = (
-        next(check["message"] for check in watch_checks(samples, None, {"kind": "cuda"}) if check["name"] == "clocks")
-        for samples in ([{"t_s": t, "sm_clock_mhz": clock} for t in range(4)] for clock in (1400, 1900))
+        next(one.message for one in watch_checks(samples, None, DeviceFacts(kind="cuda")) if one.name == "clocks")
+        for samples in ([ConditionSample(t, sm_clock_mhz=clock) for t in range(4)] for clock in (1400, 1900))
     )
     causes = alarm_of(
         scaled_record(1, 1000.0, checks={"clocks": ("pass", one)}),

@@ -7,9 +7,21 @@ from typing import Any
 from documents import of_documents
 
 from prony.report.lines import TOGETHER_FROM, MetricLine, metric_lines
-from prony_node.contract.metrics import METRICS, measured, missing
+from prony_node.contract import record as room
+from prony_node.contract.metrics import METRICS
+from prony_node.contract.typed import encode
 
 metric_lines = of_documents(metric_lines)
+
+
+def measured(*values: Any, **named: Any) -> dict[str, Any]:
+    """A metric as a document."""
+    return dict(encode(room.measured(*values, **named)))
+
+
+def missing(reason: str) -> dict[str, Any]:
+    return dict(encode(room.missing(reason)))
+
 
 RATE = measured(1000.0, "images/s", low=990.0, high=1010.0, scope="all devices", source="counted images over events")
 ENERGY = ("energy", "energy_per_sample", "samples_per_wh", "power")

@@ -19,6 +19,7 @@ from prony.sites.site import Partition, Site
 from prony.sites.slurm import failure_of
 from prony_node.contract import Plan, RequestError, files, read_record
 from prony_node.contract.machine import identify
+from prony_node.contract.record import Failure
 
 
 class Pretended:
@@ -182,7 +183,7 @@ def test_a_run_that_ended_by_itself_is_not_touched(cluster: Cluster) -> None:
     folder = begin(cluster, job, job.runs[0])
     from prony_node.contract.run_folder import Parts, assemble
 
-    own = assemble(job.runs[0].plan, Parts(), started="", ended="", failure={"kind": "time-limit", "message": "near"})
+    own = assemble(job.runs[0].plan, Parts(), started="", ended="", failure=Failure("time-limit", "near"))
     files.write_once(folder / files.RECORD, own)
     assert cluster.end("COMPLETED").recorded == []
     assert read_record(folder) == own

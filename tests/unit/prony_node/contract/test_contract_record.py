@@ -18,16 +18,24 @@ from prony_node.contract import (
     RequestError,
     Trial,
     files,
-    measured,
-    missing,
     parse_record,
     read_record,
     validate_record,
 )  # fmt: skip
 from prony_node.contract import record as room
 from prony_node.contract.record import LEVELS, accept_record, new_record
+from prony_node.contract.typed import encode
 
 PLAN = Plan(run_id="gpt-tiny-1", trial=Trial("gpt-tiny", {"seed": 1}), repeat=1)
+
+
+def measured(*values: Any, **named: Any) -> dict[str, Any]:
+    """A metric as a document."""
+    return dict(encode(room.measured(*values, **named)))
+
+
+def missing(reason: str) -> dict[str, Any]:
+    return dict(encode(room.missing(reason)))
 
 
 def good() -> dict[str, Any]:

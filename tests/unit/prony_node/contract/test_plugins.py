@@ -142,21 +142,21 @@ def test_two_codes_are_two_things(install: Install) -> None:
     """The hash is of the files, so that an edit of an installed file is seen although the version stays."""
     module = install("thing_package", plugins.WORKLOADS, "thing", WORKLOAD)
     before, others = fingerprint_for("thing"), fingerprint()
-    assert before["parts"]["plugin_thing-package"].startswith("1.0 ")
-    assert "plugin_thing-package" not in others["parts"], "runs of other workloads do not depend on it"
-    assert fingerprint_for("thing")["software"] == before["software"] != others["software"]
-    (facts,) = software_facts()["plugins"]
-    assert facts["package"] == "thing-package"
-    assert facts["adds"] == ["workload thing"]
+    assert before.parts["plugin_thing-package"].startswith("1.0 ")
+    assert "plugin_thing-package" not in others.parts, "runs of other workloads do not depend on it"
+    assert fingerprint_for("thing").software == before.software != others.software
+    (facts,) = software_facts().plugins
+    assert facts.package == "thing-package"
+    assert facts.adds == ("workload thing",)
     module.write_text(module.read_text() + "# edited\n")
     forget()
-    assert fingerprint_for("thing")["software"] != before["software"]
-    assert software_facts()["plugins"][0]["sha256"] != facts["sha256"]
+    assert fingerprint_for("thing").software != before.software
+    assert software_facts().plugins[0].sha256 != facts.sha256
 
 
 def test_code_that_reads_power_is_part_of_every_run(install: Install) -> None:
     before = fingerprint()
     install("sensor_package", plugins.POWER_READERS, "meter", "def THING(root): ...\n")
     after = fingerprint()
-    assert after["parts"]["plugin_sensor-package"].startswith("1.0 ")
-    assert after["software"] != before["software"]
+    assert after.parts["plugin_sensor-package"].startswith("1.0 ")
+    assert after.software != before.software

@@ -16,6 +16,7 @@ from prony_node.backends.torch.model import reference_answer
 from prony_node.backends.torch.step import Step
 from prony_node.contract import RequestError
 from prony_node.contract.machine import Machine
+from prony_node.contract.typed import encode
 from prony_node.data.batches import as_input, evaluation_batches, training_batches
 from prony_node.data.boxes import Shapes
 from prony_node.data.coco import BoxedImages, DecodedBoxes, box_loader, mirrored_boxes, parse_instances
@@ -146,7 +147,7 @@ def test_a_truncated_image_is_named(tmp_path: Path, workers: int) -> None:
     damaged.write_bytes(damaged.read_bytes()[:900])
     with pytest.raises(RequestError) as caught:
         list(box_loader(opened(tmp_path), 2, workers=workers, endless=False))
-    assert describe(caught.value) == {
+    assert encode(describe(caught.value)) == {
         "kind": "request",
         "message": f"{damaged} (900 bytes) cannot be decoded: Image is incomplete or truncated",
     }

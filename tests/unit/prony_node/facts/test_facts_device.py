@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from prony_node.contract.facts import DeviceFacts, DeviceProcess, MissingFact, PowerLimits
+from prony_node.contract.typed import decode, encode
 from prony_node.facts import device_facts
 from prony_node.facts.amd import amd_facts, counts_as
 from prony_node.facts.device import merged, properties_facts
-from prony_node.facts.nvidia import nvidia_facts, nvidia_links
+from prony_node.facts.nvidia import DevicePair, nvidia_facts, nvidia_links
 from prony_node.facts.tree import Missing, Tree
 from prony_node.nvml import throttle_words, uuid_forms
 
@@ -23,34 +25,34 @@ UUID = "aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee"
 
 def test_cpu_device() -> None:
     facts = device_facts("cpu")
-    assert facts["counts_as"] == "the host's CPUs"
-    assert facts["torch"]["version"]
-    assert facts["torch"]["threads"] >= 1
-    json.dumps(facts, allow_nan=False)
+    assert facts.counts_as == "the host's CPUs"
+    assert facts.torch.version
+    assert facts.torch.threads >= 1
+    json.dumps(encode(facts), allow_nan=False)
 
 
 def test_a_device_that_is_not_here_is_reasons_not_an_exception() -> None:
     for name in ("cuda:99", "nonsense", "xpu:0", "cuda:x"):
         facts = device_facts(name)
-        assert facts["uuid"] is None
-        assert facts["missing"]
+        assert facts.uuid is None
+        assert facts.missing
 
 
 def test_h200(nvml: Nvml) -> None:
     nvml()
     missing = Missing()
     facts = nvidia_facts(UUID, None, missing)
-    assert facts["uuid"] == f"GPU-{UUID}"
-    assert facts["counts_as"] == "one GPU"
-    assert (facts["driver"], facts["driver_cuda"]) == ("580.65.06", "13.0")
-    assert facts["pci"]["address"] == "0000:65:00.0"
-    assert facts["power_limit"] == {
-        "set_w": 700, "enforced_w": 700, "default_w": 700, "min_w": 200, "max_w": 700,
-    }  # fmt: skip
-    assert (facts["ecc"], facts["mig"], facts["persistence"]) == ("on", "off", "on")
-    assert facts["temperatures_c"] == {"gpu": 34, "memory": 38, "slowdown_at": 90}
-    assert facts["clocks"]["sm_application_mhz"] is None
-    assert missing.entries == [{"what": "ApplicationsClock", "reason": "NVML: Not Supported"}]
+    assert facts.uuid == f"GPU-{UUID}"
+    assert facts.counts_as == "one GPU"
+    assert (facts.driver, facts.driver_cuda) == ("580.65.06", "13.0")
+    assert facts.pci.address == "0000:65:00.0"
+    assert facts.power_limit == PowerLimits(set_w=700, enforced_w=700, default_w=700, min_w=200, max_w=700)
+    assert (facts.ecc, facts.mig, facts.persistence) == ("on", "off", "on")
+    assert facts.temperatures_c == {"gpu": 34, "memory": 38, "slowdown_at": 90}
+    assert facts.clocks.sm_application_mhz is None
+    assert encode(facts)["clocks"]["sm_application_mhz"] is None
+    assert decode(DeviceFacts, encode(facts)) == facts
+    assert missing.entries == [MissingFact("ApplicationsClock", "NVML: Not Supported")]
 
 
 def test_a_mig_slice_says_so_and_takes_limits_from_its_gpu(nvml: Nvml) -> None:
@@ -68,8 +70,8 @@ def test_a_mig_slice_says_so_and_takes_limits_from_its_gpu(nvml: Nvml) -> None:
         nvmlDeviceGetMigMode=[1, 1],
     )
     facts = nvidia_facts(f"MIG-{UUID}", None, Missing())
-    assert facts["counts_as"] == "one MIG slice of a GPU"
-    assert facts["mig"] == "on"
+    assert facts.counts_as == "one MIG slice of a GPU"
+    assert facts.mig == "on"
     assert asked == ["gpu0"]
 
 
@@ -78,32 +80,32 @@ def test_permission_denied_everywhere_is_null_with_reasons(nvml: Nvml) -> None:
     nvml(**{name: {"error": "Insufficient Permissions"} for name in names})
     missing = Missing()
     facts = nvidia_facts(UUID, None, missing)
-    assert facts["driver"] is None
-    assert facts["processes"] is None
-    assert facts["energy_counter"] is False
-    assert all(entry["reason"] == "NVML: Insufficient Permissions" or "does not know" in entry["reason"]
+    assert facts.driver is None
+    assert facts.processes is None
+    assert facts.energy_counter is False
+    assert all(entry.reason == "NVML: Insufficient Permissions" or "does not know" in entry.reason
                for entry in missing.entries)  # fmt: skip
 
 
 def test_bindings_older_than_the_question(nvml: Nvml) -> None:
     nvml(nvmlSystemGetConfComputeState=None)
     missing = Missing()
-    assert nvidia_facts(UUID, None, missing)["confidential_compute"] is None
-    assert any("does not know" in entry["reason"] for entry in missing.entries)
+    assert nvidia_facts(UUID, None, missing).confidential_compute is None
+    assert any("does not know" in entry.reason for entry in missing.entries)
 
 
 @pytest.mark.usefixtures("no_nvml")
 def test_no_nvml_is_one_reason() -> None:
     missing = Missing()
-    assert nvidia_facts(UUID, None, missing) == {}
-    assert "nvidia-ml-py cannot be imported" in missing.entries[0]["reason"]
+    assert nvidia_facts(UUID, None, missing) == DeviceFacts()
+    assert "nvidia-ml-py cannot be imported" in missing.entries[0].reason
 
 
 def test_no_driver_is_one_reason(nvml: Nvml) -> None:
     nvml(nvmlInit={"error": "NVML Shared Library Not Found"})
     missing = Missing()
-    assert nvidia_facts(UUID, None, missing) == {}
-    assert missing.entries[0]["reason"] == "NVML does not start: NVML Shared Library Not Found"
+    assert nvidia_facts(UUID, None, missing) == DeviceFacts()
+    assert missing.entries[0].reason == "NVML does not start: NVML Shared Library Not Found"
 
 
 def test_torch_writes_a_uuid_without_its_kind() -> None:
@@ -123,21 +125,21 @@ def test_torch_properties_and_the_links_from_sysfs(machine: Callable[[str], Path
         name="NVIDIA GH200 480GB", uuid=UUID, total_memory=5, major=9, minor=0, multi_processor_count=132,
         pci_domain_id=9, pci_bus_id=1, pci_device_id=0,
     )  # fmt: skip
-    facts = merged(properties_facts(properties), {}, Tree(machine("grace_hopper")))
-    assert (facts["capability"], facts["architecture"]) == ("9.0", "sm_90")
-    assert facts["pci"]["address"] == "0009:01:00.0"
-    assert (facts["pci"]["generation_now"], facts["pci"]["width_now"], facts["pci"]["numa_node"]) == (5, 1, 0)
+    facts = merged(properties_facts(properties), DeviceFacts(), Tree(machine("grace_hopper")))
+    assert (facts.capability, facts.architecture) == ("9.0", "sm_90")
+    assert facts.pci.address == "0009:01:00.0"
+    assert (facts.pci.generation_now, facts.pci.width_now, facts.pci.numa_node) == (5, 1, 0)
 
 
 def test_amd_die(machine: Callable[[str], Path]) -> None:
     tree, missing = Tree(machine("x86_two_sockets")), Missing()
     facts = amd_facts(tree, "0000:c1:00.0", "AMD Instinct MI250X", missing)
-    assert facts["counts_as"] == "one die of an MI250"
-    assert facts["uuid"] == "9391f6f9d8e41a23"
-    assert (facts["clocks"]["sm_now_mhz"], facts["clocks"]["sm_max_mhz"]) == (800, 1700)
-    assert facts["power_limit"]["set_w"] == 560
-    assert facts["temperatures_c"] == {"edge": 41, "junction": 45}
-    assert facts["processes"] == [{"pid": 777}]
+    assert facts.counts_as == "one die of an MI250"
+    assert facts.uuid == "9391f6f9d8e41a23"
+    assert (facts.clocks.sm_now_mhz, facts.clocks.sm_max_mhz) == (800, 1700)
+    assert facts.power_limit.set_w == 560
+    assert facts.temperatures_c == {"edge": 41, "junction": 45}
+    assert facts.processes == (DeviceProcess(777),)
     assert counts_as("AMD Instinct MI300X", "CPX") == "one CPX partition of a GPU"
 
 
@@ -151,5 +153,5 @@ def test_links_between_two_gpus(nvml: Nvml) -> None:
         nvmlDeviceGetP2PStatus=0,
     )
     links = nvidia_links(Missing())
-    assert [device["nvlinks_active"] for device in links["devices"]] == [18, 18]
-    assert links["pairs"] == [{"between": ["GPU-gpu0", "GPU-gpu1"], "nvlink": True, "pcie": "across NUMA nodes"}]
+    assert [device.nvlinks_active for device in links.devices] == [18, 18]
+    assert links.pairs == (DevicePair(("GPU-gpu0", "GPU-gpu1"), True, "across NUMA nodes"),)

@@ -9,7 +9,9 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prony_node.contract.facts import DeviceFacts
 from prony_node.contract.machine import cpu_list, parse_cpu_list
+from prony_node.contract.typed import encode
 from prony_node.facts import container_facts, host_facts
 from prony_node.facts.amd import amd_facts, parse_levels
 from prony_node.facts.fingerprint import fingerprint
@@ -60,5 +62,5 @@ def test_a_broken_tree_gives_facts_and_never_raises(files: dict[str, bytes]) -> 
             path.write_bytes(content)
         facts = [host_facts(root), container_facts(root, {}), fingerprint(root)]
         facts.append(amd_facts(Tree(root), "0000:c1:00.0", None, Missing()))
-        facts.append(Watch({"kind": "cpu"}, root).sample())
-        json.dumps(facts, allow_nan=False)
+        facts.append(Watch(DeviceFacts(kind="cpu"), root).sample())
+        json.dumps(encode(facts), allow_nan=False)

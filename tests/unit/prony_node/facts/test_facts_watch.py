@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prony_node.contract.facts import ConditionSample, DeviceFacts
+from prony_node.contract.typed import decode, encode
 from prony_node.facts import Watch, watch_checks
 from prony_node.facts.tree import Tree
 from prony_node.facts.watch import Process, allowed_times, own_tree
@@ -49,9 +52,11 @@ def series(count: int = 10, **values: Any) -> list[dict[str, Any]]:
 
 
 def judged(
-    samples: list[dict[str, Any]], facts: dict[str, Any] = CUDA, window: Any = None
+    samples: list[dict[str, Any]] | list[ConditionSample], facts: dict[str, Any] = CUDA, window: Any = None
 ) -> dict[str, tuple[str, str]]:
-    return {check["name"]: (check["level"], check["message"]) for check in watch_checks(samples, window, facts)}
+    found = [decode(ConditionSample, one) if isinstance(one, dict) else one for one in samples]
+    checks = watch_checks(found, window, decode(DeviceFacts, facts))
+    return {check.name: (check.level, check.message) for check in checks}
 
 
 def test_a_clean_run_passes_everything() -> None:
@@ -269,9 +274,9 @@ def test_a_window_between_two_samples_uses_the_counters_around_it() -> None:
     st.sampled_from([CPU, CUDA, H200, {}]),
 )
 def test_any_samples_give_the_same_checks(samples: list, window: Any, facts: dict) -> None:
-    checks = watch_checks(samples, window, facts)
-    assert [check["name"] for check in checks] == (ON_DEVICE if "uuid" in facts else ON_CPU)
-    assert all(check["level"] in ("pass", "warn", "fail", "unknown") and check["message"] for check in checks)
+    checks = judged(samples, facts, window)
+    assert list(checks) == (ON_DEVICE if "uuid" in facts else ON_CPU)
+    assert all(level in ("pass", "warn", "fail", "unknown") and message for level, message in checks.values())
 
 
 def test_a_watched_gpu(nvml: Callable[..., dict[str, Any]]) -> None:
@@ -282,12 +287,12 @@ def test_a_watched_gpu(nvml: Callable[..., dict[str, Any]]) -> None:
             {"struct": {"pid": 1, "usedGpuMemory": 1}},
         ],
     )
-    sample = Watch({"kind": "cuda", "uuid": "GPU-x"}).sample()
-    assert sample["throttle"] == ["power limit"]
-    assert sample["power_w"] == 76.5
-    assert sample["foreign_pids"] == [1]
-    assert sample["own_seen"]
-    json.dumps(sample, allow_nan=False)
+    sample = Watch(DeviceFacts(kind="cuda", uuid="GPU-x")).sample()
+    assert sample.throttle == ("power limit",)
+    assert sample.power_w == 76.5
+    assert sample.foreign_pids == (1,)
+    assert sample.own_seen
+    json.dumps(encode(sample), allow_nan=False)
 
 
 class Timeout(Exception):
@@ -311,10 +316,10 @@ def test_errors_of_a_watched_gpu(nvml: Callable[..., dict[str, Any]], monkeypatc
         nvmlDeviceRegisterEvents=lambda device, kinds, events: None,
         nvmlEventSetWait_v2=wait,
     )
-    watch = Watch({"kind": "cuda", "uuid": "GPU-x"})
+    watch = Watch(DeviceFacts(kind="cuda", uuid="GPU-x"))
     samples = [watch.sample()]
-    assert (samples[0]["pcie_generation"], samples[0]["pcie_width"]) == (5, 16)
-    assert samples[0]["xids"] == []
+    assert (samples[0].pcie_generation, samples[0].pcie_width) == (5, 16)
+    assert samples[0].xids == ()
     assert judged([*samples, watch.last_sample()])["device-errors"][0] == "pass"
     rows[0] = (0, 3, 1, 0)
     waiting.append(94)
@@ -326,10 +331,10 @@ def test_errors_of_a_watched_gpu(nvml: Callable[..., dict[str, Any]], monkeypatc
 
 def test_a_gpu_that_tells_of_no_errors(nvml: Callable[..., dict[str, Any]]) -> None:
     nvml()
-    watch = Watch({"kind": "cuda", "uuid": "GPU-x"})
+    watch = Watch(DeviceFacts(kind="cuda", uuid="GPU-x"))
     samples = [watch.sample(), watch.last_sample()]
     assert judged(samples)["device-errors"][0] == "unknown"
-    assert "reason" not in samples[0]
+    assert samples[0].reason is None
 
 
 STAT = "usage_usec 10\nnr_periods 90\nnr_throttled {}\nthrottled_usec {}\n"
@@ -348,15 +353,15 @@ def test_cgroup_throttling_is_read(tmp_path: Path) -> None:
         path = tmp_path / name.lstrip("/")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    watch = Watch(CPU, tmp_path)
-    before = watch.sample() | {"t_s": 0.0}
+    watch = Watch(DeviceFacts(kind="cpu"), tmp_path)
+    before = replace(watch.sample(), t_s=0.0)
     (tmp_path / "sys/fs/cgroup/job/cpu.stat").write_text(STAT.format(25, 3500000))
-    after = watch.sample() | {"t_s": 10.0}
+    after = replace(watch.sample(), t_s=10.0)
     level, message = judged([before, after], CPU)["cpu-limit"]
     assert level == "warn"
     assert "20 times, for 2.5 s of 10.0 s" in message
     (tmp_path / "sys/fs/cgroup/job/cpu.max").write_text("max 100000\n")
-    free = Watch(CPU, tmp_path)
+    free = Watch(DeviceFacts(kind="cpu"), tmp_path)
     assert judged([free.sample(), free.sample()], CPU)["cpu-limit"][0] == "pass"
 
 
@@ -365,22 +370,23 @@ def test_the_cpus_that_we_may_use_are_counted_alone(tmp_path: Path) -> None:
     (tmp_path / "proc/stat").write_text(
         "cpu  300 0 0 300 0 0 0 0 0 0\ncpu0 300 0 0 0 0 0 0 0 0 0\ncpu1 0 0 0 290 10 0 0 0 0 0\n"
     )
-    assert allowed_times(Tree(tmp_path), {1})["allowed_idle_s"] == allowed_times(Tree(tmp_path), {1})["allowed_total_s"]
-    assert allowed_times(Tree(tmp_path), {0})["allowed_idle_s"] == 0
-    assert allowed_times(Tree(tmp_path), {7}) == {"allowed_total_s": None, "allowed_idle_s": None}
+    (total_s, idle_s), (_, busy_idle_s) = (allowed_times(Tree(tmp_path), {cpu}) for cpu in (1, 0))
+    assert idle_s == total_s
+    assert busy_idle_s == 0
+    assert allowed_times(Tree(tmp_path), {7}) is None
 
 
 def test_a_gpu_without_sensors_leaves_its_reason(no_nvml: None) -> None:
-    watch = Watch({"kind": "cuda", "uuid": "GPU-x"})
+    watch = Watch(DeviceFacts(kind="cuda", uuid="GPU-x"))
     level, message = judged([watch.sample(), watch.sample()])["throttled"]
     assert level == "unknown"
     assert "nvidia-ml-py" in message
 
 
 def test_recorded_cpu_clocks(machine: Callable[[str], Path]) -> None:
-    sample = Watch(CPU, machine("x86_two_sockets")).sample()
-    assert sample["cpu_clock_mhz"] == 1995
-    assert sample["cpu_throttle_events"] == 12  # of the four CPUs that are allowed
+    sample = Watch(DeviceFacts(kind="cpu"), machine("x86_two_sockets")).sample()
+    assert sample.cpu_clock_mhz == 1995
+    assert sample.cpu_throttle_events == 12  # of the four CPUs that are allowed
 
 
 def burn(seconds: float) -> None:
@@ -392,13 +398,13 @@ def burn(seconds: float) -> None:
 
 def test_our_own_work_is_not_foreign() -> None:
     """A child that burns a core, alive or ended, is ours: what is left over does not grow by it."""
-    watch = Watch(CPU)
+    watch = Watch(DeviceFacts(kind="cpu"))
     before = watch.sample()
     child = multiprocessing.get_context("fork").Process(target=burn, args=(1.0,))
     child.start()
     child.join()
     after = watch.sample()
-    assert after["cpu_own_s"] - before["cpu_own_s"] > 0.5
+    assert after.cpu_own_s - before.cpu_own_s > 0.5
 
 
 def test_own_tree_follows_children_and_survives_a_circle() -> None:

@@ -82,16 +82,16 @@ def test_a_reader_that_cannot_tell_says_nothing() -> None:
 )
 def test_throttling_in_words(words: Any, level: str, text: str) -> None:
     check = recording.throttling({"throttle": words, "samples": 10})
-    assert check["level"] == level
-    assert text in check["message"]
+    assert check.level == level
+    assert text in check.message
 
 
 def test_nobody_to_ask_is_unknown_and_not_none() -> None:
-    assert recording.throttling(None)["level"] == recording.foreign(None, None)["level"] == "unknown"
-    assert recording.foreign("", None)["level"] == "pass"
+    assert recording.throttling(None).level == recording.foreign(None, None).level == "unknown"
+    assert recording.foreign("", None).level == "pass"
     others = recording.foreign("2 processes on it (pid 4, 5)", {"processes_seen": 3})
-    assert others["level"] == "warn"
-    assert "at most 3" in others["message"]
+    assert others.level == "warn"
+    assert "at most 3" in others.message
 
 
 def test_nvml_tells_why_clocks_are_held_back_under_its_new_name_and_its_old() -> None:

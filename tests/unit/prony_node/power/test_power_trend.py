@@ -37,7 +37,7 @@ def level(kind: str, power_w: list[float]) -> str:
         values, sensor = [energy_j[number // 2 * 2] for number in range(len(power_w))], COUNTER
     readings = [Reading(EVERY_S * n, EVERY_S * n + 1e-4, value) for n, value in enumerate(values)]
     part = part_energy([Trace(sensor, readings)], 0.1, EVERY_S * (len(values) - 2))
-    return next(one["level"] for one in part_checks(part, None) if one["name"] == "energy-drift")
+    return next(one.level for one in part_checks(part, None) if one.name == "energy-drift")
 
 
 @pytest.mark.parametrize("kind", ["counter", "readings"])

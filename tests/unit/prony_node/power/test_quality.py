@@ -9,18 +9,19 @@ from typing import Any
 import pytest
 from made_parts import GPU, made_figure, made_part, made_sensor
 
-from prony_node.contract.record import LEVELS
+from prony_node.contract.record import LEVELS, Check
+from prony_node.contract.typed import encode
 from prony_node.power.figures import (
     LOWER_BOUND,
     MEASURED,
-    NodeEnergy,
+    MeasuredNode,
     PartEnergy,
     covered,
     node_checks,
-    node_json,
     part_checks,
-    part_json,
     quality_lines,
+    recorded_node,
+    recorded_part,
     said,
 )
 from prony_node.power.recording import Recording
@@ -41,22 +42,22 @@ def gpu(sensor: Any = COUNTER, *, off: float | None = 0.0, beside_j: float = 0.0
 
 
 def check(part: PartEnergy, name: str, limit_w: float | None = None) -> tuple[str, str]:
-    (found,) = [one for one in part_checks(part, limit_w) if one["name"] == name]
-    return found["level"], found["message"]
+    (found,) = [one for one in part_checks(part, limit_w) if one.name == name]
+    return found.level, found.message
 
 
 def test_a_good_figure_passes_everything() -> None:
     checks = part_checks(gpu(), 700.0)
-    assert [one["name"] for one in checks] == [
+    assert [one.name for one in checks] == [
         "energy-window", "energy-agreement", "energy-gap", "energy-drift", "energy-limit",
     ]  # fmt: skip
-    assert {one["level"] for one in checks} == {"pass"}
+    assert {one.level for one in checks} == {"pass"}
 
 
 def test_without_a_figure_there_is_one_check_that_says_why() -> None:
     (found,) = part_checks(made_part(COUNTER, None), 700.0)
-    assert (found["name"], found["level"]) == ("energy", "unknown")
-    assert found["message"] == f"Made {GPU}: no energy figure: it does not answer"
+    assert (found.name, found.level) == ("energy", "unknown")
+    assert found.message == f"Made {GPU}: no energy figure: it does not answer"
 
 
 def test_the_window_is_sure_enough_up_to_one_and_a_half_percent() -> None:
@@ -121,7 +122,7 @@ def test_no_mean_is_above_the_limit() -> None:
     assert check(gpu(), "energy-limit", 300.0) == ("pass", "300 W mean under a limit of 300 W")
     assert check(gpu(), "energy-limit", 290.0)[0] == "pass", "within what a sensor may be off"
     assert check(gpu(), "energy-limit", 280.0)[0] == "fail"
-    assert "energy-limit" not in [one["name"] for one in part_checks(gpu(), None)]
+    assert "energy-limit" not in [one.name for one in part_checks(gpu(), None)]
 
 
 def test_what_happened_to_a_sensor_is_a_warning_with_three_notes_at_most() -> None:
@@ -129,8 +130,8 @@ def test_what_happened_to_a_sensor_is_a_warning_with_three_notes_at_most() -> No
     assert check(part, "energy-sensor") == ("warn", "made.power: a; made.power: b; made.power: c")
 
 
-def node(power_w: float, how: str = MEASURED) -> NodeEnergy:
-    return NodeEnergy(how, 10.0 * power_w, 20.0, 10.0, power_w, ["node"])
+def node(power_w: float, how: str = MEASURED) -> MeasuredNode:
+    return MeasuredNode(how, 10.0 * power_w, 20.0, 10.0, power_w, ["node"])
 
 
 def test_a_node_uses_as_much_as_its_devices() -> None:
@@ -138,11 +139,9 @@ def test_a_node_uses_as_much_as_its_devices() -> None:
     sensors = [whole, COUNTER, package]
     parts = [made_part(whole, 500.0), made_part(COUNTER, 300.0), made_part(package, 100.0)]
     (good,) = node_checks(node(500.0), parts, sensors)
-    assert good == {
-        "name": "energy-node", "level": "pass", "message": "the node's 500 W against 400 W of its devices",
-    }  # fmt: skip
-    assert node_checks(node(385.0), parts, sensors)[0]["level"] == "pass", "sensors are a few percent off"
-    assert node_checks(node(370.0), parts, sensors)[0]["level"] == "fail"
+    assert good == Check("energy-node", "pass", "the node's 500 W against 400 W of its devices")
+    assert node_checks(node(385.0), parts, sensors)[0].level == "pass", "sensors are a few percent off"
+    assert node_checks(node(370.0), parts, sensors)[0].level == "fail"
     assert node_checks(node(100.0, LOWER_BOUND), parts, sensors) == []
     assert node_checks(None, parts, sensors) == []
 
@@ -151,17 +150,17 @@ def test_what_lies_inside_another_part_is_not_counted_against_the_node_twice() -
     module = made_sensor("module-0", scope="module", contains=("gpus-of-module-0",))
     sensors = [module, COUNTER]
     parts = [made_part(module, 700.0), made_part(COUNTER, 500.0)]
-    assert "700 W of its devices" in node_checks(node(800.0), parts, sensors)[0]["message"]
+    assert "700 W of its devices" in node_checks(node(800.0), parts, sensors)[0].message
     lost = [made_part(module, None), parts[1]]
-    assert "500 W of its devices" in node_checks(node(800.0), lost, sensors)[0]["message"]
+    assert "500 W of its devices" in node_checks(node(800.0), lost, sensors)[0].message
 
 
 def test_every_device_that_took_part_is_measured() -> None:
     parts = [made_part(COUNTER, 300.0), made_part(made_sensor("other"), None)]
-    assert covered([GPU], parts) == {"name": "energy-devices", "level": "pass", "message": "1 of 1 devices measured"}
+    assert covered([GPU], parts) == Check("energy-devices", "pass", "1 of 1 devices measured")
     missed = covered([GPU, "other"], parts)
-    assert (missed["level"], missed["message"]) == ("warn", "1 of 2 devices measured; not other")
-    assert covered([], parts)["level"] == "unknown"
+    assert (missed.level, missed.message) == ("warn", "1 of 2 devices measured; not other")
+    assert covered([], parts).level == "unknown"
 
 
 def test_lines_for_a_person_mark_what_is_not_good() -> None:
@@ -176,30 +175,33 @@ def test_lines_for_a_person_mark_what_is_not_good() -> None:
     assert quality_lines(made_part(COUNTER, None), []) == ["no figure: it does not answer"]
     plain = gpu(POWER)
     assert quality_lines(plain, part_checks(plain, None))[0].endswith("calibration unknown")
-    span = {"name": "energy-span", "level": "pass", "message": "covers 2.0 of 2.1 s"}
+    span = Check("energy-span", "pass", "covers 2.0 of 2.1 s")
     assert not any(line.startswith("window: 10") for line in quality_lines(part, [span]))
     assert said(span) == "window: covers 2.0 of 2.1 s"
-    assert said({"name": "energy-foreign", "level": "unknown", "message": "x"}) == "foreign processes: x [unknown]"
+    assert said(Check("energy-foreign", "unknown", "x")) == "foreign processes: x [unknown]"
 
 
 def test_a_part_in_the_record_has_everything_that_it_rests_on() -> None:
-    document = part_json(gpu(off=0.01), (80.0, "made.power"))
+    document = encode(recorded_part(gpu(off=0.01), (80.0, "made.power")))
     assert (document["energy_j"], document["power_w"], document["window_s"]) == (3000.0, 300.0, [2.0, 12.0])
     assert document["energy_j"] / (document["window_s"][1] - document["window_s"][0]) == document["power_w"]
     assert (document["idle_power_w"], document["idle_source"]) == (80.0, "made.power")
     assert document["beside"]["difference"] == pytest.approx(0.01)
     assert (document["method"], document["kind"], document["calibration"]) == ("counter", "counter", 0.05)
-    without = part_json(made_part(COUNTER, None), (None, "it was not idle"))
+    without = encode(recorded_part(made_part(COUNTER, None), (None, "it was not idle")))
     assert (without["energy_j"], without["reason"]) == (None, "it does not answer")
     assert (without["idle_power_w"], without["idle_reason"]) == (None, "it was not idle")
     json.dumps([document, without], allow_nan=False)
 
 
 def test_a_node_in_the_record_says_how_or_why_not() -> None:
-    assert node_json(node(500.0), Recording())["how"] == MEASURED
-    assert node_json(None, Recording()) == {"energy_j": None, "reason": "no sensor"}
+    assert encode(recorded_node(node(500.0), Recording()))["how"] == MEASURED
+    assert encode(recorded_node(None, Recording())) == {"energy_j": None, "reason": "no sensor"}
     reasons = Recording(reasons={"rapl": "only root may read it"})
-    assert node_json(None, reasons)["reason"] == "nothing of the node was measured (rapl: only root may read it)"
+    assert (
+        encode(recorded_node(None, reasons))["reason"]
+        == "nothing of the node was measured (rapl: only root may read it)"
+    )
 
 
 def test_no_text_claims_a_procedure_of_others() -> None:
@@ -208,9 +210,9 @@ def test_no_text_claims_a_procedure_of_others() -> None:
     for sensor, off, gap_s in itertools.product((COUNTER, POWER), (None, 0.0, 0.03, 0.1), (0.05, 3.0)):
         part = gpu(sensor, off=off, largest_gap_s=gap_s)
         checks = part_checks(part, 200.0) + part_checks(made_part(sensor, None), None)
-        assert all(one["level"] in LEVELS for one in checks)
-        found += [one["message"] for one in checks] + quality_lines(part, checks)
-    found += [covered([GPU], [])["message"], json.dumps(node_json(node(5.0), Recording()))]
+        assert all(one.level in LEVELS for one in checks)
+        found += [one.message for one in checks] + quality_lines(part, checks)
+    found += [covered([GPU], []).message, json.dumps(encode(recorded_node(node(5.0), Recording())))]
     text = " ".join(found).lower()
     assert "mlperf" not in text
     assert "green500" not in text

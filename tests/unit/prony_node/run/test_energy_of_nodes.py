@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from prony_node.contract import files
+from prony_node.contract.facts import DeviceFacts
 from prony_node.contract.metrics import METRICS
 from prony_node.contract.rank_result import RankResult
+from prony_node.contract.record import WorkDone
 from prony_node.contract.run_folder import Energy, Parts
 from prony_node.contract.trial import Plan, Trial
+from prony_node.contract.typed import decode, encode
 from prony_node.power.recording import Writer
 from prony_node.power.sensor import Reading, Sensor
 from prony_node.run import conditions
 from prony_node.run.energy import energy_of_run
-from prony_node.run.several_ranks import RankTimes, in_common, own_times, times_of_nodes
+from prony_node.run.several_ranks import in_common, own_times, times_of_nodes
 
 CLOCKS_S = (100.0, 100.0 + 7 * 3600.0)  # of two hosts, at the same instant
 POWERS_W = (300.0, 500.0)  # while the steps go on; before and after, when each node is idle, a tenth
@@ -77,67 +81,72 @@ def make_nodes(folder: Path, **how: Any) -> Parts:
         for node, clock_s in enumerate(CLOCKS_S)
     ]  # fmt: skip
     work = {"units": STEPS * UNITS_A_STEP, "steps": STEPS}
-    result = {"status": "ok", "unit": "images", "work": work, **times[0], "nodes": times}
-    devices = [{"kind": "cuda", "uuid": uuid, "rank": rank} for rank, uuid in enumerate(DEVICE_UUIDS)]
+    own = {name: value for name, value in times[0].items() if name.endswith("_monotonic")}
+    result = decode(RankResult, {"status": "ok", "unit": "images", "work": work, **own, "nodes": times})
+    devices = [DeviceFacts(kind="cuda", uuid=uuid, rank=rank) for rank, uuid in enumerate(DEVICE_UUIDS)]
     return Parts(result=result, device=devices[0], others=(devices[1],))
+
+
+def with_result(parts: Parts, **changes: Any) -> Parts:
+    return replace(parts, result=replace(parts.result, **changes))
 
 
 def judged(folder: Path, parts: Parts) -> Energy:
     plan = Plan("wideresnet-20260101T000000-aaaaaa", Trial("wideresnet", {"nodes": 2, "devices": 2}))
     found = energy_of_run(plan, folder, parts)
     assert set(found.metrics) <= set(METRICS)
-    assert all(one.get("value") is not None or one["reason"] for one in found.metrics.values())
-    json.dumps([found.metrics, found.checks, found.detail], allow_nan=False)
+    assert all(one.value is not None or one.reason for one in found.metrics.values())
+    json.dumps(encode([found.metrics, found.checks, found.detail]), allow_nan=False)
     return found
 
 
 def value(found: Energy, name: str) -> float:
-    return float(found.metrics[name]["value"])
+    return float(found.metrics[name].value or 0.0)
 
 
 @pytest.mark.parametrize("kind", ["counter", "instantaneous"])
 def test_two_nodes_are_added_each_over_its_own_window_by_its_own_clock(tmp_path: Path, kind: str) -> None:
     found = judged(tmp_path / "run", make_nodes(tmp_path / "run", kind=kind))
-    parts = found.detail["parts"]
+    parts = found.detail.parts
     for part, clock_s in zip(parts, CLOCKS_S, strict=True):
-        assert clock_s + 3.5 <= part["window_s"][0] < part["window_s"][1] <= clock_s + 15.0
+        assert clock_s + 3.5 <= part.window_s[0] < part.window_s[1] <= clock_s + 15.0
     assert value(found, "power") == pytest.approx(sum(POWERS_W), rel=0.01)
-    assert value(found, "energy") == pytest.approx(sum(part["energy_j"] for part in parts))
+    assert value(found, "energy") == pytest.approx(sum(part.energy_j for part in parts))
     assert value(found, "energy_per_sample") == pytest.approx(sum(POWERS_W) * STEP_S / UNITS_A_STEP, rel=0.01)
     assert value(found, "samples_per_wh") * value(found, "energy_per_sample") == pytest.approx(3600.0)
     assert value(found, "node_energy") == pytest.approx(value(found, "energy"))
-    assert found.metrics["node_energy"]["source"] == "sum of devices, a lower bound"
-    units = [found.metrics[name]["unit"] for name in ("energy", "energy_per_sample", "samples_per_wh", "power")]
+    assert found.metrics["node_energy"].source == "sum of devices, a lower bound"
+    units = [found.metrics[name].unit for name in ("energy", "energy_per_sample", "samples_per_wh", "power")]
     assert units == ["J", "J/image", "images/Wh", "W"]
     for name in ("energy", "energy_per_sample", "samples_per_wh", "power", *OF_NODES[:1]):
-        assert found.metrics[name]["low"] < value(found, name) < found.metrics[name]["high"]
+        assert found.metrics[name].low < value(found, name) < found.metrics[name].high
 
 
 def test_the_uncertainties_of_the_nodes_are_combined_as_those_of_devices_are(tmp_path: Path) -> None:
     found = judged(tmp_path / "run", make_nodes(tmp_path / "run"))
-    each_j = [part["uncertainty_j"] for part in found.detail["parts"]]
+    each_j = [part.uncertainty_j for part in found.detail.parts]
     energy = found.metrics["energy"]
-    assert energy["high"] - energy["value"] == pytest.approx(sum(one**2 for one in each_j) ** 0.5)
+    assert energy.high - energy.value == pytest.approx(sum(one**2 for one in each_j) ** 0.5)
 
 
 def test_the_record_says_which_nodes_were_measured_and_the_share_of_each(tmp_path: Path) -> None:
     found = judged(tmp_path / "run", make_nodes(tmp_path / "run"))
-    shares = found.detail["nodes"]
-    assert [(one["node"], one["host"]) for one in shares] == [(0, "n0"), (1, "n1")]
-    assert [one["devices"] for one in shares] == [[f"GPU-{uuid}"] for uuid in DEVICE_UUIDS]
-    assert [one["share"] for one in shares] == pytest.approx([300 / 800, 500 / 800], rel=0.01)
-    assert [part["host"] for part in found.detail["parts"]] == ["n0", "n1"]
-    assert found.detail["reasons"] == {"node 0 (n0), rapl": "only root", "node 1 (n1), rapl": "only root"}
-    assert {check["message"].partition(":")[0] for check in found.checks} == {"node 0 (n0)", "node 1 (n1)"}
-    assert found.metrics["energy"]["source"].startswith("sum of 2 nodes; node 0 (n0): made.counter")
+    shares = found.detail.nodes
+    assert [(one.node, one.host) for one in shares] == [(0, "n0"), (1, "n1")]
+    assert [one.devices for one in shares] == [(f"GPU-{uuid}",) for uuid in DEVICE_UUIDS]
+    assert [one.share for one in shares] == pytest.approx([300 / 800, 500 / 800], rel=0.01)
+    assert [part.host for part in found.detail.parts] == ["n0", "n1"]
+    assert found.detail.reasons == {"node 0 (n0), rapl": "only root", "node 1 (n1), rapl": "only root"}
+    assert {check.message.partition(":")[0] for check in found.checks} == {"node 0 (n0)", "node 1 (n1)"}
+    assert found.metrics["energy"].source.startswith("sum of 2 nodes; node 0 (n0): made.counter")
 
 
 def test_a_sampler_that_was_held_up_does_not_make_the_share_of_its_node_smaller(tmp_path: Path) -> None:
     """Its ticks cover five of twelve seconds, and so does its energy; the power it drew was the same."""
     found = judged(tmp_path / "run", make_nodes(tmp_path / "run", held_up_s=8.5))
-    first, second = found.detail["nodes"]
-    assert second["energy_j"] < first["energy_j"]
-    assert [first["share"], second["share"]] == pytest.approx([300 / 800, 500 / 800], rel=0.01)
+    first, second = found.detail.nodes
+    assert second.energy_j < first.energy_j
+    assert [first.share, second.share] == pytest.approx([300 / 800, 500 / 800], rel=0.01)
     assert value(found, "power") == pytest.approx(sum(POWERS_W), rel=0.01)
     assert value(found, "energy_per_sample") == pytest.approx(sum(POWERS_W) * STEP_S / UNITS_A_STEP, rel=0.01)
 
@@ -164,48 +173,46 @@ def test_a_node_without_its_figure_is_named_and_nothing_is_summed(
     if what == "folder":
         other.rename(tmp_path / "elsewhere")
     elif what == "device":
-        parts = Parts(parts.result, device=parts.device, others=({},))
+        parts = Parts(parts.result, device=parts.device, others=(None,))
     elif what == "window":
-        parts.result["nodes"][1]["window_monotonic"] = None
+        first, second = parts.result.nodes or ()
+        parts = with_result(parts, nodes=(first, replace(second, window_monotonic=None)))
     elif what == "sensor":
         record_power(other, 1, part="GPU-00000000-0000-4000-8000-000000000009")
     else:
         (next(other.glob(f"**/{what}"))).unlink()
     found = judged(folder, parts)
     for name in OF_DEVICES:
-        assert found.metrics[name]["value"] is None
-        assert found.metrics[name]["reason"].startswith(f"node 1 (n1): {SPOILS[what]}"), name
-    assert "node 1 (n1): " in found.metrics["power_peak"]["reason"]
+        assert found.metrics[name].value is None
+        assert found.metrics[name].reason.startswith(f"node 1 (n1): {SPOILS[what]}"), name
+    assert "node 1 (n1): " in found.metrics["power_peak"].reason
     if what != "sensor":  # another part of that node has a sensor, so that it has an energy as a node
-        assert all(found.metrics[name]["value"] is None for name in OF_NODES)
-        assert found.detail["node"]["energy_j"] is None
-    first, second = found.detail["nodes"]
-    assert (first["share"], second["share"], second["energy_j"]) == (None, None, None)
-    assert first["energy_j"] > 0
-    assert SPOILS[what] in second["reason"]
+        assert all(found.metrics[name].value is None for name in OF_NODES)
+        assert found.detail.node.energy_j is None
+    first, second = found.detail.nodes
+    assert (first.share, second.share, second.energy_j) == (None, None, None)
+    assert first.energy_j > 0
+    assert SPOILS[what] in second.reason
 
 
 def test_a_run_whose_ranks_did_not_tell_their_times_has_no_sum(tmp_path: Path) -> None:
     parts = make_nodes(tmp_path / "run")
-    del parts.result["nodes"][1]
-    found = judged(tmp_path / "run", parts)
-    assert {one["reason"] for one in found.metrics.values()} == {"the run has no steady window"}
+    found = judged(tmp_path / "run", with_result(parts, nodes=(parts.result.nodes or ())[:1]))
+    assert {str(one.reason) for one in found.metrics.values()} == {"the run has no steady window"}
 
 
 def of_one_machine(parts: Parts) -> Parts:
-    for one in parts.result["nodes"]:
-        one["boot_id"] = "the same"
-    return parts
+    return with_result(parts, nodes=tuple(replace(one, boot_id="the same") for one in parts.result.nodes or ()))
 
 
 def test_two_nodes_that_are_one_machine_do_not_count_a_device_twice(tmp_path: Path) -> None:
     parts = make_nodes(tmp_path / "run", part="GPU-shared")
-    for device in (parts.device, *parts.others):
-        device["uuid"] = "shared"
+    shared = [replace(device, uuid="shared") for device in (parts.device, *parts.others)]
+    parts = replace(parts, device=shared[0], others=(shared[1],))
     assert value(judged(tmp_path / "run", parts), "power") > 0, "two machines may call their parts alike"
     found = judged(tmp_path / "run", of_one_machine(parts))
     reason = "node 0 (n0) and node 1 (n1) are one machine, whose Made would be counted twice"
-    assert {found.metrics[name]["reason"] for name in (*OF_DEVICES, *OF_NODES)} == {reason}
+    assert {found.metrics[name].reason for name in (*OF_DEVICES, *OF_NODES)} == {reason}
     for node in (0, 1):
         record_power(files.node_folder(tmp_path / "run", node), node, part="GPU-shared", evidence="recording")
     replayed = judged(tmp_path / "run", parts)
@@ -220,40 +227,45 @@ def test_where_two_nodes_of_one_machine_see_each_others_devices_the_nodes_alone_
         record_power(own, node, also=f"GPU-{DEVICE_UUIDS[1 - node]}")
     found = judged(tmp_path / "run", parts)
     assert value(found, "power") == pytest.approx(sum(POWERS_W), rel=0.01)
-    assert all("counted twice" in found.metrics[name]["reason"] for name in OF_NODES)
+    assert all("counted twice" in found.metrics[name].reason for name in OF_NODES)
 
 
 def test_copies_are_taken_in_their_common_window_by_the_clock_of_each_node(tmp_path: Path) -> None:
     """The first copy ran from 3 s on, the second from 5 s to 13 s, at half the pace: 8 s are common to both."""
     parts = make_nodes(tmp_path / "run")
-    told = [
-        RankTimes(rank, rank, f"n{rank}", {**own_times(RankResult()), "boot_id": f"boot {rank}"}) for rank in (0, 1)
-    ]
+    told = [replace(own_times(rank, rank, f"n{rank}", RankResult()), boot_id=f"boot {rank}") for rank in (0, 1)]
     barriers_s = {rank: CLOCKS_S[rank] + 2.5 for rank in (0, 1)}
     nodes = in_common(times_of_nodes(told), [CLOCKS_S[0] + 5.0, CLOCKS_S[0] + 13.0], barriers_s)
-    assert [one["window_monotonic"] for one in nodes] == [[clock_s + 5.0, clock_s + 13.0] for clock_s in CLOCKS_S]
-    for one, known in zip(nodes, parts.result["nodes"], strict=True):
-        known["window_monotonic"] = one["window_monotonic"]
-    parts.result["parallel"] = {"ranks": [{"common_steps": 320.0}, {"common_steps": 160.0}]}
-    parts.result["work"] = {"units": 480 * UNITS_A_STEP, "steps": 320}
+    assert [one.window_monotonic for one in nodes] == [(clock_s + 5.0, clock_s + 13.0) for clock_s in CLOCKS_S]
+    windows = [one.window_monotonic for one in nodes]
+    known = zip(parts.result.nodes or (), windows, strict=True)
+    parts = with_result(
+        parts,
+        nodes=tuple(replace(one, window_monotonic=window) for one, window in known),
+        parallel={"ranks": [{"common_steps": 320.0}, {"common_steps": 160.0}]},
+        work=WorkDone(units=480 * UNITS_A_STEP, steps=320),
+    )
     with (tmp_path / "run.node1" / "rank1" / files.STEPS).open("w") as file:
         file.write("block,steps,end_s,duration_s,data_wait_s\n0,240,12.0,12.0,0.0\n")
     found = judged(tmp_path / "run", parts)
     assert value(found, "power") == pytest.approx(sum(POWERS_W), rel=0.01)
     assert value(found, "energy_per_sample") == pytest.approx(sum(POWERS_W) * 8.0 / (480 * UNITS_A_STEP), rel=0.01)
     nodes = in_common(nodes, None, {0: 1.0, 1: 2.0})
-    assert [one["window_monotonic"] for one in nodes] == [None, None]
+    assert [one.window_monotonic for one in nodes] == [None, None]
 
 
 def test_what_it_cost_to_learn_is_added_over_the_training_of_each_node(tmp_path: Path) -> None:
     """Two epochs of 5 s with a second of evaluation between."""
     parts = make_nodes(tmp_path / "run")
-    for one, clock_s in zip(parts.result["nodes"], CLOCKS_S, strict=True):
-        one["training_monotonic"] = [[clock_s + 3.5, clock_s + 8.5], [clock_s + 9.5, clock_s + 14.5]]
-    parts.result["work"]["epoch_units"] = 4000
-    parts.result["learning"] = {"reached": {"epoch": 2, "steps": 400}}
+    nodes = tuple(
+        replace(one, training_monotonic=((clock_s + 3.5, clock_s + 8.5), (clock_s + 9.5, clock_s + 14.5)))
+        for one, clock_s in zip(parts.result.nodes or (), CLOCKS_S, strict=True)
+    )
+    assert parts.result.work is not None
+    work = replace(parts.result.work, epoch_units=4000)
+    parts = with_result(parts, nodes=nodes, work=work, learning={"reached": {"epoch": 2, "steps": 400}})
     found = judged(tmp_path / "run", parts)
     assert value(found, "energy_to_quality") == value(found, "energy") == pytest.approx(10 * sum(POWERS_W), rel=0.02)
     assert value(found, "energy_per_sample") == pytest.approx(10 * sum(POWERS_W) / 4000, rel=0.02)
     (tmp_path / "run.node1" / files.POWER).unlink()
-    assert judged(tmp_path / "run", parts).metrics["energy_to_quality"]["reason"].startswith("node 1 (n1): ")
+    assert judged(tmp_path / "run", parts).metrics["energy_to_quality"].reason.startswith("node 1 (n1): ")

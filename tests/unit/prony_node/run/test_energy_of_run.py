@@ -6,6 +6,7 @@ import csv
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prony_node.contract import files
+from prony_node.contract.facts import DeviceFacts
 from prony_node.contract.metrics import METRICS
+from prony_node.contract.rank_result import RankResult
+from prony_node.contract.record import WorkDone
 from prony_node.contract.run_folder import Energy, Parts, assemble
 from prony_node.contract.trial import Plan, Trial
+from prony_node.contract.typed import decode, encode
 from prony_node.power.recording import Writer
 from prony_node.power.sensor import Reading, Sensor
 from prony_node.run.energy import ENERGY_METRICS, LEAST_WINDOW_S, Work, energy_of_run, with_energy
@@ -76,7 +81,9 @@ def parts_of(folder: Path, **device: Any) -> Parts:
         "loop_monotonic": [BEGIN_S, END_S], "window_monotonic": [BEGIN_S + 0.5, END_S],
         "device_from_monotonic": BEGIN_S - 1.0,
     }  # fmt: skip
-    return Parts(result=result, device={"kind": "cuda", "uuid": UUID, **device})
+    return Parts(
+        result=decode(RankResult, result), device=decode(DeviceFacts, {"kind": "cuda", "uuid": UUID, **device})
+    )
 
 
 def plan(*, energy: bool = True) -> Plan:
@@ -87,18 +94,18 @@ def judged(folder: Path, parts: Parts | None = None, *, energy: bool = True) -> 
     found = energy_of_run(plan(energy=energy), folder, parts_of(folder) if parts is None else parts)
     assert set(found.metrics) == set(ENERGY_METRICS)
     assert set(found.metrics) <= set(METRICS)
-    assert all(one.get("value") is not None or one["reason"] for one in found.metrics.values())
-    json.dumps([found.metrics, found.checks, found.detail], allow_nan=False)
+    assert all(one.value is not None or one.reason for one in found.metrics.values())
+    json.dumps(encode([found.metrics, found.checks, found.detail]), allow_nan=False)
     return found
 
 
 def value(found: Energy, name: str) -> float:
-    return float(found.metrics[name]["value"])
+    return float(found.metrics[name].value or 0.0)
 
 
 def reasons(found: Energy) -> set[str]:
-    assert all(one["value"] is None for one in found.metrics.values())
-    return {one["reason"] for one in found.metrics.values()}
+    assert all(one.value is None for one in found.metrics.values())
+    return {str(one.reason) for one in found.metrics.values()}
 
 
 # --- figures
@@ -110,17 +117,17 @@ def test_at_constant_power_the_energy_of_a_unit_is_power_times_time_over_work(
 ) -> None:
     record_power(tmp_path, traces)
     found = judged(tmp_path)
-    (part,) = found.detail["parts"]
-    seconds = part["window_s"][1] - part["window_s"][0]
-    assert BEGIN_S + 0.5 <= part["window_s"][0] < part["window_s"][1] <= END_S
+    (part,) = found.detail.parts
+    seconds = part.window_s[1] - part.window_s[0]
+    assert BEGIN_S + 0.5 <= part.window_s[0] < part.window_s[1] <= END_S
     assert value(found, "energy") == pytest.approx(POWER_W * seconds, rel=1e-9)
     assert value(found, "power") == pytest.approx(value(found, "energy") / seconds, rel=1e-12)
     assert value(found, "energy_per_sample") == pytest.approx(POWER_W * STEP_S / UNITS_A_STEP, rel=1e-6)
     assert value(found, "samples_per_wh") * value(found, "energy_per_sample") == pytest.approx(3600.0, rel=1e-12)
-    units = {name: found.metrics[name]["unit"] for name in ("energy", "energy_per_sample", "samples_per_wh", "power")}
+    units = {name: found.metrics[name].unit for name in ("energy", "energy_per_sample", "samples_per_wh", "power")}
     assert units == {"energy": "J", "energy_per_sample": "J/image", "samples_per_wh": "images/Wh", "power": "W"}
-    assert {one["level"] for one in found.checks} <= {"pass", "unknown"}
-    assert {one["name"] for one in found.checks} >= {
+    assert {one.level for one in found.checks} <= {"pass", "unknown"}
+    assert {one.name for one in found.checks} >= {
         "energy-window", "energy-agreement", "energy-gap", "energy-drift", "energy-limit", "energy-devices",
     }  # fmt: skip
 
@@ -130,20 +137,20 @@ def test_every_figure_has_an_interval_around_it_its_scope_and_its_source(tmp_pat
     found = judged(tmp_path)
     for name in ("energy", "energy_per_sample", "samples_per_wh", "power"):
         metric = found.metrics[name]
-        assert metric["low"] < metric["value"] < metric["high"]
-        assert metric["scope"] == "gpu"
-        assert metric["source"].startswith("made.counter, counter, ")
+        assert metric.low < metric.value < metric.high
+        assert metric.scope == "gpu"
+        assert metric.source.startswith("made.counter, counter, ")
     assert value(found, "power_peak") == POWER_W
-    assert found.metrics["power_peak"]["source"] == "made.power"
+    assert found.metrics["power_peak"].source == "made.power"
     assert value(found, "power_idle") == pytest.approx(POWER_W)
-    assert found.metrics["node_energy"]["source"] == "sum of devices, a lower bound"
+    assert found.metrics["node_energy"].source == "sum of devices, a lower bound"
 
 
 def test_a_counter_alone_tells_no_peak(tmp_path: Path) -> None:
     record_power(tmp_path, {COUNTER: POWER_W}, busy_at_start={GPU: "1 process on it"})
     found = judged(tmp_path)
-    assert found.metrics["power_peak"]["reason"] == "a counter alone tells no peak"
-    assert found.metrics["power_idle"]["reason"] == "it was not idle before the run: 1 process on it"
+    assert found.metrics["power_peak"].reason == "a counter alone tells no peak"
+    assert found.metrics["power_idle"].reason == "it was not idle before the run: 1 process on it"
 
 
 def test_packages_and_memory_add_up_and_the_platform_is_the_node(tmp_path: Path) -> None:
@@ -153,9 +160,9 @@ def test_packages_and_memory_add_up_and_the_platform_is_the_node(tmp_path: Path)
     found = judged(tmp_path, parts_of(tmp_path, kind="cpu", uuid=None))
     assert value(found, "power") == pytest.approx(120.0, rel=1e-9)
     assert value(found, "energy_per_sample") == pytest.approx(120.0 * STEP_S / UNITS_A_STEP, rel=1e-6)
-    assert found.metrics["energy"]["scope"] == "package+dram"
+    assert found.metrics["energy"].scope == "package+dram"
     assert value(found, "node_power") == pytest.approx(150.0, rel=1e-9)
-    assert found.metrics["node_power"]["source"] == "measured"
+    assert found.metrics["node_power"].source == "measured"
 
 
 def test_the_rails_of_a_socket_are_not_added_to_it(tmp_path: Path) -> None:
@@ -173,7 +180,7 @@ def test_a_part_lost_midway_does_not_make_a_unit_cheaper(tmp_path: Path) -> None
     found = judged(tmp_path, parts_of(tmp_path, kind="cpu"))
     assert value(found, "energy_per_sample") == pytest.approx(200.0 * STEP_S / UNITS_A_STEP, rel=1e-6)
     assert value(found, "power") == pytest.approx(200.0, rel=1e-9)
-    assert [one["level"] for one in found.checks if one["name"] == "energy-sensor"] == ["warn"]
+    assert [one.level for one in found.checks if one.name == "energy-sensor"] == ["warn"]
 
 
 def test_the_device_is_known_by_its_address_or_as_a_die_of_a_card(tmp_path: Path) -> None:
@@ -199,14 +206,14 @@ def test_energy_that_was_not_asked_for(tmp_path: Path) -> None:
     record_power(tmp_path, {COUNTER: POWER_W})
     found = judged(tmp_path, energy=False)
     assert reasons(found) == {"energy was not asked for (--no-energy)"}
-    assert (found.checks, found.detail) == ([], {})
+    assert (found.checks, found.detail) == ([], None)
 
 
-@pytest.mark.parametrize("window", [None, [], [1.0], "x", {"a": 1}])
+@pytest.mark.parametrize("window", [None, (), (1.0,)])
 def test_a_run_without_a_steady_window(tmp_path: Path, window: Any) -> None:
     record_power(tmp_path, {COUNTER: POWER_W})
     parts = parts_of(tmp_path)
-    parts.result["window_monotonic"] = window
+    parts = replace(parts, result=replace(parts.result, window_monotonic=window))
     assert reasons(judged(tmp_path, parts)) == {"the run has no steady window"}
     assert reasons(judged(tmp_path, Parts())) == {"the run has no steady window"}
 
@@ -214,16 +221,16 @@ def test_a_run_without_a_steady_window(tmp_path: Path, window: Any) -> None:
 def test_a_window_of_a_second(tmp_path: Path) -> None:
     record_power(tmp_path, {COUNTER: POWER_W})
     parts = parts_of(tmp_path)
-    parts.result["window_monotonic"] = [BEGIN_S, BEGIN_S + 1.0]
+    parts = replace(parts, result=replace(parts.result, window_monotonic=(BEGIN_S, BEGIN_S + 1.0)))
     found = judged(tmp_path, parts)
-    assert "the window of 1 s is shorter than 2 s" in found.metrics["energy"]["reason"]
-    assert [one["level"] for one in found.checks] == ["unknown"]
+    assert "the window of 1 s is shorter than 2 s" in found.metrics["energy"].reason
+    assert [one.level for one in found.checks] == ["unknown"]
 
 
 def test_a_slice_of_a_gpu(tmp_path: Path) -> None:
     record_power(tmp_path, {COUNTER: POWER_W})
     found = judged(tmp_path, parts_of(tmp_path, uuid="MIG-5f1c0a3e-0000-4000-8000-000000000009"))
-    assert found.metrics["energy"]["reason"] == "a MIG slice has no energy of its own, only the whole GPU does"
+    assert found.metrics["energy"].reason == "a MIG slice has no energy of its own, only the whole GPU does"
     assert value(found, "node_power") == pytest.approx(POWER_W, rel=1e-9), "the node is measured all the same"
     assert found.checks == [], "that is no doubt about the run"
 
@@ -231,17 +238,17 @@ def test_a_slice_of_a_gpu(tmp_path: Path) -> None:
 def test_a_device_without_a_sensor(tmp_path: Path) -> None:
     record_power(tmp_path, {COUNTER: POWER_W})
     found = judged(tmp_path, parts_of(tmp_path, uuid="00000000-0000-4000-8000-000000000003"))
-    assert found.metrics["energy"]["reason"].startswith("none of the parts with a sensor is the device of this run")
+    assert found.metrics["energy"].reason.startswith("none of the parts with a sensor is the device of this run")
     on_cpu = judged(tmp_path, parts_of(tmp_path, kind="cpu"))
-    assert on_cpu.metrics["energy"]["reason"] == "no sensor of the CPU answers here"
+    assert on_cpu.metrics["energy"].reason == "no sensor of the CPU answers here"
 
 
 def test_a_machine_without_a_sensor(tmp_path: Path) -> None:
     record_power(tmp_path, {}, reasons={"rapl": "only root may read it"})
     found = judged(tmp_path)
-    assert found.metrics["energy"]["reason"] == "no power sensor answers here; `prony doctor` says why"
-    assert found.metrics["node_energy"]["reason"] == "nothing of the node was measured"
-    assert found.detail["reasons"] == {"rapl": "only root may read it"}
+    assert found.metrics["energy"].reason == "no power sensor answers here; `prony doctor` says why"
+    assert found.metrics["node_energy"].reason == "nothing of the node was measured"
+    assert found.detail.reasons == {"rapl": "only root may read it"}
     assert found.checks == []
 
 
@@ -249,7 +256,7 @@ def test_one_of_two_parts_that_is_gone_is_named_alone(tmp_path: Path) -> None:
     packages = [sensor(f"package-{n}", scope="package") for n in range(2)]
     record_power(tmp_path, dict.fromkeys(packages, 100.0), {"package-1": FROM_S + 0.5})
     found = judged(tmp_path, parts_of(tmp_path, kind="cpu"))
-    assert found.metrics["energy"]["reason"] == (
+    assert found.metrics["energy"].reason == (
         "made.counter: the counter ticked 0 times in the window; 8 are asked; it does not answer: gone"
     )
     assert value(found, "node_power") == pytest.approx(100.0, rel=1e-9)
@@ -262,9 +269,9 @@ def test_a_sampler_that_did_not_start(tmp_path: Path) -> None:
 def test_samples_that_are_gone_or_broken(tmp_path: Path) -> None:
     record_power(tmp_path, {COUNTER: POWER_W})
     (tmp_path / files.POWER_SAMPLES).write_bytes(b"\x00\xff,,,\n1,2\n")
-    broken = judged(tmp_path).metrics["energy"]["reason"]
+    broken = judged(tmp_path).metrics["energy"].reason
     (tmp_path / files.POWER_SAMPLES).unlink()
-    assert judged(tmp_path).metrics["energy"]["reason"] == broken
+    assert judged(tmp_path).metrics["energy"].reason == broken
     assert "ticked 0 times" in broken
 
 
@@ -288,7 +295,7 @@ def test_a_broken_description_costs_the_figure_and_not_the_run(tmp_path: Path, h
     found = judged(tmp_path)
     (reason,) = reasons(found)
     assert reason.startswith("the samples could not be judged: ")
-    assert [one["level"] for one in found.checks] == ["unknown"]
+    assert [one.level for one in found.checks] == ["unknown"]
     with_energy(StopRule(), tmp_path, "cuda")
     record = assemble(plan(), parts_of(tmp_path), started="", ended="", energy=found)
     assert record["status"] == "ok"
@@ -303,8 +310,8 @@ def test_without_its_work_a_run_has_no_energy_of_a_unit(tmp_path: Path, spoil: s
     if spoil == "steps.csv":
         (tmp_path / files.STEPS).unlink()
     else:
-        del parts.result[spoil]
-    assert judged(tmp_path, parts).metrics["energy_per_sample"]["value"] is None
+        parts = replace(parts, result=replace(parts.result, **{spoil: None}))
+    assert judged(tmp_path, parts).metrics["energy_per_sample"].value is None
 
 
 # --- the stop rule
@@ -366,7 +373,7 @@ def work_of(folder: Path, series: list[tuple[int, float]]) -> Work:
         for number, (steps, duration_s) in enumerate(series):
             end_s += duration_s
             writer.writerow((number, steps, f"{end_s:.6f}", duration_s, 0.0))
-    return Work(folder, {"work": {"units": 30, "steps": 10}, "loop_monotonic": [100.0, 100.0 + end_s]})
+    return Work(folder, RankResult(work=WorkDone(units=30, steps=10), loop_monotonic=(100.0, 100.0 + end_s)))
 
 
 @given(blocks, instants, instants, instants)
@@ -389,10 +396,11 @@ def test_a_step_of_the_first_copy_stands_for_what_all_copies_did_in_their_common
     """The first took 100 steps of 5 units, the other 30 in the half of that time that both shared: 400 of its own."""
     work_of(tmp_path, [(100, 10.0)])
     ranks = [{"common_steps": 50.0}, {"common_steps": 30.0}]
-    result = {"work": {"units": 400, "steps": 50}, "parallel": {"ranks": ranks}, "loop_monotonic": [100.0, 110.0]}
-    work = Work(tmp_path, result)
-    assert work.between(105.0, 110.0) == pytest.approx(400.0)
-    few = {**result, "work": {"units": 27, "steps": 3}, "parallel": {"ranks": [{"common_steps": 2.5}]}}
+    work = WorkDone(units=400, steps=50)
+    result = RankResult(work=work, parallel={"ranks": ranks}, loop_monotonic=(100.0, 110.0))
+    done = Work(tmp_path, result)
+    assert done.between(105.0, 110.0) == pytest.approx(400.0)
+    few = replace(result, work=WorkDone(units=27, steps=3), parallel={"ranks": [{"common_steps": 2.5}]})
     assert Work(tmp_path, few).between(100.0, 110.0) == pytest.approx(27 / 2.5 * 100), "parts of a step count as such"
 
 

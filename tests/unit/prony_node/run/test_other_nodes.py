@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from prony_node.contract import files
+from prony_node.contract.facts import ConditionSample, DeviceConditions, DeviceFacts, HostConditions
+from prony_node.contract.rank_result import RankResult, RankTimes
 from prony_node.contract.run_folder import Parts
 from prony_node.contract.trial import Plan, Trial
+from prony_node.contract.typed import encode
 from prony_node.run import conditions
-from prony_node.run.conditions import Watched, conditions_of_run
+from prony_node.run.conditions import conditions_of_run
 from prony_node.stats import StopRule
 
 CLOCKS_S = (100.0, 7000.0)  # of two hosts, at the same instant
 
 
-def watched(node: int, heat: tuple[float, float] = (0.0, 0.0)) -> Watched:
+def watched(node: int, heat: tuple[float, float] = (0.0, 0.0)) -> HostConditions:
     """A GPU seen once a second for twenty seconds, held back by heat between two instants of its host's clock."""
     samples = []
     for second in range(20):
         at_s = CLOCKS_S[node] + second
-        words = ["hardware slowdown"] if heat[0] <= at_s <= heat[1] else []
-        samples.append({"t_s": at_s, "throttle": words, "sm_clock_mhz": 1980, "foreign_pids": [], "own_seen": True})
-    return {"devices": {f"GPU-{node}": {"facts": {"kind": "cuda"}, "samples": samples}}}
+        words = ("hardware slowdown",) if heat[0] <= at_s <= heat[1] else ()
+        samples.append(ConditionSample(at_s, throttle=words, sm_clock_mhz=1980, foreign_pids=(), own_seen=True))
+    return HostConditions({f"GPU-{node}": DeviceConditions(DeviceFacts(kind="cuda"), tuple(samples))})
 
 
 def judge(folder: Path, of_second: object, *, nodes: int = 2) -> dict[str, tuple[str, str]]:
@@ -33,14 +35,14 @@ def judge(folder: Path, of_second: object, *, nodes: int = 2) -> dict[str, tuple
     if of_second is not None:
         other = files.node_folder(folder, 1)
         other.mkdir()
-        files.write_whole(other / files.NODE, of_second)
-    windows = [[clock_s + 5.0, clock_s + 15.0] for clock_s in CLOCKS_S]
-    told: list[dict[str, Any]] = [
-        {"node": node, "host": f"n{node}", "window_monotonic": window} for node, window in enumerate(windows)
-    ]
+        files.write_whole(other / files.NODE, encode(of_second))
+    windows = [(clock_s + 5.0, clock_s + 15.0) for clock_s in CLOCKS_S]
+    told = tuple(RankTimes(node, node, f"n{node}", window_monotonic=window) for node, window in enumerate(windows))
     plan = Plan(run_id="r", trial=Trial("gpt-tiny", {"devices": 2, "nodes": nodes}), stop=StopRule())
-    made = conditions_of_run(plan, folder, Parts({"window_monotonic": windows[0], "nodes": told[:nodes]}), watched(0))
-    return {one["name"]: (one["level"], one["message"]) for one in made}
+    made = conditions_of_run(
+        plan, folder, Parts(RankResult(window_monotonic=windows[0], nodes=told[:nodes])), watched(0)
+    )
+    return {one.name: (one.level, one.message) for one in made}
 
 
 def test_heat_on_another_node_counts_within_its_own_window(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_what_crashes_with_one_sample_is_not_short_of_memory(search: Search, mon
     wish(monkeypatch, "fits=0 above=segfault")
     with pytest.raises(TryFailed, match="a try of batch_size=1 ended by SIGSEGV: the stand-in has no room") as caught:
         search.largest()
-    assert caught.value.failure["kind"] == "killed"
+    assert caught.value.failure.kind == "killed"
 
 
 def test_a_try_that_hangs_is_ended(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +106,7 @@ def test_a_try_that_hangs_is_ended(search: Search, monkeypatch: pytest.MonkeyPat
     impatient = Plan(run_id="x", trial=PLAN.trial, hung_after_s=1.0, cold_start_after_s=1.0)
     with pytest.raises(TryFailed, match="a try of batch_size=8 did not end within 1 s") as caught:
         search.largest(impatient)
-    assert caught.value.failure["kind"] == "hung"
+    assert caught.value.failure.kind == "hung"
     assert processes_of(search.folder) == []
 
 

@@ -10,7 +10,10 @@ from typing import Any, cast
 import pytest
 
 from prony_node.contract import files
-from prony_node.contract.record import WorkDone, measured, missing
+from prony_node.contract.facts import DeviceFacts
+from prony_node.contract.rank_result import RankTimes
+from prony_node.contract.record import Check, WorkDone, measured, missing
+from prony_node.contract.typed import encode
 from prony_node.run import judge, rank_failures, several_ranks
 from prony_node.run.conditions import distinct, worst_of
 from prony_node.run.journal import Journal
@@ -25,7 +28,9 @@ def copy(rank: int, begin_s: float, step_s: float, steps: int, cut_s: float = 0.
     blocks = ((1, step_s, 0.0),) * steps
     series = CopySeries(begin_s, cut_s, steps * step_s, step_s, step_s / 1.1, step_s / 0.9, blocks)
     pace = Pace(step_s, 0.99 * step_s, 1.01 * step_s)
-    return RankAccount(rank, 0, "node7", f"cuda:{rank}", steps, steps + 7, 1000.0, series, pace=pace)
+    return RankAccount(
+        rank, 0, "node7", f"cuda:{rank}", steps, steps + 7, 1000.0, series, RankTimes(0, rank), pace=pace
+    )
 
 
 def series(*copies: RankAccount) -> list[CopySeries]:
@@ -132,13 +137,11 @@ def test_only_the_same_part_of_a_split_model_is_compared() -> None:
 
 
 def test_the_worst_device_speaks_for_all() -> None:
-    good, bad = (
-        {"name": "throttled", "level": "pass", "message": "no"},
-        {"name": "throttled", "level": "warn", "message": "hot"},
-    )
-    assert worst_of([("GPU-a", [good]), ("GPU-b", [bad])]) == [{**bad, "message": "GPU-b: hot"}]
+    good, bad = Check("throttled", "pass", "no"), Check("throttled", "warn", "hot")
+    assert worst_of([("GPU-a", [good]), ("GPU-b", [bad])]) == [replace(bad, message="GPU-b: hot")]
     assert worst_of([("cpu", [bad])]) == [bad]
-    assert list(distinct([{"uuid": "a"}, {"uuid": "b"}, {"uuid": "a"}, {"kind": "cpu"}])) == ["a", "b", "cpu"]
+    devices = [*(DeviceFacts(uuid=uuid) for uuid in "aba"), DeviceFacts(kind="cpu")]
+    assert list(distinct(devices)) == ["a", "b", "cpu"]
 
 
 def ranks_in(folder: Path, *failures: dict[str, Any] | None) -> None:
@@ -162,7 +165,9 @@ ECHO = {
 def blamed(folder: Path, *ended: tuple[int, int], local: int = 2) -> dict[str, str]:
     ranks = [{"rank": rank, "pid": 1, "exit_status": status} for rank, status in ended]
     files.write_whole(folder / files.LAUNCHER, {"failure": None, "ranks": ranks})
-    return rank_failures.launcher_failure(folder, 2, local, "in phase measure", OutOfMemoryWitness(folder), ENDED)
+    return encode(
+        rank_failures.launcher_failure(folder, 2, local, "in phase measure", OutOfMemoryWitness(folder), ENDED)
+    )
 
 
 def test_the_rank_that_was_killed_is_to_blame_and_not_its_echo(tmp_path: Path) -> None:
@@ -199,7 +204,7 @@ def test_a_node_that_could_not_come_says_why_the_nodes_did_not_meet(tmp_path: Pa
         ({"kind": "request", "message": "torch finds 1"}, {"kind": "request", "message": "on node 1: torch finds 1"}),
     ):
         files.write_whole(other / files.NODE, {"node": 1, "failure": failure})
-        assert rank_failures.launcher_failure(folder, 2, 1, "", OutOfMemoryWitness(folder), ENDED) == found
+        assert encode(rank_failures.launcher_failure(folder, 2, 1, "", OutOfMemoryWitness(folder), ENDED)) == found
 
 
 def test_the_rank_with_a_reason_of_its_own_is_to_blame(tmp_path: Path) -> None:
@@ -230,12 +235,12 @@ def test_a_failure_on_another_node_is_told_where_its_folder_can_be_seen(tmp_path
 def test_the_launchers_own_failure_comes_first(tmp_path: Path) -> None:
     said = {"kind": "rendezvous", "message": "port 29500 cannot be listened on"}
     files.write_whole(tmp_path / files.LAUNCHER, {"failure": said, "ranks": []})
-    assert rank_failures.launcher_failure(tmp_path, 2, 2, "", OutOfMemoryWitness(tmp_path), ENDED) == said
+    assert encode(rank_failures.launcher_failure(tmp_path, 2, 2, "", OutOfMemoryWitness(tmp_path), ENDED)) == said
     (tmp_path / files.LAUNCHER).unlink()
     (tmp_path / files.LAUNCHER_LOG).write_text("ImportError: no torch here\n")
     assert (
         "no torch here"
-        in rank_failures.launcher_failure(tmp_path, 2, 2, "", OutOfMemoryWitness(tmp_path), ENDED)["message"]
+        in encode(rank_failures.launcher_failure(tmp_path, 2, 2, "", OutOfMemoryWitness(tmp_path), ENDED))["message"]
     )
 
 

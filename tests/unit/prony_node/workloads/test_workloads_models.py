@@ -11,6 +11,7 @@ import torch
 from prony_node.backends.torch.task import Task
 from prony_node.contract import RequestError
 from prony_node.contract.machine import Machine
+from prony_node.contract.typed import encode
 from prony_node.run.rank import describe
 from prony_node.workloads import WORKLOADS, build_task, find_workload
 from prony_node.workloads.config import Workload
@@ -82,7 +83,7 @@ def test_resnet50_without_torchvision_is_a_missing_library(monkeypatch: pytest.M
     monkeypatch.setattr(sys, "meta_path", [Nowhere(), *sys.meta_path])
     with pytest.raises(ModuleNotFoundError) as caught:
         task_of(WORKLOADS["resnet50"])
-    assert describe(caught.value) == {
+    assert encode(describe(caught.value)) == {
         "kind": "missing-library",
         "message": "this workload needs torchvision, which is not installed here: pip install 'prony[vision]'",
     }

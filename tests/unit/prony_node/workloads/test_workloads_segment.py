@@ -222,5 +222,5 @@ def test_deeplab_without_its_library_says_so(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ModuleNotFoundError) as caught:
         build_task(workload, dict(workload.fixed))
     said = describe(caught.value, module=workload.module)
-    assert said["kind"] == "missing-library"
-    assert "segmentation_models_pytorch, which is not installed here: pip install 'prony[scenes]'" in said["message"]
+    assert said.kind == "missing-library"
+    assert "segmentation_models_pytorch, which is not installed here: pip install 'prony[scenes]'" in said.message

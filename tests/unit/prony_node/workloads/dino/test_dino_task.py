@@ -14,6 +14,7 @@ from prony_node.backends.torch.task import Batch
 from prony_node.contract import RequestError
 from prony_node.contract.machine import Machine
 from prony_node.contract.settings import Value
+from prony_node.contract.typed import encode
 from prony_node.data.coco import Truth, found_in, mean_average_precision
 from prony_node.run.rank import describe
 from prony_node.workloads import build_task, find_workload
@@ -294,7 +295,7 @@ def test_a_library_that_is_not_there_is_named(library: str, monkeypatch: pytest.
     with pytest.raises(ModuleNotFoundError) as caught:
         build_task(WORKLOAD, {"size": "tiny"})
     said = f"this workload needs {library}, which is not installed here: pip install 'prony[scenes]'"
-    assert describe(caught.value, module=WORKLOAD.module) == {"kind": "missing-library", "message": said}
+    assert encode(describe(caught.value, module=WORKLOAD.module)) == {"kind": "missing-library", "message": said}
 
 
 def test_its_defaults_on_a_device_suit_images_of_any_shape() -> None:

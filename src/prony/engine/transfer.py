@@ -207,5 +207,8 @@ def _other(text: str | None, parameter: str, option: str | None = None) -> Path 
             raise ParameterError(parameter, said, option)
         return address
     if "://" in text and not text.startswith(SCHEMES):
-        return check_address(text, f"{parameter} {hide_password(text)}")
+        try:
+            return check_address(text, hide_password(text))
+        except RequestError as error:
+            raise ParameterError(parameter, str(error), option) from error
     return text if text.startswith(SCHEMES) else Path(text).absolute()

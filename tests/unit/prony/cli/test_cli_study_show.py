@@ -17,7 +17,7 @@ import prony.engine.published
 from prony.analysis.claims import Judged
 from prony.analysis.published_tables import NOT_RUN
 from prony.cli.main import make_app
-from prony.cli.study_output import NO_TABLE, shown_lines
+from prony.cli.study_output import NO_TABLE, shown_document, shown_lines
 from prony.engine.progress import silent
 from prony.engine.published import ELSEWHERE, PublishedOfRecords, ShownStudy, published_of_records, show_study
 from prony.report.build import report_text
@@ -178,7 +178,7 @@ def test_a_claim_that_names_devices_takes_runs_of_every_machine(tmp_path: Path, 
     assert "Holds here:\n\n- In ResNet-50 newer generations are faster" in text
     assert "Holds here (above 1): ours 1.25 (95 % CI " in text
     assert text.index("What the publication concludes") < text.index("Stated by the publication")
-    (entry,) = [one for one in shown.document().claims if one["says"].startswith(GENERATIONS)]
+    (entry,) = [one for one in shown_document(shown).claims if one["says"].startswith(GENERATIONS)]
     assert (entry["verdict"], entry["values"][1]["value"]) == ("holds here", pytest.approx(2.0))
 
 

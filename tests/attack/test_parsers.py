@@ -337,6 +337,7 @@ ELSEWHERE: dict[str, dict[str, tuple[str, ...]]] = {
 }
 OWN_JOB = "the job is this user's own: `refuse_barred` has held back every other"
 NOT_FUZZED = {
+    "prony/cli/options.py JobOptions.parse": "hands its time to parse_seconds",
     "prony/catalog/__init__.py devices": "a file of Prony's own",
     "prony/catalog/published.py figures": "files of Prony's own",
     "prony/sites/jobs.py Jobs._learn": OWN_JOB,

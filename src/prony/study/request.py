@@ -97,7 +97,7 @@ def parse_seconds(text: str, parameter: str = "max_time") -> float:
     return float(match.group(1)) * SECONDS[match.group(2)]
 
 
-def parse_joules(text: str, parameter: str) -> float:
+def parse_joules(text: str, parameter: str = "max_energy") -> float:
     """`500Wh`, `1kWh`, `2MJ` or `7200J`."""
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]+)\s*", text)
     if match is None or match.group(2) not in JOULES or float(match.group(1)) <= 0.0:

@@ -437,7 +437,7 @@ def test_show_and_compare_know_what_an_earlier_verification_found(with_manifests
 def test_the_variation_between_runs_is_not_taken_from_an_edited_record(with_manifests: Path) -> None:
     edit(with_manifests, double)
     assert [run.id for run in _refreshed(with_manifests)] == [OTHER, GOOD]
-    assert [repeat.id for repeat in stored_repeats(Store(with_manifests), [read(GOOD)])] == [OTHER]
+    assert [repeat.id for repeat in stored_repeats(Store(with_manifests), [parse_record(read(GOOD))])] == [OTHER]
 
 
 @pytest.mark.parametrize("change", [negative_rate, interval_reversed])
